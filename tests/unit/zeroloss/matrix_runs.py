@@ -75,7 +75,7 @@ def findings(run: RunRecord) -> list[tuple[Any, ...]]:
             if record.result is None
             else [
                 (t["repeat"], t["number"], t["rate_pps"], t["duration_s"], t["verdict"], t["measured"])
-                for t in record.result["trial_log"]
+                for t in (*record.result["trial_log"], *record.result["follow_up_log"])
             ],
             None
             if record.result is None

@@ -26,8 +26,9 @@ from netplugin_zeroloss.journal import (
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.published import PublishedRelation, zstack
 from netplugin_zeroloss.report.table import csv_text, json_text, markdown
-from netplugin_zeroloss.search.result import result_of, spread
-from netplugin_zeroloss.search.search import run_search
+from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
+from netplugin_zeroloss.search.result import outcome_of, result_of, spread
+from netplugin_zeroloss.search.search import carry_out, run_search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, csit_pdr, strict_goal
 
@@ -100,7 +101,8 @@ def result(
     if readings is not None:
         generator = Reading(generator, readings)
     runs = [replace(run_search(whole, generator), wall_s=1.0) for _ in range(repeats)]
-    return result_of(whole, runs, environment)
+    rate = outcome_of(runs).answer_pps
+    return result_of(whole, runs, environment, FollowUpRun(carry_out(follow_up(whole, rate), generator)))
 
 
 def record(

@@ -17,7 +17,9 @@ from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import (
     Direction,
     GeneratorError,
+    LatencySummary,
     Measurement,
+    Progress,
     TrialRequest,
     UnusableInput,
     strict_goal,
@@ -77,6 +79,43 @@ class Program:
 
     def questions(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+MEASURING = """
+def answer(q):
+    if q["op"] == "hello":
+        return {"ok": True, "virtual_time": True, "latency": True}
+    n = int(q["rate_pps"] * q["duration_s"])
+    reply = {"tx_packets": n, "rx_packets": n, "elapsed_s": q["duration_s"]}
+    if q.get("latency"):
+        reply["latencies"] = [{"samples": 10, "p50_us": 1, "p90_us": 2, "p99_us": 3, "max_us": 4.5}]
+    for number in range(q.get("readings", 0)):
+        reply.setdefault("progress", []).append({"elapsed_s": number, "tx_packets": 2, "rx_packets": 1})
+    return reply
+"""
+
+
+def test_latency_and_readings_are_answered_when_they_are_asked_for(tmp_path: Path) -> None:
+    program = Program(tmp_path, MEASURING)
+    with ExecGenerator(program.command, 10) as generator:
+        assert generator.info.latency
+        plain = generator.run(asked(1e6, 1.0))
+        measured = generator.run(asked(1e6, 1.0, latency=True, readings=2))
+    assert (plain.latencies, plain.progress) == ((), ())
+    assert measured.latencies == (LatencySummary(10, 1, 2, 3, 4.5),)
+    assert measured.progress == (Progress(0, 2, 1), Progress(1, 2, 1))
+    first, second = program.questions()[1:3]
+    assert "latency" not in first and "readings" not in first
+    assert (second["latency"], second["readings"]) == (True, 2)
+
+
+def test_a_latency_that_cannot_be_is_named(tmp_path: Path) -> None:
+    program = Program(tmp_path, MEASURING.replace('"p90_us": 2', '"p90_us": -2'))
+    with (
+        ExecGenerator(program.command, 10) as generator,
+        pytest.raises(GeneratorError, match=r"latencies\.0\.p90_us"),
+    ):
+        generator.run(asked(1e6, 1.0, latency=True))
 
 
 def test_it_is_asked_as_the_protocol_says(tmp_path: Path) -> None:

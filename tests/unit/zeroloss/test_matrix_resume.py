@@ -22,7 +22,7 @@ from tests.unit.zeroloss.matrix_runs import ROOT, call, command, described, find
 #: Devices of which each part of the search is needed, and one whose luck is its own.
 _SIMULATED: dict[str, Any] = described(
     matrix={"backends": ["linuxbridge", "dpdkvhostuser"], "pmd_cores": [1, 2]},
-    search={"repeats": 2, "goals": ["csit-pdr"]},
+    search={"repeats": 2, "goals": ["csit-pdr"], "latency_duration": 5, "soak_duration": 600},
     overrides=[
         {"cells": {"backend": "linuxbridge"}, "generator": {"type": "sim", "device": "glitch"}},
         {"cells": {"pmd_cores": 2}, "generator": {"type": "sim", "device": "noisy"}},

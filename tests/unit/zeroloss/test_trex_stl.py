@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.frames import Frames, Vary
 from netplugin_zeroloss.generators.trex_stl import Look, elapsed
 from netplugin_zeroloss.judge import Cause, Verdict, judge
-from netplugin_zeroloss.values import GeneratorError, TrialRequest, UnusableInput
+from netplugin_zeroloss.values import GeneratorError, LatencySummary, TrialRequest, UnusableInput
 
 from tests.lab.processes import wait_for
 from tests.unit.zeroloss.trex import TREE, Trex
@@ -216,6 +217,41 @@ def test_streams_are_loaded_once(trex: Trex) -> None:
         assert len(trex.calls("stream")) == 1
         tool.run(TrialRequest(380_000, 0.5, frame_size=128))
         assert len(trex.calls("stream")) == 2
+
+
+def test_latency_streams_have_ids_of_their_own_and_go_again(trex: Trex) -> None:
+    """TRex counts by id, so the next trial must not begin with what an earlier one measured."""
+    paths = (TrexPath(send=0, receive=1), TrexPath(send=1, receive=0))
+    with generator(paths=paths) as tool:
+        assert tool.info.latency
+        first = tool.run(replace(ASKED, latency=True))
+        tool.run(replace(ASKED, latency=True))
+        assert tool.run(ASKED).latencies == ()
+    # Of two directions the stand-in has samples for one.
+    assert first.latencies == (LatencySummary(1000, 30.0, 30.0, 40.0, 111.0),)
+    assert [call["ids"] for call in trex.calls("pgid")] == [[1, 2], [3, 4]]
+    streams = trex.calls("stream")
+    assert [s.get("flow_stats") for s in streams] == [
+        *(None, None, {"pg_id": 1}, {"pg_id": 2}),
+        *(None, None, {"pg_id": 3}, {"pg_id": 4}),
+        *(None, None),
+    ]
+    measuring = streams[2]
+    assert (measuring["ports"], measuring["mode"]) == ([0], {"pps": 1000.0})
+    assert measuring["packet"]["vm"] == []
+
+
+def test_a_profile_measures_no_latency(trex: Trex) -> None:
+    with generator(profile=TEMPLATES / "stl_imix.py") as tool:
+        assert not tool.info.latency
+
+
+def test_readings_during_a_trial(trex: Trex) -> None:
+    with generator() as tool:
+        found = tool.run(replace(ASKED, readings=3))
+    assert 1 <= len(found.progress) <= 3
+    counts = [reading.tx_packets for reading in found.progress]
+    assert counts == sorted(counts) and 0 < counts[0] <= found.tx_packets
 
 
 def test_more_flows_than_fit_are_refused_before_they_are_sent(trex: Trex) -> None:

@@ -63,6 +63,10 @@ class TrialRequest:
     purpose: str = ""
     #: Name of a mix in ``MIXES``; ``frame_size`` is its rounded mean. Empty: one size.
     mix: str = ""
+    #: Measure the latency of frames, if the generator can.
+    latency: bool = False
+    #: Number of counter readings during the trial to return, evenly spaced, if the generator has them.
+    readings: int = 0
 
     @property
     def packets(self) -> float:
@@ -74,6 +78,26 @@ class TrialRequest:
 class Direction:
     """Frames sent in one direction and received at the other end."""
 
+    tx_packets: int
+    rx_packets: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """Latency of the sampled frames of one direction, from sending to receiving port, in microseconds."""
+
+    samples: int
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    max_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Counters of all directions ``elapsed_s`` seconds after the first frame; some frames are in flight."""
+
+    elapsed_s: float
     tx_packets: int
     rx_packets: int
 
@@ -107,6 +131,9 @@ class Measurement:
     evidence: Mapping[str, float] = field(default_factory=dict)
     #: Other readings by component: CPU seconds, shares, cycles.
     readings: Mapping[str, float] = field(default_factory=dict)
+    #: Per direction, and over time: if they were requested and the generator has them.
+    latencies: tuple[LatencySummary, ...] = ()
+    progress: tuple[Progress, ...] = ()
 
     @property
     def achieved_pps(self) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 
 from netplugin_zeroloss.cli.options import add_generator, add_goal, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
-from netplugin_zeroloss.generators.contract import GeneratorInfo
+from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.judge import judge
+from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.search import SearchRun, replay, run_search
+from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
+from netplugin_zeroloss.search.search import SearchRun, carry_out, replay, replayed, run_search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
     MIXES,
@@ -105,6 +108,21 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="number of searches; reports the median with a confidence interval",
     )
     parser.add_argument(
+        "--latency-duration",
+        type=number(0, 3600, inclusive=True),
+        default=0.0,
+        metavar="S",
+        help="then measure the latency at 10, 50 and 90 %% of the found rate, for S seconds each"
+        " (default: 0, not at all)",
+    )
+    parser.add_argument(
+        "--soak-duration",
+        type=number(0, 604_800, inclusive=True),
+        default=0.0,
+        metavar="S",
+        help="then hold the found rate for S seconds and report what is lost when (default: 0, not at all)",
+    )
+    parser.add_argument(
         "--seed",
         type=whole(0, 2**63),
         default=1,
@@ -126,10 +144,18 @@ def _search(options: argparse.Namespace) -> int:
         for repeat in range(options.repeats):
             watch = None if options.quiet else _Progress(plan, repeat, options.repeats)
             runs.append(run_search(plan, generator, watch))
+        followed = _follow_up(plan, generator, results.outcome_of(runs).answer_pps, options.quiet)
         where = results.environment(generator.info.name, sys.argv, started)
-    result = results.result_of(plan, runs, where | {"seed": options.seed})
+    result = results.result_of(plan, runs, where | {"seed": options.seed}, followed)
     _report(result, options.json)
     return 1 if result["verdict"] == "failed" else 0
+
+
+def _follow_up(plan: SearchPlan, generator: Generator, rate: float | None, quiet: bool) -> FollowUpRun:
+    begun = time.monotonic()
+    watch = None if quiet else _Progress(plan, 0, 1)
+    found = carry_out(follow_up(plan, rate), generator, watch)
+    return FollowUpRun(found, time.monotonic() - begun)
 
 
 def _plan(options: argparse.Namespace) -> SearchPlan:
@@ -145,6 +171,8 @@ def _plan(options: argparse.Namespace) -> SearchPlan:
         warm_up_s=warm_up_s(options.warm_up, final),
         buffer_packets=options.buffer_packets,
         max_trials=options.max_trials,
+        latency_s=options.latency_duration,
+        soak_s=options.soak_duration,
         vnf_ceiling_pps=options.vnf_ceiling_pps,
     )
 
@@ -159,6 +187,7 @@ def _with_generator(plan: SearchPlan, info: GeneratorInfo, line_pps: float | Non
         generator_max_pps=info.limit_pps(size),
         can_abort=info.can_abort,
         min_trial_s=info.min_trial_s,
+        measures_latency=info.latency,
     )
 
 
@@ -206,13 +235,14 @@ def summary(result: Mapping[str, Any]) -> str:
     """Return the summary for the terminal: verdict, one rate per goal, bounds, repeats and cost."""
     lower, upper = result["bounds_pps"]
     lines = [f"verdict    {result['verdict']}: {result['reason']}"]
-    for name, rate, words in results.goals_of(result):
-        lines.append(f"{name:10} {pps(rate) if rate is not None else 'no rate'}  ({words})")
+    for name, rate, goal in results.goals_of(result):
+        lines.append(f"{name:10} {pps(rate) if rate is not None else 'no rate'}  ({goal})")
     lines.append(f"bounds     {pps(lower)} to {pps(upper)}")
     floor = result["evidence"]["floor"]
     if floor:
         lines.append(f"floor      {floor['loss_ratio']:.3g} of the frames, at {floor['place'] or '?'}")
     lines += _repeat_lines(result["repeats"])
+    lines += _follow_up_lines(result)
     lines.append(
         f"cost       {result['trials']} trials ({result['invalid_trials']} invalid),"
         f" {result['traffic_s']:.1f} s of traffic, {result['wall_s']:.1f} s in all"
@@ -233,6 +263,16 @@ def _repeat_lines(repeats: Mapping[str, Any]) -> Sequence[str]:
             f" {found['confidence']:.1%} confidence"
         )
     return lines
+
+
+def _follow_up_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    latency, soak = result["latency"], result["soak"]
+    for load in latency["loads"] if latency else ():
+        yield f"latency    at {load['part']:.0%} of it: {words.latency(load)}"
+    if latency and not latency["loads"]:
+        yield f"latency    not measured: {latency['reason']}"
+    if soak:
+        yield f"soak       {words.soak(soak)}"
 
 
 def _report(result: Mapping[str, Any], name: str | None) -> None:
@@ -265,12 +305,14 @@ def _replay(options: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableInput(options.file, str(error)) from error
     plan, repeats, result = results.load(text, options.file)
+    recorded = results.followed(result, options.file)
     try:
         runs = [SearchRun(replay(plan, trials), 0.0) for trials in repeats]
+        after = replayed(follow_up(plan, results.outcome_of(runs).answer_pps), recorded)
     except ReplayError as error:
         print(f"it does not lead to the same trials: {error}", file=sys.stderr)
         return 1
-    again = results.result_of(plan, runs, result["environment"])
+    again = results.result_of(plan, runs, result["environment"], FollowUpRun(after))
     sys.stdout.write(summary(again))
     same = all(again[name] == result[name] for name in ("verdict", "zero_loss_pps", "trials"))
     print("the same answer" if same else f"the result was {result['verdict']}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, TypeVar
 
-from netplugin_zeroloss.values import Measurement, TrialRequest, line_rate_pps
+from netplugin_zeroloss.values import Measurement, Progress, TrialRequest, line_rate_pps
 
 # -- The contract of a generator: reports its capabilities and runs one trial at a time. ----------
 
@@ -28,6 +28,8 @@ class GeneratorInfo:
     min_trial_s: float = 0.0
     #: Line rate of its ports in bit/s on the wire, all directions together.
     line_bps: float = math.inf
+    #: Whether it measures the latency of frames.
+    latency: bool = False
 
     def limit_pps(self, frame_size: float) -> float:
         """Return the maximum frame rate in pps; ``frame_size`` includes the FCS and is the mean of a mix."""
@@ -143,6 +145,27 @@ class PaceWatch:
         self._most_behind = max(self._most_behind, behind)
         # The frames caught up since the largest lag; a constant lag is no burst.
         self.burst_packets = max(self.burst_packets, round(self._most_behind - max(0.0, behind)))
+
+
+class ProgressWatch:
+    """Keeps as many readings of a trial as it requests, evenly spaced over its duration."""
+
+    def __init__(self, request: TrialRequest) -> None:
+        self._period_s = request.duration_s / request.readings if request.readings else math.inf
+        self._start: float | None = None
+        self._readings: list[Progress] = []
+
+    def look(self, now: float, sent: int, received: int) -> None:
+        """Account for the counters at time ``now``."""
+        if self._start is None and sent:
+            self._start = now
+        if self._start is None or now - self._start < (len(self._readings) + 1) * self._period_s:
+            return
+        self._readings.append(Progress(now - self._start, sent, received))
+
+    @property
+    def readings(self) -> tuple[Progress, ...]:
+        return tuple(self._readings)
 
 
 def at_rest(read: Callable[[], T], complete: Callable[[T], bool], quiet_s: float = QUIET_S) -> tuple[T, bool]:

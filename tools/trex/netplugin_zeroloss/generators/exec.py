@@ -21,7 +21,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.generators.dialogue import Dialogue
-from netplugin_zeroloss.values import Direction, Measurement, TrialRequest, UnusableInput
+from netplugin_zeroloss.values import (
+    Direction,
+    LatencySummary,
+    Measurement,
+    Progress,
+    TrialRequest,
+    UnusableInput,
+)
 
 _MODEL = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -43,6 +50,7 @@ class _Hello(BaseModel):
     virtual_time: bool = False
     can_abort: bool = True
     min_trial_s: Annotated[float, Field(ge=0)] = 0.0
+    latency: bool = False
 
 
 class _Pair(BaseModel):
@@ -50,6 +58,20 @@ class _Pair(BaseModel):
 
     tx_packets: Count
     rx_packets: Count
+
+
+class _Reading(_Pair):
+    elapsed_s: Annotated[float, Field(ge=0)]
+
+
+class _Latency(BaseModel):
+    model_config = _MODEL
+
+    samples: Annotated[Count, Field(ge=0)]
+    p50_us: Annotated[float, Field(ge=0)]
+    p90_us: Annotated[float, Field(ge=0)]
+    p99_us: Annotated[float, Field(ge=0)]
+    max_us: Annotated[float, Field(ge=0)]
 
 
 class _Answer(_Pair):
@@ -65,6 +87,8 @@ class _Answer(_Pair):
     elapsed_uncertainty_s: float = 0.0
     settled: bool = True
     directions: tuple[_Pair, ...] = ()
+    latencies: tuple[_Latency, ...] = ()
+    progress: tuple[_Reading, ...] = ()
     evidence: dict[str, float] = {}
 
 
@@ -88,6 +112,7 @@ class ExecGenerator(Generator):
             hello.virtual_time,
             hello.can_abort,
             hello.min_trial_s,
+            latency=hello.latency,
         )
 
     @property
@@ -95,20 +120,24 @@ class ExecGenerator(Generator):
         return self._info
 
     def run(self, request: TrialRequest) -> Measurement:
-        question = {
+        question: dict[str, Any] = {
             "op": "trial",
             "rate_pps": request.rate_pps,
             "duration_s": request.duration_s,
             "frame_size": request.frame_size,
             "flows": request.flows,
             "abort_on_loss": request.abort_on_loss,
-        } | ({"mix": request.mix} if request.mix else {})
+        }
+        optional = {"mix": request.mix, "latency": request.latency, "readings": request.readings}
+        question |= {name: value for name, value in optional.items() if value}
         takes = 0.0 if self._info.virtual_time else request.duration_s
         answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
         return Measurement(
             **{
                 **dict(answer),
                 "directions": tuple(Direction(**dict(pair)) for pair in answer.directions),
+                "latencies": tuple(LatencySummary(**dict(one)) for one in answer.latencies),
+                "progress": tuple(Progress(**dict(reading)) for reading in answer.progress),
             }
         )
 

@@ -10,11 +10,23 @@ from dataclasses import dataclass, replace
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.generators.devices import DEVICES, DeviceSpec, Passage, SimulatedDevice
-from netplugin_zeroloss.values import Direction, Measurement, TrialRequest, UnusableInput
+from netplugin_zeroloss.values import (
+    Direction,
+    LatencySummary,
+    Measurement,
+    Progress,
+    TrialRequest,
+    UnusableInput,
+)
 
 #: A generator fault: modifies the measurement of a trial.
 Fault = Callable[[Measurement, TrialRequest, random.Random], Measurement]
 
+#: Latency of an idle simulated device in microseconds, samples per second, and load beyond which a queue
+#: would grow without end.
+_BASE_LATENCY_US = 20.0
+_LATENCY_SAMPLES_PPS = 1000
+_MOST_LOAD = 0.99
 #: Limit of the simulated generators that have one.
 _GENERATOR_LIMIT_PPS = 3e6
 
@@ -54,7 +66,7 @@ class SimGenerator(Generator):
         self._family = family
         self._rng = rng
         self._devices = [SimulatedDevice(spec, rng) for spec in family.devices]
-        self._info = GeneratorInfo(f"sim:{family.name}", virtual_time=True, can_abort=can_abort)
+        self._info = GeneratorInfo(f"sim:{family.name}", virtual_time=True, can_abort=can_abort, latency=True)
 
     @property
     def info(self) -> GeneratorInfo:
@@ -66,7 +78,14 @@ class SimGenerator(Generator):
         if self._family.stretches:
             duration *= request.rate_pps / rate
         abort = request.abort_on_loss and self._info.can_abort
-        measured = _counted(self._through(rate / len(self._devices), duration, abort))
+        share = rate / len(self._devices)
+        parts = request.readings or 1
+        passed = [_counted(self._through(share, duration / parts, abort)) for _ in range(parts)]
+        measured = _joined(passed) if request.readings else passed[0]
+        if request.latency:
+            measured = replace(
+                measured, latencies=tuple(_latency(d.spec, share, duration) for d in self._devices)
+            )
         if not measured.aborted and not self._family.stretches and rate < request.rate_pps:
             short = round(request.packets) - measured.tx_packets
             measured = replace(measured, tx_shortfall=max(0, short))
@@ -104,6 +123,46 @@ def _counted(passages: list[Passage]) -> Measurement:
         directions=directions if len(directions) > 1 else (),
         evidence=evidence,
     )
+
+
+def _joined(parts: list[Measurement]) -> Measurement:
+    """Return one trial of several that followed each other, with the counters after each."""
+    sent = received = 0
+    elapsed_s = 0.0
+    evidence: dict[str, float] = {}
+    directions = [(0, 0)] * len(parts[0].directions)
+    progress = []
+    for part in parts:
+        sent, received = sent + part.tx_packets, received + part.rx_packets
+        elapsed_s += part.elapsed_s
+        progress.append(Progress(elapsed_s, sent, received))
+        for place, count in part.evidence.items():
+            evidence[place] = evidence.get(place, 0) + count
+        directions = [
+            (tx + d.tx_packets, rx + d.rx_packets)
+            for (tx, rx), d in zip(directions, part.directions, strict=True)
+        ]
+    return Measurement(
+        sent,
+        received,
+        elapsed_s,
+        directions=tuple(Direction(*pair) for pair in directions),
+        progress=tuple(progress),
+        evidence=evidence,
+    )
+
+
+def _latency(spec: DeviceSpec, rate_pps: float, duration_s: float) -> LatencySummary:
+    """Return the latency of a simulated device: a constant, and a wait that grows with its load.
+
+    The wait is exponentially distributed, with the mean of a queue with Poisson arrivals and constant
+    service times (Pollaczek and Khinchine).
+    """
+    load = min(rate_pps / spec.capacity_pps, _MOST_LOAD)
+    wait_us = 1e6 / spec.capacity_pps * load / (2 * (1 - load))
+    samples = round(_LATENCY_SAMPLES_PPS * duration_s)
+    quantiles = (0.5, 0.1, 0.01, 1 / max(samples, 1))
+    return LatencySummary(samples, *(_BASE_LATENCY_US - wait_us * math.log(rest) for rest in quantiles))
 
 
 # -- faults of generators ------------------------------------------------------------------------

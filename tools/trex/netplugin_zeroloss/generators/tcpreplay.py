@@ -33,6 +33,7 @@ from netplugin_zeroloss.generators.contract import (
     InFlight,
     LossWatch,
     PaceWatch,
+    ProgressWatch,
     at_rest,
 )
 from netplugin_zeroloss.generators.frames import FCS_BYTES, Frames, frames_of, sizes, write_pcap
@@ -274,7 +275,8 @@ class TcpreplayGenerator(Generator):
             dropped = sum(map(self._wire.dropped, ears))
             for leg in legs:
                 leg.start()
-            aborted = self._send(legs, request)
+            progress = ProgressWatch(request)
+            aborted = self._send(legs, request, progress)
             played = [leg.player.finish() for leg in legs]
             directions, settled = at_rest(
                 lambda: tuple(leg.counted(run.sent) for leg, run in zip(legs, played, strict=True)),
@@ -303,6 +305,7 @@ class TcpreplayGenerator(Generator):
             elapsed_uncertainty_s=max(run.uncertainty_s for run in played),
             settled=settled,
             directions=directions,
+            progress=progress.readings,
             evidence={"generator.rx": rx_errors, "generator.queue": queue_drops},
             readings={"generator.burst_packets": max(bursts)},
         )
@@ -311,13 +314,14 @@ class TcpreplayGenerator(Generator):
         self._wire.close()
         self._files.cleanup()
 
-    def _send(self, legs: Sequence[_Leg], request: TrialRequest) -> bool:
+    def _send(self, legs: Sequence[_Leg], request: TrialRequest, progress: ProgressWatch) -> bool:
         """Wait until all frames are sent or the trial is late; True: stopped because of certain loss."""
         started = time.monotonic()
         late = started + request.duration_s * (1 + _LATE_PART) + _LATE_S
         while wait_for_an_end([leg.player for leg in legs], _LOOK_S):
             now = time.monotonic()
             lost = sum(leg.look() for leg in legs) > 0
+            progress.look(now, sum(leg.seen[0] for leg in legs), sum(leg.seen[1] for leg in legs))
             if not all(leg.has_sent for leg in legs):
                 late = now + request.duration_s * (1 + _LATE_PART) + _LATE_S
                 if now > started + _START_S:
@@ -376,6 +380,8 @@ class _Leg:
         self._loss = LossWatch(in_flight)
         self.pace = PaceWatch(rate_pps)
         self.has_sent = False
+        #: Frames sent and received at the last look.
+        self.seen = (0, 0)
         #: Uncertainty of tcpreplay's count: the frame during which it was stopped.
         self.doubt = 0
         with ExitStack() as stack:
@@ -404,7 +410,8 @@ class _Leg:
         self.has_sent = sent > 0
         if self.player.running:
             self.pace.look(now, sent)
-        return self._loss.sees_loss(now, sent, self.received.read())
+        self.seen = sent, self.received.read()
+        return self._loss.sees_loss(now, *self.seen)
 
     def stop(self) -> None:
         """Stop tcpreplay early."""

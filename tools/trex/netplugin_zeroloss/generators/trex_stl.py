@@ -20,14 +20,17 @@ from netplugin_zeroloss.generators.contract import (
     GeneratorInfo,
     InFlight,
     LossWatch,
+    ProgressWatch,
     at_rest,
 )
 from netplugin_zeroloss.generators.dialogue import Dialogue
 from netplugin_zeroloss.generators.frames import Frames, Vary, sizes
+from netplugin_zeroloss.generators.trex_latency import latency_streams, summary
 from netplugin_zeroloss.generators.trex_program import TrexServer
 from netplugin_zeroloss.values import (
     Direction,
     GeneratorError,
+    LatencySummary,
     Measurement,
     TrialRequest,
     UnusableInput,
@@ -168,6 +171,17 @@ class StlRead(_Answer):
         return StlReading.parse(self.ports, self.raw_global)
 
 
+class _Latency(_Answer):
+    """Histogram (lower edge in microseconds, frames) and largest latency of one stream."""
+
+    histogram: dict[str, int]
+    max_us: float
+
+
+class _Latencies(_Answer):
+    streams: tuple[_Latency, ...]
+
+
 class StlClient:
     """Owns the ports from construction until ``close``."""
 
@@ -211,6 +225,15 @@ class StlClient:
     def read(self) -> StlRead:
         """Read the counters of all ports. Raises: GeneratorError."""
         return self._child.ask({"op": "read"}, _ANSWER_S, StlRead)
+
+    def latencies(self, ids: Sequence[int]) -> tuple[LatencySummary, ...]:
+        """Read the latency streams with these ids; one without samples is left out.
+
+        Raises: GeneratorError.
+        """
+        answer = self._child.ask({"op": "latency", "ids": list(ids)}, _ANSWER_S, _Latencies)
+        found = (summary(stream.histogram, stream.max_us) for stream in answer.streams)
+        return tuple(one for one in found if one is not None)
 
     def close(self) -> None:
         """Release the ports, and stop the server if it was started here. Idempotent."""
@@ -287,6 +310,9 @@ class TrexStlGenerator(Generator):
         self._senders = [path.send for path in paths]
         self._profile = profile
         self._loaded: object = None
+        #: Ids of the loaded latency streams, and the next one: TRex counts by id.
+        self._latency_ids: list[int] = []
+        self._next_id = 1
         self._in_flight = InFlight(in_flight)
         ports = sorted({port for pair in self._pairs for port in pair})
         self._client = StlClient(server, trex_dir, ports)
@@ -295,6 +321,7 @@ class TrexStlGenerator(Generator):
             f"TRex {self._client.version} stateless ({', '.join(self._client.drivers)})",
             max_pps or math.inf,
             line_bps=1e9 * sum(speeds[port] for port in self._senders) or math.inf,
+            latency=profile is None,
         )
 
     @property
@@ -304,14 +331,16 @@ class TrexStlGenerator(Generator):
     def run(self, request: TrialRequest) -> Measurement:
         self._load(request)
         before, _ = at_rest(self._counts, lambda _: True, 0.0)
-        looks, aborted = self._send(request, before)
+        progress = ProgressWatch(request)
+        looks, aborted = self._send(request, before, progress)
         after, settled = at_rest(self._counts, lambda now: _complete(self._between(before, now)))
         total = self._between(before, after).tx_packets
         elapsed_s, doubt_s = elapsed(looks, total)
         measured = self._between(before, after, elapsed_s, doubt_s, settled)
         if aborted and measured.tx_packets == measured.rx_packets:
             self._in_flight.was_more()
-        return replace(measured, aborted=aborted)
+        latencies = self._client.latencies(self._latency_ids) if self._latency_ids else ()
+        return replace(measured, aborted=aborted, latencies=latencies, progress=progress.readings)
 
     def close(self) -> None:
         self._client.close()
@@ -319,9 +348,10 @@ class TrexStlGenerator(Generator):
     def _load(self, request: TrialRequest) -> None:
         """Load the streams, unless they are loaded already."""
         wanted = self._profile or (request.frame_size, request.mix, request.flows)
-        if wanted == self._loaded:
+        if wanted == self._loaded and not request.latency and not self._latency_ids:
             return
         self._loaded = None
+        self._latency_ids = []
         if self._profile is not None:
             self._client.tell(
                 "profile",
@@ -330,10 +360,18 @@ class TrexStlGenerator(Generator):
                 arguments=list(self._profile.arguments),
             )
         else:
-            self._client.tell("load", streams=list(_streams(self._paths, request)))
+            streams = list(_streams(self._paths, request))
+            if request.latency:
+                measuring = list(latency_streams(streams, request, self._next_id))
+                self._latency_ids = [stream["latency_id"] for stream in measuring]
+                self._next_id += len(measuring)
+                streams += measuring
+            self._client.tell("load", streams=streams)
         self._loaded = wanted
 
-    def _send(self, request: TrialRequest, before: StlReading) -> tuple[list[Look], bool]:
+    def _send(
+        self, request: TrialRequest, before: StlReading, progress: ProgressWatch
+    ) -> tuple[list[Look], bool]:
         """Run the traffic until all is sent, the trial is late, or loss is certain.
 
         Returns: the samples, and True if it was stopped because of certain loss.
@@ -354,6 +392,7 @@ class TrexStlGenerator(Generator):
             now = self._between(before, read.counts)
             at_s = (read.from_s + read.to_s) / 2
             looks.append(Look(at_s, (read.to_s - read.from_s) / 2, now.tx_packets))
+            progress.look(at_s, now.tx_packets, now.rx_packets)
             if not read.active:
                 return looks, False
             lost = [
@@ -400,7 +439,7 @@ def _complete(counted: Measurement) -> bool:
     return all(d.rx_packets >= d.tx_packets for d in counted.directions)
 
 
-def _streams(paths: Sequence[StlPath], request: TrialRequest) -> Iterator[Mapping[str, Any]]:
+def _streams(paths: Sequence[StlPath], request: TrialRequest) -> Iterator[dict[str, Any]]:
     """Yield one stream per size and path; ``pps`` is its relative share of the started load."""
     for path in paths:
         frames = path.frames

@@ -11,6 +11,7 @@ them must not import it. This file is run by path and imports nothing from netpl
     -> {"op":"start","ports":[0],"mult":"38000.00pps","duration_s":60.0}               <- {}
     -> {"op":"read"}                  <- {"from_s":..,"to_s":..,"active":true,"ports":{..},"raw_global":{..}}
     -> {"op":"stop"}                                                                   <- {}
+    -> {"op":"latency","ids":[1,2]}      <- {"streams":[{"histogram":{"20":991,"30":9},"max_us":37.0},..]}
     -> {"op":"bye"}
 
 Times are of the monotonic clock. Errors are answered as ``{"error": TEXT}``.
@@ -115,6 +116,16 @@ class Child:
             "raw_global": {name: raw[name] for name in _TOTALS},
         }
 
+    def latency(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """Read the latency streams with these packet group ids."""
+        found = self.client.get_pgid_stats(ask["ids"])["latency"]
+        streams = [found[number]["latency"] for number in ask["ids"]]
+        return {
+            "streams": [
+                {"histogram": stream["histogram"], "max_us": float(stream["total_max"])} for stream in streams
+            ]
+        }
+
     def stop(self, _ask: dict[str, Any]) -> dict[str, Any]:
         self.client.stop(ports=self.ports, rx_delay_ms=0)
         return {}
@@ -151,9 +162,13 @@ class Child:
                 api.STLVmWrFlowVar("flow", pkt_offset=wanted["field"]),
                 api.STLVmFixIpv4(offset="IP"),
             ]
+        more = {}
+        if "latency_id" in wanted:
+            more["flow_stats"] = api.STLFlowLatencyStats(pg_id=wanted["latency_id"])
         return api.STLStream(
             packet=api.STLPktBuilder(pkt=packet, vm=engine),
             mode=api.STLTXCont(pps=wanted["pps"]),
+            **more,
         )
 
 

@@ -27,8 +27,9 @@ from netplugin_zeroloss.matrix.bench import Bench, CellError, Stand
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.search import result as results
+from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
 from netplugin_zeroloss.search.search import SearchRun, after, carry_out, search
-from netplugin_zeroloss.search.trials import SearchPlan
+from netplugin_zeroloss.search.trials import Asking, SearchPlan, T
 from netplugin_zeroloss.values import (
     GeneratorError,
     Measurement,
@@ -49,8 +50,10 @@ _WARM_UP_PART = 0.5
 
 def search_part(
     plan: SearchPlan, generator: Generator, past: Sequence[PastTrial], repeats: int, note: Note
-) -> list[SearchRun]:
-    """Run all repeats; trials in ``past`` are not run again. ``note`` is called after each new trial.
+) -> tuple[list[SearchRun], FollowUpRun]:
+    """Run all repeats, and what follows them, recorded as one more repeat.
+
+    Trials in ``past`` are not run again. ``note`` is called after each new trial.
 
     Raises: GeneratorError; ReplayError if ``past`` belongs to another search.
     """
@@ -58,16 +61,17 @@ def search_part(
         generator.recall(trial.request)
     if past and not generator.info.virtual_time:
         _warm_up(plan, generator, past)
-    return [
-        _search(plan, generator, [t for t in past if t.repeat == repeat], repeat, note)
-        for repeat in range(repeats)
-    ]
+    runs = [SearchRun(*_run(search(plan), generator, past, repeat, note)) for repeat in range(repeats)]
+    rate = results.outcome_of(runs).answer_pps
+    return runs, FollowUpRun(*_run(follow_up(plan, rate), generator, past, repeats, note))
 
 
-def _search(
-    plan: SearchPlan, generator: Generator, past: Sequence[PastTrial], repeat: int, note: Note
-) -> SearchRun:
-    trials = list(past)
+def _run(
+    asking: Asking[T], generator: Generator, past: Sequence[PastTrial], repeat: int, note: Note
+) -> tuple[T, float]:
+    """Run the trials of one repeat that are not in ``past``; returns the result and its real seconds."""
+    recorded = [trial for trial in past if trial.repeat == repeat]
+    trials = list(recorded)
     last = time.monotonic()
 
     def watch(request: TrialRequest, measured: Measurement) -> None:
@@ -77,9 +81,9 @@ def _search(
         last = now
         note(len(trials), trials[-1])
 
-    asking = after(search(plan), [(trial.request, trial.measured) for trial in past])
-    found = carry_out(asking, generator, watch)
-    return SearchRun(found, sum(trial.wall_s for trial in trials))
+    left = after(asking, [(trial.request, trial.measured) for trial in recorded])
+    found = carry_out(left, generator, watch)
+    return found, sum(trial.wall_s for trial in trials)
 
 
 def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) -> None:
@@ -192,9 +196,9 @@ class Carrier:
             self.view.trial(task, plan, number, trial)
 
         many = cells.repeats(description, task)
-        runs = search_part(plan, stand.generator, attempt.trials, many, note)
+        runs, followed = search_part(plan, stand.generator, attempt.trials, many, note)
         where = results.environment(stand.generator.info.name, self.command, started)
-        result = results.result_of(plan, runs, where | {"seed": description.seed})
+        result = results.result_of(plan, runs, where | {"seed": description.seed}, followed)
         return CellRecord(task.cell, task.part, started, now(), result, setup=setup)
 
 

@@ -11,6 +11,7 @@ from netplugin.data_path import NoDataPath, data_path
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
 from netplugin_zeroloss.matrix.description import Axes, RunDescription, frame_bytes, pmd_count
+from netplugin_zeroloss.search.follow_up import LATENCY_LOADS
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import MIXES, OTHER_GOALS, headline, line_rate_pps, warm_up_s
 
@@ -111,6 +112,9 @@ def plan(description: RunDescription, task: CellTask, info: GeneratorInfo, ceili
         warm_up_s=warm_up_s(search.warm_up, final),
         buffer_packets=search.buffer_packets,
         max_trials=search.max_trials,
+        latency_s=search.latency_duration if task.part is Part.SEARCH else 0.0,
+        soak_s=search.soak_duration if task.part is Part.SEARCH else 0.0,
+        measures_latency=info.latency,
         vnf_ceiling_pps=ceilings.vnf_pps,
         generator_ceiling_pps=ceilings.generator_pps,
     )
@@ -178,7 +182,13 @@ class TimeEstimate:
         final = self._final_s(task)
         goals = len(self.description.search.goals) if task.part is Part.SEARCH else 0
         once = _FINAL_TRIALS * final + goals * _OTHER_GOAL_S
-        return _SET_UP_S + repeats(self.description, task) * once
+        return _SET_UP_S + repeats(self.description, task) * once + self._follow_up_s(task)
+
+    def _follow_up_s(self, task: CellTask) -> float:
+        search = self.description.search
+        if task.part is not Part.SEARCH:
+            return 0.0
+        return len(LATENCY_LOADS) * search.latency_duration + search.soak_duration
 
     def left_s(self, current: CellTask | None = None, in_current_s: float = 0.0) -> float:
         """Return the remaining seconds; ``in_current_s``: seconds spent on the current task."""

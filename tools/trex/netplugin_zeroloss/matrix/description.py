@@ -257,6 +257,10 @@ class Search(Section):
     #: Frames that rings and queues on the path can hold.
     buffer_packets: Annotated[int, Field(ge=0, le=10**9)] = 2048
     max_trials: Annotated[int, Field(ge=1, le=100_000)] = 150
+    #: Seconds of each measurement of latency at 10, 50 and 90 % of the found rate; 0: none.
+    latency_duration: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 0.0
+    #: Seconds for which the found rate is held afterwards; 0: not at all.
+    soak_duration: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] = 0.0
     #: Line rate, all directions together: in bit/s, or, if set, in frames per second.
     line_bits_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10e9
     line_rate_pps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

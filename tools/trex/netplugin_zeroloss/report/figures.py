@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
+from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
 from netplugin_zeroloss.search.trials import SearchVerdict
 
@@ -236,6 +237,33 @@ class Control:
 
 
 @dataclass(frozen=True, slots=True)
+class LatencyFigure:
+    """Latency at a load, in microseconds: the largest percentiles of all directions."""
+
+    part: float
+    rate_pps: float
+    verdict: str
+    samples: int
+    p50_us: float | None
+    p90_us: float | None
+    p99_us: float | None
+    max_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SoakFigure:
+    """The found rate held for some time. ``verdict`` is None if there was no rate to hold."""
+
+    verdict: str | None
+    text: str
+    elapsed_s: float = 0.0
+    lost_packets: int = 0
+    loss_ratio: float = 0.0
+    #: Seconds, and frames that were missing then.
+    missing: tuple[tuple[float, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReportFigure:
     """Figures of one cell. ``rate_pps`` is set for an NDR, ``at_least_pps`` for a lower limit (``>=``)."""
 
@@ -268,8 +296,17 @@ class ReportFigure:
     traffic_s: float = 0.0
     started: str = ""
     generator: str = ""
+    #: Latency by part of the rate, or why there is none; empty if it was not requested.
+    latencies: tuple[LatencyFigure, ...] = ()
+    no_latency: str = ""
+    soak: SoakFigure | None = None
     #: Queues of the ports; None: not recorded. Fewer than those of the cell where the NIC has no more.
     port_queues: int | None = None
+
+    def latency(self, part: float, name: str) -> float | None:
+        """Return a percentile at a part of the rate in microseconds, such as ``p99_us``."""
+        found: dict[float, float | None] = {one.part: asdict(one)[name] for one in self.latencies}
+        return found.get(part)
 
     @property
     def rate_per_core_pps(self) -> float | None:
@@ -357,7 +394,36 @@ def _measured(cell: Cell, record: CellRecord, result: Mapping[str, Any]) -> Repo
         traffic_s=result["traffic_s"],
         started=record.started,
         generator=str(result["environment"].get("generator", "")),
+        **_followed(result),
         port_queues=min((p["spec"]["queues"] for p in record.setup.get("ports", ())), default=None),
+    )
+
+
+def _followed(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of what followed the search; results of earlier versions have none."""
+    latency, soak = result.get("latency"), result.get("soak")
+    found: dict[str, Any] = {}
+    if latency:
+        names = [f.name for f in fields(LatencyFigure)]
+        loads = latency["loads"]
+        found["latencies"] = tuple(LatencyFigure(**{n: load[n] for n in names}) for load in loads)
+        found["no_latency"] = latency["reason"]
+    if soak:
+        found["soak"] = _soak_figure(soak)
+    return found
+
+
+def _soak_figure(soak: Mapping[str, Any]) -> SoakFigure:
+    text = words.soak(soak)
+    if soak["verdict"] is None:
+        return SoakFigure(None, text)
+    return SoakFigure(
+        soak["verdict"],
+        text,
+        soak["elapsed_s"],
+        soak["lost_packets"],
+        soak["loss_ratio"],
+        tuple((one["elapsed_s"], one["missing_packets"]) for one in soak["readings"]),
     )
 
 

@@ -69,6 +69,7 @@ def page(run: RunRecord, report: Report) -> str:
                 "efficiency_text",
                 "published_text",
                 "goal_text",
+                "followed",
                 "column",
                 "frame",
             ),

@@ -9,11 +9,13 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure
+from netplugin_zeroloss.search.follow_up import LATENCY_LOADS
 from netplugin_zeroloss.search.trials import SearchVerdict
 
 #: Markdown special characters: markup, and the start of a tag or an entity.
@@ -223,6 +225,7 @@ def _markdown_grid(report: Report, grid: Grid) -> Iterator[str]:
                 yield _row([f.cell.backend, cores, *(text(f) for _, text in details)])
     yield ""
     yield from _markdown_others(grid)
+    yield from _markdown_followed(grid)
 
 
 def _grid_text(figure: ReportFigure | None) -> str:
@@ -245,6 +248,31 @@ def _markdown_others(grid: Grid) -> Iterator[str]:
         yield "Other goals, from the same searches:\n"
         yield from lines
         yield ""
+
+
+def _markdown_followed(grid: Grid) -> Iterator[str]:
+    """Yield latency and soak at the found rates."""
+    lines = [
+        f"- `{escape(f.cell.key)}`, {name}: {escape(text)}"
+        for _, figures in grid.rows
+        for f in figures
+        if f is not None
+        for name, text in followed(f)
+    ]
+    if lines:
+        yield "At the found rates, after the searches:\n"
+        yield from lines
+        yield ""
+
+
+def followed(figure: ReportFigure) -> Iterator[tuple[str, str]]:
+    """Yield what was measured at the found rate: name, and result in words."""
+    for load in figure.latencies:
+        yield f"latency at {words.percent(load.part)}", words.latency(dataclasses.asdict(load))
+    if figure.no_latency:
+        yield "latency", f"not measured: {figure.no_latency}"
+    if figure.soak is not None:
+        yield "soak", figure.soak.text
 
 
 def goal_text(rate_pps: float | None, relative_width: float, verdict: str) -> str:
@@ -271,6 +299,11 @@ def escape(text: str) -> str:
 FORMAT: Final = 1
 
 _Value = str | float | int | None
+
+
+def _latency(figure: ReportFigure, part: float, name: str) -> _Value:
+    return figure.latency(part, name)
+
 
 #: Column name and value.
 COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
@@ -309,6 +342,15 @@ COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("started", lambda f: f.started),
     ("reason", lambda f: f.reason),
     ("port_queues", lambda f: f.port_queues),
+    *(
+        (f"latency_{part:.0%}".replace("%", "") + f"_{name}", partial(_latency, part=part, name=name))
+        for part in LATENCY_LOADS
+        for name in ("p50_us", "p90_us", "p99_us", "samples")
+    ),
+    ("soak_s", lambda f: f.soak.elapsed_s if f.soak and f.soak.verdict else None),
+    ("soak_verdict", lambda f: f.soak.verdict if f.soak else None),
+    ("soak_lost_packets", lambda f: f.soak.lost_packets if f.soak and f.soak.verdict else None),
+    ("soak_loss_ratio", lambda f: f.soak.loss_ratio if f.soak and f.soak.verdict else None),
 )
 
 

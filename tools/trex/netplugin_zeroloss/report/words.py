@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 #: Text for a missing value.
 NONE = "-"
@@ -56,3 +58,24 @@ def seconds(value: float) -> str:
     if value < 7200:
         return f"{value / 60:.0f} min"
     return f"{value / 3600:.1f} h"
+
+
+def latency(load: Mapping[str, Any]) -> str:
+    """Format the latency at a load: ``p50 21 us, p90 25 us, p99 31 us, max 40 us (20,000 samples)``."""
+    if not load["samples"]:
+        return "no samples"
+    shown = ", ".join(f"{name} {load[f'{name}_us']:.4g} us" for name in ("p50", "p90", "p99", "max"))
+    lossy = "" if load["verdict"] == "passed" else f", {load['verdict']}"
+    return f"{shown} ({count(load['samples'], 'sample')}{lossy})"
+
+
+def soak(found: Mapping[str, Any]) -> str:
+    """Format a soak: ``60 s at 4.19 Mpps: no frame lost``."""
+    if found["verdict"] is None:
+        return f"not held: {found['reason']}"
+    lost = "no frame lost"
+    if found["lost_packets"]:
+        lost = f"{count(found['lost_packets'], 'frame')} lost ({ratio(found['loss_ratio'])})"
+    if found["verdict"] == "invalid":
+        lost = f"invalid: {found['reason']}"
+    return f"{seconds(found['elapsed_s'])} at {mpps(found['rate_pps'], 4)} Mpps: {lost}"

@@ -17,17 +17,37 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from netplugin_zeroloss.search.follow_up import FollowUpRun, describe
 from netplugin_zeroloss.search.search import SearchRun
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict, Trial
-from netplugin_zeroloss.values import Direction, Goal, Measurement, TrialRequest, UnusableInput
+from netplugin_zeroloss.values import (
+    Direction,
+    Goal,
+    LatencySummary,
+    Measurement,
+    Progress,
+    TrialRequest,
+    UnusableInput,
+)
 
 FORMAT = 1
 
 
-def result_of(plan: SearchPlan, runs: Sequence[SearchRun], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON result of one or more runs of the same search."""
+def outcome_of(runs: Sequence[SearchRun]) -> Outcome:
+    """Return the reported outcome of one or more runs of the same search."""
+    return runs[_middle(runs)].found.headline
+
+
+def result_of(
+    plan: SearchPlan,
+    runs: Sequence[SearchRun],
+    environment: Mapping[str, Any],
+    after: FollowUpRun | None = None,
+) -> dict[str, Any]:
+    """Return the JSON result of one or more runs of the same search, and of what followed them."""
     middle = _middle(runs)
     outcome = runs[middle].found.headline
+    followed = after.found.trials if after is not None else ()
     trials = [trial for run in runs for trial in run.found.trials]
     rates = [r.found.headline.answer_pps for r in runs]
     return {
@@ -39,7 +59,7 @@ def result_of(plan: SearchPlan, runs: Sequence[SearchRun], environment: Mapping[
         "trials": len(trials),
         "invalid_trials": sum(1 for trial in trials if not trial.valid),
         "traffic_s": sum(trial.traffic_s for trial in trials),
-        "wall_s": sum(run.wall_s for run in runs),
+        "wall_s": sum(run.wall_s for run in runs) + (after.wall_s if after is not None else 0.0),
         "goal": describe_goal(outcome.goal),
         "goals": [_describe(o) for o in runs[middle].found.outcomes],
         "repeats": _repeats(runs, [rate for rate in rates if rate is not None], middle),
@@ -48,6 +68,8 @@ def result_of(plan: SearchPlan, runs: Sequence[SearchRun], environment: Mapping[
             describe_trial(trial, repeat) for repeat, run in enumerate(runs) for trial in run.found.trials
         ],
         "evidence": _evidence(outcome, runs[middle].found.trials),
+        **describe(plan, after.found if after is not None else None),
+        "follow_up_log": [describe_trial(trial, len(runs)) for trial in followed],
         "environment": dict(environment),
     }
 
@@ -193,6 +215,15 @@ def load(
         raise UnusableInput(name, f"it is no result of a search ({error!r})") from error
 
 
+def followed(result: Mapping[str, Any], name: str) -> list[tuple[TrialRequest, Measurement]]:
+    """Parse the trials that followed the search; earlier versions had none. Raises: UnusableInput."""
+    try:
+        log = result.get("follow_up_log", ())
+        return [(read_request(entry), read_measurement(entry["measured"])) for entry in log]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnusableInput(name, f"its follow_up_log cannot be read ({error!r})") from error
+
+
 def read_plan(entry: Mapping[str, Any]) -> SearchPlan:
     """Parse the output of ``describe_plan``. Raises: KeyError, TypeError, UnusableInput."""
     plan = dict(entry)
@@ -205,13 +236,16 @@ def read_plan(entry: Mapping[str, Any]) -> SearchPlan:
 def read_request(entry: Mapping[str, Any]) -> TrialRequest:
     """Parse the request in a trial log entry, which has more fields. Raises: KeyError."""
     names = [f.name for f in dataclasses.fields(TrialRequest)]
-    return TrialRequest(**{name: entry[name] for name in names})
+    # Earlier versions had fewer fields.
+    return TrialRequest(**{name: entry[name] for name in names if name in entry})
 
 
 def read_measurement(entry: Mapping[str, Any]) -> Measurement:
     """Parse the output of ``describe_measurement``. Raises: KeyError, TypeError."""
     values: dict[str, Any] = {k: math.nan if v is None else v for k, v in entry.items()}
     values["directions"] = tuple(Direction(**pair) for pair in entry["directions"])
+    values["latencies"] = tuple(LatencySummary(**one) for one in entry.get("latencies", ()))
+    values["progress"] = tuple(Progress(**reading) for reading in entry.get("progress", ()))
     return Measurement(**values)
 
 

@@ -68,11 +68,15 @@ def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]
 
     Raises: ReplayError if the search requests other trials, or more than were recorded.
     """
-    asking = after(search(plan), journal)
+    return replayed(search(plan), journal)
+
+
+def replayed(asking: Asking[T], journal: Iterable[tuple[TrialRequest, Measurement]]) -> T:
+    """Answer all requests from recorded trials, see ``replay``. Raises: ReplayError."""
     try:
-        request = next(asking)
+        request = next(after(asking, journal))
     except StopIteration as end:
-        found: SearchResult = end.value
+        found: T = end.value
         return found
     raise ReplayError(f"the journal ends before {request.rate_pps:.2f} pps was measured")
 

@@ -53,6 +53,11 @@ class SearchPlan:
     max_trials: int = 150
     #: Maximum traffic per goal, in multiples of its ``sum_s``.
     max_sums: float = 40.0
+    #: Seconds of each measurement of latency at parts of the found rate, and of the soak at it; 0: none.
+    latency_s: float = 0.0
+    soak_s: float = 0.0
+    #: Whether the generator measures the latency of frames.
+    measures_latency: bool = False
     #: Rate of the VNF without the backend, from a control; None: unknown.
     vnf_ceiling_pps: float | None = None
     #: Rate of the generator looped back to itself; None: unknown.

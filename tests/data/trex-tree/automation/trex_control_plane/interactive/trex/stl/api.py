@@ -115,6 +115,17 @@ class STLClient:
             for n in ("0", "1")
         }
 
+    def get_pgid_stats(self, pgid_list):
+        """As TRex: keys of the histogram are integers. The first stream has none."""
+        _log("pgid", ids=pgid_list)
+        histograms = ({}, {20: 900, 30: 99, 100: 1})
+        return {
+            "latency": {
+                number: {"latency": {"histogram": histograms[n % 2], "total_max": 111}}
+                for n, number in enumerate(pgid_list)
+            }
+        }
+
     def transmit(self, method):
         assert method == "get_global_stats"
         part, end = self._part(), self._end["raw_global"]
@@ -187,6 +198,10 @@ class STLPktBuilder(_Shown):
 
 
 class STLTXCont(_Shown):
+    pass
+
+
+class STLFlowLatencyStats(_Shown):
     pass
 
 

@@ -1,0 +1,151 @@
+"""Measurements at the rate that a search found: latency at parts of it, and a soak that holds it.
+
+They follow the search, are no trials of it and do not change its answer. Like the search they are a
+computation without I/O that yields trial requests, so their trials can be recorded and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from netplugin_zeroloss.judge import judge
+from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial
+from netplugin_zeroloss.values import LatencySummary, TrialRequest
+
+#: Loads at which the latency is measured, as parts of the found rate.
+LATENCY_LOADS: Final = (0.1, 0.5, 0.9)
+#: Readings of the counters during a soak, evenly spaced.
+SOAK_READINGS: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """Trials at the found rate; invalid attempts come before the trial that counts."""
+
+    #: None: there is no rate.
+    rate_pps: float | None
+    #: By part of the rate.
+    latencies: Mapping[float, Trial]
+    soak: Trial | None
+    trials: tuple[Trial, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUpRun:
+    """A finished follow-up and its real time in seconds."""
+
+    found: FollowUp
+    wall_s: float = 0.0
+
+
+def follow_up(plan: SearchPlan, rate_pps: float | None) -> Asking[FollowUp]:
+    """Measure what the plan has (``latency_s``, ``soak_s``) at the found rate; None: there is no rate."""
+    trials: list[Trial] = []
+    latencies: dict[float, Trial] = {}
+    soak = None
+    if rate_pps is not None:
+        for part in LATENCY_LOADS if plan.latency_s and plan.measures_latency else ():
+            request = _request(plan, part * rate_pps, plan.latency_s, f"latency at {part:.0%}")
+            latencies[part] = yield from _ask(plan, _with(request, latency=True), trials)
+        if plan.soak_s:
+            request = _request(plan, rate_pps, plan.soak_s, "soak")
+            soak = yield from _ask(plan, _with(request, readings=SOAK_READINGS), trials)
+    return FollowUp(rate_pps, latencies, soak, tuple(trials))
+
+
+def _request(plan: SearchPlan, rate_pps: float, seconds: float, purpose: str) -> TrialRequest:
+    duration = max(seconds, plan.min_trial_s)
+    return TrialRequest(round(rate_pps, 2), duration, plan.frame_size, plan.flows, False, purpose, plan.mix)
+
+
+def _with(request: TrialRequest, **more: Any) -> TrialRequest:
+    return TrialRequest(**asdict(request) | more)
+
+
+def _ask(plan: SearchPlan, request: TrialRequest, trials: list[Trial]) -> Asking[Trial]:
+    """Request a trial until it is valid, at most ``attempts`` times; returns the last."""
+    goal = plan.headline
+    for _ in range(plan.attempts):
+        measured = yield request
+        judgement = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
+        before = sum(trial.traffic_s for trial in trials)
+        trials.append(Trial(len(trials) + 1, request, measured, judgement, before))
+        if trials[-1].valid:
+            break
+    return trials[-1]
+
+
+# -- as JSON: the parts ``latency`` and ``soak`` of a result ------------------------------------------
+
+
+def describe(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any]:
+    """Return ``latency`` and ``soak``; null for what the plan has not."""
+    return {"latency": _latency(plan, found), "soak": _soak(plan, found)}
+
+
+def _latency(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:
+    if not plan.latency_s:
+        return None
+    loads = found.latencies if found else {}
+    return {
+        "reason": _why_no_latency(plan, found),
+        "loads": [
+            {
+                "part": part,
+                "rate_pps": trial.rate,
+                "duration_s": trial.measured.elapsed_s,
+                "verdict": trial.judgement.verdict.value,
+                "reason": trial.judgement.reason,
+                **_slowest(trial.measured.latencies),
+                "directions": [asdict(direction) for direction in trial.measured.latencies],
+            }
+            for part, trial in loads.items()
+        ],
+    }
+
+
+def _why_no_latency(plan: SearchPlan, found: FollowUp | None) -> str:
+    if not plan.measures_latency:
+        return "the generator measures no latency"
+    if found is None or found.rate_pps is None:
+        return "there is no rate"
+    return ""
+
+
+def _slowest(directions: tuple[LatencySummary, ...]) -> dict[str, Any]:
+    """Return the largest percentiles of all directions, and the samples of all. Null: not measured."""
+    names = ("p50_us", "p90_us", "p99_us", "max_us")
+    return {
+        "samples": sum(one.samples for one in directions),
+        **{name: max((getattr(one, name) for one in directions), default=None) for name in names},
+    }
+
+
+def _soak(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:
+    if not plan.soak_s:
+        return None
+    trial = found.soak if found else None
+    if trial is None:
+        return {"asked_s": plan.soak_s, "verdict": None, "reason": "there is no rate", "readings": []}
+    return {
+        "asked_s": plan.soak_s,
+        "verdict": trial.judgement.verdict.value,
+        "reason": trial.judgement.reason,
+        "rate_pps": trial.rate,
+        "elapsed_s": trial.measured.elapsed_s,
+        "tx_packets": trial.measured.tx_packets,
+        "lost_packets": trial.judgement.lost_packets,
+        "loss_ratio": trial.judgement.loss_ratio,
+        "readings": list(_over_time(trial)),
+    }
+
+
+def _over_time(trial: Trial) -> Iterator[dict[str, Any]]:
+    """Yield the missing frames at each reading; the last is the end, after the drain."""
+    measured = trial.measured
+    for one in measured.progress:
+        if one.elapsed_s < measured.elapsed_s:
+            yield {"elapsed_s": one.elapsed_s, "missing_packets": one.tx_packets - one.rx_packets}
+    yield {"elapsed_s": measured.elapsed_s, "missing_packets": trial.judgement.lost_packets}
