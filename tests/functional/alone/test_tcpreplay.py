@@ -74,9 +74,11 @@ def judged(asked: TrialRequest, measured: Measurement) -> Judgement:
 
 def test_a_clean_device_in_both_directions(device: str) -> None:
     """Every frame of ours is counted once, on its own side."""
-    asked = TrialRequest(20_000, 1.0, flows=100)
+    asked = TrialRequest(20_000, 1.0, flows=100, readings=4)
     with generator(THERE, BACK) as tool:
         found = tool.run(asked)
+    sent = [reading.tx_packets for reading in found.progress]
+    assert len(sent) >= 3 and sent == sorted(set(sent)) and sent[-1] <= 20_000
     assert [(d.tx_packets, d.rx_packets) for d in found.directions] == [(10_000, 10_000)] * 2
     assert not found.aborted and found.settled
     assert (found.rx_errors, found.queue_drops) == (0, 0)

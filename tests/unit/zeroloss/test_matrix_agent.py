@@ -49,6 +49,16 @@ def test_a_cell_is_set_up_through_the_agent_and_given_back(agent: MadeUpAgent) -
     assert agent.ports == {} and agent.cpus == "1"
 
 
+def test_ports_of_a_vnf_that_spoofs_have_no_port_security(agent: MadeUpAgent) -> None:
+    ends = [
+        {"network": {"type": "flat", "physical_network": name}, "port_security": secured}
+        for name, secured in (("left", False), ("right", True))
+    ]
+    run = cell_description(ends=ends)
+    with bench_on(run).stand(search_of(run)):
+        assert [port.spec.port_security.enabled for port in agent.ports.values()] == [False, True]
+
+
 @pytest.mark.parametrize("fails", [("put", 1), ("put", 2), ("put", 3), ("pmd", 1), ("delete", 1), ("pmd", 2)])
 def test_whatever_fails_the_rest_is_given_back(agent: MadeUpAgent, fails: tuple[str, int]) -> None:
     run = cell_description()

@@ -15,6 +15,7 @@ from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
 from netplugin_zeroloss.matrix.description import check_same, read
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, mean_size
+from netplugin_zeroloss.vnf.contract import TestpmdDescription
 
 from netplugin.api.pmd_models import PmdRequest
 from tests.unit.zeroloss.matrix_runs import ROOT, described, description, with_agent
@@ -150,6 +151,64 @@ def test_pmd_cores_are_a_number_or_these_very_ones() -> None:
     assert cells.pmd_request(run, Cell("dpdkvhostuser", 1)) == PmdRequest(count=1)
     assert cells.pmd_request(run, Cell("dpdkvhostuser", 4)) == PmdRequest(cpus="4-7")
     assert cells.pmd_request(run, Cell("linuxbridge")) is None
+
+
+_FREE = [
+    {"network": {"type": "flat", "physical_network": name}, "port_security": False} for name in ("a", "b")
+]
+
+
+def test_modes_of_the_vnf_are_cells_with_a_vnf_each() -> None:
+    axes = {**_WIDE, "queues": [1], "vnf_modes": ["mac", "noisy"]}
+    vnf = {"type": "testpmd", "noisy": {"reads": 3}}
+    control = {
+        "vnf": vnf,
+        "generator": {"type": "sim"},
+        "ports": [
+            {
+                "attachment": "netdev",
+                "device": n,
+                "mac": f"52:54:00:00:00:0{i}",
+                "peer_mac": f"52:54:00:00:01:0{i}",
+            }
+            for i, n in enumerate("ab")
+        ],
+    }
+    sections = with_agent(matrix=axes, vnf=vnf, ends=_FREE, controls={"vnf": control})
+    run = description(**sections)
+    found = cells.cells(run)
+    assert len(found) == len(set(found)) == 2 * (4 + 8)
+    for cell in found:
+        made = run.vnf_of(cell)
+        assert isinstance(made, TestpmdDescription)
+        assert (made.forward_mode, made.noisy.reads) == (cell.vnf_mode, 3)
+    controls = {task.cell for task in cells.tasks(run) if task.part is Part.VNF}
+    assert {cell.vnf_mode for cell in controls} == {"mac", "noisy"} and len(controls) == 8
+    match = [{"vnf_mode": "noisy"}]
+    assert {c.vnf_mode for c in cells.cells(description(**sections, exclude=match))} == {"mac"}
+    assert Cell("a", 1).key == "a,pmd=1,frame=64,flows=1024,queues=1"
+    assert Cell("a", 1, vnf_mode="io").key == "a,pmd=1,frame=64,flows=1024,queues=1,vnf=io"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            {"matrix": {"backends": ["a"], "vnf_modes": ["mac"]}},
+            "matrix.vnf_modes: these are modes of testpmd",
+        ),
+        (
+            {"matrix": {"backends": ["a"], "vnf_modes": ["mac", "io"]}, "vnf": {"type": "testpmd"}},
+            "ends: the mode io sends from addresses",
+        ),
+        ({"vnf": {"type": "testpmd", "forward_mode": "macswap"}}, "ends: the mode macswap sends"),
+        ({"matrix": {"backends": ["a"], "vnf_modes": ["icmpecho"]}}, "matrix.vnf_modes"),
+        ({"matrix": {"backends": ["a"], "vnf_modes": ["io", "io"]}}, "once"),
+    ],
+)
+def test_modes_that_do_not_fit(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnusableInput, match=words):
+        description(**with_agent(**changed))
 
 
 def test_controls_come_once_and_before_the_cells_they_are_for() -> None:

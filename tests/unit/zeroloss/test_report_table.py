@@ -271,3 +271,14 @@ def test_every_column_and_file_is_documented() -> None:
         assert f"`{name}`" in section, name
     for name, _, _ in FILES:
         assert f"`{name}`" in section, name
+
+
+def test_each_mode_of_the_vnf_has_a_table() -> None:
+    cells = [Cell("dpdkvhostuser", 2, vnf_mode=mode) for mode in ("mac", "noisy")]
+    report = report_of(run_of([record(cell, result(device())) for cell in cells]))
+    assert [grid.title.partition("1 queue, ")[2] for grid in grids(report)] == [
+        "VNF in mode mac",
+        "VNF in mode noisy",
+    ]
+    assert [row["vnf_mode"] for row in csv.DictReader(io.StringIO(csv_text(report)))] == ["mac", "noisy"]
+    assert all(figure.efficiency is None for figure in report.figures)

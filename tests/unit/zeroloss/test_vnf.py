@@ -19,6 +19,7 @@ from netplugin_zeroloss.vnf.contract import (
     Description,
     ExternalDescription,
     Forwarded,
+    ForwardMode,
     PortCounts,
     TestpmdDescription,
     VnfCores,
@@ -159,6 +160,25 @@ def test_arguments_of_testpmd() -> None:
     assert "--max-pkt-len=9022" in words and "--in-memory" in words
     with pytest.raises(VnfError, match="same number of queues"):
         testpmd.arguments(description, [ports[0], vfs[0]], VnfCores(), devices)
+
+
+@pytest.mark.parametrize("mode", ForwardMode)
+def test_a_mode_of_testpmd(mode: ForwardMode) -> None:
+    ports = [_port(Attachment.VHOST_USER, f"/run/{n}") for n in range(2)]
+    devices = [dpdk.device_of(port, n, False) for n, port in enumerate(ports)]
+    work = {"memory_mb": 100, "reads": 3, "writes": 0}
+    words = testpmd.arguments(
+        _described(type="testpmd", forward_mode=mode, noisy=work), ports, VnfCores(), devices
+    )
+    assert f"--forward-mode={mode}" in words
+    noisy = [word for word in words if word.startswith("--noisy")]
+    memory = words[words.index("-m") + 1]
+    if mode is ForwardMode.NOISY:
+        # Each of the two ports has its own.
+        assert memory == str(256 + 2 * 100)
+        assert noisy == ["--noisy-lkup-memory=100", "--noisy-lkup-num-reads=3", "--noisy-lkup-num-writes=0"]
+    else:
+        assert (memory, noisy) == ("256", [])
 
 
 def test_cores_and_programs_that_are_not_there() -> None:

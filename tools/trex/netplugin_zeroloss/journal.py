@@ -30,12 +30,15 @@ class Cell:
     frame: str = "64"
     flows: int = 1024
     queues: int = 1
+    #: Forward mode of the VNF; empty: that of the description.
+    vnf_mode: str = ""
 
     @property
     def key(self) -> str:
         """Unique and stable key: ``dpdkvhostuser,pmd=2,frame=64,flows=1024,queues=1``."""
         pmd = "-" if self.pmd_cores is None else str(self.pmd_cores)
-        return f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}"
+        mode = f",vnf={self.vnf_mode}" if self.vnf_mode else ""
+        return f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}{mode}"
 
 
 #: Backend name in the cell of a control.
@@ -58,10 +61,10 @@ class Part(StrEnum):
 def control_cell(cell: Cell, part: Part) -> Cell:
     """Return the cell of the control in the journal: without backend and PMD cores.
 
-    Queues are a property of the VNF, so the loopback control has one.
+    Queues and mode are properties of the VNF, so the loopback control has one queue and no mode.
     """
-    queues = cell.queues if part is Part.VNF else 1
-    return Cell(NO_BACKEND, None, cell.frame, cell.flows, queues)
+    queues, mode = (cell.queues, cell.vnf_mode) if part is Part.VNF else (1, "")
+    return Cell(NO_BACKEND, None, cell.frame, cell.flows, queues, mode)
 
 
 @dataclass(frozen=True, slots=True)

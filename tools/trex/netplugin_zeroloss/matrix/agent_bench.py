@@ -33,7 +33,7 @@ from netplugin_zeroloss.matrix.bench import (
     wait_until_forwarding,
 )
 from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
-from netplugin_zeroloss.matrix.description import End, RunDescription, Vm, pmd_count, ssh_of
+from netplugin_zeroloss.matrix.description import End, RunDescription, Vm, in_mode, pmd_count, ssh_of
 from netplugin_zeroloss.matrix.domain import DomainRunner, source_of
 from netplugin_zeroloss.matrix.findings import Finding, of_error, require
 from netplugin_zeroloss.matrix.guest import look_into
@@ -322,7 +322,7 @@ class AgentBench(Bench):
         control = self._description.controls.vnf
         chosen = self._description.vnf_of(task.cell)
         if task.part is Part.VNF and control is not None and control.vnf is not None:
-            chosen = control.vnf
+            chosen = in_mode(control.vnf, task.cell)
         assert chosen is not None  # with an agent there is one
         vnf = vnfs.make(chosen, ports, self._description.vnf_cores.vnf_cores())
         parts.enter_context(vnf)

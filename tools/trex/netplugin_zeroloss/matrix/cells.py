@@ -32,7 +32,8 @@ class CellTask:
             what = cell.backend + cores
         size = cell.frame if cell.frame in MIXES else f"{cell.frame} bytes"
         queues = f", {cell.queues} queues" if cell.queues > 1 else ""
-        return f"{what}, {size}, {cell.flows} flows{queues}"
+        mode = f", VNF {cell.vnf_mode}" if cell.vnf_mode else ""
+        return f"{what}, {size}, {cell.flows} flows{queues}{mode}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,9 @@ def cells(description: RunDescription) -> tuple[Cell, ...]:
     found = []
     for backend in axes.backends:
         cores = tuple(map(pmd_count, axes.pmd_cores)) if _has_pmd_threads(axes, backend) else (None,)
-        for pmd, frame, flows, queues in product(cores, axes.frames, axes.flows, axes.queues):
-            cell = Cell(backend, pmd, str(frame), flows, queues)
+        modes = axes.vnf_modes or ("",)
+        for pmd, frame, flows, queues, mode in product(cores, axes.frames, axes.flows, axes.queues, modes):
+            cell = Cell(backend, pmd, str(frame), flows, queues, str(mode))
             if not any(match.fits(cell) for match in description.exclude):
                 found.append(cell)
     return tuple(found)

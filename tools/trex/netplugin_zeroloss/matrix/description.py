@@ -45,6 +45,8 @@ class Axes(Section):
     frames: Annotated[tuple[Frame, ...], Field(min_length=1)] = (64,)
     flows: Annotated[tuple[Count, ...], Field(min_length=1)] = (1024,)
     queues: Annotated[tuple[Annotated[int, Field(ge=1, le=128)], ...], Field(min_length=1)] = (1,)
+    #: Forward modes of testpmd as the VNF. Empty: that of its description.
+    vnf_modes: tuple[vnfs.ForwardMode, ...] = ()
     #: Backends whose ports get fewer queues where their VFs have fewer than ``queues``.
     fewer_queues: tuple[Name, ...] = ()
 
@@ -70,7 +72,7 @@ class Axes(Section):
 
     @model_validator(mode="after")
     def _once_each(self) -> Self:
-        for name in ("backends", "frames", "flows", "queues"):
+        for name in ("backends", "frames", "flows", "queues", "vnf_modes"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}: a value may be listed once")
@@ -89,6 +91,7 @@ class Match(Section):
     frame: Frame | None = None
     flows: int | None = None
     queues: int | None = None
+    vnf_mode: vnfs.ForwardMode | None = None
 
     def fits(self, cell: Cell) -> bool:
         wanted = self.model_dump(exclude_none=True)
@@ -171,6 +174,8 @@ class End(Section):
     mac: Mac
     #: Destination of the VNF's frames; by default the generator's source address.
     peer_mac: Mac
+    #: Port security of the port; false: the VNF may send from any address.
+    port_security: bool = True
 
     def network_of(self, backend: str) -> Network:
         return self.networks.get(backend, self.network)
@@ -381,7 +386,7 @@ class RunDescription(Section):
                 )
         if self.controls.vnf is not None and self.agent is not None and not self.controls.vnf.ports:
             raise ValueError("controls.vnf.ports: say on which devices the VNF is to run")
-        for problem in (*self._about_ends(), *self._about_vm()):
+        for problem in (*self._about_ends(), *self._about_vm(), *self._about_modes()):
             raise ValueError(problem)
         return self
 
@@ -394,6 +399,20 @@ class RunDescription(Section):
         for vnf in chosen:
             if vnf is not None and not (ssh_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
                 yield "vm: the VNF must run in it: machine: {type: ssh, ...}, or type: external"
+
+    def _about_modes(self) -> Iterator[str]:
+        if self.agent is None:
+            return
+        chosen = [vnf for vnf in (self.vnf, *(o.vnf for o in self.overrides)) if vnf is not None]
+        if self.matrix.vnf_modes and any(not isinstance(v, vnfs.TestpmdDescription) for v in chosen):
+            yield "matrix.vnf_modes: these are modes of testpmd, so each VNF must be {type: testpmd}"
+        own = (v.forward_mode for v in chosen if isinstance(v, vnfs.TestpmdDescription))
+        spoofing = [mode for mode in self.matrix.vnf_modes or own if mode.spoofs]
+        if spoofing and any(end.port_security for end in self.ends or ()):
+            yield (
+                f"ends: the mode {spoofing[0]} sends from addresses that are not the port's, which port"
+                " security drops: set port_security: false at both ends"
+            )
 
     def _about_ends(self) -> Iterator[str]:
         one, other = self.ends or (None, None)
@@ -416,10 +435,18 @@ class RunDescription(Section):
     def vnf_of(self, cell: Cell) -> vnfs.Description | None:
         """Return the VNF of a cell: that of the first matching override, or the default."""
         fitting = (o.vnf for o in self._overrides_of(cell) if o.vnf is not None)
-        return next(fitting, self.vnf)
+        found = next(fitting, self.vnf)
+        return None if found is None else in_mode(found, cell)
 
     def _overrides_of(self, cell: Cell) -> Iterator[Override]:
         return (override for override in self.overrides if override.cells.fits(cell))
+
+
+def in_mode(vnf: vnfs.Description, cell: Cell) -> vnfs.Description:
+    """Return the VNF in the forward mode of the cell, if that has one."""
+    if not cell.vnf_mode or not isinstance(vnf, vnfs.TestpmdDescription):
+        return vnf
+    return vnf.model_copy(update={"forward_mode": vnfs.ForwardMode(cell.vnf_mode)})
 
 
 def read(text: str, name: str) -> RunDescription:

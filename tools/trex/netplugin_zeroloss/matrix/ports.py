@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 
 from netplugin.api.client import Client
-from netplugin.api.models import BackendInfo, Port, PortSpec, PortState, VfInfo
+from netplugin.api.models import BackendInfo, Port, PortSecurity, PortSpec, PortState, VfInfo
 from netplugin.api.pmd_models import PmdRequest, PmdState
 from netplugin.data_path import data_path
 from netplugin_zeroloss.journal import Cell
@@ -145,6 +145,7 @@ class Ports:
             backend=cell.backend,
             queues=self._queues.get(cell, cell.queues),
             network=end.network_of(cell.backend),
+            port_security=PortSecurity(enabled=end.port_security),
         )
 
     def _wait(self, end: End, cell: Cell, ready: Callable[[Port], bool], what: str) -> Port:

@@ -231,7 +231,7 @@ def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | N
         if isinstance(vnf, vnfs.TestpmdDescription):
             yield from about_program(vnf.binary, "dpdk-dev", "vnf")
             if vnf.hugepages:
-                yield from about_hugepages(vnf.memory_mb, "testpmd", facts)
+                yield from about_hugepages(vnf.needs_mb(2), "testpmd", facts)
         if not isinstance(vnf, vnfs.VppDescription):
             continue
         yield about_vpp_papi()

@@ -24,11 +24,12 @@ _SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Cells with the same frame size, number of flows and number of queues."""
+    """Cells with the same frame size, number of flows and queues, and mode of the VNF."""
 
     frame: str
     flows: int
     queues: int
+    vnf_mode: str
     #: PMD cores; None (backends without PMD threads) first.
     columns: tuple[int | None, ...]
     #: Backend and its figure per column; None if the run has no such cell.
@@ -36,28 +37,28 @@ class Grid:
 
     @property
     def title(self) -> str:
-        return f"{frame(self.frame)}, {words.count(self.flows, 'flow')}, {words.count(self.queues, 'queue')}"
+        mode = f", VNF in mode {self.vnf_mode}" if self.vnf_mode else ""
+        queues = words.count(self.queues, "queue")
+        return f"{frame(self.frame)}, {words.count(self.flows, 'flow')}, {queues}{mode}"
 
 
 def grids(report: Report) -> list[Grid]:
-    """Return one grid per frame size, flows and queues, in the order of the run."""
+    """Return one grid per frame size, flows, queues and mode, in the order of the run."""
     keys = dict.fromkeys(_key(figure.cell) for figure in report.figures)
-    return [_grid(report, *key) for key in keys]
+    return [_grid(report, key) for key in keys]
 
 
-def _key(cell: Cell) -> tuple[str, int, int]:
-    return cell.frame, cell.flows, cell.queues
+def _key(cell: Cell) -> tuple[str, int, int, str]:
+    return cell.frame, cell.flows, cell.queues, cell.vnf_mode
 
 
-def _grid(report: Report, size: str, flows: int, queues: int) -> Grid:
-    mine = [f for f in report.figures if _key(f.cell) == (size, flows, queues)]
+def _grid(report: Report, key: tuple[str, int, int, str]) -> Grid:
+    mine = [f for f in report.figures if _key(f.cell) == key]
     columns = sorted({f.cell.pmd_cores for f in mine}, key=lambda cores: cores or 0)
     by_cell = {(f.cell.backend, f.cell.pmd_cores): f for f in mine}
     backends = dict.fromkeys(f.cell.backend for f in mine)
     return Grid(
-        size,
-        flows,
-        queues,
+        *key,
         tuple(columns),
         tuple((b, tuple(by_cell.get((b, cores)) for cores in columns)) for b in backends),
     )
@@ -351,6 +352,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("soak_verdict", lambda f: f.soak.verdict if f.soak else None),
     ("soak_lost_packets", lambda f: f.soak.lost_packets if f.soak and f.soak.verdict else None),
     ("soak_loss_ratio", lambda f: f.soak.loss_ratio if f.soak and f.soak.verdict else None),
+    ("vnf_mode", lambda f: f.cell.vnf_mode or None),
 )
 
 

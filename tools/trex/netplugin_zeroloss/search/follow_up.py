@@ -116,10 +116,12 @@ def _why_no_latency(plan: SearchPlan, found: FollowUp | None) -> str:
 
 def _slowest(directions: tuple[LatencySummary, ...]) -> dict[str, Any]:
     """Return the largest percentiles of all directions, and the samples of all. Null: not measured."""
-    names = ("p50_us", "p90_us", "p99_us", "max_us")
     return {
         "samples": sum(one.samples for one in directions),
-        **{name: max((getattr(one, name) for one in directions), default=None) for name in names},
+        "p50_us": max((one.p50_us for one in directions), default=None),
+        "p90_us": max((one.p90_us for one in directions), default=None),
+        "p99_us": max((one.p99_us for one in directions), default=None),
+        "max_us": max((one.max_us for one in directions), default=None),
     }
 
 

@@ -227,8 +227,34 @@ class SshMachine(Value):
     known_hosts: str | None = None
 
 
+class ForwardMode(StrEnum):
+    """What testpmd does with a frame, as its option ``--forward-mode``."""
+
+    #: Writes the MAC addresses of the sending port and of its far end.
+    MAC = "mac"
+    #: Swaps the MAC addresses of the frame.
+    MACSWAP = "macswap"
+    #: Changes nothing.
+    IO = "io"
+    #: As ``io``, after random reads and writes of memory for each frame.
+    NOISY = "noisy"
+
+    @property
+    def spoofs(self) -> bool:
+        """Whether frames leave a port with a source address that is not the port's."""
+        return self in (ForwardMode.MACSWAP, ForwardMode.IO, ForwardMode.NOISY)
+
+
+class NoisyDescription(Value):
+    """Work of the mode ``noisy`` for each frame: random accesses to a memory of its own per port."""
+
+    memory_mb: Annotated[int, Field(ge=1, le=65_536)] = 512
+    reads: Annotated[int, Field(ge=0, le=10_000)] = 8
+    writes: Annotated[int, Field(ge=0, le=10_000)] = 8
+
+
 class TestpmdDescription(Value):
-    """DPDK's testpmd, in forward mode ``mac``."""
+    """DPDK's testpmd."""
 
     __test__ = False  # the name looks like a test to pytest
 
@@ -237,8 +263,15 @@ class TestpmdDescription(Value):
     #: false: normal pages; slower, and without VFs.
     hugepages: bool = True
     memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 256
+    forward_mode: ForwardMode = ForwardMode.MAC
+    noisy: NoisyDescription = NoisyDescription()
     #: Seconds until it must forward.
     start_s: Seconds = 60.0
+
+    def needs_mb(self, ports: int) -> int:
+        """Return the memory for so many ports; in the mode ``noisy`` each has its own besides."""
+        noisy = self.forward_mode is ForwardMode.NOISY
+        return self.memory_mb + (ports * self.noisy.memory_mb if noisy else 0)
 
 
 class TapsDescription(Value):

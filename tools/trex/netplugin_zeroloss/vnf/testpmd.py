@@ -1,4 +1,4 @@
-"""The VNF ``testpmd``: DPDK's test forwarder, in a mode that only rewrites both MAC addresses."""
+"""The VNF ``testpmd``: DPDK's test forwarder, by default in a mode that only rewrites both MAC addresses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from functools import partial
 from netplugin.host import cpus
 from netplugin.host.program import Program, Telemetry, own_directory
 from netplugin_zeroloss.vnf.contract import (
+    ForwardMode,
     OwnProgram,
     PortCounts,
     TestpmdDescription,
@@ -108,13 +109,14 @@ def arguments(
         "--lcores",
         _lcores(cores),
         "-m",
-        str(description.memory_mb),
+        str(description.needs_mb(len(ports))),
         *(["--in-memory"] if description.hugepages else ["--no-huge"]),
         "--single-file-segments",
         f"--file-prefix={_PREFIX}",
         *_devices(devices),
         "--",
-        "--forward-mode=mac",
+        f"--forward-mode={description.forward_mode}",
+        *_noisy(description),
         *(f"--eth-peer={number},{port.peer_mac}" for number, port in enumerate(ports)),
         f"--nb-cores={len(cores.workers) or 1}",
         f"--rxq={each}",
@@ -127,6 +129,17 @@ def arguments(
         # With a period testpmd does not wait for a key; once a minute costs nothing.
         "--stats-period=60",
         "--auto-start",
+    ]
+
+
+def _noisy(description: TestpmdDescription) -> list[str]:
+    if description.forward_mode is not ForwardMode.NOISY:
+        return []
+    work = description.noisy
+    return [
+        f"--noisy-lkup-memory={work.memory_mb}",
+        f"--noisy-lkup-num-reads={work.reads}",
+        f"--noisy-lkup-num-writes={work.writes}",
     ]
 
 
