@@ -11,7 +11,7 @@ from netplugin.api.errors import Problem
 
 
 class Application(FastAPI):
-    """Makes its OpenAPI document when it is asked for: that takes longer than all else at start."""
+    """Makes its OpenAPI document when it is requested: that takes longer than all else at start."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the document. Two threads that ask first both make it: it is the same."""
