@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,37 +17,16 @@ _CONTAINED = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "--"),
 )
-#: Copies the root file system of a base, which is mounted for reading only. Arguments: image, offset and size
-#: of the partition in bytes, mount point, target.
-_COPY = """
-mount -o "ro,norecovery,loop,offset=$2,sizelimit=$3" "$1" "$4"
-cp --archive --one-file-system "$4/." "$5"
-"""
-#: Installs packages in a root file system, with this host's name servers. Arguments: root, then packages
-#: and paths of .deb files below it.
-_INSTALL = """
-root=$1; shift
-mount -t proc proc "$root/proc"
-mount -t sysfs sys "$root/sys"
-mount --rbind /dev "$root/dev"
-mount -t tmpfs tmp "$root/tmp"
-mount -t tmpfs run "$root/run"
-rm -f "$root/etc/resolv.conf"
-cp -L /etc/resolv.conf "$root/etc/resolv.conf" || : > "$root/etc/resolv.conf"
-mkdir -p "$root/usr/sbin"
-printf '#!/bin/sh\\nexit 101\\n' > "$root/usr/sbin/policy-rc.d"
-chmod 755 "$root/usr/sbin/policy-rc.d"
-export DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin
-chroot "$root" apt-get -q update
-chroot "$root" apt-get -q -y --no-install-recommends -o Dpkg::Options::=--force-confold install "$@"
-chroot "$root" update-initramfs -u -k all
-rm -f "$root/usr/sbin/policy-rc.d"
-"""
+_CHILD = Path(__file__).with_name("contained_child.py")
 
 
 def contained(*arguments: str | Path) -> list[str]:
     """Return a command whose mounts and processes end with it."""
     return [*_CONTAINED, *map(str, arguments)]
+
+
+def _step(name: str, *arguments: str | Path) -> list[str]:
+    return contained(sys.executable, "-P", _CHILD, "--", name, *arguments)
 
 
 def mmdebstrap(spec: VmSpec, packages: Sequence[str], early: Path, sources: Path, tree: Path) -> list[str]:
@@ -90,11 +70,11 @@ def root_partition(printed: str, size: int) -> tuple[int, int]:
 
 
 def copy_base(image: Path, offset: int, size: int, mount_point: Path, tree: Path) -> list[str]:
-    return contained("sh", "-euc", _COPY, "sh", image, str(offset), str(size), mount_point, tree)
+    return _step("copy", image, str(offset), str(size), mount_point, tree)
 
 
 def install(tree: Path, packages: Sequence[str]) -> list[str]:
-    return contained("sh", "-euc", _INSTALL, "sh", tree, *packages)
+    return _step("install", tree, *packages)
 
 
 def file_system(tree: Path, target: Path, key: str, size_mb: int) -> list[str]:
