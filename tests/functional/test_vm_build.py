@@ -16,7 +16,7 @@ from tests.lab.apt import SOURCE_PARTS
 
 pytestmark = [pytest.mark.long, pytest.mark.outside]
 
-SMALL = ("--kernel", "linux-image-cloud-amd64", "--driver", "uio_pci_generic", "--no-testpmd")
+SMALL = ("--kernel", "linux-image-cloud-amd64", "--no-testpmd")
 SIZE = ("--vcpus", "2", "--memory-mb", "1024", "--disk-mb", "2048")
 
 
@@ -49,7 +49,7 @@ def test_an_image_boots_and_answers_by_ssh(tmp_path: Path) -> None:
     assert seen["arguments"] == made.manifest.arguments and int(seen["hugepages"]) == 256
     assert seen["hostname"] == "zeroloss" and len(seen["machine"]) == 32 and seen["failed"] == ""
     assert seen["stat_interval"] == "10", "of the guest plan"
-    assert [seen[nic] for nic in NICS[:2]] == ["uio_pci_generic", "uio_pci_generic"]
+    assert [seen[nic] for nic in NICS[:2]] == ["uio_pci_generic", "vfio-pci"]
     assert set(seen["hosts"].split()) == {f"/etc/ssh/ssh_host_ed25519_key{end}" for end in ("", ".pub")}, (
         "no key is made in it"
     )

@@ -37,10 +37,11 @@ touch /written
 
 
 def with_nics(xml: str) -> str:
-    """A domain with NICs of QEMU's own network, as libvirt would have them anywhere on the bus."""
+    """A domain with two NICs of QEMU's own network, as libvirt would have them anywhere on the bus: virtio as
+    most backends have it, and in place of a VF one that is not virtio."""
     nics = "".join(
-        f"<interface type='user'><mac address='{mac}'/><model type='virtio'/></interface>"
-        for mac in reversed(MACS)
+        f"<interface type='user'><mac address='{mac}'/><model type='{model}'/></interface>"
+        for mac, model in zip(reversed(MACS), ("e1000e", "virtio"), strict=True)
     )
     return xml.replace("</devices>", f"{nics}</devices>")
 

@@ -11,10 +11,16 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import RunDescription
-from netplugin_zeroloss.matrix.domain import wait_for_ssh
+from netplugin_zeroloss.matrix.domain import DomainRunner, source_of, wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vm.domain import NICS
+from netplugin_zeroloss.vm.image import Image
+from netplugin_zeroloss.vnf.contract import SshMachine
 
 from netplugin.api.errors import HostError
+from netplugin.api.models import DomainPolicy, RenderedDomain
+from netplugin.libvirt.guest import read_domain
+from tests.unit.zeroloss.images import made_up_image
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
 
 #: Keeps its arguments, and the names of the domains that run, in files.
@@ -72,6 +78,83 @@ def test_a_vm_that_does_not_shut_down_is_destroyed_after_its_time(agent: MadeUpA
     calls = [call for call in (virsh / "calls").read_text().splitlines() if not call.startswith("list")]
     assert calls == ["create /dev/stdin", "shutdown zeroloss-id", "destroy zeroloss-id"]
     assert agent.ports == {}
+
+
+def _on_an_image(
+    folder: Path, agent: MadeUpAgent, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Image, RunDescription]:
+    """An image, and a run on it whose ports the agent adds to the domain as OVS-DPDK's."""
+    program = folder / "bin/qemu-img"
+    program.write_text('#!/bin/sh\nfor last; do :; done\necho an overlay > "$last"\n')
+    program.chmod(0o755)
+
+    def render(vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
+        assert policy is not None and policy.pin
+        nics = "".join(
+            f"<interface type='vhostuser'><mac address='{port.spec.mac}'/></interface>"
+            for port in reversed(agent.ports.values())
+        )
+        return RenderedDomain(xml=xml.replace("</devices>", f"{nics}</devices>"))
+
+    monkeypatch.setattr(agent, "render_domain", render)
+    image = made_up_image(folder / "image")
+    vm = {"image": str(folder / "image"), "uri": "test:///x", "emulate": True}
+    return image, cell_description(vm=vm)
+
+
+def test_a_vm_on_an_image_has_its_nics_in_place_and_an_overlay(
+    agent: MadeUpAgent, virsh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, run = _on_an_image(virsh, agent, monkeypatch)
+    overlay = image.overlay("zeroloss-id")
+    with bench_on(run, "1").stand(search_of(run)) as stand:
+        assert overlay.read_text() == "an overlay\n"
+        domain = read_domain(stand.setup["vm"])
+        assert {nic.mac: nic.address for nic in domain.nics} == {
+            end.mac: place for end, place in zip(run.ends or (), NICS, strict=False)
+        }
+        assert domain.name == "zeroloss-id" and str(overlay) in (virsh / "xml").read_text()
+    assert not overlay.exists() and not (virsh / "running").exists() and agent.ports == {}
+    assert list(image.damage()) == []
+
+
+def test_an_image_that_was_written_ends_the_cell(
+    agent: MadeUpAgent, virsh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, run = _on_an_image(virsh, agent, monkeypatch)
+    with pytest.raises(CellError, match="is no image any more"), bench_on(run, "1").stand(search_of(run)):
+        image.disk.write_text("something else")
+    assert agent.ports == {} and not image.overlay("zeroloss-id").exists()
+    with pytest.raises(UnusableInput, match=r"disk.qcow2 has changed(.|\n)*vm build --folder .* --rebuild"):
+        bench_on(run, "1").check([search_of(run)])
+
+
+def test_what_a_run_that_was_killed_left_of_an_image_is_removed(
+    agent: MadeUpAgent, virsh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, run = _on_an_image(virsh, agent, monkeypatch)
+    for name in ("zeroloss-id", "zeroloss-other"):
+        image.make_overlay(name)
+    (virsh / "running").write_text("zeroloss-id\n")
+    bench_on(run, "1").recover()
+    assert [path.name for path in image.overlay("x").parent.iterdir()] == ["zeroloss-other.qcow2"]
+    assert not (virsh / "running").exists()
+
+
+def test_a_vm_that_does_not_answer_is_reported_with_the_end_of_its_console(
+    agent: MadeUpAgent, virsh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, run = _on_an_image(virsh, agent, monkeypatch)
+    image.console("x").parent.mkdir()
+    image.console("x").write_text("first\n\n" + "line\n" * 20 + "Kernel panic\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    machine = SshMachine(type="ssh", host="127.0.0.1", port=port)
+    assert run.vm is not None
+    runner = DomainRunner(source_of(run.vm), "test:///x", "x", 0)
+    with pytest.raises(CellError, match=r"did not answer(.|\n)*Kernel panic$") as failed:
+        runner.wait_for_ssh(machine, 0)
+    assert "first" not in str(failed.value), "its last lines only"
 
 
 def test_a_vm_that_does_not_start_is_said_with_libvirts_words(agent: MadeUpAgent, virsh: Path) -> None:

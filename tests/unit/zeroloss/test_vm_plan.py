@@ -49,7 +49,8 @@ def test_the_settings_are_those_of_the_guest_plan() -> None:
     words = made.arguments.split()
     assert words[:2] == ["root=/dev/vda", "rw"] and "hugepages=512" in words
     assert "isolcpus=managed_irq,domain,2-3" in words and "nohz_full=2-3" in words
-    shown = guest_text(plan_guest(_domain(), GuestOptions(housekeeping=2, hugepage_mb=1024)))
+    with_iommu = _domain().replace("</devices>", "<iommu model='intel'/></devices>")
+    shown = guest_text(plan_guest(with_iommu, GuestOptions(housekeeping=2, hugepage_mb=1024)))
     texts = _texts(made)
     for line in shown.splitlines():
         what, is_setting, value = line.strip().partition(" = ")
@@ -77,13 +78,29 @@ def test_a_guest_that_cannot_be_tuned_so_is_refused() -> None:
 def test_the_nics_under_test_are_bound_and_the_management_nic_is_not() -> None:
     made = _texts(_contents())
     bound = {path.partition("pci-")[2]: text for path, text in made.items() if "driverctl.d" in path}
-    assert bound == dict.fromkeys(NICS, "vfio-pci\n") and MANAGEMENT not in bound
-    assert "enable_unsafe_noiommu_mode=1" in made["etc/modprobe.d/netplugin-guest.conf"]
+    assert bound == dict.fromkeys(NICS, "uio_pci_generic\n") and MANAGEMENT not in bound
     assert f"Path=pci-{MANAGEMENT}\n" in made["etc/systemd/network/10-netplugin-management.network"]
-    assert "0x15b3" in made["etc/udev/rules.d/06-netplugin-mlx5.rules"]
-    other = _texts(_contents(driver="uio_pci_generic"))
-    assert other["etc/modules-load.d/netplugin-guest.conf"].endswith("uio_pci_generic\n")
-    assert "etc/modprobe.d/netplugin-guest.conf" not in other, "it is VFIO that needs leave"
+    rules = made["etc/udev/rules.d/06-netplugin-guest.rules"].splitlines()[1:]
+    assert [(rule.split(", ")[3], rule.split("=")[-1]) for rule in rules] == [
+        ('ATTR{vendor}!="0x1af4"', '"netplugin-vfio@$kernel.service"'),
+        ('ATTR{vendor}=="0x15b3"', '""'),
+    ], "the last counts"
+    assert all(f'KERNEL=="{"|".join(NICS)}"' in rule for rule in rules)
+    assert made["etc/modules-load.d/netplugin-guest.conf"].endswith("uio_pci_generic\nvfio-pci\n")
+    assert "etc/modprobe.d/netplugin-guest.conf" not in made
+    assert "intel_iommu=on" in _contents().arguments.split() and _contents().iommu
+
+
+def test_a_driver_of_the_operator_is_that_of_all_nics() -> None:
+    vfio, uio = _contents(driver="vfio-pci"), _contents(driver="uio_pci_generic")
+    assert "enable_unsafe_noiommu_mode=1" in _texts(vfio)["etc/modprobe.d/netplugin-guest.conf"]
+    assert "etc/modprobe.d/netplugin-guest.conf" not in _texts(uio), "it is VFIO that needs leave"
+    for made, driver in ((vfio, "vfio-pci"), (uio, "uio_pci_generic")):
+        texts = _texts(made)
+        assert texts[f"etc/driverctl.d/pci-{NICS[0]}"] == f"{driver}\n"
+        assert texts["etc/modules-load.d/netplugin-guest.conf"].splitlines()[1:] == [driver]
+        assert "netplugin-vfio" not in texts["etc/udev/rules.d/06-netplugin-guest.rules"]
+        assert not made.iommu and "intel_iommu" not in made.arguments
 
 
 def test_keys_are_the_only_ones_and_private() -> None:
@@ -165,7 +182,7 @@ _INPUTS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "vcpus": lambda _: {"vcpus": 4},
     "memory_mb": lambda _: {"memory_mb": 4096},
     "disk_mb": lambda _: {"disk_mb": 4096},
-    "guest": lambda _: {"guest": GuestOptions(driver="uio_pci_generic")},
+    "guest": lambda _: {"guest": GuestOptions(housekeeping=2)},
     "epoch": lambda _: {"epoch": 7},
 }
 
@@ -180,6 +197,7 @@ def test_each_input_is_part_of_the_hash(tmp_path: Path) -> None:
     assert set(_INPUTS) == set(VmSpec.model_fields), "a new option has a case here"
     keys = {name: _key(**made(tmp_path)) for name, made in _INPUTS.items()}
     keys["none"] = _key()
+    keys["driver"] = _key(guest=GuestOptions(driver="vfio-pci"))
     keys["login"] = _key(Identity("ssh-ed25519 OTHER\n", "the host key", "ssh-ed25519 HOST\n"))
     keys["host"] = _key(Identity("ssh-ed25519 LOGIN\n", "another", "ssh-ed25519 ANOTHER\n"))
     assert len(set(keys.values())) == len(keys)
@@ -249,15 +267,35 @@ def _render(xml: str) -> str:
 
 def test_nics_are_at_fixed_addresses_in_the_order_of_the_ends() -> None:
     macs = ["52:54:00:5a:00:01", "52:54:00:5A:00:02"]
-    placed = with_fixed_addresses(_render(_domain()), macs)
+    placed = with_fixed_addresses(_render(_domain()), macs, iommu=True)
     assert {nic.mac: nic.address for nic in read_domain(placed).nics} == {
         "52:54:00:5a:00:01": NICS[0],
         "52:54:00:5a:00:02": NICS[1],
     }
-    assert with_fixed_addresses(placed, macs) == placed, "a second time changes nothing"
-    assert with_fixed_addresses(placed, macs[::-1]).count('type="pci"') == placed.count('type="pci"')
+    assert with_fixed_addresses(placed, macs, iommu=True) == placed, "a second time changes nothing"
+    turned = with_fixed_addresses(placed, macs[::-1], iommu=True)
+    assert turned.count('type="pci"') == placed.count('type="pci"')
     with pytest.raises(UnusableInput, match="no NIC 52:54:00:00:00:09"):
-        with_fixed_addresses(placed, ["52:54:00:00:00:09"])
+        with_fixed_addresses(placed, ["52:54:00:00:00:09"], iommu=True)
+
+
+def test_only_nics_that_are_not_virtio_need_an_iommu() -> None:
+    mac = "52:54:00:5a:00:01"
+    source = "<source><address type='pci' domain='0x0000' bus='0x3b' slot='0x02' function='0x0'/></source>"
+    vf = f"<interface type='hostdev' managed='no'><mac address='{mac}'/>{source}</interface>"
+    xml = _domain().replace("</devices>", f"{vf}</devices>")
+    placed = etree.fromstring(with_fixed_addresses(xml, [mac], iommu=True))
+    driver = placed.find("devices/iommu[@model='intel']/driver")
+    assert driver is not None and driver.attrib == {"caching_mode": "on", "intremap": "on"}
+    assert len(placed.findall("features/ioapic[@driver='qemu']")) == 1
+    [nic] = placed.findall("devices/interface")
+    assert [address.get("bus") for address in nic.iterfind("address")] == ["0x01"]
+    assert [address.get("bus") for address in nic.iterfind("source/address")] == ["0x3b"], "of the host"
+    for other in (
+        with_fixed_addresses(xml, [mac], iommu=False),
+        with_fixed_addresses(_render(_domain()), [mac], iommu=True),
+    ):
+        assert "<iommu" not in other and "ioapic" not in other
 
 
 def test_each_address_is_the_slot_of_one_root_port_in_the_same_order() -> None:

@@ -108,8 +108,9 @@ def _add_machine(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--driver",
         metavar="DRIVER",
-        help="driver of the NICs under test in the VM: vfio-pci (default) or uio_pci_generic, for kernels"
-        " whose VFIO needs an IOMMU, as Debian's cloud kernel",
+        help="driver of the NICs under test in the VM: uio_pci_generic, or vfio-pci without an IOMMU, for"
+        " kernels that have this mode (default: uio_pci_generic for virtio, else vfio-pci with an emulated"
+        " IOMMU)",
     )
 
 

@@ -125,7 +125,7 @@ class OnImage(VmSource):
             )
 
     def addressed(self, xml: str, macs: Sequence[str]) -> str:
-        return with_fixed_addresses(xml, macs)
+        return with_fixed_addresses(xml, macs, self.image.manifest.iommu)
 
     @contextmanager
     def files(self, name: str) -> Iterator[None]:

@@ -166,6 +166,7 @@ class Builder:
             memory_mb=spec.memory_mb,
             arguments=made.arguments,
             driver=made.driver,
+            iommu=made.iommu,
             digests={name: image.sha256(done / name) for name in MEASURED},
             tree=tree.digest(root),
             packages={name: fields["Version"] for name, fields in tree.packages(root).items()},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netplugin.tuning.guest.plan import GuestPlan, plan_guest
-from netplugin.tuning.guest.settings import VFIO, GuestOptions
+from netplugin.tuning.guest.settings import UIO, VFIO, GuestOptions
 from netplugin.tuning.steps import File, KernelArgument, Sysctl
 from netplugin_zeroloss.vm.domain import MANAGEMENT, NICS, domain
 
@@ -21,8 +21,10 @@ TESTPMD = ("dpdk-dev", "librte-meta-net", "librte-meta-bus", "librte-meta-mempoo
 #: Where a tree of VPP is put.
 VPP = "/opt/vpp"
 
-#: Vendor of the NICs whose DPDK driver uses the kernel's driver.
-_MELLANOX = "0x15b3"
+#: Vendors of PCI devices: of NICs whose DPDK driver uses the kernel's driver, and of virtio.
+_MELLANOX, _VIRTIO = "0x15b3", "0x1af4"
+#: Service that binds a NIC to VFIO.
+_BIND = "netplugin-vfio"
 _MARK = "# Made by netplugin-zeroloss vm build.\n"
 #: Modules that the initial RAM disk needs to mount the disk.
 _BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4")
@@ -62,7 +64,7 @@ class Content:
 class Contents:
     """``early``: files that must be there before packages are installed. ``links``: target by path.
 
-    ``notes``: what the guest plan warns of.
+    ``notes``: what the guest plan warns of. ``iommu``: NICs that are not virtio need an emulated IOMMU.
     """
 
     packages: tuple[str, ...]
@@ -71,6 +73,7 @@ class Contents:
     links: tuple[tuple[str, str], ...]
     arguments: str
     driver: str
+    iommu: bool
     notes: tuple[str, ...]
 
 
@@ -87,21 +90,28 @@ def contents(
 ) -> Contents:
     """Return the contents for a VM of this size.
 
+    Without a driver in the options virtio NICs get ``uio_pci_generic`` and others ``vfio-pci`` with an
+    emulated IOMMU: VFIO of Debian's kernels takes no NIC without one, and ``uio_pci_generic`` takes no VF.
+
     Raises: InvalidRequest if the guest cannot be tuned so, naming the option.
     """
-    plan = plan_guest(_planned_domain(vcpus, memory_mb), options)
+    iommu = "driver" not in options.model_fields_set
+    if iommu:
+        options = options.model_copy(update={"driver": UIO})
+    plan = plan_guest(_planned_domain(vcpus, memory_mb, iommu), options)
     return Contents(
         packages=tuple(dict.fromkeys((*PACKAGES, kernel, *(TESTPMD if testpmd else ()), *packages))),
         early=tuple(_early()),
-        files=(*_system(identity), *_tuning(plan), *_binding(plan), *(_vpp() if vpp_tree else ())),
+        files=(*_system(identity), *_tuning(plan), *_binding(plan, iommu), *(_vpp() if vpp_tree else ())),
         links=(*_links(), *((("usr/local/bin/vpp", f"{VPP}/bin/vpp"),) if vpp_tree else ())),
         arguments=" ".join(("root=/dev/vda", "rw", "console=tty0", "console=ttyS0", *_arguments(plan))),
-        driver=options.driver,
+        driver=f"{UIO} (virtio), {VFIO}" if iommu else options.driver,
+        iommu=iommu,
         notes=plan.doubts,
     )
 
 
-def _planned_domain(vcpus: int, memory_mb: int) -> str:
+def _planned_domain(vcpus: int, memory_mb: int, iommu: bool) -> str:
     """Return the domain for which the guest is planned: with NICs as OVS-DPDK's ports are."""
     here = Path("/")
     bare = domain("zeroloss", here, vcpus, memory_mb, "", here, here)
@@ -110,7 +120,8 @@ def _planned_domain(vcpus: int, memory_mb: int) -> str:
         "<source type='unix' path='/' mode='server'/><model type='virtio'/></interface>"
         for number in (1, 2)
     )
-    return bare.replace("</devices>", f"{nics}</devices>")
+    model = "<iommu model='intel'/>" if iommu else ""
+    return bare.replace("</devices>", f"{nics}{model}</devices>")
 
 
 def _arguments(plan: GuestPlan) -> Iterator[str]:
@@ -161,19 +172,27 @@ def _tuning(plan: GuestPlan) -> Iterator[Content]:
         yield Content("etc/tmpfiles.d/netplugin-guest.conf", _MARK + "".join(files))
 
 
-def _binding(plan: GuestPlan) -> Iterator[Content]:
+def _binding(plan: GuestPlan, iommu: bool) -> Iterator[Content]:
     """Yield what binds the NICs under test to the driver of DPDK when they appear."""
     driver = plan.options.driver
-    yield Content("etc/modules-load.d/netplugin-guest.conf", f"{_MARK}{driver}\n")
+    modules = (driver, VFIO) if iommu else (driver,)
+    yield Content("etc/modules-load.d/netplugin-guest.conf", _MARK + "".join(f"{m}\n" for m in modules))
     if plan.noiommu:
         option = "options vfio enable_unsafe_noiommu_mode=1\n"
         yield Content("etc/modprobe.d/netplugin-guest.conf", _MARK + option)
     for nic in NICS:
         yield Content(f"etc/driverctl.d/pci-{nic}", f"{driver}\n")
-    if driver == VFIO:
-        # After driverctl's rule 05, which has a service bind the NIC.
-        rule = f'ACTION=="add", SUBSYSTEM=="pci", ATTR{{vendor}}=="{_MELLANOX}", ENV{{SYSTEMD_WANTS}}=""\n'
-        yield Content("etc/udev/rules.d/06-netplugin-mlx5.rules", _MARK + rule)
+    # After driverctl's rule 05, which has a service bind the NIC.
+    tested = f'ACTION=="add", SUBSYSTEM=="pci", KERNEL=="{"|".join(NICS)}"'
+    wants = 'ENV{SYSTEMD_WANTS}="%s"\n'
+    rules = ""
+    if iommu:
+        rules += f'{tested}, ATTR{{vendor}}!="{_VIRTIO}", {wants % f"{_BIND}@$kernel.service"}'
+        unit = f"[Unit]\nDescription=Bind %I to {VFIO}\nDefaultDependencies=no\nBefore=basic.target\n\n"
+        unit += f"[Service]\nType=oneshot\nExecStart=/usr/sbin/driverctl --nosave set-override %I {VFIO}\n"
+        yield Content(f"{_UNITS}/{_BIND}@.service", _MARK + unit)
+    rules += f'{tested}, ATTR{{vendor}}=="{_MELLANOX}", {wants % ""}'
+    yield Content("etc/udev/rules.d/06-netplugin-guest.rules", _MARK + rules)
 
 
 def _vpp() -> Iterator[Content]:

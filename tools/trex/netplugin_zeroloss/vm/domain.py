@@ -65,8 +65,10 @@ def domain(
     return written(root)
 
 
-def with_fixed_addresses(xml: str, macs: Sequence[str]) -> str:
+def with_fixed_addresses(xml: str, macs: Sequence[str], iommu: bool) -> str:
     """Return the domain with the NICs of these MAC addresses at the addresses of ``NICS``, in their order.
+
+    ``iommu``: those that are not virtio need an emulated IOMMU.
 
     Raises: UnusableInput if the domain has no such NIC; NetpluginError if it is not a domain.
     """
@@ -79,7 +81,22 @@ def with_fixed_addresses(xml: str, macs: Sequence[str]) -> str:
         for old in nic.findall("address"):
             nic.remove(old)
         nic.append(_place(place))
+        model = nic.find("model")
+        if iommu and (model is None or model.get("type") != "virtio"):
+            _emulate_iommu(root)
     return written(root)
+
+
+def _emulate_iommu(root: etree._Element) -> None:
+    """Add an IOMMU, which VFIO in the VM uses. Its remapping of interrupts needs QEMU's IOAPIC with KVM."""
+    devices, features = root.find("devices"), root.find("features")
+    if devices is None or devices.find("iommu") is not None:
+        return
+    remaps = root.get("type") == "kvm"
+    if remaps and features is not None:
+        _add(features, "ioapic", driver="qemu")
+    driver = _add(_add(devices, "iommu", model="intel"), "driver", caching_mode="on")
+    driver.set("intremap", "on" if remaps else "off")
 
 
 def _devices(devices: etree._Element, base: Path, overlay: Path, console: Path) -> None:

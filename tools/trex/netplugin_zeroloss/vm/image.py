@@ -44,6 +44,8 @@ class Manifest(Value):
     arguments: str
     #: Driver of the NICs under test in the VM.
     driver: str
+    #: Whether NICs under test that are not virtio need an emulated IOMMU.
+    iommu: bool
     #: SHA-256 of each file in ``MEASURED``.
     digests: Mapping[str, str]
     #: SHA-256 over names, owners, modes, times and contents of all files of the root file system.
