@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines.ssh import Ssh
 from netplugin_zeroloss.matrix.domain import DomainRunner, OnImage
 from netplugin_zeroloss.vm.domain import HOST, NICS, SSH_PORT, USER
 from netplugin_zeroloss.vm.image import KEY, KNOWN_HOSTS
-from netplugin_zeroloss.vnf.contract import SshMachine
-from netplugin_zeroloss.vnf.machine import Ssh
 
 from tests.lab.libvirtd import PrivateLibvirt
 
@@ -60,7 +60,7 @@ def boot(folder: Path) -> dict[str, Any]:
         missing = [each.found for each in domain.findings(Path("/")) if each.missing]
         assert missing == [], missing
         with domain.running(domain.source.addressed(with_nics(domain.template), MACS)):
-            domain.wait_for_ssh(machine, BOOT_S)
+            domain.wait_for(machine, BOOT_S)
             there = Ssh(machine, time.monotonic() + BOOT_S)
             printed = there.run(["sh", "-c", LOOK])
             there.close()

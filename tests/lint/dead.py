@@ -23,7 +23,7 @@ LIBRARIES = [
     *("take_action", "formatter_default", "initialize_app", "deferred_help", "argparse_kwargs"),
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
     *("run_idl", "pre_commit", "cooperative_yield", "updates", "SelectPoll", "feed", "ovsdb_connection"),
-    *("text_factory", "indentless", "ignore_aliases", "startup", "collect", "globals"),
+    *("text_factory", "indentless", "ignore_aliases", "preserve_quotes", "startup", "collect", "globals"),
     # The last argument of __exit__.
     "trace",
     "traceback",

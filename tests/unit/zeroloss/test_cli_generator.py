@@ -12,6 +12,7 @@ from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.cli.options import GENERATORS, add_generator, description_of
 from netplugin_zeroloss.generators.choose import Exec, Sim, Tcpreplay, TrexStf, TrexStl
 from netplugin_zeroloss.generators.frames import Vary
+from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.values import UnusableInput
 
 from tests.unit.zeroloss.trex import TREE, Trex
@@ -69,6 +70,12 @@ def test_trex() -> None:
     assert batch == TrexStf(
         trex_dir=Path("/opt/trex"), profile="cap2/x.yaml", pps_per_m=1e6, arguments=("-c", "4")
     )
+    there = description(
+        "trex-stf --trex-dir /t --trex-ssh me@gen:2222 --trex-ssh-key /k"
+        " --source-mac 02:00:00:00:00:01 --destination-mac 02:00:00:00:00:02"
+    )
+    machine = SshMachine(type="ssh", host="gen", port=2222, user="me", key="/k")
+    assert there.machine == machine and there.macs[0].destination_mac == "02:00:00:00:00:02"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +105,10 @@ def test_trex() -> None:
         ("trex-stl --trex-path 0", "--trex-path", "is not like 0:1"),
         ("trex-stl --trex-path 0:1 --trex-path 2:1", "--trex-path", "no two paths may receive"),
         ("trex-stf", "--trex-dir", "needs it"),
+        ("trex-stf --trex-dir /x --trex-ssh gen:0", "--trex-ssh", "greater than or equal to 1"),
+        ("trex-stf --trex-dir /x --trex-ssh=-oProxyCommand=x", "--trex-ssh", "match pattern"),
+        ("trex-stf --trex-dir /x --trex-ssh-key /k", "--trex-ssh-key", "for --trex-ssh"),
+        ("trex-stf --trex-dir /x --source-mac 02:00:00:00:00:01", "--source-mac", "0 of --destination-mac"),
         ("sim --trex-dir /x", "--trex-dir", "not for --generator sim"),
         ("trex-stf --trex-dir /x --source-ip 10.0.0.1", "--source-ip", "not for --generator trex-stf"),
         ("trex-stl --tx-interface a", "--tx-interface", "not for --generator trex-stl"),

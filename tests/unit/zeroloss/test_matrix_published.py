@@ -288,7 +288,7 @@ def test_what_the_vm_lacks_is_found_before_anything_is_sent(
 def test_a_vm_that_refuses_ssh(
     host: PublishedHost, monkeypatch: pytest.MonkeyPatch, words: str, fix: str
 ) -> None:
-    monkeypatch.setattr("netplugin_zeroloss.matrix.guest._SSH_S", 0.0)
+    monkeypatch.setattr("netplugin_zeroloss.matrix.guest._LOG_IN_S", 0.0)
     (host.folder / "refused").write_text(words)
     with pytest.raises(UnusableInput) as refused:
         host.check(host.description())

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.domain import DomainRunner, source_of, wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm.domain import NICS
 from netplugin_zeroloss.vm.image import Image
-from netplugin_zeroloss.vnf.contract import SshMachine
 
 from netplugin.api.errors import HostError
 from netplugin.api.models import DomainPolicy, RenderedDomain
@@ -153,7 +153,7 @@ def test_a_vm_that_does_not_answer_is_reported_with_the_end_of_its_console(
     assert run.vm is not None
     runner = DomainRunner(source_of(run.vm), "test:///x", "x", 0)
     with pytest.raises(CellError, match=r"did not answer(.|\n)*Kernel panic$") as failed:
-        runner.wait_for_ssh(machine, 0)
+        runner.wait_for(machine, 0)
     assert "first" not in str(failed.value), "its last lines only"
 
 

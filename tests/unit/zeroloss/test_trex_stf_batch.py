@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.generators.choose import TrexStf, make
 from netplugin_zeroloss.generators.contract import Generator
-from netplugin_zeroloss.generators.trex_stf import clock_s, expected_pps
+from netplugin_zeroloss.generators.trex_stf import clock_s, expected_pps, with_macs
 from netplugin_zeroloss.judge import Cause, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, TrialRequest, UnusableInput
+from ruamel.yaml import YAML
 
+from tests.unit.zeroloss.stand_ins import SSH, install
 from tests.unit.zeroloss.trex import DATA, TREE, Trex
 
 #: What was asked in the recordings.
@@ -152,3 +154,80 @@ def test_what_cannot_be(trex: Trex, tmp_path: Path) -> None:
         make(TrexStf(trex_dir=TREE, profile="cap2/none.yaml"))
     with pytest.raises(UnusableInput, match="--trex-cfg: /no/such: no such file"):
         make(TrexStf(trex_dir=TREE, trex_cfg=Path("/no/such")))
+
+
+# -- on another host ------------------------------------------------------------------------------
+
+MACS = (
+    {"source_mac": "02:00:00:00:00:01", "destination_mac": "52:54:00:5a:00:01"},
+    {"source_mac": "02:00:00:00:00:02", "destination_mac": "52:54:00:12:34:56"},
+)
+HOST = {"type": "ssh", "host": "generator", "key": "/k", "known_hosts": "/h"}
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The other host is this one, as root, whoever runs the tests."""
+    return install(tmp_path, monkeypatch, ssh=SSH, id="#!/bin/sh\necho 0\n")
+
+
+def test_a_batch_on_another_host(trex: Trex, ssh: Path, tmp_path: Path) -> None:
+    configuration = tmp_path / "cfg.yaml"
+    configuration.write_text("- interfaces: [0000:03:00.0, 0000:03:00.1]\n  port_info: [{ip: 1.1.1.1}]\n")
+    with generator(
+        machine=HOST, pps_per_m=1e6, trex_cfg=configuration, macs=MACS, arguments=("-c", "$(touch x)")
+    ) as tool:
+        judged = judge(CLEAN, tool.run(CLEAN), 0.005)
+        [started] = trex.calls()
+        written = Path(started["arguments"][7])
+        [made] = YAML(typ="safe").load(written.read_text())
+    assert judged.verdict is Verdict.PASSED, judged.reason
+    assert started["cwd"] == str(TREE) and started["arguments"][8:] == ["-c", "$(touch x)"]
+    assert made["interfaces"] == ["0000:03:00.0", "0000:03:00.1"], "which is no number"
+    assert made["port_info"] == [
+        {"src_mac": one["source_mac"], "dest_mac": one["destination_mac"]} for one in MACS
+    ]
+    assert not written.exists()
+    called = ssh.read_text()
+    assert "root@generator" in called and "-i /k" in called and "UserKnownHostsFile=/h" in called
+    assert called.count("StrictHostKeyChecking=yes") == called.count("root@generator")
+
+
+def test_a_late_batch_on_another_host_is_stopped_there(trex: Trex, ssh: Path) -> None:
+    """The guard there ends it when the connection's input is closed."""
+    trex.play("stf_clean", hangs=True)
+    with generator(machine=HOST, pps_per_m=1e6) as tool:
+        found = tool.run(TrialRequest(80_000, 10))
+    assert found.tx_shortfall > 0
+    [started] = trex.calls()
+    assert not Path(f"/proc/{started['pid']}").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "does", "why"),
+    [
+        ("ssh", "echo Host key verification failed. >&2; exit 255", "--trex-ssh: .*key verification failed"),
+        ("id", "echo 1000", "t-rex-64: TRex needs root"),
+    ],
+)
+def test_a_host_that_cannot_be_used(
+    trex: Trex, ssh: Path, monkeypatch: pytest.MonkeyPatch, program: str, does: str, why: str
+) -> None:
+    monkeypatch.setattr("netplugin_zeroloss.generators.trex_stf._CONNECT_S", 0.0)
+    (ssh.parent / program).write_text(f"#!/bin/sh\n{does}\n")
+    with pytest.raises(UnusableInput, match=why):
+        make(TrexStf(trex_dir=TREE, machine=HOST))
+
+
+def test_a_host_with_an_old_python(trex: Trex, ssh: Path) -> None:
+    python = ssh.parent / "python3"
+    python.write_text("#!/bin/sh\necho 'ImportError: pidfd_open' >&2; exit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(UnusableInput, match=r"needs python3 of version 3\.9 or later: .*ImportError"):
+        make(TrexStf(trex_dir=TREE, machine=HOST))
+
+
+@pytest.mark.parametrize("text", ["", "- {}", "a: [", "- interfaces: 3", "- interfaces: []\n- b"])
+def test_what_is_no_configuration(text: str) -> None:
+    with pytest.raises(UnusableInput, match="--trex-cfg: here is no configuration of TRex"):
+        with_macs(text, [("02:00:00:00:00:01", "02:00:00:00:00:02")], "here")

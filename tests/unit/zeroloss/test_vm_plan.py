@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from lxml import etree
 from netplugin_zeroloss.cli.main import main, parser
-from netplugin_zeroloss.matrix.description import RunDescription, ssh_of
+from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.matrix.description import RunDescription, vm_of
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands
 from netplugin_zeroloss.vm.contents import Contents, Identity, contents
@@ -347,8 +348,8 @@ def test_a_vnf_on_the_image_needs_no_address() -> None:
     )
     for vnf in (run.vnf, run.overrides[0].vnf):
         assert isinstance(vnf, VppDescription) and vnf.nics == NICS[:2]
-        machine = ssh_of(vnf)
-        assert machine is not None and (machine.host, machine.port) == ("127.0.0.1", SSH_PORT)
+        machine = vm_of(vnf)
+        assert isinstance(machine, SshMachine) and (machine.host, machine.port) == ("127.0.0.1", SSH_PORT)
         assert (machine.key, machine.known_hosts) == ("/images/latest/key", "/images/latest/known_hosts")
     assert run.vm is not None and run.vm.placement.pin, "by the plan of the host"
     own = cell_description(

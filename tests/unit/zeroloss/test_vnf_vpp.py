@@ -5,8 +5,6 @@ The VPP here is a stand-in at the edge of its API: it keeps what it is given and
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -16,20 +14,21 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.loss.contract import EvidenceError
+from netplugin_zeroloss.machines.contract import MachineError, SshMachine
+from netplugin_zeroloss.machines.ssh import Ssh, quoted
 from netplugin_zeroloss.vnf import vpp, vpp_api
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
-    SshMachine,
     VnfCores,
     VnfError,
     VnfPort,
     VppDescription,
 )
-from netplugin_zeroloss.vnf.machine import Ssh, quoted
 from netplugin_zeroloss.vnf.vpp import StartupConf, Vpp
 from netplugin_zeroloss.vnf.vpp_api import Api
 
 from netplugin.host.program import ProgramError
+from tests.unit.zeroloss.stand_ins import SSH, VPP, install
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "tools/trex/startup.conf"
 NICS = ("0000:00:05.0", "0000:00:06.0")
@@ -96,35 +95,10 @@ class Stand:
         return [fields for said, fields in self.said if said == message]
 
 
-#: In place of ssh: what is to run in the VM runs here, and a tunnel is a link to the socket.
-SSH = """#!/bin/sh
-echo "$@" >> "$SSH_LOG"
-while [ $# -gt 1 ]; do
-  [ "$1" = -L ] && ln -s "${2#*:}" "${2%%:*}" && exec sleep 60
-  shift
-done
-exec sh -c "$1"
-"""
-#: In place of vpp: makes its API's socket and waits.
-VPP = f"""#!{sys.executable} -ES
-import re, socket, sys, time
-conf = open(sys.argv[2]).read()
-server = socket.socket(socket.AF_UNIX)
-server.bind(re.search("socket-name (.*api.sock)", conf)[1])
-time.sleep(60)
-"""
-
-
 @pytest.fixture
 def vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Programs that replace ssh and vpp; what ssh was called with is in ``log``."""
-    for name, text in (("ssh", SSH), ("vpp", VPP)):
-        program = tmp_path / name
-        program.write_text(text)
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SSH_LOG", str(tmp_path / "log"))
-    yield tmp_path / "log"
+    yield install(tmp_path, monkeypatch, ssh=SSH, vpp=VPP)
 
 
 def _in_a_vm(**fields: Any) -> VppDescription:
@@ -244,7 +218,7 @@ def test_what_the_vm_is_told_arrives_as_it_was_said(vm: Path, tmp_path: Path) ->
         odd = str(directory / "a b; touch $HOME")
         machine.write(odd, "line 1\n'2'\n")
         assert Path(odd).read_text() == "line 1\n'2'\n"
-        with pytest.raises(VnfError, match="No such file"):
+        with pytest.raises(MachineError, match="No such file"):
             machine.run(["cat", "/no/such/file"])
         program = machine.program("it", ["sleep", "60"])
         program.start()
@@ -266,7 +240,7 @@ def test_a_vm_that_still_boots(vm: Path) -> None:
     machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 30)
     machine.close()
     ssh.write_text("#!/bin/sh\necho no route to host >&2\nexit 255\n")
-    with pytest.raises(VnfError, match="no route to host"):
+    with pytest.raises(MachineError, match="no route to host"):
         Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic())
 
 

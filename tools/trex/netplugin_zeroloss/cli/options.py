@@ -104,6 +104,7 @@ class _Option:
 
 _FRAMES: Final = (TCPREPLAY, STL)
 _TREX: Final = (STL, STF)
+_WITH_MACS: Final = (TCPREPLAY, STL, STF)
 _EACH = "once for each path, in their order"
 _OPTIONS: Final = (
     _Option("--sim-device", "device", (SIM,), f"one of {', '.join(FAMILIES)} (default: clean)", "NAME"),
@@ -178,6 +179,21 @@ _OPTIONS: Final = (
         metavar="FILE",
         help="TRex configuration; trex-stl starts a server with it and stops it at the end",
     ),
+    _Option(
+        "--trex-ssh",
+        "ssh",
+        (STF,),
+        metavar="[USER@]HOST[:PORT]",
+        help="host that has TRex, reached by SSH with a key; --trex-dir and --trex-cfg are paths there, and"
+        " its host key must be known (default: this host)",
+    ),
+    _Option(
+        "--trex-ssh-key",
+        "ssh_key",
+        (STF,),
+        metavar="FILE",
+        help="private key for --trex-ssh (default: ssh's own)",
+    ),
     _Option("--trex-server", "server", (STL,), "address of a running server (default: 127.0.0.1)", "HOST"),
     _Option(
         "--trex-sync-port",
@@ -237,15 +253,15 @@ _OPTIONS: Final = (
     _Option(
         "--source-mac",
         "source_mac",
-        _FRAMES,
+        _WITH_MACS,
         metavar="MAC",
         repeated=True,
-        help=f"{_EACH} (default: the address of the transmitting port)",
+        help=f"{_EACH}; trex-stf: for each port (default: the address of the transmitting port)",
     ),
     _Option(
         "--destination-mac",
         "destination_mac",
-        _FRAMES,
+        _WITH_MACS,
         metavar="MAC",
         repeated=True,
         help=f"{_EACH} (default: tcpreplay: the address of the receiving interface, TRex: from"
@@ -317,8 +333,8 @@ def description_of(options: argparse.Namespace) -> Description:
     if kind == STL:
         made["paths"] = _paths(list(map(_ports, given.pop("path", ["0:1"]))), given)
         made["profile_arguments"] = given.pop("arguments", ())
-    if kind == STF and "trex_dir" not in given:
-        raise UnusableInput("--trex-dir", f"--generator {kind} needs it")
+    if kind == STF:
+        made |= _batch(given)
     try:
         return _DESCRIPTION.validate_python(made | given)
     except ValidationError as error:
@@ -341,6 +357,31 @@ def _given(options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
             raise UnusableInput(option.flag, f"--generator {options.generator} needs it")
         if value is not None:
             yield option.field, value
+
+
+def _batch(given: dict[str, Any]) -> dict[str, Any]:
+    """Return machine and MAC addresses of a batch; removes their fields from ``given``."""
+    if "trex_dir" not in given:
+        raise UnusableInput("--trex-dir", f"--generator {STF} needs it")
+    made: dict[str, Any] = {}
+    target, key = given.pop("ssh", None), given.pop("ssh_key", None)
+    if key is not None and target is None:
+        raise UnusableInput("--trex-ssh-key", "it is for --trex-ssh")
+    if target is not None:
+        user, _, host = target.rpartition("@")
+        host, _, port = host.partition(":")
+        chosen = {"user": user, "port": port, "key": key}
+        made["machine"] = {"type": "ssh", "host": host} | {n: value for n, value in chosen.items() if value}
+    sources, destinations = given.pop("source_mac", []), given.pop("destination_mac", [])
+    if len(sources) != len(destinations):
+        raise UnusableInput(
+            "--source-mac", f"{len(sources)} of it, and {len(destinations)} of --destination-mac"
+        )
+    made["macs"] = [
+        {"source_mac": source, "destination_mac": destination}
+        for source, destination in zip(sources, destinations, strict=True)
+    ]
+    return made
 
 
 def _pairs(senders: Sequence[str], receivers: Sequence[str]) -> list[tuple[str, str]]:
@@ -388,6 +429,7 @@ def _shown(value: object) -> str:
 def _flag(location: Sequence[int | str]) -> str:
     """Return the option of a field; the first element of a pydantic location is the generator."""
     fields = {option.field: option.flag for option in _OPTIONS}
+    fields |= dict.fromkeys(("host", "port", "user"), fields["ssh"]) | {"key": fields["ssh_key"]}
     if location[0] == TCPREPLAY:
         fields |= {"paths": fields["tx"], "send": fields["tx"], "receive": fields["rx"]}
     else:

@@ -10,11 +10,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from netplugin_zeroloss.generators.contract import IN_FLIGHT, Generator
 from netplugin_zeroloss.generators.exec import ExecGenerator
-from netplugin_zeroloss.generators.frames import Frames
+from netplugin_zeroloss.generators.frames import Frames, Mac
 from netplugin_zeroloss.generators.sim import sim_generator
 from netplugin_zeroloss.generators.tcpreplay import MOST_BURST, TcpreplayGenerator
 from netplugin_zeroloss.generators.trex_stf import StfProfile, TrexStfGenerator
 from netplugin_zeroloss.generators.trex_stl import StlPath, StlProfile, StlServer, TrexStlGenerator
+from netplugin_zeroloss.machines.contract import LocalMachine, SshMachine
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Paths = TypeVar("_Paths", bound="tuple[TrexPath | InterfacePath, ...]")
@@ -87,12 +88,24 @@ class TrexStl(_Description):
     max_pps: Positive | None = None
 
 
+class PortMacs(_Description):
+    """MAC addresses of the frames that a port sends."""
+
+    source_mac: Mac
+    destination_mac: Mac
+
+
 class TrexStf(_Description):
-    """One stateful batch of TRex per trial: ``t-rex-64 -f PROFILE -m X -d S``."""
+    """One stateful batch of TRex per trial: ``t-rex-64 -f PROFILE -m X -d S``, on ``machine``."""
 
     type: Literal["trex-stf"] = "trex-stf"
+    machine: Annotated[LocalMachine | SshMachine, Field(discriminator="type")] = LocalMachine()
+    #: Paths of the machine.
     trex_dir: Path
+    #: None: TRex's default, /etc/trex_cfg.yaml.
     trex_cfg: Path | None = None
+    #: Per port of the configuration, cyclic; empty: those of the configuration.
+    macs: tuple[PortMacs, ...] = ()
     #: Relative to ``trex_dir``.
     profile: str = "cap2/imix_64_fast.yaml"
     #: Frames per second at ``-m 1``; None: reported by TRex in a short run.
@@ -155,9 +168,15 @@ def make(description: Sim | Exec | TrexStl | TrexStf | Tcpreplay) -> Generator:
         case TrexStf():
             return TrexStfGenerator(
                 description.trex_dir,
-                StfProfile(description.profile, description.trex_cfg, description.arguments),
+                StfProfile(
+                    description.profile,
+                    description.trex_cfg,
+                    description.arguments,
+                    tuple((each.source_mac, each.destination_mac) for each in description.macs),
+                ),
                 description.pps_per_m,
                 description.max_pps or math.inf,
+                description.machine,
             )
         case _:
             assert_never(description)

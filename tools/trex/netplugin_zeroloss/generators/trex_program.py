@@ -1,4 +1,4 @@
-"""Starts ``t-rex-64`` as a server or for one batch, and ends it with its children."""
+"""Starts ``t-rex-64`` as a server or for one batch, here or over SSH, and ends it with its children."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import IO, Final
 
 from netplugin_zeroloss.generators import guard
 from netplugin_zeroloss.generators.guard import STOP_S
+from netplugin_zeroloss.machines.contract import Connected, MachineError
+from netplugin_zeroloss.machines.ssh import Local
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 PROGRAM: Final = "t-rex-64"
@@ -22,24 +24,49 @@ PROGRAM: Final = "t-rex-64"
 _START_S: Final = 120.0
 #: Seconds the guard may need beyond ``STOP_S``.
 _AFTER_STOP_S: Final = 5.0
-_GUARD: Final = Path(guard.__file__)
+_GUARD: Final = Path(guard.__file__).read_text()
 _LOOK_S: Final = 0.2
+
+
+def check_tree(machine: Connected, trex_dir: Path) -> None:
+    """Check that TRex can be started on a machine. Raises: UnusableInput."""
+    if not there(machine, trex_dir / PROGRAM):
+        raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
+    if not _is_root(machine):
+        raise UnusableInput(PROGRAM, "TRex needs root: it takes ports from the kernel")
+    try:
+        machine.run([_python(machine), "-I", "-c", "from os import pidfd_open"])
+    except MachineError as error:
+        raise UnusableInput(PROGRAM, f"its machine needs python3 of version 3.9 or later: {error}") from error
+
+
+def there(machine: Connected, path: Path) -> bool:
+    """Whether a machine has this file."""
+    try:
+        machine.run(["test", "-f", str(path)])
+    except MachineError:
+        return False
+    return True
+
+
+def _is_root(machine: Connected) -> bool:
+    return os.geteuid() == 0 if isinstance(machine, Local) else machine.run(["id", "-u"]).strip() == "0"
+
+
+def _python(machine: Connected) -> str:
+    return sys.executable if isinstance(machine, Local) else "python3"
 
 
 class TrexProgram:
     """One run of ``t-rex-64``; it ends when this process is killed. The caller closes it."""
 
-    def __init__(self, trex_dir: Path, arguments: Sequence[str]) -> None:
-        """Raises: UnusableInput if ``t-rex-64`` is missing or this process is not root."""
-        if not (trex_dir / PROGRAM).is_file():
-            raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
-        if os.geteuid() != 0:
-            raise UnusableInput(PROGRAM, "TRex needs root: it takes ports from the kernel")
+    def __init__(self, machine: Connected, trex_dir: Path, arguments: Sequence[str]) -> None:
         self._said: IO[bytes] = tempfile.TemporaryFile()
-        # t-rex-64 finds its files relative to the working directory.
+        # t-rex-64 finds its files relative to the working directory. Over SSH, the guard's input closes when
+        # the connection does.
+        guarded = [_python(machine), "-I", "-c", _GUARD, f"./{PROGRAM}", *arguments]
         self._guard = subprocess.Popen(
-            [sys.executable, "-P", str(_GUARD), f"./{PROGRAM}", *arguments],
-            cwd=trex_dir,
+            machine.command(["sh", "-c", 'cd "$0" && exec "$@"', str(trex_dir), *guarded]),
             stdin=subprocess.PIPE,
             stdout=self._said,
             stderr=subprocess.STDOUT,
@@ -78,36 +105,44 @@ class TrexProgram:
 class TrexServer:
     """A TRex server for stateless clients, started here. The caller closes it."""
 
+    _program: TrexProgram | None = None
+
     def __init__(self, trex_dir: Path, configuration: Path, sync_port: int) -> None:
         """Start the server and wait until it listens. Raises: UnusableInput, GeneratorError."""
         if not configuration.is_file():
             raise UnusableInput("--trex-cfg", f"{configuration}: no such file")
+        self._machine = Local()
+        try:
+            self._start(trex_dir, configuration, sync_port)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, trex_dir: Path, configuration: Path, sync_port: int) -> None:
+        check_tree(self._machine, trex_dir)
         if _listens(sync_port):
             raise GeneratorError(
                 f"port {sync_port} is taken: does another TRex run? Leave out --trex-cfg to use it, or"
                 " give this one other ports (zmq_rpc_port, zmq_pub_port) and say them"
                 " (--trex-sync-port, --trex-async-port)"
             )
-        self._program = TrexProgram(
-            trex_dir, ["-i", "--no-scapy-server", "--cfg", str(configuration.resolve())]
-        )
-        try:
-            deadline = time.monotonic() + _START_S
-            while not _listens(sync_port):
-                if self._program.wait(_LOOK_S):
-                    raise GeneratorError(f"{PROGRAM} ended:\n{log_tail(self._program.said)}")
-                if time.monotonic() > deadline:
-                    raise GeneratorError(
-                        f"{PROGRAM} does not answer on port {sync_port} after {_START_S:g} s:\n"
-                        + log_tail(self._program.said)
-                    )
-        except BaseException:
-            self.close()
-            raise
+        arguments = ["-i", "--no-scapy-server", "--cfg", str(configuration.resolve())]
+        self._program = TrexProgram(self._machine, trex_dir, arguments)
+        deadline = time.monotonic() + _START_S
+        while not _listens(sync_port):
+            if self._program.wait(_LOOK_S):
+                raise GeneratorError(f"{PROGRAM} ended:\n{log_tail(self._program.said)}")
+            if time.monotonic() > deadline:
+                raise GeneratorError(
+                    f"{PROGRAM} does not answer on port {sync_port} after {_START_S:g} s:\n"
+                    + log_tail(self._program.said)
+                )
 
     def close(self) -> None:
         """Stop the server. Idempotent."""
-        self._program.close()
+        if self._program is not None:
+            self._program.close()
+        self._machine.close()
 
 
 def log_tail(text: str) -> str:

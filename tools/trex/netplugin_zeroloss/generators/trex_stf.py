@@ -14,15 +14,19 @@ Observed with TRex 3.08:
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.generators.trex_program import PROGRAM, TrexProgram, log_tail
+from netplugin_zeroloss.generators.trex_program import PROGRAM, TrexProgram, check_tree, log_tail, there
+from netplugin_zeroloss.machines import choose as machines
+from netplugin_zeroloss.machines.contract import Connected, LocalMachine, MachineError, SshMachine
 from netplugin_zeroloss.values import (
     Direction,
     GeneratorError,
@@ -197,6 +201,11 @@ _PROBE_S: Final = 3.0
 #: Rates are printed with two decimals: an error of 0.005 % at this number.
 _ENOUGH_DIGITS: Final = 100.0
 _LOOK_S: Final = 1.0
+#: Seconds to connect to the machine.
+_CONNECT_S: Final = 10.0
+_HERE: Final = LocalMachine()
+#: What t-rex-64 takes without --cfg.
+_DEFAULT_CFG: Final = Path("/etc/trex_cfg.yaml")
 _UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
@@ -205,8 +214,11 @@ class StfProfile:
     """``file`` is relative to the TRex directory. ``arguments``: additional options for ``t-rex-64``."""
 
     file: str = "cap2/imix_64_fast.yaml"
+    #: None: TRex's default.
     configuration: Path | None = None
     arguments: tuple[str, ...] = ()
+    #: Source and destination MAC address per port, in their order, cyclic; empty: those of the configuration.
+    macs: tuple[tuple[str, str], ...] = ()
 
 
 class TrexStfGenerator(Generator):
@@ -218,21 +230,30 @@ class TrexStfGenerator(Generator):
         profile: StfProfile,
         pps_per_m: float | None = None,
         max_pps: float = math.inf,
+        machine: LocalMachine | SshMachine = _HERE,
     ) -> None:
         """``pps_per_m``: frames per second at ``-m 1``; None: measured in a short run before the first trial.
 
+        ``machine`` has TRex; all paths are paths there.
+
         Raises: UnusableInput.
         """
-        if not (trex_dir / PROGRAM).is_file():
-            raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
-        if not (trex_dir / profile.file).is_file():
-            raise UnusableInput("--trex-profile", f"{trex_dir / profile.file}: no such file")
-        if profile.configuration is not None and not profile.configuration.is_file():
-            raise UnusableInput("--trex-cfg", f"{profile.configuration}: no such file")
         self._trex_dir = trex_dir
         self._profile = profile
         self._pps_per_m = pps_per_m
         self._program: TrexProgram | None = None
+        try:
+            self._machine = _connected(machine)
+        except MachineError as error:
+            raise UnusableInput("--trex-ssh", str(error)) from error
+        try:
+            self._configuration = self._checked()
+        except MachineError as error:
+            self._machine.close()
+            raise UnusableInput("--trex-ssh", str(error)) from error
+        except BaseException:
+            self._machine.close()
+            raise
         self._info = GeneratorInfo(
             f"TRex stateful ({profile.file})", max_pps, can_abort=False, min_trial_s=MIN_TRIAL_S
         )
@@ -252,11 +273,29 @@ class TrexStfGenerator(Generator):
     def close(self) -> None:
         if self._program is not None:
             self._program.close()
+        self._machine.close()
+
+    def _checked(self) -> str | None:
+        """Check the files of the run; returns the configuration to use, with the MAC addresses in it."""
+        machine, profile = self._machine, self._profile
+        check_tree(machine, self._trex_dir)
+        if not there(machine, self._trex_dir / profile.file):
+            raise UnusableInput("--trex-profile", f"{self._trex_dir / profile.file}: no such file")
+        if profile.configuration is None and not profile.macs:
+            return None
+        given = profile.configuration or _DEFAULT_CFG
+        if not there(machine, given):
+            raise UnusableInput("--trex-cfg", f"{given}: no such file")
+        if not profile.macs:
+            return machine.run(["realpath", str(given)]).strip()
+        path = f"{machine.directory}/trex_cfg.yaml"
+        machine.write(path, with_macs(machine.run(["cat", str(given)]), profile.macs, str(given)))
+        return path
 
     def _batch(self, multiplier: float, duration_s: float) -> tuple[str, bool]:
         """Run one batch; returns its output and whether it ended by itself. A late batch is interrupted."""
         profile = self._profile
-        where = ["--cfg", str(profile.configuration.resolve())] if profile.configuration else []
+        where = ["--cfg", self._configuration] if self._configuration else []
         arguments = [
             "-f",
             profile.file,
@@ -267,7 +306,7 @@ class TrexStfGenerator(Generator):
             *where,
             *profile.arguments,
         ]
-        self._program = TrexProgram(self._trex_dir, arguments)
+        self._program = TrexProgram(self._machine, self._trex_dir, arguments)
         late_s = duration_s * (1 + _LATE_PART) + _LATE_S
         deadline = time.monotonic() + _AROUND_S + late_s
         try:
@@ -287,6 +326,40 @@ class TrexStfGenerator(Generator):
         multiplier = _PROBE_M * _ENOUGH_DIGITS / max(mantissa, 1.0)
         pps, _ = expected_pps(self._batch(multiplier, _PROBE_S)[0])
         return pps / multiplier
+
+
+def _connected(description: LocalMachine | SshMachine) -> Connected:
+    made = machines.make(description, time.monotonic() + _CONNECT_S)
+    assert isinstance(made, Connected)
+    return made
+
+
+def with_macs(text: str, macs: Sequence[tuple[str, str]], where: str) -> str:
+    """Return a TRex configuration with these source and destination MAC addresses (pure).
+
+    Addresses and gateways of ports are dropped: TRex would resolve the destinations by ARP.
+    Raises: UnusableInput if the text is no TRex configuration.
+    """
+    # Here, because `search` also runs without the dependencies of the distribution.
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString as Quoted
+
+    # The rest stays as it is written: to other parsers, 0000:03:00.0 is a number.
+    parser, out = YAML(), io.StringIO()
+    parser.preserve_quotes = True
+    try:
+        whole = parser.load(text)
+        [configuration] = whole
+        ports = len(configuration["interfaces"])
+    except (YAMLError, ValueError, KeyError, TypeError) as error:
+        raise UnusableInput("--trex-cfg", f"{where} is no configuration of TRex: {error!r:.200}") from error
+    chosen = [macs[number % len(macs)] for number in range(ports)]
+    configuration["port_info"] = [
+        {"src_mac": Quoted(source), "dest_mac": Quoted(destination)} for source, destination in chosen
+    ]
+    parser.dump(whole, out)
+    return out.getvalue()
 
 
 def expected_pps(text: str) -> tuple[float, float]:

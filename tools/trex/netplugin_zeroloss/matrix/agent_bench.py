@@ -19,6 +19,7 @@ from netplugin.tuning.facts import Facts
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
 from netplugin_zeroloss.generators import choose as generators
+from netplugin_zeroloss.generators.choose import PortMacs
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.loss import choose as evidence
@@ -33,7 +34,7 @@ from netplugin_zeroloss.matrix.bench import (
     wait_until_forwarding,
 )
 from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
-from netplugin_zeroloss.matrix.description import End, RunDescription, Vm, in_mode, pmd_count, ssh_of
+from netplugin_zeroloss.matrix.description import End, RunDescription, Vm, in_mode, pmd_count, vm_of
 from netplugin_zeroloss.matrix.domain import DomainRunner, source_of
 from netplugin_zeroloss.matrix.findings import Finding, of_error, require
 from netplugin_zeroloss.matrix.guest import look_into
@@ -180,7 +181,7 @@ class AgentBench(Bench):
     def _guest_findings(self, tasks: Sequence[CellTask]) -> Iterator[Finding]:
         """Yield what the VM of the VNF lacks; a VM of the run is started for it, without test NICs."""
         vm, seconds = self._description.vm, self._description.timeouts.boot
-        guests = [(vnf, machine) for vnf in self._vnfs(tasks) if (machine := ssh_of(vnf)) is not None]
+        guests = [(vnf, machine) for vnf in self._vnfs(tasks) if (machine := vm_of(vnf)) is not None]
         with ExitStack() as parts:
             try:
                 domain = self._domain
@@ -191,13 +192,13 @@ class AgentBench(Bench):
                     parts.enter_context(domain.running(domain.template))
                 for vnf, machine in guests:
                     if domain is not None:
-                        domain.wait_for_ssh(machine, seconds)
+                        domain.wait_for(machine, seconds)
                     assert isinstance(vnf, VppDescription)
                     yield from look_into(vnf, machine)
             except NetpluginError as error:
                 yield of_error("vm", error, "look at libvirt's log, and at that of its QEMU")
             except CellError as error:
-                fix = "look at its console, and at the address and the SSH server in the image"
+                fix = "look at its console; has the image an SSH server, or a shell on the console?"
                 yield Finding("vm", str(error), fix)
 
     def recover(self) -> None:
@@ -312,9 +313,9 @@ class AgentBench(Bench):
         setup["vm"] = domain.source.addressed(rendered, [end.mac for end in self._ports.ends])
         parts.enter_context(domain.running(setup["vm"]))
         vnf = self._description.vnf_of(cell)
-        machine = ssh_of(vnf) if vnf is not None else None
+        machine = vm_of(vnf) if vnf is not None else None
         if machine is not None:
-            domain.wait_for_ssh(machine, self._description.timeouts.boot)
+            domain.wait_for(machine, self._description.timeouts.boot)
 
     def _start_vnf(
         self, parts: ExitStack, task: CellTask, ports: Sequence[VnfPort], setup: dict[str, Any]
@@ -352,8 +353,11 @@ class AgentBench(Bench):
 def addressed(description: generators.Description, ends: Sequence[End]) -> generators.Description:
     """Fill in missing MAC addresses: to the VNF's port, and from the address that the VNF sends to.
 
-    Even paths enter at the first end, odd ones at the second.
+    Even paths, and even ports of a batch, enter at the first end, odd ones at the second.
     """
+    if isinstance(description, generators.TrexStf) and not description.macs:
+        macs = tuple(PortMacs(source_mac=end.peer_mac, destination_mac=end.mac) for end in ends)
+        return description.model_copy(update={"macs": macs})
     if not isinstance(description, generators.Tcpreplay | generators.TrexStl):
         return description
     paths = []

@@ -14,6 +14,7 @@ from netplugin.host.cpus import parse_list
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import NO_BACKEND, Cell
 from netplugin_zeroloss.loss import choose as evidences
+from netplugin_zeroloss.machines.contract import ConsoleMachine, SshMachine
 from netplugin_zeroloss.matrix.yaml_model import parse
 from netplugin_zeroloss.values import MIXES, UnusableInput, mean_size
 from netplugin_zeroloss.vm.domain import HOST, NICS, SSH_PORT, USER
@@ -229,10 +230,10 @@ def _in_the_image(vm: Any, vnf: Any) -> Any:
     return {"nics": list(NICS[:2]), **vnf, "machine": machine}
 
 
-def ssh_of(vnf: vnfs.Description) -> vnfs.SshMachine | None:
-    """Return the SSH access to the VM of this VNF, if it runs in one."""
+def vm_of(vnf: vnfs.Description) -> SshMachine | ConsoleMachine | None:
+    """Return the access to the VM of this VNF, if it runs in one."""
     machine = vnf.machine if isinstance(vnf, vnfs.VppDescription) else None
-    return machine if isinstance(machine, vnfs.SshMachine) else None
+    return machine if isinstance(machine, SshMachine | ConsoleMachine) else None
 
 
 # -- The run description: the models of its YAML file, validated before any traffic. --------------
@@ -397,8 +398,8 @@ class RunDescription(Section):
         if self.agent is None:
             yield "vm: it needs an agent, which gives it its NICs"
         for vnf in chosen:
-            if vnf is not None and not (ssh_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
-                yield "vm: the VNF must run in it: machine: {type: ssh, ...}, or type: external"
+            if vnf is not None and not (vm_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
+                yield "vm: the VNF must run in it: machine: {type: ssh or console, ...}, or type: external"
 
     def _about_modes(self) -> Iterator[str]:
         if self.agent is None:

@@ -16,6 +16,8 @@ from lxml import etree
 from netplugin.api.errors import NetpluginError
 from netplugin.host.processes import run
 from netplugin.libvirt.needs import size_kb
+from netplugin_zeroloss.machines import choose as machines
+from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError, SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
@@ -25,7 +27,6 @@ from netplugin_zeroloss.vm.domain import SSH_PORT, with_fixed_addresses
 from netplugin_zeroloss.vm.domain import domain as domain_on
 from netplugin_zeroloss.vm.image import BUILD, FOLDER, Image
 from netplugin_zeroloss.vm.image import read as read_image
-from netplugin_zeroloss.vnf.contract import SshMachine
 
 #: Timeout of one virsh call, in seconds.
 _CALL_S = 60.0
@@ -218,10 +219,10 @@ class DomainRunner:
             finally:
                 self._stop()
 
-    def wait_for_ssh(self, machine: SshMachine, seconds: float) -> None:
-        """Wait for the SSH server of the VM. Raises: CellError with the end of its console."""
+    def wait_for(self, machine: SshMachine | ConsoleMachine, seconds: float) -> None:
+        """Wait until the VM can be reached. Raises: CellError with the end of its console."""
         try:
-            wait_for_ssh(machine.host, machine.port, seconds)
+            wait_for_vm(machine, seconds)
         except CellError as error:
             raise CellError(f"{error}{self.source.console_tail(self._name)}") from error
 
@@ -248,6 +249,17 @@ class DomainRunner:
     def _virsh(self, *words: str, stdin: str | None = None) -> str:
         deadline = time.monotonic() + _CALL_S
         return run(["virsh", "-c", self._uri, *words], step="vm", deadline=deadline, stdin=stdin)
+
+
+def wait_for_vm(machine: SshMachine | ConsoleMachine, seconds: float) -> None:
+    """Wait until a booting VM can be reached. Raises: CellError."""
+    if isinstance(machine, SshMachine):
+        wait_for_ssh(machine.host, machine.port, seconds)
+        return
+    try:
+        machines.make(machine, time.monotonic() + seconds).close()
+    except MachineError as error:
+        raise CellError(f"the VM did not answer on its console within {seconds:g} s: {error}") from error
 
 
 def wait_for_ssh(host: str, port: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Whether the VM of the VNF has what the VNF needs, read over SSH before anything is sent."""
+"""Whether the VM of the VNF has what the VNF needs, read before anything is sent."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ import shlex
 import time
 from collections.abc import Iterator
 
+from netplugin_zeroloss.machines import choose as machines
+from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError, SshMachine
+from netplugin_zeroloss.machines.ssh import ssh_fix
 from netplugin_zeroloss.matrix.findings import Finding
 from netplugin_zeroloss.vm.image import BUILD
-from netplugin_zeroloss.vnf.contract import SshMachine, VnfError, VppDescription
-from netplugin_zeroloss.vnf.machine import Ssh
+from netplugin_zeroloss.vnf.contract import VppDescription
 
-#: Seconds for SSH once its server answers.
-_SSH_S = 10.0
+#: Seconds to log in once the VM answers.
+_LOG_IN_S = 10.0
 #: Drivers with which VPP takes a NIC.
 _DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+#: VPP's default main-heap-size; without it VPP ends with a segmentation fault.
+_HEAP_MB = 1024
 #: Prints one line `name value` for each fact; a NIC that is not there has the driver that it will get.
 _LOOK = """
 echo program $(command -v -- {program})
+echo memory $(awk '/^MemAvailable/ {{print int($2 / 1024)}}' /proc/meminfo)
 echo pages $(awk '/^HugePages_Total/ {{print $2}}' /proc/meminfo)
 echo module $(modprobe -n vfio-pci 2> /dev/null && echo yes)
 echo iommu $(ls /sys/kernel/iommu_groups 2> /dev/null | head -n 1)
@@ -32,19 +37,19 @@ done
 """
 
 
-def look_into(vnf: VppDescription, machine: SshMachine) -> Iterator[Finding]:
+def look_into(vnf: VppDescription, machine: SshMachine | ConsoleMachine) -> Iterator[Finding]:
     """Yield the findings about a running VM."""
-    where = f"ssh {machine.user}@{machine.host}"
+    where = f"ssh {machine.user}@{machine.host}" if isinstance(machine, SshMachine) else "in the VM:"
     try:
-        there = Ssh(machine, time.monotonic() + _SSH_S)
-    except VnfError as error:
+        there = machines.make(machine, time.monotonic() + _LOG_IN_S)
+    except MachineError as error:
         yield _refused(machine, str(error))
         return
     try:
         nics = " ".join(map(shlex.quote, vnf.nics))
         printed = there.run(["sh", "-c", _LOOK.format(program=shlex.quote(vnf.binary), nics=nics)])
-    except VnfError as error:
-        yield Finding("ssh", str(error), f"try it by hand: {where} true")
+    except MachineError as error:
+        yield Finding(machine.type, str(error), f"try it by hand: {where} true")
         return
     finally:
         there.close()
@@ -62,6 +67,9 @@ def _about(vnf: VppDescription, facts: dict[str, str], where: str) -> Iterator[F
     if vnf.hugepages and facts.get("pages", "") in ("", "0"):
         fix = f"{where} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"
         yield Finding("guest", "the VM has no hugepages", fix)
+    if (memory := facts.get("memory", "")).isdecimal() and int(memory) < _HEAP_MB:
+        found = f"the VM has {memory} MB free besides its hugepages, and VPP's heap takes {_HEAP_MB} MB"
+        yield Finding("guest", found, "give the VM more memory, or fewer hugepages")
     drivers = {nic: facts.get(nic, "") for nic in vnf.nics}
     for nic, driver in drivers.items():
         if driver not in _DRIVERS:
@@ -70,7 +78,7 @@ def _about(vnf: VppDescription, facts: dict[str, str], where: str) -> Iterator[F
                 f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and VPP needs"
                 f" {_DRIVERS[0]}",
                 f"{where} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
-                " arguments",
+                " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic",
             )
     if "vfio-pci" in drivers.values() and not facts.get("module"):
         yield Finding("guest", "the VM has no module vfio-pci", "install a whole kernel package there")
@@ -82,15 +90,7 @@ def _about(vnf: VppDescription, facts: dict[str, str], where: str) -> Iterator[F
         )
 
 
-def _refused(machine: SshMachine, why: str) -> Finding:
-    target = f"{machine.user}@{machine.host}"
-    port = f" -p {machine.port}" if machine.port != 22 else ""
-    file = machine.known_hosts or "~/.ssh/known_hosts"
-    if "Host key verification failed" in why:
-        fix = f"compare the VM's host key, then ssh-keyscan{port} {machine.host} >> {file}"
-    elif "Permission denied" in why:
-        key = f" -i {machine.key}.pub" if machine.key else ""
-        fix = f"ssh-copy-id{key}{port} {target}"
-    else:
-        fix = f"start the VM, and try it by hand: ssh{port} {target} true"
-    return Finding("ssh", f"{target} cannot be used: {why}", fix)
+def _refused(machine: SshMachine | ConsoleMachine, why: str) -> Finding:
+    if isinstance(machine, ConsoleMachine):
+        return Finding("console", why, "start the VM with a shell, or a log-in prompt, on this serial port")
+    return Finding("ssh", f"{machine.user}@{machine.host} cannot be used: {why}", ssh_fix(machine, why))

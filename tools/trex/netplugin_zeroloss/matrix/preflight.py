@@ -18,6 +18,8 @@ from netplugin.tuning.facts import Facts
 from netplugin.tuning.root import known
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell
+from netplugin_zeroloss.machines.contract import ConsoleMachine, LocalMachine, SshMachine
+from netplugin_zeroloss.machines.ssh import ssh_fix
 from netplugin_zeroloss.matrix.bench import check_generators
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.findings import Finding, of_error
@@ -219,7 +221,11 @@ def about_generators(chosen: Iterable[generators.Description]) -> Iterator[Findi
         try:
             check_generators(iter([description]))
         except (UnusableInput, GeneratorError) as error:
-            yield Finding("generator", str(error), _GENERATORS[description.type])
+            fix = _GENERATORS[description.type]
+            if isinstance(description, generators.TrexStf) and isinstance(description.machine, SshMachine):
+                yield from _about_ssh(description.machine)
+                fix = f"{ssh_fix(description.machine, str(error))}; {fix}"
+            yield Finding("generator", str(error), fix)
 
 
 def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | None) -> Iterator[Finding]:
@@ -234,11 +240,11 @@ def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | N
                 yield from about_hugepages(vnf.needs_mb(2), "testpmd", facts)
         if not isinstance(vnf, vnfs.VppDescription):
             continue
-        yield about_vpp_papi()
-        if isinstance(vnf.machine, vnfs.SshMachine):
-            yield from about_program("ssh", "openssh-client", "ssh")
-            yield from _about_key(vnf.machine, image)
-        else:
+        if not isinstance(vnf.machine, ConsoleMachine):
+            yield about_vpp_papi()
+        if isinstance(vnf.machine, SshMachine):
+            yield from _about_ssh(vnf.machine, image)
+        if isinstance(vnf.machine, LocalMachine):
             yield from about_program(vnf.binary, "vpp", "vnf")
 
 
@@ -258,7 +264,8 @@ def about_vpp_papi() -> Finding:
     return Finding("vpp-papi", "vpp-papi is installed")
 
 
-def _about_key(machine: vnfs.SshMachine, image: Path | None) -> Iterator[Finding]:
+def _about_ssh(machine: SshMachine, image: Path | None = None) -> Iterator[Finding]:
+    yield from about_program("ssh", "openssh-client", "ssh")
     for name in filter(None, (machine.key, machine.known_hosts)):
         path = Path(name)
         if path.parent == image and not path.parent.exists():

@@ -21,6 +21,8 @@ from netplugin_zeroloss.loss.contract import (
     DropCounters,
     EvidenceError,
 )
+from netplugin_zeroloss.machines import choose as machines
+from netplugin_zeroloss.machines.contract import LocalMachine
 
 # -- The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames.
 
@@ -202,29 +204,7 @@ class OwnProgram(Vnf):
 
 #: Program name, looked up in PATH, or path; must not look like an option.
 ProgramName = Annotated[str, StringConstraints(pattern=r"^[^-\s][^\n]*$", max_length=4096, strict=True)]
-_HostName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$", max_length=255, strict=True)
-]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
-
-
-class LocalMachine(Value):
-    """This machine: the VNF attaches directly to the VM side of the ports."""
-
-    type: Literal["local"] = "local"
-
-
-class SshMachine(Value):
-    """A VM with the ports as its NICs. Authentication is by key only (BatchMode)."""
-
-    type: Literal["ssh"]
-    host: _HostName
-    port: Annotated[int, Field(ge=1, le=65535)] = 22
-    user: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] = "root"
-    #: Private key file; null: ssh's default.
-    key: str | None = None
-    #: File with the VM's host key; null: ssh's default. Unknown keys are rejected.
-    known_hosts: str | None = None
 
 
 class ForwardMode(StrEnum):
@@ -285,7 +265,8 @@ class VppDescription(Value):
 
     type: Literal["vpp"]
     binary: ProgramName = "vpp"
-    machine: Annotated[LocalMachine | SshMachine, Field(discriminator="type")] = LocalMachine()
+    #: This machine: VPP attaches directly to the VM side of the ports. Others: VMs with the ports as NICs.
+    machine: machines.Description = LocalMachine()
     #: PCI addresses of the ports inside the VM, in port order; empty if VPP runs on this machine.
     nics: tuple[PciAddress, ...] = ()
     #: Receive queues per port; null: those of the port.

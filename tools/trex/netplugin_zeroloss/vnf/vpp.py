@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import IPv4Address
@@ -13,9 +14,10 @@ from typing import Any, Protocol
 from netplugin.host import cpus
 from netplugin.host.program import Program, ProgramError
 from netplugin_zeroloss.loss.contract import DropCounters
+from netplugin_zeroloss.machines import choose as machines
+from netplugin_zeroloss.machines.contract import Connected, LocalMachine, Machine
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
-    LocalMachine,
     Vnf,
     VnfCores,
     VnfError,
@@ -24,8 +26,8 @@ from netplugin_zeroloss.vnf.contract import (
     VppDescription,
 )
 from netplugin_zeroloss.vnf.dpdk import check_cores, devices_of
-from netplugin_zeroloss.vnf.machine import VnfMachine, machine_of
 from netplugin_zeroloss.vnf.vpp_api import Api, StatsProgram, StatsSegment, VppCounters, VppPlace
+from netplugin_zeroloss.vnf.vpp_cli import Cli
 
 # -- API messages that configure VPP to route between pairs of ports. -----------------------------
 
@@ -79,13 +81,14 @@ def _far(number: int) -> str:
 # -- The VNF ``vpp``: routes all frames of a port to a static neighbour behind its partner port. --
 
 
+_LAST_LINES = 12
 _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
 #: Plug-ins for ports that VPP drives without DPDK on this machine.
 _PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
 
 
 class VppClient(Protocol):
-    """Interface to VPP's API: ``Api``, or a fake in tests."""
+    """Interface to VPP's API: ``Api``, ``Cli``, or a fake in tests."""
 
     def call(self, message: str, **fields: Any) -> Any: ...
     def dump(self, message: str, **fields: Any) -> list[Any]: ...
@@ -112,7 +115,7 @@ class Vpp(Vnf):
         self._local = isinstance(description.machine, LocalMachine)
         _check_ports(description, ports)
         self._queues = description.rx_queues or max(port.queues for port in ports)
-        self._machine: VnfMachine | None = None
+        self._machine: Machine | None = None
         self._program: Program | None = None
         self._api: VppClient | None = None
         self._counters: VppCounters | None = None
@@ -129,14 +132,14 @@ class Vpp(Vnf):
         if self._local:
             check_cores(self._cores)
             devices_of(self._ports)
-        self._machine = machine = machine_of(self._description.machine, deadline)
+        self._machine = machine = machines.make(self._description.machine, deadline)
         conf = self._conf(machine.directory)
         path = f"{machine.directory}/startup.conf"
         machine.write(path, conf.text())
         self._program = program = machine.program("vpp", [self._description.binary, "-c", path])
         program.start()
         program.wait_for(lambda: _is_socket(machine, conf.api_socket), deadline, "its API is there")
-        self._api = api = self._connect(machine.socket(conf.api_socket, deadline))
+        self._api = api = self._client(machine, conf, deadline)
         version = str(api.call("show_version").version)
         self._interfaces = [self._interface(number) for number in range(len(self._ports))]
         for message, fields in routing(self._ports, self._interfaces):
@@ -149,7 +152,9 @@ class Vpp(Vnf):
             )
         queues = self._rx_queues()
         self._counters = (
-            StatsSegment(conf.stats_socket) if self._local else StatsProgram(machine, conf.stats_socket)
+            StatsSegment(conf.stats_socket)
+            if self._local
+            else StatsProgram(machine, self._tool("vpp_get_stats"), conf.stats_socket)
         )
         return VnfInfo("vpp", version, queues, {"startup.conf": conf.text()})
 
@@ -182,6 +187,16 @@ class Vpp(Vnf):
             self._machine = None
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def _client(self, machine: Machine, conf: StartupConf, deadline: float) -> VppClient:
+        if isinstance(machine, Connected):
+            return self._connect(machine.socket(conf.api_socket, deadline))
+        return Cli(machine.run, self._tool("vppctl"), conf.cli_socket)
+
+    def _tool(self, name: str) -> str:
+        """Return a program of VPP, which is where VPP is."""
+        binary = self._description.binary
+        return str(Path(binary).with_name(name)) if "/" in binary else name
 
     def _conf(self, directory: str) -> StartupConf:
         nics = self._description.nics or tuple(
@@ -271,14 +286,16 @@ class Vpp(Vnf):
         return self._api
 
     def _log(self) -> str:
-        """Return the end of VPP's log, which contains configuration errors."""
+        """Return the end of the log of a running VPP, or of what one that has ended wrote."""
         if self._machine is None:
             return ""
-        try:
-            lines = self._machine.run(["tail", "-n", "8", f"{self._machine.directory}/vpp.log"])
-        except ProgramError:
-            return ""
-        return "".join(f"\n  {line}" for line in lines.splitlines())
+        directory = self._machine.directory
+        asked = [self._tool("vppctl"), "-s", f"{directory}/cli.sock", "show", "log"]
+        for command in (asked, ["cat", f"{directory}/vpp.log"]):
+            with suppress(ProgramError):
+                lines = self._machine.run(command).splitlines()
+                return "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
+        return ""
 
 
 def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
@@ -293,11 +310,11 @@ def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
         if port.attachment in (Attachment.VHOST_USER, Attachment.TAP):
             raise VnfError(
                 f"vpp cannot take {port.device} on this machine: it is the switch's side of"
-                " vhost-user, as OVS is. Put it into a VM (machine: ssh), or use testpmd"
+                " vhost-user, as OVS is. Put it into a VM (machine: ssh or console), or use testpmd"
             )
 
 
-def _is_socket(machine: VnfMachine, path: str) -> bool:
+def _is_socket(machine: Machine, path: str) -> bool:
     try:
         machine.run(["test", "-S", path])
     except ProgramError:
@@ -335,6 +352,10 @@ class StartupConf:
         return f"{self.directory}/api.sock"
 
     @property
+    def cli_socket(self) -> str:
+        return f"{self.directory}/cli.sock"
+
+    @property
     def stats_socket(self) -> str:
         return f"{self.directory}/stats.sock"
 
@@ -349,7 +370,7 @@ class StartupConf:
                     "unix",
                     "nodaemon",
                     f"runtime-dir {self.directory}",
-                    f"cli-listen {self.directory}/cli.sock",
+                    f"cli-listen {self.cli_socket}",
                     f"log {self.directory}/vpp.log",
                 ),
                 _section("socksvr", f"socket-name {self.api_socket}"),
@@ -357,6 +378,8 @@ class StartupConf:
                 _section("cpu", *self._cpu()),
                 _section("buffers", f"buffers-per-numa {buffers}", *page),
                 _section("plugins", *self._plugins()),
+                # By default 9000: DPDK then refuses a NIC that tells the MTU of its network.
+                _section("ethernet", f"default-mtu {self.mtu}"),
                 *([_section("dpdk", *self._dpdk())] if self.nics else []),
             ]
         )
@@ -382,7 +405,8 @@ class StartupConf:
             # With the default of 10 s, frames missed by the NIC would be counted in a later trial.
             "stats-poll-interval 0.1",
             *([] if self.hugepages else ["no-hugetlb"]),
-            f"dev default {{ {queues} {rings} }}",
+            # Workers poll, and uio_pci_generic has no interrupt per queue: the port would stay down.
+            f"dev default {{ {queues} {rings} no-rx-interrupts }}",
             *(
                 f"dev {nic} {{ name {INTERFACE.format(number=number)} }}"
                 for number, nic in enumerate(self.nics)

@@ -1,52 +1,21 @@
-"""The machine of a VNF: this one, or a VM over SSH."""
+"""This machine, and machines over SSH."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from netplugin.host.processes import remaining
 from netplugin.host.program import Program, ProgramError, own_directory
-from netplugin_zeroloss.vnf.contract import LocalMachine, SshMachine, VnfError
+from netplugin_zeroloss.machines.contract import Connected, MachineError, SshMachine, run_here
 
-_COMMAND_S = 20.0
 _AGAIN_S = 1.0
 
 
-class VnfMachine(ABC):
-    """A machine that runs commands given as argument lists. The caller closes it."""
-
-    #: New directory on the machine for sockets and files of this VNF.
-    directory: str
-
-    @abstractmethod
-    def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
-        """Run a short command and return its output. Raises: VnfError with the error text."""
-
-    @abstractmethod
-    def write(self, path: str, text: str) -> None:
-        """Write a file. Raises: VnfError."""
-
-    @abstractmethod
-    def program(self, name: str, arguments: Sequence[str]) -> Program:
-        """Return a long-running program on the machine, not yet started."""
-
-    @abstractmethod
-    def socket(self, path: str, deadline: float) -> Path:
-        """Return a local path to a UNIX stream socket of the machine. Raises: VnfError."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Remove everything created on the machine. Idempotent."""
-
-
-class Local(VnfMachine):
+class Local(Connected):
     """This machine."""
 
     def __init__(self) -> None:
@@ -54,16 +23,19 @@ class Local(VnfMachine):
         self.directory = str(self._path)
 
     def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
-        return _run(arguments, stdin)
+        return run_here(arguments, stdin)
 
     def write(self, path: str, text: str) -> None:
         try:
             Path(path).write_text(text)
         except OSError as error:
-            raise VnfError(f"{path}: {error.strerror}") from error
+            raise MachineError(f"{path}: {error.strerror}") from error
 
     def program(self, name: str, arguments: Sequence[str]) -> Program:
         return Program(name, arguments, self._path / "log")
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        return list(arguments)
 
     def socket(self, path: str, deadline: float) -> Path:
         return Path(path)
@@ -72,11 +44,11 @@ class Local(VnfMachine):
         shutil.rmtree(self._path, ignore_errors=True)
 
 
-class Ssh(VnfMachine):
-    """A VM reached with the OpenSSH client. Its programs end with the connection (SIGHUP from the tty)."""
+class Ssh(Connected):
+    """A VM or another host, through the OpenSSH client. Its programs end with the connection (SIGHUP)."""
 
     def __init__(self, description: SshMachine, deadline: float) -> None:
-        """Connect; the VM may still be booting. Raises: VnfError if unreachable at the deadline."""
+        """Connect; the machine may still be booting. Raises: MachineError if unreachable at the deadline."""
         self._description = description
         self._path = own_directory()
         self._tunnels: list[Program] = []
@@ -96,7 +68,7 @@ class Ssh(VnfMachine):
             time.sleep(_AGAIN_S)  # no notification of a booted VM
 
     def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
-        return _run([*self._ssh(), self._target, quoted(arguments)], stdin)
+        return run_here(self.command(arguments), stdin)
 
     def write(self, path: str, text: str) -> None:
         self.run(["tee", path], stdin=text)
@@ -104,6 +76,9 @@ class Ssh(VnfMachine):
     def program(self, name: str, arguments: Sequence[str]) -> Program:
         words = [*self._ssh("-tt"), self._target, quoted(arguments)]
         return Program(f"{name} on {self._description.host}", words, self._path / "log")
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        return [*self._ssh(), self._target, quoted(arguments)]
 
     def socket(self, path: str, deadline: float) -> Path:
         here = self._path / f"{len(self._tunnels)}.sock"
@@ -140,33 +115,19 @@ class Ssh(VnfMachine):
         return words
 
 
-def machine_of(description: LocalMachine | SshMachine, deadline: float) -> VnfMachine:
-    """Return the machine of a description. Raises: VnfError if unreachable at the deadline."""
-    return Ssh(description, deadline) if isinstance(description, SshMachine) else Local()
-
-
 def quoted(arguments: Sequence[str]) -> str:
     """Quote an argument list for the remote shell, which parses the command."""
     return shlex.join(arguments)
 
 
-def _run(arguments: Sequence[str], stdin: str | None) -> str:
-    deadline = time.monotonic() + _COMMAND_S
-    try:
-        done = subprocess.run(
-            list(arguments),
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            timeout=remaining(deadline),
-            check=False,
-        )
-    except OSError as error:
-        raise VnfError(f"{arguments[0]}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as late:
-        raise VnfError(f"{arguments[0]} did not end within {_COMMAND_S:g} s") from late
-    if done.returncode:
-        words = done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}"
-        raise VnfError(f"{shlex.join(arguments)}: {words}")
-    return done.stdout
+def ssh_fix(machine: SshMachine, why: str) -> str:
+    """Return what mends a refused connection, from the words of ssh."""
+    target = f"{machine.user}@{machine.host}"
+    port = f" -p {machine.port}" if machine.port != 22 else ""
+    if "Host key verification failed" in why:
+        file = machine.known_hosts or "~/.ssh/known_hosts"
+        return f"compare the machine's host key, then ssh-keyscan{port} {machine.host} >> {file}"
+    if "Permission denied" in why:
+        key = f" -i {machine.key}.pub" if machine.key else ""
+        return f"ssh-copy-id{key}{port} {target}"
+    return f"start the machine, and try it by hand: ssh{port} {target} true"

@@ -1,0 +1,170 @@
+"""A VM on a serial console: a log-in, commands whose answers arrive whole, programs that end with it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from netplugin_zeroloss.machines import console as module
+from netplugin_zeroloss.machines.console import Console
+from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError
+
+from netplugin.host.program import ProgramError
+from tests.unit.zeroloss.stand_ins import Change, console
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_QUIET_S", 0.1)
+    monkeypatch.setattr(module, "_AGAIN_S", 0.5)
+
+
+@pytest.fixture
+def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleMachine]:
+    """Sockets have short paths."""
+    folder = Path(os.path.realpath("/tmp")) / f"zl-console-{os.getpid()}"
+    folder.mkdir()
+    (folder / "password").write_text("secret\n")
+    yield ConsoleMachine(type="console", path=str(folder / "s"), password_file=folder / "password")
+    for each in folder.iterdir():
+        each.unlink()
+    folder.rmdir()
+
+
+@contextmanager
+def machine(described: ConsoleMachine, to_vm: Change = bytes, from_vm: Change = bytes) -> Iterator[Console]:
+    with console(Path(described.path), to_vm, from_vm):
+        made = Console(described, time.monotonic() + 30)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def test_what_it_runs_arrives_as_it_was_said_and_so_does_the_answer(described: ConsoleMachine) -> None:
+    with machine(described) as vm:
+        assert vm.run(["echo", "a  b", "$HOME 'x' \"y\""]) == "a  b $HOME 'x' \"y\"\n"
+        long = "\n".join(f"line {n} ÄÖ" for n in range(2000))
+        path = f"{vm.directory}/a file"
+        vm.write(path, long)
+        assert vm.run(["cat", path]) == long
+        with pytest.raises(MachineError, match="No such file"):
+            vm.run(["cat", "/no/such/file"])
+        assert vm.ask("exit 3") == (3, "", "")
+        assert vm.ask("sleep 60", 1)[0] == 137, "killed there at its limit"
+        directory = Path(vm.directory)
+        assert directory.is_dir()
+    assert not directory.exists()
+
+
+def _once(change: Callable[[bytes], bytes], where: bytes) -> Change:
+    """Change the first piece with these bytes."""
+    done: list[bool] = []
+
+    def maybe(data: bytes) -> bytes:
+        if where in data and not done:
+            done.append(True)
+            return change(data)
+        return data
+
+    return maybe
+
+
+def test_a_kernel_message_within_an_answer(described: ConsoleMachine) -> None:
+    """The answer is requested again; the command is not run again."""
+    message = _once(lambda data: data.replace(b"zl 2 ", b"zl 2 [    9.1] eth0: link is up\r\n"), b"zl 2 ")
+    with machine(described, from_vm=message) as vm:
+        count = f"{vm.directory}/count"
+        vm.run(["true"])
+        assert vm.ask(f"echo x >> {count}; echo done")[:2] == (0, "done\n")
+        assert vm.run(["cat", count]) == "x\n"
+
+
+def test_a_command_that_arrives_garbled_is_sent_again(described: ConsoleMachine) -> None:
+    lost = _once(lambda data: data.replace(b"add 1 - ", b"add 1 - X"), b"add 1 - ")
+    with machine(described, to_vm=lost) as vm:
+        assert vm.run(["echo", "whole"]) == "whole\n"
+
+
+def test_a_program_runs_until_it_is_stopped(described: ConsoleMachine) -> None:
+    with machine(described) as vm:
+        program = vm.program("it", ["sh", "-c", "echo begun; exec sleep 60"])
+        with pytest.raises(ProgramError, match="has not been started"):
+            program.check()
+        program.start({"A": "b"})
+        begun = program.wait_for(lambda: "begun" in program.log_tail(), time.monotonic() + 30, "it began")
+        assert begun
+        pid = program.pid
+        program.check()
+        program.stop()
+        program.stop()
+        _wait_end(pid)
+
+
+def _wait_end(pid: int | None) -> None:
+    """Wait until a process is gone, or a zombie, which process 1 has not reaped."""
+    deadline = time.monotonic() + 10
+    while _state(pid) not in ("", "Z"):
+        assert time.monotonic() < deadline, f"process {pid} still runs"
+        time.sleep(0.02)
+
+
+def _state(pid: int | None) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def test_a_program_that_ends(described: ConsoleMachine) -> None:
+    with machine(described) as vm:
+        program = vm.program("it", ["sh", "-c", "echo no hugepages >&2; exit 5"])
+        program.start()
+        with pytest.raises(ProgramError, match=r"it on the console has ended with status 5\n  no hugepages"):
+            program.wait_for(lambda: None, time.monotonic() + 30, "nothing")
+        with pytest.raises(ProgramError, match="no-such-program: there is no such program in the VM"):
+            vm.program("other", ["no-such-program"]).start()
+
+
+def test_programs_of_a_run_that_was_killed_end_when_the_next_logs_in(described: ConsoleMachine) -> None:
+    with console(Path(described.path)):
+        killed = Console(described, time.monotonic() + 30)
+        program = killed.program("it", ["sleep", "60"])
+        program.start()
+        pid, directory = program.pid, Path(killed.directory)
+        killed._hang_up()
+        vm = Console(described, time.monotonic() + 30)
+        assert not directory.exists()
+        _wait_end(pid)
+        assert vm.run(["echo", "there"]) == "there\n"
+        vm.close()
+        vm.close()
+
+
+def test_a_password_that_is_wrong_or_missing(described: ConsoleMachine) -> None:
+    assert described.password_file is not None
+    with console(Path(described.path)):
+        with pytest.raises(MachineError, match="asks for a password: name its password_file"):
+            Console(described.model_copy(update={"password_file": None}), time.monotonic() + 30)
+        described.password_file.write_text("other")
+        with pytest.raises(MachineError, match="rejects root and its password"):
+            Console(described, time.monotonic() + 30)
+
+
+def test_a_console_that_is_not_there(described: ConsoleMachine) -> None:
+    with pytest.raises(MachineError, match="No such file or directory"):
+        Console(described, time.monotonic() + 1)
+    file = described.model_copy(update={"path": str(described.password_file)})
+    with pytest.raises(MachineError, match=r"Inappropriate ioctl|neither a UNIX socket nor a tty"):
+        Console(file, time.monotonic() + 1)
+
+
+def test_a_vm_that_never_has_a_shell(described: ConsoleMachine) -> None:
+    with (
+        console(Path(described.path), from_vm=lambda data: b"Loading Linux 6.1 ...\r\n"),
+        pytest.raises(MachineError, match=r"no shell on it in time; its last words:\n.*Loading Linux"),
+    ):
+        Console(described, time.monotonic() + 0.5)

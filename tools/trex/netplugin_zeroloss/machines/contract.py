@@ -1,0 +1,128 @@
+"""The contract of a machine that runs programs of a run, and the descriptions of machines."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from netplugin.api.fields import Value
+from netplugin.host.processes import remaining
+from netplugin.host.program import Program, ProgramError
+
+#: Seconds for a short command, on a VM that may be slow.
+COMMAND_S = 60.0
+_HostName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$", max_length=255, strict=True)
+]
+_User = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+
+
+class MachineError(ProgramError):
+    """The machine cannot be reached, or a command on it failed."""
+
+
+# -- Descriptions. --------------------------------------------------------------------------------
+
+
+class LocalMachine(Value):
+    """This machine."""
+
+    type: Literal["local"] = "local"
+
+
+class SshMachine(Value):
+    """A VM or another host. Authentication is by key only (BatchMode)."""
+
+    type: Literal["ssh"]
+    host: _HostName
+    port: Annotated[int, Field(ge=1, le=65535)] = 22
+    user: _User = "root"
+    #: Private key file; null: ssh's default.
+    key: str | None = None
+    #: File with the machine's host key; null: ssh's default. Unknown keys are rejected.
+    known_hosts: str | None = None
+
+
+class ConsoleMachine(Value):
+    """A VM with a shell, or a log-in prompt, on a serial port."""
+
+    type: Literal["console"]
+    #: UNIX socket (``<serial type='unix'>`` of libvirt), or a tty (``virsh ttyconsole DOMAIN``).
+    path: Annotated[str, StringConstraints(pattern=r"^/[^\n]*$", max_length=107, strict=True)]
+    #: For a log-in prompt.
+    user: _User = "root"
+    #: File with the password, if the VM asks for one.
+    password_file: Path | None = None
+
+
+# -- Machines. ------------------------------------------------------------------------------------
+
+
+class Machine(ABC):
+    """A machine that runs commands given as argument lists. The caller closes it."""
+
+    #: New directory on the machine, for sockets and files of its user.
+    directory: str
+
+    @abstractmethod
+    def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
+        """Run a short command and return its output. Raises: MachineError with the error text."""
+
+    @abstractmethod
+    def write(self, path: str, text: str) -> None:
+        """Write a file. Raises: MachineError."""
+
+    @abstractmethod
+    def program(self, name: str, arguments: Sequence[str]) -> Program:
+        """Return a long-running program on the machine, not yet started."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove everything created on the machine. Idempotent."""
+
+
+class Connected(Machine):
+    """A machine with which byte streams are exchanged."""
+
+    @abstractmethod
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """Return the local argument list that runs a command there, with the standard streams of here."""
+
+    @abstractmethod
+    def socket(self, path: str, deadline: float) -> Path:
+        """Return a local path to a UNIX stream socket of the machine. Raises: MachineError."""
+
+
+def run_here(arguments: Sequence[str], stdin: str | None) -> str:
+    """Run a short command on this machine and return its output. Raises: MachineError."""
+    deadline = time.monotonic() + COMMAND_S
+    try:
+        done = subprocess.run(
+            list(arguments),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=remaining(deadline),
+            check=False,
+        )
+    except OSError as error:
+        raise MachineError(f"{arguments[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as late:
+        raise MachineError(f"{arguments[0]} did not end within {COMMAND_S:g} s") from late
+    return checked(arguments, done.returncode, done.stdout, done.stderr)
+
+
+def checked(arguments: Sequence[str], status: int, output: str, errors: str) -> str:
+    """Return the output of a command that succeeded. Raises: MachineError with what it printed."""
+    if status:
+        words = errors.strip() or output.strip() or f"exit status {status}"
+        raise MachineError(f"{shlex.join(arguments)}: {words}")
+    return output
