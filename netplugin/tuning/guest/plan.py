@@ -242,7 +242,7 @@ def _binding(plan: GuestPlan) -> Iterator[str]:
     if plan.noiommu:
         yield "  no emulated IOMMU: options vfio enable_unsafe_noiommu_mode=1 (/etc/modprobe.d)"
         yield "      a program with such a NIC can write all of the guest's memory"
-        yield f"      a kernel without it, as Debian's cloud kernel, has {UIO} instead: --driver {UIO}"
+        yield f"      a kernel without it, as Debian's, has {UIO} instead: --driver {UIO}"
     elif plan.options.driver == VFIO:
         yield f"  the emulated IOMMU keeps DPDK's memory apart: {VFIO} as it is"
     else:

@@ -163,7 +163,7 @@ def _without_iommu() -> Iterator[Task]:
         "name": "Stop on a kernel whose VFIO cannot",
         "ansible.builtin.assert": {
             "that": ["netplugin_noiommu.stat.exists"],
-            "fail_msg": "Debian's cloud kernel is such: plan with --driver uio_pci_generic, or take another",
+            "fail_msg": "Debian's kernels are such: plan with --driver uio_pci_generic, or take another",
         },
         "when": "not ansible_check_mode",
     }

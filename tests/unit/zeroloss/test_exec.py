@@ -231,7 +231,7 @@ HOPELESS = {
     ),
     "killed": ("def answer(q): os.kill(os.getpid(), 9)", "status -9"),
     "closing its output": (
-        "def answer(q): os.close(1); time.sleep(60)",
+        "def answer(q): os.close(1); time.sleep(3600)",
         "closed its standard output",
     ),
     "no JSON": ("def answer(q): return 'hello yourself\\n'", "no JSON"),
@@ -258,11 +258,10 @@ HOPELESS = {
 @pytest.mark.parametrize("name", sorted(HOPELESS))
 def test_a_program_that_is_no_use_is_an_error_in_time(tmp_path: Path, name: str) -> None:
     body, message = HOPELESS[name]
-    begun = time.monotonic()
+    seconds = 1.0 if message == "no answer within" else 60.0
     with pytest.raises(GeneratorError, match=message):
-        with ExecGenerator(Program(tmp_path, body).command, 1.0) as generator:
+        with ExecGenerator(Program(tmp_path, body).command, seconds) as generator:
             generator.run(asked(1e6, 0.1))
-    assert time.monotonic() - begun < 20
 
 
 def test_a_slow_program_has_the_time_of_its_trial(tmp_path: Path) -> None:
@@ -273,8 +272,8 @@ def answer(q):
     time.sleep(q["duration_s"])
     return {"tx_packets": 1, "rx_packets": 1, "elapsed_s": q["duration_s"]}
 """
-    with ExecGenerator(Program(tmp_path, body).command, 1.0) as generator:
-        assert generator.run(asked(1, 1.5)).elapsed_s == 1.5
+    with ExecGenerator(Program(tmp_path, body).command, 5.0) as generator:
+        assert generator.run(asked(1, 6)).elapsed_s == 6
 
 
 def test_it_is_gone_after_close_with_what_it_started(tmp_path: Path) -> None:
