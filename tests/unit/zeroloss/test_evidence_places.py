@@ -168,6 +168,16 @@ def test_cpus_that_a_trial_took(tmp_path: Path) -> None:
     assert "qemu_cpus" not in found.readings, "there is none"
 
 
+def test_the_kernel_work_of_a_cpu_counts_as_one_cpu_at_most(tmp_path: Path) -> None:
+    """Programs that poll by system calls do so too while the generator starts and drains."""
+    place = host.HostCounters(_proc(tmp_path, 1000))
+    before = place.read()
+    _proc(tmp_path, 1150, softirq0=260, system1=900)
+    found = place.between(before, place.read(), elapsed_s=100 * place._tick_s)
+    assert found.readings["system_cpus"] == pytest.approx(1), "7 CPU seconds for each second of traffic"
+    assert found.readings["softirq_cpus"] == pytest.approx(1) == found.readings["softirq_busiest_share"]
+
+
 def test_processes_come_and_go(tmp_path: Path) -> None:
     place = host.HostCounters(_proc(tmp_path, 1000), {"any": "a"})
     before = place.read()

@@ -107,20 +107,23 @@ def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
 
     Kernel work caused by the traffic is divided by the seconds of traffic: there is none while the
     generator starts and drains. Programs also poll then, so their time is divided by the seconds
-    between the readings. The busiest CPU is reported with the sum: softirq that fills one CPU is a
-    bottleneck, the same amount spread over ten is not.
+    between the readings. A program that polls by system calls makes kernel work all the time: the
+    kernel work of a CPU counts as one CPU at most. The busiest CPU is reported with the sum: softirq
+    that fills one CPU is a bottleneck, the same amount spread over ten is not.
     """
     found = {n: grown[n] for n in ("softnet_dropped", "softnet_squeezed") if n in grown}
     between_s = grown.get(_CLOCK, elapsed_s)
     if elapsed_s <= 0 or between_s <= 0:
         return found
-    for kind in (*_CAUSED, "user", "steal"):
-        seconds = [
-            value for name, value in grown.items() if name.startswith("cpu") and name.endswith(f".{kind}_s")
-        ]
-        found[f"{kind}_cpus"] = sum(seconds) / (elapsed_s if kind in _CAUSED else between_s)
-        if kind == "softirq":
-            found["softirq_busiest_share"] = min(1.0, max(seconds, default=0.0) / elapsed_s)
+    cpus = sorted({name.partition(".")[0] for name in grown if name.startswith("cpu")})
+    for cpu in cpus:
+        busy_s = sum(grown.get(f"{cpu}.{kind}_s", 0.0) for kind in _CAUSED)
+        for kind in (*_CAUSED, "user", "steal"):
+            window_s = max(elapsed_s, busy_s) if kind in _CAUSED else between_s
+            share = grown.get(f"{cpu}.{kind}_s", 0.0) / window_s
+            found[f"{kind}_cpus"] = found.get(f"{kind}_cpus", 0.0) + share
+            if kind == "softirq":
+                found["softirq_busiest_share"] = max(found.get("softirq_busiest_share", 0.0), share)
     groups = sorted({name.split(".")[1] for name in grown if name.startswith("process.")})
     for group in groups:
         seconds = [value for n, value in grown.items() if n.startswith(f"process.{group}.")]
