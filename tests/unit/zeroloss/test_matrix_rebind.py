@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.journal import Cell, Part
+from netplugin_zeroloss.loss.choose import LossDescription, NicCounters
 from netplugin_zeroloss.matrix.agent_bench import AgentBench
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.nics import NicNeed, Nics, NicState
 from netplugin_zeroloss.values import UnusableInput
 
+from netplugin.api.client import Readiness
 from netplugin.api.errors import Conflict, HostError
 from netplugin.host.links import Links
 from netplugin.host.vfs import Vfs, read_text
@@ -179,6 +181,28 @@ def test_a_kill_at_each_step_is_put_back_by_the_resume(host: IntelHost, step: in
     assert [host.nics().state(nic) for nic in NICS] == before
 
 
+def test_a_backend_may_wait_for_a_nic_that_the_run_or_its_resume_binds(
+    host: IntelHost, agent: MadeUpAgent
+) -> None:
+    """After a kill in a cell of OVS-DPDK, the agent is not ready: VFs went with the kernel's driver."""
+    run = host.run()
+    bench = host.started(run)
+    found = bench.check(host.tasks(run))["nics"]
+    _bound_for(bench, "dpdkvhostuser")
+    no_vfs = [f"{name}: NIC {NICS[0]} has no VFs (sriov_numvfs is 0)" for name in ("sriov", "vdpa")]
+    agent.readiness = Readiness(ready=False, reasons=no_vfs)
+    again = host.started(run, found)
+    assert again.check(host.tasks(run))["nics"] == found
+    agent.readiness = Readiness(ready=False, reasons=[*no_vfs, "the store is read-only"])
+    with pytest.raises(UnusableInput, match="the store is read-only") as refused:
+        again.check(host.tasks(run))
+    assert "has no VFs" not in str(refused.value)
+    again.recover()
+    agent.readiness = Readiness(ready=False, reasons=no_vfs)
+    with pytest.raises(UnusableInput, match="has no VFs"):
+        again.check(host.tasks(run))
+
+
 def test_a_nic_that_dpdk_had_goes_back_to_dpdk(host: IntelHost) -> None:
     for nic in NICS:
         (host.device(nic) / "sriov_numvfs").write_text("0")
@@ -194,6 +218,19 @@ def test_a_nic_that_dpdk_had_goes_back_to_dpdk(host: IntelHost) -> None:
     assert host.drivers() == [_KERNEL, _KERNEL]
     assert bench.restore() == [] and host.drivers() == ["vfio-pci", "vfio-pci"]
     assert read_text(host.device(NICS[0]) / "driver_override") == "vfio-pci"
+
+
+def test_counters_of_a_nic_are_read_in_the_cells_in_which_the_kernel_has_it(host: IntelHost) -> None:
+    named, other = _NAMES[NICS[0]], "eth9"
+    described = LossDescription(devices=(named, other), nics=(NicCounters(device=named),))
+    run = host.run()
+    bench = host.started(run)
+    bench.check(host.tasks(run))
+    assert described.without(bench.nics.hides) == described
+    _bound_for(bench, "dpdkvhostuser")
+    assert described.without(bench.nics.hides) == LossDescription(devices=(other,)), "a wrong name stays"
+    _bound_for(bench, "sriov")
+    assert described.without(bench.nics.hides) == described
 
 
 def _address(host: IntelHost) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints
 
@@ -39,6 +39,12 @@ class LossDescription(Value):
     #: Processes whose CPU time is measured: name in the report, and prefix of the process name.
     #: Null: OVS, QEMU and vhost.
     processes: Annotated[dict[str, str], Field(max_length=32)] | None = None
+
+    def without(self, hidden: Callable[[str], bool]) -> Self:
+        """Return it without the kernel devices that are hidden."""
+        devices = tuple(device for device in self.devices if not hidden(device))
+        nics = tuple(nic for nic in self.nics if not hidden(nic.device))
+        return self.model_copy(update={"devices": devices, "nics": nics})
 
 
 def make(description: LossDescription, ports: Iterable[tuple[DataPath, Binding]]) -> tuple[DropCounters, ...]:

@@ -207,6 +207,17 @@ class Nics:
                 fix=f"journalctl -k --grep {need.address}",
             )
 
+    def hides(self, interface: str) -> bool:
+        """Whether there is no such interface because the run has bound its NIC to DPDK's driver."""
+        if (self.sys / "class/net" / interface).exists():
+            return False
+        return any(
+            # The interface of a NIC that DPDK had before the run is not known.
+            before.interface in (interface, None)
+            for address, before in self.found.items()
+            if _has_dpdk(address, self.sys)
+        )
+
     def put_back(self) -> list[str]:
         """Bind all NICs as they were found; returns those that stay otherwise, with cause and fix."""
         left = []

@@ -34,16 +34,19 @@ _AGENT_FIX = "systemctl start netplugin-agent"
 # -- The agent: itself, its backends, the ports of the run. ----------------------------------------
 
 
-def about_agent(agent: Client) -> Iterator[Finding]:
-    """Yield whether the agent answers and is ready."""
+def about_agent(agent: Client, rebound: Collection[str] = ()) -> Iterator[Finding]:
+    """Yield whether the agent answers and is ready; ``rebound``: backends whose NICs the run rebinds first,
+    which need not be usable yet."""
     try:
         readiness = agent.ready()
     except NetpluginError as error:
         yield Finding("agent", error.detail, "; ".join(filter(None, (_AGENT_FIX, error.fix))))
         return
-    if readiness.ready:
+    named = [] if readiness.ready else readiness.reasons
+    reasons = [reason for reason in named if reason.partition(":")[0] not in rebound]
+    if not reasons:
         yield Finding("agent", f"{agent.url} answers and is ready")
-    for reason in readiness.reasons if not readiness.ready else ():
+    for reason in reasons:
         yield Finding("agent", f"it is not ready: {reason}", "netplugin host check, and the agent's log")
 
 
