@@ -23,6 +23,8 @@ from netplugin.tuning.root import Root
 T = TypeVar("T")
 #: Longer than the timeouts of all queried daemons together; a driver that hangs has no timeout.
 _LOOK_S = 15.0
+#: Of the time of an operation: the rest is for what it does with the answer.
+_LOOK_PART = 0.5
 
 
 class HostView:
@@ -34,7 +36,10 @@ class HostView:
         ovs_sockets: OvsSockets,
         libvirt_uri: str,
         root: Root | None = None,
+        within_s: float = _LOOK_S,
     ) -> None:
+        """``within_s``: how long reading the host may take, in seconds."""
+        self._within_s = within_s
         self._intent = intent
         self._ovs_sockets = ovs_sockets
         self._libvirt_uri = libvirt_uri
@@ -46,21 +51,23 @@ class HostView:
     def read(cls, conf: Any) -> HostView:
         """Raises: ValueError naming the wrong option of ``[host]``."""
         intent = intent_of(conf)
-        return cls(intent, OvsSockets.read(conf), conf[GROUP].libvirt_uri)
+        within_s = max(_LOOK_S, _LOOK_PART * conf.agent.operation_timeout)
+        return cls(intent, OvsSockets.read(conf), conf[GROUP].libvirt_uri, within_s=within_s)
 
     async def within(self, look: Callable[[], T]) -> T:
         """Run ``look`` (a method of this object) in a thread and return its result.
 
-        Raises: OperationTimeout after 15 s; what ``look`` raises.
+        Raises: OperationTimeout if it takes too long; what ``look`` raises.
         """
         begun = asyncio.get_running_loop().run_in_executor(self._thread, look)
         try:
-            return await asyncio.wait_for(begun, _LOOK_S)
+            return await asyncio.wait_for(begun, self._within_s)
         except TimeoutError:
             raise OperationTimeout(
-                f"the host could not be read within {_LOOK_S:g} s",
+                f"the host could not be read within {self._within_s:g} s",
                 step="host",
-                fix="see which file of /sys or /proc hangs: netplugin host facts",
+                fix="see which file of /sys or /proc hangs: netplugin host facts; if none does, a higher"
+                " [agent] operation_timeout, of which half is for this",
             ) from None
 
     def close(self) -> None:

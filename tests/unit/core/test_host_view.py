@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import host as agents_host
 from agents import main
 from agents.host import HostView
+from netplugin import options
 from netplugin.api.client import Client
 from netplugin.api.errors import OperationTimeout
 from netplugin.tuning.facts import Facts, Live
@@ -52,10 +52,16 @@ def test_the_machine_is_checked_too(
         assert found["plan"].fix
 
 
-def test_a_file_that_hangs_costs_its_deadline_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("given", "expected"), [(1, 15.0), (30, 15.0), (300, 150.0)])
+def test_a_host_on_which_all_takes_longer_may_be_read_for_longer(
+    given: int, expected: float, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(agents_host, "_LOOK_S", 0.2)
+    config = tmp_path / "netplugin.conf"
+    config.write_text(f"[agent]\noperation_timeout = {given}\n")
+    assert HostView.read(options.load([config]))._within_s == expected
+
+
+def test_a_file_that_hangs_costs_its_deadline_and_no_more(tmp_path: Path) -> None:
     answers = threading.Event()
 
     class Hangs(HostView):
@@ -63,7 +69,7 @@ def test_a_file_that_hangs_costs_its_deadline_and_no_more(
             assert answers.wait(DEADLINE_S)
             return super().facts()
 
-    view = Hangs(None, tmp_path, "", view_of(SMALL, tmp_path)._root)
+    view = Hangs(None, tmp_path, "", view_of(SMALL, tmp_path)._root, within_s=0.2)
     with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
         try:
             with pytest.raises(OperationTimeout, match=r"could not be read within 0\.2 s"):
