@@ -13,6 +13,13 @@ from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import too_narrow
 
+#: Begins the error of OVS for a NIC or VF that DPDK cannot take (lib/netdev-dpdk.c).
+_NOT_ATTACHED = "Error attaching device"
+#: DPDK looks for vfio once, when it starts (rte_vfio_enable in lib/eal/linux/eal_vfio.c).
+_LATE_VFIO = (
+    " (see ovs-vswitchd.log; if vfio-pci was loaded after ovs-vswitchd started, restart ovs-vswitchd)"
+)
+
 # -- Findings on our bridges and on unmanaged ports (pure). ---------------------------------------
 
 
@@ -148,7 +155,8 @@ def without_link(row: OvsPort) -> str | None:
 def of_interface(interface: OvsInterface) -> str | None:
     """The fault of a device that vswitchd could not create; None if there is none."""
     if interface.error:
-        return f"OVS says of {interface.name}: {interface.error}"
+        late = _LATE_VFIO if interface.error.startswith(_NOT_ATTACHED) else ""
+        return f"OVS says of {interface.name}: {interface.error}{late}"
     if interface.works_at is None:
         return f"OVS could not make {interface.name} (ofport {interface.ofport})"
     return None

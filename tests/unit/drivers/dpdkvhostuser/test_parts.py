@@ -17,7 +17,7 @@ from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, with_le
 from drivers.ovs import apply, usability
 from drivers.ovs.apply import Applier
 from drivers.ovs.commands import DropFlows, FlowEdit, PurgeDatapath
-from drivers.ovs.findings import VswitchdFacts
+from drivers.ovs.findings import VswitchdFacts, of_interface
 from drivers.ovs.model import ObservedOvsBridge
 from drivers.ovs.ports import Policer, policer_refused
 from netplugin.api.errors import HostError
@@ -266,6 +266,19 @@ def test_an_uplink_that_is_narrower_than_its_port_is_a_fault() -> None:
     assert fault(row, seen, VswitchdFacts(OvsRoot())) is None
     reported = fault(row, replace(seen, bridges={"br1": narrow}), VswitchdFacts(OvsRoot()))
     assert "npu1 has 1500" in str(reported)
+
+
+@pytest.mark.parametrize(
+    ("error", "late"),
+    [
+        ("Error attaching device '0000:01:10.0' to DPDK", True),
+        ("could not open network device npv1 (Unknown error -1)", False),
+    ],
+)
+def test_a_device_that_dpdk_cannot_take_may_be_for_vfio_that_was_loaded_late(error: str, late: bool) -> None:
+    said = str(of_interface(_row("npr1", "br1", error=error).interfaces[0]))
+    assert said.startswith(f"OVS says of npr1: {error}")
+    assert ("restart ovs-vswitchd" in said) is late
 
 
 def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
