@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from netplugin_zeroloss.journal import read_run
 
-from tests.functional.alone.test_acceptance_matrix import check_trials, write, zeroloss
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
 from tests.lab.guest import Guest, domain_xml
 from tests.lab.libvirtd import PrivateLibvirt
+from tests.lab.matrix import check_trials, write, zeroloss
 from tests.lab.processes import wait_for
 from tests.lab.wires import wires
 

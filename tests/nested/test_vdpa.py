@@ -41,14 +41,6 @@ OPTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def ovs(pf: str) -> Iterator[PrivateOvs]:
-    """With no device of its own choice: it takes those of its ports."""
-    config = {"dpdk-extra": "-a 0000:00:00.0 --in-memory", "per-port-memory": "true"}
-    with PrivateOvs(Path("/run/np-ovs"), pmd_mask="0x2", other_config=config) as private:
-        yield private
-
-
 def make_spec() -> dict[str, Any]:
     return {
         "vm_id": "vm1",

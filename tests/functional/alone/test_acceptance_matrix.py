@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from netplugin_zeroloss.journal import CellRecord, Part, read_run
-from netplugin_zeroloss.judge import judge
-from netplugin_zeroloss.search.result import dumps, load, result_of
-from netplugin_zeroloss.search.search import SearchRun, replay
+from netplugin_zeroloss.journal import Part, read_run
 
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
+from tests.lab.matrix import check_trials, entries, write, zeroloss
 from tests.lab.namespaces import connect
 from tests.lab.ovs import DATAPATH_TAP, PrivateOvs
 from tests.lab.processes import Daemon
 from tests.lab.wires import Wires, wires
 
-ROOT = Path(__file__).resolve().parents[3]
 BACKENDS = ["dpdkvhostuser", "linuxbridge"]
-#: Of a search with so few trials on a machine that may be busy.
-VERDICTS = {"ndr", "floor", "generator_limited", "failed"}
 
 
 @pytest.fixture
@@ -59,44 +51,12 @@ def described(agent: PrivateAgent, ovs: PrivateOvs, wired: Wires) -> dict[str, A
     }
 
 
-def zeroloss(*arguments: str | Path) -> list[str]:
-    program = ROOT / "tools/trex/zeroloss.py"
-    return [sys.executable, "-W", "ignore", str(program), "matrix", *map(str, arguments)]
-
-
-def write(folder: Path, description: Mapping[str, Any]) -> Path:
-    path = folder / "run.yaml"
-    path.write_text(yaml.safe_dump(dict(description)))
-    return path
-
-
 def check_given_back(agent: PrivateAgent, ovs: PrivateOvs, wired: Wires, pmd: Any) -> None:
     assert agent.get("/v1/ports") == (200, [])
     assert ovs.vsctl("list-br").split() == []
     links = {path.parent.name for path in Path("/sys/class/net").glob("*/ifindex")}
     assert links - {DATAPATH_TAP} == {"lo", *wired.nics}
     assert agent.get("/v1/pmd")[1]["cpus"] == pmd["cpus"]
-
-
-def check_trials(record: CellRecord) -> None:
-    """Each trial's sum closes to the frame, and what it is follows from what was measured."""
-    result = record.result
-    assert result is not None, record.error
-    assert record.verdict in VERDICTS
-    assert result["trials"] == len(result["trial_log"]) > 0
-    plan, repeats, _ = load(dumps(result), "result")
-    whole = [trial for trials in repeats for trial in trials]
-    for (asked, measured), entry in zip(whole, result["trial_log"], strict=True):
-        located = sum(measured.evidence.values())
-        assert "unexplained" in measured.evidence
-        assert measured.tx_packets == measured.rx_packets + located, entry
-        assert len(measured.directions) == 2
-        judged = judge(asked, measured, plan.headline.relative_width)
-        assert (judged.verdict, judged.reason) == (entry["verdict"], entry["reason"])
-    invalid = [entry for entry in result["trial_log"] if entry["verdict"] == "invalid"]
-    assert len(invalid) == result["invalid_trials"] and all(entry["cause"] for entry in invalid)
-    again = result_of(plan, [SearchRun(replay(plan, trials), 0.0) for trials in repeats], {})
-    assert (again["verdict"], again["zero_loss_pps"]) == (record.verdict, record.zero_loss_pps)
 
 
 def test_two_backends_are_searched_with_real_packets(
@@ -206,10 +166,3 @@ def test_controls_say_how_far_a_cell_can_be_believed(
     assert loopback is not None and vnf is not None
     assert "vnf" not in loopback.setup and vnf.setup["vnf"]["name"] == "testpmd"
     check_given_back(agent, ovs, wired, pmd)
-
-
-def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
-    path = folder / "journal.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [entry for entry in whole if entry["entry"] == kind]

@@ -1,0 +1,174 @@
+"""One run of ``netplugin-zeroloss matrix`` over all four backends, on emulated parts.
+
+The NIC under test is QEMU's 82576, whose wire leads to another one of the guest: two VLANs on it are the
+two ends. testpmd stands behind each pair of ports, in the VM's place: on taps, on vhost-user sockets
+and on VFs. That shows that the command works, not how fast a backend is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from netplugin_zeroloss.cli.main import main
+from netplugin_zeroloss.journal import Part, RunRecord, read_run
+
+from tests.lab.agent import PrivateAgent
+from tests.lab.matrix import check_trials, write
+from tests.lab.namespaces import namespace, within
+from tests.lab.ovs import DATAPATH_TAP, PrivateOvs
+from tests.lab.processes import run
+from tests.nested import nics
+from tests.nested.nics import PF, WIRE
+from tests.nested.vfs import FAR, functions, whole_state
+
+pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2560, hugepages=480), pytest.mark.timeout(900)]
+
+BACKENDS = ("linuxbridge", "dpdkvhostuser", "vdpa", "sriov")
+VLANS = (101, 102)
+#: Of what takes a second or two where nothing is emulated.
+PATIENT_S = 300.0
+
+
+@pytest.fixture
+def ends(pf: str) -> Iterator[tuple[str, ...]]:
+    """The far ends of the wire in a namespace, one for each VLAN; its kernel sends nothing by itself."""
+    names = tuple(f"wire.{vlan}" for vlan in VLANS)
+    with namespace(FAR):
+        run(within(FAR, ["sysctl", "-qw", "net.ipv6.conf.default.disable_ipv6=1"]))
+        run(["ip", "link", "set", nics.interface(WIRE.pci), "netns", FAR, "name", "wire"])
+        for words in (
+            ["set", "wire", "addrgenmode", "none", "up"],
+            *(
+                ["add", "link", "wire", "name", name, "up", "type", "vlan", "id", str(vlan)]
+                for name, vlan in zip(names, VLANS, strict=True)
+            ),
+        ):
+            run(within(FAR, ["ip", "link", *words]))
+        yield names
+        for name in names:
+            run(within(FAR, ["ip", "link", "del", name]))
+        run(within(FAR, ["ip", "link", "set", "wire", "netns", "1"]))
+
+
+@pytest.fixture(scope="module")
+def agent(pf: str, ovs: PrivateOvs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateAgent]:
+    """One NIC for all backends: OVS has it by DPDK's driver of kernel devices."""
+    uplink = f"net_af_packet0,iface={pf},qdisc_bypass=1,framesz=2048,framecnt=4096,blocksz=16384"
+    options = {
+        "agent": {"enabled_backends": ",".join(BACKENDS), "operation_timeout": str(round(PATIENT_S))},
+        "ovs": {
+            "bridge_mappings": "physnet1:br-phys1",
+            "uplinks": f"'\"physnet1:{uplink}\"'",
+            "timeout": "60",
+        },
+        "linuxbridge": {"physical_interfaces": f"physnet1:{pf}"},
+        "sriov": {"devices": f"physnet1:{PF.pci}"},
+        "vdpa": {"guest_hugepages": "false"},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.lab.agent.READY_DEADLINE_S", PATIENT_S)
+        with PrivateAgent(tmp_path_factory.mktemp("agent"), ovs, options) as private:
+            yield private
+
+
+@pytest.fixture
+def testpmd(tmp_path: Path) -> Path:
+    """testpmd polls: it gets what the others leave, with whom it shares a CPU."""
+    program = tmp_path / "testpmd"
+    program.write_text('#!/bin/sh\nexec nice -n 19 dpdk-testpmd "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def description(
+    agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: tuple[str, ...], testpmd: Path
+) -> dict[str, Any]:
+    """All but the search."""
+    one, other = ends
+    network = {"type": "vlan", "physical_network": "physnet1"}
+    return {
+        "name": "all-four-emulated",
+        "agent": {"url": agent.url},
+        "ends": [{"network": {**network, "vlan_id": vlan}} for vlan in VLANS],
+        "vnf": {"type": "testpmd", "binary": str(testpmd), "memory_mb": 128, "start_s": PATIENT_S},
+        "vnf_cores": {"main": 0, "workers": "0"},
+        "evidence": {"ovs_rundir": str(ovs.rundir), "devices": [pf]},
+        "generator": {
+            "type": "tcpreplay",
+            "netns": FAR,
+            "paths": [{"send": one, "receive": other}, {"send": other, "receive": one}],
+        },
+        "matrix": {"backends": list(BACKENDS), "pmd_cores": ["1"], "flows": [16]},
+        "timeouts": {"agent": PATIENT_S, "active": PATIENT_S},
+    }
+
+
+@pytest.fixture
+def given_back(pf: str, agent: PrivateAgent, ovs: PrivateOvs) -> Iterator[None]:
+    """After a run, all is as it was before."""
+
+    def found() -> Any:
+        # A VF's interface may come back by another name.
+        links = [path.parent for path in Path("/sys/class/net").glob("*/ifindex")]
+        made = {link.name for link in links if not (link / "device").exists()}
+        pmd = agent.get("/v1/pmd")[1]["cpus"]
+        return (
+            made - {DATAPATH_TAP},
+            ovs.vsctl("list-br"),
+            pmd,
+            agent.get("/v1/ports"),
+            whole_state(pf, functions()),
+        )
+
+    before = found()
+    yield
+    assert found() == before
+
+
+def check(run: RunRecord, output: str, agent: PrivateAgent) -> None:
+    """A row and an honest verdict for each backend, through ports of its kind and a process behind them."""
+    assert [record.part for record in run.records] == [Part.SEARCH] * len(BACKENDS), run
+    assert [record.cell.backend for record in run.records] == list(BACKENDS)
+    for record in run.records:
+        check_trials(record)
+        assert f"| {record.cell.backend} |" in output
+        assert record.setup["vnf"]["name"] == "testpmd"
+        assert [port["state"] for port in record.setup["ports"]] == ["active"] * 2
+        assert ("pmd" in record.setup) == (record.cell.pmd_cores is not None)
+        result = record.result
+        assert result is not None
+        for trial in result["trial_log"]:
+            read, received = trial["measured"]["readings"], trial["measured"]["rx_packets"]
+            # Each frame that the generator got back was forwarded by this process.
+            assert read["vnf.port0.tx_packets"] + read["vnf.port1.tx_packets"] >= received > 0
+            assert read.get("ovs.pmd_cores") == record.cell.pmd_cores
+    taken = {record.cell.backend: record.setup["ports"][0]["binding"] for record in run.records}
+    assert taken["linuxbridge"]["device"] and taken["dpdkvhostuser"]["socket_path"]
+    assert (taken["vdpa"]["vif_type"], taken["vdpa"]["mode"]) == ("vhostuser", "relay")
+    assert taken["vdpa"]["pci_address"] in functions() and taken["sriov"]["pci_address"] in functions()
+
+
+@pytest.mark.usefixtures("given_back")
+def test_all_four_backends_in_one_run(
+    agent: PrivateAgent,
+    description: Mapping[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    search = {
+        "final_duration": 0.5,
+        "initial_duration": 0.3,
+        "precision": 0.5,
+        "max_trials": 3,
+        "line_rate_pps": 400,
+    }
+    path = write(tmp_path, {**description, "search": search})
+    # The command without the time it takes to start.
+    status = main(["matrix", str(path), "--folder", str(tmp_path / "run"), "--quiet"])
+    said = capsys.readouterr()
+    assert status in (0, 1) and said.err == "", said
+    check(read_run(tmp_path / "run"), said.out, agent)
