@@ -206,7 +206,9 @@ def test_a_build_that_is_ended_leaves_nothing_that_counts_as_an_image(
 ) -> None:
     (programs / "wait").touch()
     text = _BUILD.format(contained=_CONTAINED, folder=str(programs / "vm"))
-    with subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True) as running:
+    # Where tests run in the background, as in some CI, SIGINT is ignored in all that they start.
+    command = ["env", "--default-signal=INT", sys.executable, "-c", text]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
         try:
             wait_for((programs / "waiting").exists, 60, "the root file system is being made")
             running.send_signal(number)
