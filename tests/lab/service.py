@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import fcntl
+import json
 import socket
 import struct
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.namespaces import entered, namespace, within
-from tests.lab.processes import CommandError, Daemon, run
+from tests.lab.processes import CommandError, Daemon, run, wait_for
 
 INSIDE = "eth0"
 #: The MAC of the host's end, which sends nothing.
@@ -42,6 +43,11 @@ class Service:
         spec = {"device": self.device, "backend": backend, "network": network, "mac": self.mac}
         return {**spec, **fields}
 
+    def link(self) -> dict[str, Any]:
+        """The device, as ``ip`` prints it."""
+        (found,) = json.loads(run(within(self.host, ["ip", "-json", "link", "show", self.device])))
+        return dict(found)
+
     def make_device(self) -> None:
         """The pair, both ends up. The stack leaves no checksum to a NIC: there is none."""
         mtu = ["mtu", str(self.mtu)]
@@ -50,6 +56,8 @@ class Service:
         run(within(self.host, ["ip", "link", "add", *outer, "type", "veth", *peer]))
         run(within(self.host, ["ip", "link", "set", self.device, "up"]))
         run(within(self.name, ["ip", "link", "set", INSIDE, "up"]))
+        # The kernel follows the carrier of the pair a moment later.
+        wait_for(lambda: self.link()["operstate"] == "UP", 10, f"{self.device} has a carrier")
         run(within(self.name, ["ip", "address", "add", f"{self.address}/24", "dev", INSIDE]))
         with entered(self.name):
             asking = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
