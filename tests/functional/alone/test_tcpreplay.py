@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -129,6 +130,21 @@ def test_a_trial_is_stopped_when_loss_is_certain(device: str) -> None:
     assert found.aborted and found.elapsed_s < 30
     assert found.tx_packets - found.rx_packets > 1000
     assert judged(asked, found).cause in (None, Cause.QUEUE)
+
+
+def test_a_direction_that_starts_late_is_not_stopped_before_it_sends(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has lost frames by then."""
+    program = tmp_path / "tcpreplay"
+    real = shutil.which("tcpreplay")
+    program.write_text(f'#!/bin/sh\ncase "$*" in *intf1=east*) sleep 2; esac\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with losing(device, "numgen inc mod 2 == 0"), generator(THERE, BACK, in_flight=100) as tool:
+        found = tool.run(TrialRequest(20_000, 60.0))
+        assert found.tx_packets - found.rx_packets == dropped(device)
+    assert found.aborted and all(way.tx_packets > 0 for way in found.directions)
 
 
 def test_a_device_that_keeps_frames_for_long_has_not_lost_them(device: str) -> None:

@@ -323,10 +323,11 @@ class TcpreplayGenerator(Generator):
             lost = sum(leg.look() for leg in legs) > 0
             progress.look(now, sum(leg.seen[0] for leg in legs), sum(leg.seen[1] for leg in legs))
             if not all(leg.has_sent for leg in legs):
+                # Not stopped before it sends: it prints no summary if it is interrupted while it starts.
                 late = now + request.duration_s * (1 + _LATE_PART) + _LATE_S
                 if now > started + _START_S:
                     raise GeneratorError(f"{PROGRAM} sent nothing within {_START_S:g} s")
-            if now > late or (lost and request.abort_on_loss):
+            elif now > late or (lost and request.abort_on_loss):
                 for leg in legs:
                     leg.stop()
                 return now <= late
