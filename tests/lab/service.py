@@ -48,6 +48,12 @@ class Service:
         (found,) = json.loads(run(within(self.host, ["ip", "-json", "link", "show", self.device])))
         return dict(found)
 
+    def remove_device(self) -> None:
+        """Remove the pair, if a test has not. It also goes with the namespace, but then some time later."""
+        links = json.loads(run(within(self.host, ["ip", "-json", "link", "show"])))
+        if self.device in {link.get("ifname") for link in links}:
+            run(within(self.host, ["ip", "link", "delete", self.device]))
+
     def make_device(self) -> None:
         """The pair, both ends up. The stack leaves no checksum to a NIC: there is none."""
         mtu = ["mtu", str(self.mtu)]
@@ -101,5 +107,7 @@ def service(
     with namespace(name):
         made = Service(name, device, mac, address, host, mtu)
         made.make_device()
-        yield made
-    # The pair goes with the namespace, which the kernel takes apart later.
+        try:
+            yield made
+        finally:
+            made.remove_device()
