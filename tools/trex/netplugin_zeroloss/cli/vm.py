@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from netplugin_zeroloss.cli.options import whole
 from netplugin_zeroloss.cli.runs import ends_cleanly
 from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vm import FOLDER
 
 if TYPE_CHECKING:
     from netplugin_zeroloss.vm.image import Image
     from netplugin_zeroloss.vm.spec import VmSpec
-
-_FOLDER = Path("/var/lib/netplugin-zeroloss")
 
 
 def add_vm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,7 +33,7 @@ def add_vm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--folder",
         metavar="FOLDER",
         type=Path,
-        default=_FOLDER,
+        default=FOLDER,
         help="folder of images and keys; its link `latest` leads to the image (default: %(default)s)",
     )
     build.add_argument("--rebuild", action="store_true", help="build also if there is one of these inputs")

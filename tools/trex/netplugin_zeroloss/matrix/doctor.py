@@ -21,8 +21,9 @@ from netplugin_zeroloss.matrix.domain import about_image
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vm import FOLDER
 from netplugin_zeroloss.vm.commands import programs
-from netplugin_zeroloss.vm.image import FOLDER, LATEST
+from netplugin_zeroloss.vm.image import LATEST
 from netplugin_zeroloss.vm.spec import VmSpec
 
 #: Numbers of PMD cores in the table.

@@ -23,9 +23,10 @@ from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.vm import FOLDER
 from netplugin_zeroloss.vm.domain import SSH_PORT, with_fixed_addresses
 from netplugin_zeroloss.vm.domain import domain as domain_on
-from netplugin_zeroloss.vm.image import BUILD, FOLDER, Image
+from netplugin_zeroloss.vm.image import BUILD, Image
 from netplugin_zeroloss.vm.image import read as read_image
 
 #: Timeout of one virsh call, in seconds.

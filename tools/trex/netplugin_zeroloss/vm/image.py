@@ -15,8 +15,7 @@ from netplugin.api.fields import Value
 from netplugin.host.processes import run
 from netplugin_zeroloss.values import UnusableInput
 
-#: Folder of images, and the link in it to the image that was built last.
-FOLDER = Path("/var/lib/netplugin-zeroloss")
+#: Link in the folder of images to the image that was built last.
 LATEST = "latest"
 #: Files of an image. The key for SSH is a link to the file that the operator gave, or to that of the folder.
 DISK, KERNEL, INITRD, MANIFEST = "disk.qcow2", "vmlinuz", "initrd.img", "manifest.json"
