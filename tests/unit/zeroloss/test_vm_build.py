@@ -261,6 +261,17 @@ def test_what_is_missing_is_named_with_its_package(
     assert "run it as root" in capsys.readouterr().err and not (programs / "vm").exists()
 
 
+def test_a_key_that_cannot_be_made_is_reported_in_the_words_of_its_program(
+    programs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keygen = programs / "bin/ssh-keygen"
+    keygen.write_text("#!/bin/sh\necho 'no entropy' >&2\nexit 1\n")
+    keygen.chmod(0o755)
+    assert main(["vm", "build", "--folder", str(programs / "vm")]) == 2
+    assert "ssh-keygen: no entropy" in capsys.readouterr().err
+    assert not (programs / "called").exists() and not list((programs / "vm").iterdir())
+
+
 def test_the_command_tells_the_next_one(programs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vm", "build", "--folder", str(programs / "vm"), "--disk-mb", "16", "--quiet"]) == 0
     printed = capsys.readouterr()

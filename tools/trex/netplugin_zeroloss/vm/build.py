@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from netplugin.host.processes import run
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands, image, tree
 from netplugin_zeroloss.vm.contents import VPP, Contents, Identity
@@ -32,6 +33,8 @@ from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec, contents_of, key_of
 
 #: Deadline of one command of a build, in seconds.
 _COMMAND_S = 3600.0
+#: Deadline of making a key, in seconds.
+_KEY_S = 60.0
 #: Interval of the lines about a command that still runs, in seconds.
 _ALIVE_S = 10.0
 #: Seconds until a command that is ended has ended.
@@ -58,8 +61,8 @@ class Builder:
     def build(self, spec: VmSpec, again: bool = False) -> Image:
         """Return the image of these inputs, built if it is not cached or if ``again`` asks for it.
 
-        Raises: UnusableInput with what failed, NetpluginError if the guest cannot be tuned so;
-        KeyboardInterrupt. Then there is no more than before.
+        Raises: UnusableInput with what failed, NetpluginError if the guest cannot be tuned so or a key
+        cannot be made; KeyboardInterrupt. Then there is no more than before.
         """
         _check(spec)
         try:
@@ -180,12 +183,16 @@ class Builder:
     # -- keys ----------------------------------------------------------------------------------------
 
     def _identity(self) -> Identity:
-        """Return the keys; those of the folder are made by its first build."""
+        """Return the keys; those of the folder are made by its first build. Raises: NetpluginError."""
         for name in (_HOST_KEY, *(() if self._login else (KEY,))):
             if not (self._folder / f"{name}.pub").exists():
                 (self._folder / name).unlink(missing_ok=True)
                 made = self._folder / f"{_UNFINISHED}{name}"
-                _run_quietly(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(made)])
+                run(
+                    ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(made)],
+                    step="vm-keys",
+                    deadline=time.monotonic() + _KEY_S,
+                )
                 made.rename(self._folder / name)
                 # The last of the two: without it, both are made again.
                 made.with_name(f"{made.name}.pub").rename(self._folder / f"{name}.pub")
@@ -334,14 +341,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _run_quietly(arguments: Sequence[str]) -> None:
-    done = subprocess.run(
-        arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
-    )
-    if done.returncode:
-        raise UnusableInput(arguments[0], done.stderr.strip() or f"exit status {done.returncode}")
 
 
 def _program(arguments: Sequence[str]) -> str:
