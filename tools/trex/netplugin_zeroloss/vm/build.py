@@ -120,9 +120,10 @@ class Builder:
 
     def _debian(self, spec: VmSpec, made: Contents, early: Path, work: Path, root: Path) -> None:
         self._next(f"Debian {spec.suite} with {len(made.packages)} packages and what they need (mmdebstrap)")
-        text = spec.apt_sources()
-        sources = work / ("apt.sources" if "\nURIs:" in f"\n{text}" else "apt.list")
-        sources.write_text(text, encoding="utf-8")
+        sources = None
+        if text := spec.apt_sources():
+            sources = work / ("apt.sources" if "\nURIs:" in f"\n{text}" else "apt.list")
+            sources.write_text(text, encoding="utf-8")
         self._run(commands.mmdebstrap(spec, made.packages, early, sources, root), work, spec.time)
 
     def _of_base(self, base: Path, work: Path, root: Path) -> None:

@@ -29,8 +29,13 @@ def _step(name: str, *arguments: str | Path) -> list[str]:
     return contained(sys.executable, "-P", _CHILD, "--", name, *arguments)
 
 
-def mmdebstrap(spec: VmSpec, packages: Sequence[str], early: Path, sources: Path, tree: Path) -> list[str]:
-    """Return the command that makes the root file system; ``early``: folder with files of /etc."""
+def mmdebstrap(
+    spec: VmSpec, packages: Sequence[str], early: Path, sources: Path | None, tree: Path
+) -> list[str]:
+    """Return the command that makes the root file system; ``early``: folder with files of /etc.
+
+    ``sources``: file with apt's sources; None: those that mmdebstrap has for the suite.
+    """
     return contained(
         "mmdebstrap",
         "--mode=root",
@@ -41,7 +46,7 @@ def mmdebstrap(spec: VmSpec, packages: Sequence[str], early: Path, sources: Path
         f"--essential-hook=copy-in {early}/etc/initramfs-tools /etc",
         spec.suite,
         tree,
-        sources,
+        *([] if sources is None else [sources]),
     )
 
 

@@ -24,7 +24,6 @@ LAYOUT = 1
 EPOCH = 1_700_000_000
 #: Time of a snapshot, as snapshot.debian.org has it in its URLs.
 _SNAPSHOT = "%Y%m%dT%H%M%SZ"
-_MIRROR, _SECURITY = "deb.debian.org/debian", "deb.debian.org/debian-security"
 _ARCHIVE = "snapshot.debian.org/archive"
 
 Package = Annotated[
@@ -38,7 +37,7 @@ class VmSpec(Value):
     """What to build. Each field is an option of ``vm build``."""
 
     suite: Suite = "bookworm"
-    #: Text of apt's sources (one line each, or deb822); empty: Debian's mirror.
+    #: Text of apt's sources (one line each, or deb822); empty: mmdebstrap's.
     sources: str = ""
     snapshot: Annotated[str, StringConstraints(pattern=r"^\d{8}T\d{6}Z$", strict=True)] | None = None
     #: Disk image (qcow2 or raw) or archive (tar) of a root file system; None: mmdebstrap makes one.
@@ -93,22 +92,18 @@ class VmSpec(Value):
         return self.vpp
 
     def apt_sources(self) -> str:
-        """Return apt's sources of the root file system."""
-        if self.sources:
+        """Return apt's sources of the root file system.
+
+        Empty: those of mmdebstrap, which are Debian's mirror with updates and security (mmdebstrap(1)).
+        """
+        if self.sources or not self.snapshot:
             return self.sources
-        if self.snapshot:
-            option = "[check-valid-until=no] "
-            mirror, security = (
-                f"{_ARCHIVE}/{name}/{self.snapshot}" for name in ("debian", "debian-security")
-            )
-        else:
-            option, mirror, security = "", _MIRROR, _SECURITY
         return "".join(
-            f"deb {option}http://{place} {suite} main\n"
-            for place, suite in (
-                (mirror, self.suite),
-                (mirror, f"{self.suite}-updates"),
-                (security, f"{self.suite}-security"),
+            f"deb [check-valid-until=no] http://{_ARCHIVE}/{archive}/{self.snapshot} {suite} main\n"
+            for archive, suite in (
+                ("debian", self.suite),
+                ("debian", f"{self.suite}-updates"),
+                ("debian-security", f"{self.suite}-security"),
             )
         )
 
