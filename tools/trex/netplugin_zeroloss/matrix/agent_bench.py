@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -40,6 +39,7 @@ from netplugin_zeroloss.matrix.findings import Finding, of_error, require
 from netplugin_zeroloss.matrix.guest import look_into
 from netplugin_zeroloss.matrix.nics import NicNeed, Nics
 from netplugin_zeroloss.matrix.pmd_cpus import planned_cpus
+from netplugin_zeroloss.matrix.polling import polled
 from netplugin_zeroloss.matrix.ports import Ports
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 from netplugin_zeroloss.vnf import choose as vnfs
@@ -302,15 +302,14 @@ class AgentBench(Bench):
         unfit = [need for need in wanted if not need.fits(self.nics.driver(need.address))]
         for need in unfit:
             self.nics.bind(need)
+        if not unfit:
+            return
         seconds = self._description.timeouts.active
-        deadline = time.monotonic() + seconds
-        while unfit and not (info := self._info(cell.backend)).usable:
-            if time.monotonic() > deadline:
-                raise CellError(
-                    f"backend {cell.backend} is not usable {seconds:g} s after its NICs were bound:"
-                    f" {info.reason}"
-                )
-            time.sleep(_LOOK_S)
+        info = polled(lambda: self._info(cell.backend), lambda found: found.usable, seconds, _LOOK_S)
+        if not info.usable:
+            raise CellError(
+                f"backend {cell.backend} is not usable {seconds:g} s after its NICs were bound: {info.reason}"
+            )
 
     def _info(self, backend: str) -> BackendInfo:
         [info] = [each for each in self._client.backends() if each.name == backend]

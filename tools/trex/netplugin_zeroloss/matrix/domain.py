@@ -21,6 +21,7 @@ from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError, S
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
+from netplugin_zeroloss.matrix.polling import polled
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import FOLDER
@@ -236,11 +237,9 @@ class DomainRunner:
         """Have the domain shut down, and destroy it if it has not by then. Raises: NetpluginError."""
         if not self.is_running:
             return
-        deadline = time.monotonic() + self._shutdown_s
         with suppress(NetpluginError):  # it ends at this moment, or cannot
             self._virsh("shutdown", self._name, "--mode", "acpi")
-            while self.is_running and time.monotonic() < deadline:
-                time.sleep(_LOOK_S)
+            polled(lambda: self.is_running, lambda runs: not runs, self._shutdown_s, _LOOK_S)
         if self.is_running:
             self._virsh("destroy", self._name)
 
@@ -265,15 +264,15 @@ def wait_for_vm(machine: SshMachine | ConsoleMachine, seconds: float) -> None:
 
 def wait_for_ssh(host: str, port: int, seconds: float) -> None:
     """Wait for the banner of the SSH server. Raises: CellError."""
-    deadline = time.monotonic() + seconds
-    while True:
-        # A booting VM refuses, is unreachable, or accepts the connection before sshd is ready.
-        with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
-            if there.recv(4) == b"SSH-":
-                return
-        if time.monotonic() > deadline:
-            raise CellError(f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s")
-        time.sleep(_LOOK_S)
+    if not polled(lambda: _has_ssh(host, port), bool, seconds, _LOOK_S):
+        raise CellError(f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s")
+
+
+def _has_ssh(host: str, port: int) -> bool:
+    # A booting VM refuses, is unreachable, or accepts the connection before sshd is ready.
+    with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
+        return there.recv(4) == b"SSH-"
+    return False
 
 
 def _images(domain: etree._Element) -> Iterator[str]:

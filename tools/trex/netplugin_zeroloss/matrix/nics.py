@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.kernel import VfCounts
 from netplugin.tuning.steps import VfCount
 from netplugin_zeroloss.matrix.findings import Finding
+from netplugin_zeroloss.matrix.polling import polled
 
 # -- Which NICs a backend has on a network, and which driver it needs there. -----------------------
 
@@ -261,8 +261,5 @@ class Nics:
 
 def _wait(there: Callable[[], bool], what: str) -> None:
     """Raises: HostError at the deadline."""
-    deadline = time.monotonic() + _WAIT_S
-    while not there():
-        if time.monotonic() > deadline:
-            raise HostError(f"not within {_WAIT_S:g} s: {what}", step="bind-nic")
-        time.sleep(_LOOK_S)
+    if not polled(there, bool, _WAIT_S, _LOOK_S):
+        raise HostError(f"not within {_WAIT_S:g} s: {what}", step="bind-nic")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 
@@ -14,6 +13,7 @@ from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import End, RunDescription
+from netplugin_zeroloss.matrix.polling import polled
 
 #: Polling interval for a port, in seconds.
 _LOOK_S = 0.1
@@ -150,15 +150,13 @@ class Ports:
 
     def _wait(self, end: End, cell: Cell, ready: Callable[[Port], bool], what: str) -> Port:
         seconds = self._description.timeouts.active
-        deadline = time.monotonic() + seconds
         spec = self._spec(end, cell)
         # PUT makes the agent read the host again; GET returns the last known state.
-        while not ready(port := self._client.put_port(end.port_id, spec)):
-            if time.monotonic() > deadline:
-                raise CellError(
-                    f"port {end.port_id} is {port.state} and not {what} after {seconds:g} s{_said(port)}"
-                )
-            time.sleep(_LOOK_S)
+        port = polled(lambda: self._client.put_port(end.port_id, spec), ready, seconds, _LOOK_S)
+        if not ready(port):
+            raise CellError(
+                f"port {end.port_id} is {port.state} and not {what} after {seconds:g} s{_said(port)}"
+            )
         return port
 
 

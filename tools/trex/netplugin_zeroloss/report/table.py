@@ -344,7 +344,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("reason", lambda f: f.reason),
     ("port_queues", lambda f: f.port_queues),
     *(
-        (f"latency_{part:.0%}".replace("%", "") + f"_{name}", partial(_latency, part=part, name=name))
+        (f"latency_{round(100 * part)}_{name}", partial(_latency, part=part, name=name))
         for part in LATENCY_LOADS
         for name in ("p50_us", "p90_us", "p99_us", "samples")
     ),

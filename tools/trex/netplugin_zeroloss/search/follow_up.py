@@ -7,7 +7,7 @@ computation without I/O that yields trial requests, so their trials can be recor
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from netplugin_zeroloss.judge import judge
@@ -48,20 +48,23 @@ def follow_up(plan: SearchPlan, rate_pps: float | None) -> Asking[FollowUp]:
     if rate_pps is not None:
         for part in LATENCY_LOADS if plan.latency_s and plan.measures_latency else ():
             request = _request(plan, part * rate_pps, plan.latency_s, f"latency at {part:.0%}")
-            latencies[part] = yield from _ask(plan, _with(request, latency=True), trials)
+            latencies[part] = yield from _ask(plan, replace(request, latency=True), trials)
         if plan.soak_s:
             request = _request(plan, rate_pps, plan.soak_s, "soak")
-            soak = yield from _ask(plan, _with(request, readings=SOAK_READINGS), trials)
+            soak = yield from _ask(plan, replace(request, readings=SOAK_READINGS), trials)
     return FollowUp(rate_pps, latencies, soak, tuple(trials))
 
 
 def _request(plan: SearchPlan, rate_pps: float, seconds: float, purpose: str) -> TrialRequest:
-    duration = max(seconds, plan.min_trial_s)
-    return TrialRequest(round(rate_pps, 2), duration, plan.frame_size, plan.flows, False, purpose, plan.mix)
-
-
-def _with(request: TrialRequest, **more: Any) -> TrialRequest:
-    return TrialRequest(**asdict(request) | more)
+    return TrialRequest(
+        rate_pps=round(rate_pps, 2),
+        duration_s=max(seconds, plan.min_trial_s),
+        frame_size=plan.frame_size,
+        flows=plan.flows,
+        abort_on_loss=False,
+        purpose=purpose,
+        mix=plan.mix,
+    )
 
 
 def _ask(plan: SearchPlan, request: TrialRequest, trials: list[Trial]) -> Asking[Trial]:
