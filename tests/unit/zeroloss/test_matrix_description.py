@@ -15,7 +15,7 @@ from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
 from netplugin_zeroloss.matrix.description import check_same, read
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, mean_size
-from netplugin_zeroloss.vnf.contract import TestpmdDescription
+from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 
 from netplugin.api.pmd_models import PmdRequest
 from tests.unit.zeroloss.matrix_runs import ROOT, described, description, with_agent
@@ -209,6 +209,13 @@ def test_modes_of_the_vnf_are_cells_with_a_vnf_each() -> None:
 def test_modes_that_do_not_fit(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(UnusableInput, match=words):
         description(**with_agent(**changed))
+
+
+def test_a_vpp_that_sleeps_has_no_workers() -> None:
+    vpp = {"type": "vpp", "poll_sleep_us": 200}
+    with pytest.raises(UnusableInput, match=r"vnf\.poll_sleep_us: VPP's workers never sleep"):
+        description(**with_agent(vnf=vpp, vnf_cores={"main": 0, "workers": "1"}))
+    assert description(**with_agent(vnf=vpp, vnf_cores={"main": 0})).vnf == VppDescription(**vpp)
 
 
 def test_controls_come_once_and_before_the_cells_they_are_for() -> None:

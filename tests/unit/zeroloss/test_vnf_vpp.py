@@ -61,6 +61,13 @@ def test_what_is_not_asked_is_not_in_startup_conf() -> None:
     assert "main-core 3" in jumbo and "corelist-workers" not in jumbo
 
 
+def test_a_vpp_that_sleeps() -> None:
+    assert "poll-sleep" not in StartupConf("/run/x", VnfCores(0), NICS).text()
+    text = StartupConf("/run/x", VnfCores(0), NICS, poll_sleep_us=200).text()
+    (unix,) = [section for section in text.split("}\n") if section.startswith("unix {")]
+    assert "  poll-sleep-usec 200\n" in unix
+
+
 # -- what is asked of it -------------------------------------------------------------------------
 
 
@@ -74,7 +81,7 @@ class Stand:
 
     def call(self, message: str, **fields: Any) -> Any:
         self.said.append((message, fields))
-        return SimpleNamespace(version="26.06", reply="", sw_if_index=7)
+        return SimpleNamespace(version="26.06", reply=f"<{fields.get('cmd')}>", sw_if_index=7)
 
     def dump(self, message: str, **fields: Any) -> list[Any]:
         if message == "sw_interface_dump":
@@ -114,6 +121,8 @@ def test_vpp_in_a_vm_routes_each_port_to_its_partner(vm: Path) -> None:
         assert (info.name, info.version, info.rx_queues) == ("vpp", "26.06", (8, 8))
         conf = info.configuration["startup.conf"]
         assert "dev 0000:00:06.0 { name port1 }" in conf and "corelist-workers 1-7" in conf
+        for read_back in ("show threads", "show interface rx-placement"):
+            assert info.configuration[read_back] == f"<{read_back}>"
     assert stand.closed == 1
     neighbours = [each["neighbor"] for each in stand.fields("ip_neighbor_add_del")]
     assert [n["mac_address"] for n in neighbours] == [port.peer_mac for port in PORTS]

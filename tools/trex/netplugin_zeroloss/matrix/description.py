@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -387,7 +388,8 @@ class RunDescription(Section):
                 )
         if self.controls.vnf is not None and self.agent is not None and not self.controls.vnf.ports:
             raise ValueError("controls.vnf.ports: say on which devices the VNF is to run")
-        for problem in (*self._about_ends(), *self._about_vm(), *self._about_modes()):
+        problems = (self._about_ends(), self._about_vm(), self._about_sleep(), self._about_modes())
+        for problem in chain.from_iterable(problems):
             raise ValueError(problem)
         return self
 
@@ -400,6 +402,13 @@ class RunDescription(Section):
         for vnf in chosen:
             if vnf is not None and not (vm_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
                 yield "vm: the VNF must run in it: machine: {type: ssh or console, ...}, or type: external"
+
+    def _about_sleep(self) -> Iterator[str]:
+        chosen = [self.vnf, *(override.vnf for override in self.overrides)]
+        if self.vnf_cores.workers and any(
+            isinstance(vnf, vnfs.VppDescription) and vnf.poll_sleep_us for vnf in chosen
+        ):
+            yield "vnf.poll_sleep_us: VPP's workers never sleep: leave out vnf_cores.workers"
 
     def _about_modes(self) -> Iterator[str]:
         if self.agent is None:

@@ -272,6 +272,9 @@ class VppDescription(Value):
     #: Receive queues per port; null: those of the port.
     rx_queues: Annotated[int, Field(ge=1, le=256)] | None = None
     hugepages: bool = True
+    #: Microseconds that VPP's main thread sleeps after each poll, so that others get its CPU; null: none.
+    #: Workers poll all the time, so a VPP that sleeps has none.
+    poll_sleep_us: Annotated[int, Field(ge=1, le=10_000)] | None = None
     #: Plug-in directory; null: VPP's default.
     plugin_path: str | None = None
     start_s: Seconds = 60.0

@@ -83,6 +83,8 @@ def _far(number: int) -> str:
 
 _LAST_LINES = 12
 _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
+#: Where the threads run, and which one polls which queue.
+_READ_BACK = ("show threads", "show interface rx-placement")
 #: Plug-ins for ports that VPP drives without DPDK on this machine.
 _PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
 
@@ -156,7 +158,8 @@ class Vpp(Vnf):
             if self._local
             else StatsProgram(machine, self._tool("vpp_get_stats"), conf.stats_socket)
         )
-        return VnfInfo("vpp", version, queues, {"startup.conf": conf.text()})
+        read_back = {command: self._printed(command) for command in _READ_BACK}
+        return VnfInfo("vpp", version, queues, {"startup.conf": conf.text(), **read_back})
 
     def check(self) -> None:
         if self._program is None:
@@ -213,6 +216,7 @@ class Vpp(Vnf):
             self._description.plugin_path,
             self._description.hugepages,
             max(port.mtu for port in self._ports),
+            self._description.poll_sleep_us,
         )
 
     def _interface(self, number: int) -> int:
@@ -277,7 +281,10 @@ class Vpp(Vnf):
         return nics[number] if nics else self._ports[number].device
 
     def _runtime(self) -> str:
-        return str(self._asked.call("cli_inband", cmd="show runtime").reply)
+        return self._printed("show runtime")
+
+    def _printed(self, command: str) -> str:
+        return str(self._asked.call("cli_inband", cmd=command).reply)
 
     @property
     def _asked(self) -> VppClient:
@@ -346,6 +353,7 @@ class StartupConf:
     plugin_path: str | None = None
     hugepages: bool = True
     mtu: int = 1500
+    poll_sleep_us: int | None = None
 
     @property
     def api_socket(self) -> str:
@@ -372,6 +380,7 @@ class StartupConf:
                     f"runtime-dir {self.directory}",
                     f"cli-listen {self.cli_socket}",
                     f"log {self.directory}/vpp.log",
+                    *([] if self.poll_sleep_us is None else [f"poll-sleep-usec {self.poll_sleep_us}"]),
                 ),
                 _section("socksvr", f"socket-name {self.api_socket}"),
                 _section("statseg", f"socket-name {self.stats_socket}"),
