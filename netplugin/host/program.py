@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,6 +92,10 @@ class Program:
         self._process.wait()
         self._process = None
 
+    def logged(self, text: str) -> bool:
+        """Whether a line of the log has this text."""
+        return text in self.log.read_text(errors="replace")
+
     def log_tail(self) -> str:
         """Return the last lines of the log, to append to an error message."""
         with suppress(OSError), self.log.open(errors="replace") as log:
@@ -168,6 +172,10 @@ class Telemetry:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
             raise ProgramError(f"{self._path}: no answer to {question}: {error!r}") from error
+
+    def each(self, command: str, ports: Iterable[int]) -> list[Any]:
+        """Send a command for each port and return the results. Raises: ProgramError."""
+        return [self.ask(command, port) for port in ports]
 
     @property
     def there(self) -> bool:

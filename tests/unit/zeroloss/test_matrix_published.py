@@ -278,6 +278,35 @@ def test_what_the_vm_lacks_is_found_before_anything_is_sent(
     assert not (host.folder / "running").exists(), "the VM of the check has ended"
 
 
+_TESTPMD = (("  type: vpp\n", "  type: testpmd\n"),)
+
+
+def test_testpmd_in_the_vm_needs_nothing_of_vpp_and_no_hugepages_for_itself_here(host: PublishedHost) -> None:
+    host.packages.clear()
+    host.guest(GUEST | {"program": "/usr/bin/dpdk-testpmd", "python": "/usr/bin/python3", "memory": "100"})
+    host.check(host.description(*_TESTPMD))
+    calls = (host.folder / "calls").read_text()
+    assert "create /dev/stdin" in calls, "the VM was looked into"
+
+
+def test_what_testpmd_lacks_in_the_vm_is_found_before_anything_is_sent(host: PublishedHost) -> None:
+    host.guest(GUEST | {"program": "", "python": "", "free": "255"})
+    with pytest.raises(UnusableInput) as refused:
+        host.check(host.description(*_TESTPMD))
+    said = str(refused.value)
+    for words in ("no program dpdk-testpmd", "apt-get install dpdk-dev", "no python3", "255 MB of free"):
+        assert words in said
+    assert "VPP" not in said and said.count("\n  fix: ") == 3
+
+
+def test_a_vm_without_a_shell_is_a_finding(host: PublishedHost) -> None:
+    (host.folder / "guest").write_text("Welcome to the appliance\n")
+    with pytest.raises(
+        UnusableInput, match=r"ssh: .*'Welcome to the appliance(.|\n)*try it by hand: ssh root@"
+    ):
+        host.check(host.description())
+
+
 @pytest.mark.parametrize(
     ("words", "fix"),
     [

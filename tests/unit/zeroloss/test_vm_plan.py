@@ -16,7 +16,7 @@ from netplugin_zeroloss.vm import commands
 from netplugin_zeroloss.vm.contents import Contents, Identity, contents
 from netplugin_zeroloss.vm.domain import MANAGEMENT, NICS, SSH_PORT, domain, with_fixed_addresses
 from netplugin_zeroloss.vm.spec import EPOCH, VmSpec, contents_of, key_of
-from netplugin_zeroloss.vnf.contract import VppDescription
+from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 from pydantic import ValidationError
 
 from netplugin.api.errors import InvalidRequest
@@ -338,16 +338,17 @@ def test_the_five_commands_of_a_newcomer_are_those_of_the_program() -> None:
 # -- the run description ---------------------------------------------------------------------------
 
 _VPP = {"type": "vpp"}
+_PEER = "02:00:00:00:00:09"
 
 
 def test_a_vnf_on_the_image_needs_no_address() -> None:
     run = cell_description(
         vm={"image": "/images/latest"},
         vnf=_VPP,
-        overrides=[{"cells": {"backend": "sriov"}, "vnf": {**_VPP, "rx_queues": 4}}],
+        overrides=[{"cells": {"backend": "sriov"}, "vnf": {"type": "testpmd"}}],
     )
-    for vnf in (run.vnf, run.overrides[0].vnf):
-        assert isinstance(vnf, VppDescription) and vnf.nics == NICS[:2]
+    for vnf, kind in ((run.vnf, VppDescription), (run.overrides[0].vnf, TestpmdDescription)):
+        assert isinstance(vnf, kind) and vnf.nics == NICS[:2]
         machine = vm_of(vnf)
         assert isinstance(machine, SshMachine) and (machine.host, machine.port) == ("127.0.0.1", SSH_PORT)
         assert (machine.key, machine.known_hosts) == ("/images/latest/key", "/images/latest/known_hosts")
@@ -358,6 +359,22 @@ def test_a_vnf_on_the_image_needs_no_address() -> None:
     assert own.vm is not None and not own.vm.placement.pin
     assert isinstance(own.vnf, VppDescription) and own.vnf.nics == ("0000:09:00.0",)
     assert RunDescription.model_validate(run.model_dump(mode="json")) == run
+
+
+def test_the_control_of_a_vnf_in_a_vm_is_on_this_host() -> None:
+    """It has the ports of the control, which no VM has."""
+    ports = [
+        {"attachment": "netdev", "device": f"eth{n}", "mac": f"02:00:00:00:00:0{n}", "peer_mac": _PEER}
+        for n in (1, 2)
+    ]
+    loop = {"type": "sim", "device": "clean"}
+    run = {"vm": {"image": "/i"}, "vnf": {"type": "testpmd"}}
+    for vnf in ({}, {"vnf": {"type": "testpmd", "machine": {"type": "ssh", "host": "vm"}, "nics": NICS[:2]}}):
+        with pytest.raises(UnusableInput, match=r"controls\.vnf\.vnf: name a VNF on this host"):
+            cell_description(**run, controls={"vnf": {"generator": loop, "ports": ports, **vnf}})
+    own = {"generator": loop, "ports": ports, "vnf": {"type": "testpmd"}}
+    made = cell_description(**run, controls={"vnf": own}).controls.vnf
+    assert made is not None and isinstance(made.vnf, TestpmdDescription) and vm_of(made.vnf) is None
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_arguments_of_testpmd() -> None:
     ports = [_port(Attachment.VHOST_USER, f"/run/{n}", queues=2, ring=512) for n in range(2)]
     devices = [dpdk.device_of(port, n, False) for n, port in enumerate(ports)]
     description = TestpmdDescription(type="testpmd", hugepages=False)
-    words = testpmd.arguments(description, ports, VnfCores(2, (3, 5)), devices)
+    words = testpmd.arguments(description, ports, VnfCores(2, (3, 5)), devices, {0, 1})
     assert words[words.index("--lcores") + 1] == "0@2,1@3,2@5"
     for word in (
         "--no-huge",
@@ -155,11 +155,11 @@ def test_arguments_of_testpmd() -> None:
         assert word in words
     vfs = [_port(Attachment.VFIO, f"0000:01:10.{n}", mtu=9000) for n in (0, 2)]
     devices = [dpdk.device_of(port, n, False) for n, port in enumerate(vfs)]
-    words = testpmd.arguments(TestpmdDescription(type="testpmd"), vfs, VnfCores(), devices)
+    words = testpmd.arguments(TestpmdDescription(type="testpmd"), vfs, VnfCores(), devices, {0, 1})
     assert words.count("-a") == 2 and "0000:01:10.2" in words and "--no-pci" not in words
     assert "--max-pkt-len=9022" in words and "--in-memory" in words
     with pytest.raises(VnfError, match="same number of queues"):
-        testpmd.arguments(description, [ports[0], vfs[0]], VnfCores(), devices)
+        testpmd.arguments(description, [ports[0], vfs[0]], VnfCores(), devices, {0, 1})
 
 
 @pytest.mark.parametrize("mode", ForwardMode)
@@ -168,7 +168,7 @@ def test_a_mode_of_testpmd(mode: ForwardMode) -> None:
     devices = [dpdk.device_of(port, n, False) for n, port in enumerate(ports)]
     work = {"memory_mb": 100, "reads": 3, "writes": 0}
     words = testpmd.arguments(
-        _described(type="testpmd", forward_mode=mode, noisy=work), ports, VnfCores(), devices
+        _described(type="testpmd", forward_mode=mode, noisy=work), ports, VnfCores(), devices, {0}
     )
     assert f"--forward-mode={mode}" in words
     noisy = [word for word in words if word.startswith("--noisy")]

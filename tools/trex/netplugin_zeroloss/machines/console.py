@@ -267,6 +267,9 @@ class _ConsoleProgram(Program):
         )
         self._pid = None
 
+    def logged(self, text: str) -> bool:
+        return self._console.ask(f"grep -qF -- {shlex.quote(text)} {self.log}")[0] == 0
+
     def log_tail(self) -> str:
         with suppress(ProgramError):
             lines = self._console.ask(f"tail -n 15 {self.log}")[1].splitlines()

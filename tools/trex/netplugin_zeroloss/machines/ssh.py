@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import time
@@ -13,6 +14,16 @@ from netplugin.host.program import Program, ProgramError, own_directory
 from netplugin_zeroloss.machines.contract import Connected, MachineError, SshMachine, run_here
 
 _AGAIN_S = 1.0
+#: Exit status of ssh for an error of its own (ssh(1)).
+_SSH_FAILED = 255
+_DIRECTORY = re.compile(r"/run/netplugin-vnf-[A-Za-z0-9]{6}")
+#: Becomes the program, whose pid is in the file then.
+_START = 'echo $$ > "$0" && exec "$@"'
+#: Ends the program of this file, and waits until it has ended: 10 s, then it is killed.
+_END = (
+    'p=$(cat "$0") || exit 0; rm -f "$0"; kill -TERM "$p"; i=0;'
+    ' while kill -0 "$p" && [ $i -lt 150 ]; do [ $i -ne 100 ] || kill -KILL "$p"; i=$((i+1)); sleep 0.1; done'
+)
 
 
 class Local(Connected):
@@ -45,7 +56,10 @@ class Local(Connected):
 
 
 class Ssh(Connected):
-    """A VM or another host, through the OpenSSH client. Its programs end with the connection (SIGHUP)."""
+    """A VM or another host, through the OpenSSH client.
+
+    ``stop`` ends a program there. If this process dies, the program ends with the connection (SIGHUP).
+    """
 
     def __init__(self, description: SshMachine, deadline: float) -> None:
         """Connect; the machine may still be booting. Raises: MachineError if unreachable at the deadline."""
@@ -61,11 +75,18 @@ class Ssh(Connected):
     def _first_directory(self, deadline: float) -> str:
         while True:
             try:
-                return self.run(["mktemp", "-d", "/run/netplugin-vnf-XXXXXX"]).strip()
+                printed = self.run(["mktemp", "-d", "/run/netplugin-vnf-XXXXXX"]).strip()
+                break
             except ProgramError:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(_AGAIN_S)  # no notification of a booted VM
+        if _DIRECTORY.fullmatch(printed):
+            return printed
+        raise MachineError(
+            f"{self._target}: it prints {printed[:200]!r} in place of the name of a new directory: its shell"
+            " must print nothing for commands over SSH (~/.bashrc), and mktemp must be that of GNU or busybox"
+        )
 
     def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
         return run_here(self.command(arguments), stdin)
@@ -74,8 +95,10 @@ class Ssh(Connected):
         self.run(["tee", path], stdin=text)
 
     def program(self, name: str, arguments: Sequence[str]) -> Program:
-        words = [*self._ssh("-tt"), self._target, quoted(arguments)]
-        return Program(f"{name} on {self._description.host}", words, self._path / "log")
+        pid_file = f"{self.directory}/{name}.pid"
+        remote = quoted(["sh", "-c", _START, pid_file, *arguments])
+        words = [*self._ssh("-tt"), self._target, remote]
+        return _SshProgram(f"{name} on {self._description.host}", words, self._path / "log", self, pid_file)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         return [*self._ssh(), self._target, quoted(arguments)]
@@ -113,6 +136,31 @@ class Ssh(Connected):
         if machine.known_hosts is not None:
             words += ["-o", f"UserKnownHostsFile={machine.known_hosts}"]
         return words
+
+
+class _SshProgram(Program):
+    """The local end of a program on a machine: the connection that it ends with."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, machine: Ssh, pid_file: str) -> None:
+        super().__init__(name, arguments, log)
+        self._machine, self._pid_file = machine, pid_file
+
+    def check(self) -> None:
+        try:
+            super().check()
+        except ProgramError as error:
+            if self._process is None or self._process.returncode != _SSH_FAILED:
+                raise
+            raise MachineError(
+                f"{error}\nthe connection was lost: does the machine still run, and answer? its console, and"
+                " `journalctl -u ssh` there, say why"
+            ) from error
+
+    def stop(self) -> None:
+        if self._process is not None:
+            with suppress(ProgramError):  # the machine may be gone
+                self._machine.run(["sh", "-c", _END, self._pid_file])
+        super().stop()
 
 
 def quoted(arguments: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ from netplugin_zeroloss.matrix.ports import Ports
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 from netplugin_zeroloss.vnf import choose as vnfs
 from netplugin_zeroloss.vnf import contract as vnf_contract
-from netplugin_zeroloss.vnf.contract import Vnf, VnfPort, VppDescription
+from netplugin_zeroloss.vnf.contract import PlacedDescription, Vnf, VnfPort
 
 #: Interval between looks at a backend, in seconds.
 _LOOK_S = 0.1
@@ -193,7 +193,7 @@ class AgentBench(Bench):
                 for vnf, machine in guests:
                     if domain is not None:
                         domain.wait_for(machine, seconds)
-                    assert isinstance(vnf, VppDescription)
+                    assert isinstance(vnf, PlacedDescription)
                     yield from look_into(vnf, machine)
             except NetpluginError as error:
                 yield of_error("vm", error, "look at libvirt's log, and at that of its QEMU")

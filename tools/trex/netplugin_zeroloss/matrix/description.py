@@ -215,9 +215,9 @@ class Vm(Section):
 
 def _in_the_image(vm: Any, vnf: Any) -> Any:
     """Return a VNF with the address of a VM on an image and of the NICs there, as far as it has none."""
-    if not (isinstance(vm, dict) and vm.get("image") and isinstance(vnf, dict) and vnf.get("type") == "vpp"):
+    if not (isinstance(vm, dict) and vm.get("image") and isinstance(vnf, dict)):
         return vnf
-    if "machine" in vnf:
+    if vnf.get("type") not in ("testpmd", "vpp") or "machine" in vnf:
         return vnf
     image = str(vm["image"])
     machine = {
@@ -233,7 +233,7 @@ def _in_the_image(vm: Any, vnf: Any) -> Any:
 
 def vm_of(vnf: vnfs.Description) -> SshMachine | ConsoleMachine | None:
     """Return the access to the VM of this VNF, if it runs in one."""
-    machine = vnf.machine if isinstance(vnf, vnfs.VppDescription) else None
+    machine = vnf.machine if isinstance(vnf, vnfs.PlacedDescription) else None
     return machine if isinstance(machine, SshMachine | ConsoleMachine) else None
 
 
@@ -402,6 +402,9 @@ class RunDescription(Section):
         for vnf in chosen:
             if vnf is not None and not (vm_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
                 yield "vm: the VNF must run in it: machine: {type: ssh or console, ...}, or type: external"
+        control = self.controls.vnf
+        if control is not None and (control.vnf is None or vm_of(control.vnf)):
+            yield "controls.vnf.vnf: name a VNF on this host, which has the ports: the cells have one in a VM"
 
     def _about_sleep(self) -> Iterator[str]:
         chosen = [self.vnf, *(override.vnf for override in self.overrides)]

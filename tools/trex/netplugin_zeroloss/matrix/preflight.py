@@ -237,18 +237,17 @@ def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | N
     ``image``: image of the VM, which has keys too, if it is there.
     """
     for vnf in chosen:
-        if isinstance(vnf, vnfs.TestpmdDescription):
-            yield from about_program(vnf.binary, "dpdk-dev", "vnf")
-            if vnf.hugepages:
-                yield from about_hugepages(vnf.needs_mb(2), "testpmd", facts)
-        if not isinstance(vnf, vnfs.VppDescription):
+        if not isinstance(vnf, vnfs.PlacedDescription):
             continue
-        if not isinstance(vnf.machine, ConsoleMachine):
+        testpmd = isinstance(vnf, vnfs.TestpmdDescription)
+        if not testpmd and not isinstance(vnf.machine, ConsoleMachine):
             yield about_vpp_papi()
         if isinstance(vnf.machine, SshMachine):
             yield from _about_ssh(vnf.machine, image)
         if isinstance(vnf.machine, LocalMachine):
-            yield from about_program(vnf.binary, "vpp", "vnf")
+            yield from about_program(vnf.binary, "dpdk-dev" if testpmd else "vpp", "vnf")
+            if isinstance(vnf, vnfs.TestpmdDescription) and vnf.hugepages:
+                yield from about_hugepages(vnf.needs_mb(2), "testpmd", facts)
 
 
 def about_program(program: str, package: str, part: str) -> Iterator[Finding]:

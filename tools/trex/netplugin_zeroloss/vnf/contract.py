@@ -1,20 +1,18 @@
-"""The contract of a VNF: its description and counters, and the base of VNFs that are one local program."""
+"""The contract of a VNF: its description and its counters."""
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints
 
 from netplugin.api.fields import Mac, PciAddress, Value
-from netplugin.host.program import Program, ProgramError, Telemetry
+from netplugin.host.program import ProgramError
 from netplugin_zeroloss.loss.contract import (
     CounterChanges,
     CounterReading,
@@ -171,34 +169,6 @@ class Forwarded(DropCounters):
         return CounterChanges(lost, found.readings)
 
 
-# -- Base of VNFs that are one local program with its own directory and telemetry socket. ---------
-
-
-class OwnProgram(Vnf):
-    """``start`` sets the attributes; ``close`` releases those that are set."""
-
-    _directory: Path | None = None
-    _program: Program | None = None
-    _telemetry: Telemetry | None = None
-
-    @property
-    def place(self) -> DropCounters:
-        return Forwarded(self._counts)
-
-    @abstractmethod
-    def _counts(self) -> Sequence[PortCounts]:
-        """Return the counters per port. Raises: VnfError."""
-
-    def close(self) -> None:
-        if self._telemetry is not None:
-            self._telemetry.close()
-        if self._program is not None:
-            self._program.stop()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
-
-
 # -- VNF descriptions in a run description: program, machine and parameters. -----------------------
 
 
@@ -233,14 +203,24 @@ class NoisyDescription(Value):
     writes: Annotated[int, Field(ge=0, le=10_000)] = 8
 
 
-class TestpmdDescription(Value):
+class PlacedDescription(Value):
+    """A VNF on this machine, where it attaches to the VM side of the ports, or in a VM with them as NICs."""
+
+    binary: ProgramName
+    machine: machines.Description = LocalMachine()
+    #: PCI addresses of the ports inside the VM, in port order; empty on this machine.
+    nics: tuple[PciAddress, ...] = ()
+    hugepages: bool = True
+
+
+class TestpmdDescription(PlacedDescription):
     """DPDK's testpmd."""
 
     __test__ = False  # the name looks like a test to pytest
 
     type: Literal["testpmd"]
     binary: ProgramName = "dpdk-testpmd"
-    #: false: normal pages; slower, and without VFs.
+    #: false: normal pages; slower, and without VFs and NICs of a VM.
     hugepages: bool = True
     memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 256
     forward_mode: ForwardMode = ForwardMode.MAC
@@ -260,18 +240,13 @@ class TapsDescription(Value):
     type: Literal["taps"]
 
 
-class VppDescription(Value):
+class VppDescription(PlacedDescription):
     """FD.io VPP as a router with static neighbours."""
 
     type: Literal["vpp"]
     binary: ProgramName = "vpp"
-    #: This machine: VPP attaches directly to the VM side of the ports. Others: VMs with the ports as NICs.
-    machine: machines.Description = LocalMachine()
-    #: PCI addresses of the ports inside the VM, in port order; empty if VPP runs on this machine.
-    nics: tuple[PciAddress, ...] = ()
     #: Receive queues per port; null: those of the port.
     rx_queues: Annotated[int, Field(ge=1, le=256)] | None = None
-    hugepages: bool = True
     #: Microseconds that VPP's main thread sleeps after each poll, so that others get its CPU; null: none.
     #: Workers poll all the time, so a VPP that sleeps has none.
     poll_sleep_us: Annotated[int, Field(ge=1, le=10_000)] | None = None

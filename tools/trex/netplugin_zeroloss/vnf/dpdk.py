@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,12 +93,17 @@ def _many(tap: str) -> bool:
         raise VnfError(f"{tap} is no tap") from error
 
 
-def check_cores(cores: VnfCores) -> None:
-    """Check that the CPUs are online and not used twice. Raises: VnfError."""
+def check_cores(cores: VnfCores, online: Collection[int] | None = None) -> None:
+    """Check that the CPUs are online and not used twice. ``online``: those of a VM; None: of this machine.
+
+    Raises: VnfError.
+    """
     named = [*cores.workers, *(() if cores.main is None else (cores.main,))]
-    missing = sorted(set(named) - set(cpus.online()))
+    there = cpus.online() if online is None else online
+    missing = sorted(set(named) - set(there))
     if missing:
-        raise VnfError(f"CPU {cpus.format_list(missing)} of the VNF is not on line")
+        has = "" if online is None else f": the VM has {cpus.format_list(there) or 'no CPU that is known'}"
+        raise VnfError(f"CPU {cpus.format_list(missing)} of the VNF is not on line{has}")
     if len(set(cores.workers)) < len(cores.workers):
         raise VnfError(f"a CPU occurs twice among the VNF's workers: {cores.workers}")
 

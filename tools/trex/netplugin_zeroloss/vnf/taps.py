@@ -6,15 +6,18 @@ a backend.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
 
 from netplugin.host.program import Program, Telemetry, own_directory
+from netplugin_zeroloss.loss.contract import DropCounters
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
-    OwnProgram,
+    Forwarded,
     PortCounts,
+    Vnf,
     VnfCores,
     VnfError,
     VnfInfo,
@@ -25,8 +28,12 @@ from netplugin_zeroloss.vnf.dpdk import check_cores
 _START_S = 20.0
 
 
-class Taps(OwnProgram):
+class Taps(Vnf):
     """One local process with one thread."""
+
+    _directory: Path | None = None
+    _program: Program | None = None
+    _telemetry: Telemetry | None = None
 
     def __init__(self, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
         """Raises: VnfError for a port that is not a tap."""
@@ -65,6 +72,19 @@ class Taps(OwnProgram):
         if self._program is None:
             raise VnfError("the forwarder of taps has not been started")
         self._program.check()
+
+    @property
+    def place(self) -> DropCounters:
+        return Forwarded(self._counts)
+
+    def close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
+        if self._program is not None:
+            self._program.stop()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
 
     def _counts(self) -> list[PortCounts]:
         if self._telemetry is None:

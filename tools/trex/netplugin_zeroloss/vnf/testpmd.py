@@ -5,22 +5,32 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from netplugin.host import cpus
-from netplugin.host.program import Program, Telemetry, own_directory
+from netplugin.host.program import Program, Telemetry
+from netplugin_zeroloss.loss.contract import DropCounters
+from netplugin_zeroloss.machines import choose as machines
+from netplugin_zeroloss.machines.contract import LocalMachine, Machine
 from netplugin_zeroloss.vnf.contract import (
+    Forwarded,
     ForwardMode,
-    OwnProgram,
     PortCounts,
     TestpmdDescription,
+    Vnf,
     VnfCores,
     VnfError,
     VnfInfo,
     VnfPort,
 )
 from netplugin_zeroloss.vnf.dpdk import DpdkDevice, KeptAddresses, check_cores, devices_of
+from netplugin_zeroloss.vnf.guest import check_nics, guest_cores, read_guest, require_guest
+from netplugin_zeroloss.vnf.telemetry import RemoteTelemetry
 
 _PREFIX = "vnf"
 #: Log text of testpmd when it polls its queues.
@@ -28,66 +38,160 @@ _FORWARDS = "packet forwarding - ports="
 #: Buffers in addition to those in rings: lcore caches, and bursts in flight.
 _SPARE_BUFFERS = 2048
 
+Model = TypeVar("Model", bound=BaseModel)
+Count = Annotated[int, Field(ge=0)]
 
-class Testpmd(OwnProgram):
-    """One local process. It drops every frame that it received and did not send."""
+
+class PortTelemetry(Protocol):
+    """DPDK's telemetry of a program, here or on a machine."""
+
+    version: str
+
+    def each(self, command: str, ports: Iterable[int]) -> list[Any]: ...
+    def close(self) -> None: ...
+
+
+class _Answer(BaseModel):
+    """What is used of an answer; other fields are not looked at."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class _Info(_Answer):
+    nb_rx_queues: Count
+
+
+class _Link(_Answer):
+    status: str
+
+
+class _Stats(_Answer):
+    ipackets: Count
+    opackets: Count
+    imissed: Count
+    ierrors: Count
+
+
+class Testpmd(Vnf):
+    """One process, on this machine or in a VM. It drops every frame that it received and did not send."""
 
     __test__ = False  # the name looks like a test to pytest
 
     def __init__(self, description: TestpmdDescription, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
+        """Raises: VnfError if the NICs in a VM are not those of the ports."""
+        check_nics("testpmd", description, ports)
         self._description, self._ports, self._cores = description, ports, cores
+        self._local = isinstance(description.machine, LocalMachine)
+        self._machine: Machine | None = None
+        self._program: Program | None = None
+        self._telemetry: PortTelemetry | None = None
 
     def start(self) -> VnfInfo:
         deadline = time.monotonic() + self._description.start_s
+        if self._local:
+            return self._start_here(deadline)
+        self._machine = machine = machines.make(self._description.machine, deadline)
+        facts = read_guest(machine, self._description)
+        require_guest(self._description, facts, len(self._ports))
+        cores = guest_cores(self._cores, facts)
+        devices = [DpdkDevice(nic, virtual=False) for nic in self._description.nics]
+        words = arguments(self._description, self._ports, cores, devices, facts.online)
+        telemetry = RemoteTelemetry(machine, _socket_in(machine.directory))
+        return self._forwarding(machine, words, telemetry, deadline)
+
+    def _start_here(self, deadline: float) -> VnfInfo:
         binary = self._description.binary
         if shutil.which(binary) is None:
             raise VnfError(f"{binary}: there is no such program; Debian has it in dpdk-dev")
         check_cores(self._cores)
         devices = devices_of(self._ports)
         addresses = KeptAddresses(self._ports)
-        self._directory = directory = own_directory()
-        words = arguments(self._description, self._ports, self._cores, devices)
-        # Line-buffered: readiness is detected in the log.
-        program = Program("testpmd", ["stdbuf", "-oL", *words], directory / "log")
-        self._program = program
-        telemetry = Telemetry(directory / "dpdk" / _PREFIX / "dpdk_telemetry.v2")
+        self._machine = machine = machines.make(LocalMachine(), deadline)
+        words = arguments(self._description, self._ports, self._cores, devices, os.sched_getaffinity(0))
+        telemetry = Telemetry(Path(_socket_in(machine.directory)))
+        return self._forwarding(machine, words, telemetry, deadline, addresses)
+
+    def _forwarding(
+        self,
+        machine: Machine,
+        words: Sequence[str],
+        telemetry: PortTelemetry,
+        deadline: float,
+        addresses: KeptAddresses | None = None,
+    ) -> VnfInfo:
+        """Start the process and wait until it forwards and its links are up."""
         self._telemetry = telemetry
-        program.start({"RUNTIME_DIRECTORY": str(directory)})
-        program.wait_for(lambda: telemetry.there, deadline, "it takes its ports")
-        program.wait_for(lambda: _FORWARDS in program.log.read_text(), deadline, "it forwards")
-        addresses.put_back()
+        # Line-buffered: readiness is detected in the log.
+        line = ["env", f"RUNTIME_DIRECTORY={machine.directory}", "stdbuf", "-oL", *words]
+        self._program = program = machine.program("testpmd", line)
+        program.start()
+        program.wait_for(lambda: program.logged(_FORWARDS), deadline, "it forwards")
+        if addresses is not None:
+            addresses.put_back()
         for number, port in enumerate(self._ports):
-            program.wait_for(
-                partial(_is_up, telemetry, number),
-                deadline,
-                f"the link of {port.device} is up",
-            )
-        return VnfInfo("testpmd", telemetry.version, self._queues(), {"command": " ".join(words)})
+            program.wait_for(partial(self._is_up, number), deadline, f"the link of {port.device} is up")
+        queues = self._queues()
+        return VnfInfo("testpmd", telemetry.version, queues, {"command": " ".join(words)})
 
     def check(self) -> None:
-        if self._program is None or self._telemetry is None:
+        if self._program is None:
             raise VnfError("testpmd has not been started")
         self._program.check()
-        for number, port in enumerate(self._ports):
-            if not _is_up(self._telemetry, number):
+        for port, link in zip(self._ports, self._ask("/ethdev/link_status", _Link), strict=True):
+            if link.status != "UP":
                 raise VnfError(f"testpmd: the link of {port.device} is down")
+
+    @property
+    def place(self) -> DropCounters:
+        return Forwarded(self._counts)
+
+    def close(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
+            self._telemetry = None
+        if self._program is not None:
+            self._program.stop()
+            self._program = None
+        if self._machine is not None:
+            self._machine.close()
+            self._machine = None
+
+    # -- inside ----------------------------------------------------------------------------------
 
     def _queues(self) -> tuple[int, ...]:
         """Return the queues per port. Raises: VnfError if a port has fewer than requested."""
-        assert self._telemetry is not None
-        found = []
-        for number, port in enumerate(self._ports):
-            queues = int(self._telemetry.ask("/ethdev/info", number)["nb_rx_queues"])
+        found = [info.nb_rx_queues for info in self._ask("/ethdev/info", _Info)]
+        for port, queues in zip(self._ports, found, strict=True):
             if queues != port.queues:
                 raise VnfError(f"testpmd: {port.device} has {queues} receive queues, not {port.queues}")
-            found.append(queues)
         return tuple(found)
 
     def _counts(self) -> list[PortCounts]:
+        stats = self._ask("/ethdev/stats", _Stats)
+        return [PortCounts(s.ipackets, s.opackets, s.imissed, s.ierrors) for s in stats]
+
+    def _is_up(self, number: int) -> bool:
+        (link,) = self._ask("/ethdev/link_status", _Link, [number])
+        return link.status == "UP"
+
+    def _ask(self, command: str, model: type[Model], numbers: Sequence[int] | None = None) -> list[Model]:
+        """Return the answer about each port. Raises: ProgramError; VnfError if it is not one of DPDK."""
         if self._telemetry is None:
             raise VnfError("testpmd has not been started")
-        stats = [self._telemetry.ask("/ethdev/stats", n) for n in range(len(self._ports))]
-        return [PortCounts(s["ipackets"], s["opackets"], s["imissed"], s["ierrors"]) for s in stats]
+        asked = range(len(self._ports)) if numbers is None else numbers
+        answers = self._telemetry.each(command, asked)
+        try:
+            return [model.model_validate(answer) for answer in answers]
+        except ValidationError as error:
+            raise VnfError(
+                f"testpmd: {str(answers)[:200]} is no answer of DPDK to {command}: is"
+                f" {self._description.binary} DPDK's own testpmd?"
+            ) from error
+
+
+def _socket_in(directory: str) -> str:
+    """Return the telemetry socket of a DPDK program with this runtime directory."""
+    return f"{directory}/dpdk/{_PREFIX}/dpdk_telemetry.v2"
 
 
 def arguments(
@@ -95,8 +199,12 @@ def arguments(
     ports: Sequence[VnfPort],
     cores: VnfCores,
     devices: Sequence[DpdkDevice],
+    allowed: Collection[int],
 ) -> list[str]:
-    """Return the command line (pure, except for the allowed CPUs if none are given)."""
+    """Return the command line (pure). ``allowed``: CPUs on which it may run where ``cores`` names none.
+
+    Raises: VnfError.
+    """
     queues = {port.queues for port in ports}
     if len(queues) > 1:
         raise VnfError(f"testpmd has the same number of queues on each port, not {sorted(queues)}")
@@ -107,7 +215,7 @@ def arguments(
     return [
         description.binary,
         "--lcores",
-        _lcores(cores),
+        _lcores(cores, allowed),
         "-m",
         str(description.needs_mb(len(ports))),
         *(["--in-memory"] if description.hugepages else ["--no-huge"]),
@@ -143,19 +251,15 @@ def _noisy(description: TestpmdDescription) -> list[str]:
     ]
 
 
-def _is_up(telemetry: Telemetry, number: int) -> bool:
-    return bool(telemetry.ask("/ethdev/link_status", number)["status"] == "UP")
-
-
 def _devices(devices: Sequence[DpdkDevice]) -> list[str]:
     """Return ``--vdev`` for virtual devices, and an allow list for PCI devices."""
     allowed = [word for d in devices if not d.virtual for word in ("-a", d.name)]
     return [*(f"--vdev={d.text}" for d in devices if d.virtual), *(allowed or ["--no-pci"])]
 
 
-def _lcores(cores: VnfCores) -> str:
+def _lcores(cores: VnfCores, allowed: Collection[int]) -> str:
     """Map lcores to CPUs: ``0@2,1@3,2@4``; ``0@(2-5)``: any of these CPUs."""
-    free = cpus.format_list(os.sched_getaffinity(0))
+    free = cpus.format_list(allowed)
     main = f"0@({free})" if cores.main is None else f"0@{cores.main}"
     workers = [f"{n}@{cpu}" for n, cpu in enumerate(cores.workers, start=1)] or [f"1@({free})"]
     return ",".join([main, *workers])

@@ -26,6 +26,7 @@ from netplugin_zeroloss.vnf.contract import (
     VppDescription,
 )
 from netplugin_zeroloss.vnf.dpdk import check_cores, devices_of
+from netplugin_zeroloss.vnf.guest import check_nics
 from netplugin_zeroloss.vnf.vpp_api import Api, StatsProgram, StatsSegment, VppCounters, VppPlace
 from netplugin_zeroloss.vnf.vpp_cli import Cli
 
@@ -307,13 +308,8 @@ class Vpp(Vnf):
 
 def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
     """Check that VPP supports the ports on its machine. Raises: VnfError."""
-    if description.nics:
-        if len(description.nics) != len(ports):
-            raise VnfError(f"vpp: {len(description.nics)} nics for {len(ports)} ports")
-        return
-    if not isinstance(description.machine, LocalMachine):
-        raise VnfError("vpp in a VM: say in `nics` which PCI addresses its ports have there")
-    for port in ports:
+    check_nics("vpp", description, ports)
+    for port in () if description.nics else ports:
         if port.attachment in (Attachment.VHOST_USER, Attachment.TAP):
             raise VnfError(
                 f"vpp cannot take {port.device} on this machine: it is the switch's side of"

@@ -1,0 +1,237 @@
+"""What a VM has for a VNF: read there by one script, and what the VNF lacks of it, each with a fix."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from netplugin.host.cpus import parse_list
+from netplugin_zeroloss.machines.contract import (
+    ConsoleMachine,
+    LocalMachine,
+    Machine,
+    MachineError,
+    SshMachine,
+)
+from netplugin_zeroloss.vnf.contract import (
+    PlacedDescription,
+    TestpmdDescription,
+    VnfCores,
+    VnfError,
+    VnfPort,
+    VppDescription,
+)
+from netplugin_zeroloss.vnf.dpdk import check_cores
+
+#: Drivers with which DPDK takes a NIC, and those of the kernel that DPDK's driver of the NIC uses.
+_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
+_SHARED = ("mlx4_core", "mlx5_core")
+#: VPP's default main-heap-size; without it VPP ends with a segmentation fault.
+_HEAP_MB = 1024
+#: Ports of a VNF whose number is not known.
+_PORTS = 2
+#: Prints one line `name value` for each fact; a NIC that is not there has the driver that it will get.
+_LOOK = """
+echo program $(command -v -- {program})
+echo python $(command -v python3)
+echo memory $(awk '/^MemAvailable/ {{print int($2 / 1024)}}' /proc/meminfo)
+echo pages $(awk '/^HugePages_Total/ {{print $2}}' /proc/meminfo)
+for pool in /sys/kernel/mm/hugepages/hugepages-*kB; do
+  size=${{pool##*-}}; echo $(cat $pool/free_hugepages) ${{size%kB}}
+done | awk '{{mb += int($1 * $2 / 1024)}} END {{print "free", mb}}'
+echo online $(cat /sys/devices/system/cpu/online)
+echo isolated $(cat /sys/devices/system/cpu/isolated)
+echo module $(modprobe -n vfio-pci 2> /dev/null && echo yes)
+echo iommu $(ls /sys/kernel/iommu_groups 2> /dev/null | head -n 1)
+echo unsafe $(cat /sys/module/vfio/parameters/enable_unsafe_noiommu_mode 2> /dev/null)
+for nic in {nics}; do
+  at=/sys/bus/pci/devices/$nic
+  if [ -e "$at" ]; then echo there $nic; echo "$nic" $(basename "$(readlink "$at/driver")")
+  elif grep -qs 'vfio-pci.ids=' /proc/cmdline || grep -Eqs 'vfio-pci.* ids=' /etc/modprobe.d/*; then
+    echo "$nic" vfio-pci
+  else echo "$nic" $(cat /etc/driverctl.d/*"$nic" 2> /dev/null); fi
+done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestFacts:
+    """What was read in the VM; empty or None: not known there.
+
+    ``drivers``: of each NIC of the VNF, or the one that a NIC will get that is not in ``there``.
+    """
+
+    program: str
+    python: str
+    #: MB that are available besides hugepages; number of hugepages; MB of free ones.
+    memory_mb: int | None
+    pages: int | None
+    free_mb: int | None
+    online: tuple[int, ...]
+    isolated: tuple[int, ...]
+    vfio_module: bool
+    iommu: bool
+    unsafe: bool
+    drivers: Mapping[str, str]
+    there: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What the VM lacks, and what mends it."""
+
+    found: str
+    fix: str
+
+
+def read_guest(machine: Machine, vnf: PlacedDescription) -> GuestFacts:
+    """Read the facts in a running VM. Raises: MachineError, also if what answers is no shell."""
+    nics = " ".join(map(shlex.quote, vnf.nics))
+    script = _LOOK.format(program=shlex.quote(vnf.binary), nics=nics)
+    printed = machine.run(["sh", "-c", script])
+    lines = [line.strip().partition(" ") for line in printed.splitlines()]
+    facts = {name: value for name, _, value in lines}
+    if "program" not in facts:
+        raise MachineError(
+            f"the VM printed {printed[:200]!r} in place of what it has: it needs a shell (sh) and coreutils"
+        )
+    return GuestFacts(
+        program=facts["program"],
+        python=facts.get("python", ""),
+        memory_mb=_number(facts, "memory"),
+        pages=_number(facts, "pages"),
+        free_mb=_number(facts, "free"),
+        online=_cpus(facts, "online"),
+        isolated=_cpus(facts, "isolated"),
+        vfio_module=bool(facts.get("module")),
+        iommu=bool(facts.get("iommu")),
+        unsafe=facts.get("unsafe") in ("Y", "1"),
+        drivers={nic: facts.get(nic, "") for nic in vnf.nics},
+        there=frozenset(value for name, _, value in lines if name == "there"),
+    )
+
+
+def _number(facts: Mapping[str, str], name: str) -> int | None:
+    value = facts.get(name, "")
+    return int(value) if value.isdecimal() and len(value) < 16 else None
+
+
+def _cpus(facts: Mapping[str, str], name: str) -> tuple[int, ...]:
+    try:
+        return parse_list(facts.get(name, ""))
+    except ValueError:
+        return ()
+
+
+def where(machine: SshMachine | ConsoleMachine | LocalMachine) -> str:
+    """Return the words before a command for the VM."""
+    return f"ssh {machine.user}@{machine.host}" if isinstance(machine, SshMachine) else "in the VM:"
+
+
+def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = _PORTS) -> Iterator[Lack]:
+    """Yield what a VNF lacks in its VM (pure); its NICs need not be there yet."""
+    there = where(vnf.machine)
+    testpmd = isinstance(vnf, TestpmdDescription)
+    if not facts.program:
+        yield Lack(f"the VM has no program {vnf.binary}", _install(vnf, there))
+    if testpmd and not facts.python:
+        yield Lack(
+            "the VM has no python3, which reads testpmd's counters there", f"{there} apt-get install python3"
+        )
+    if vnf.hugepages:
+        yield from _about_hugepages(vnf, facts, ports, there)
+    if isinstance(vnf, VppDescription) and facts.memory_mb is not None and facts.memory_mb < _HEAP_MB:
+        found = (
+            f"the VM has {facts.memory_mb} MB free besides its hugepages, and VPP's heap takes {_HEAP_MB} MB"
+        )
+        yield Lack(found, "give the VM more memory, or fewer hugepages")
+    yield from _about_drivers(vnf, facts, there)
+
+
+def _install(vnf: PlacedDescription, there: str) -> str:
+    option, packages = "--vpp FOLDER", "vpp vpp-plugin-dpdk"
+    if isinstance(vnf, TestpmdDescription):
+        option, packages = "without --no-testpmd", "dpdk-dev"
+    whose = "Debian's" if isinstance(vnf, TestpmdDescription) else "FD.io's"
+    return (
+        f"netplugin-zeroloss vm build {option}; in a VM of your own install {whose} packages:"
+        f" {there} apt-get install {packages}"
+    )
+
+
+def _about_hugepages(vnf: PlacedDescription, facts: GuestFacts, ports: int, there: str) -> Iterator[Lack]:
+    fix = f"{there} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"
+    if not facts.pages:
+        yield Lack("the VM has no hugepages", fix)
+    elif isinstance(vnf, TestpmdDescription) and facts.free_mb is not None:
+        needed = vnf.needs_mb(ports)
+        if facts.free_mb < needed:
+            found = f"the VM has {facts.free_mb} MB of free hugepages, and testpmd needs {needed} MB"
+            yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
+
+
+def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str) -> Iterator[Lack]:
+    fit = (*_DRIVERS, *(_SHARED if isinstance(vnf, TestpmdDescription) else ()))
+    for nic, driver in facts.drivers.items():
+        if driver not in fit:
+            yield Lack(
+                f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and"
+                f" {'testpmd' if isinstance(vnf, TestpmdDescription) else 'VPP'} needs {_DRIVERS[0]}",
+                f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
+                " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic",
+            )
+    if "vfio-pci" in facts.drivers.values() and not facts.vfio_module:
+        yield Lack("the VM has no module vfio-pci", "install a whole kernel package there")
+    elif "vfio-pci" in facts.drivers.values() and not facts.iommu and not facts.unsafe:
+        yield Lack(
+            "the VM has no IOMMU, and vfio-pci takes no NIC without one",
+            f"{there} modprobe vfio enable_unsafe_noiommu_mode=1, and in /etc/modprobe.d for each boot",
+        )
+
+
+# -- Before the VNF is started, with the NICs there. ----------------------------------------------
+
+
+def require_guest(vnf: PlacedDescription, facts: GuestFacts, ports: int) -> None:
+    """Raises: VnfError with all that the VNF lacks in its VM, each with its fix."""
+    missing = [
+        Lack(
+            f"the VM has no NIC at {nic}",
+            f"{where(vnf.machine)} lspci -D; name the addresses that the test NICs have there in `nics`",
+        )
+        for nic in vnf.nics
+        if nic not in facts.there
+    ]
+    missing += list(lacks(vnf, facts, ports))
+    if missing:
+        raise VnfError("\n".join(f"{lack.found}\n  fix: {lack.fix}" for lack in missing))
+
+
+def guest_cores(given: VnfCores, facts: GuestFacts) -> VnfCores:
+    """Return the VM's CPUs for a VNF: as given, else those that the plan of the guest isolates, and the first
+    of the others as main.
+
+    Raises: VnfError if the VM does not have them.
+    """
+    cores = given
+    if facts.isolated and not given.workers:
+        others = sorted(set(facts.online) - set(facts.isolated))
+        main = given.main if given.main is not None or not others else others[0]
+        cores = VnfCores(main, tuple(cpu for cpu in facts.isolated if cpu != main))
+    check_cores(cores, facts.online)
+    return cores
+
+
+def check_nics(name: str, vnf: PlacedDescription, ports: Sequence[VnfPort]) -> None:
+    """Check that a VNF in a VM knows the NIC of each port, and one on this machine names none.
+
+    Raises: VnfError.
+    """
+    local = isinstance(vnf.machine, LocalMachine)
+    if local and vnf.nics:
+        raise VnfError(f"{name} on this machine takes the ports themselves: nics are those of a VM (machine)")
+    if not local and not vnf.nics:
+        raise VnfError(f"{name} in a VM: say in `nics` which PCI addresses its ports have there")
+    if not local and len(vnf.nics) != len(ports):
+        raise VnfError(f"{name}: {len(vnf.nics)} nics for {len(ports)} ports")
