@@ -164,6 +164,24 @@ def test_two_programs_do_not_write_at_once(tmp_path: Path) -> None:
     Journal(tmp_path).close()
 
 
+def test_a_journal_of_an_earlier_version_has_fewer_fields(tmp_path: Path) -> None:
+    """What it lacks is as it was then."""
+    _write(tmp_path)
+    path = tmp_path / FILE
+    added = ("vnf_mode", "burst", "latency", "readings", "latency_s", "soak_s", "measures_latency")
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    for entry in entries:
+        for part in (entry.get("cell"), entry.get("request"), entry.get("plan"), *entry.get("cells", ())):
+            for name in added if part else ():
+                part.pop(name, None)
+    assert "burst" not in json.dumps(entries)
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    past = read_past(tmp_path)
+    assert past is not None and past.run.cells == _RUN.cells
+    attempt = past.open[_CELL, Part.SEARCH]
+    assert (attempt.plan, attempt.trials) == (plan(), [_TRIAL])
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnusableInput, match="file"):

@@ -32,7 +32,7 @@ def _with_queues(queues: int, verdict: str) -> Any:
 def test_the_number_of_queues_is_a_mark_of_the_rate(verdict: str, marked: str) -> None:
     report = _with_queues(2, verdict)
     texts = {figure_text(figure) for figure in report.figures if figure.verdict == verdict}
-    assert marked in texts and len({grid.queues for grid in grids(report)}) == 1
+    assert marked in texts and len({grid.like.queues for grid in grids(report)}) == 1
     column = dict(COLUMNS)["port_queues"]
     assert {column(figure) for figure in report.figures if figure.verdict == verdict} == {2}
 

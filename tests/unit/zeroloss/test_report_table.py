@@ -78,7 +78,7 @@ def test_the_table_is_backends_by_cores(report: Report) -> None:
         "sriov",
     ]
     assert [f is not None for f in first.rows[0][1]] == [True, False, False, False]
-    assert (second.frame, second.columns) == ("imix", (None,))
+    assert (second.like.frame, second.columns) == ("imix", (None,))
 
 
 def test_the_goal_stands_beside_each_number(report: Report) -> None:

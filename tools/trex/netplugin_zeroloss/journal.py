@@ -32,13 +32,17 @@ class Cell:
     queues: int = 1
     #: Forward mode of the VNF; empty: that of the description.
     vnf_mode: str = ""
+    #: Frames that the generator sends back to back in each direction.
+    burst: int = 1
 
     @property
     def key(self) -> str:
         """Unique and stable key: ``dpdkvhostuser,pmd=2,frame=64,flows=1024,queues=1``."""
         pmd = "-" if self.pmd_cores is None else str(self.pmd_cores)
         mode = f",vnf={self.vnf_mode}" if self.vnf_mode else ""
-        return f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}{mode}"
+        burst = f",burst={self.burst}" if self.burst > 1 else ""
+        whole = f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}"
+        return whole + mode + burst
 
 
 #: Backend name in the cell of a control.
@@ -64,7 +68,7 @@ def control_cell(cell: Cell, part: Part) -> Cell:
     Queues and mode are properties of the VNF, so the loopback control has one queue and no mode.
     """
     queues, mode = (cell.queues, cell.vnf_mode) if part is Part.VNF else (1, "")
-    return Cell(NO_BACKEND, None, cell.frame, cell.flows, queues, mode)
+    return Cell(NO_BACKEND, None, cell.frame, cell.flows, queues, mode, cell.burst)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,8 @@ class TrialRequest:
     latency: bool = False
     #: Number of counter readings during the trial to return, evenly spaced, if the generator has them.
     readings: int = 0
+    #: Frames that each direction sends back to back; ``rate_pps`` is the mean over the bursts and the gaps.
+    burst: int = 1
 
     @property
     def packets(self) -> float:

@@ -88,6 +88,13 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     sizes.add_argument("--mix", choices=tuple(MIXES), default="", help="mix of frame sizes")
     parser.add_argument("--flows", type=whole(1, 10**9), default=1024, metavar="N")
     parser.add_argument(
+        "--burst",
+        type=whole(1, 65_536),
+        default=1,
+        metavar="N",
+        help="frames that each direction sends back to back; rates are means (default: %(default)s)",
+    )
+    parser.add_argument(
         "--vnf-ceiling-pps",
         type=number(0, 1e12),
         metavar="PPS",
@@ -139,6 +146,7 @@ def _search(options: argparse.Namespace) -> int:
     _check_writable(options.json)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with make(description) as generator:
+        generator.info.check_burst(plan.burst, plan.mix)
         plan = _with_generator(plan, generator.info, options.line_rate_pps)
         runs = []
         for repeat in range(options.repeats):
@@ -173,6 +181,7 @@ def _plan(options: argparse.Namespace) -> SearchPlan:
         max_trials=options.max_trials,
         latency_s=options.latency_duration,
         soak_s=options.soak_duration,
+        burst=options.burst,
         vnf_ceiling_pps=options.vnf_ceiling_pps,
     )
 

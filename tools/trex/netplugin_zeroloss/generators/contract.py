@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, TypeVar
 
-from netplugin_zeroloss.values import Measurement, Progress, TrialRequest, line_rate_pps
+from netplugin_zeroloss.values import Measurement, Progress, TrialRequest, UnusableInput, line_rate_pps
 
 # -- The contract of a generator: reports its capabilities and runs one trial at a time. ----------
 
@@ -30,6 +30,17 @@ class GeneratorInfo:
     line_bps: float = math.inf
     #: Whether it measures the latency of frames.
     latency: bool = False
+    #: Whether it sends frames in bursts, and also those of a mix.
+    bursts: bool = False
+    bursts_of_mixes: bool = False
+
+    def check_burst(self, burst: int, mix: str) -> None:
+        """Check that it can send such bursts. Raises: UnusableInput."""
+        if burst > 1 and not self.bursts:
+            raise UnusableInput(f"burst {burst}", f"the generator {self.name} cannot send frames in bursts")
+        if burst > 1 and mix and not self.bursts_of_mixes:
+            why = f"a burst of the generator {self.name} has frames of one size, not {mix}"
+            raise UnusableInput(f"burst {burst}", why)
 
     def limit_pps(self, frame_size: float) -> float:
         """Return the maximum frame rate in pps; ``frame_size`` includes the FCS and is the mean of a mix."""

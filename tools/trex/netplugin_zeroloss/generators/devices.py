@@ -76,6 +76,10 @@ class DeviceSpec:
     #: Loss probability of each frame.
     frame_error_ratio: float = 0.0
 
+    def holds(self, burst: int) -> bool:
+        """Whether the queue can hold a whole burst; single frames are a steady load."""
+        return burst == 1 or burst <= self.ring_packets
+
     def loss_probability(self, rate_pps: float, duration_s: float) -> float:
         """Return the probability that a warm device loses a frame at this load within this time.
 
@@ -132,10 +136,14 @@ class SimulatedDevice:
         self._last_glitch, self._drawn = 0.0, 0
         self._phase = rng.random() if spec.glitches else 0.0
 
-    def run(self, rate_pps: float, duration_s: float, abort: bool) -> Passage:
-        """Run one trial; with ``abort`` it ends at the first poll after a loss."""
-        trial = _Trial(self.spec, rate_pps, duration_s, abort)
-        for at, place, seconds in self._events(rate_pps, duration_s):
+    def run(self, rate_pps: float, duration_s: float, abort: bool, burst: int = 1) -> Passage:
+        """Run one trial; with ``abort`` it ends at the first poll after a loss.
+
+        A burst comes all at once. One that the queue can hold leaves as much less room for other frames;
+        larger ones are simulated one by one.
+        """
+        trial = _Trial(self.spec, rate_pps, duration_s, abort, burst)
+        for at, place, seconds in self._events(rate_pps, duration_s, burst):
             if at >= trial.end:
                 break
             trial.happens(at, self._clock + at, place, seconds)
@@ -144,7 +152,7 @@ class SimulatedDevice:
         self._glitches = [at for at in self._glitches if at >= self._clock]
         return passage
 
-    def _events(self, rate: float, duration: float) -> Iterator[tuple[float, str, float]]:
+    def _events(self, rate: float, duration: float, burst: int) -> Iterator[tuple[float, str, float]]:
         """Yield (time, kind, length in seconds) in order of time."""
         merged: list[tuple[float, str, float]] = []
         spec, rng = self.spec, self._rng
@@ -168,6 +176,8 @@ class SimulatedDevice:
         if spec.glitches is not None:
             self._draw_glitches(spec.glitches, self._clock + duration)
             merged += [(at - self._clock, "glitch", spec.glitches.length_s) for at in self._glitches]
+        if not spec.holds(burst):
+            merged += [(n * burst / rate, "burst", 0.0) for n in range(math.ceil(duration * rate / burst))]
         if spec.drift:
             steps = int(duration / _DRIFT_STEP_S)
             merged += [(n * _DRIFT_STEP_S, "drift", 0.0) for n in range(1, steps + 1)]
@@ -190,8 +200,13 @@ class SimulatedDevice:
 class _Trial:
     """Simulates the queue of one trial from event to event."""
 
-    def __init__(self, spec: DeviceSpec, rate: float, duration: float, abort: bool) -> None:
+    def __init__(self, spec: DeviceSpec, rate: float, duration: float, abort: bool, burst: int) -> None:
         self._spec = spec
+        self._burst = burst
+        #: Whether frames come at a steady rate, and not by events.
+        self._steady = spec.holds(burst)
+        self._ring = spec.ring_packets - (burst - 1 if self._steady else 0)
+        self._offered = 0
         self._rate = rate
         self._abort = abort
         self.end = duration
@@ -209,13 +224,17 @@ class _Trial:
             self._fill(seconds * self._rate, "rx_ring_full", at)
         elif place == "glitch":
             self._lose(max(1.0, seconds * self._rate), "link", at)
+        elif place == "burst":
+            frames = min(self._burst, round(self._rate * self._asked) - self._offered)
+            self._offered += frames
+            self._fill(frames, "rx_ring_full", at)
         elif place in ("warm_up", "frame_errors"):
             self._lose(1.0, place, at)
 
     def finish(self, clock: float) -> Passage:
         self._serve_until(self.end, clock + self.end)
         places = {place: round(count) for place, count in self._lost.items() if count >= 0.5}
-        sent = round(self._rate * self.end)
+        sent = round(self._rate * self.end) if self._steady else self._offered
         lost = min(sent, sum(places.values()))
         return Passage(sent, lost, self.end, self.end < self._asked and lost > 0, places)
 
@@ -225,9 +244,9 @@ class _Trial:
         elapsed = at - self._now
         if elapsed <= 0:
             return
-        net = self._rate - self._capacity_at(clock)
+        net = (self._rate if self._steady else 0.0) - self._capacity_at(clock)
         if net > 0:
-            room = self._spec.ring_packets - self._queue
+            room = self._ring - self._queue
             full_at = self._now + (room + 1) / net
             if full_at < at and self._abort:
                 # The first loss occurs at ``full_at``; with abort the rest may not be sent.
@@ -245,9 +264,9 @@ class _Trial:
 
     def _fill(self, packets: float, place: str, at: float) -> None:
         self._queue += packets
-        over = self._queue - self._spec.ring_packets
+        over = self._queue - self._ring
         if over > 0:
-            self._queue = self._spec.ring_packets
+            self._queue = self._ring
             self._lose(over, place, at)
 
     def _lose(self, packets: float, place: str, at: float) -> None:

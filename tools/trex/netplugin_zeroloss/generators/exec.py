@@ -51,6 +51,7 @@ class _Hello(BaseModel):
     can_abort: bool = True
     min_trial_s: Annotated[float, Field(ge=0)] = 0.0
     latency: bool = False
+    bursts: bool = False
 
 
 class _Pair(BaseModel):
@@ -113,6 +114,8 @@ class ExecGenerator(Generator):
             hello.can_abort,
             hello.min_trial_s,
             latency=hello.latency,
+            bursts=hello.bursts,
+            bursts_of_mixes=hello.bursts,
         )
 
     @property
@@ -130,6 +133,8 @@ class ExecGenerator(Generator):
         }
         optional = {"mix": request.mix, "latency": request.latency, "readings": request.readings}
         question |= {name: value for name, value in optional.items() if value}
+        if request.burst > 1:
+            question["burst"] = request.burst
         takes = 0.0 if self._info.virtual_time else request.duration_s
         answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
         return Measurement(

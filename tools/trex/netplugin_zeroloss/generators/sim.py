@@ -66,7 +66,14 @@ class SimGenerator(Generator):
         self._family = family
         self._rng = rng
         self._devices = [SimulatedDevice(spec, rng) for spec in family.devices]
-        self._info = GeneratorInfo(f"sim:{family.name}", virtual_time=True, can_abort=can_abort, latency=True)
+        self._info = GeneratorInfo(
+            f"sim:{family.name}",
+            virtual_time=True,
+            can_abort=can_abort,
+            latency=True,
+            bursts=True,
+            bursts_of_mixes=True,
+        )
 
     @property
     def info(self) -> GeneratorInfo:
@@ -80,7 +87,8 @@ class SimGenerator(Generator):
         abort = request.abort_on_loss and self._info.can_abort
         share = rate / len(self._devices)
         parts = request.readings or 1
-        passed = [_counted(self._through(share, duration / parts, abort)) for _ in range(parts)]
+        each = duration / parts
+        passed = [_counted(self._through(share, each, abort, request.burst)) for _ in range(parts)]
         measured = _joined(passed) if request.readings else passed[0]
         if request.latency:
             measured = replace(
@@ -97,13 +105,13 @@ class SimGenerator(Generator):
         """Run the trial again, so that clock and random generator continue as without a restart."""
         self.run(request)
 
-    def _through(self, rate: float, duration: float, abort: bool) -> list[Passage]:
+    def _through(self, rate: float, duration: float, abort: bool, burst: int) -> list[Passage]:
         """Run all directions; the first to stop stops the others."""
         if len(self._devices) == 1 or not abort:
-            return [device.run(rate, duration, abort) for device in self._devices]
-        ahead = [device.run(rate, duration, True) for device in copy.deepcopy(self._devices)]
+            return [device.run(rate, duration, abort, burst) for device in self._devices]
+        ahead = [device.run(rate, duration, True, burst) for device in copy.deepcopy(self._devices)]
         end = min(passage.elapsed_s for passage in ahead)
-        passages = [device.run(rate, end, False) for device in self._devices]
+        passages = [device.run(rate, end, False, burst) for device in self._devices]
         for passage in passages:
             passage.aborted = end < duration
         return passages

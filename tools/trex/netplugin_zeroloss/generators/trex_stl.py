@@ -25,6 +25,7 @@ from netplugin_zeroloss.generators.contract import (
 )
 from netplugin_zeroloss.generators.dialogue import Dialogue
 from netplugin_zeroloss.generators.frames import Frames, Vary, sizes
+from netplugin_zeroloss.generators.trex_bursts import burst_s, in_bursts
 from netplugin_zeroloss.generators.trex_latency import latency_streams, summary
 from netplugin_zeroloss.generators.trex_program import TrexServer
 from netplugin_zeroloss.values import (
@@ -322,6 +323,7 @@ class TrexStlGenerator(Generator):
             max_pps or math.inf,
             line_bps=1e9 * sum(speeds[port] for port in self._senders) or math.inf,
             latency=profile is None,
+            bursts=profile is None,
         )
 
     @property
@@ -347,7 +349,10 @@ class TrexStlGenerator(Generator):
 
     def _load(self, request: TrialRequest) -> None:
         """Load the streams, unless they are loaded already."""
-        wanted = self._profile or (request.frame_size, request.mix, request.flows)
+        wanted: object = self._profile or (request.frame_size, request.mix, request.flows)
+        if request.burst > 1:
+            # The streams have the rate and the number of frames.
+            wanted = (wanted, request.burst, request.rate_pps, request.duration_s)
         if wanted == self._loaded and not request.latency and not self._latency_ids:
             return
         self._loaded = None
@@ -361,6 +366,8 @@ class TrexStlGenerator(Generator):
             )
         else:
             streams = list(_streams(self._paths, request))
+            if request.burst > 1:
+                streams = list(in_bursts(iter(streams), request, len(self._paths), self._client.speeds_gbps))
             if request.latency:
                 measuring = list(latency_streams(streams, request, self._next_id))
                 self._latency_ids = [stream["latency_id"] for stream in measuring]
@@ -383,15 +390,16 @@ class TrexStlGenerator(Generator):
             ports=self._senders,
             duration_s=request.duration_s,
             # TRex does not accept an exponent.
-            mult=f"{request.rate_pps / len(self._pairs):.4f}pps",
+            mult="1" if request.burst > 1 else f"{request.rate_pps / len(self._pairs):.4f}pps",
         )
         late = time.monotonic() + request.duration_s * (1 + _LATE_PART) + _LATE_S
+        ahead_s = burst_s(request, len(self._pairs))
         while True:
             time.sleep(_LOOK_S)
             read = self._client.read()
             now = self._between(before, read.counts)
             at_s = (read.from_s + read.to_s) / 2
-            looks.append(Look(at_s, (read.to_s - read.from_s) / 2, now.tx_packets))
+            looks.append(Look(at_s, (read.to_s - read.from_s) / 2 + ahead_s, now.tx_packets))
             progress.look(at_s, now.tx_packets, now.rx_packets)
             if not read.active:
                 return looks, False

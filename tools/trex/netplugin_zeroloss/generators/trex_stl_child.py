@@ -165,10 +165,23 @@ class Child:
         more = {}
         if "latency_id" in wanted:
             more["flow_stats"] = api.STLFlowLatencyStats(pg_id=wanted["latency_id"])
+        if "after_us" in wanted:
+            more["isg"] = wanted["after_us"]
         return api.STLStream(
             packet=api.STLPktBuilder(pkt=packet, vm=engine),
-            mode=api.STLTXCont(pps=wanted["pps"]),
+            mode=self._mode(wanted),
             **more,
+        )
+
+    def _mode(self, wanted: dict[str, Any]) -> Any:
+        burst = wanted.get("burst")
+        if burst is None:
+            return self.api.STLTXCont(pps=wanted["pps"])
+        return self.api.STLTXMultiBurst(
+            pps=wanted["pps"],
+            pkts_per_burst=burst["frames"],
+            ibg=burst["gap_us"],
+            count=burst["count"],
         )
 
 

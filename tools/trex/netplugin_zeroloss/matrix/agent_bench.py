@@ -24,6 +24,7 @@ from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.loss import choose as evidence
 from netplugin_zeroloss.loss.contract import AttributedGenerator
 from netplugin_zeroloss.matrix import cells, preflight
+from netplugin_zeroloss.matrix.axes import pmd_count
 from netplugin_zeroloss.matrix.bench import (
     Bench,
     CellError,
@@ -33,7 +34,7 @@ from netplugin_zeroloss.matrix.bench import (
     wait_until_forwarding,
 )
 from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
-from netplugin_zeroloss.matrix.description import End, RunDescription, Vm, in_mode, pmd_count, vm_of
+from netplugin_zeroloss.matrix.description import End, RunDescription, Vm, in_mode, vm_of
 from netplugin_zeroloss.matrix.domain import DomainRunner, source_of
 from netplugin_zeroloss.matrix.findings import Finding, of_error, require
 from netplugin_zeroloss.matrix.guest import look_into
@@ -144,7 +145,7 @@ class AgentBench(Bench):
                 yield from self._agent_findings(searched)
             except NetpluginError as error:
                 yield of_error("agent", error, "the agent's log")
-        yield from preflight.about_generators(map(self._generator_of, tasks))
+        yield from preflight.about_generators((self._generator_of(task), task.cell) for task in tasks)
         image = self._description.vm.image if self._description.vm is not None else None
         yield from preflight.about_vnfs(self._vnfs(tasks), self._facts, image)
         if self._domain is not None:
@@ -356,7 +357,7 @@ class AgentBench(Bench):
 
     def _wait_until_forwarding(self, generator: Generator, task: CellTask) -> None:
         plan = cells.plan(self._description, task, generator.info, Ceilings())
-        like = TrialRequest(plan.top_pps / 2, 1.0, plan.frame_size, plan.flows, mix=plan.mix)
+        like = TrialRequest(plan.top_pps / 2, 1.0, frame_size=plan.frame_size, flows=plan.flows, mix=plan.mix)
         wait_until_forwarding(generator, like, self._description.timeouts.forwarding)
 
 

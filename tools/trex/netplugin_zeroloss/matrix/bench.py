@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.journal import Part
+from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
-from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest
+from netplugin_zeroloss.values import MIXES, Direction, GeneratorError, Measurement, TrialRequest
 
 # -- The contract of a bench: sets up the device under test for a task and tears it down. ---------
 
@@ -71,7 +71,7 @@ class BareBench(Bench):
         self._description = description
 
     def check(self, tasks: Sequence[CellTask]) -> Mapping[str, Any]:
-        check_generators(generator_of(self._description, task) for task in tasks)
+        check_generators((generator_of(self._description, task), task.cell) for task in tasks)
         return {}
 
     @contextmanager
@@ -94,16 +94,34 @@ def generator_of(description: RunDescription, task: CellTask) -> generators.Desc
     return chosen
 
 
-def check_generators(descriptions: Iterator[generators.Description]) -> None:
-    """Start and stop each distinct generator. Raises: UnusableInput, GeneratorError."""
-    checked: list[generators.Description] = []
-    for description in descriptions:
+def cells_of_generators(
+    chosen: Iterable[tuple[generators.Description, Cell]],
+) -> list[tuple[generators.Description, list[Cell]]]:
+    """Return each distinct generator with the cells that use it; the seed of a simulation does not matter."""
+    found: list[tuple[generators.Description, list[Cell]]] = []
+    for description, cell in chosen:
         alike = description
         if isinstance(alike, generators.Sim):
             alike = alike.model_copy(update={"seed": ""})
-        if alike not in checked:
-            checked.append(alike)
-            generators.make(description).close()
+        mine = [cells for known, cells in found if known == alike]
+        if not mine:
+            mine = [[]]
+            found.append((alike, mine[0]))
+        mine[0].append(cell)
+    return found
+
+
+def check_generators(chosen: Iterable[tuple[generators.Description, Cell]]) -> None:
+    """Start and stop each distinct generator. Raises: UnusableInput, GeneratorError."""
+    for description, cells in cells_of_generators(chosen):
+        with generators.make(description) as made:
+            for cell in cells:
+                check_bursts(made.info, cell)
+
+
+def check_bursts(info: GeneratorInfo, cell: Cell) -> None:
+    """Raises: UnusableInput if the generator cannot send the bursts of the cell."""
+    info.check_burst(cell.burst, cell.frame if cell.frame in MIXES else "")
 
 
 # -- A generator whose trials count only if the setup is unchanged when they end. -----------------
@@ -150,7 +168,14 @@ def wait_until_forwarding(generator: Generator, like: TrialRequest, seconds: flo
     rate = min(_FIRST_PPS, like.rate_pps)
     while True:
         measured = generator.run(
-            TrialRequest(rate, duration, like.frame_size, like.flows, False, "does it forward?", like.mix)
+            replace(
+                like,
+                rate_pps=rate,
+                duration_s=duration,
+                abort_on_loss=False,
+                purpose="does it forward?",
+                burst=1,
+            )
         )
         ways = _directions(measured)
         if all(way.rx_packets >= way.tx_packets > 0 for way in ways):

@@ -98,7 +98,16 @@ def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) 
     seconds = max(min(traffic, plan.warm_up_s), plan.min_trial_s)
     if seconds > 0 and rate > 0:
         generator.run(
-            TrialRequest(rate, seconds, plan.frame_size, plan.flows, False, "warming up again", plan.mix)
+            TrialRequest(
+                rate_pps=rate,
+                duration_s=seconds,
+                frame_size=plan.frame_size,
+                flows=plan.flows,
+                abort_on_loss=False,
+                purpose="warming up again",
+                mix=plan.mix,
+                burst=plan.burst,
+            )
         )
 
 

@@ -10,7 +10,8 @@ from netplugin.api.pmd_models import PmdRequest
 from netplugin.data_path import NoDataPath, data_path
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
-from netplugin_zeroloss.matrix.description import Axes, RunDescription, frame_bytes, pmd_count
+from netplugin_zeroloss.matrix.axes import Axes, frame_bytes, pmd_count
+from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.search.follow_up import LATENCY_LOADS
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import MIXES, OTHER_GOALS, headline, line_rate_pps, warm_up_s
@@ -33,7 +34,8 @@ class CellTask:
         size = cell.frame if cell.frame in MIXES else f"{cell.frame} bytes"
         queues = f", {cell.queues} queues" if cell.queues > 1 else ""
         mode = f", VNF {cell.vnf_mode}" if cell.vnf_mode else ""
-        return f"{what}, {size}, {cell.flows} flows{queues}{mode}"
+        burst = f", bursts of {cell.burst}" if cell.burst > 1 else ""
+        return f"{what}, {size}, {cell.flows} flows{queues}{mode}{burst}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,10 @@ def cells(description: RunDescription) -> tuple[Cell, ...]:
     for backend in axes.backends:
         cores = tuple(map(pmd_count, axes.pmd_cores)) if _has_pmd_threads(axes, backend) else (None,)
         modes = axes.vnf_modes or ("",)
-        for pmd, frame, flows, queues, mode in product(cores, axes.frames, axes.flows, axes.queues, modes):
-            cell = Cell(backend, pmd, str(frame), flows, queues, str(mode))
+        for pmd, frame, flows, queues, mode, burst in product(
+            cores, axes.frames, axes.flows, axes.queues, modes, axes.bursts
+        ):
+            cell = Cell(backend, pmd, str(frame), flows, queues, str(mode), burst)
             if not any(match.fits(cell) for match in description.exclude):
                 found.append(cell)
     return tuple(found)
@@ -111,6 +115,7 @@ def plan(description: RunDescription, task: CellTask, info: GeneratorInfo, ceili
         frame_size=round(size),
         flows=task.cell.flows,
         mix=frame if isinstance(frame, str) else "",
+        burst=task.cell.burst,
         warm_up_s=warm_up_s(search.warm_up, final),
         buffer_packets=search.buffer_packets,
         max_trials=search.max_trials,

@@ -7,131 +7,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from netplugin.api.fields import Mac, Name
 from netplugin.api.models import DomainPolicy, Network
 from netplugin.host.cpus import parse_list
 from netplugin_zeroloss.generators import choose as generators
-from netplugin_zeroloss.journal import NO_BACKEND, Cell
+from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.loss import choose as evidences
 from netplugin_zeroloss.machines.contract import ConsoleMachine, SshMachine
+from netplugin_zeroloss.matrix.axes import Axes, Match, Section, cpu_list, largest_frame
 from netplugin_zeroloss.matrix.yaml_model import parse
-from netplugin_zeroloss.values import MIXES, UnusableInput, mean_size
+from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm.domain import HOST, NICS, SSH_PORT, USER
 from netplugin_zeroloss.vm.image import KEY, KNOWN_HOSTS
 from netplugin_zeroloss.vnf import contract as vnfs
 from netplugin_zeroloss.vnf.contract import VnfCores
-
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Frame = Annotated[int, Field(ge=64, le=16_000)] | str
-
-
-class Section(BaseModel):
-    """Base of the sections of a run description; unknown fields are rejected."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Axes(Section):
-    """Axes of the matrix: every combination is a cell."""
-
-    backends: Annotated[tuple[Name, ...], Field(min_length=1)]
-    #: Number of PMD threads, each on a core of its own (``4``), or their CPUs, one per core
-    #: (``"2-5"``).
-    pmd_cores: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)] | str, ...], Field(min_length=1)] = (1,)
-    #: Backends without PMD threads: one cell for all values of ``pmd_cores``. Null: those whose data path has
-    #: none (``netplugin.data_path``).
-    without_pmd: tuple[Name, ...] | None = None
-    #: Bytes with FCS, or the name of a mix.
-    frames: Annotated[tuple[Frame, ...], Field(min_length=1)] = (64,)
-    flows: Annotated[tuple[Count, ...], Field(min_length=1)] = (1024,)
-    queues: Annotated[tuple[Annotated[int, Field(ge=1, le=128)], ...], Field(min_length=1)] = (1,)
-    #: Forward modes of testpmd as the VNF. Empty: that of its description.
-    vnf_modes: tuple[vnfs.ForwardMode, ...] = ()
-    #: Backends whose ports get fewer queues where their VFs have fewer than ``queues``.
-    fewer_queues: tuple[Name, ...] = ()
-
-    @field_validator("pmd_cores")
-    @classmethod
-    def _are_cpus(cls, value: tuple[int | str, ...]) -> tuple[int | str, ...]:
-        for cores in value:
-            if isinstance(cores, str):
-                cpu_list(cores)
-        counts = [pmd_count(cores) for cores in value]
-        for count in counts:
-            if counts.count(count) > 1:
-                raise ValueError(f"two entries have {count} cores, and would be the same cell")
-        return value
-
-    @field_validator("frames")
-    @classmethod
-    def _are_frames(cls, value: tuple[int | str, ...]) -> tuple[int | str, ...]:
-        for frame in value:
-            if isinstance(frame, str) and frame not in MIXES:
-                raise ValueError(f"no {frame!r}: give bytes with FCS, or one of {', '.join(MIXES)}")
-        return value
-
-    @model_validator(mode="after")
-    def _once_each(self) -> Self:
-        for name in ("backends", "frames", "flows", "queues", "vnf_modes"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ValueError(f"{name}: a value may be listed once")
-        if NO_BACKEND in self.backends:
-            raise ValueError(f"backends: {NO_BACKEND!r} is what controls are called")
-        if unknown := [name for name in self.fewer_queues if name not in self.backends]:
-            raise ValueError(f"fewer_queues: {unknown[0]!r} is not among the backends")
-        return self
-
-
-class Match(Section):
-    """Selects the cells that match all given fields."""
-
-    backend: Name | None = None
-    pmd_cores: int | None = None
-    frame: Frame | None = None
-    flows: int | None = None
-    queues: int | None = None
-    vnf_mode: vnfs.ForwardMode | None = None
-
-    def fits(self, cell: Cell) -> bool:
-        wanted = self.model_dump(exclude_none=True)
-        if "frame" in wanted:
-            wanted["frame"] = str(wanted["frame"])
-        return all(getattr(cell, name) == value for name, value in wanted.items())
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if not self.model_dump(exclude_none=True):
-            raise ValueError("it is empty, and so means every cell")
-        return self
-
-
-def pmd_count(cores: int | str) -> int:
-    """Return the number of PMD cores of an entry of ``pmd_cores``. Raises: ValueError."""
-    return cores if isinstance(cores, int) else len(cpu_list(cores))
-
-
-def cpu_list(text: str) -> tuple[int, ...]:
-    """Parse a CPU list such as ``2-5,8``. Raises: ValueError."""
-    try:
-        found = parse_list(text)
-    except ValueError:
-        found = ()
-    if not found:
-        raise ValueError(f"{text!r} is no list of CPUs such as '2-5,8'")
-    return found
-
-
-def frame_bytes(frame: int | str) -> float:
-    """Return the (mean) frame size in bytes, with FCS."""
-    return mean_size(frame) if isinstance(frame, str) else frame
-
-
-def largest_frame(frame: int | str) -> int:
-    return max(size for size, _ in MIXES[frame]) if isinstance(frame, str) else frame
-
 
 # -- Sections of a run description about the hypervisor: agent, ends, CPUs of the VNF, VM. --------
 

@@ -42,7 +42,7 @@ def examine(file: Path | None) -> Iterator[Finding]:
 def _of_run(description: RunDescription) -> Iterator[Finding]:
     tasks = cells.tasks(description)
     if description.agent is None:
-        yield from preflight.about_generators(generator_of(description, task) for task in tasks)
+        yield from preflight.about_generators((generator_of(description, task), task.cell) for task in tasks)
         return
     try:
         bench = AgentBench(description, run_id="doctor", pmd_cpus=None)

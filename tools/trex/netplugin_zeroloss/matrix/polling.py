@@ -1,4 +1,4 @@
-"""Repeats a look at something that changes by itself until it is as wanted, or its time is over."""
+"""Repeats a look at something that changes by itself until it is ready, or its time is over."""
 
 from __future__ import annotations
 

@@ -17,10 +17,11 @@ from netplugin.data_path import NoDataPath, data_path, uplink_parts
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.root import known
 from netplugin_zeroloss.generators import choose as generators
+from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.machines.contract import ConsoleMachine, LocalMachine, SshMachine
 from netplugin_zeroloss.machines.ssh import ssh_fix
-from netplugin_zeroloss.matrix.bench import check_generators
+from netplugin_zeroloss.matrix.bench import cells_of_generators, check_bursts
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.nics import NicNeed, Nics, needs_of
@@ -213,22 +214,32 @@ _GENERATORS = {
 }
 
 
-def about_generators(chosen: Iterable[generators.Description]) -> Iterator[Finding]:
-    """Start and stop each distinct generator, and yield why one cannot be used."""
-    alike = (d.model_copy(update={"seed": ""}) if isinstance(d, generators.Sim) else d for d in chosen)
-    checked: list[generators.Description] = []
-    for description in alike:
-        if description in checked:
-            continue
-        checked.append(description)
+def about_generators(chosen: Iterable[tuple[generators.Description, Cell]]) -> Iterator[Finding]:
+    """Start and stop each distinct generator, and yield why it cannot be used, or not for some cells."""
+    for description, cells in cells_of_generators(chosen):
         try:
-            check_generators(iter([description]))
+            with generators.make(description) as made:
+                info = made.info
         except (UnusableInput, GeneratorError) as error:
             fix = _GENERATORS[description.type]
             if isinstance(description, generators.TrexStf) and isinstance(description.machine, SshMachine):
                 yield from _about_ssh(description.machine)
                 fix = f"{ssh_fix(description.machine, str(error))}; {fix}"
             yield Finding("generator", str(error), fix)
+            continue
+        yield from _about_bursts(info, cells)
+
+
+def _about_bursts(info: GeneratorInfo, cells: Iterable[Cell]) -> Iterator[Finding]:
+    refused = set()
+    for cell in cells:
+        try:
+            check_bursts(info, cell)
+        except UnusableInput as error:
+            refused.add(str(error))
+    for found in sorted(refused):
+        fix = "take trex-stl without a profile, or exclude these cells: exclude: [{burst: N, frame: ..}]"
+        yield Finding("generator", found, fix)
 
 
 def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | None) -> Iterator[Finding]:

@@ -72,6 +72,7 @@ def page(run: RunRecord, report: Report) -> str:
                 "followed",
                 "column",
                 "frame",
+                "variant",
             ),
         ),
     ):

@@ -24,12 +24,10 @@ _SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Cells with the same frame size, number of flows and queues, and mode of the VNF."""
+    """Cells that differ only by backend and PMD cores."""
 
-    frame: str
-    flows: int
-    queues: int
-    vnf_mode: str
+    #: One of them.
+    like: Cell
     #: PMD cores; None (backends without PMD threads) first.
     columns: tuple[int | None, ...]
     #: Backend and its figure per column; None if the run has no such cell.
@@ -37,28 +35,26 @@ class Grid:
 
     @property
     def title(self) -> str:
-        mode = f", VNF in mode {self.vnf_mode}" if self.vnf_mode else ""
-        queues = words.count(self.queues, "queue")
-        return f"{frame(self.frame)}, {words.count(self.flows, 'flow')}, {queues}{mode}"
+        cell = self.like
+        queues = words.count(cell.queues, "queue")
+        return f"{frame(cell.frame)}, {words.count(cell.flows, 'flow')}, {queues}{variant(cell)}"
 
 
 def grids(report: Report) -> list[Grid]:
-    """Return one grid per frame size, flows, queues and mode, in the order of the run."""
-    keys = dict.fromkeys(_key(figure.cell) for figure in report.figures)
-    return [_grid(report, key) for key in keys]
+    """Return one grid for each combination of the other axes, in the order of the run."""
+    found: dict[Cell, list[ReportFigure]] = {}
+    for figure in report.figures:
+        alike = dataclasses.replace(figure.cell, backend="", pmd_cores=None)
+        found.setdefault(alike, []).append(figure)
+    return [_grid(figures) for figures in found.values()]
 
 
-def _key(cell: Cell) -> tuple[str, int, int, str]:
-    return cell.frame, cell.flows, cell.queues, cell.vnf_mode
-
-
-def _grid(report: Report, key: tuple[str, int, int, str]) -> Grid:
-    mine = [f for f in report.figures if _key(f.cell) == key]
+def _grid(mine: list[ReportFigure]) -> Grid:
     columns = sorted({f.cell.pmd_cores for f in mine}, key=lambda cores: cores or 0)
     by_cell = {(f.cell.backend, f.cell.pmd_cores): f for f in mine}
     backends = dict.fromkeys(f.cell.backend for f in mine)
     return Grid(
-        *key,
+        mine[0].cell,
         tuple(columns),
         tuple((b, tuple(by_cell.get((b, cores)) for cores in columns)) for b in backends),
     )
@@ -70,6 +66,12 @@ def _grid(report: Report, key: tuple[str, int, int, str]) -> Grid:
 def frame(name: str) -> str:
     """Format a frame size: ``64-byte frames``, ``imix``."""
     return f"{name}-byte frames" if name.isdecimal() else name
+
+
+def variant(cell: Cell) -> str:
+    """Format what a cell has besides the usual: ``, VNF in mode io, bursts of 32 frames``; may be empty."""
+    mode = f", VNF in mode {cell.vnf_mode}" if cell.vnf_mode else ""
+    return mode + (f", bursts of {cell.burst} frames" if cell.burst > 1 else "")
 
 
 def column(cores: int | None) -> str:
@@ -353,6 +355,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("soak_lost_packets", lambda f: f.soak.lost_packets if f.soak and f.soak.verdict else None),
     ("soak_loss_ratio", lambda f: f.soak.loss_ratio if f.soak and f.soak.verdict else None),
     ("vnf_mode", lambda f: f.cell.vnf_mode or None),
+    ("burst", lambda f: f.cell.burst),
 )
 
 

@@ -64,6 +64,7 @@ def _request(plan: SearchPlan, rate_pps: float, seconds: float, purpose: str) ->
         abort_on_loss=False,
         purpose=purpose,
         mix=plan.mix,
+        burst=plan.burst,
     )
 
 

@@ -56,6 +56,8 @@ class SearchPlan:
     #: Seconds of each measurement of latency at parts of the found rate, and of the soak at it; 0: none.
     latency_s: float = 0.0
     soak_s: float = 0.0
+    #: Frames that the generator sends back to back in each direction.
+    burst: int = 1
     #: Whether the generator measures the latency of frames.
     measures_latency: bool = False
     #: Rate of the VNF without the backend, from a control; None: unknown.
@@ -156,13 +158,14 @@ class TrialLog:
         for attempt in range(plan.attempts):
             again = f", attempt {attempt + 1}" if attempt else ""
             request = TrialRequest(
-                rate,
-                duration_s,
-                plan.frame_size,
-                plan.flows,
-                abort and plan.can_abort and goal.max_loss_ratio == 0,
-                purpose + again,
-                plan.mix,
+                rate_pps=rate,
+                duration_s=duration_s,
+                frame_size=plan.frame_size,
+                flows=plan.flows,
+                abort_on_loss=abort and plan.can_abort and goal.max_loss_ratio == 0,
+                purpose=purpose + again,
+                mix=plan.mix,
+                burst=plan.burst,
             )
             trial = yield from self._run(request, goal)
             if trial.valid:

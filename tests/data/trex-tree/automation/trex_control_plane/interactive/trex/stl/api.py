@@ -201,6 +201,10 @@ class STLTXCont(_Shown):
     pass
 
 
+class STLTXMultiBurst(_Shown):
+    pass
+
+
 class STLFlowLatencyStats(_Shown):
     pass
 
