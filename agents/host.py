@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
 from netplugin.api.models import Finding, HostState
+from netplugin.host.cpus import format_list
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
@@ -107,7 +108,11 @@ class HostView:
         return make_plan(facts, self._intent, live) if self._intent else None
 
     def findings(self) -> tuple[Finding, ...]:
-        """The findings about the host, including a plan that cannot be made."""
+        """The findings about the host.
+
+        The one with the id ``plan`` says which CPUs are for VMs, or why there is no plan; without ``[host]
+        pmd_cores`` there is no such finding.
+        """
         facts, live = self.facts()
         try:
             plan = self._plan(facts, live)
@@ -120,4 +125,17 @@ class HostView:
                 fix=impossible.fix,
             )
             return (no_plan, *check(Scene(facts, live)))
-        return check(Scene(facts, live, plan))
+        return (*_about_vms(plan), *check(Scene(facts, live, plan)))
+
+
+def _about_vms(plan: TuningPlan | None) -> Iterator[Finding]:
+    if plan is None:
+        return
+    cpus = plan.partition.vm
+    yield Finding(
+        id="plan",
+        status="ok" if cpus else "warn",
+        found=f"CPUs {format_list(cpus)} are for VMs" if cpus else "the plan has no CPUs for VMs",
+        expected="CPUs on which the agent places VMs (policy.pin, policy.realtime)",
+        fix=None if cpus else "set [host] vm_cores, or fewer pmd_cores",
+    )

@@ -35,10 +35,10 @@ def test_what_the_host_is(tmp_path: Path) -> None:
     ("intent", "expected"),
     [
         (None, {"hugepages": "warn"}),
-        (HostIntent(pmd_cores=1), {"hugepages": "fail", "budget-pmd": "warn"}),
+        (HostIntent(pmd_cores=1), {"hugepages": "fail", "budget-pmd": "warn", "plan": "warn"}),
         (HostIntent(pmd_cores=2), {"hugepages": "warn", "plan": "fail"}),
     ],
-    ids=["nothing is asked for", "a plan", "a plan that cannot be made"],
+    ids=["nothing is asked for", "a plan without CPUs for VMs", "a plan that cannot be made"],
 )
 def test_the_machine_is_checked_too(
     tmp_path: Path, intent: HostIntent | None, expected: dict[str, str]
@@ -47,9 +47,17 @@ def test_the_machine_is_checked_too(
     with agent(tmp_path, view=view) as running, served_agent(running) as url, Client(url) as client:
         found = {finding.id: finding for finding in client.checks()}
     assert {name: found[name].status for name in expected} == expected
-    if "plan" in expected:
+    assert ("plan" in found) == (intent is not None)
+    if expected.get("plan") == "fail":
         assert found["plan"].found.startswith("pmd_cores: 2 whole cores")
+    if expected.get("plan") in ("warn", "fail"):
         assert found["plan"].fix
+
+
+def test_the_cpus_of_vms_are_a_finding(tmp_path: Path) -> None:
+    view = view_of(tree(load("published")), tmp_path, HostIntent(pmd_cores=8, vm_cores=4))
+    [plan] = [finding for finding in view.findings() if finding.id == "plan"]
+    assert (plan.status, plan.fix) == ("ok", None) and plan.found.endswith("are for VMs")
 
 
 @pytest.mark.parametrize(("given", "expected"), [(1, 15.0), (30, 15.0), (300, 150.0)])

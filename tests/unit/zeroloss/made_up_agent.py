@@ -25,10 +25,17 @@ from netplugin.api.models import (
     RenderedDomain,
     VfInfo,
 )
-from netplugin.api.physical_models import BridgeUplinkSpec, OvsUplinkSpec, PhysicalNetworkInfo
+from netplugin.api.physical_models import (
+    BridgeUplinkSpec,
+    OvsUplinkSpec,
+    PhysicalNetworkInfo,
+)
 from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState
 from netplugin.data_path import data_path
 from tests.unit.zeroloss.matrix_runs import with_agent
+
+#: The host has a plan.
+PLAN = Finding(id="plan", status="ok", found="CPUs 9-14 are for VMs", expected="CPUs", fix=None)
 
 
 class MadeUpAgent(Client):
@@ -49,7 +56,7 @@ class MadeUpAgent(Client):
             for name in ("dpdkvhostuser", "linuxbridge")
         ]
         self.vfs: list[VfInfo] = []
-        self.findings: list[Finding] = []
+        self.findings = [PLAN]
         self.networks = [
             PhysicalNetworkInfo(
                 name=name, origin="config", ovs=OvsUplinkSpec(), linuxbridge=BridgeUplinkSpec()

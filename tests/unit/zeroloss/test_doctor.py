@@ -14,7 +14,7 @@ from netplugin_zeroloss.matrix.agent_bench import AgentBench
 from netplugin.api.client import Readiness
 from netplugin.api.models import BackendInfo, Finding
 from tests.unit.tuning.golden import facts_of
-from tests.unit.zeroloss.made_up_agent import MadeUpAgent
+from tests.unit.zeroloss.made_up_agent import PLAN, MadeUpAgent
 from tests.unit.zeroloss.matrix_runs import ROOT, described, write
 from tests.unit.zeroloss.published_host import PublishedHost
 
@@ -46,7 +46,7 @@ def test_each_line_that_says_what_is_missing_is_followed_by_what_mends_it(
 ) -> None:
     host.packages.clear()
     host.programs.remove("virsh")
-    host.agent.findings = [_FAILED, _WARNED]
+    host.agent.findings = [PLAN, _FAILED, _WARNED]
     host.agent.infos[0] = BackendInfo(name="dpdkvhostuser", usable=False, reason="no DPDK", fix="dpdk-init")
     assert main(["doctor"]) == 1
     lines = _lines(capsys)
@@ -94,6 +94,42 @@ def test_an_image_that_is_missing_is_built_with_programs_that_are_there(
     ]
     build = f"fix: netplugin-zeroloss vm build --folder {host.folder}"
     assert missing == [("image", build), ("program", "fix: apt-get install mmdebstrap")]
+
+
+_IMPOSSIBLE = Finding(
+    id="plan", status="fail", found="pmd_cores: 9 whole cores", expected="a plan", fix="fewer pmd_cores"
+)
+
+
+@pytest.mark.parametrize(
+    ("findings", "line", "fix"),
+    [
+        ([], "the host has no CPU plan", "set [host] pmd_cores"),
+        ([_IMPOSSIBLE], "pmd_cores: 9 whole cores; expected: a plan", "fewer pmd_cores"),
+        ([PLAN.model_copy(update={"status": "warn"})], "CPUs 9-14", "netplugin host check"),
+    ],
+)
+def test_a_host_without_a_plan_for_the_vm(
+    host: PublishedHost,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    findings: list[Finding],
+    line: str,
+    fix: str,
+) -> None:
+    """Said once, with and without a description; a VM that is not placed needs none."""
+    host.agent.findings = findings
+    monkeypatch.setattr(doctor, "AgentBench", lambda run, **more: AgentBench(run, root=host.root, **more))
+    file = host.folder / "mine.yaml"
+    text = (ROOT / "tools/trex/matrix.yaml").read_text()
+    file.write_text(text.replace("/var/lib/netplugin-zeroloss/latest", str(host.image)))
+    for command in (["doctor"], ["doctor", str(file)]):
+        assert main(command) == 1
+        lines = _lines(capsys)
+        [at] = [number for number, each in enumerate(lines) if each.startswith("missing ")]
+        assert line in lines[at] and fix in lines[at + 1] and lines[-1] == "1 missing"
+    file.write_text(file.read_text().replace("  # policy: {numa_node: 0}", "  policy: {pin: false}"))
+    assert main(["doctor", str(file)]) == (findings == [_IMPOSSIBLE]), "the agent itself reports that one"
 
 
 def test_an_agent_that_is_not_ready_does_not_hide_the_rest(

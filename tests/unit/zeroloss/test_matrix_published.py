@@ -299,6 +299,14 @@ def test_what_testpmd_lacks_in_the_vm_is_found_before_anything_is_sent(host: Pub
     assert "VPP" not in said and said.count("\n  fix: ") == 3
 
 
+def test_a_host_without_a_plan_is_found_before_the_vm_is_started(host: PublishedHost) -> None:
+    host.agent.findings = []
+    with pytest.raises(UnusableInput, match=r"1 finding(.|\n)*no CPU plan(.|\n)*fix: set \[host\] pmd_cores"):
+        host.check(host.description())
+    assert "create" not in (host.folder / "calls").read_text()
+    host.check(host.description(("  # policy: {numa_node: 0}", "  policy: {numa_node: 0}")))
+
+
 def test_a_vm_without_a_shell_is_a_finding(host: PublishedHost) -> None:
     (host.folder / "guest").write_text("Welcome to the appliance\n")
     with pytest.raises(

@@ -168,6 +168,9 @@ class AgentBench(Bench):
         later = {need.backend for need in unfit} if description.rebind else set()
         yield from preflight.about_backends(self._client, description, searched, later)
         yield from preflight.about_ports(self._client, description, self._vm_id)
+        placement = description.vm.placement if description.vm is not None else None
+        if placement is not None and (placement.pin or placement.realtime):
+            yield from preflight.about_plan(self._client)
         yield from preflight.about_networks(networks, description, backends, unfit)
         yield from preflight.about_nics(self.nics, wanted, description.rebind)
         for backend in backends:

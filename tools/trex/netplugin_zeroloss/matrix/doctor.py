@@ -84,6 +84,10 @@ def _of_host() -> Iterator[Finding]:
         yield from answers
         if not any(finding.missing for finding in answers):
             yield from _backends(agent)
+            try:
+                yield from preflight.about_plan(agent)
+            except NetpluginError as error:
+                yield of_error("plan", error, "netplugin host check")
             yield from _checks(agent)
 
 
@@ -121,6 +125,4 @@ def _checks(agent: Client) -> Iterator[Finding]:
         return
     for each in findings:
         if each.status == "fail":
-            yield Finding(
-                "host", f"{each.found}; expected: {each.expected}", each.fix or "netplugin host check"
-            )
+            yield preflight.of_check(each)

@@ -12,6 +12,7 @@ from typing import Any
 from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo
+from netplugin.api.models import Finding as Check
 from netplugin.api.physical_models import PhysicalNetworkInfo
 from netplugin.data_path import NoDataPath, data_path, uplink_parts
 from netplugin.tuning.facts import Facts
@@ -101,6 +102,27 @@ def about_ports(agent: Client, description: RunDescription, vm_id: str) -> Itera
     for port in agent.list_ports():
         if port.port_id in mine and port.spec.vm_id != vm_id:
             yield Finding("agent", taken(port), f"netplugin port delete {port.port_id}, or another port_id")
+
+
+def about_plan(agent: Client) -> Iterator[Finding]:
+    """Yield whether the host has a CPU plan, by which the agent places a VM. Raises: NetpluginError."""
+    plan = next((each for each in agent.checks() if each.id == "plan"), None)
+    if plan is None:
+        yield Finding(
+            "plan",
+            "the host has no CPU plan, by which the VM of each cell is placed",
+            "set [host] pmd_cores in netplugin.conf (netplugin host plan --pmd-cores N shows the plan) and"
+            " restart the agent; or vm.policy: {pin: false}, which leaves the VM unplaced",
+        )
+    elif plan.status == "ok":
+        yield Finding("plan", f"the VM is placed by the host's plan: {plan.found}")
+    else:
+        yield of_check(plan)
+
+
+def of_check(check: Check) -> Finding:
+    """Return the finding for a check of the agent that failed."""
+    return Finding("host", f"{check.found}; expected: {check.expected}", check.fix or "netplugin host check")
 
 
 # -- Networks, NICs and PMD cores. -----------------------------------------------------------------
