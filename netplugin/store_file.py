@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import re
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from netplugin.host.files import sync
 
 #: Names in ``state_path``: the database, the lock of the running agent, the backups.
 DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"
@@ -77,10 +78,9 @@ def copy(source: sqlite3.Connection, target: Path) -> None:
             source.backup(made)
             made.execute("PRAGMA journal_mode=DELETE")
         fresh.chmod(0o600)
-        with fresh.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(fresh)
         fresh.replace(target)
-        _sync(target.parent)
+        sync(target.parent)
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -139,7 +139,7 @@ def restore(state_path: Path, source: Path) -> Path | None:
             copy(connection, fresh)
         before = move_aside(state_path / DATABASE, "agent.db.before-restore-")
         fresh.replace(state_path / DATABASE)
-        _sync(state_path)
+        sync(state_path)
     return before
 
 
@@ -159,7 +159,7 @@ def move_aside(path: Path, begin: str = DAMAGED) -> Path | None:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + end).rename(target.with_name(target.name + end))
     path.rename(target)
-    _sync(path.parent)
+    sync(path.parent)
     return target
 
 
@@ -180,11 +180,3 @@ def _commit(connection: sqlite3.Connection) -> tuple[tuple[str, str], ...] | Non
     except sqlite3.Error:
         return None
     return found if len(found) == 2 else None
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -108,12 +108,3 @@ def _unknown(path: str, wrong: OSError) -> Unknown:
     reason = "there is no such file" if gone else wrong.strerror or str(wrong)
     missing = gone or wrong.errno in _NO_VALUE
     return Unknown(path, reason[:1].lower() + reason[1:], missing)
-
-
-def sync_folder(folder: Path) -> None:
-    """fsync a directory, so that a new or replaced file in it survives a crash (fsync(2))."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

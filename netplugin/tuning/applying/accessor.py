@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
+from netplugin.host.files import sync
 from netplugin.host.processes import run
-from netplugin.tuning.root import Root, sync_folder
+from netplugin.tuning.root import Root
 
 # -- Accessor protocol of a kind of target: read, write, restore. ---------------------------------
 
@@ -104,6 +105,6 @@ class WritableRoot(Root):
                 opened.flush()
                 os.fsync(descriptor)
             draft.replace(file)
-            sync_folder(file.parent)
+            sync(file.parent)
         finally:
             draft.unlink(missing_ok=True)

@@ -17,9 +17,9 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.api.errors import Conflict, HostError
+from netplugin.host.files import sync
 from netplugin.tuning.applying.accessor import Raw
 from netplugin.tuning.output.text import as_json
-from netplugin.tuning.root import sync_folder
 from netplugin.tuning.steps import (
     BannedCpus,
     BootPages,
@@ -215,7 +215,7 @@ class ApplyJournal:
         self._descriptor = os.open(self.path, flags, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            sync_folder(self.path.parent)
+            sync(self.path.parent)
             os.ftruncate(self._descriptor, len(_whole(self._data())))
         except BaseException:
             self._close()

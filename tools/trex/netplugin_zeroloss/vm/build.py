@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from netplugin.host.files import sync
 from netplugin.host.processes import run
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands, image, tree
@@ -179,7 +180,7 @@ class Builder:
         )
         (done / image.MANIFEST).write_text(image.written(manifest), encoding="utf-8")
         for name in (*MEASURED, image.MANIFEST):
-            _sync(done / name)
+            sync(done / name)
 
     # -- keys ----------------------------------------------------------------------------------------
 
@@ -353,11 +354,3 @@ def _program(arguments: Sequence[str]) -> str:
 def _tail(log: Path, lines: int) -> str:
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
     return "".join(f"\n  {line}" for line in [line for line in text.splitlines() if line.strip()][-lines:])
-
-
-def _sync(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
