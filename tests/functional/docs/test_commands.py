@@ -18,12 +18,6 @@ from tests.lab.processes import run
 OVS_DIRECTORY = Path("/run/openvswitch")
 ADDRESS = "192.0.2.10/32"
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-
-needs_iperf = pytest.mark.skipif(
-    None in map(shutil.which, ("iperf3", "ethtool")), reason="iperf3 or ethtool is not installed"
-)
-
 
 @pytest.fixture
 def debian_ovs() -> Iterator[PrivateOvs]:
@@ -38,7 +32,6 @@ def links() -> set[str]:
     return {link["ifname"] for link in json.loads(run(["ip", "-j", "link"]))}
 
 
-@needs_curl
 def test_the_quick_start(tmp_path: Path) -> None:
     before = links()
     carry_out("quick-start", tmp_path / "log")
@@ -46,26 +39,22 @@ def test_the_quick_start(tmp_path: Path) -> None:
     assert "netplugin" not in run(["nft", "list", "tables"])
 
 
-@needs_curl
 def test_opennebula_by_hand(tmp_path: Path) -> None:
     before = links()
     carry_out("opennebula", tmp_path / "log", cwd=ROOT)
     assert links() == before
 
 
-@needs_curl
 def test_the_commands_on_ovs(tmp_path: Path, debian_ovs: PrivateOvs) -> None:
     carry_out("ovs", tmp_path / "log")
     assert debian_ovs.vsctl("list-br") == ""
 
 
-@needs_curl
 def test_a_loop_through_ovs_and_a_guest(tmp_path: Path, debian_ovs: PrivateOvs) -> None:
     carry_out("vhost-user", tmp_path / "log", scratch=tmp_path)
     assert debian_ovs.vsctl("list-br") == ""
 
 
-@needs_curl
 def test_the_channels_of_a_nic(tmp_path: Path, debian_ovs: PrivateOvs) -> None:
     carry_out("channels", tmp_path / "log", scratch=tmp_path)
     assert debian_ovs.vsctl("list-br") == ""
@@ -75,8 +64,6 @@ def test_the_latency_of_this_machine(tmp_path: Path) -> None:
     carry_out("real-time", tmp_path / "log", scratch=tmp_path)
 
 
-@needs_curl
-@needs_iperf
 def test_tcp_between_namespaces(tmp_path: Path) -> None:
     before = links()
     carry_out("tcp", tmp_path / "log", scratch=tmp_path)
@@ -84,7 +71,6 @@ def test_tcp_between_namespaces(tmp_path: Path) -> None:
     assert "netplugin" not in run(["nft", "list", "tables"])
 
 
-@needs_curl
 def test_tls_and_tokens(tmp_path: Path) -> None:
     run(["ip", "address", "add", ADDRESS, "dev", "lo"])
     try:
