@@ -55,8 +55,9 @@ class LinkNews:
         self._bridges: frozenset[int] = frozenset()
         # Starting or stopping a VM changes the carrier of its tap: compare only what the agent sets.
         self._known: dict[str, LinkEvent] = {}
-        # The last events that woke nobody, numbered: an observation under way can make them matter.
-        self._passed: deque[tuple[int, LinkEvent]] = deque(maxlen=_MOST_PASSED)
+        # The last events that woke nobody, numbered, and whether only the carrier changed: an observation
+        # under way can make them matter.
+        self._passed: deque[tuple[int, LinkEvent, bool]] = deque(maxlen=_MOST_PASSED)
         #: The number of the last event that woke nobody.
         self.number = 0
 
@@ -65,28 +66,28 @@ class LinkNews:
         self._services, self._bridges = services, bridges
         if self.number - since > _MOST_PASSED:
             return [LOST]
-        return [wake for number, event in self._passed if number > since for wake in self._wakes(event)]
+        late = [(event, only_carrier) for number, event, only_carrier in self._passed if number > since]
+        return [wake for event, only_carrier in late for wake in self._wakes(event, only_carrier)]
 
     def heard(self, event: LinkEvent, own: frozenset[str]) -> list[Wake]:
         """Decide an event. ``own``: names of the devices that we have just changed."""
-        if not self._is_new(event) or _names(event) & own:
+        before = self._known.pop(event.name, None)
+        if not event.gone:
+            self._known[event.name] = event
+        only_carrier = before is not None and not event.gone and before == event
+        if only_carrier and before is not None and before.carrier == event.carrier:
             return []
-        wakes = self._wakes(event)
+        if _names(event) & own:
+            return []
+        wakes = self._wakes(event, only_carrier)
         if not wakes:
             self.number += 1
-            self._passed.append((self.number, event))
+            self._passed.append((self.number, event, only_carrier))
         return wakes
 
-    def _is_new(self, event: LinkEvent) -> bool:
-        if event.gone:
-            self._known.pop(event.name, None)
-            return True
-        before, self._known[event.name] = self._known.get(event.name), event
-        if before is not None and event.name in self._interfaces() | self._services:
-            return before != event or before.carrier != event.carrier
-        return before != event
-
-    def _wakes(self, event: LinkEvent) -> list[Wake]:
+    def _wakes(self, event: LinkEvent, only_carrier: bool) -> list[Wake]:
+        if only_carrier and event.name not in self._interfaces() | self._services:
+            return []
         alias = event.alias or ""
         for mark in (PORT_MARK, SHAPER_MARK, SERVICE_MARK):
             if alias.startswith(mark):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drivers.linuxbridge.segments import Segment, ServiceMark, service_of
+from drivers.linuxbridge.segments import PORT_MARK, Segment, ServiceMark, service_of
 from drivers.linuxbridge.watch import _MOST_PASSED, LOST, LinkNews
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
@@ -207,6 +207,21 @@ def test_an_event_during_an_observation_is_decided_by_what_it_found(event: LinkE
     (wake,) = news.observed(before, *seen)
     assert event.name in wake.reason and wake.ports is None
     assert news.observed(during, *seen) == [], "an event that is older than an observation is in it"
+
+
+def test_a_carrier_that_changes_during_an_observation_counts_for_what_it_found_alone() -> None:
+    """A VM that starts or stops changes the carrier of its tap, and nothing that the agent sets."""
+    tap = LinkEvent(False, device_name(TAP, "p"), f"{PORT_MARK}p", True, 1500, 9)
+    news, seen = LinkNews(frozenset), (frozenset({DEVICE}), frozenset({9}))
+    for event in (_event(), tap):
+        news.heard(event, frozenset())
+    before = news.number
+    for event in (_event(), tap):
+        assert news.heard(replace(event, carrier=True), frozenset()) == []
+    (wake,) = news.observed(before, *seen)
+    assert DEVICE in wake.reason
+    assert [w.reason for w in news.heard(_event(), frozenset())] == [wake.reason], "and from now on at once"
+    assert news.heard(tap, frozenset()) == []
 
 
 def test_more_events_than_are_kept_wake_a_look_at_everything() -> None:
