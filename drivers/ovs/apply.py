@@ -79,11 +79,14 @@ class Applier:
         of_files = [each for each in changes if isinstance(each, c.SocketChange)]
         _write_files([each for each in of_files if each.before_rows], failed)
         _refuse_devices(changes, failed)
+        retagged = [each for each in changes if isinstance(each, c.SetPort) and self._retags(each)]
+        self._purge_due |= bool(retagged)
         self._write_rows(changes, deadline, failed, of_networks)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)
         rows_done = time.monotonic()
         self._write_flows(changes, deadline, failed, of_networks)
+        self._purge_if_due(changes, retagged, deadline, failed)
         _write_files([each for each in of_files if not each.before_rows], failed)
         return Applied(
             failed,
@@ -215,15 +218,6 @@ class Applier:
                 for change in edits:
                     if not change.ports:
                         of_networks.setdefault(change.physical_network, error)
-        asked = [change for change in changes if isinstance(change, c.PurgeDatapath)]
-        if self._purge_due or asked:
-            try:
-                self._purge(deadline)
-            except NetpluginError as error:
-                LOG.warning("datapath flows may go on by flows that were changed: %s", error)
-                groups: list[Sequence[Change]] = [*by_bridge.values(), asked]
-                for group in groups:
-                    self._fail(group, error, failed)
 
     def _fail(self, group: Sequence[Change], error: NetpluginError, failed: _Failed) -> None:
         ports = {port for change in group for port in change.ports}
@@ -233,6 +227,22 @@ class Applier:
         """Whether frames may come: a row that somebody deleted has its VM again as soon as it is added."""
         port = self._ovs.mirror.port(name)
         return bool(port and port.interface and port.interface.link_state == "up")
+
+    def _retags(self, change: c.SetPort) -> bool:
+        """Whether the port leaves a VLAN, in which the datapath may go on forwarding its frames."""
+        port = self._ovs.mirror.port(change.port.name)
+        return port is not None and port.tag != change.port.tag
+
+    def _purge_if_due(
+        self, changes: Sequence[Change], retagged: Sequence[Change], deadline: float, failed: _Failed
+    ) -> None:
+        of_flows = [each for each in changes if isinstance(each, FlowChange | c.PurgeDatapath)]
+        if self._purge_due or any(isinstance(each, c.PurgeDatapath) for each in of_flows):
+            try:
+                self._purge(deadline)
+            except NetpluginError as error:
+                LOG.warning("datapath flows may go on by flows that were changed: %s", error)
+                self._fail([*of_flows, *retagged], error, failed)
 
     def _purge(self, deadline: float) -> None:
         """Purge once: it covers all bridges of the host. A failure is planned again until it succeeds."""

@@ -248,8 +248,9 @@ def test_the_base_flows_admit_service_ports_alone(ports: Ports) -> None:
 
 
 @pytest.mark.parametrize("version, purged", [("3.1.4", False), ("3.2.0", False), ("3.1.2", True), ("", True)])
+@pytest.mark.parametrize("change", ["filter", "tag"])
 def test_datapath_flows_are_purged_where_ovs_may_keep_old_actions(
-    ports: Ports, version: str, purged: bool
+    ports: Ports, version: str, purged: bool, change: str
 ) -> None:
     made = vhost("p1")
     ports.plug(made)
@@ -258,7 +259,11 @@ def test_datapath_flows_are_purged_where_ovs_may_keep_old_actions(
     wait_for(lambda: (ports.ovs.mirror.root.ovs_version or "") == version, PATIENCE_S, "the version")
     ports.switch.appctl("netdev-dummy/receive", made.name, FRAME)
     wait_for(lambda: "in_port" in ports.switch.appctl("dpif/dump-flows", BRIDGE), PATIENCE_S, "a frame")
-    assert ports.apply(filter_of(made)).failed == {}
+    again = c.SetPort(("p1",), made)
+    assert ports.apply(again).failed == {}
+    assert "in_port" in ports.switch.appctl("dpif/dump-flows", BRIDGE), "in the VLAN that it was in"
+    retag = c.SetPort(("p1",), replace(made, tag=made.tag + 1))
+    assert ports.apply(retag if change == "tag" else filter_of(made)).failed == {}
     assert ("in_port" not in ports.switch.appctl("dpif/dump-flows", BRIDGE)) == purged
     assert bool(ports.seen("p1").keeps_old_actions) == purged and not ports.ovs.purge_failed
 
