@@ -31,8 +31,14 @@ def running() -> set[str]:
     return found & set(PROGRAMS)
 
 
+@pytest.fixture(autouse=True)
+def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tmp has what others measure at the same time."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("scratch")))
+
+
 def left() -> list[Path]:
-    return [*Path("/run").glob("netplugin-*"), *Path("/tmp").glob("netplugin-verify-*")]
+    return [*Path("/run").glob("netplugin-*"), *Path(os.environ["TMPDIR"]).glob("*")]
 
 
 def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
