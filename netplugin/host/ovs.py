@@ -271,6 +271,9 @@ class OvsHost:
             tell = self._followers.get(connection.backend)
             if tell is not None:
                 tell(connection.port_id, connection.connected)
+        # What is known of the port, its connection above all, is from before.
+        wake = Wake("a VM connected or disconnected", frozenset({connection.port_id}))
+        self._tell(wake, connection.backend)
 
     def _db_changed(self) -> None:
         self._announce("the OVS database can be written")

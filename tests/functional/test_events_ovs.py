@@ -74,6 +74,25 @@ def test_a_vm_connects_and_goes(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     assert not [e for e in followed.events if e.kind is EventKind.CONNECTION and e.port_id == "p2"]
 
 
+def test_a_ports_state_follows_its_vm(ovs: PrivateOvs, short_path: Path) -> None:
+    """What removes NICs without a VM, as the API for ZStack does, must not go by what was true before."""
+    options = {"agent": {"reconcile_interval": "3600"}}
+    with PrivateAgent(short_path / "agent", ovs, options) as agent:
+
+        def wait_until_shown(*, connected: bool) -> None:
+            def shown() -> bool:
+                return agent.get("/v1/ports/p1")[1]["observed"]["connected"] is connected
+
+            wait_for(shown, DEADLINE_S, f"the port shows connected={connected}")
+
+        port = plug(agent, "p1", make_spec(1))
+        wait_until_shown(connected=False)
+        with vm(port, make_spec(1)["mac"]):
+            wait_until_shown(connected=True)
+        wait_until_shown(connected=False)
+        assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
+
+
 def test_a_vm_that_connects_while_the_agent_is_away_is_told_by_the_next(
     ovs: PrivateOvs, agent: PrivateAgent
 ) -> None:
