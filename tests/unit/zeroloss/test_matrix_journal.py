@@ -168,7 +168,7 @@ def test_a_journal_of_an_earlier_version_has_fewer_fields(tmp_path: Path) -> Non
     """What it lacks is as it was then."""
     _write(tmp_path)
     path = tmp_path / FILE
-    added = ("vnf_mode", "burst", "latency", "readings", "latency_s", "soak_s", "measures_latency")
+    added = ("vnf_mode", "burst", "numa", "latency", "readings", "latency_s", "soak_s", "measures_latency")
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     for entry in entries:
         for part in (entry.get("cell"), entry.get("request"), entry.get("plan"), *entry.get("cells", ())):

@@ -34,6 +34,8 @@ class Cell:
     vnf_mode: str = ""
     #: Frames that the generator sends back to back in each direction.
     burst: int = 1
+    #: NUMA placement of the VM or VNF relative to the NICs; empty: that of the description.
+    numa: str = ""
 
     @property
     def key(self) -> str:
@@ -42,7 +44,7 @@ class Cell:
         mode = f",vnf={self.vnf_mode}" if self.vnf_mode else ""
         burst = f",burst={self.burst}" if self.burst > 1 else ""
         whole = f"{self.backend},pmd={pmd},frame={self.frame},flows={self.flows},queues={self.queues}"
-        return whole + mode + burst
+        return whole + mode + burst + (f",numa={self.numa}" if self.numa else "")
 
 
 #: Backend name in the cell of a control.
@@ -65,10 +67,11 @@ class Part(StrEnum):
 def control_cell(cell: Cell, part: Part) -> Cell:
     """Return the cell of the control in the journal: without backend and PMD cores.
 
-    Queues and mode are properties of the VNF, so the loopback control has one queue and no mode.
+    Queues, mode and NUMA placement are properties of the VNF: the loopback control has one queue and none
+    of the others.
     """
-    queues, mode = (cell.queues, cell.vnf_mode) if part is Part.VNF else (1, "")
-    return Cell(NO_BACKEND, None, cell.frame, cell.flows, queues, mode, cell.burst)
+    alike = dataclasses.replace(cell, backend=NO_BACKEND, pmd_cores=None)
+    return alike if part is Part.VNF else dataclasses.replace(alike, queues=1, vnf_mode="", numa="")
 
 
 @dataclass(frozen=True, slots=True)

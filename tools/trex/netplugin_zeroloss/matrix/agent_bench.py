@@ -20,11 +20,11 @@ from netplugin.tuning.root import Root
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.choose import PortMacs
 from netplugin_zeroloss.generators.contract import Generator
-from netplugin_zeroloss.journal import Cell, Part
+from netplugin_zeroloss.journal import NO_BACKEND, Cell, Part
 from netplugin_zeroloss.loss import choose as evidence
 from netplugin_zeroloss.loss.contract import AttributedGenerator
-from netplugin_zeroloss.matrix import cells, preflight
-from netplugin_zeroloss.matrix.axes import pmd_count
+from netplugin_zeroloss.matrix import cells, numa, preflight
+from netplugin_zeroloss.matrix.axes import NumaPlacement, pmd_count
 from netplugin_zeroloss.matrix.bench import (
     Bench,
     CellError,
@@ -157,7 +157,9 @@ class AgentBench(Bench):
                 and preflight.shares_memory(searched)
                 and not self._domain.is_running
             ):
-                yield from preflight.about_hugepages(self._domain.memory_mb(), "the VM", self._facts)
+                memory = self._domain.memory_mb()
+                for node in self._vm_nodes(searched):
+                    yield from preflight.about_hugepages(memory, "the VM", self._facts, node)
 
     def _agent_findings(self, searched: Sequence[Cell]) -> Iterator[Finding]:
         description = self._description
@@ -173,6 +175,7 @@ class AgentBench(Bench):
             yield from preflight.about_plan(self._client)
         yield from preflight.about_networks(networks, description, backends, unfit)
         yield from preflight.about_nics(self.nics, wanted, description.rebind)
+        workers = 1 if description.vm is not None else self._workers
         for backend in backends:
             entries = [
                 entry
@@ -181,6 +184,8 @@ class AgentBench(Bench):
             ]
             mine = [need.address for need in wanted if need.backend == backend]
             yield from preflight.about_pmd_cores(entries, self._facts, mine)
+            for placement in description.matrix.numa:
+                yield from numa.findings(placement, self._facts, mine, workers, self._most_pmd_cores)
 
     def _guest_findings(self, tasks: Sequence[CellTask]) -> Iterator[Finding]:
         """Yield what the VM of the VNF lacks; a VM of the run is started for it, without test NICs."""
@@ -323,7 +328,11 @@ class AgentBench(Bench):
         described, domain = self._description.vm, self._domain
         if described is None or domain is None:
             return
-        rendered = self._client.render_domain(self._vm_id, domain.template, described.placement).xml
+        placement = described.placement
+        if (node := self._node(cell)) is not None:
+            placement = placement.model_copy(update={"pin": True, "numa_node": node})
+            setup["numa_node"] = node
+        rendered = self._client.render_domain(self._vm_id, domain.template, placement).xml
         setup["vm"] = domain.source.addressed(rendered, [end.mac for end in self._ports.ends])
         parts.enter_context(domain.running(setup["vm"]))
         vnf = self._description.vnf_of(cell)
@@ -339,10 +348,47 @@ class AgentBench(Bench):
         if task.part is Part.VNF and control is not None and control.vnf is not None:
             chosen = in_mode(control.vnf, task.cell)
         assert chosen is not None  # with an agent there is one
-        vnf = vnfs.make(chosen, ports, self._description.vnf_cores.vnf_cores())
+        cores = self._description.vnf_cores.vnf_cores()
+        # In a VM they are vCPUs, which the agent places.
+        if vm_of(chosen) is None and (node := self._node(task.cell)) is not None:
+            cores = numa.cores_on(
+                node, self._workers, self._facts, self._nics_of(task.cell), self._most_pmd_cores
+            )
+            setup["numa_node"] = node
+        vnf = vnfs.make(chosen, ports, cores)
         parts.enter_context(vnf)
         setup["vnf"] = asdict(vnf.start())
         return vnf
+
+    def _node(self, cell: Cell) -> int | None:
+        """Return the NUMA node for the VM or VNF of a cell; None: no placement is requested.
+
+        Raises: NetpluginError.
+        """
+        if not cell.numa:
+            return None
+        return numa.node_of(NumaPlacement(cell.numa), self._facts, self._nics_of(cell))
+
+    def _vm_nodes(self, searched: Sequence[Cell]) -> list[int | None]:
+        """Return the nodes of the VMs of these cells; None: any."""
+        try:
+            return list(dict.fromkeys(self._node(cell) for cell in searched))
+        except NetpluginError:
+            return [None]  # a finding of its own
+
+    def _nics_of(self, cell: Cell) -> list[str]:
+        """Return the NICs of a cell; a control has those of all backends. Raises: NetpluginError."""
+        backends = self._description.matrix.backends if cell.backend == NO_BACKEND else (cell.backend,)
+        return [need.address for need in self._wanted([Cell(backend) for backend in backends])]
+
+    @property
+    def _workers(self) -> int:
+        return len(self._description.vnf_cores.vnf_cores().workers) or 1
+
+    @property
+    def _most_pmd_cores(self) -> int:
+        """The most PMD cores of a cell: the VNF's CPUs are the same in all of them."""
+        return max(map(pmd_count, self._description.matrix.pmd_cores))
 
     def _control_ports(self, cell: Cell) -> list[VnfPort]:
         control = self._description.controls.vnf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -22,6 +23,14 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class NumaPlacement(StrEnum):
+    """Where the VM, or a VNF without a VM, is relative to the NICs of the ends."""
+
+    LOCAL = "local"
+    #: On the nearest other NUMA node.
+    REMOTE = "remote"
+
+
 class Axes(Section):
     """Axes of the matrix: every combination is a cell."""
 
@@ -40,6 +49,8 @@ class Axes(Section):
     vnf_modes: tuple[ForwardMode, ...] = ()
     #: Frames that the generator sends back to back in each direction; the rate is the mean.
     bursts: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(min_length=1)] = (1,)
+    #: NUMA node of the VM or VNF, relative to the NICs. Empty: as its description has it.
+    numa: tuple[NumaPlacement, ...] = ()
     #: Backends whose ports get fewer queues where their VFs have fewer than ``queues``.
     fewer_queues: tuple[Name, ...] = ()
 
@@ -65,7 +76,7 @@ class Axes(Section):
 
     @model_validator(mode="after")
     def _once_each(self) -> Self:
-        for name in ("backends", "frames", "flows", "queues", "vnf_modes", "bursts"):
+        for name in ("backends", "frames", "flows", "queues", "vnf_modes", "bursts", "numa"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}: a value may be listed once")
@@ -86,6 +97,7 @@ class Match(Section):
     queues: int | None = None
     vnf_mode: ForwardMode | None = None
     burst: int | None = None
+    numa: NumaPlacement | None = None
 
     def fits(self, cell: Cell) -> bool:
         wanted = self.model_dump(exclude_none=True)

@@ -35,7 +35,8 @@ class CellTask:
         queues = f", {cell.queues} queues" if cell.queues > 1 else ""
         mode = f", VNF {cell.vnf_mode}" if cell.vnf_mode else ""
         burst = f", bursts of {cell.burst}" if cell.burst > 1 else ""
-        return f"{what}, {size}, {cell.flows} flows{queues}{mode}{burst}"
+        numa = f", VNF {cell.numa} to the NICs" if cell.numa else ""
+        return f"{what}, {size}, {cell.flows} flows{queues}{mode}{burst}{numa}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,11 @@ def cells(description: RunDescription) -> tuple[Cell, ...]:
     found = []
     for backend in axes.backends:
         cores = tuple(map(pmd_count, axes.pmd_cores)) if _has_pmd_threads(axes, backend) else (None,)
-        modes = axes.vnf_modes or ("",)
-        for pmd, frame, flows, queues, mode, burst in product(
-            cores, axes.frames, axes.flows, axes.queues, modes, axes.bursts
+        others = (axes.vnf_modes or ("",), axes.bursts, axes.numa or ("",))
+        for pmd, frame, flows, queues, mode, burst, numa in product(
+            cores, axes.frames, axes.flows, axes.queues, *others
         ):
-            cell = Cell(backend, pmd, str(frame), flows, queues, str(mode), burst)
+            cell = Cell(backend, pmd, str(frame), flows, queues, str(mode), burst, str(numa))
             if not any(match.fits(cell) for match in description.exclude):
                 found.append(cell)
     return tuple(found)

@@ -279,7 +279,8 @@ class RunDescription(Section):
                 )
         if self.controls.vnf is not None and self.agent is not None and not self.controls.vnf.ports:
             raise ValueError("controls.vnf.ports: say on which devices the VNF is to run")
-        problems = (self._about_ends(), self._about_vm(), self._about_sleep(), self._about_modes())
+        of_vnf = (self._about_sleep(), self._about_modes(), self._about_numa())
+        problems = (self._about_ends(), self._about_vm(), *of_vnf)
         for problem in chain.from_iterable(problems):
             raise ValueError(problem)
         return self
@@ -317,6 +318,17 @@ class RunDescription(Section):
                 f"ends: the mode {spoofing[0]} sends from addresses that are not the port's, which port"
                 " security drops: set port_security: false at both ends"
             )
+
+    def _about_numa(self) -> Iterator[str]:
+        if not self.matrix.numa:
+            return
+        if self.agent is None:
+            yield "matrix.numa: it needs an agent, on a host with a VNF to place"
+        chosen = [vnf for vnf in (self.vnf, *(o.vnf for o in self.overrides)) if vnf is not None]
+        if self.vm is None and any(vm_of(v) or isinstance(v, vnfs.ExternalDescription) for v in chosen):
+            yield "matrix.numa: the run must place the VNF: in a VM that it starts (vm), or on this host"
+        if self.vm is not None and self.vm.placement.numa_node is not None:
+            yield "matrix.numa: vm.policy.numa_node names one node for all cells"
 
     def _about_ends(self) -> Iterator[str]:
         one, other = self.ends or (None, None)

@@ -318,18 +318,20 @@ def _about_ssh(machine: SshMachine, image: Path | None = None) -> Iterator[Findi
             yield Finding("ssh", f"others may read the key {name}, so ssh refuses it", f"chmod 600 {name}")
 
 
-def about_hugepages(memory_mb: int, whose: str, facts: Facts) -> Iterator[Finding]:
-    """Yield whether one node has as many free hugepages of one size."""
+def about_hugepages(memory_mb: int, whose: str, facts: Facts, node: int | None = None) -> Iterator[Finding]:
+    """Yield whether one node, or this one, has as many free hugepages of one size."""
     pools = known(facts.memory.pools, None)
     if pools is None or any(known(pool.free, None) is None for pool in pools):
         return  # not known here: a container
-    most = max((known(pool.free, 0) * pool.size_kb // 1024 for pool in pools), default=0)
+    mine = [pool for pool in pools if node in (None, pool.node)]
+    most = max((known(pool.free, 0) * pool.size_kb // 1024 for pool in mine), default=0)
+    where = "a node" if node is None else f"NUMA node {node}"
     if most < memory_mb:
-        found = f"{whose} needs {memory_mb} MB of hugepages on a node, and {most} MB are free"
+        found = f"{whose} needs {memory_mb} MB of hugepages on {where}, and {most} MB are free"
         fix = "netplugin host plan --pmd-cores N --vm-memory-mb MB, then netplugin host apply --yes"
         yield Finding("hugepages", found, fix)
     else:
-        yield Finding("hugepages", f"{most} MB are free on a node")
+        yield Finding("hugepages", f"{most} MB are free on {where}")
 
 
 def shares_memory(searched: Sequence[Cell]) -> bool:

@@ -71,7 +71,8 @@ def frame(name: str) -> str:
 def variant(cell: Cell) -> str:
     """Format what a cell has besides the usual: ``, VNF in mode io, bursts of 32 frames``; may be empty."""
     mode = f", VNF in mode {cell.vnf_mode}" if cell.vnf_mode else ""
-    return mode + (f", bursts of {cell.burst} frames" if cell.burst > 1 else "")
+    burst = f", bursts of {cell.burst} frames" if cell.burst > 1 else ""
+    return mode + burst + (f", VNF {cell.numa} to the NICs" if cell.numa else "")
 
 
 def column(cores: int | None) -> str:
@@ -356,6 +357,7 @@ COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("soak_loss_ratio", lambda f: f.soak.loss_ratio if f.soak and f.soak.verdict else None),
     ("vnf_mode", lambda f: f.cell.vnf_mode or None),
     ("burst", lambda f: f.cell.burst),
+    ("numa", lambda f: f.cell.numa or None),
 )
 
 
