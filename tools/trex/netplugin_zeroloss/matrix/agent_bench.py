@@ -171,7 +171,7 @@ class AgentBench(Bench):
         yield from preflight.about_backends(self._client, description, searched, later)
         yield from preflight.about_ports(self._client, description, self._vm_id)
         placement = description.vm.placement if description.vm is not None else None
-        if placement is not None and (placement.pin or placement.realtime):
+        if placement is not None and (placement.pin or placement.realtime or description.matrix.numa):
             yield from preflight.about_plan(self._client)
         yield from preflight.about_networks(networks, description, backends, unfit)
         yield from preflight.about_nics(self.nics, wanted, description.rebind)
@@ -184,8 +184,8 @@ class AgentBench(Bench):
             ]
             mine = [need.address for need in wanted if need.backend == backend]
             yield from preflight.about_pmd_cores(entries, self._facts, mine)
-            for placement in description.matrix.numa:
-                yield from numa.findings(placement, self._facts, mine, workers, self._most_pmd_cores)
+            for where in description.matrix.numa:
+                yield from numa.findings(where, self._facts, mine, workers, self._most_pmd_cores)
 
     def _guest_findings(self, tasks: Sequence[CellTask]) -> Iterator[Finding]:
         """Yield what the VM of the VNF lacks; a VM of the run is started for it, without test NICs."""
