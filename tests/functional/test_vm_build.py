@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.vm import image
-from netplugin_zeroloss.vm.domain import NICS
 
+from netplugin.libvirt.image_domain import NICS
 from tests.docs.blocks import ROOT
 from tests.lab.apt import SOURCE_PARTS
 

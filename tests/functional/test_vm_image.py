@@ -12,11 +12,11 @@ import pytest
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.domain import DomainRunner, OnImage
 from netplugin_zeroloss.vm.build import Builder
-from netplugin_zeroloss.vm.domain import NICS
-from netplugin_zeroloss.vm.image import Image, sha256
 from netplugin_zeroloss.vm.spec import VmSpec
 
 from netplugin.libvirt.guest import read_domain
+from netplugin.libvirt.image_domain import NICS
+from netplugin.libvirt.vm_image import Image, sha256
 from netplugin.tuning.guest.settings import GuestOptions
 from tests.functional.vm_boot import MACS, with_nics
 from tests.lab import kernel

@@ -12,9 +12,9 @@ from typing import Any
 from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.machines.ssh import Ssh
 from netplugin_zeroloss.matrix.domain import DomainRunner, OnImage
-from netplugin_zeroloss.vm.domain import HOST, NICS, SSH_PORT, USER
-from netplugin_zeroloss.vm.image import KEY, KNOWN_HOSTS
 
+from netplugin.libvirt.image_domain import HOST, NICS, SSH_PORT, USER
+from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS
 from tests.lab.libvirtd import PrivateLibvirt
 
 NAME = "zeroloss-boot"

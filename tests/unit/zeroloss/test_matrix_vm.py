@@ -14,12 +14,12 @@ from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.domain import DomainRunner, source_of, wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm.domain import NICS
-from netplugin_zeroloss.vm.image import Image
 
 from netplugin.api.errors import HostError
 from netplugin.api.models import DomainPolicy, RenderedDomain
 from netplugin.libvirt.guest import read_domain
+from netplugin.libvirt.image_domain import NICS
+from netplugin.libvirt.vm_image import Image
 from tests.unit.zeroloss.images import made_up_image
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
 

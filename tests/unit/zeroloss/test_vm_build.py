@@ -17,9 +17,10 @@ from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import build, commands, image, tree
 from netplugin_zeroloss.vm.build import Builder
 from netplugin_zeroloss.vm.contents import Content
-from netplugin_zeroloss.vm.image import Image
 from netplugin_zeroloss.vm.spec import VmSpec
 
+from netplugin.libvirt import vm_image
+from netplugin.libvirt.vm_image import Image
 from tests.lab.processes import wait_for
 
 #: Makes what a build needs of a root file system. It says when it is there, and waits if it is to.
@@ -103,7 +104,7 @@ def test_an_image_is_built_once_for_the_same_inputs(programs: Path) -> None:
     said: list[str] = []
     made = _build(programs, said=said)
     assert [line.partition(" ")[0] for line in said] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
-    assert (made.folder / image.KERNEL).read_text() == "kernel 6.1.0-9-amd64\n", "not the cloud kernel"
+    assert (made.folder / vm_image.KERNEL).read_text() == "kernel 6.1.0-9-amd64\n", "not the cloud kernel"
     assert made.manifest.packages == {"linux-image-amd64": "6.1.2"} and list(made.damage()) == []
     assert (programs / "called").read_text() == "1700000000\n"
     assert not (programs / "sources").exists(), "mmdebstrap knows Debian's mirrors itself"
@@ -196,7 +197,9 @@ def test_an_archive_is_a_base_that_is_only_read(programs: Path) -> None:
     archive = _archive(programs)
     before = archive.read_bytes()
     made = _build(programs, VmSpec(disk_mb=16, base=archive, install=False))
-    assert (made.folder / image.KERNEL).read_text() == "vmlinuz-1" and made.manifest.origin == "base.tar.gz"
+    assert (
+        made.folder / vm_image.KERNEL
+    ).read_text() == "vmlinuz-1" and made.manifest.origin == "base.tar.gz"
     assert archive.read_bytes() == before and not (programs / "called").exists()
 
 

@@ -14,13 +14,14 @@ from netplugin_zeroloss.matrix.description import RunDescription, vm_of
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands
 from netplugin_zeroloss.vm.contents import Contents, Identity, contents
-from netplugin_zeroloss.vm.domain import MANAGEMENT, NICS, SSH_PORT, domain, with_fixed_addresses
+from netplugin_zeroloss.vm.domain import with_fixed_addresses
 from netplugin_zeroloss.vm.spec import EPOCH, VmSpec, contents_of, key_of
 from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 from pydantic import ValidationError
 
 from netplugin.api.errors import InvalidRequest
 from netplugin.libvirt.guest import read_domain
+from netplugin.libvirt.image_domain import MANAGEMENT, NICS, SSH_PORT, domain
 from netplugin.tuning.guest.plan import guest_text, plan_guest
 from netplugin.tuning.guest.settings import GuestOptions
 from tests.unit.zeroloss.made_up_agent import cell_description

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.loss.contract import EvidenceError
 from netplugin_zeroloss.machines.contract import MachineError, SshMachine
-from netplugin_zeroloss.machines.ssh import Ssh, quoted
+from netplugin_zeroloss.machines.ssh import Ssh
 from netplugin_zeroloss.vnf import vpp, vpp_api
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
@@ -28,6 +28,7 @@ from netplugin_zeroloss.vnf.vpp import StartupConf, Vpp
 from netplugin_zeroloss.vnf.vpp_api import Api
 
 from netplugin.host.program import ProgramError
+from netplugin.host.ssh import quoted
 from tests.unit.zeroloss.stand_ins import SSH, VPP, install
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "tools/trex/startup.conf"

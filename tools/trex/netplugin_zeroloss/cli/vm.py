@@ -14,7 +14,7 @@ from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import FOLDER
 
 if TYPE_CHECKING:
-    from netplugin_zeroloss.vm.image import Image
+    from netplugin.libvirt.vm_image import Image
     from netplugin_zeroloss.vm.spec import VmSpec
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from netplugin.host.program import Program, ProgramError, own_directory
+from netplugin.host.ssh import SshTarget
 from netplugin_zeroloss.machines.contract import Connected, MachineError, SshMachine, run_here
 
 _AGAIN_S = 1.0
@@ -64,6 +64,9 @@ class Ssh(Connected):
     def __init__(self, description: SshMachine, deadline: float) -> None:
         """Connect; the machine may still be booting. Raises: MachineError if unreachable at the deadline."""
         self._description = description
+        self._target = SshTarget(
+            description.host, description.port, description.user, description.key, description.known_hosts
+        )
         self._path = own_directory()
         self._tunnels: list[Program] = []
         try:
@@ -97,16 +100,18 @@ class Ssh(Connected):
     def program(self, name: str, arguments: Sequence[str]) -> Program:
         pid_file = f"{self.directory}/{name}.pid"
         remote = quoted(["sh", "-c", _START, pid_file, *arguments])
-        words = [*self._ssh("-tt"), self._target, remote]
+        words = [*self._target.words("-tt"), self._target.login, remote]
         return _SshProgram(f"{name} on {self._description.host}", words, self._path / "log", self, pid_file)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        return [*self._ssh(), self._target, quoted(arguments)]
+        return self._target.command(arguments)
 
     def socket(self, path: str, deadline: float) -> Path:
         here = self._path / f"{len(self._tunnels)}.sock"
         options = ["-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{here}:{path}"]
-        tunnel = Program(f"ssh to {path}", [*self._ssh(*options), self._target], self._path / "ssh")
+        tunnel = Program(
+            f"ssh to {path}", [*self._target.words(*options), self._target.login], self._path / "ssh"
+        )
         self._tunnels.append(tunnel)
         tunnel.start()
         tunnel.wait_for(here.is_socket, deadline, "the tunnel is there")
@@ -121,21 +126,6 @@ class Ssh(Connected):
                 self.run(["rm", "-rf", self.directory])
             self.directory = ""
         shutil.rmtree(self._path, ignore_errors=True)
-
-    @property
-    def _target(self) -> str:
-        return f"{self._description.user}@{self._description.host}"
-
-    def _ssh(self, *options: str) -> list[str]:
-        machine = self._description
-        words = ["ssh", "-p", str(machine.port), "-o", "BatchMode=yes", *options]
-        words += ["-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5"]
-        words += ["-o", "StrictHostKeyChecking=yes"]
-        if machine.key is not None:
-            words += ["-o", "IdentitiesOnly=yes", "-i", machine.key]
-        if machine.known_hosts is not None:
-            words += ["-o", f"UserKnownHostsFile={machine.known_hosts}"]
-        return words
 
 
 class _SshProgram(Program):
@@ -162,10 +152,6 @@ class _SshProgram(Program):
                 self._machine.run(["sh", "-c", _END, self._pid_file])
         super().stop()
 
-
-def quoted(arguments: Sequence[str]) -> str:
-    """Quote an argument list for the remote shell, which parses the command."""
-    return shlex.join(arguments)
 
 
 def ssh_fix(machine: SshMachine, why: str) -> str:

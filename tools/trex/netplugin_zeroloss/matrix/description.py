@@ -12,6 +12,8 @@ from pydantic import Field, field_validator, model_validator
 from netplugin.api.fields import Mac, Name
 from netplugin.api.models import DomainPolicy, Network
 from netplugin.host.cpus import parse_list
+from netplugin.libvirt.image_domain import HOST, NICS, SSH_PORT, USER
+from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.loss import choose as evidences
@@ -19,8 +21,6 @@ from netplugin_zeroloss.machines.contract import ConsoleMachine, SshMachine
 from netplugin_zeroloss.matrix.axes import Axes, Match, Section, cpu_list, largest_frame
 from netplugin_zeroloss.matrix.yaml_model import parse
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm.domain import HOST, NICS, SSH_PORT, USER
-from netplugin_zeroloss.vm.image import KEY, KNOWN_HOSTS
 from netplugin_zeroloss.vnf import contract as vnfs
 from netplugin_zeroloss.vnf.contract import VnfCores
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,26 +13,21 @@ from pathlib import Path
 from lxml import etree
 
 from netplugin.api.errors import NetpluginError
-from netplugin.host.processes import run
+from netplugin.libvirt.image_domain import SSH_PORT
+from netplugin.libvirt.image_domain import domain as domain_on
 from netplugin.libvirt.needs import size_kb
+from netplugin.libvirt.transient import TransientDomain, answers_ssh
+from netplugin.libvirt.vm_image import BUILD, Image
 from netplugin_zeroloss.machines import choose as machines
 from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError, SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
-from netplugin_zeroloss.matrix.polling import polled
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import FOLDER
-from netplugin_zeroloss.vm.domain import SSH_PORT, with_fixed_addresses
-from netplugin_zeroloss.vm.domain import domain as domain_on
-from netplugin_zeroloss.vm.image import BUILD, Image
+from netplugin_zeroloss.vm.domain import with_fixed_addresses
 from netplugin_zeroloss.vm.image import read as read_image
-
-#: Timeout of one virsh call, in seconds.
-_CALL_S = 60.0
-#: Interval between attempts to reach a booting VM, in seconds.
-_LOOK_S = 0.5
 
 
 class VmSource(ABC):
@@ -180,7 +174,8 @@ class DomainRunner:
     def __init__(self, source: VmSource, uri: str, name: str, shutdown_s: float) -> None:
         """``shutdown_s``: seconds that the VM has to shut down by itself."""
         self.source = source
-        self._uri, self._name, self._shutdown_s = uri, name, shutdown_s
+        self._uri, self._name = uri, name
+        self._domain = TransientDomain(uri, name, shutdown_s)
 
     @cached_property
     def template(self) -> str:
@@ -190,13 +185,13 @@ class DomainRunner:
     @property
     def is_running(self) -> bool:
         """Whether the domain runs. Raises: NetpluginError."""
-        return self._name in self._running()
+        return self._domain.is_running
 
     def findings(self, root: Path) -> Iterator[Finding]:
         """Yield what is missing on this host: the domain or image, libvirt."""
         yield from self.source.findings(root)
         try:
-            self._running()
+            _ = self._domain.is_running
         except NetpluginError as error:
             yield of_error("vm", error, f"virsh -c {self._uri} list; systemctl start libvirtd")
 
@@ -216,10 +211,10 @@ class DomainRunner:
         """
         with self.source.files(self._name):
             try:
-                self._virsh("create", "/dev/stdin", stdin=xml)
+                self._domain.start(xml)
                 yield
             finally:
-                self._stop()
+                self._domain.stop()
 
     def wait_for(self, machine: SshMachine | ConsoleMachine, seconds: float) -> None:
         """Wait until the VM can be reached. Raises: CellError with the end of its console."""
@@ -230,25 +225,8 @@ class DomainRunner:
 
     def remove(self) -> None:
         """Remove the domain of a killed run, if there is one, with its files. Raises: NetpluginError."""
-        self._stop()
+        self._domain.stop()
         self.source.remove_files(self._name)
-
-    def _stop(self) -> None:
-        """Have the domain shut down, and destroy it if it has not by then. Raises: NetpluginError."""
-        if not self.is_running:
-            return
-        with suppress(NetpluginError):  # it ends at this moment, or cannot
-            self._virsh("shutdown", self._name, "--mode", "acpi")
-            polled(lambda: self.is_running, lambda runs: not runs, self._shutdown_s, _LOOK_S)
-        if self.is_running:
-            self._virsh("destroy", self._name)
-
-    def _running(self) -> list[str]:
-        return self._virsh("list", "--name").split()
-
-    def _virsh(self, *words: str, stdin: str | None = None) -> str:
-        deadline = time.monotonic() + _CALL_S
-        return run(["virsh", "-c", self._uri, *words], step="vm", deadline=deadline, stdin=stdin)
 
 
 def wait_for_vm(machine: SshMachine | ConsoleMachine, seconds: float) -> None:
@@ -264,15 +242,8 @@ def wait_for_vm(machine: SshMachine | ConsoleMachine, seconds: float) -> None:
 
 def wait_for_ssh(host: str, port: int, seconds: float) -> None:
     """Wait for the banner of the SSH server. Raises: CellError."""
-    if not polled(lambda: _has_ssh(host, port), bool, seconds, _LOOK_S):
+    if not answers_ssh(host, port, time.monotonic() + seconds):
         raise CellError(f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s")
-
-
-def _has_ssh(host: str, port: int) -> bool:
-    # A booting VM refuses, is unreachable, or accepts the connection before sshd is ready.
-    with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
-        return there.recv(4) == b"SSH-"
-    return False
 
 
 def _images(domain: etree._Element) -> Iterator[str]:

@@ -16,20 +16,12 @@ from pathlib import Path
 
 from netplugin.host.files import sync
 from netplugin.host.processes import run
+from netplugin.libvirt import vm_image
+from netplugin.libvirt.vm_image import DISK, INITRD, KERNEL, KEY, KNOWN_HOSTS, MEASURED, Image, Manifest
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands, image, tree
 from netplugin_zeroloss.vm.contents import VPP, Contents, Identity
-from netplugin_zeroloss.vm.image import (
-    DISK,
-    INITRD,
-    KERNEL,
-    KEY,
-    KNOWN_HOSTS,
-    LATEST,
-    MEASURED,
-    Image,
-    Manifest,
-)
+from netplugin_zeroloss.vm.image import LATEST
 from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec, contents_of, key_of
 
 #: Deadline of one command of a build, in seconds.
@@ -172,14 +164,14 @@ class Builder:
             arguments=made.arguments,
             driver=made.driver,
             iommu=made.iommu,
-            digests={name: image.sha256(done / name) for name in MEASURED},
+            digests={name: vm_image.sha256(done / name) for name in MEASURED},
             tree=tree.digest(root),
             packages={name: fields["Version"] for name, fields in tree.packages(root).items()},
             epoch=spec.time,
             origin=spec.base.name if spec.base is not None else f"Debian {spec.suite}",
         )
-        (done / image.MANIFEST).write_text(image.written(manifest), encoding="utf-8")
-        for name in (*MEASURED, image.MANIFEST):
+        (done / vm_image.MANIFEST).write_text(vm_image.written(manifest), encoding="utf-8")
+        for name in (*MEASURED, vm_image.MANIFEST):
             sync(done / name)
 
     # -- keys ----------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from netplugin.libvirt.image_domain import MANAGEMENT, NICS, domain
 from netplugin.tuning.guest.plan import GuestPlan, plan_guest
 from netplugin.tuning.guest.settings import UIO, VFIO, GuestOptions
 from netplugin.tuning.steps import File, KernelArgument, Sysctl
-from netplugin_zeroloss.vm.domain import MANAGEMENT, NICS, domain
 
 #: Packages of every image: systemd, the network of the management NIC, SSH, drivers of NICs.
 PACKAGES = (

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from netplugin.api.fields import Value
+from netplugin.libvirt.vm_image import sha256
 from netplugin.tuning.guest.settings import GuestOptions
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm.contents import Contents, Identity, contents
-from netplugin_zeroloss.vm.image import sha256
 
 #: Version of the folder's layout and of how an image is made: other versions are built again.
 LAYOUT = 1

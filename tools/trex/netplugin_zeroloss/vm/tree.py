@@ -10,9 +10,9 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from netplugin.libvirt.vm_image import sha256
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm.contents import Content, Contents
-from netplugin_zeroloss.vm.image import sha256
 
 #: Traces of the build: caches and logs, and what differs from host to host. A folder loses what is in it.
 _TRACES = (
