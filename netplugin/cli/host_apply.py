@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +109,8 @@ class HostApply(Command):
             raise _refused("force", "there is nothing to force", "give it with --undo")
         if not parsed_args.undo and not parsed_args.yes:
             return preview(_plan(parsed_args))
-        ovs = opened.enter_context(closing(RunningOvs(ovs_sockets(parsed_args))))
-        machine = TunedMachine(WritableRoot(parsed_args.root), ovs, self._ports)
-        boot = needed(Root(parsed_args.root).text(_BOOT))
+        machine = opened.enter_context(machine_to_tune(parsed_args, self._note))
+        boot = boot_of(parsed_args.root)
         if not parsed_args.yes:
             return preview_undo(look(parsed_args.journal, boot), machine, parsed_args.force)
         journal = opened.enter_context(ApplyJournal(parsed_args.journal, boot))
@@ -127,7 +126,7 @@ class HostApply(Command):
                     self._status = 1
                 rows.append(as_json(result))
                 if form == "text":
-                    self.app.stdout.write(f"{_line(result)}\n")
+                    self.app.stdout.write(f"{result_line(result)}\n")
                     self.app.stdout.flush()
             if form == "text" and not rows:
                 self.app.stdout.write("Nothing to do.\n")
@@ -135,19 +134,35 @@ class HostApply(Command):
             if form == "json":
                 self.app.stdout.write(json.dumps(rows, indent=2) + "\n")
 
-    def _ports(self) -> Mapping[str, str]:
-        """The ports that VFs are assigned to, from the agent.
+    def _note(self, text: str) -> None:
+        self.app.stderr.write(f"netplugin: {text}\n")
 
-        If no agent is running, there are none, and a note is printed.
-        """
-        try:
-            with Client.from_environment() as client:
-                return {vf.pci_address: vf.port_id for vf in client.list_vfs() if vf.port_id}
-        except BackendUnavailable as absent:
-            if not nobody_listens(absent):
-                raise  # it is running, but the VFs of its ports are unknown
-            self.app.stderr.write(f"netplugin: not asked which ports have VFs: {absent.detail}\n")
-            return {}
+
+@contextmanager
+def machine_to_tune(parsed_args: Namespace, note: Callable[[str], None]) -> Iterator[TunedMachine]:
+    """The machine at ``--root``; for ``note`` see ``ports_with_vfs``."""
+    with closing(RunningOvs(ovs_sockets(parsed_args))) as ovs:
+        yield TunedMachine(WritableRoot(parsed_args.root), ovs, lambda: ports_with_vfs(note))
+
+
+def ports_with_vfs(note: Callable[[str], None]) -> Mapping[str, str]:
+    """The ports that VFs are assigned to, from the agent.
+
+    If no agent is running, there are none, and ``note`` is called.
+    """
+    try:
+        with Client.from_environment() as client:
+            return {vf.pci_address: vf.port_id for vf in client.list_vfs() if vf.port_id}
+    except BackendUnavailable as absent:
+        if not nobody_listens(absent):
+            raise  # it is running, but the VFs of its ports are unknown
+        note(f"not asked which ports have VFs: {absent.detail}")
+        return {}
+
+
+def boot_of(root: Path) -> str:
+    """The boot id of the machine at ``root``. Raises: HostError."""
+    return needed(Root(root).text(_BOOT))
 
 
 def _plan(parsed_args: Namespace) -> TuningPlan:
@@ -156,7 +171,8 @@ def _plan(parsed_args: Namespace) -> TuningPlan:
     return make_plan(facts, intent, live)
 
 
-def _line(result: Result) -> str:
+def result_line(result: Result) -> str:
+    """One step of an apply or undo as text."""
     words = _WORDS.get(result.outcome, str(result.outcome))
     reason = f": {result.reason}" if result.reason else ""
     fix = f". Fix: {result.fix}" if result.fix else ""

@@ -153,8 +153,12 @@ def read_machine(parsed_args: Namespace) -> tuple[Facts, Live]:
     facts = read_facts(Root(parsed_args.root))
     if parsed_args.root != Path("/"):
         return facts, Live()
-    uri = parsed_args.libvirt_uri or _configured(parsed_args).uri
-    return facts, read_live(ovs_sockets(parsed_args), uri)
+    return facts, read_live(ovs_sockets(parsed_args), libvirt_uri(parsed_args))
+
+
+def libvirt_uri(parsed_args: Namespace) -> str:
+    """The URI of libvirt on this machine. Raises: InvalidRequest."""
+    return str(parsed_args.libvirt_uri or _configured(parsed_args).uri)
 
 
 def ovs_sockets(parsed_args: Namespace) -> OvsSockets:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import signal
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from cliff.command import Command
 from pydantic import ValidationError
 
 from netplugin.api.client import invalid_request
 from netplugin.api.errors import InvalidRequest
-from netplugin.cli.host_tuning import add_intent, add_root, intent_of, read_machine
+from netplugin.cli.host_tuning import add_intent, add_root, intent_of, libvirt_uri, read_machine
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.verifying import result, show
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
-from netplugin.tuning.verifying.measure import measure, require
-from netplugin.tuning.verifying.options import Options, asked_of
+from netplugin.tuning.verifying.guest.machine import machine_on
+from netplugin.tuning.verifying.guest.vm import free_port
+from netplugin.tuning.verifying.measure import Say, measure, measure_guest, require, require_guest
+from netplugin.tuning.verifying.options import Options, asked_of, guest_asked_of
+from netplugin.tuning.verifying.result import MeasuredRun
 from netplugin.tuning.verifying.show import comparison_json, comparison_text, run_json, run_text
 
 
@@ -28,37 +33,20 @@ class HostVerify(Command):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        _add_output(parser)
-        for name, field in Options.model_fields.items():
-            default = "" if field.default is None else f" ({field.default})"
-            parser.add_argument(
-                "--" + name.replace("_", "-"),
-                default=None,
-                metavar=_METAVARS.get(name, "N"),
-                help=f"{field.description}{default}",
-            )
+        add_output(parser)
+        add_options(parser)
         add_root(parser)
         add_intent(parser)
         return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
-        given = {name: getattr(parsed_args, name) for name in Options.model_fields}
-        try:
-            options = Options(**{n: value for n, value in given.items() if value is not None})
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        options = options_of(given_options(parsed_args))
         if parsed_args.root != Path("/"):
             raise InvalidRequest(
                 "root: only this machine can be measured", step="verify", fix="leave --root away"
             )
-        facts, live = read_machine(parsed_args)
-        intent = intent_of(parsed_args)
-        asked = asked_of(options, facts, live, make_plan(facts, intent, live) if intent else None)
-        require(asked)
-        result.prepare(parsed_args.results)
-        with _ended_by_signals():
-            run = measure(asked, facts, live, self._say)
-        path = result.write(parsed_args.results, run)
+        with ended_by_signals():
+            path, run = measured(options, intent_of(parsed_args), parsed_args, self._say)
         if parsed_args.format == "json":
             self.app.stdout.write(run_json(run, path))
         else:
@@ -78,7 +66,7 @@ class HostVerifyCompare(Command):
         parser.add_argument(
             "after", metavar="AFTER", help="the run to compare with BEFORE: a label or a file"
         )
-        _add_output(parser)
+        add_output(parser)
         parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot, .png or .svg")
         return parser
 
@@ -95,10 +83,57 @@ class HostVerifyCompare(Command):
         return 1 if found.of(FigureVerdict.WORSE) else 0
 
 
-_METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B"}
+def measured(
+    options: Options, intent: HostIntent | None, parsed_args: Namespace, say: Say
+) -> tuple[Path, MeasuredRun]:
+    """Measure, and keep the run below ``--results``. Raises: NetpluginError."""
+    facts, live = read_machine(parsed_args)
+    plan = make_plan(facts, intent, live) if intent else None
+    if options.guest is None:
+        asked = asked_of(options, facts, live, plan)
+        require(asked)
+        result.prepare(parsed_args.results)
+        run = measure(asked, facts, live, say)
+    else:
+        guest = guest_asked_of(options)
+        require_guest(guest)
+        result.prepare(parsed_args.results)
+        placed_by = None if options.unplaced else plan
+        machine = machine_on(guest.image, free_port(), guest.emulate, placed_by, facts, live)
+        run = measure_guest(guest, machine, facts, live, libvirt_uri(parsed_args), say)
+    return result.write(parsed_args.results, run), run
 
 
-def _add_output(parser: ArgumentParser) -> None:
+_METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B", "guest": "FOLDER"}
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add an option for each field of ``Options``."""
+    for name, field in Options.model_fields.items():
+        words: dict[str, Any] = {"default": None, "help": field.description}
+        if field.annotation is bool:
+            words["action"] = "store_true"
+        else:
+            words["metavar"] = _METAVARS.get(name, "N")
+            if field.default is not None:
+                words["help"] = f"{field.description} ({field.default})"
+        parser.add_argument("--" + name.replace("_", "-"), **words)
+
+
+def given_options(parsed_args: Namespace) -> dict[str, Any]:
+    given = {name: getattr(parsed_args, name) for name in Options.model_fields}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def options_of(given: Mapping[str, Any]) -> Options:
+    """Raises: InvalidRequest naming the option."""
+    try:
+        return Options.model_validate(given)
+    except ValidationError as wrong:
+        raise invalid_request(wrong) from None
+
+
+def add_output(parser: ArgumentParser) -> None:
     parser.add_argument(
         "-f",
         "--format",
@@ -116,7 +151,7 @@ def _add_output(parser: ArgumentParser) -> None:
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def ended_by_signals() -> Iterator[None]:
     """Convert SIGTERM and SIGHUP to SystemExit, so that child processes are terminated too."""
 
     def end(number: int, frame: FrameType | None) -> None:

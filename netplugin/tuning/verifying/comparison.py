@@ -6,14 +6,14 @@ the probability of any false claim among the figures at or below ``LEVEL``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
 from netplugin.host.cpus import parse_list
 from netplugin.statistics import RelativeChange, can_reach, change, holm, p_lower
-from netplugin.tuning.verifying.result import PERCENTILES, Histogram, MeasuredRun
+from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Latency, MeasuredRun
 
 LEVEL = 0.05
 
@@ -35,7 +35,7 @@ class MeasuredFigure:
     name: str
     unit: str
     more_is_better: bool
-    settings: Callable[[MeasuredRun], Mapping[str, int]]
+    settings: Callable[[MeasuredRun], Mapping[str, int | str]]
     samples: Callable[[MeasuredRun], Sequence[float]]
     whole: Callable[[MeasuredRun], float | None]
 
@@ -144,10 +144,21 @@ def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Di
 _Of = Callable[[Histogram], float | None]
 
 
-def _of_latency(run: MeasuredRun) -> Mapping[str, int]:
-    if run.latency is None:
+_Latency = Callable[[MeasuredRun], Latency | None]
+
+
+def _of_host(run: MeasuredRun) -> Latency | None:
+    return run.latency
+
+
+def _of_guest(run: MeasuredRun) -> Latency | None:
+    return run.guest_latency
+
+
+def _of_latency(latency: Latency | None) -> Mapping[str, int | str]:
+    if latency is None:
         return {}
-    s = run.latency.settings
+    s = latency.settings
     return {
         "number of CPUs": len(parse_list(s.cpus)),
         "length of a round (s)": s.round_s,
@@ -157,21 +168,46 @@ def _of_latency(run: MeasuredRun) -> Mapping[str, int]:
     }
 
 
-def _of_throughput(run: MeasuredRun) -> Mapping[str, int]:
+def _of_vm(run: MeasuredRun) -> Mapping[str, int | str]:
+    """The settings of a VM without which two are not alike."""
+    if run.guest is None:
+        return {}
+    vm = run.guest.vm
+    return {
+        "the VM's processor": "emulated" if vm.emulated else "KVM's",
+        "number of vCPUs": vm.vcpus,
+        "memory of the VM (MB)": vm.memory_mb,
+    }
+
+
+def _of_throughput(run: MeasuredRun) -> Mapping[str, int | str]:
     return {"frame size": run.throughput.settings.frame_size} if run.throughput else {}
 
 
-def _latency(name: str, of: _Of) -> MeasuredFigure:
+def _latency(what: str, find: _Latency, name: str, of: _Of) -> MeasuredFigure:
+    def settings(run: MeasuredRun) -> Mapping[str, int | str]:
+        latency = find(run)
+        return {**_of_latency(latency), **(_of_vm(run) if find is _of_guest else {})}
+
     def samples(run: MeasuredRun) -> Sequence[float]:
-        found = [of(each.overall) for each in run.latency.rounds] if run.latency else []
+        latency = find(run)
+        found = [of(each.overall) for each in latency.rounds] if latency else []
         values = [value for value in found if value is not None]
         # If one round lacks the value, drop all: that round may be the worst.
         return values if len(values) == len(found) else []
 
     def whole(run: MeasuredRun) -> float | None:
-        return of(run.latency.overall) if run.latency else None
+        latency = find(run)
+        return of(latency.overall) if latency else None
 
-    return MeasuredFigure(f"latency {name}", "us", False, _of_latency, samples, whole)
+    return MeasuredFigure(f"{what} {name}", "us", False, settings, samples, whole)
+
+
+def _latencies(what: str, find: _Latency) -> Iterator[MeasuredFigure]:
+    yield _latency(what, find, "average", lambda histogram: histogram.average_us)
+    for name, share in PERCENTILES.items():
+        yield _latency(what, find, name, _percentile(share))
+    yield _latency(what, find, "maximum", lambda histogram: histogram.max_us)
 
 
 def _percentile(share: float) -> _Of:
@@ -179,9 +215,8 @@ def _percentile(share: float) -> _Of:
 
 
 FIGURES: tuple[MeasuredFigure, ...] = (
-    _latency("average", lambda histogram: histogram.average_us),
-    *(_latency(name, _percentile(share)) for name, share in PERCENTILES.items()),
-    _latency("maximum", lambda histogram: histogram.max_us),
+    *_latencies("latency", _of_host),
+    *_latencies("guest latency", _of_guest),
     MeasuredFigure(
         "throughput",
         "pps",

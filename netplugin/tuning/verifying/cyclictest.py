@@ -53,9 +53,10 @@ def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
             deadline=deadline,
         )
         try:
-            return parse(file.read_text())
-        except (OSError, ValueError) as wrong:
-            raise HostError(f"what cyclictest wrote cannot be made sense of: {wrong}", step=STEP) from wrong
+            text = file.read_text()
+        except (OSError, UnicodeDecodeError) as wrong:
+            raise HostError(f"what cyclictest wrote cannot be read: {wrong}", step=STEP) from wrong
+        return parsed(text, "this machine")
 
 
 def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]:
@@ -80,6 +81,18 @@ def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]
     ]
 
 
+def parsed(text: str, where: str) -> tuple[str, LatencyRound]:
+    """Parse the output of cyclictest on ``where``. Raises: HostError."""
+    try:
+        return parse(text)
+    except ValueError as wrong:
+        raise HostError(
+            f"what cyclictest wrote on {where} cannot be made sense of: {str(wrong)[:300]}",
+            step=STEP,
+            fix="install rt-tests 2.4 or later there",
+        ) from wrong
+
+
 def parse(text: str) -> tuple[str, LatencyRound]:
     """Parse the output of ``--json`` (``write_stats`` in cyclictest.c). Raises: ValueError."""
     try:
@@ -87,7 +100,7 @@ def parse(text: str) -> tuple[str, LatencyRound]:
         # The field name ends with a colon, at least in 2.4.
         version = str(whole.get("rt_test_version:", whole.get("rt_test_version", "unknown")))
         cpus = {int(each["cpu"]): _histogram(each) for each in whole["thread"].values()}
-    except (KeyError, TypeError, AttributeError, ValidationError) as wrong:
+    except (KeyError, TypeError, AttributeError, ValidationError, RecursionError) as wrong:
         raise ValueError(f"{type(wrong).__name__}: {wrong}") from wrong
     if not cpus or not all(histogram.samples for histogram in cpus.values()):
         raise ValueError("a CPU has no samples")
@@ -100,6 +113,8 @@ def _histogram(thread: Mapping[str, object]) -> Histogram:
     if not isinstance(counts, dict):
         raise TypeError("the histogram is no object")
     within = sum(counts.values())
+    if min(counts.values(), default=0) < 0:
+        raise ValueError("a histogram has fewer than no samples")
     return Histogram.model_validate(
         {
             "counts": counts,

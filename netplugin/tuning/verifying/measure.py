@@ -10,9 +10,15 @@ from netplugin.host.cpus import format_list, parse_list
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.verifying import cyclictest, loop
-from netplugin.tuning.verifying.options import MeasurementOptions
+from netplugin.tuning.verifying.guest import latency as guest_latency
+from netplugin.tuning.verifying.guest import vm
+from netplugin.tuning.verifying.guest.machine import Machine
+from netplugin.tuning.verifying.options import GuestOptions, MeasurementOptions
 from netplugin.tuning.verifying.result import (
+    GuestMeasurement,
+    GuestVm,
     Latency,
+    LatencyRound,
     LatencySettings,
     MeasuredRun,
     Throughput,
@@ -20,6 +26,9 @@ from netplugin.tuning.verifying.result import (
 )
 
 Say = Callable[[str], None]
+
+#: Characters of a kernel's release, of which Linux has at most 64.
+_RELEASE = 64
 
 
 def require(asked: MeasurementOptions) -> None:
@@ -30,6 +39,12 @@ def require(asked: MeasurementOptions) -> None:
         loop.require()
 
 
+def require_guest(asked: GuestOptions) -> None:
+    """Check this host and the image before a VM is started. Raises: BackendUnavailable."""
+    vm.require(asked.emulate)
+    guest_latency.require(asked.image)
+
+
 def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> MeasuredRun:
     """Measure; ``say`` is called with progress messages. Raises: HostError, OperationTimeout."""
     started = datetime.now(UTC).replace(microsecond=0)
@@ -38,7 +53,11 @@ def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Me
         cpus |= {asked.throughput.host_cpu, asked.throughput.guest_cpu}
     # The short measurement comes first: if it fails, hours of cyclictest are not lost.
     throughput = _throughput(asked.throughput, asked.rounds, say) if asked.throughput else None
-    latency = _latency(asked.latency, asked.rounds, say) if asked.latency else None
+    latency = (
+        _latency(asked.latency, asked.rounds, say, cyclictest.measure, "cyclictest on CPU")
+        if asked.latency
+        else None
+    )
     return MeasuredRun(
         label=asked.label,
         started=started,
@@ -48,12 +67,42 @@ def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Me
     )
 
 
-def _latency(settings: LatencySettings, rounds: int, say: Say) -> Latency:
+def measure_guest(
+    asked: GuestOptions, machine: Machine, facts: Facts, live: Live, uri: str, say: Say
+) -> MeasuredRun:
+    """Start the VM, measure in it and end it. ``uri`` is libvirt's. Raises: NetpluginError."""
+    started = datetime.now(UTC).replace(microsecond=0)
+    made = machine.image.manifest
+    say(f"starting a VM on {machine.image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
+    with vm.booted(machine, uri, asked.boot_s, say) as shell:
+        guest_latency.require_in(shell)
+        described = machine.described(shell.run(["uname", "-r"]).strip()[:_RELEASE])
+
+        def once(settings: LatencySettings) -> tuple[str, LatencyRound]:
+            return guest_latency.measure(shell, made.vcpus, settings)
+
+        found = _latency(asked.latency, asked.rounds, say, once, "in the VM, cyclictest on vCPU")
+    cpus = frozenset(machine.pins.values())
+    return MeasuredRun(
+        label=asked.label,
+        started=started,
+        conditions={**conditions(facts, live, cpus), **dict(guest_conditions(described))},
+        guest=GuestMeasurement(vm=described, latency=found),
+    )
+
+
+def _latency(
+    settings: LatencySettings,
+    rounds: int,
+    say: Say,
+    once: Callable[[LatencySettings], tuple[str, LatencyRound]],
+    what: str,
+) -> Latency:
     versions, found = set(), []
     for number in range(1, rounds + 1):
         end = datetime.now().astimezone() + timedelta(seconds=settings.round_s)
-        say(f"cyclictest on CPU {settings.cpus}, {number} of {rounds}, until {end:%H:%M:%S}")
-        version, each = cyclictest.measure(settings)
+        say(f"{what} {settings.cpus}, {number} of {rounds}, until {end:%H:%M:%S}")
+        version, each = once(settings)
         if set(each.cpus) != set(parse_list(settings.cpus)):
             raise HostError(
                 f"cyclictest measured CPUs {sorted(each.cpus)}, not {settings.cpus}",
@@ -82,6 +131,16 @@ def _throughput(settings: ThroughputSettings, rounds: int, say: Say) -> Throughp
 def conditions(facts: Facts, live: Live, measured: Cpus) -> Mapping[str, str]:
     """Collect the settings. ``measured`` are the CPUs of the run. Unknown facts give their reason."""
     return {name: _text(value) for name, value in _all(facts, live, measured)}
+
+
+def guest_conditions(vm: GuestVm) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a VM that affect its figures, by name (pure)."""
+    yield "guest image", f"{vm.origin}, {vm.image[:16]}"
+    yield "guest kernel", vm.kernel
+    yield "guest kernel arguments", vm.arguments
+    pins = ", ".join(f"{vcpu} on CPU {cpu}" for vcpu, cpu in sorted(vm.pins.items()))
+    yield "guest vCPUs", pins or "not placed"
+    yield "guest in real time", _text(vm.realtime)
 
 
 def _all(facts: Facts, live: Live, measured: Cpus) -> Iterator[tuple[str, object]]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from netplugin.api.errors import FieldError, InvalidRequest
 from netplugin.host.cpus import format_list, parse_list
+from netplugin.libvirt.vm_image import Image, read
 from netplugin.tuning.facts import Core, Cpus, Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import needed
+from netplugin.tuning.verifying.guest.machine import measured_vcpus
 from netplugin.tuning.verifying.loop import hugepage_node
 from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
 
@@ -57,6 +60,22 @@ class Options(BaseModel):
     )
     window: _Seconds = Field(2, description="time in which the frames of a round are counted, seconds")
     frame_size: Annotated[int, Field(ge=64, le=1518)] = Field(64, description="frame size without FCS, bytes")
+    guest: Path | None = Field(
+        None,
+        description="folder of an image of a VM (netplugin-zeroloss vm build), or its link latest: measure "
+        "in this VM; a plan places it, and --cpus are vCPUs",
+    )
+    unplaced: bool = Field(False, description="do not place the VM, as on a host without a plan")
+    emulate: bool = Field(
+        False, description="run the VM without KVM: very slow, and its figures are no measure of the host"
+    )
+    boot: _Seconds = Field(300, description="time that the VM has to boot, seconds")
+
+    @model_validator(mode="after")
+    def _of_one_place(self) -> Self:
+        if self.guest is not None and (self.only == "throughput" or self.loop_cpus is not None):
+            raise ValueError("guest: the testpmd loop is measured on the host; leave guest away")
+        return self
 
 
 @dataclass(frozen=True)
@@ -69,18 +88,51 @@ class MeasurementOptions:
     throughput: ThroughputSettings | None
 
 
+@dataclass(frozen=True)
+class GuestOptions:
+    """What to measure in a VM on ``image``. The CPUs of ``latency`` are vCPUs."""
+
+    label: str
+    rounds: int
+    image: Image
+    latency: LatencySettings
+    emulate: bool
+    boot_s: int
+
+
+def guest_asked_of(options: Options) -> GuestOptions:
+    """Derive the settings of a measurement in a VM; ``options.guest`` is set.
+
+    Raises: InvalidRequest if there is no such image, or naming the option.
+    """
+    assert options.guest is not None
+    image = read(options.guest)
+    return GuestOptions(
+        options.label,
+        options.rounds,
+        image,
+        _latency_settings(options, measured_vcpus(image, options.cpus)),
+        options.emulate,
+        options.boot,
+    )
+
+
+def _latency_settings(options: Options, cpus: str) -> LatencySettings:
+    return LatencySettings(
+        cpus=cpus,
+        round_s=-(-options.duration // options.rounds),
+        interval_us=options.interval_us,
+        priority=options.priority,
+        width_us=options.width_us,
+    )
+
+
 def asked_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None) -> MeasurementOptions:
     """Derive the settings. Raises: InvalidRequest naming the option, HostError for a missing fact."""
     measured = measured_cpus(options.cpus, facts, live, plan)
     latency = throughput = None
     if options.only != "throughput":
-        latency = LatencySettings(
-            cpus=latency_cpus(measured),
-            round_s=-(-options.duration // options.rounds),
-            interval_us=options.interval_us,
-            priority=options.priority,
-            width_us=options.width_us,
-        )
+        latency = _latency_settings(options, latency_cpus(measured))
     if options.only != "latency":
         host, guest = loop_cpus(options.loop_cpus, facts, live, measured)
         nodes = sorted({c.node for c in known(facts.cpus.cores, ()) if c.cpus & {host, guest}})

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from netplugin.api.errors import HostError, InvalidRequest, NotFound
+from netplugin.host.files import sync
 
 # -- Histogram of wake-up latencies in microseconds, and its percentiles (pure). ------------------
 
@@ -147,6 +148,28 @@ class Throughput(StoredMeasurement):
     samples: Annotated[tuple[float, ...], Field(min_length=1)]
 
 
+class GuestVm(StoredMeasurement):
+    """A VM that was measured in. ``image``: digest of its root file system. ``emulated``: without KVM, so its
+    figures are no measure of a host. ``pins``: CPU of each vCPU, empty if it was not placed."""
+
+    image: str
+    origin: str
+    kernel: str
+    arguments: str
+    vcpus: int
+    memory_mb: int
+    emulated: bool
+    pins: Mapping[int, int]
+    realtime: bool
+
+
+class GuestMeasurement(StoredMeasurement):
+    """What was measured in a VM. The CPUs of ``latency`` are vCPUs."""
+
+    vm: GuestVm
+    latency: Latency | None = None
+
+
 class MeasuredRun(StoredMeasurement):
     """One measurement. ``conditions`` are host settings by name, as text."""
 
@@ -156,6 +179,11 @@ class MeasuredRun(StoredMeasurement):
     conditions: Mapping[str, str]
     latency: Latency | None = None
     throughput: Throughput | None = None
+    guest: GuestMeasurement | None = None
+
+    @property
+    def guest_latency(self) -> Latency | None:
+        return self.guest.latency if self.guest else None
 
 
 # -- Store runs in a directory, one file each; files are written atomically and found by label or name.
@@ -183,17 +211,23 @@ def prepare(folder: Path) -> None:
 def write(folder: Path, run: MeasuredRun) -> Path:
     """Write a run to a new file atomically. Raises: HostError."""
     path = folder / f"{run.started:%Y%m%dT%H%M%S}-{run.label}.json"
-    fresh = folder / f".{os.getpid()}.new"
+    write_text(path, run.model_dump_json(indent=1) + "\n")
+    return path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically, and to the disk. Raises: HostError."""
+    fresh = path.parent / f".{os.getpid()}.new"
     try:
-        with fresh.open("x") as file:
-            file.write(run.model_dump_json(indent=1) + "\n")
+        with fresh.open("w") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
+        sync(path.parent)
     except OSError as wrong:
         fresh.unlink(missing_ok=True)
         raise HostError(f"{path} cannot be written: {wrong.strerror}", step=STEP) from wrong
-    return path
 
 
 def find(folder: Path, name: str) -> Path:

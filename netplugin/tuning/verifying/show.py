@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -20,11 +21,16 @@ from netplugin.tuning.verifying.comparison import (
 )
 from netplugin.tuning.verifying.result import (
     PERCENTILES,
+    GuestMeasurement,
+    GuestVm,
     Histogram,
     Latency,
     MeasuredRun,
     Throughput,
 )
+
+#: What must stand next to figures of a VM without KVM.
+EMULATED: Final = "Emulated, without KVM: this shows that it works, and is no measure of this host."
 
 # -- Render a run and a comparison as human-readable text. ----------------------------------------
 
@@ -41,15 +47,33 @@ def _run(run: MeasuredRun) -> Iterator[str]:
     if run.throughput:
         yield ""
         yield from _throughput(run.throughput)
+    if run.guest:
+        yield ""
+        yield from _guest(run.guest)
 
 
-def _latency(latency: Latency) -> Iterator[str]:
+def _guest(guest: GuestMeasurement) -> Iterator[str]:
+    yield vm_text(guest.vm)
+    if guest.latency:
+        yield ""
+        yield from _latency(guest.latency, "vCPU")
+
+
+def vm_text(vm: GuestVm) -> str:
+    """One line about the VM, which reports it if its figures are no measure."""
+    pins = ", ".join(f"vCPU {vcpu} on CPU {cpu}" for vcpu, cpu in sorted(vm.pins.items()))
+    where = (pins or "not placed") + (", real time" if vm.realtime else "")
+    text = f"In a VM ({vm.origin}, Linux {vm.kernel}, {vm.vcpus} vCPUs, {vm.memory_mb} MB; {where})"
+    return f"{text}\n{EMULATED}" if vm.emulated else text
+
+
+def _latency(latency: Latency, cpus: str = "CPU") -> Iterator[str]:
     s, rounds = latency.settings, len(latency.rounds)
     yield (
         f"Latency (cyclictest {latency.program}, priority {s.priority}, every {s.interval_us} us, "
         f"{_times(rounds)} {s.round_s} s), microseconds"
     )
-    head = ("CPU", "min", "average", *PERCENTILES, "max", "samples", f"over {s.width_us}")
+    head = (cpus, "min", "average", *PERCENTILES, "max", "samples", f"over {s.width_us}")
     rows = [_figures(str(cpu), each) for cpu, each in latency.by_cpu().items()]
     if len(rows) > 1:
         rows.append(_figures("all", latency.overall))
@@ -91,8 +115,10 @@ def comparison_text(comparison: MeasurementComparison) -> str:
 def _comparison(comparison: MeasurementComparison) -> Iterator[str]:
     for name, run in (("before", comparison.before), ("after", comparison.after)):
         yield f"{name}: {run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
+    if any(run.guest and run.guest.vm.emulated for run in (comparison.before, comparison.after)):
+        yield EMULATED
     yield ""
-    head = ("", "before", "after", "change of rounds", "p", "")
+    head = ("", "before", "after", "rounds", "change of rounds", "p", "")
     yield from table([head, *(_row(row) for row in comparison.rows)])
     yield ""
     yield from _differences(comparison)
@@ -121,6 +147,7 @@ def _row(row: FigureRow) -> tuple[str, ...]:
     return (
         f"{row.figure.name} ({'us' if row.figure.unit == 'us' else 'Mpps'})",
         *(_value(value, row.figure.unit) for value in (row.before, row.after)),
+        "/".join(str(len(samples)) for samples in row.samples) if row.p is not None else "",
         change_text(row.change),
         "" if row.p is None else f"{row.p:.2g}",
         finding,
@@ -189,11 +216,7 @@ def run_json(run: MeasuredRun, path: Path) -> str:
         "file": str(path),
     }
     if run.latency:
-        shown["latency_us"] = {
-            "settings": run.latency.settings.model_dump(),
-            "overall": _percentiles(run.latency.overall),
-            "cpus": {str(cpu): _percentiles(each) for cpu, each in run.latency.by_cpu().items()},
-        }
+        shown["latency_us"] = _latency_json(run.latency)
     if run.throughput:
         samples = run.throughput.samples
         shown["throughput_pps"] = {
@@ -203,8 +226,20 @@ def run_json(run: MeasuredRun, path: Path) -> str:
             "max": max(samples),
             "samples": list(samples),
         }
+    if run.guest:
+        shown["guest"] = {"vm": run.guest.vm.model_dump()}
+        if run.guest.latency:
+            shown["guest"]["latency_us"] = _latency_json(run.guest.latency)
     shown["conditions"] = dict(run.conditions)
     return json.dumps(shown, indent=2) + "\n"
+
+
+def _latency_json(latency: Latency) -> Mapping[str, object]:
+    return {
+        "settings": latency.settings.model_dump(),
+        "overall": _percentiles(latency.overall),
+        "cpus": {str(cpu): _percentiles(each) for cpu, each in latency.by_cpu().items()},
+    }
 
 
 def _percentiles(histogram: Histogram) -> Mapping[str, float | None]:
@@ -306,9 +341,11 @@ def _picture(comparison: MeasurementComparison) -> Any:
     from matplotlib.figure import Figure
 
     runs = (comparison.before, comparison.after)
-    panels = []
+    panels: list[Callable[[Any, list[tuple[str, str, MeasuredRun]]], None]] = []
     if any(run.latency for run in runs):
-        panels.append(_draw_latency)
+        panels.append(partial(_draw_latency, "Latency of a timer (cyclictest)", lambda run: run.latency))
+    if any(run.guest_latency for run in runs):
+        panels.append(partial(_draw_latency, _guest_title(runs), lambda run: run.guest_latency))
     if any(run.throughput for run in runs):
         panels.append(_draw_throughput)
     height = _INCHES[1] * max(1, len(panels))
@@ -330,12 +367,22 @@ def _named(runs: tuple[MeasuredRun, MeasuredRun]) -> list[tuple[str, str, Measur
     return list(zip(labels, _COLOURS, runs, strict=True))
 
 
-def _draw_latency(axes: Any, runs: list[tuple[str, str, MeasuredRun]]) -> None:
+def _guest_title(runs: Sequence[MeasuredRun]) -> str:
+    emulated = any(run.guest and run.guest.vm.emulated for run in runs)
+    return "Latency of a timer in the VM (cyclictest" + (", emulated: no measure)" if emulated else ")")
+
+
+def _draw_latency(
+    title: str,
+    find: Callable[[MeasuredRun], Latency | None],
+    axes: Any,
+    runs: list[tuple[str, str, MeasuredRun]],
+) -> None:
     """Draw the share of samples above each latency, to show the tail."""
     for label, colour, run in runs:
-        if run.latency:
-            later, shares = _tail(run.latency)
-            highest = run.latency.overall.max_us
+        if latency := find(run):
+            later, shares = _tail(latency)
+            highest = latency.overall.max_us
             axes.step(
                 later,
                 shares,
@@ -347,7 +394,7 @@ def _draw_latency(axes: Any, runs: list[tuple[str, str, MeasuredRun]]) -> None:
             axes.plot([later[-1]], [shares[-1]], marker="o", markersize=4, color=colour)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_title("Latency of a timer (cyclictest)", loc="left", fontsize=11, fontweight="bold")
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel("microseconds")
     axes.set_ylabel("share of samples later than this")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,8 +15,8 @@ import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, Overloaded
 from netplugin.cli import host_apply
-from netplugin.cli.host_apply import HostApply
-from netplugin.cli.main import Netplugin, main
+from netplugin.cli.host_apply import ports_with_vfs
+from netplugin.cli.main import main
 from netplugin.tuning.applying.apply import BAD, Result, StepOutcome
 from netplugin.tuning.applying.journal import ApplyJournal
 from netplugin.tuning.root import Unknown
@@ -131,11 +132,7 @@ def test_the_exit_status(
 
 def ports(url: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     monkeypatch.setenv("NETPLUGIN_URL", url)
-    app = Netplugin()
-    try:
-        return HostApply(app, None)._ports()
-    finally:
-        app.close()
+    return ports_with_vfs(lambda text: print(text, file=sys.stderr))
 
 
 def test_an_agent_that_does_not_run_is_said(

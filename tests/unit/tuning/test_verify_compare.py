@@ -36,7 +36,7 @@ def test_a_difference_that_the_samples_show() -> None:
     assert row.p == pytest.approx(2 / 924)
     assert row.change and row.change.low > 0.09 and row.change.high < 0.14
     line = next(line for line in comparison_text(found).splitlines() if "(Mpps)" in line)
-    assert line.split()[2:5] == ["4.685", "5.205", "x1.11"] and line.endswith("0.0022  better")
+    assert line.split()[2:6] == ["4.685", "5.205", "6/6", "x1.11"] and line.endswith("0.0022  better")
     assert "Better: throughput." in comparison_text(found)
 
 

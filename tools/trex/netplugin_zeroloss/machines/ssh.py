@@ -99,8 +99,7 @@ class Ssh(Connected):
 
     def program(self, name: str, arguments: Sequence[str]) -> Program:
         pid_file = f"{self.directory}/{name}.pid"
-        remote = quoted(["sh", "-c", _START, pid_file, *arguments])
-        words = [*self._target.words("-tt"), self._target.login, remote]
+        words = self._target.command(["sh", "-c", _START, pid_file, *arguments], "-tt")
         return _SshProgram(f"{name} on {self._description.host}", words, self._path / "log", self, pid_file)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
@@ -151,7 +150,6 @@ class _SshProgram(Program):
             with suppress(ProgramError):  # the machine may be gone
                 self._machine.run(["sh", "-c", _END, self._pid_file])
         super().stop()
-
 
 
 def ssh_fix(machine: SshMachine, why: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from netplugin.libvirt.vm_image import BUILD
 from netplugin_zeroloss.machines import choose as machines
 from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError, SshMachine
 from netplugin_zeroloss.machines.ssh import ssh_fix

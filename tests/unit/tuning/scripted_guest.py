@@ -1,0 +1,130 @@
+"""A scripted VM at the edge: programs in place of virsh, qemu-img and ssh, for no VM can boot in a unit test.
+
+Each file in the folder ``script`` changes what they do; ``state`` has what they keep.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from netplugin.libvirt.vm_image import Image
+from tests.unit.zeroloss.images import made_up_image
+
+#: As cyclictest 2.4 prints it, for vCPU 1 alone.
+CYCLICTEST = {
+    "rt_test_version:": "2.40",
+    "thread": {
+        "0": {"histogram": {"5": 90, "9": 10}, "cycles": 101, "min": 5, "max": 3000, "avg": 35.1, "cpu": 1}
+    },
+}
+_HEAD = f"#!{sys.executable} -SE\n"
+_VIRSH = """import pathlib, re, signal, socket, sys, time
+home = pathlib.Path(__file__).parents[1]
+running, script = home / "state/running", home / "script"
+words = sys.argv[3:]
+def end(*_):
+    running.unlink(missing_ok=True)
+    sys.exit(0)
+if words[0] == "list":
+    print("other", *running.exists() * ["netplugin-verify"])
+    if (script / "dies-booting").exists():
+        running.unlink(missing_ok=True)
+elif words[0] == "destroy":
+    running.unlink()
+    (home / "state/destroyed").touch()
+else:
+    if (script / "refuse").exists():
+        sys.exit("error: internal error: unable to map backing store for guest RAM")
+    xml = pathlib.Path(words[0].split()[1]).read_text()
+    assert "--autodestroy" in words[0] and "/netplugin-verify.qcow2" in xml
+    (home / "state/domain.xml").write_text(xml)
+    signal.signal(signal.SIGTERM, end)
+    listener = socket.socket()
+    if not (script / "silent").exists() and not (script / "dies-booting").exists():
+        listener.bind(("127.0.0.1", int(re.search(r"hostfwd=tcp:127.0.0.1:([0-9]+)-:22", xml)[1])))
+        listener.listen()
+    listener.settimeout(0.05)
+    running.touch()
+    while running.exists():
+        try:
+            listener.accept()[0].sendall(b"SSH-2.0-scripted\\r\\n")
+        except OSError:
+            time.sleep(0.01)
+"""
+_SSH = """import pathlib, shlex, sys, time
+home = pathlib.Path(__file__).parents[1]
+script = home / "script"
+assert "BatchMode=yes" in sys.argv and sys.argv[-2] == "root@127.0.0.1"
+words = shlex.split(sys.argv[-1])
+with (home / "state/called").open("a") as called:
+    print(*words, file=called)
+if words[0] == "which" and (script / "lacks").exists():
+    sys.exit(1)
+if words[0] == "uname":
+    print("6.1.0-rt")
+if words[0] == "cyclictest":
+    if (script / "dies").exists():
+        (home / "state/running").unlink()
+        sys.exit("Connection to 127.0.0.1 closed by remote host.")
+    if (script / "fails").exists():
+        sys.exit("\\x1b[31mcyclictest: no memory")
+    if (script / "writes-base").exists():
+        base = pathlib.Path((script / "writes-base").read_text())
+        base.write_text("something else")
+if words[0] == "cat":
+    if (script / "floods").exists():
+        while True:
+            sys.stdout.write("x" * 65536)
+    sys.stdout.write((script / "cyclictest.json").read_text())
+"""
+_QEMU_IMG = """import pathlib, sys
+pathlib.Path(sys.argv[-1]).write_text("overlay\\n")
+"""
+
+
+class ScriptedGuest:
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home = home
+        for name in ("bin", "state", "script"):
+            (home / name).mkdir(parents=True)
+        for name, text in (("virsh", _VIRSH), ("ssh", _SSH), ("qemu-img", _QEMU_IMG)):
+            (home / "bin" / name).write_text(_HEAD + text)
+            (home / "bin" / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
+        self.script("cyclictest.json", json.dumps(CYCLICTEST))
+        self.image = made_up_image(
+            home / "image",
+            home / "key",
+            vcpus=2,
+            memory_mb=1024,
+            arguments="root=/dev/vda isolcpus=managed_irq,domain,1",
+            packages={"rt-tests": "2.4"},
+        )
+
+    def script(self, name: str, text: str = "") -> None:
+        (self.home / "script" / name).write_text(text)
+
+    @property
+    def called(self) -> list[str]:
+        """The programs that ran in the VM."""
+        try:
+            return [line.split()[0] for line in (self.home / "state/called").read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+
+    def left(self) -> list[str]:
+        """What there is of a VM: the domain, files of its overlay."""
+        overlays = self.image.folder / "overlays"
+        files = [file.name for file in overlays.iterdir()] if overlays.is_dir() else []
+        return files + ["running"] * (self.home / "state/running").exists()
+
+    def was_killed(self, image: Image) -> None:
+        """Leave what a killed run leaves, if libvirt was killed too."""
+        (self.home / "state/running").touch()
+        image.overlay("netplugin-verify").parent.mkdir(exist_ok=True)
+        image.overlay("netplugin-verify").write_text("half")
