@@ -1,23 +1,27 @@
-"""``python -m tests.functional.vm_cell IMAGE FOLDER``, in a sandbox: a run with testpmd in a VM on an image,
-killed in its first search and resumed; prints as JSON what was seen of it."""
+"""``python -m tests.functional.vm_cell IMAGE FOLDER``, in a sandbox with 700 hugepages: a run of two backends
+with testpmd in a VM on an image, killed in its first search and resumed; prints as JSON what was seen."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from netplugin_zeroloss.journal import read_run
+from netplugin_zeroloss.journal import CellRecord, read_run
 from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.machines.ssh import Ssh
+from netplugin_zeroloss.matrix.description import RunDescription, vm_of
+from netplugin_zeroloss.search.result import dumps, load
 
 from tests.functional.conftest import BASE
 from tests.lab.agent import PrivateAgent
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.matrix import check_trials, entries, write, zeroloss
+from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Daemon
 from tests.lab.wires import wires
 
@@ -26,7 +30,7 @@ BOOT_S, RUN_S = 420.0, 1500.0
 PROCESSES = ("sh", "-c", "cat /proc/[0-9]*/comm")
 
 
-def described(image: Path) -> dict[str, Any]:
+def described(image: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The VM is emulated, so few frames and few trials, and much time for all that it does."""
     return {
         "vnf": {"type": "testpmd", "memory_mb": 128, "start_s": 300},
@@ -35,11 +39,10 @@ def described(image: Path) -> dict[str, Any]:
             "final_duration": 3,
             "initial_duration": 1,
             "precision": 0.5,
-            "max_trials": 4,
-            "repeats": 2,
-            "line_rate_pps": 400,
+            "max_trials": options.trials,
+            "line_rate_pps": options.rate,
         },
-        "matrix": {"backends": ["linuxbridge"], "flows": [4]},
+        "matrix": {"backends": ["linuxbridge", "dpdkvhostuser"], "flows": [4]},
         "timeouts": {"boot": BOOT_S, "forwarding": 120, "shutdown": 120},
     }
 
@@ -52,47 +55,71 @@ def processes(machine: SshMachine) -> list[str]:
         there.close()
 
 
-def run(image: Path, folder: Path) -> dict[str, Any]:
-    with wires() as wired, PrivateLibvirt(BASE / "libvirt") as libvirt:
-        with PrivateAgent(BASE / "agent", options=wired.agent_options()) as agent:
-            sections = wired.described("testpmd-in-a-vm", agent.url, BASE)
-            del sections["overrides"], sections["vnf_cores"]
-            command = zeroloss(write(folder, sections | described(image)), "--folder", folder / "run")
-            with Daemon("zeroloss", command, folder / "log") as first:
-                first.wait_for(
-                    lambda: len(entries(folder / "run", "trial")) >= 1, RUN_S, "a trial was journalled"
-                )
-                first.kill()
-            (vnf,) = (entry["setup"]["vnf"] for entry in entries(folder / "run", "begin"))
-            machine = SshMachine.model_validate(
-                {
-                    "type": "ssh",
-                    "host": "127.0.0.1",
-                    "port": 22022,
-                    "key": str(image / "key"),
-                    "known_hosts": str(image / "known_hosts"),
-                }
-            )
-            after_kill = processes(machine)
-            done = subprocess.run(
-                [*command, "--resume"], capture_output=True, text=True, timeout=RUN_S, check=False
-            )
-            (record,) = read_run(folder / "run").records
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    image, folder = options.image.resolve(), options.folder
+    with ExitStack() as parts:
+        ovs = parts.enter_context(PrivateOvs(BASE / "ovs"))
+        wired = parts.enter_context(wires())
+        libvirt = parts.enter_context(PrivateLibvirt(BASE / "libvirt"))
+        backends = {"agent": {"enabled_backends": "dpdkvhostuser,linuxbridge"}}
+        agent = parts.enter_context(PrivateAgent(BASE / "agent", ovs, wired.agent_options() | backends))
+        sections = wired.described("testpmd-in-a-vm", agent.url, ovs.rundir)
+        del sections["overrides"], sections["vnf_cores"]
+        whole = RunDescription.model_validate(sections | described(image, options))
+        command = zeroloss(write(folder, sections | described(image, options)), "--folder", folder / "run")
+        with Daemon("zeroloss", command, folder / "log") as first:
+            first.wait_for(lambda: bool(entries(folder / "run", "trial")), RUN_S, "a trial was journalled")
+            first.kill()
+        assert whole.vnf is not None
+        machine = vm_of(whole.vnf)
+        assert isinstance(machine, SshMachine)
+        after_kill = processes(machine)
+        done = subprocess.run(
+            [*command, "--resume"], capture_output=True, text=True, timeout=RUN_S, check=False
+        )
+        records = read_run(folder / "run").records
+        for record in records:
             check_trials(record)
-            ports = agent.get("/v1/ports")
+        ports = agent.get("/v1/ports")
         domains = [each.name() for each in libvirt.connect().listAllDomains()]
     return {
         "status": done.returncode,
         "printed": done.stdout,
         "errors": done.stderr,
-        "vnf": vnf,
         "after_kill": after_kill,
-        "verdict": record.verdict,
-        "result": record.result,
+        "cells": [about(record) for record in records],
         "ports": ports,
         "domains": domains,
     }
 
 
+def about(record: CellRecord) -> dict[str, Any]:
+    """What was searched, with the frames that came back in all trials, and each trial."""
+    assert record.result is not None
+    trials = [trial for repeat in load(dumps(record.result), "result")[1] for trial in repeat]
+    return {
+        "backend": record.cell.backend,
+        "vnf": record.setup["vnf"],
+        "verdict": record.verdict,
+        "zero_loss_pps": record.zero_loss_pps,
+        "forwarded": sum(measured.rx_packets for _, measured in trials),
+        "trials": [
+            {
+                "pps": asked.rate_pps,
+                "seconds": asked.duration_s,
+                "sent": measured.tx_packets,
+                "received": measured.rx_packets,
+                "lost": {place: count for place, count in measured.evidence.items() if count},
+            }
+            for asked, measured in trials
+        ],
+    }
+
+
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]).resolve(), Path(sys.argv[2]))))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("image", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rate", type=float, default=400.0, help="line rate, frames per second")
+    parser.add_argument("--trials", type=int, default=4, help="trials per cell at most")
+    print(json.dumps(run(parser.parse_args())))

@@ -97,7 +97,7 @@ def test_a_program_runs_until_it_is_stopped(described: ConsoleMachine) -> None:
             program.check()
         program.start({"A": "b"})
         begun = program.wait_for(lambda: "begun" in program.log_tail(), time.monotonic() + 30, "it began")
-        assert begun
+        assert begun and program.logged("begun") and not program.logged("begun again")
         pid = program.pid
         program.check()
         program.stop()

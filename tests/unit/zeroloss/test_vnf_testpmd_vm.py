@@ -362,3 +362,13 @@ def test_nics_are_those_of_a_vm(vm: Vm) -> None:
     ):
         with pytest.raises(VnfError, match=words):
             vm.vnf(**fields)
+
+
+@pytest.mark.long
+def test_a_testpmd_that_does_not_end_when_asked_is_killed_in_the_vm(vm: Vm) -> None:
+    testpmd = vm.folder / "testpmd"
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfolder = "
+    testpmd.write_text(testpmd.read_text().replace("folder = ", deaf, 1))
+    with vm.vnf() as vnf:
+        vnf.start()
+    assert not vm.runs

@@ -19,10 +19,11 @@ _SSH_FAILED = 255
 _DIRECTORY = re.compile(r"/run/netplugin-vnf-[A-Za-z0-9]{6}")
 #: Becomes the program, whose pid is in the file then.
 _START = 'echo $$ > "$0" && exec "$@"'
-#: Ends the program of this file, and waits until it has ended: 10 s, then it is killed.
+#: Ends the program of this file, and waits until it has ended, reaped or not: 10 s, then it is killed.
 _END = (
     'p=$(cat "$0") || exit 0; rm -f "$0"; kill -TERM "$p"; i=0;'
-    ' while kill -0 "$p" && [ $i -lt 150 ]; do [ $i -ne 100 ] || kill -KILL "$p"; i=$((i+1)); sleep 0.1; done'
+    ' while grep -qs "^State:[[:space:]]*[^XZ]" "/proc/$p/status" && [ $i -lt 150 ]'
+    '; do [ $i -ne 100 ] || kill -KILL "$p"; i=$((i+1)); sleep 0.1; done'
 )
 
 
