@@ -1,5 +1,5 @@
-"""``python -m tests.functional.vm_cell IMAGE FOLDER``, in a sandbox with 700 hugepages: a run of two backends
-with testpmd in a VM on an image, killed in its first search and resumed; prints as JSON what was seen."""
+"""``python -m tests.functional.vm_cell IMAGE FOLDER --backends NAME..``, in a sandbox: a run with testpmd in a
+VM on an image, killed in its search and resumed; prints as JSON what was seen. OVS takes 700 hugepages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def described(image: Path, options: argparse.Namespace) -> dict[str, Any]:
             "max_trials": options.trials,
             "line_rate_pps": options.rate,
         },
-        "matrix": {"backends": ["linuxbridge", "dpdkvhostuser"], "flows": [4]},
+        "matrix": {"backends": options.backends, "flows": [4]},
         "timeouts": {"boot": BOOT_S, "forwarding": 120, "shutdown": 120},
     }
 
@@ -58,12 +58,13 @@ def processes(machine: SshMachine) -> list[str]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     image, folder = options.image.resolve(), options.folder
     with ExitStack() as parts:
-        ovs = parts.enter_context(PrivateOvs(BASE / "ovs"))
+        dpdk = "dpdkvhostuser" in options.backends
+        ovs = parts.enter_context(PrivateOvs(BASE / "ovs")) if dpdk else None
         wired = parts.enter_context(wires())
         libvirt = parts.enter_context(PrivateLibvirt(BASE / "libvirt"))
-        backends = {"agent": {"enabled_backends": "dpdkvhostuser,linuxbridge"}}
+        backends = {"agent": {"enabled_backends": ",".join(options.backends)}}
         agent = parts.enter_context(PrivateAgent(BASE / "agent", ovs, wired.agent_options() | backends))
-        sections = wired.described("testpmd-in-a-vm", agent.url, ovs.rundir)
+        sections = wired.described("testpmd-in-a-vm", agent.url, BASE / "ovs")
         del sections["overrides"], sections["vnf_cores"]
         whole = RunDescription.model_validate(sections | described(image, options))
         command = zeroloss(write(folder, sections | described(image, options)), "--folder", folder / "run")
@@ -120,6 +121,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("image", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--backends", nargs="+", required=True)
     parser.add_argument("--rate", type=float, default=400.0, help="line rate, frames per second")
     parser.add_argument("--trials", type=int, default=4, help="trials per cell at most")
     print(json.dumps(run(parser.parse_args())))
