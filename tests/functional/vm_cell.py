@@ -1,5 +1,5 @@
-"""``python -m tests.functional.vm_cell IMAGE FOLDER --backends NAME..``, in a sandbox: a run with testpmd in a
-VM on an image, killed in its search and resumed; prints as JSON what was seen. OVS takes 700 hugepages."""
+"""``python -m tests.functional.vm_cell IMAGE FOLDER --backends NAME..``, in a sandbox: runs testpmd in a VM
+on an image, killed in its search and resumed; prints as JSON what was seen. OVS takes 700 hugepages."""
 
 from __future__ import annotations
 
