@@ -38,7 +38,7 @@ def entries(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [entry for entry in whole if entry["entry"] == kind]
 
 
-def check_trials(record: CellRecord) -> None:
+def check_trials(record: CellRecord, directions: int = 2) -> None:
     """Each trial's sum closes to the frame, and what it is follows from what was measured."""
     result = record.result
     assert result is not None, record.error
@@ -50,7 +50,7 @@ def check_trials(record: CellRecord) -> None:
         located = sum(measured.evidence.values())
         assert "unexplained" in measured.evidence
         assert measured.tx_packets == measured.rx_packets + located, entry
-        assert len(measured.directions) == 2
+        assert len(measured.directions) == directions
         judged = judge(asked, measured, plan.headline.relative_width)
         assert (judged.verdict, judged.reason) == (entry["verdict"], entry["reason"])
     invalid = [entry for entry in result["trial_log"] if entry["verdict"] == "invalid"]

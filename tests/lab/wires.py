@@ -1,4 +1,4 @@
-"""Two wires of a hypervisor, their far ends in a network namespace: where a traffic generator sits."""
+"""Wires of a hypervisor, their far ends in a network namespace: where a traffic generator sits."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from typing import Any
 from tests.lab.namespaces import namespace, within
 from tests.lab.processes import run
 
-NETWORKS = ("left", "right")
+NETWORKS = ("left", "right", "left2", "right2")
 
 
 @dataclass(frozen=True, slots=True)
 class Wires:
-    """Kernel devices, one for each of the physical networks ``NETWORKS``."""
+    """Kernel devices, one for each of the physical networks, in pairs."""
 
     netns: str
+    networks: tuple[str, ...]
     #: The hypervisor's NICs, and the far ends in ``netns``.
-    nics: tuple[str, str]
-    ends: tuple[str, str]
+    nics: tuple[str, ...]
+    ends: tuple[str, ...]
 
     def agent_options(self) -> dict[str, dict[str, str]]:
         """The networks for every backend that can have them: DPDK's AF_PACKET driver is OVS's NIC."""
-        by_network = dict(zip(NETWORKS, self.nics, strict=True))
+        by_network = dict(zip(self.networks, self.nics, strict=True))
         uplinks = [
             f'"{network}:net_af_packet{number},iface={nic},qdisc_bypass=1,'
             'framesz=2048,framecnt=16384,blocksz=16384"'
@@ -33,7 +34,7 @@ class Wires:
         ]
         return {
             "ovs": {
-                "bridge_mappings": ",".join(f"{network}:br-{network}" for network in NETWORKS),
+                "bridge_mappings": ",".join(f"{network}:br-{network}" for network in self.networks),
                 "uplinks": f"'{','.join(uplinks)}'",
             },
             "linuxbridge": {"physical_interfaces": ",".join(f"{n}:{nic}" for n, nic in by_network.items())},
@@ -41,28 +42,26 @@ class Wires:
 
     def described(self, name: str, agent_url: str, ovs_rundir: Path) -> dict[str, Any]:
         """A run description without search and matrix: tcpreplay both ways, VNFs that are packaged."""
-        one, other = self.ends
+        both_ways = [{"send": end, "receive": self.ends[n ^ 1]} for n, end in enumerate(self.ends)]
         return {
             "name": name,
             "agent": {"url": agent_url},
-            "ends": [{"network": {"type": "flat", "physical_network": network}} for network in NETWORKS],
+            "ends": [{"network": {"type": "flat", "physical_network": network}} for network in self.networks],
             "vnf": {"type": "testpmd", "hugepages": False, "memory_mb": 128},
             "vnf_cores": {"main": 0, "workers": "0"},
             "evidence": {"ovs_rundir": str(ovs_rundir), "devices": list(self.nics)},
-            "generator": {
-                "type": "tcpreplay",
-                "netns": self.netns,
-                "paths": [{"send": one, "receive": other}, {"send": other, "receive": one}],
-            },
+            "generator": {"type": "tcpreplay", "netns": self.netns, "paths": both_ways},
             # testpmd takes no tap of one queue unless the kernel has vhost_net.
             "overrides": [{"cells": {"backend": "linuxbridge"}, "vnf": {"type": "taps"}}],
         }
 
 
 @contextmanager
-def wires(netns: str = "zl-far") -> Iterator[Wires]:
-    """Both, up and silent: the kernel says nothing on them by itself."""
-    made = Wires(netns, ("zlnic0", "zlnic1"), ("zlend0", "zlend1"))
+def wires(netns: str = "zl-far", pairs: int = 1) -> Iterator[Wires]:
+    """All of them, up and silent: the kernel says nothing on them by itself."""
+    numbers = range(2 * pairs)
+    nics, ends = tuple(f"zlnic{n}" for n in numbers), tuple(f"zlend{n}" for n in numbers)
+    made = Wires(netns, NETWORKS[: 2 * pairs], nics, ends)
     with namespace(netns):
         try:
             for nic, end in zip(made.nics, made.ends, strict=True):

@@ -86,8 +86,8 @@ def test_all_mistakes_are_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("ends", "words"),
     [
-        ({"mac": "52:54:00:5a:00:02"}, "both have mac"),
-        ({"port_id": "zeroloss-2"}, "both have port_id"),
+        ({"mac": "52:54:00:5a:00:02"}, "two have mac"),
+        ({"port_id": "zeroloss-2"}, "two have port_id"),
         ({"mtu": 1400}, "mtu 1400 is too small for frames of 1518 bytes"),
     ],
 )

@@ -76,7 +76,7 @@ def test_the_vnf_has_cores_of_the_plan_on_its_node_and_none_of_the_pmd_threads(
 
 def test_more_cores_than_the_plan_leaves_are_refused() -> None:
     facts = facts_of("published")
-    with pytest.raises(Conflict, match="NUMA node 0 has 6 cores for the VNF beside 8 PMD cores, not 7"):
+    with pytest.raises(Conflict, match="NUMA node 0 has 6 cores for the VNF next to 8 PMD cores, not 7"):
         numa.cores_on(0, 7, facts, NICS, 8)
     assert len(numa.cores_on(1, 7, facts, NICS, 8).workers) == 7
 
@@ -239,7 +239,7 @@ def test_too_many_workers_are_found_in_the_dry_run(host: PublishedHost) -> None:
     most = run.model_copy(update={"vnf_cores": run.vnf_cores.model_copy(update={"workers": "1-11"})})
     found = [f for f in host.bench(most).findings(cells.tasks(most)) if f.part == "numa" and f.missing]
     [one] = found
-    assert re.match(r"local: NUMA node 0 has 10 cores for the VNF beside 4 PMD cores, not 11", one.found)
+    assert re.match(r"local: NUMA node 0 has 10 cores for the VNF next to 4 PMD cores, not 11", one.found)
     assert "vnf_cores.workers" in (one.fix or "")
 
 

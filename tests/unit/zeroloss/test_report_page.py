@@ -217,7 +217,7 @@ def test_the_picture_is_png_and_svg(report: Report) -> None:
     assert width > 1000 and height > 500
     root = ElementTree.fromstring(plot.svg(report))
     text = " ".join(root.itertext())
-    assert "PMD cores" in text and "Mpps, both directions together" in text
+    assert "PMD cores" in text and "Mpps, all directions together" in text
     assert "linuxbridge" in text and "(simulated)" in text and "published, other hardware" in text
 
 

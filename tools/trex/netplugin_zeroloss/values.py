@@ -51,7 +51,7 @@ def mean_size(mix: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TrialRequest:
-    """Request for one trial. ``rate_pps`` is the load of both directions together."""
+    """Request for one trial. ``rate_pps`` is the load of all directions together."""
 
     rate_pps: float
     duration_s: float

@@ -54,7 +54,7 @@ def add_goal(parser: argparse.ArgumentParser) -> None:
         "--line-rate-pps",
         type=number(0, 1e12),
         metavar="PPS",
-        help="line rate in frames per second, both directions together: the maximum load"
+        help="line rate in frames per second, all directions together: the maximum load"
         " (default: 10 Gbit/s at the frame size)",
     )
     parser.add_argument(

@@ -17,6 +17,7 @@ from netplugin.data_path import DataPath, data_path
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
+from netplugin_zeroloss import paths
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.choose import PortMacs
 from netplugin_zeroloss.generators.contract import Generator
@@ -147,7 +148,7 @@ class AgentBench(Bench):
                 yield of_error("agent", error, "the agent's log")
         yield from preflight.about_generators((self._generator_of(task), task.cell) for task in tasks)
         image = self._description.vm.image if self._description.vm is not None else None
-        yield from preflight.about_vnfs(self._vnfs(tasks), self._facts, image)
+        yield from preflight.about_vnfs(self._vnfs(tasks), self._facts, image, len(self._ports.ends))
         if self._domain is not None:
             vm = list(self._domain.findings(self._root))
             yield from vm
@@ -273,14 +274,14 @@ class AgentBench(Bench):
         with ExitStack() as parts:
             setup: dict[str, Any] = {"agent": self._client.url}
             checks: list[Callable[[], None]] = []
-            paths: list[tuple[DataPath, Binding]] = []
+            bindings: list[tuple[DataPath, Binding]] = []
             vnf_ports: list[VnfPort] = []
             if task.part is Part.SEARCH:
                 self._bind_nics(task.cell)
                 plugged = self._ports.plug(parts, task.cell)
                 checks.append(self._ports.check)
                 path = data_path(task.cell.backend)
-                paths = [(path, _binding(port)) for port in plugged]
+                bindings = [(path, _binding(port)) for port in plugged]
                 vnf_ports = [
                     vnfs.vnf_port(path, _binding(port), port.spec, end.peer_mac)
                     for port, end in zip(plugged, self._ports.ends, strict=True)
@@ -289,7 +290,7 @@ class AgentBench(Bench):
             elif task.part is Part.VNF:
                 vnf_ports = self._control_ports(task.cell)
             # A NIC of OVS-DPDK has no kernel device in this cell: OVS counts what it drops.
-            places = list(evidence.make(self._description.evidence.without(self.nics.hides), paths))
+            places = list(evidence.make(self._description.evidence.without(self.nics.hides), bindings))
             if vnf_ports:
                 vnf = self._start_vnf(parts, task, vnf_ports, setup)
                 checks.append(vnf.check)
@@ -300,7 +301,10 @@ class AgentBench(Bench):
             setup["generator"] = chosen.model_dump(mode="json")
             generator = parts.enter_context(generators.make(chosen))
             self._wait_until_forwarding(generator, task)
-            yield Stand(Guarded(AttributedGenerator(generator, places), checks), setup)
+            setup["ends"] = ports = self._port_ids(task)
+            attributed = AttributedGenerator(generator, places)
+            seconds = self._description.timeouts.forwarding
+            yield Stand(Guarded(attributed, checks, ports, seconds), setup)
 
     def _bind_nics(self, cell: Cell) -> None:
         """Bind the NICs of the cell as it needs them, and wait until its backend is usable with them.
@@ -400,6 +404,10 @@ class AgentBench(Bench):
         if cell.pmd_cores is not None:
             setup["pmd"] = self._ports.pmd().model_dump(mode="json")
 
+    def _port_ids(self, task: CellTask) -> list[str]:
+        """Return the ids of the ports between which frames go; a control has none."""
+        return [end.port_id for end in self._ports.ends] if task.part is Part.SEARCH else []
+
     def _generator_of(self, task: CellTask) -> generators.Description:
         """Return the generator of a task, with the MAC addresses of the ends filled in."""
         return addressed(generator_of(self._description, task), self._ports.ends)
@@ -407,30 +415,31 @@ class AgentBench(Bench):
     def _wait_until_forwarding(self, generator: Generator, task: CellTask) -> None:
         plan = cells.plan(self._description, task, generator.info, Ceilings())
         like = TrialRequest(plan.top_pps / 2, 1.0, frame_size=plan.frame_size, flows=plan.flows, mix=plan.mix)
-        wait_until_forwarding(generator, like, self._description.timeouts.forwarding)
+        seconds = self._description.timeouts.forwarding
+        wait_until_forwarding(generator, like, seconds, self._port_ids(task))
 
 
 def addressed(description: generators.Description, ends: Sequence[End]) -> generators.Description:
     """Fill in missing MAC addresses: to the VNF's port, and from the address that the VNF sends to.
 
-    Even paths, and even ports of a batch, enter at the first end, odd ones at the second.
+    Ports of a batch enter at the ends in their order.
     """
     if isinstance(description, generators.TrexStf) and not description.macs:
         macs = tuple(PortMacs(source_mac=end.peer_mac, destination_mac=end.mac) for end in ends)
         return description.model_copy(update={"macs": macs})
     if not isinstance(description, generators.Tcpreplay | generators.TrexStl):
         return description
-    paths = []
-    for number in range(len(description.paths)):
-        path, end = description.paths[number], ends[number % 2]
+    found = []
+    for number, entrance in enumerate(paths.entrances(len(description.paths), len(ends))):
+        path, end = description.paths[number], ends[entrance]
         frames = path.frames.model_copy(
             update={
                 "source_mac": path.frames.source_mac or end.peer_mac,
                 "destination_mac": path.frames.destination_mac or end.mac,
             }
         )
-        paths.append(path.model_copy(update={"frames": frames}))
-    return description.model_copy(update={"paths": tuple(paths)})
+        found.append(path.model_copy(update={"frames": frames}))
+    return description.model_copy(update={"paths": tuple(found)})
 
 
 def _binding(port: Port) -> Binding:

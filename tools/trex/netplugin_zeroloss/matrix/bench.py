@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from netplugin_zeroloss import paths
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.journal import Cell, Part
@@ -133,11 +134,22 @@ _FIRST_PPS = 1000.0
 
 
 class Guarded(Generator):
-    """Runs checks after each trial. A failed check raises, ends the cell and discards the trial."""
+    """Runs checks after each trial. A failed check raises, ends the cell and discards the trial.
 
-    def __init__(self, inner: Generator, checks: Sequence[Callable[[], None]]) -> None:
+    A path on which no frame was received is tried again with few frames, as overload may starve it.
+    """
+
+    def __init__(
+        self,
+        inner: Generator,
+        checks: Sequence[Callable[[], None]],
+        ports: Sequence[str],
+        forwarding_s: float,
+    ) -> None:
+        """``ports``: ids of the ports of the ends; ``forwarding_s``: seconds for a path to forward."""
         self._inner = inner
         self._checks = tuple(checks)
+        self._ports, self._forwarding_s = tuple(ports), forwarding_s
 
     @property
     def info(self) -> GeneratorInfo:
@@ -147,6 +159,8 @@ class Guarded(Generator):
         measured = self._inner.run(request)
         for check in self._checks:
             check()
+        if paths.dead(_directions(measured)):
+            wait_until_forwarding(self._inner, request, self._forwarding_s, self._ports)
         return measured
 
     def recall(self, request: TrialRequest) -> None:
@@ -156,12 +170,14 @@ class Guarded(Generator):
         self._inner.close()
 
 
-def wait_until_forwarding(generator: Generator, like: TrialRequest, seconds: float) -> None:
-    """Send short probes until all frames are received in every direction.
+def wait_until_forwarding(
+    generator: Generator, like: TrialRequest, seconds: float, ports: Sequence[str] = ()
+) -> None:
+    """Send short probes until all frames are received on every path.
 
     The probes let the device learn addresses and set up flows. If some frames are still lost at the
-    deadline, the search locates the problem.
-    Raises: GeneratorError if no frame was received in a direction.
+    deadline, the search locates the problem. ``ports``: ids of the ports of the ends.
+    Raises: GeneratorError naming the paths on which no frame was received.
     """
     deadline = time.monotonic() + seconds
     duration = max(_FIRST_S, generator.info.min_trial_s)
@@ -184,10 +200,15 @@ def wait_until_forwarding(generator: Generator, like: TrialRequest, seconds: flo
             continue
         dead = [number for number, way in enumerate(ways) if way.rx_packets <= 0]
         if dead:
+            rest = (
+                f", and on {len(ways) - len(dead)} of {len(ways)} paths some did"
+                if len(dead) < len(ways)
+                else ""
+            )
             raise GeneratorError(
-                f"no frame came through within {seconds:g} s in direction {dead[0]}: of"
-                f" {ways[dead[0]].tx_packets} sent none came back; are the MAC addresses, networks"
-                " and links those of the description?"
+                f"no frame came through within {seconds:g} s on"
+                f" {paths.said(dead, paths.names(len(ways), ports))}: of {ways[dead[0]].tx_packets} sent none"
+                f" came back{rest}; are the MAC addresses, networks and links those of the description?"
             )
         return
 

@@ -14,6 +14,7 @@ from netplugin.api.models import DomainPolicy, Network
 from netplugin.host.cpus import parse_list
 from netplugin.libvirt.image_domain import HOST, NICS, SSH_PORT, USER
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS
+from netplugin_zeroloss import paths
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.loss import choose as evidences
@@ -57,7 +58,7 @@ class Agent(Section):
 
 
 class End(Section):
-    """One of the two ends: a port of the VNF, and the network on which its frames arrive and leave."""
+    """One end of a pair: a port of the VNF, and the network on which its frames arrive and leave."""
 
     network: Network
     #: Network per backend, where it differs.
@@ -104,7 +105,7 @@ class Vm(Section):
         return self.policy or DomainPolicy(pin=self.image is not None)
 
 
-def _in_the_image(vm: Any, vnf: Any) -> Any:
+def _in_the_image(vm: Any, vnf: Any, ends: int) -> Any:
     """Return a VNF with the address of a VM on an image and of the NICs there, as far as it has none."""
     if not (isinstance(vm, dict) and vm.get("image") and isinstance(vnf, dict)):
         return vnf
@@ -119,7 +120,7 @@ def _in_the_image(vm: Any, vnf: Any) -> Any:
         "key": f"{image}/{KEY}",
         "known_hosts": f"{image}/{KNOWN_HOSTS}",
     }
-    return {"nics": list(NICS[:2]), **vnf, "machine": machine}
+    return {"nics": list(NICS[:ends]), **vnf, "machine": machine}
 
 
 def vm_of(vnf: vnfs.Description) -> SshMachine | ConsoleMachine | None:
@@ -133,6 +134,9 @@ def vm_of(vnf: vnfs.Description) -> SshMachine | ConsoleMachine | None:
 
 #: Bytes of a frame beyond its MTU payload: addresses, type, FCS.
 _FRAME_BYTES = 18
+
+#: A VM on an image has so many NICs.
+_InPairs = Field(min_length=2, max_length=len(NICS))
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=0, le=0.5, allow_inf_nan=False)]
@@ -184,7 +188,7 @@ class VnfControl(Section):
     generator: generators.Description
     #: Only with an agent; without one the generator includes the VNF.
     vnf: vnfs.Description | None = None
-    ports: Annotated[tuple[vnfs.PortDescription, ...], Field(min_length=2, max_length=2)] | None = None
+    ports: Annotated[tuple[vnfs.PortDescription, ...], _InPairs] | None = None
 
 
 class Controls(Section):
@@ -221,7 +225,8 @@ class RunDescription(Section):
     seed: int = 1
     #: None: no setup; the generator includes its device, as a simulation does.
     agent: Agent | None = None
-    ends: Annotated[tuple[End, ...], Field(min_length=2, max_length=2)] | None = None
+    #: In pairs: the VNF forwards between the first and the second, the third and the fourth, and so on.
+    ends: Annotated[tuple[End, ...], _InPairs] | None = None
     vnf: vnfs.Description | None = None
     vnf_cores: Cores = Cores()
     #: Bind NICs between cells to the drivers that the backends need there, and back at the end.
@@ -257,11 +262,12 @@ class RunDescription(Section):
             return value
         vm = value.get("vm")
         given = dict(value)
+        ends = len(given["ends"]) if isinstance(given.get("ends"), list) else 2
         if "vnf" in given:
-            given["vnf"] = _in_the_image(vm, given["vnf"])
+            given["vnf"] = _in_the_image(vm, given["vnf"], ends)
         if isinstance(overrides := given.get("overrides"), list):
             given["overrides"] = [
-                {**each, "vnf": _in_the_image(vm, each["vnf"])}
+                {**each, "vnf": _in_the_image(vm, each["vnf"], ends)}
                 if isinstance(each, dict) and "vnf" in each
                 else each
                 for each in overrides
@@ -316,7 +322,7 @@ class RunDescription(Section):
         if spoofing and any(end.port_security for end in self.ends or ()):
             yield (
                 f"ends: the mode {spoofing[0]} sends from addresses that are not the port's, which port"
-                " security drops: set port_security: false at both ends"
+                " security drops: set port_security: false at all ends"
             )
 
     def _about_numa(self) -> Iterator[str]:
@@ -331,14 +337,22 @@ class RunDescription(Section):
             yield "matrix.numa: vm.policy.numa_node names one node for all cells"
 
     def _about_ends(self) -> Iterator[str]:
-        one, other = self.ends or (None, None)
-        if one is None or other is None:
-            return
+        ends = self.ends or ()
+        if len(ends) % 2:
+            yield f"ends: they come in pairs, and there are {len(ends)}"
         for name in ("port_id", "mac", "peer_mac"):
-            if getattr(one, name) == getattr(other, name):
-                yield f"ends: both have {name} {getattr(one, name)}"
+            values = [getattr(end, name) for end in ends]
+            if twice := [value for value in values if values.count(value) > 1]:
+                yield f"ends: two have {name} {twice[0]}"
+        for chosen in (self.generator, *(o.generator for o in self.overrides if o.generator is not None)):
+            count = len(chosen.paths) if isinstance(chosen, generators.Tcpreplay | generators.TrexStl) else 0
+            if ends and count and not paths.fit(count, len(ends)):
+                yield f"generator.paths: {count} for {len(ends)} ends: give one for each, or each pair"
+        for vnf in (self.vnf, *(o.vnf for o in self.overrides)):
+            if isinstance(vnf, vnfs.PlacedDescription) and vnf.nics and len(vnf.nics) != len(ends):
+                yield f"vnf.nics: {len(vnf.nics)} NICs for {len(ends)} ends"
         largest = max(largest_frame(frame) for frame in self.matrix.frames)
-        for end in (one, other):
+        for end in ends:
             for network in (end.network, *end.networks.values()):
                 if largest > network.mtu + _FRAME_BYTES:
                     yield f"ends: mtu {network.mtu} is too small for frames of {largest} bytes"

@@ -30,7 +30,7 @@ def node_of(placement: NumaPlacement, facts: Facts, nics: Collection[str]) -> in
         raise Conflict(
             f"the NICs of the ends are not on one known NUMA node: {where or 'they are no PCI devices'}",
             step=_STEP,
-            fix="take NICs of one node for both ends, or leave matrix.numa out",
+            fix="take NICs of one node for all ends, or leave matrix.numa out",
         )
     [home] = homes
     assert home is not None
@@ -61,7 +61,7 @@ def cores_on(node: int, workers: int, facts: Facts, nics: Collection[str], pmd_c
     share = _share(node, facts, nics, pmd_cores)
     if len(share.vm) < workers:
         raise Conflict(
-            f"NUMA node {node} has {len(share.vm)} cores for the VNF beside {pmd_cores} PMD cores,"
+            f"NUMA node {node} has {len(share.vm)} cores for the VNF next to {pmd_cores} PMD cores,"
             f" not {workers}",
             step=_STEP,
             fix="name fewer vnf_cores.workers, or fewer matrix.pmd_cores",

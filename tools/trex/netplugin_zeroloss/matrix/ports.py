@@ -1,4 +1,4 @@
-"""The agent's resources of a run: two ports and the PMD cores; requests, checks and restores them."""
+"""The agent's resources of a run: ports and the PMD cores; requests, checks and restores them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Ports:
         self.found_cpus = state.cpus or ",".join(str(core.cpu) for core in state.cores)
 
     def plug(self, parts: ExitStack, cell: Cell) -> list[Port]:
-        """Plug both ports, set the PMD cores of the cell, and wait until the ports are active.
+        """Plug all ports, set the PMD cores of the cell, and wait until the ports are active.
 
         Cleanup is registered in ``parts`` before each step.
         Raises: CellError, NetpluginError.
@@ -73,7 +73,7 @@ class Ports:
         return [self._wait(end, cell, _is_active, "active") for end in self.ends]
 
     def connected(self, cell: Cell) -> list[Port]:
-        """Wait until both ports are connected to the VM, where the backend reports it.
+        """Wait until all ports are connected to the VM, where the backend reports it.
 
         Raises: CellError, NetpluginError.
         """
@@ -84,7 +84,7 @@ class Ports:
         return self._client.pmd()
 
     def check(self) -> None:
-        """Check that both ports are still active; otherwise the loss of the trial is not the backend's.
+        """Check that all ports are still active; otherwise the loss of the trial is not the backend's.
 
         Raises: CellError, NetpluginError.
         """

@@ -264,10 +264,12 @@ def _about_bursts(info: GeneratorInfo, cells: Iterable[Cell]) -> Iterator[Findin
         yield Finding("generator", found, fix)
 
 
-def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | None) -> Iterator[Finding]:
+def about_vnfs(
+    chosen: Iterable[vnfs.Description], facts: Facts, image: Path | None, ports: int
+) -> Iterator[Finding]:
     """Yield what VNFs lack on this host: programs, Python packages, hugepages, the SSH key.
 
-    ``image``: image of the VM, which has keys too, if it is there.
+    ``image``: image of the VM, which has keys too, if it is there. ``ports``: of each VNF.
     """
     for vnf in chosen:
         if not isinstance(vnf, vnfs.PlacedDescription):
@@ -280,7 +282,7 @@ def about_vnfs(chosen: Iterable[vnfs.Description], facts: Facts, image: Path | N
         if isinstance(vnf.machine, LocalMachine):
             yield from about_program(vnf.binary, "dpdk-dev" if testpmd else "vpp", "vnf")
             if isinstance(vnf, vnfs.TestpmdDescription) and vnf.hugepages:
-                yield from about_hugepages(vnf.needs_mb(2), "testpmd", facts)
+                yield from about_hugepages(vnf.needs_mb(ports), "testpmd", facts)
 
 
 def about_program(program: str, package: str, part: str) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
+from netplugin_zeroloss.paths import names
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
 from netplugin_zeroloss.search.trials import SearchVerdict
@@ -31,7 +32,7 @@ _JUST_ABOVE: Final = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers of one cell in one run, in pps of both directions together."""
+    """Answers of one cell in one run, in pps of all directions together."""
 
     verdict: str
     reason: str
@@ -302,6 +303,13 @@ class ReportFigure:
     soak: SoakFigure | None = None
     #: Queues of the ports; None: not recorded. Fewer than those of the cell where the NIC has no more.
     port_queues: int | None = None
+    #: Name of each path and its lost frames in the trials at the upper bound; empty: not known.
+    paths: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def worst_path(self) -> tuple[str, int] | None:
+        """The path with the most lost frames, if there are several pairs of ends."""
+        return max(self.paths, key=lambda path: path[1]) if len(self.paths) > 2 else None
 
     def latency(self, part: float, name: str) -> float | None:
         """Return a percentile at a part of the rate in microseconds, such as ``p99_us``."""
@@ -396,7 +404,12 @@ def _measured(cell: Cell, record: CellRecord, result: Mapping[str, Any]) -> Repo
         generator=str(result["environment"].get("generator", "")),
         **_followed(result),
         port_queues=min((p["spec"]["queues"] for p in record.setup.get("ports", ())), default=None),
+        paths=_paths(result["evidence"].get("lost_by_direction", ()), record.setup.get("ends", ())),
     )
+
+
+def _paths(lost: Sequence[int], ports: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    return tuple(zip(names(len(lost), ports), lost, strict=False))
 
 
 def _followed(result: Mapping[str, Any]) -> dict[str, Any]:

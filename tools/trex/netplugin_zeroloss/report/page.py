@@ -73,6 +73,7 @@ def page(run: RunRecord, report: Report) -> str:
                 "column",
                 "frame",
                 "variant",
+                "by_path",
             ),
         ),
     ):

@@ -197,7 +197,7 @@ def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], beside:
     axes.set_facecolor("none")
     axes.set_title(plain(title), loc="left", fontsize=11, fontweight="bold")
     axes.set_xlabel("PMD cores" if cores else "no backend with PMD cores")
-    axes.set_ylabel("Mpps, both directions together")
+    axes.set_ylabel("Mpps, all directions together")
     axes.set_xticks(sorted({0, *cores}) if cores else [])
     axes.set_xlim(left, right)
     axes.set_ylim(0, highest_mpps(lines, beside) * 1.08)

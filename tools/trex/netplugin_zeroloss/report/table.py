@@ -197,7 +197,7 @@ def markdown(report: Report) -> str:
 def _markdown(report: Report) -> Iterator[str]:
     yield f"# {escape(report.run)}\n"
     simulated = " Simulated: no frame was sent." if report.simulated else ""
-    yield f"{status_text(report)}{simulated} Rates are Mpps of both directions together.\n"
+    yield f"{status_text(report)}{simulated} Rates are Mpps of all directions together.\n"
     for grid in grids(report):
         yield from _markdown_grid(report, grid)
     if report.missing:
@@ -230,6 +230,7 @@ def _markdown_grid(report: Report, grid: Grid) -> Iterator[str]:
     yield ""
     yield from _markdown_others(grid)
     yield from _markdown_followed(grid)
+    yield from _markdown_paths(grid)
 
 
 def _grid_text(figure: ReportFigure | None) -> str:
@@ -269,6 +270,20 @@ def _markdown_followed(grid: Grid) -> Iterator[str]:
         yield ""
 
 
+def _markdown_paths(grid: Grid) -> Iterator[str]:
+    """Yield the loss of each path of cells with several pairs of ends."""
+    lines = [
+        f"- `{escape(f.cell.key)}`: {escape(text)}"
+        for _, figures in grid.rows
+        for f in figures
+        if f is not None and (text := by_path(f))
+    ]
+    if lines:
+        yield "Lost by path, just above the found rates:\n"
+        yield from lines
+        yield ""
+
+
 def followed(figure: ReportFigure) -> Iterator[tuple[str, str]]:
     """Yield what was measured at the found rate: name, and result in words."""
     for load in figure.latencies:
@@ -277,6 +292,13 @@ def followed(figure: ReportFigure) -> Iterator[tuple[str, str]]:
         yield "latency", f"not measured: {figure.no_latency}"
     if figure.soak is not None:
         yield "soak", figure.soak.text
+
+
+def by_path(figure: ReportFigure) -> str:
+    """Format the loss of each path just above the rate; empty with one pair of ends."""
+    if figure.worst_path is None:
+        return ""
+    return "; ".join(f"{name}: {words.count(lost, 'frame')}" for name, lost in figure.paths)
 
 
 def goal_text(rate_pps: float | None, relative_width: float, verdict: str) -> str:
@@ -296,7 +318,7 @@ def escape(text: str) -> str:
 
 
 # -- Figures of a run for programs: CSV with one row per cell, and JSON.
-# New columns and fields are appended; none is renamed. Rates are pps of both directions together. A
+# New columns and fields are appended; none is renamed. Rates are pps of all directions together. A
 # missing value is empty (CSV) or null (JSON).
 
 
@@ -358,6 +380,9 @@ COLUMNS: Final[tuple[tuple[str, Callable[[ReportFigure], _Value]], ...]] = (
     ("vnf_mode", lambda f: f.cell.vnf_mode or None),
     ("burst", lambda f: f.cell.burst),
     ("numa", lambda f: f.cell.numa or None),
+    ("paths", lambda f: len(f.paths) or None),
+    ("worst_path", lambda f: f.worst_path[0] if f.worst_path else None),
+    ("worst_path_lost_packets", lambda f: f.worst_path[1] if f.worst_path else None),
 )
 
 

@@ -142,9 +142,16 @@ def _evidence(outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
         "upper_trials": [t.number for t in upper],
         "lost_at_upper": sum(t.judgement.lost_packets for t in upper),
         "places_at_upper": _places(upper),
+        "lost_by_direction": _by_direction(upper),
         "floor": dataclasses.asdict(outcome.floor) if outcome.floor else None,
         "invalid_causes": dict(Counter(t.judgement.cause.value for t in trials if t.judgement.cause)),
     }
+
+
+def _by_direction(trials: Sequence[Trial]) -> list[int]:
+    """Return the lost frames of each direction; empty if the generator does not count by direction."""
+    counts = [[way.tx_packets - way.rx_packets for way in t.measured.directions] for t in trials]
+    return [sum(each) for each in zip(*counts, strict=True)] if len({*map(len, counts)}) == 1 else []
 
 
 def _places(trials: Sequence[Trial]) -> dict[str, float]:

@@ -126,6 +126,9 @@ class Testpmd(Vnf):
         self._program = program = machine.program("testpmd", line)
         program.start()
         program.wait_for(lambda: program.logged(_FORWARDS), deadline, "it forwards")
+        mode = self._description.forward_mode
+        if not program.logged(f"{mode} {_FORWARDS}"):
+            raise VnfError(f"testpmd forwards, and not in the mode {mode}{program.log_tail()}")
         if addresses is not None:
             addresses.put_back()
         for number, port in enumerate(self._ports):
