@@ -56,7 +56,10 @@ os.makedirs(place)
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.bind(place + "/dpdk_telemetry.v2")
 server.listen(1)
-print("mac packet forwarding - ports=2 - cores=1 - streams=2", flush=True)
+mode = [word.partition("=")[2] for word in sys.argv if word.startswith("--forward-mode=")][0]
+if os.path.exists(folder + "/mode"):
+    mode = open(folder + "/mode").read()
+print(mode + " packet forwarding - ports=2 - cores=1 - streams=2", flush=True)
 while True:
     there, _ = server.accept()
     answers = json.load(open(folder + "/answers"))
@@ -322,6 +325,12 @@ def test_a_link_that_goes_down_ends_the_cell(vm: Vm) -> None:
 def test_a_testpmd_that_refuses_is_said_in_its_words(vm: Vm) -> None:
     (vm.folder / "refuses").touch()
     with vm.vnf() as vnf, pytest.raises(ProgramError, match=r"ended with status 1(.|\n)*Cannot get hugepage"):
+        vnf.start()
+
+
+def test_a_testpmd_that_runs_in_another_mode_is_refused(vm: Vm) -> None:
+    (vm.folder / "mode").write_text("io")
+    with vm.vnf() as vnf, pytest.raises(VnfError, match=r"not in the mode mac(.|\n)*io packet forwarding"):
         vnf.start()
 
 
