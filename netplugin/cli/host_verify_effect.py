@@ -151,11 +151,11 @@ def _state(parsed_args: Namespace) -> EffectState:
 
 def _next(waiting: Waiting, intent: HostIntent, results: Path) -> str:
     """What the operator does next (pure)."""
-    lines = ["Set, but not in effect yet:" if waiting.left else ""]
+    lines = ["Not in effect yet:"]
     lines += [f"  {result_line(each)}" for each in waiting.left]
     again = "netplugin host verify effect"
     if results != result.FOLDER:
-        again += f" --results {shlex.quote(str(results))}"
+        again += f" --results {shlex.quote(str(results.absolute()))}"
     lines += [
         "Next:",
         f"  netplugin host plan {options_text(intent)} -f ansible > tune.yml",

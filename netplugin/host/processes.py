@@ -56,6 +56,11 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
     return done.stdout
 
 
+def printable(text: str) -> str:
+    """Replace what could control the terminal of the reader, for text that is not this host's."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 # -- Checks for the programs that a measurement needs. --------------------------------------------
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.fields import Value
-from netplugin.host.processes import run
+from netplugin.host.processes import printable, run
 
 #: Files of an image. The key for SSH is a link to the file that the operator gave, or to that of the folder.
 DISK, KERNEL, INITRD, MANIFEST = "disk.qcow2", "vmlinuz", "initrd.img", "manifest.json"
@@ -94,8 +94,7 @@ class Image:
             text = self.console(name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        # Without what could control the terminal of the reader.
-        lines = ["".join(filter(str.isprintable, line)) for line in text.splitlines() if line.strip()]
+        lines = [printable(line) for line in text.splitlines() if line.strip()]
         return "".join(f"\n  {line}" for line in ["its console:", *lines[-_CONSOLE_LINES:]]) if lines else ""
 
     def make_overlay(self, name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from netplugin_zeroloss.vm.image import read
 
+from netplugin.tuning.verifying.result import TCP_VARIANTS
 from tests.docs.blocks import ROOT
 from tests.functional.test_vm_build import build
 
@@ -18,10 +19,11 @@ pytestmark = [pytest.mark.long, pytest.mark.outside]
 #: One vCPU, for which this machine has a CPU beside that of its housekeeping.
 SIZE = ("--vcpus", "1", "--memory-mb", "512", "--hugepage-mb", "0")
 PAGES = 300
+PACKAGES = ("--package", "rt-tests", "--package", "iperf3", "--package", "ethtool")
 
 
 def test_latency_is_measured_in_a_vm_and_nothing_is_left(tmp_path: Path) -> None:
-    build(tmp_path / "vm", *SIZE, "--package", "rt-tests")
+    build(tmp_path / "vm", *SIZE, *PACKAGES)
     image = read(tmp_path / "vm/latest")
     sandbox = [sys.executable, "-m", "tests.lab.sandbox", "--hugepages", str(PAGES), "--"]
     done = subprocess.run(
@@ -43,4 +45,9 @@ def test_latency_is_measured_in_a_vm_and_nothing_is_left(tmp_path: Path) -> None
         assert vcpu["samples"] > 100 and 0 < vcpu["min"] <= vcpu["average"] <= vcpu["max"]
     assert "guest vCPUs: not placed -> 0 on CPU 1" in seen["compared"]
     assert "no measure of this host" in seen["compared"]
-    assert seen["left"] == [False, False] and list(image.damage()) == []
+    tcp = seen["tcp"]["guest"]["tcp"]
+    assert [(each["mtu"], each["lso"]) for each in tcp["between"]] == list(TCP_VARIANTS)
+    samples = [sample for each in tcp["between"] for sample in each["samples"]] + tcp["host"]
+    assert len(samples) == 10 and all(sample["bits_per_s"] > 1e5 for sample in samples)
+    assert all(0 < sample["busy_cpus"] for sample in samples)
+    assert seen["left"] == [False, False, False] and list(image.damage()) == []

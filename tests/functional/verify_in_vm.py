@@ -50,6 +50,8 @@ def looked_at(image: Path) -> dict[str, Any]:
         wait_for(lambda: not running(), START_S, "libvirt ends the VM of a run that was killed")
 
         placed = verify(image, results, "--label", "after", *PLAN)
+        # Between VMs without KVM: rounds are short.
+        tcp = verify(image, results, "--label", "tcp", "--tcp", "--window", "1", "--duration", "2")
         xml = libvirt.qemu_log(NAME).read_text()
         compared = subprocess.run(
             [*VERIFY, "compare", "before", "after", "--results", str(results)],
@@ -59,7 +61,15 @@ def looked_at(image: Path) -> dict[str, Any]:
             check=False,
         ).stdout
         left += [running(), *(file.name for file in (image / "overlays").iterdir())]
-    return {"first": first, "placed": placed, "left": left, "compared": compared, "huge": "hugepages" in xml}
+        left.append(Path("/sys/class/net/npverify").exists())
+    return {
+        "first": first,
+        "tcp": tcp,
+        "placed": placed,
+        "left": left,
+        "compared": compared,
+        "huge": "hugepages" in xml,
+    }
 
 
 if __name__ == "__main__":

@@ -13,7 +13,16 @@ from statistics import median
 
 from netplugin.host.cpus import parse_list
 from netplugin.statistics import RelativeChange, can_reach, change, holm, p_lower
-from netplugin.tuning.verifying.result import PERCENTILES, Histogram, Latency, MeasuredRun
+from netplugin.tuning.verifying.result import (
+    PERCENTILES,
+    TCP_VARIANTS,
+    Histogram,
+    Latency,
+    MeasuredRun,
+    Tcp,
+    TcpSample,
+    tcp_words,
+)
 
 LEVEL = 0.05
 
@@ -214,6 +223,36 @@ def _percentile(share: float) -> _Of:
     return lambda histogram: histogram.percentile(share)
 
 
+_Samples = Callable[[Tcp], Sequence[TcpSample]]
+
+
+def _tcp(what: str, find: _Samples) -> Iterator[MeasuredFigure]:
+    """The rate and its CPU cost; ``find`` returns the samples of a variant."""
+
+    def settings(run: MeasuredRun) -> Mapping[str, int | str]:
+        if run.tcp is None:
+            return {}
+        return {"number of streams": run.tcp.settings.streams, **_of_vm(run)}
+
+    def figure(unit: str, more: bool, value: Callable[[TcpSample], float]) -> MeasuredFigure:
+        def samples(run: MeasuredRun) -> Sequence[float]:
+            return [value(sample) for sample in find(run.tcp)] if run.tcp else ()
+
+        def whole(run: MeasuredRun) -> float | None:
+            found = samples(run)
+            return median(found) if found else None
+
+        name = f"{what}, CPU" if unit == "CPUs per Gbit/s" else what
+        return MeasuredFigure(name, unit, more, settings, samples, whole)
+
+    yield figure("bps", True, lambda sample: sample.bits_per_s)
+    yield figure("CPUs per Gbit/s", False, lambda sample: sample.cpus_per_gbps)
+
+
+def _between(mtu: int, lso: bool) -> Iterator[MeasuredFigure]:
+    yield from _tcp(f"TCP between VMs, {tcp_words(mtu, lso)}", lambda tcp: tcp.variant(mtu, lso))
+
+
 FIGURES: tuple[MeasuredFigure, ...] = (
     *_latencies("latency", _of_host),
     *_latencies("guest latency", _of_guest),
@@ -225,4 +264,6 @@ FIGURES: tuple[MeasuredFigure, ...] = (
         lambda run: run.throughput.samples if run.throughput else (),
         lambda run: median(run.throughput.samples) if run.throughput else None,
     ),
+    *(figure for variant in TCP_VARIANTS for figure in _between(*variant)),
+    *_tcp("TCP on the host", lambda tcp: tcp.host),
 )

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list, parse_list
-from netplugin.host.processes import needs_program, run
+from netplugin.host.processes import needs_program, printable, run
 from netplugin.tuning.verifying.result import Histogram, LatencyRound, LatencySettings
 
 STEP = "cyclictest"
@@ -87,7 +87,7 @@ def parsed(text: str, where: str) -> tuple[str, LatencyRound]:
         return parse(text)
     except ValueError as wrong:
         raise HostError(
-            f"what cyclictest wrote on {where} cannot be made sense of: {str(wrong)[:300]}",
+            f"what cyclictest wrote on {where} cannot be made sense of: {printable(str(wrong))[:300]}",
             step=STEP,
             fix="install rt-tests 2.4 or later there",
         ) from wrong

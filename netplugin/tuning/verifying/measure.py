@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list, parse_list
+from netplugin.host.processes import printable
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.verifying import cyclictest, loop
 from netplugin.tuning.verifying.guest import latency as guest_latency
-from netplugin.tuning.verifying.guest import vm
+from netplugin.tuning.verifying.guest import link, vm
+from netplugin.tuning.verifying.guest import tcp as guest_tcp
 from netplugin.tuning.verifying.guest.machine import Machine
 from netplugin.tuning.verifying.options import GuestOptions, MeasurementOptions
 from netplugin.tuning.verifying.result import (
@@ -43,6 +46,8 @@ def require_guest(asked: GuestOptions) -> None:
     """Check this host and the image before a VM is started. Raises: BackendUnavailable."""
     vm.require(asked.emulate)
     guest_latency.require(asked.image)
+    if asked.tcp:
+        guest_tcp.require(asked.image)
 
 
 def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> MeasuredRun:
@@ -68,26 +73,39 @@ def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Me
 
 
 def measure_guest(
-    asked: GuestOptions, machine: Machine, facts: Facts, live: Live, uri: str, say: Say
+    asked: GuestOptions, machines: Sequence[Machine], facts: Facts, live: Live, uri: str, say: Say
 ) -> MeasuredRun:
-    """Start the VM, measure in it and end it. ``uri`` is libvirt's. Raises: NetpluginError."""
+    """Start the VM, measure in it and end it; then with a second one, TCP. ``uri`` is libvirt's.
+
+    Raises: NetpluginError.
+    """
     started = datetime.now(UTC).replace(microsecond=0)
-    made = machine.image.manifest
-    say(f"starting a VM on {machine.image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
-    with vm.booted(machine, uri, asked.boot_s, say) as shell:
+    machine, made = machines[0], asked.image.manifest
+    say(f"starting a VM on {asked.image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
+    with vm.alone(asked.image, uri), ExitStack() as stack:
+        if asked.tcp:
+            stack.enter_context(link.switch())
+        shell = stack.enter_context(vm.booted(machine, uri, asked.boot_s, say))
         guest_latency.require_in(shell)
-        described = machine.described(shell.run(["uname", "-r"]).strip()[:_RELEASE])
+        if asked.tcp:
+            guest_tcp.require_in(shell)
+        described = machine.described(printable(shell.run(["uname", "-r"]).strip())[:_RELEASE])
 
         def once(settings: LatencySettings) -> tuple[str, LatencyRound]:
             return guest_latency.measure(shell, made.vcpus, settings)
 
         found = _latency(asked.latency, asked.rounds, say, once, "in the VM, cyclictest on vCPU")
-    cpus = frozenset(machine.pins.values())
+        tcp = None
+        if asked.tcp:
+            say("starting the second VM")
+            second = stack.enter_context(vm.booted(machines[1], uri, asked.boot_s, say))
+            tcp = guest_tcp.measure((shell, second), asked.tcp, asked.rounds, vm.free_port(), say)
+    cpus = frozenset(cpu for each in machines for cpu in each.pins.values())
     return MeasuredRun(
         label=asked.label,
         started=started,
         conditions={**conditions(facts, live, cpus), **dict(guest_conditions(described))},
-        guest=GuestMeasurement(vm=described, latency=found),
+        guest=GuestMeasurement(vm=described, latency=found, tcp=tcp),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from netplugin.api.errors import FieldError, InvalidRequest
 from netplugin.host.cpus import format_list, parse_list
@@ -18,7 +18,7 @@ from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import needed
 from netplugin.tuning.verifying.guest.machine import measured_vcpus
 from netplugin.tuning.verifying.loop import hugepage_node
-from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
+from netplugin.tuning.verifying.result import Label, LatencySettings, TcpSettings, ThroughputSettings
 
 # -- Options of a run, and the settings that follow from them on this host (pure). ----------------
 
@@ -58,23 +58,35 @@ class Options(BaseModel):
     width_us: Annotated[int, Field(ge=100, le=100_000)] = Field(
         2000, description="width of the latency histogram, microseconds"
     )
-    window: _Seconds = Field(2, description="time in which the frames of a round are counted, seconds")
+    window: _Seconds = Field(
+        2, description="time in which the frames, or the bytes of TCP, of a round are counted, seconds"
+    )
     frame_size: Annotated[int, Field(ge=64, le=1518)] = Field(64, description="frame size without FCS, bytes")
     guest: Path | None = Field(
         None,
         description="folder of an image of a VM (netplugin-zeroloss vm build), or its link latest: measure "
         "in this VM; a plan places it, and --cpus are vCPUs",
     )
+    tcp: bool = Field(False, description="with guest: measure TCP too, from this VM to a second one")
+    streams: Annotated[int, Field(ge=1, le=64)] = Field(4, description="streams of TCP")
     unplaced: bool = Field(False, description="do not place the VM, as on a host without a plan")
     emulate: bool = Field(
         False, description="run the VM without KVM: very slow, and its figures are no measure of the host"
     )
     boot: _Seconds = Field(300, description="time that the VM has to boot, seconds")
 
+    @field_validator("guest")
+    @classmethod
+    def _absolute(cls, folder: Path | None) -> Path | None:
+        """``host verify effect`` may go on in another directory."""
+        return folder and folder.absolute()
+
     @model_validator(mode="after")
     def _of_one_place(self) -> Self:
         if self.guest is not None and (self.only == "throughput" or self.loop_cpus is not None):
             raise ValueError("guest: the testpmd loop is measured on the host; leave guest away")
+        if self.tcp and self.guest is None:
+            raise ValueError("tcp: it is measured between VMs; name their image, --guest")
         return self
 
 
@@ -96,6 +108,7 @@ class GuestOptions:
     rounds: int
     image: Image
     latency: LatencySettings
+    tcp: TcpSettings | None
     emulate: bool
     boot_s: int
 
@@ -112,6 +125,7 @@ def guest_asked_of(options: Options) -> GuestOptions:
         options.rounds,
         image,
         _latency_settings(options, measured_vcpus(image, options.cpus)),
+        TcpSettings(streams=options.streams, window_s=options.window) if options.tcp else None,
         options.emulate,
         options.boot,
     )

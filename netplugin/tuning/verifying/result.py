@@ -163,11 +163,61 @@ class GuestVm(StoredMeasurement):
     realtime: bool
 
 
+class TcpSettings(StoredMeasurement):
+    """``window_s``: seconds that are counted in a round."""
+
+    streams: int
+    window_s: int
+
+
+class TcpSample(StoredMeasurement):
+    """Received bits per second, and the mean number of CPUs that were busy on the host meanwhile."""
+
+    bits_per_s: Annotated[float, Field(gt=0)]
+    busy_cpus: Annotated[float, Field(ge=0)]
+
+    @property
+    def cpus_per_gbps(self) -> float:
+        """CPUs of the host for each Gbit/s."""
+        return self.busy_cpus / (self.bits_per_s / 1e9)
+
+
+#: MTU in bytes and whether the VMs' NICs segment (LSO: TSO and GSO in Linux), in the order measured.
+TCP_VARIANTS: Final = ((1500, True), (1500, False), (9000, True), (9000, False))
+
+
+def tcp_words(mtu: int, lso: bool) -> str:
+    """Name a variant."""
+    return f"MTU {mtu}, {'LSO' if lso else 'no LSO'}"
+
+
+class TcpVariant(StoredMeasurement):
+    """TCP between two VMs. ``lso``: whether their NICs segment."""
+
+    mtu: int
+    lso: bool
+    samples: Annotated[tuple[TcpSample, ...], Field(min_length=1)]
+
+
+class Tcp(StoredMeasurement):
+    """``between``: from VM to VM. ``host``: on the host's loopback device. A sample for each round."""
+
+    program: str
+    settings: TcpSettings
+    between: tuple[TcpVariant, ...]
+    host: Annotated[tuple[TcpSample, ...], Field(min_length=1)]
+
+    def variant(self, mtu: int, lso: bool) -> tuple[TcpSample, ...]:
+        """The samples of a variant; none if it was not measured."""
+        return next((v.samples for v in self.between if (v.mtu, v.lso) == (mtu, lso)), ())
+
+
 class GuestMeasurement(StoredMeasurement):
     """What was measured in a VM. The CPUs of ``latency`` are vCPUs."""
 
     vm: GuestVm
     latency: Latency | None = None
+    tcp: Tcp | None = None
 
 
 class MeasuredRun(StoredMeasurement):
@@ -184,6 +234,10 @@ class MeasuredRun(StoredMeasurement):
     @property
     def guest_latency(self) -> Latency | None:
         return self.guest.latency if self.guest else None
+
+    @property
+    def tcp(self) -> Tcp | None:
+        return self.guest.tcp if self.guest else None
 
 
 # -- Store runs in a directory, one file each; files are written atomically and found by label or name.

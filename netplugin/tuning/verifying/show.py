@@ -26,7 +26,10 @@ from netplugin.tuning.verifying.result import (
     Histogram,
     Latency,
     MeasuredRun,
+    Tcp,
+    TcpSample,
     Throughput,
+    tcp_words,
 )
 
 #: What must stand next to figures of a VM without KVM.
@@ -57,6 +60,27 @@ def _guest(guest: GuestMeasurement) -> Iterator[str]:
     if guest.latency:
         yield ""
         yield from _latency(guest.latency, "vCPU")
+    if guest.tcp:
+        yield ""
+        yield from _tcp(guest.tcp)
+
+
+def _tcp(tcp: Tcp) -> Iterator[str]:
+    s, rounds = tcp.settings, len(tcp.host)
+    yield f"TCP ({tcp.program}, {s.streams} streams, {_times(rounds)} {s.window_s} s), medians"
+    rows = [(tcp_words(v.mtu, v.lso), v.samples) for v in tcp.between]
+    rows.append(("this host, loopback device", tcp.host))
+    head = ("VM to VM", "Gbit/s", "busy CPUs of the host", "CPUs per Gbit/s")
+    yield from table([head, *(_tcp_row(name, samples) for name, samples in rows)])
+
+
+def _tcp_row(name: str, samples: Sequence[TcpSample]) -> tuple[str, ...]:
+    return (
+        name,
+        _gbps(median(each.bits_per_s for each in samples)),
+        f"{median(each.busy_cpus for each in samples):.2f}",
+        f"{median(each.cpus_per_gbps for each in samples):.3g}",
+    )
 
 
 def vm_text(vm: GuestVm) -> str:
@@ -145,7 +169,7 @@ def verdict(comparison: MeasurementComparison) -> str:
 def _row(row: FigureRow) -> tuple[str, ...]:
     finding = f"{row.finding}: {row.why}" if row.why else row.finding.value
     return (
-        f"{row.figure.name} ({'us' if row.figure.unit == 'us' else 'Mpps'})",
+        f"{row.figure.name} ({_UNITS.get(row.figure.unit, row.figure.unit)})",
         *(_value(value, row.figure.unit) for value in (row.before, row.after)),
         "/".join(str(len(samples)) for samples in row.samples) if row.p is not None else "",
         change_text(row.change),
@@ -184,7 +208,19 @@ def _value(value: float | None, unit: str) -> str:
         return "-"
     if unit == "pps":
         return _mpps(value)
+    if unit == "bps":
+        return _gbps(value)
+    if unit != "us":
+        return f"{value:.3g}"
     return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+#: Units as they are shown.
+_UNITS: Final = {"pps": "Mpps", "bps": "Gbit/s"}
+
+
+def _gbps(bps: float) -> str:
+    return f"{bps / 1e9:.3g}"
 
 
 def _mpps(pps: float) -> str:
@@ -230,6 +266,8 @@ def run_json(run: MeasuredRun, path: Path) -> str:
         shown["guest"] = {"vm": run.guest.vm.model_dump()}
         if run.guest.latency:
             shown["guest"]["latency_us"] = _latency_json(run.guest.latency)
+        if run.guest.tcp:
+            shown["guest"]["tcp"] = run.guest.tcp.model_dump()
     shown["conditions"] = dict(run.conditions)
     return json.dumps(shown, indent=2) + "\n"
 

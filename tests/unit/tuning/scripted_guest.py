@@ -22,35 +22,50 @@ CYCLICTEST = {
         "0": {"histogram": {"5": 90, "9": 10}, "cycles": 101, "min": 5, "max": 3000, "avg": 35.1, "cpu": 1}
     },
 }
+#: As iperf3 3.12 prints it for 4 streams; and as ip prints the NICs of either VM.
+IPERF3 = {
+    "start": {"version": "iperf 3.12"},
+    "end": {"streams": [{}] * 4, "sum_received": {"bits_per_second": 9.4e9}},
+}
+LINKS = [
+    {"ifname": "lo", "address": "00:00:00:00:00:00"},
+    {"ifname": "enp0s17", "address": "52:54:00:5a:fe:01"},
+    {"ifname": "ens17", "address": "52:54:00:5a:fe:02"},
+]
 _HEAD = f"#!{sys.executable} -SE\n"
 _VIRSH = """import pathlib, re, signal, socket, sys, time
 home = pathlib.Path(__file__).parents[1]
 running, script = home / "state/running", home / "script"
 words = sys.argv[3:]
 def end(*_):
-    running.unlink(missing_ok=True)
+    mine.unlink(missing_ok=True)
     sys.exit(0)
+def named(name):
+    return home / "state/running" / name
 if words[0] == "list":
-    print("other", *running.exists() * ["netplugin-verify"])
+    print("other", *(each.name for each in running.iterdir()))
     if (script / "dies-booting").exists():
-        running.unlink(missing_ok=True)
+        for each in running.iterdir():
+            each.unlink()
 elif words[0] == "destroy":
-    running.unlink()
+    named(words[1]).unlink()
     (home / "state/destroyed").touch()
 else:
     if (script / "refuse").exists():
         sys.exit("error: internal error: unable to map backing store for guest RAM")
     xml = pathlib.Path(words[0].split()[1]).read_text()
-    assert "--autodestroy" in words[0] and "/netplugin-verify.qcow2" in xml
-    (home / "state/domain.xml").write_text(xml)
+    name = re.search("<name>(.*)</name>", xml)[1]
+    mine = named(name)
+    assert "--autodestroy" in words[0] and f"/{name}.qcow2" in xml
+    (home / "state" / f"{name}.xml").write_text(xml)
     signal.signal(signal.SIGTERM, end)
     listener = socket.socket()
     if not (script / "silent").exists() and not (script / "dies-booting").exists():
         listener.bind(("127.0.0.1", int(re.search(r"hostfwd=tcp:127.0.0.1:([0-9]+)-:22", xml)[1])))
         listener.listen()
     listener.settimeout(0.05)
-    running.touch()
-    while running.exists():
+    mine.touch()
+    while mine.exists():
         try:
             listener.accept()[0].sendall(b"SSH-2.0-scripted\\r\\n")
         except OSError:
@@ -69,18 +84,33 @@ if words[0] == "uname":
     print("6.1.0-rt")
 if words[0] == "cyclictest":
     if (script / "dies").exists():
-        (home / "state/running").unlink()
+        (home / "state/running/netplugin-verify").unlink()
         sys.exit("Connection to 127.0.0.1 closed by remote host.")
     if (script / "fails").exists():
         sys.exit("\\x1b[31mcyclictest: no memory")
     if (script / "writes-base").exists():
         base = pathlib.Path((script / "writes-base").read_text())
         base.write_text("something else")
+if words[:2] == ["ip", "-json"]:
+    print((script / "links.json").read_text())
+if words[0] == "ss" and not (script / "deaf").exists():
+    print("LISTEN 0 4096 *:5201 *:*")
+if words[0] == "ethtool" and (script / "no-lso").exists():
+    sys.exit("Could not change any device features")
+if words[:2] == ["iperf3", "--client"]:
+    print((script / "iperf3.json").read_text())
 if words[0] == "cat":
     if (script / "floods").exists():
         while True:
             sys.stdout.write("x" * 65536)
     sys.stdout.write((script / "cyclictest.json").read_text())
+"""
+_IPERF3 = """import pathlib, sys, time
+script = pathlib.Path(__file__).parents[1] / "script"
+if "--server" in sys.argv:
+    print("Server listening", flush=True)
+    time.sleep(60)
+print((script / "iperf3-here.json").read_text())
 """
 _QEMU_IMG = """import pathlib, sys
 pathlib.Path(sys.argv[-1]).write_text("overlay\\n")
@@ -90,20 +120,24 @@ pathlib.Path(sys.argv[-1]).write_text("overlay\\n")
 class ScriptedGuest:
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.home = home
-        for name in ("bin", "state", "script"):
+        for name in ("bin", "state/running", "script"):
             (home / name).mkdir(parents=True)
-        for name, text in (("virsh", _VIRSH), ("ssh", _SSH), ("qemu-img", _QEMU_IMG)):
+        programs = {"virsh": _VIRSH, "ssh": _SSH, "qemu-img": _QEMU_IMG, "iperf3": _IPERF3}
+        for name, text in programs.items():
             (home / "bin" / name).write_text(_HEAD + text)
             (home / "bin" / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
         self.script("cyclictest.json", json.dumps(CYCLICTEST))
+        self.script("iperf3.json", json.dumps(IPERF3))
+        self.script("iperf3-here.json", json.dumps(IPERF3))
+        self.script("links.json", json.dumps(LINKS))
         self.image = made_up_image(
             home / "image",
             home / "key",
             vcpus=2,
             memory_mb=1024,
             arguments="root=/dev/vda isolcpus=managed_irq,domain,1",
-            packages={"rt-tests": "2.4"},
+            packages={"rt-tests": "2.4", "iperf3": "3.12", "ethtool": "6.1"},
         )
 
     def script(self, name: str, text: str = "") -> None:
@@ -121,10 +155,11 @@ class ScriptedGuest:
         """What there is of a VM: the domain, files of its overlay."""
         overlays = self.image.folder / "overlays"
         files = [file.name for file in overlays.iterdir()] if overlays.is_dir() else []
-        return files + ["running"] * (self.home / "state/running").exists()
+        return files + [file.name for file in (self.home / "state/running").iterdir()]
 
     def was_killed(self, image: Image) -> None:
         """Leave what a killed run leaves, if libvirt was killed too."""
-        (self.home / "state/running").touch()
-        image.overlay("netplugin-verify").parent.mkdir(exist_ok=True)
-        image.overlay("netplugin-verify").write_text("half")
+        for name in ("netplugin-verify", "netplugin-verify-2"):
+            (self.home / "state/running" / name).touch()
+            image.overlay(name).parent.mkdir(exist_ok=True)
+            image.overlay(name).write_text("half")

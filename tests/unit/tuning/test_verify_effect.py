@@ -133,6 +133,19 @@ def test_without_the_reboot_what_is_in_effect_is_measured(
     assert '"verdict": "Worse: throughput.' in capsys.readouterr().out
 
 
+def test_it_goes_on_in_another_directory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    host = ScriptedHost([LATER], [])
+    monkeypatch.chdir(tmp_path)
+    assert call(host, Path("runs"), f"{BEGIN} --guest image", monkeypatch) == WAITS
+    assert f"effect --results {folder}" in capsys.readouterr().out
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert call(host, folder, "", monkeypatch) == 0
+    assert {each.guest for each in host.options} == {tmp_path / "image"}
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_measurement_that_fails_is_taken_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], when: str

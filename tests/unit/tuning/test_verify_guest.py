@@ -7,24 +7,28 @@ from __future__ import annotations
 
 import json
 import shlex
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from netplugin.api.errors import InvalidRequest, NetpluginError
+from netplugin.api.errors import HostError, InvalidRequest, NetpluginError
 from netplugin.cli.main import main
 from netplugin.host.locks import Locks
 from netplugin.libvirt.guest import read_domain
 from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.root import known
 from netplugin.tuning.verifying import result
+from netplugin.tuning.verifying.busy import BusyClock
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
-from netplugin.tuning.verifying.guest.machine import isolated, machine_on, measured_vcpus
+from netplugin.tuning.verifying.guest.machine import MTU, isolated, machines_on, measured_vcpus
+from netplugin.tuning.verifying.iperf import on_loopback
+from netplugin.tuning.verifying.result import Tcp, TcpSample, TcpSettings, TcpVariant
 from netplugin.tuning.verifying.show import EMULATED, comparison_text, draw_plot
 from tests.unit.tuning.golden import facts_of, planned
 from tests.unit.tuning.runs import HIGH, LOW, in_a_vm
-from tests.unit.tuning.scripted_guest import CYCLICTEST, ScriptedGuest
+from tests.unit.tuning.scripted_guest import CYCLICTEST, IPERF3, ScriptedGuest
 from tests.unit.zeroloss.images import made_up_image
 
 OPTIONS = "--emulate --rounds 2 --duration 2"
@@ -160,7 +164,7 @@ def test_what_cannot_be_is_said_before_a_vm_is_started(
 ) -> None:
     assert verify(guest, f"{OPTIONS} {options}") == 1
     assert words in capsys.readouterr().err.replace("\n", " ")
-    assert guest.called == [] and not (guest.home / "state/domain.xml").exists()
+    assert guest.called == [] and not (guest.home / "state/netplugin-verify.xml").exists()
 
 
 def test_an_image_without_the_program_is_refused(
@@ -204,15 +208,31 @@ def test_a_plan_places_the_vm(tmp_path: Path, realtime: bool) -> None:
     facts = facts_of("published")
     plan = planned("published", pmd_cores=2, vm_cores=8, vm_memory_mb=65536, realtime=realtime)
     with pytest.raises(NetpluginError, match=r"capacity_exhausted|conflict"):
-        machine_on(image, 2222, False, plan, facts, Live())  # this machine has no hugepages yet
+        machines_on(image, [2222], False, plan, facts, Live())  # this machine has no hugepages yet
     roomy = with_pages(facts)
-    made = machine_on(image, 2222, False, plan, roomy, Live())
+    [made] = machines_on(image, [2222], False, plan, roomy, Live())
     assert len(set(made.pins.values())) == 8 and set(made.pins.values()) <= plan.partition.vcpus
     there = read_domain(made.xml)
     assert there.name == "netplugin-verify" and "hostfwd=tcp:127.0.0.1:2222-:22" in made.xml
     assert ("vcpusched" in made.xml) is realtime is made.realtime
-    bare = machine_on(image, 2222, True, None, facts, Live())
+    [bare] = machines_on(image, [2222], True, None, facts, Live())
     assert bare.pins == {} and "vcpupin" not in bare.xml and 'type="qemu"' in bare.xml
+
+
+def test_two_vms_have_cpus_of_their_own_and_a_link(tmp_path: Path) -> None:
+    image = made_up_image(tmp_path / "image")
+    facts = with_pages(facts_of("published"))
+    plan = planned("published", pmd_cores=2, vm_cores=8, vm_memory_mb=65536)
+    one, other = machines_on(image, [2222, 2223], False, plan, facts, Live())
+    assert len({*one.pins.values(), *other.pins.values()}) == 16
+    nics = [read_domain(each.xml).nics for each in (one, other)]
+    assert [[(nic.mac, nic.address) for nic in each] for each in nics] == [
+        [("52:54:00:5a:fe:01", "0000:00:11.0")],
+        [("52:54:00:5a:fe:02", "0000:00:11.0")],
+    ]
+    assert all(f'<mtu size="{MTU}"/>' in each.xml and 'queues="8"' in each.xml for each in (one, other))
+    assert other.ssh.port == 2223 and "/netplugin-verify-2.qcow2" in other.xml
+    assert read_domain(machines_on(image, [2222], True, None, facts, Live())[0].xml).nics == ()
 
 
 def with_pages(facts: Facts) -> Facts:
@@ -242,3 +262,122 @@ def test_the_plot_has_a_panel_for_the_vm(tmp_path: Path) -> None:
     found = compare(in_a_vm("before", HIGH, emulated=True), in_a_vm("after", LOW, emulated=True))
     draw_plot(found, tmp_path / "p.svg")
     assert "in the VM (cyclictest, emulated: no measure)" in (tmp_path / "p.svg").read_text()
+
+
+# -- TCP between two VMs ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linked(guest: ScriptedGuest, monkeypatch: pytest.MonkeyPatch) -> ScriptedGuest:
+    """Without the bridge, which takes root; it is in tests/functional/test_verify_guest.py."""
+    monkeypatch.setattr("netplugin.tuning.verifying.guest.link.switch", nullcontext)
+    return guest
+
+
+def test_tcp_is_measured_in_all_variants(linked: ScriptedGuest, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(linked, f"{OPTIONS} --tcp --window 1") == 0
+    shown = capsys.readouterr().out
+    assert "TCP (iperf 3.12, 4 streams, 2 times 1 s), medians" in shown
+    for variant in ("MTU 1500, LSO", "MTU 1500, no LSO", "MTU 9000, LSO", "MTU 9000, no LSO", "this host"):
+        assert variant in shown
+    ran = (linked.home / "state/called").read_text()
+    assert ran.count("iperf3 --client 192.0.2.2 --port 5201 --json --time 1 --omit 1 --parallel 4") == 8
+    # The NICs of both VMs are set before each run, the first found by its MAC address.
+    assert (
+        ran.count("ethtool -K enp0s17 tso off gso off") == ran.count("ethtool -K ens17 tso off gso off") == 4
+    )
+    assert ran.count("ip link set dev ens17 mtu 9000 up") == 4
+    [kept] = (linked.home / "r").iterdir()
+    tcp = result.read(kept).tcp
+    assert tcp and [len(each.samples) for each in tcp.between] == [2] * 4 and len(tcp.host) == 2
+    assert tcp.variant(9000, False)[0].bits_per_s == 9.4e9 and tcp.variant(1400, False) == ()
+    assert linked.left() == []
+
+
+BAD_IPERF3 = [
+    ("", "cannot be made sense of"),
+    (json.dumps({"error": "unable to connect: \x1b[2J"}), "unable to connect"),
+    (json.dumps(IPERF3 | {"end": {"streams": [{}], "sum_received": {"bits_per_second": 1}}}), "1 streams"),
+    (json.dumps(IPERF3).replace("9400000000.0", "NaN"), "nan bits per second"),
+    (json.dumps(IPERF3).replace("9400000000.0", "0"), "0.0 bits per second"),
+    (json.dumps(IPERF3).replace("9400000000.0", '"fast"'), "could not convert"),
+]
+
+
+@pytest.mark.parametrize(("printed", "words"), BAD_IPERF3)
+@pytest.mark.parametrize("where", ["iperf3", "iperf3-here"])
+def test_garbage_of_iperf3_is_not_believed(
+    linked: ScriptedGuest, capsys: pytest.CaptureFixture[str], printed: str, words: str, where: str
+) -> None:
+    if where == "iperf3":
+        linked.script("iperf3.json", printed)
+        assert verify(linked, f"{OPTIONS} --tcp --window 1") == 1
+        shown = capsys.readouterr().err
+        assert words in shown and "Traceback" not in shown and "\x1b" not in shown
+        assert linked.left() == []
+    else:
+        linked.script("iperf3-here.json", printed)
+        with pytest.raises(HostError, match=words):
+            on_loopback(TcpSettings(streams=4, window_s=1), 5999)
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "words"),
+    [
+        ("links.json", "[]", "the VM has no NIC 52:54:00:5a:fe:01"),
+        ("links.json", "{", "what ip printed in the VM cannot be made sense of"),
+        ("no-lso", "", "ethtool in the VM: Could not change any device features"),
+    ],
+)
+def test_a_vm_that_cannot_do_tcp_is_a_sentence(
+    linked: ScriptedGuest, capsys: pytest.CaptureFixture[str], script: str, text: str, words: str
+) -> None:
+    linked.script(script, text)
+    assert verify(linked, f"{OPTIONS} --tcp") == 1
+    assert words in capsys.readouterr().err and linked.left() == []
+
+
+def test_tcp_needs_its_programs_in_the_image(
+    linked: ScriptedGuest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = made_up_image(linked.home / "other", packages={"rt-tests": "2.4"})
+    assert verify(linked, f"{OPTIONS} --tcp", image.folder) == 1
+    assert "vm build --package iperf3" in capsys.readouterr().err and linked.called == []
+
+
+def tcp_run(label: str, gbps: list[float], busy: float) -> result.MeasuredRun:
+    samples = tuple(TcpSample(bits_per_s=each * 1e9, busy_cpus=busy) for each in gbps)
+    tcp = Tcp(
+        program="iperf 3.12",
+        settings=TcpSettings(streams=4, window_s=2),
+        between=(TcpVariant(mtu=1500, lso=True, samples=samples),),
+        host=samples,
+    )
+    made = in_a_vm(label, LOW)
+    assert made.guest
+    return made.model_copy(update={"guest": made.guest.model_copy(update={"latency": None, "tcp": tcp})})
+
+
+def test_rate_and_cost_of_tcp_are_compared() -> None:
+    found = compare(
+        tcp_run("a", [8, 8.1, 8.2, 7.9, 8.3, 7.8], 2.0), tcp_run("b", [9, 9.1, 9.2, 9.3, 9.4, 8.9], 2.1)
+    )
+    assert {row.figure.name for row in found.of(FigureVerdict.BETTER)} == {
+        "TCP between VMs, MTU 1500, LSO",
+        "TCP between VMs, MTU 1500, LSO, CPU",
+        "TCP on the host",
+        "TCP on the host, CPU",
+    }
+    text = comparison_text(found)
+    assert "TCP between VMs, MTU 1500, LSO (Gbit/s)" in text and "(CPUs per Gbit/s)" in text
+
+
+def test_busy_cpus_are_counted_without_idle_and_steal(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu 10 1 5 1000 50 2 2 70 3 0\ncpu0 1\n")
+    clock = BusyClock(stat)
+    assert clock.cpus() == 0
+    stat.write_text("cpu 10 1 5 9000 90 2 2 99 3 0\n")
+    assert clock.cpus() == 0
+    stat.write_text("cpu 9999 1 5 9000 90 2 2 99 3 0\n")
+    assert clock.cpus() > 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import DomainPolicy
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.ssh import SshTarget
-from netplugin.libvirt.domain import parse_domain, written
-from netplugin.libvirt.image_domain import HOST, USER, domain
+from netplugin.libvirt.domain import child, parse_domain, written
+from netplugin.libvirt.image_domain import HOST, USER, add, domain, place
+from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.pins import Placement
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS, Image
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.placing.capacity import ground_of, held, pinned_by_others, running
@@ -20,22 +22,34 @@ from netplugin.tuning.steps import needed
 from netplugin.tuning.verifying.result import GuestVm
 
 STEP = "verify-guest"
-#: Name of the domain. It is the same for every run, so that a run finds what a killed one left.
-NAME = "netplugin-verify"
+#: Names of the domains. They are the same for every run, so that a run finds what a killed one left.
+NAMES = ("netplugin-verify", "netplugin-verify-2")
+#: The bridge between two VMs, and its MTU in bytes.
+BRIDGE, MTU = "npverify", 9000
+#: Where the NIC on the bridge is in a VM: not among those that are bound to DPDK's drivers.
+_NIC = "0000:00:11.0"
+#: Queues of a NIC with multiple queues: as many as the VM has vCPUs, up to this.
+_QUEUES = 8
 #: Flags of isolcpus that are no CPUs (Documentation/admin-guide/kernel-parameters.txt).
 _FLAGS = ("nohz", "domain", "managed_irq")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A VM as it will be started. ``pins`` is empty if it is not placed."""
+    """A VM as it will be started. ``placement`` is None if it is not placed."""
 
+    name: str
     image: Image
     xml: str
     ssh: SshTarget
-    pins: Mapping[int, int]
+    placement: Placement | None
     realtime: bool
     emulated: bool
+
+    @property
+    def pins(self) -> Mapping[int, int]:
+        """CPU of each vCPU; empty if it is not placed."""
+        return self.placement.pins if self.placement else {}
 
     def described(self, kernel: str) -> GuestVm:
         """Return what is kept with the figures. ``kernel``: release of the kernel that runs in the VM."""
@@ -53,40 +67,66 @@ class Machine:
         )
 
 
-def machine_on(
-    image: Image, ssh_port: int, emulate: bool, plan: TuningPlan | None, facts: Facts, live: Live
-) -> Machine:
-    """Return the VM; without a plan it is not placed.
+def mac(number: int) -> str:
+    """Return the MAC address of a VM's NIC on the bridge."""
+    return f"52:54:00:5a:fe:{number + 1:02x}"
+
+
+def machines_on(
+    image: Image, ssh_ports: Sequence[int], emulate: bool, plan: TuningPlan | None, facts: Facts, live: Live
+) -> tuple[Machine, ...]:
+    """Return a VM for each port; several are connected by the bridge. Without a plan they are not placed.
 
     Raises: Conflict, CapacityExhausted if the plan has no room for it, BackendUnavailable if libvirt does not
     say which CPUs other VMs have.
     """
     made = image.manifest
-    xml = domain(
-        NAME,
-        image.folder,
-        made.vcpus,
-        made.memory_mb,
-        made.arguments,
-        image.overlay(NAME),
-        image.console(NAME),
-        ssh_port,
-        emulate,
-    )
-    pins: Mapping[int, int] = {}
-    if plan is not None:
-        xml, pins = _placed(xml, plan, facts, live)
     keys = str(image.folder / KEY), str(image.folder / KNOWN_HOSTS)
     realtime = plan is not None and plan.intent.realtime
-    return Machine(image, xml, SshTarget(HOST, ssh_port, USER, *keys), pins, realtime, emulate)
+    machines: list[Machine] = []
+    for number, (name, port) in enumerate(zip(NAMES, ssh_ports, strict=False)):
+        xml = domain(
+            name,
+            image.folder,
+            made.vcpus,
+            made.memory_mb,
+            made.arguments,
+            image.overlay(name),
+            image.console(name),
+            port,
+            emulate,
+        )
+        root = parse_domain(xml, STEP)
+        if len(ssh_ports) > 1:
+            _connect(root, number, made.vcpus)
+        placement = None
+        if plan is not None:
+            before = [each.placement for each in machines if each.placement]
+            placement = _place(root, plan, facts, live, before)
+        ssh = SshTarget(HOST, port, USER, *keys)
+        machines.append(Machine(name, image, written(root), ssh, placement, realtime, emulate))
+    return tuple(machines)
 
 
-def _placed(xml: str, plan: TuningPlan, facts: Facts, live: Live) -> tuple[str, Mapping[int, int]]:
-    root = parse_domain(xml, STEP)
-    others = held((), pinned_by_others(running(live, STEP), needed(facts.cpus.online), NAME))
+def _connect(root: Element, number: int, vcpus: int) -> None:
+    """Add the NIC on the bridge."""
+    nic = add(child(root, "devices"), "interface", type="bridge")
+    add(nic, "mac", address=mac(number))
+    add(nic, "source", bridge=BRIDGE)
+    add(nic, "model", type="virtio")
+    if vcpus > 1:
+        add(nic, "driver", queues=str(min(vcpus, _QUEUES)))
+    add(nic, "mtu", size=str(MTU))
+    nic.append(place(_NIC))
+
+
+def _place(
+    root: Element, plan: TuningPlan, facts: Facts, live: Live, before: Sequence[Placement]
+) -> Placement:
+    domains = [each for each in running(live, STEP) if each.name not in NAMES]
+    others = held(before, pinned_by_others(domains, needed(facts.cpus.online), None))
     policy = DomainPolicy(pin=True, realtime=plan.intent.realtime)
-    placement = render_placed(root, (), policy, ground_of(plan, facts), others)
-    return written(root), placement.pins
+    return render_placed(root, (), policy, ground_of(plan, facts), others)
 
 
 def measured_vcpus(image: Image, asked: str | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import IO
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host.processes import printable
 from netplugin.host.ssh import SshTarget
 from netplugin.libvirt.transient import TransientDomain
 from netplugin.libvirt.vm_image import BUILD
@@ -54,7 +55,7 @@ class GuestShell:
             self.check(f"{words[0]} ran in it")
             if len(printed) >= _LIMIT:
                 raise HostError(f"{words[0]} in the VM prints more than {_LIMIT >> 20} MB", step=STEP)
-            why = _printable((why.strip() or printed.strip() or f"exit status {status}")[-_WORDS:])
+            why = printable((why.strip() or printed.strip() or f"exit status {status}")[-_WORDS:])
             raise HostError(f"{words[0]} in the VM: {why}", step=STEP)
         return printed
 
@@ -88,8 +89,3 @@ def lacks(program: str, package: str) -> BackendUnavailable:
 def _content(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read(_LIMIT).decode("utf-8", errors="replace")
-
-
-def _printable(text: str) -> str:
-    """Replace what could control the terminal of the reader."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

@@ -15,8 +15,9 @@ from netplugin.host.processes import needs_program
 from netplugin.host.program import Program, ProgramError, own_directory
 from netplugin.libvirt.image_domain import HOST
 from netplugin.libvirt.transient import TransientDomain, answers_ssh
-from netplugin.libvirt.vm_image import BUILD
-from netplugin.tuning.verifying.guest.machine import NAME, STEP, Machine
+from netplugin.libvirt.vm_image import BUILD, Image
+from netplugin.tuning.verifying.guest import link
+from netplugin.tuning.verifying.guest.machine import NAMES, STEP, Machine
 from netplugin.tuning.verifying.guest.shell import GuestShell
 
 Say = Callable[[str], None]
@@ -51,36 +52,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def booted(machine: Machine, uri: str, boot_s: int, say: Say) -> Iterator[GuestShell]:
-    """Start the VM and wait until it has booted; destroy it at the end and remove its overlay.
+def alone(image: Image, uri: str) -> Iterator[None]:
+    """Let one run at a time have VMs; remove first what a killed one left.
 
-    libvirt destroys it also if this process is killed; the next run then removes the overlay.
-
-    Raises: Conflict if another run has the VM, NetpluginError if it does not start, OperationTimeout if it
-    does not answer, HostError if it ends in between or if the image was written.
+    Raises: Conflict if another run has them, HostError if the image was written.
     """
     with closing(Locks()) as locks:
         if holder := locks.take(_LOCK):
             raise Conflict(f"{holder} measures in a VM now", step=STEP, fix="wait until it has ended")
-        domain, image = TransientDomain(uri, NAME), machine.image
-        _remove(domain, machine)
+        for name in NAMES:
+            _remove(TransientDomain(uri, name), image)
+        link.remove()
         before = image.state()
-        directory = own_directory()
-        starter = _starter(uri, machine.xml, directory)
-        try:
-            image.make_overlay(NAME)
-            began = time.monotonic()
-            _start(starter, domain)
-            shell = GuestShell(machine.ssh, domain, lambda: image.console_tail(NAME))
-            _wait(shell, domain, machine, began + boot_s)
-            say(f"the VM has booted after {time.monotonic() - began:.0f} s")
-            yield shell
-        finally:
-            try:
-                _remove(domain, machine)
-            finally:
-                starter.stop()
-                shutil.rmtree(directory, ignore_errors=True)
+        yield
         if image.state() != before:
             raise HostError(
                 f"{image.disk} was written while the VM ran, and is no image any more",
@@ -89,11 +73,39 @@ def booted(machine: Machine, uri: str, boot_s: int, say: Say) -> Iterator[GuestS
             )
 
 
-def _starter(uri: str, xml: str, directory: Path) -> Program:
+@contextmanager
+def booted(machine: Machine, uri: str, boot_s: int, say: Say) -> Iterator[GuestShell]:
+    """Start the VM and wait until it has booted; destroy it at the end and remove its overlay.
+
+    libvirt destroys it also if this process is killed; the next run then removes the overlay.
+
+    Raises: NetpluginError if it does not start, OperationTimeout if it does not answer, HostError if it ends
+    in between.
+    """
+    domain, image = TransientDomain(uri, machine.name), machine.image
+    directory = own_directory()
+    starter = _starter(uri, machine, directory)
+    try:
+        image.make_overlay(machine.name)
+        began = time.monotonic()
+        _start(starter, domain)
+        shell = GuestShell(machine.ssh, domain, lambda: image.console_tail(machine.name))
+        _wait(shell, domain, machine, began + boot_s)
+        say(f"the VM has booted after {time.monotonic() - began:.0f} s")
+        yield shell
+    finally:
+        try:
+            _remove(domain, image)
+        finally:
+            starter.stop()
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _starter(uri: str, machine: Machine, directory: Path) -> Program:
     """Return the virsh that starts the domain and then waits: with it, libvirt ends the domain."""
     file = directory / "domain.xml"
-    file.write_text(xml)
-    commands = f"create {file} --autodestroy; event --domain {NAME} --event lifecycle --loop"
+    file.write_text(machine.xml)
+    commands = f"create {file} --autodestroy; event --domain {machine.name} --event lifecycle --loop"
     return Program("virsh", ["virsh", "-c", uri, commands], directory / "virsh.log")
 
 
@@ -122,7 +134,7 @@ def _wait(shell: GuestShell, domain: TransientDomain, machine: Machine, deadline
     shell.run(["systemctl", "start", "default.target"], max(1.0, deadline - time.monotonic()))
 
 
-def _remove(domain: TransientDomain, machine: Machine) -> None:
+def _remove(domain: TransientDomain, image: Image) -> None:
     """Remove domain and overlay: those of this run, or of one that was killed."""
     try:
         domain.stop()
@@ -133,4 +145,4 @@ def _remove(domain: TransientDomain, machine: Machine) -> None:
             fix=error.fix or "see that `virsh list` answers: systemctl start libvirtd",
         ) from error
     finally:
-        machine.image.remove_overlay(NAME)
+        image.remove_overlay(domain.name)

@@ -1,0 +1,84 @@
+"""Read what iperf3 prints as JSON (pure), and measure TCP on this host's loopback device."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+
+from netplugin.api.errors import HostError
+from netplugin.host.processes import needs_program, printable, run
+from netplugin.host.program import Program, ProgramError, own_directory
+from netplugin.tuning.verifying.busy import BusyClock
+from netplugin.tuning.verifying.result import TcpSample, TcpSettings
+
+STEP = "iperf3"
+PROGRAM, PACKAGE = "iperf3", "iperf3"
+#: Seconds at the start that are not counted: TCP's slow start.
+OMIT_S = 1
+_BESIDE_S = 30.0
+_LOOPBACK = "127.0.0.1"
+
+
+def require() -> None:
+    """Raises: BackendUnavailable."""
+    needs_program(PROGRAM, PACKAGE, STEP)
+
+
+def client(address: str, port: int, settings: TcpSettings) -> list[str]:
+    """Return the command of the sender."""
+    return [
+        *(PROGRAM, "--client", address, "--port", str(port), "--json"),
+        *("--time", str(settings.window_s), "--omit", str(OMIT_S), "--parallel", str(settings.streams)),
+    ]
+
+
+def parsed(text: str, settings: TcpSettings, where: str) -> tuple[str, float]:
+    """Return version and received bits per second. Raises: HostError."""
+    try:
+        return _parse(text, settings)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
+        raise HostError(
+            f"what iperf3 printed {where} cannot be made sense of: {printable(str(wrong))[:300]}",
+            step=STEP,
+            fix="install iperf3 3.12 or later there",
+        ) from wrong
+
+
+def _parse(text: str, settings: TcpSettings) -> tuple[str, float]:
+    whole = json.loads(text)
+    if "error" in whole:
+        raise ValueError(whole["error"])
+    streams = len(whole["end"]["streams"])
+    if streams != settings.streams:
+        raise ValueError(f"{streams} streams, and not {settings.streams}")
+    rate = float(whole["end"]["sum_received"]["bits_per_second"])
+    if not (math.isfinite(rate) and rate > 0):
+        raise ValueError(f"{rate} bits per second")
+    return str(whole["start"]["version"])[:40], rate
+
+
+def on_loopback(settings: TcpSettings, port: int) -> tuple[str, TcpSample]:
+    """Measure between two processes of this host. Raises: HostError, OperationTimeout."""
+    folder = own_directory()
+    words = [PROGRAM, "--server", "--bind", _LOOPBACK, "--port", str(port), "--forceflush"]
+    server = Program("iperf3", words, folder / "log")
+    try:
+        server.start()
+        deadline = time.monotonic() + _BESIDE_S
+        server.wait_for(lambda: "Server listening" in server.log.read_text(), deadline, "it listens")
+        clock = BusyClock()
+        text = run(
+            ["setpriv", "--pdeathsig", "KILL", "--", *client(_LOOPBACK, port, settings)],
+            step=STEP,
+            deadline=time.monotonic() + settings.window_s + OMIT_S + _BESIDE_S,
+        )
+        busy = clock.cpus()
+    except ProgramError as error:
+        raise HostError(str(error), step=STEP) from error
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    version, rate = parsed(text, settings, "on this host")
+    return version, TcpSample(bits_per_s=rate, busy_cpus=busy)
