@@ -355,10 +355,10 @@ def test_a_vnf_on_the_image_needs_no_address() -> None:
         assert (machine.key, machine.known_hosts) == ("/images/latest/key", "/images/latest/known_hosts")
     assert run.vm is not None and run.vm.placement.pin, "by the plan of the host"
     own = cell_description(
-        vm={"image": "/i", "policy": {"numa_node": 1}}, vnf={**_VPP, "nics": ["0000:09:00.0"]}
+        vm={"image": "/i", "policy": {"numa_node": 1}}, vnf={**_VPP, "nics": ["0000:09:00.0", "0000:0a:00.0"]}
     )
     assert own.vm is not None and not own.vm.placement.pin
-    assert isinstance(own.vnf, VppDescription) and own.vnf.nics == ("0000:09:00.0",)
+    assert isinstance(own.vnf, VppDescription) and own.vnf.nics == ("0000:09:00.0", "0000:0a:00.0")
     assert RunDescription.model_validate(run.model_dump(mode="json")) == run
 
 
