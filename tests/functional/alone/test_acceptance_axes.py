@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 import shutil
+import socket
+import struct
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,9 @@ from tests.lab.processes import run
 from tests.lab.wires import Wires, wires
 
 pytestmark = pytest.mark.long
+
+#: asm-generic/socket.h, linux/if_ether.h
+_SO_TIMESTAMPNS, _ETH_P_IP = 35, 0x0800
 
 #: As few frames and trials as tell something, on a machine that has more to do.
 SEARCH = {
@@ -83,6 +91,66 @@ def test_testpmd_runs_in_each_mode_behind_ovs(ovs: PrivateOvs, tmp_path: Path) -
             for number, way in enumerate(trial["measured"]["directions"]):
                 assert counted[f"vnf.port{number}.rx_packets"] == way["tx_packets"]
                 assert counted[f"vnf.port{number ^ 1}.tx_packets"] == way["rx_packets"]
+
+
+def test_frames_go_through_ovs_in_bursts(ovs: PrivateOvs, tmp_path: Path) -> None:
+    """The generator is a program that sends them so; what arrives at the NIC is seen by its time stamps."""
+    with wires() as wired, agent_on(wired, "dpdkvhostuser", ovs) as agent:
+        sections = wired.described("bursts", agent.url, ovs.rundir)
+        del sections["overrides"]
+        ways = [
+            f"{send},{receive},52:54:00:5a:01:0{n},52:54:00:5a:00:0{n}"
+            for n, (send, receive) in enumerate((wired.ends, wired.ends[::-1]), 1)
+        ]
+        sender = [sys.executable, "-m", "tests.lab.burst_sender", wired.netns, *ways]
+        sections |= {
+            "generator": {"type": "exec", "command": shlex.join(sender)},
+            "search": SEARCH,
+            "matrix": {"backends": ["dpdkvhostuser"], "flows": [4], "bursts": [1, 64]},
+        }
+        with arrivals(wired.nics[0]) as seen:
+            done = matrix(tmp_path / "bursts", sections)
+    assert done.returncode in (0, 1), done.stderr
+    found = read_run(tmp_path / "bursts" / "run")
+    assert [record.cell.burst for record in found.records] == [1, 64], done.stderr
+    for record in found.records:
+        check_trials(record)
+        assert record.result is not None
+        assert {trial["burst"] for trial in record.result["trial_log"]} == {record.cell.burst}
+        assert any(trial["verdict"] == "passed" for trial in record.result["trial_log"]), "few frames"
+    assert longest_train(seen) >= 64
+
+
+@contextmanager
+def arrivals(nic: str) -> Iterator[list[float]]:
+    """The times in seconds at which UDP frames arrive at a NIC."""
+    seen: list[float] = []
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as ear:
+        ear.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        ear.bind((nic, _ETH_P_IP))
+        ear.settimeout(0.2)
+        over = threading.Event()
+
+        def listen() -> None:
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    _, [(_, _, at)], _, (_, _, kind, _, _) = ear.recvmsg(64, 64)
+                    if kind != socket.PACKET_OUTGOING:
+                        seconds, nanoseconds = struct.unpack("qq", at)
+                        seen.append(seconds + nanoseconds / 1e9)
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        try:
+            yield seen
+        finally:
+            over.set()
+            listener.join()
+
+
+def longest_train(seen: list[float]) -> int:
+    """The most frames within 10 ms; evenly spaced, 1,000 a second are 10."""
+    return max(sum(1 for at in seen[n : n + 400] if at - first < 0.01) for n, first in enumerate(seen))
 
 
 @pytest.fixture
