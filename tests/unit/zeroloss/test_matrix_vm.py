@@ -152,9 +152,13 @@ def test_a_vm_that_does_not_answer_is_reported_with_the_end_of_its_console(
     machine = SshMachine(type="ssh", host="127.0.0.1", port=port)
     assert run.vm is not None
     runner = DomainRunner(source_of(run.vm), "test:///x", "x", 0)
+    (virsh / "running").write_text("x\n")
     with pytest.raises(CellError, match=r"did not answer(.|\n)*Kernel panic$") as failed:
         runner.wait_for(machine, 0)
     assert "first" not in str(failed.value), "its last lines only"
+    (virsh / "running").unlink()
+    with pytest.raises(CellError, match=r"the VM ended before it answered(.|\n)*qemu(.|\n)*Kernel panic$"):
+        runner.wait_for(machine, 1e6)  # a VM that has crashed is not waited for
 
 
 def test_a_vm_that_does_not_start_is_said_with_libvirts_words(agent: MadeUpAgent, virsh: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -217,9 +217,9 @@ class DomainRunner:
                 self._domain.stop()
 
     def wait_for(self, machine: SshMachine | ConsoleMachine, seconds: float) -> None:
-        """Wait until the VM can be reached. Raises: CellError with the end of its console."""
+        """Wait until the VM can be reached. Raises: CellError with the end of its console, NetpluginError."""
         try:
-            wait_for_vm(machine, seconds)
+            wait_for_vm(machine, seconds, lambda: self.is_running)
         except CellError as error:
             raise CellError(f"{error}{self.source.console_tail(self._name)}") from error
 
@@ -229,10 +229,12 @@ class DomainRunner:
         self.source.remove_files(self._name)
 
 
-def wait_for_vm(machine: SshMachine | ConsoleMachine, seconds: float) -> None:
-    """Wait until a booting VM can be reached. Raises: CellError."""
+def wait_for_vm(
+    machine: SshMachine | ConsoleMachine, seconds: float, runs: Callable[[], bool] = lambda: True
+) -> None:
+    """Wait until a booting VM can be reached; ``runs``: whether it still runs. Raises: CellError."""
     if isinstance(machine, SshMachine):
-        wait_for_ssh(machine.host, machine.port, seconds)
+        wait_for_ssh(machine.host, machine.port, seconds, runs)
         return
     try:
         machines.make(machine, time.monotonic() + seconds).close()
@@ -240,9 +242,14 @@ def wait_for_vm(machine: SshMachine | ConsoleMachine, seconds: float) -> None:
         raise CellError(f"the VM did not answer on its console within {seconds:g} s: {error}") from error
 
 
-def wait_for_ssh(host: str, port: int, seconds: float) -> None:
-    """Wait for the banner of the SSH server. Raises: CellError."""
-    if not answers_ssh(host, port, time.monotonic() + seconds):
+def wait_for_ssh(host: str, port: int, seconds: float, runs: Callable[[], bool] = lambda: True) -> None:
+    """Wait for the banner of the SSH server of a VM, as long as it runs. Raises: CellError."""
+    if not answers_ssh(host, port, time.monotonic() + seconds, runs):
+        if not runs():
+            raise CellError(
+                f"the VM ended before it answered by SSH at {host} port {port}: its log in"
+                " /var/log/libvirt/qemu says how"
+            )
         raise CellError(f"the VM did not answer by SSH at {host} port {port} within {seconds:g} s")
 
 
