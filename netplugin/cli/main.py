@@ -20,6 +20,15 @@ _DESCRIPTION = (
 )
 
 
+class Commands(CommandManager):
+    """The commands by name, imported when one is run: cliff imports them all, at each start."""
+
+    def load_commands(self, namespace: str) -> None:
+        self.group_list.append(namespace)
+        for entry in importlib.metadata.entry_points(group=namespace):
+            self.commands[entry.name.replace("_", " ")] = entry
+
+
 class Netplugin(App):
     """Exit status: 0 success, 1 failure with an error on standard error, 2 wrong command line."""
 
@@ -33,7 +42,7 @@ class Netplugin(App):
         super().__init__(
             _DESCRIPTION,
             importlib.metadata.version("netplugin"),
-            CommandManager("netplugin.cli"),
+            Commands("netplugin.cli"),
             deferred_help=True,
         )
         root = logging.getLogger()

@@ -20,7 +20,14 @@ DECORATORS = [
 ]
 #: Read by a library: cliff, pydantic, ovs and ovsdbapp, sqlite3, yaml, uvicorn, prometheus, jinja2.
 LIBRARIES = [
-    *("take_action", "formatter_default", "initialize_app", "deferred_help", "argparse_kwargs"),
+    *(
+        "take_action",
+        "load_commands",
+        "formatter_default",
+        "initialize_app",
+        "deferred_help",
+        "argparse_kwargs",
+    ),
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
     *("run_idl", "pre_commit", "cooperative_yield", "updates", "SelectPoll", "feed", "ovsdb_connection"),
     *("text_factory", "indentless", "ignore_aliases", "preserve_quotes", "startup", "collect", "globals"),
