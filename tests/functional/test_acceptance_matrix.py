@@ -69,7 +69,7 @@ def test_two_backends_are_searched_with_real_packets(
         zeroloss(description, "--folder", tmp_path / "run"),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr
@@ -96,7 +96,7 @@ def test_a_run_that_is_killed_leaves_nothing_once_it_was_resumed(
     description, folder = write(tmp_path, sections), tmp_path / "run"
     command = zeroloss(description, "--folder", folder)
     with Daemon("zeroloss", command, tmp_path / "log") as first:
-        first.wait_for(lambda: len(entries(folder, "trial")) >= 1, 60, "a trial was journalled")
+        first.wait_for(lambda: len(entries(folder, "trial")) >= 1, 180, "a trial was journalled")
         first.kill()
     before = entries(folder, "trial")
     assert len(agent.get("/v1/ports")[1]) == 2
@@ -104,7 +104,7 @@ def test_a_run_that_is_killed_leaves_nothing_once_it_was_resumed(
         zeroloss(description, "--folder", tmp_path / "other"),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert taken.returncode == 2 and "port zeroloss-1 is there already" in taken.stderr
@@ -112,7 +112,7 @@ def test_a_run_that_is_killed_leaves_nothing_once_it_was_resumed(
         zeroloss(description, "--folder", folder, "--resume"),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=480,
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr
