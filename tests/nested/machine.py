@@ -61,12 +61,15 @@ class BootError(LabError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Needs:
-    """What a guest must have; tests with the same needs share one."""
+    """What a guest must have; tests with the same needs share one.
+
+    The default is enough for VFs and for what has them by vfio, so that most tests need one boot.
+    """
 
     cpus: int = 1
     """Without KVM two are the slower the busier the machine: they wait for each other."""
-    memory_mb: int = 1536
-    hugepages: int = 0
+    memory_mb: int = 2048
+    hugepages: int = 128
     """2 MB pages, out of the memory."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from tests.nested.host_apply import Host
 from tests.nested.nics import PF
 from tests.nested.vfs import DEADLINE_S, driver
 
-pytestmark = [pytest.mark.nested(memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nested, pytest.mark.timeout(600)]
 
 NUMVFS = nics.device(PF.pci) / "sriov_numvfs"
 

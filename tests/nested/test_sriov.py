@@ -36,7 +36,7 @@ from tests.nested.vfs import (
     whole_state,
 )
 
-pytestmark = [pytest.mark.nested(memory_mb=2048, hugepages=128), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nested, pytest.mark.timeout(600)]
 
 START_S = 180.0
 
