@@ -17,6 +17,7 @@ from netplugin_zeroloss.journal import Cell, Part, control_cell, read_run
 from netplugin_zeroloss.matrix import cells, preflight
 from netplugin_zeroloss.matrix.bench import BareBench
 from netplugin_zeroloss.report.figures import report_of
+from netplugin_zeroloss.report.published import zstack
 from netplugin_zeroloss.report.table import csv_text, grids, markdown
 from netplugin_zeroloss.search.follow_up import follow_up
 from netplugin_zeroloss.search.search import carry_out
@@ -206,6 +207,13 @@ def test_the_dry_run_and_the_command_refuse_with_a_sentence(
     assert done.returncode == 2 and "cannot send frames in bursts" in done.stderr
     assert main(["search", "--generator", "exec", "--exec-cmd", unable, "--burst", "8"]) == 2
     assert "cannot send frames in bursts" in capsys.readouterr().err
+
+
+def test_published_figures_are_not_shown_for_what_was_not_published() -> None:
+    cell = Cell("dpdkvhostuser", 2)
+    assert zstack().rate_pps(cell) == zstack().rate_pps(replace(cell, numa="local")) is not None
+    assert zstack().rate_pps(replace(cell, burst=32)) is None
+    assert zstack().rate_pps(replace(cell, numa="remote")) is None
 
 
 def test_a_run_reports_each_size_of_bursts_by_itself(tmp_path: Path) -> None:

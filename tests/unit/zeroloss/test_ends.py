@@ -226,10 +226,11 @@ def test_a_path_that_dies_during_the_search_ends_the_cell_with_its_name() -> Non
 
 def test_a_path_that_starves_under_overload_counts_as_loss() -> None:
     inner = Scripted([(5000, 5000), (5000, 5000), (5000, 4000), (5000, 0)], WELL)
-    measured = guarded(inner).run(ASKED)
+    measured = guarded(inner).run(replace(ASKED, rate_pps=20_000, latency=True, readings=3, burst=8))
     assert measured.directions[3].rx_packets == 0, "the trial is as it was"
     [_, probe] = inner.requests
     assert probe.purpose == "does it forward?" and probe.rate_pps <= 1000
+    assert (probe.latency, probe.readings, probe.burst) == (False, 0, 1)
 
 
 def test_loss_is_reported_by_path() -> None:

@@ -190,6 +190,8 @@ def wait_until_forwarding(
                 duration_s=duration,
                 abort_on_loss=False,
                 purpose="does it forward?",
+                latency=False,
+                readings=0,
                 burst=1,
             )
         )

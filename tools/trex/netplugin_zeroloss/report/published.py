@@ -37,8 +37,11 @@ class PublishedTable:
     rates_pps: tuple[tuple[str, int | None, float], ...]
 
     def rate_pps(self, cell: Cell) -> float | None:
-        """Return the published rate of a cell, for any flows and queues."""
-        if cell.frame != self.frame:
+        """Return the published rate of a cell, for any flows and queues.
+
+        None were published for frames in bursts, or for a VM that is remote to the NICs.
+        """
+        if cell.frame != self.frame or cell.burst > 1 or cell.numa == "remote":
             return None
         for backend, cores, rate in self.rates_pps:
             if (backend, cores) == (cell.backend, cell.pmd_cores):
