@@ -86,6 +86,9 @@ if words[0] == "cyclictest":
     if (script / "dies").exists():
         (home / "state/running/netplugin-verify").unlink()
         sys.exit("Connection to 127.0.0.1 closed by remote host.")
+    if (script / "hangs").exists():
+        (home / "state/hanging").touch()
+        time.sleep(600)
     if (script / "fails").exists():
         sys.exit("\\x1b[31mcyclictest: no memory")
     if (script / "writes-base").exists():

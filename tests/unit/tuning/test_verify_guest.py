@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
+import subprocess
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +29,7 @@ from netplugin.tuning.verifying.guest.machine import MTU, isolated, machines_on,
 from netplugin.tuning.verifying.iperf import on_loopback
 from netplugin.tuning.verifying.result import Tcp, TcpSample, TcpSettings, TcpVariant
 from netplugin.tuning.verifying.show import EMULATED, comparison_text, draw_plot
+from tests.lab.processes import wait_for
 from tests.unit.tuning.golden import facts_of, planned
 from tests.unit.tuning.runs import HIGH, LOW, in_a_vm
 from tests.unit.tuning.scripted_guest import CYCLICTEST, IPERF3, ScriptedGuest
@@ -79,6 +83,24 @@ def test_what_a_killed_run_left_is_removed_first(guest: ScriptedGuest) -> None:
     guest.was_killed(guest.image)
     assert verify(guest) == 0
     assert (guest.home / "state/destroyed").exists() and guest.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_ended_leaves_nothing(guest: ScriptedGuest, number: signal.Signals) -> None:
+    guest.script("hangs")
+    words = ["--guest", str(guest.image.folder), "--results", str(guest.home / "r"), *shlex.split(OPTIONS)]
+    netplugin = [sys.executable, "-m", "netplugin.cli.main", "host", "verify", *words]
+    # A shell in the background lets its children ignore SIGINT.
+    run = subprocess.Popen(["env", "--default-signal=INT", *netplugin], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for((guest.home / "state/hanging").exists, 60, "cyclictest runs in the VM")
+        run.send_signal(number)
+        said = run.communicate(timeout=60)[1]
+    finally:
+        run.kill()
+        run.wait()
+    assert run.returncode != 0 and "Traceback" not in said, said
+    assert guest.left() == [] and list((guest.home / "r").iterdir()) == []
 
 
 @pytest.mark.parametrize(
