@@ -130,9 +130,9 @@ def test_a_search_ends_with_a_rate(
 
 
 @pytest.mark.parametrize(("workers", "queues"), [(1, 1), (2, 1), (4, 2)])
-def test_each_worker_polls_a_queue(trex: Path, vpp: Path, tmp_path: Path, workers: int, queues: int) -> None:
+def test_each_worker_polls_a_queue(vpp: Path, tmp_path: Path, workers: int, queues: int) -> None:
     """As VPP prints where its threads run and what they poll."""
-    with _hypervisor(tmp_path, vpp, trex) as host:
+    with _hypervisor(tmp_path, vpp, None) as host:
         records = host.cells(workers, "ssh", FEW, queues)
     for record in records:
         assert record.result is not None, record.error
