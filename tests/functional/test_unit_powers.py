@@ -64,7 +64,7 @@ def bounded(
     capabilities: Collection[str] = CAPABILITIES,
 ) -> PrivateAgent:
     """An agent within the bounds of the unit; ``home`` is all that it may write."""
-    agent = PrivateAgent(home, ovs, options, capabilities=capabilities)
+    agent = PrivateAgent(home, ovs, options, capabilities=capabilities, as_installed=True)
     agent.groups["api"] |= {
         "socket": str(home / "agent.sock"),
         "socket_group": "daemon",

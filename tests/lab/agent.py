@@ -39,14 +39,22 @@ def with_capabilities(names: Collection[str], command: Sequence[Argument]) -> li
 class _Preloaded(Daemon):
     """``python -m agents.main`` without the imports, in a network namespace."""
 
-    def __init__(self, name: str, args: Sequence[Argument], log: Path, netns: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        args: Sequence[Argument],
+        log: Path,
+        netns: str | None,
+        capabilities: Collection[str] | None,
+    ) -> None:
         super().__init__(name, args, log)
-        self._netns = netns
+        self._netns, self._capabilities = netns, capabilities
 
     def _spawned(self, log: int, env: Mapping[str, str]) -> Process:
         with entered(self._netns):
             arguments = self.args[len(COMMAND) :]
-            return preloaded.agent().start(arguments, env, log, own_sys=self._netns is not None)
+            own_sys = self._netns is not None
+            return preloaded.agent().start(arguments, env, log, own_sys, self._capabilities)
 
 
 class PrivateAgent(Running):
@@ -67,8 +75,8 @@ class PrivateAgent(Running):
         ``netns`` is the network namespace it runs in, and is called in. ``capabilities`` are all that
         it has of root's (``tests.docs.unit_file`` has the systemd unit's).
 
-        ``as_installed``: started as operators start it, imports and all, as are those with
-        capabilities; the others are forks of one that has imported (``preloaded``).
+        ``as_installed``: started as operators start it, imports and all; the others are forks of one
+        that has imported (``preloaded``).
 
         ``ready`` false: a host on which the agent will not be ready.
         """
@@ -108,12 +116,12 @@ class PrivateAgent(Running):
         self.log = directory / "agent.log"
         args: list[Argument] = [*COMMAND, "--config-file", self.config]
         self.daemon: Daemon
-        if as_installed or capabilities is not None:
+        if as_installed:
             if capabilities is not None:
                 args = with_capabilities(capabilities, args)
             self.daemon = Daemon("netplugin-agent", within(netns, args), self.log)
         else:
-            self.daemon = _Preloaded("netplugin-agent", args, self.log, netns)
+            self.daemon = _Preloaded("netplugin-agent", args, self.log, netns, capabilities)
 
     def begin(self) -> None:
         self.start(ready=self._ready)

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -28,7 +28,9 @@ WITH_AGENT = ("uvicorn.loops.asyncio", "uvicorn.protocols.http.httptools_impl")
 DRIVERS = "netplugin.backends"
 _MAX_BYTES = 1 << 17
 _FILES = 2  # the log and the network namespace
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# linux/prctl.h, linux/capability.h
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 24, 38
+_CAPABILITY_VERSION_3 = 0x20080522
 _CLONE_NEWNS = 0x00020000  # linux/sched.h
 _MS_REC_SLAVE = 1 << 14 | 1 << 19  # sys/mount.h
 _MNT_DETACH = 2
@@ -74,10 +76,18 @@ class Program:
                 start_new_session=True,  # an interrupt is for pytest
             )
 
-    def start(self, arguments: Sequence[str], env: Mapping[str, str], log: int, own_sys: bool = False) -> Run:
+    def start(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        log: int,
+        own_sys: bool = False,
+        capabilities: Collection[str] | None = None,
+    ) -> Run:
         """Run it where this thread is: directory and network namespace. ``log``: a file's descriptor.
 
-        ``own_sys``: with the /sys of the namespace, as ``ip netns exec`` gives it.
+        ``own_sys``: with the /sys of the namespace, as ``ip netns exec`` gives it. ``capabilities``: all
+        that it has and can get, by their names in capabilities(7).
         """
         network = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         try:
@@ -86,6 +96,7 @@ class Program:
                 "env": dict(env),
                 "directory": os.getcwd(),
                 "own_sys": own_sys,
+                "capabilities": None if capabilities is None else _numbers(capabilities),
             }
             return Run(self, self._call(call, [log, network]))
         finally:
@@ -147,6 +158,8 @@ def _become(call: Mapping[str, Any], log: int, network: int) -> None:
     os.chdir(call["directory"])
     os.environ.clear()
     os.environ.update(call["env"])
+    if call["capabilities"] is not None:
+        _keep(libc, call["capabilities"])
 
 
 def _mount_sys(libc: ctypes.CDLL) -> None:
@@ -158,6 +171,30 @@ def _mount_sys(libc: ctypes.CDLL) -> None:
         or libc.mount(b"netplugin", b"/sys", b"sysfs", ctypes.c_ulong(0), None)
     ):
         raise OSError(ctypes.get_errno(), "the namespace's own /sys")
+
+
+def _numbers(capabilities: Collection[str]) -> list[int]:
+    known = subprocess.run(["setpriv", "--list-caps"], capture_output=True, text=True, check=True)
+    names = [f"CAP_{name.upper()}" for name in known.stdout.split()]
+    return [names.index(name) for name in capabilities]
+
+
+def _keep(libc: ctypes.CDLL, capabilities: Collection[int]) -> None:
+    """Leave it these alone, as ``setpriv --bounding-set --no-new-privs`` leaves root (capabilities(7))."""
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    dropped = [number for number in range(last + 1) if number not in capabilities]
+    mask = sum(1 << number for number in capabilities)
+    low, high = mask & 0xFFFFFFFF, mask >> 32
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    # Effective, permitted, inheritable; twice.
+    data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+    if (
+        any(libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) for number in dropped)
+        or libc.capset(header, data)
+        or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    ):
+        raise OSError(ctypes.get_errno(), "capabilities")
 
 
 def _main() -> int:

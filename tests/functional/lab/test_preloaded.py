@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.agent import with_capabilities
 from tests.lab.namespaces import entered, namespace
 from tests.lab.preloaded import Program, Run
 from tests.lab.processes import wait_for
@@ -55,6 +56,18 @@ def test_it_runs_where_and_with_what_it_was_started(
     with namespace("np-preloaded") as name, entered(name):
         there = said(timeit, where, tmp_path / "there")
     assert there != said(timeit, where, tmp_path / "here") == os.readlink("/proc/self/ns/net")
+
+
+def test_it_has_the_powers_that_setpriv_would_leave_it(timeit: Program, tmp_path: Path) -> None:
+    powers = ["CAP_NET_ADMIN", "CAP_CHOWN", "CAP_BPF"]
+    text = "[line for line in open('/proc/self/status') if line.startswith(('Cap', 'NoNewPrivs'))]"
+    with (tmp_path / "log").open("ab") as file:
+        run = timeit.start(["-n1", "-r1", f"print({text})"], os.environ, file.fileno(), capabilities=powers)
+    assert run.wait(DEADLINE_S) == 0
+    command = with_capabilities(powers, [sys.executable, "-c", f"print({text})"])
+    expected = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert (tmp_path / "log").read_text().splitlines()[0] == expected.strip()
+    assert "CapEff:\\t0000008000001001" in expected
 
 
 def test_its_end_is_told_as_by_subprocess(timeit: Program, tmp_path: Path, run: Run) -> None:
