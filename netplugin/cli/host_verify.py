@@ -20,8 +20,6 @@ from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.verifying import result, show
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
-from netplugin.tuning.verifying.guest.machine import machines_on
-from netplugin.tuning.verifying.guest.vm import free_port
 from netplugin.tuning.verifying.measure import Say, measure, measure_guest, require, require_guest
 from netplugin.tuning.verifying.options import Options, asked_of, guest_asked_of
 from netplugin.tuning.verifying.result import MeasuredRun
@@ -99,9 +97,7 @@ def measured(
         require_guest(guest)
         result.prepare(parsed_args.results)
         placed_by = None if options.unplaced else plan
-        ports = [free_port() for _ in range(2 if guest.tcp else 1)]
-        machines = machines_on(guest.image, ports, guest.emulate, placed_by, facts, live)
-        run = measure_guest(guest, machines, facts, live, libvirt_uri(parsed_args), say)
+        run = measure_guest(guest, placed_by, facts, live, libvirt_uri(parsed_args), say)
     return result.write(parsed_args.results, run), run
 
 

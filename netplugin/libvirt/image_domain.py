@@ -88,16 +88,20 @@ def _devices(devices: etree._Element, base: Path, overlay: Path, console: Path) 
 
 def _management(root: etree._Element, ssh_port: int) -> None:
     """Add the NIC for SSH. libvirt has no element for this in QEMU's user network (``hostfwd``)."""
-    line = etree.SubElement(root, f"{{{_QEMU}}}commandline")
     device = (
         f"virtio-net-pci,netdev=management,mac={MANAGEMENT_MAC},bus=pcie.0,addr={_slot(MANAGEMENT)},romfile="
     )
-    for word in (
-        "-netdev",
-        f"user,id=management,restrict=on,hostfwd=tcp:{HOST}:{ssh_port}-:22",
-        "-device",
-        device,
-    ):
+    network = f"user,id=management,restrict=on,hostfwd=tcp:{HOST}:{ssh_port}-:22"
+    add_arguments(root, "-netdev", network, "-device", device)
+
+
+def add_arguments(root: etree._Element, *words: str) -> None:
+    """Add arguments of QEMU for what libvirt has no element."""
+    name = f"{{{_QEMU}}}commandline"
+    line = root.find(name)
+    if line is None:
+        line = etree.SubElement(root, name)
+    for word in words:
         etree.SubElement(line, f"{{{_QEMU}}}arg", value=word)
 
 

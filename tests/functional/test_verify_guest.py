@@ -12,18 +12,19 @@ from netplugin_zeroloss.vm.image import read
 
 from netplugin.tuning.verifying.result import TCP_VARIANTS
 from tests.docs.blocks import ROOT
-from tests.functional.test_vm_build import build
+from tests.functional.test_vm_build import SMALL, build
 
 pytestmark = [pytest.mark.long, pytest.mark.outside]
 
-#: One vCPU, for which this machine has a CPU beside that of its housekeeping.
-SIZE = ("--vcpus", "1", "--memory-mb", "512", "--hugepage-mb", "0")
-PAGES = 300
+#: One vCPU, for which this machine has a CPU in addition to that of its housekeeping.
+SIZE = ("--vcpus", "1", "--memory-mb", "1024", "--hugepage-mb", "256")
+#: For a placed VM, in pages of 2 MB.
+PAGES = 600
 PACKAGES = ("--package", "rt-tests", "--package", "iperf3", "--package", "ethtool")
 
 
 def test_latency_is_measured_in_a_vm_and_nothing_is_left(tmp_path: Path) -> None:
-    build(tmp_path / "vm", *SIZE, *PACKAGES)
+    build(tmp_path / "vm", *SIZE, *PACKAGES, small=SMALL[:2])
     image = read(tmp_path / "vm/latest")
     sandbox = [sys.executable, "-m", "tests.lab.sandbox", "--hugepages", str(PAGES), "--"]
     done = subprocess.run(
@@ -50,4 +51,6 @@ def test_latency_is_measured_in_a_vm_and_nothing_is_left(tmp_path: Path) -> None
     samples = [sample for each in tcp["between"] for sample in each["samples"]] + tcp["host"]
     assert len(samples) == 10 and all(sample["bits_per_s"] > 1e5 for sample in samples)
     assert all(0 < sample["busy_cpus"] for sample in samples)
+    throughput = seen["tcp"]["guest"]["throughput_pps"]
+    assert len(throughput["samples"]) == 2 and throughput["min"] > 100
     assert seen["left"] == [False, False, False] and list(image.damage()) == []

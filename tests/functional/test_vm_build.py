@@ -23,13 +23,13 @@ SIZE = ("--vcpus", "2", "--memory-mb", "1024", "--disk-mb", "3072")
 BACKENDS = ["linuxbridge"]
 
 
-def build(folder: Path, *more: str) -> str:
+def build(folder: Path, *more: str, small: tuple[str, ...] = SMALL) -> str:
     """The command's output. apt's sources are those of this machine, if they are in one file of their own."""
     command = [sys.executable, str(ROOT / "tools/trex/zeroloss.py"), "vm", "build", "--folder", str(folder)]
     sources = SOURCE_PARTS / "debian.sources"
     given = ["--sources", str(sources)] if sources.exists() else []
     done = subprocess.run(
-        [*command, *SMALL, *SIZE, *given, *more], capture_output=True, text=True, timeout=1500, check=False
+        [*command, *small, *SIZE, *given, *more], capture_output=True, text=True, timeout=1500, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

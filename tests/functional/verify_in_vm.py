@@ -51,7 +51,9 @@ def looked_at(image: Path) -> dict[str, Any]:
 
         placed = verify(image, results, "--label", "after", *PLAN)
         # Between VMs without KVM: rounds are short.
-        tcp = verify(image, results, "--label", "tcp", "--tcp", "--window", "1", "--duration", "2")
+        tcp = verify(
+            image, results, "--label", "tcp", "--tcp", "--testpmd", "--window", "1", "--duration", "2"
+        )
         xml = libvirt.qemu_log(NAME).read_text()
         compared = subprocess.run(
             [*VERIFY, "compare", "before", "after", "--results", str(results)],

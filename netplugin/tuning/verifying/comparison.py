@@ -21,6 +21,7 @@ from netplugin.tuning.verifying.result import (
     MeasuredRun,
     Tcp,
     TcpSample,
+    Throughput,
     tcp_words,
 )
 
@@ -189,8 +190,25 @@ def _of_vm(run: MeasuredRun) -> Mapping[str, int | str]:
     }
 
 
-def _of_throughput(run: MeasuredRun) -> Mapping[str, int | str]:
-    return {"frame size": run.throughput.settings.frame_size} if run.throughput else {}
+def _throughput(what: str, find: Callable[[MeasuredRun], Throughput | None]) -> MeasuredFigure:
+    def settings(run: MeasuredRun) -> Mapping[str, int | str]:
+        found = find(run)
+        if found is None:
+            return {}
+        return {
+            "frame size": found.settings.frame_size,
+            **(_of_vm(run) if found is not run.throughput else {}),
+        }
+
+    def samples(run: MeasuredRun) -> Sequence[float]:
+        found = find(run)
+        return found.samples if found else ()
+
+    def whole(run: MeasuredRun) -> float | None:
+        found = find(run)
+        return median(found.samples) if found else None
+
+    return MeasuredFigure(what, "pps", True, settings, samples, whole)
 
 
 def _latency(what: str, find: _Latency, name: str, of: _Of) -> MeasuredFigure:
@@ -256,14 +274,8 @@ def _between(mtu: int, lso: bool) -> Iterator[MeasuredFigure]:
 FIGURES: tuple[MeasuredFigure, ...] = (
     *_latencies("latency", _of_host),
     *_latencies("guest latency", _of_guest),
-    MeasuredFigure(
-        "throughput",
-        "pps",
-        True,
-        _of_throughput,
-        lambda run: run.throughput.samples if run.throughput else (),
-        lambda run: median(run.throughput.samples) if run.throughput else None,
-    ),
+    _throughput("throughput", lambda run: run.throughput),
+    _throughput("guest throughput", lambda run: run.guest_throughput),
     *(figure for variant in TCP_VARIANTS for figure in _between(*variant)),
     *_tcp("TCP on the host", lambda tcp: tcp.host),
 )

@@ -22,7 +22,10 @@ from netplugin.tuning.root import known
 from netplugin.tuning.verifying.result import ThroughputSettings
 
 STEP = "testpmd"
-_PROGRAM = "dpdk-testpmd"
+_FIX = "leave the loop out, --only latency, or name CPUs, --loop-cpus A,B"
+PROGRAM = "dpdk-testpmd"
+#: Socket of vhost-user, in the folder of a measurement.
+SOCKET = "loop.sock"
 _START_S = 60.0
 #: Warm-up of caches and page faults, seconds: the first second is slower.
 _WARM_S = 1.0
@@ -36,13 +39,13 @@ _LINE_BUFFERED = ("stdbuf", "-oL")
 _FORWARDS = "packet forwarding - ports="
 #: Initial bursts of 32 frames, as in the guide: more than both rings hold, so that neither runs empty. The
 #: excess is dropped.
-_BURSTS = 32
+BURSTS = 32
 _RING = 256
 
 
 def require() -> None:
     """Raises: BackendUnavailable."""
-    needs_program(_PROGRAM, "dpdk-dev", STEP)
+    needs_program(PROGRAM, "dpdk-dev", STEP)
 
 
 def hugepage_node(facts: Facts, nodes: Iterable[int]) -> int | None:
@@ -61,18 +64,18 @@ def measure(settings: ThroughputSettings) -> tuple[str, float]:
     Raises: HostError with testpmd's error text.
     """
     with ExitStack() as stack:
-        stack.enter_context(_in_words_of_the_host())
+        stack.enter_context(as_host_errors(_FIX))
         folder = own_directory()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         own = os.sched_getaffinity(0)
-        host, of_host = _side(stack, folder, "host", host_arguments(settings, folder, own))
-        guest, of_guest = _side(stack, folder, "guest", guest_arguments(settings, folder, own))
+        host, of_host = side(stack, folder, "host", host_arguments(settings, folder, own))
+        guest, of_guest = side(stack, folder, "guest", guest_arguments(settings, folder, own))
         deadline = time.monotonic() + _START_S
-        guest.wait_for(lambda: _frames(of_host) > 0, deadline, "frames come round")
-        _pass(host, _WARM_S)
-        before, began = _frames(of_host) + _frames(of_guest), time.monotonic()
-        _pass(host, settings.window_s)
-        after, ended = _frames(of_host) + _frames(of_guest), time.monotonic()
+        guest.wait_for(lambda: frames(of_host) > 0, deadline, "frames come round")
+        pass_time(host, _WARM_S)
+        before, began = frames(of_host) + frames(of_guest), time.monotonic()
+        pass_time(host, settings.window_s)
+        after, ended = frames(of_host) + frames(of_guest), time.monotonic()
         guest.check()
         if after == before:
             raise HostError("no frame comes round any more", step=STEP)
@@ -82,24 +85,24 @@ def measure(settings: ThroughputSettings) -> tuple[str, float]:
 def host_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
     """testpmd arguments of the host side. Threads that do not poll run on the CPUs in ``own``, without the
     polling CPUs if others remain."""
-    vdev = f"net_vhost0,iface={folder}/loop.sock,queues=1"
-    return [*_eal(settings, "host", settings.host_cpu, vdev, own), *_FORWARD, "--auto-start"]
+    vdev = f"net_vhost0,iface={folder}/{SOCKET},queues=1"
+    return [*_eal(settings, "host", settings.host_cpu, vdev, own), *FORWARD, "--auto-start"]
 
 
 def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
     """testpmd arguments of the guest side, which sends the frames by commands from a file."""
     start = folder / "start"
-    vdev = f"net_virtio_user0,path={folder}/loop.sock,queues=1,queue_size={_RING}"
+    vdev = f"net_virtio_user0,path={folder}/{SOCKET},queues=1,queue_size={_RING}"
     return [
         *_eal(settings, "guest", settings.guest_cpu, vdev, own),
-        *_FORWARD,
+        *FORWARD,
         f"--txpkts={settings.frame_size}",
         f"--cmdline-file={start}",
     ]
 
 
 #: macswap: each side modifies the frame, as a VNF does.
-_FORWARD = (
+FORWARD = (
     "--forward-mode=macswap",
     "--nb-cores=1",
     "--rxq=1",
@@ -118,7 +121,7 @@ _FORWARD = (
 def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[int]) -> list[str]:
     free = format_list(own - {settings.host_cpu, settings.guest_cpu} or own)
     return [
-        _PROGRAM,
+        PROGRAM,
         "--lcores",
         f"0@({free}),1@{cpu}",
         *_memory(settings.hugepage_node),
@@ -137,9 +140,9 @@ def _memory(node: int | None) -> list[str]:
     return ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(_MEMORY_MB)])}"]
 
 
-def _side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> tuple[Program, Telemetry]:
+def side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> tuple[Program, Telemetry]:
     """Start one testpmd and wait until it forwards."""
-    (folder / "start").write_text(f"start tx_first {_BURSTS}\n")
+    (folder / "start").write_text(f"start tx_first {BURSTS}\n")
     words = [*_LINE_BUFFERED, *arguments]
     program = Program(f"testpmd ({name})", words, folder / f"{name}.log")
     stack.callback(program.stop)
@@ -152,23 +155,21 @@ def _side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> tu
     return program, telemetry
 
 
-def _frames(telemetry: Telemetry) -> int:
+def frames(telemetry: Telemetry) -> int:
+    """Frames received since the start. Raises: ProgramError."""
     return int(telemetry.ask("/ethdev/stats", 0)["ipackets"])
 
 
-def _pass(program: Program, seconds: float) -> None:
+def pass_time(program: Program, seconds: float) -> None:
     """Wait, but fail if the program ends."""
     until = time.monotonic() + seconds
     program.wait_for(lambda: time.monotonic() >= until, until + _START_S, "time passes")
 
 
 @contextmanager
-def _in_words_of_the_host() -> Iterator[None]:
+def as_host_errors(fix: str) -> Iterator[None]:
+    """Raise HostError with this fix in place of ProgramError."""
     try:
         yield
     except ProgramError as wrong:
-        raise HostError(
-            str(wrong),
-            step=STEP,
-            fix="leave the loop out, --only latency, or name CPUs, --loop-cpus A,B",
-        ) from wrong
+        raise HostError(str(wrong), step=STEP, fix=fix) from wrong

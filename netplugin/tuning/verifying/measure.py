@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
@@ -10,12 +10,13 @@ from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.processes import printable
 from netplugin.tuning.facts import Cpus, Facts, Live
-from netplugin.tuning.root import Unknown
+from netplugin.tuning.planning.plan import TuningPlan
+from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying import cyclictest, loop
+from netplugin.tuning.verifying.guest import frames, link, vm
 from netplugin.tuning.verifying.guest import latency as guest_latency
-from netplugin.tuning.verifying.guest import link, vm
 from netplugin.tuning.verifying.guest import tcp as guest_tcp
-from netplugin.tuning.verifying.guest.machine import Machine
+from netplugin.tuning.verifying.guest.machine import Machine, machines_on
 from netplugin.tuning.verifying.options import GuestOptions, MeasurementOptions
 from netplugin.tuning.verifying.result import (
     GuestMeasurement,
@@ -48,6 +49,8 @@ def require_guest(asked: GuestOptions) -> None:
     guest_latency.require(asked.image)
     if asked.tcp:
         guest_tcp.require(asked.image)
+    if asked.testpmd:
+        frames.require(asked.image)
 
 
 def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> MeasuredRun:
@@ -73,16 +76,19 @@ def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Me
 
 
 def measure_guest(
-    asked: GuestOptions, machines: Sequence[Machine], facts: Facts, live: Live, uri: str, say: Say
+    asked: GuestOptions, plan: TuningPlan | None, facts: Facts, live: Live, uri: str, say: Say
 ) -> MeasuredRun:
     """Start the VM, measure in it and end it; then with a second one, TCP. ``uri`` is libvirt's.
 
-    Raises: NetpluginError.
+    Without a plan the VMs are not placed. Raises: NetpluginError.
     """
     started = datetime.now(UTC).replace(microsecond=0)
+    ports = [vm.free_port() for _ in range(2 if asked.tcp else 1)]
+    machines = machines_on(asked.image, ports, asked.emulate, plan, facts, live)
     machine, made = machines[0], asked.image.manifest
     say(f"starting a VM on {asked.image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
     with vm.alone(asked.image, uri), ExitStack() as stack:
+        throughput = _guest_frames(asked, machine, plan, facts, live, uri, say) if asked.testpmd else None
         if asked.tcp:
             stack.enter_context(link.switch())
         shell = stack.enter_context(vm.booted(machine, uri, asked.boot_s, say))
@@ -105,8 +111,39 @@ def measure_guest(
         label=asked.label,
         started=started,
         conditions={**conditions(facts, live, cpus), **dict(guest_conditions(described))},
-        guest=GuestMeasurement(vm=described, latency=found, tcp=tcp),
+        guest=GuestMeasurement(vm=described, latency=found, tcp=tcp, throughput=throughput),
     )
+
+
+def _guest_frames(
+    asked: GuestOptions,
+    machine: Machine,
+    plan: TuningPlan | None,
+    facts: Facts,
+    live: Live,
+    uri: str,
+    say: Say,
+) -> Throughput:
+    """Measure frames in a VM of its own boot: testpmd polls, which would disturb what else is measured."""
+    cpu = frames.free_cpu(machine, plan, facts, live)
+    nodes = sorted({c.node for c in known(facts.cpus.cores, ()) if cpu in c.cpus})
+    settings = ThroughputSettings(
+        host_cpu=cpu,
+        guest_cpu=max(parse_list(asked.latency.cpus)),
+        hugepage_node=loop.hugepage_node(facts, nodes),
+        window_s=asked.window_s,
+        frame_size=asked.frame_size,
+    )
+    found = []
+    with frames.host_side(settings) as side:
+        port = [machine.ssh.port]
+        [connected] = machines_on(asked.image, port, asked.emulate, plan, facts, live, side.socket)
+        with vm.booted(connected, uri, asked.boot_s, say) as shell:
+            for number in range(1, asked.rounds + 1):
+                say(f"testpmd on CPU {cpu} and in the VM, {number} of {asked.rounds}, {settings.window_s} s")
+                version, each = frames.measure(shell, side, settings)
+                found.append(each)
+    return Throughput(program=version, settings=settings, samples=tuple(found))
 
 
 def _latency(

@@ -68,6 +68,9 @@ class Options(BaseModel):
         "in this VM; a plan places it, and --cpus are vCPUs",
     )
     tcp: bool = Field(False, description="with guest: measure TCP too, from this VM to a second one")
+    testpmd: bool = Field(
+        False, description="with guest: measure frames too, in a loop of testpmd here and in the VM"
+    )
     streams: Annotated[int, Field(ge=1, le=64)] = Field(4, description="streams of TCP")
     unplaced: bool = Field(False, description="do not place the VM, as on a host without a plan")
     emulate: bool = Field(
@@ -85,8 +88,8 @@ class Options(BaseModel):
     def _of_one_place(self) -> Self:
         if self.guest is not None and (self.only == "throughput" or self.loop_cpus is not None):
             raise ValueError("guest: the testpmd loop is measured on the host; leave guest away")
-        if self.tcp and self.guest is None:
-            raise ValueError("tcp: it is measured between VMs; name their image, --guest")
+        if (self.tcp or self.testpmd) and self.guest is None:
+            raise ValueError("tcp and testpmd are measured in VMs; name their image, --guest")
         return self
 
 
@@ -109,6 +112,10 @@ class GuestOptions:
     image: Image
     latency: LatencySettings
     tcp: TcpSettings | None
+    #: Whether to measure frames, and how.
+    testpmd: bool
+    window_s: int
+    frame_size: int
     emulate: bool
     boot_s: int
 
@@ -126,6 +133,9 @@ def guest_asked_of(options: Options) -> GuestOptions:
         image,
         _latency_settings(options, measured_vcpus(image, options.cpus)),
         TcpSettings(streams=options.streams, window_s=options.window) if options.tcp else None,
+        options.testpmd,
+        options.window,
+        options.frame_size,
         options.emulate,
         options.boot,
     )

@@ -218,6 +218,8 @@ class GuestMeasurement(StoredMeasurement):
     vm: GuestVm
     latency: Latency | None = None
     tcp: Tcp | None = None
+    #: The guest's side is a vCPU.
+    throughput: Throughput | None = None
 
 
 class MeasuredRun(StoredMeasurement):
@@ -234,6 +236,10 @@ class MeasuredRun(StoredMeasurement):
     @property
     def guest_latency(self) -> Latency | None:
         return self.guest.latency if self.guest else None
+
+    @property
+    def guest_throughput(self) -> Throughput | None:
+        return self.guest.throughput if self.guest else None
 
     @property
     def tcp(self) -> Tcp | None:

@@ -60,6 +60,9 @@ def _guest(guest: GuestMeasurement) -> Iterator[str]:
     if guest.latency:
         yield ""
         yield from _latency(guest.latency, "vCPU")
+    if guest.throughput:
+        yield ""
+        yield from _throughput(guest.throughput, "vCPU ")
     if guest.tcp:
         yield ""
         yield from _tcp(guest.tcp)
@@ -117,13 +120,13 @@ def _figures(name: str, histogram: Histogram) -> tuple[str, ...]:
     )
 
 
-def _throughput(throughput: Throughput) -> Iterator[str]:
+def _throughput(throughput: Throughput, guest: str = "") -> Iterator[str]:
     s, samples = throughput.settings, throughput.samples
     memory = f"hugepages of node {s.hugepage_node}"
     if s.hugepage_node is None:
         memory = "ordinary pages, as too few hugepages are free"
     yield (
-        f"Throughput ({throughput.program}, testpmd on CPU {s.host_cpu} and {s.guest_cpu}, "
+        f"Throughput ({throughput.program}, testpmd on CPU {s.host_cpu} and {guest}{s.guest_cpu}, "
         f"{s.frame_size} bytes, {memory}), Mpps each way"
     )
     yield (
@@ -254,18 +257,13 @@ def run_json(run: MeasuredRun, path: Path) -> str:
     if run.latency:
         shown["latency_us"] = _latency_json(run.latency)
     if run.throughput:
-        samples = run.throughput.samples
-        shown["throughput_pps"] = {
-            "settings": run.throughput.settings.model_dump(),
-            "median": median(samples),
-            "min": min(samples),
-            "max": max(samples),
-            "samples": list(samples),
-        }
+        shown["throughput_pps"] = _throughput_json(run.throughput)
     if run.guest:
         shown["guest"] = {"vm": run.guest.vm.model_dump()}
         if run.guest.latency:
             shown["guest"]["latency_us"] = _latency_json(run.guest.latency)
+        if run.guest.throughput:
+            shown["guest"]["throughput_pps"] = _throughput_json(run.guest.throughput)
         if run.guest.tcp:
             shown["guest"]["tcp"] = run.guest.tcp.model_dump()
     shown["conditions"] = dict(run.conditions)
@@ -277,6 +275,17 @@ def _latency_json(latency: Latency) -> Mapping[str, object]:
         "settings": latency.settings.model_dump(),
         "overall": _percentiles(latency.overall),
         "cpus": {str(cpu): _percentiles(each) for cpu, each in latency.by_cpu().items()},
+    }
+
+
+def _throughput_json(throughput: Throughput) -> Mapping[str, object]:
+    samples = throughput.samples
+    return {
+        "settings": throughput.settings.model_dump(),
+        "median": median(samples),
+        "min": min(samples),
+        "max": max(samples),
+        "samples": list(samples),
     }
 
 

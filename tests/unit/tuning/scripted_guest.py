@@ -96,6 +96,15 @@ if words[0] == "cyclictest":
         base.write_text("something else")
 if words[:2] == ["ip", "-json"]:
     print((script / "links.json").read_text())
+unit = home / "state/testpmd"
+if words[0] == "systemd-run" and not (script / "no-frames").exists():
+    unit.touch()
+if words[:2] == ["systemctl", "stop"]:
+    unit.unlink(missing_ok=True)
+if words[:2] == ["systemctl", "show"]:
+    print("failed" if (script / "no-frames").exists() else "active")
+if words[0] == "journalctl":
+    print("EAL: no free hugepages\\x1b[2J")
 if words[0] == "ss" and not (script / "deaf").exists():
     print("LISTEN 0 4096 *:5201 *:*")
 if words[0] == "ethtool" and (script / "no-lso").exists():
@@ -115,6 +124,25 @@ if "--server" in sys.argv:
     time.sleep(60)
 print((script / "iperf3-here.json").read_text())
 """
+_TESTPMD = """import json, os, pathlib, re, socket, sys
+home = pathlib.Path(__file__).parents[1]
+vhost = socket.socket(socket.AF_UNIX)
+vhost.bind(re.search("iface=([^,]*)", " ".join(sys.argv))[1])
+vhost.listen()
+folder = pathlib.Path(os.environ["RUNTIME_DIRECTORY"]) / "dpdk/host"
+folder.mkdir(parents=True)
+telemetry = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+telemetry.bind(str(folder / "dpdk_telemetry.v2"))
+telemetry.listen()
+print("packet forwarding - ports=1", flush=True)
+frames = 0
+while True:
+    asks = telemetry.accept()[0]
+    asks.send(b'{"version": "DPDK 22.11"}')
+    while asks.recv(1000):
+        frames += 1000 * (home / "state/testpmd").exists()
+        asks.send(json.dumps({"/ethdev/stats": {"ipackets": frames}}).encode())
+"""
 _QEMU_IMG = """import pathlib, sys
 pathlib.Path(sys.argv[-1]).write_text("overlay\\n")
 """
@@ -125,7 +153,13 @@ class ScriptedGuest:
         self.home = home
         for name in ("bin", "state/running", "script"):
             (home / name).mkdir(parents=True)
-        programs = {"virsh": _VIRSH, "ssh": _SSH, "qemu-img": _QEMU_IMG, "iperf3": _IPERF3}
+        programs = {
+            "virsh": _VIRSH,
+            "ssh": _SSH,
+            "qemu-img": _QEMU_IMG,
+            "iperf3": _IPERF3,
+            "dpdk-testpmd": _TESTPMD,
+        }
         for name, text in programs.items():
             (home / "bin" / name).write_text(_HEAD + text)
             (home / "bin" / name).chmod(0o755)
@@ -140,7 +174,7 @@ class ScriptedGuest:
             vcpus=2,
             memory_mb=1024,
             arguments="root=/dev/vda isolcpus=managed_irq,domain,1",
-            packages={"rt-tests": "2.4", "iperf3": "3.12", "ethtool": "6.1"},
+            packages={"rt-tests": "2.4", "iperf3": "3.12", "ethtool": "6.1", "dpdk-dev": "22.11"},
         )
 
     def script(self, name: str, text: str = "") -> None:

@@ -10,21 +10,24 @@ import shlex
 import signal
 import subprocess
 import sys
+import uuid
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from netplugin.api.errors import HostError, InvalidRequest, NetpluginError
+from netplugin.api.errors import CapacityExhausted, HostError, InvalidRequest, NetpluginError
 from netplugin.cli.main import main
 from netplugin.host.locks import Locks
 from netplugin.libvirt.guest import read_domain
-from netplugin.tuning.facts import Facts, Live
+from netplugin.tuning.facts import DomainLive, Facts, Live
 from netplugin.tuning.root import known
 from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.busy import BusyClock
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
+from netplugin.tuning.verifying.guest import vm
+from netplugin.tuning.verifying.guest.frames import free_cpu
 from netplugin.tuning.verifying.guest.machine import MTU, isolated, machines_on, measured_vcpus
 from netplugin.tuning.verifying.iperf import on_loopback
 from netplugin.tuning.verifying.result import Tcp, TcpSample, TcpSettings, TcpVariant
@@ -40,6 +43,8 @@ OPTIONS = "--emulate --rounds 2 --duration 2"
 
 @pytest.fixture
 def guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedGuest:
+    # A lock of its own: the same tests may run twice on this machine.
+    monkeypatch.setattr(vm, "_LOCK", f"verify-{uuid.uuid4()}")
     return ScriptedGuest(tmp_path / "host", monkeypatch)
 
 
@@ -89,7 +94,11 @@ def test_what_a_killed_run_left_is_removed_first(guest: ScriptedGuest) -> None:
 def test_a_run_that_is_ended_leaves_nothing(guest: ScriptedGuest, number: signal.Signals) -> None:
     guest.script("hangs")
     words = ["--guest", str(guest.image.folder), "--results", str(guest.home / "r"), *shlex.split(OPTIONS)]
-    netplugin = [sys.executable, "-m", "netplugin.cli.main", "host", "verify", *words]
+    code = (
+        "import sys; from netplugin.tuning.verifying.guest import vm; vm._LOCK = sys.argv.pop(1); "
+        "from netplugin.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    netplugin = [sys.executable, "-c", code, vm._LOCK, "host", "verify", *words]
     # A shell in the background lets its children ignore SIGINT.
     run = subprocess.Popen(["env", "--default-signal=INT", *netplugin], stderr=subprocess.PIPE, text=True)
     try:
@@ -162,8 +171,7 @@ def test_an_image_that_was_written_is_told(guest: ScriptedGuest, capsys: pytest.
 def test_one_run_at_a_time(guest: ScriptedGuest, capsys: pytest.CaptureFixture[str]) -> None:
     locks = Locks()
     try:
-        if locks.take("verify-guest") is not None:
-            pytest.skip("another run on this machine has the lock")
+        assert locks.take(vm._LOCK) is None
         assert verify(guest) == 1
     finally:
         locks.close()
@@ -403,3 +411,57 @@ def test_busy_cpus_are_counted_without_idle_and_steal(tmp_path: Path) -> None:
     assert clock.cpus() == 0
     stat.write_text("cpu 9999 1 5 9000 90 2 2 99 3 0\n")
     assert clock.cpus() > 0
+
+
+# -- frames between testpmd here and in the VM -----------------------------------------------------
+
+
+def test_frames_are_measured_in_a_boot_of_their_own(
+    guest: ScriptedGuest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(guest, f"{OPTIONS} --testpmd --window 1") == 0
+    assert "bytes, " in capsys.readouterr().out
+    [kept] = (guest.home / "r").iterdir()
+    found = result.read(kept).guest_throughput
+    assert found and len(found.samples) == 2 and min(found.samples) > 0
+    assert found.settings.guest_cpu == 1 and found.program == "DPDK 22.11"
+    called = (guest.home / "state/called").read_text()
+    start = "systemd-run --quiet --collect --unit=netplugin-testpmd dpdk-testpmd --lcores 0@0,1@1 --in-memory"
+    assert (
+        called.count(f"{start} -a 0000:01:00.0 --") == called.count("systemctl stop netplugin-testpmd") == 2
+    )
+    # The VM of the latency is another one, without a program that polls next to it.
+    assert called.index("cyclictest") > called.rindex("systemctl stop")
+    assert "vhostuser" not in (guest.home / "state/netplugin-verify.xml").read_text()
+    assert guest.left() == []
+
+
+def test_no_frames_is_a_sentence_with_what_testpmd_said(
+    guest: ScriptedGuest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guest.script("no-frames")
+    assert verify(guest, f"{OPTIONS} --testpmd") == 1
+    shown = capsys.readouterr().err
+    assert "no frame comes from testpmd in the VM:\nEAL: no free hugepages?[2J" in shown
+    assert guest.left() == [] and "cyclictest" not in guest.called
+
+
+def test_the_nic_of_testpmd_has_shared_memory_and_a_fixed_address(tmp_path: Path) -> None:
+    image = made_up_image(tmp_path / "image")
+    facts = with_pages(facts_of("published"))
+    for plan in (None, planned("published", pmd_cores=2, vm_cores=8, vm_memory_mb=65536)):
+        [made] = machines_on(image, [2222], False, plan, facts, Live(), Path("/run/x/loop.sock"))
+        [nic] = read_domain(made.xml).nics
+        assert nic.address == "0000:01:00.0" and 'mode="client"' in made.xml
+        assert '<access mode="shared"/>' in made.xml and "vectors" not in made.xml
+        cpu = free_cpu(made, plan, facts, Live())
+        assert cpu not in made.pins.values()
+        if plan:
+            assert cpu in plan.partition.pmd
+    with pytest.raises(CapacityExhausted, match="no CPU is left"):
+        free_cpu(made, None, facts, Live(domains=(busy_domain(facts),)))
+
+
+def busy_domain(facts: Facts) -> DomainLive:
+    every = known(facts.cpus.online, frozenset())
+    return DomainLive("vm", tuple(frozenset({cpu}) for cpu in every), frozenset({0}), frozenset())

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from lxml import etree
 
 from netplugin.api.errors import InvalidRequest
-from netplugin.api.models import DomainPolicy
+from netplugin.api.models import Binding, DomainPolicy, DomainRequirements
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.ssh import SshTarget
-from netplugin.libvirt.domain import child, parse_domain, written
-from netplugin.libvirt.image_domain import HOST, USER, add, domain, place
-from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.domain import complete, parse_domain, written
+from netplugin.libvirt.image_domain import HOST, NICS, USER, add, add_arguments, domain, place
+from netplugin.libvirt.interfaces import Element, text
 from netplugin.libvirt.pins import Placement
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS, Image
 from netplugin.tuning.facts import Cpus, Facts, Live
@@ -28,6 +31,7 @@ NAMES = ("netplugin-verify", "netplugin-verify-2")
 BRIDGE, MTU = "npverify", 9000
 #: Where the NIC on the bridge is in a VM: not among those that are bound to DPDK's drivers.
 _NIC = "0000:00:11.0"
+_VHOST_MAC = "52:54:00:5a:fc:01"
 #: Queues of a NIC with multiple queues: as many as the VM has vCPUs, up to this.
 _QUEUES = 8
 #: Flags of isolcpus that are no CPUs (Documentation/admin-guide/kernel-parameters.txt).
@@ -73,9 +77,17 @@ def mac(number: int) -> str:
 
 
 def machines_on(
-    image: Image, ssh_ports: Sequence[int], emulate: bool, plan: TuningPlan | None, facts: Facts, live: Live
+    image: Image,
+    ssh_ports: Sequence[int],
+    emulate: bool,
+    plan: TuningPlan | None,
+    facts: Facts,
+    live: Live,
+    vhost: Path | None = None,
 ) -> tuple[Machine, ...]:
     """Return a VM for each port; several are connected by the bridge. Without a plan they are not placed.
+
+    ``vhost``: socket of vhost-user of a program on this host, to which the first NIC under test leads.
 
     Raises: Conflict, CapacityExhausted if the plan has no room for it, BackendUnavailable if libvirt does not
     say which CPUs other VMs have.
@@ -97,8 +109,12 @@ def machines_on(
             emulate,
         )
         root = parse_domain(xml, STEP)
-        if len(ssh_ports) > 1:
-            _connect(root, number, made.vcpus)
+        nics = [_on_bridge(number, made.vcpus)] if len(ssh_ports) > 1 else []
+        nics += [_on_vhost(vhost)] if vhost else []
+        complete(root, nics)
+        if vhost and emulate:
+            # QEMU 7.2 without KVM crashes if a vhost-user NIC uses MSI-X.
+            add_arguments(root, "-global", "virtio-net-pci.vectors=0")
         placement = None
         if plan is not None:
             before = [each.placement for each in machines if each.placement]
@@ -108,9 +124,9 @@ def machines_on(
     return tuple(machines)
 
 
-def _connect(root: Element, number: int, vcpus: int) -> None:
-    """Add the NIC on the bridge."""
-    nic = add(child(root, "devices"), "interface", type="bridge")
+def _on_bridge(number: int, vcpus: int) -> Binding:
+    """The NIC on the bridge."""
+    nic = etree.Element("interface", type="bridge")
     add(nic, "mac", address=mac(number))
     add(nic, "source", bridge=BRIDGE)
     add(nic, "model", type="virtio")
@@ -118,6 +134,18 @@ def _connect(root: Element, number: int, vcpus: int) -> None:
         add(nic, "driver", queues=str(min(vcpus, _QUEUES)))
     add(nic, "mtu", size=str(MTU))
     nic.append(place(_NIC))
+    return Binding(vif_type="bridge", interface_xml=text(nic))
+
+
+def _on_vhost(socket: Path) -> Binding:
+    """The first NIC under test, whose other side is a program that listens on the socket."""
+    nic = etree.Element("interface", type="vhostuser")
+    add(nic, "mac", address=_VHOST_MAC)
+    add(nic, "source", type="unix", path=str(socket), mode="client")
+    add(nic, "model", type="virtio")
+    nic.append(place(NICS[0]))
+    needs = DomainRequirements(shared_memory=True)
+    return Binding(vif_type="vhostuser", interface_xml=text(nic), domain_requirements=needs)
 
 
 def _place(

@@ -28,8 +28,8 @@ class GuestShell:
         self._target, self._domain = target, domain
         self.console = console
 
-    def run(self, words: Sequence[str], seconds: float = _SHORT_S) -> str:
-        """Return what the program prints.
+    def run(self, words: Sequence[str], seconds: float = _SHORT_S, stdin: str = "") -> str:
+        """Return what the program prints; ``stdin`` is what it reads.
 
         Raises: HostError if it fails, prints too much or the VM ends, OperationTimeout.
         """
@@ -39,7 +39,7 @@ class GuestShell:
             try:
                 status = subprocess.run(
                     [*here, *self._target.command(words)],
-                    stdin=subprocess.DEVNULL,
+                    input=stdin.encode(),
                     stdout=output,
                     stderr=errors,
                     timeout=seconds,
