@@ -7,22 +7,24 @@ and on VFs. That shows that the command works, not how fast a backend is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.journal import Part, RunRecord, read_run
 
 from tests.lab.agent import PrivateAgent
-from tests.lab.matrix import check_trials, write
+from tests.lab.matrix import check_trials, entries, write, zeroloss
 from tests.lab.namespaces import namespace, within
 from tests.lab.ovs import DATAPATH_TAP, PrivateOvs
-from tests.lab.processes import run
+from tests.lab.processes import Daemon, run, wait_for
 from tests.nested import nics
 from tests.nested.nics import PF, WIRE
-from tests.nested.vfs import FAR, functions, whole_state
+from tests.nested.vfs import FAR, driver, functions, whole_state
 
 pytestmark = [pytest.mark.nested(cpus=2, memory_mb=2560, hugepages=480), pytest.mark.timeout(900)]
 
@@ -30,6 +32,16 @@ BACKENDS = ("linuxbridge", "dpdkvhostuser", "vdpa", "sriov")
 VLANS = (101, 102)
 #: Of what takes a second or two where nothing is emulated.
 PATIENT_S = 300.0
+SEARCH = {
+    "final_duration": 0.5,
+    "initial_duration": 0.3,
+    "precision": 0.5,
+    "max_trials": 3,
+    "line_rate_pps": 400,
+}
+
+#: A run description, as it is written to its file.
+Sections: TypeAlias = dict[str, Any]
 
 
 @pytest.fixture
@@ -53,10 +65,9 @@ def ends(pf: str) -> Iterator[tuple[str, ...]]:
         run(within(FAR, ["ip", "link", "set", "wire", "netns", "1"]))
 
 
-@pytest.fixture(scope="module")
-def agent(pf: str, ovs: PrivateOvs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateAgent]:
-    """One NIC for all backends: OVS has it by DPDK's driver of kernel devices."""
-    uplink = f"net_af_packet0,iface={pf},qdisc_bypass=1,framesz=2048,framecnt=4096,blocksz=16384"
+@contextmanager
+def agent_of(pf: str, uplink: str, ovs: PrivateOvs, folder: Path) -> Iterator[PrivateAgent]:
+    """One NIC for all backends. ``uplink``: the same NIC, as OVS takes it."""
     options = {
         "agent": {"enabled_backends": ",".join(BACKENDS), "operation_timeout": str(round(PATIENT_S))},
         "ovs": {
@@ -68,10 +79,19 @@ def agent(pf: str, ovs: PrivateOvs, tmp_path_factory: pytest.TempPathFactory) ->
         "sriov": {"devices": f"physnet1:{PF.pci}"},
         "vdpa": {"guest_hugepages": "false"},
     }
+    folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.lab.agent.READY_DEADLINE_S", PATIENT_S)
-        with PrivateAgent(tmp_path_factory.mktemp("agent"), ovs, options) as private:
+        with PrivateAgent(folder, ovs, options) as private:
             yield private
+
+
+@pytest.fixture
+def agent(pf: str, ovs: PrivateOvs, tmp_path: Path) -> Iterator[PrivateAgent]:
+    """OVS has the NIC by DPDK's driver of kernel devices."""
+    uplink = f"net_af_packet0,iface={pf},qdisc_bypass=1,framesz=2048,framecnt=4096,blocksz=16384"
+    with agent_of(pf, uplink, ovs, tmp_path / "agent") as private:
+        yield private
 
 
 @pytest.fixture
@@ -83,10 +103,7 @@ def testpmd(tmp_path: Path) -> Path:
     return program
 
 
-@pytest.fixture
-def description(
-    agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: tuple[str, ...], testpmd: Path
-) -> dict[str, Any]:
+def described(agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: Sequence[str], testpmd: Path) -> Sections:
     """All but the search."""
     one, other = ends
     network = {"type": "vlan", "physical_network": "physnet1"}
@@ -107,32 +124,25 @@ def description(
     }
 
 
-@pytest.fixture
-def given_back(pf: str, agent: PrivateAgent, ovs: PrivateOvs) -> Iterator[None]:
-    """After a run, all is as it was before."""
-
-    def found() -> Any:
-        # A VF's interface may come back by another name.
-        links = [path.parent for path in Path("/sys/class/net").glob("*/ifindex")]
-        made = {link.name for link in links if not (link / "device").exists()}
-        pmd = agent.get("/v1/pmd")[1]["cpus"]
-        return (
-            made - {DATAPATH_TAP},
-            ovs.vsctl("list-br"),
-            pmd,
-            agent.get("/v1/ports"),
-            whole_state(pf, functions()),
-        )
-
-    before = found()
-    yield
-    assert found() == before
+def found(agent: PrivateAgent, ovs: PrivateOvs, pf: str) -> Any:
+    """What must be after a run as it was before."""
+    # A VF's interface may come back by another name.
+    links = [path.parent for path in Path("/sys/class/net").glob("*/ifindex")]
+    made = {link.name for link in links if not (link / "device").exists()}
+    pmd = agent.get("/v1/pmd")[1]["cpus"]
+    return (
+        made - {DATAPATH_TAP},
+        ovs.vsctl("list-br"),
+        pmd,
+        agent.get("/v1/ports"),
+        whole_state(pf, functions()),
+    )
 
 
-def check(run: RunRecord, output: str, agent: PrivateAgent) -> None:
+def check(run: RunRecord, output: str, backends: Sequence[str]) -> None:
     """A row and an honest verdict for each backend, through ports of its kind and a process behind them."""
-    assert [record.part for record in run.records] == [Part.SEARCH] * len(BACKENDS), run
-    assert [record.cell.backend for record in run.records] == list(BACKENDS)
+    assert [record.part for record in run.records] == [Part.SEARCH] * len(backends), run
+    assert [record.cell.backend for record in run.records] == list(backends)
     for record in run.records:
         check_trials(record)
         assert f"| {record.cell.backend} |" in output
@@ -146,29 +156,67 @@ def check(run: RunRecord, output: str, agent: PrivateAgent) -> None:
             # Each frame that the generator got back was forwarded by this process.
             assert read["vnf.port0.tx_packets"] + read["vnf.port1.tx_packets"] >= received > 0
             assert read.get("ovs.pmd_cores") == record.cell.pmd_cores
-    taken = {record.cell.backend: record.setup["ports"][0]["binding"] for record in run.records}
-    assert taken["linuxbridge"]["device"] and taken["dpdkvhostuser"]["socket_path"]
-    assert (taken["vdpa"]["vif_type"], taken["vdpa"]["mode"]) == ("vhostuser", "relay")
-    assert taken["vdpa"]["pci_address"] in functions() and taken["sriov"]["pci_address"] in functions()
+        check_binding(record.cell.backend, record.setup["ports"][0]["binding"])
 
 
-@pytest.mark.usefixtures("given_back")
+def check_binding(backend: str, binding: Mapping[str, Any]) -> None:
+    if backend == "linuxbridge":
+        assert binding["device"]
+    elif backend == "sriov":
+        assert binding["pci_address"] in functions()
+    else:
+        assert binding["socket_path"]
+    if backend == "vdpa":
+        assert (binding["vif_type"], binding["mode"]) == ("vhostuser", "relay")
+        assert binding["pci_address"] in functions()
+
+
 def test_all_four_backends_in_one_run(
     agent: PrivateAgent,
-    description: Mapping[str, Any],
+    ovs: PrivateOvs,
+    pf: str,
+    ends: Sequence[str],
+    testpmd: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    search = {
-        "final_duration": 0.5,
-        "initial_duration": 0.3,
-        "precision": 0.5,
-        "max_trials": 3,
-        "line_rate_pps": 400,
-    }
-    path = write(tmp_path, {**description, "search": search})
+    before = found(agent, ovs, pf)
+    sections = described(agent, ovs, pf, ends, testpmd)
+    path = write(tmp_path, {**sections, "search": SEARCH})
     # The command without the time it takes to start.
     status = main(["matrix", str(path), "--folder", str(tmp_path / "run"), "--quiet"])
     said = capsys.readouterr()
     assert status in (0, 1) and said.err == "", said
-    check(read_run(tmp_path / "run"), said.out, agent)
+    check(read_run(tmp_path / "run"), said.out, BACKENDS)
+    assert found(agent, ovs, pf) == before
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_nic_is_bound_for_each_backend_and_put_back_also_after_a_kill(
+    ovs: PrivateOvs, pf: str, ends: Sequence[str], testpmd: Path, tmp_path: Path
+) -> None:
+    """The kernel has the NIC for Linux bridge and VFs, DPDK's own driver for OVS between them."""
+    backends = ("linuxbridge", "dpdkvhostuser", "sriov")
+    with agent_of(pf, PF.pci, ovs, tmp_path / "agent") as agent:
+        before = found(agent, ovs, pf)
+        sections = described(agent, ovs, pf, ends, testpmd)
+        sections["matrix"]["backends"] = list(backends)
+        path, folder = write(tmp_path, {**sections, "search": SEARCH, "rebind": True}), tmp_path / "run"
+        command = zeroloss(path, "--folder", folder)
+
+        def on_ovs() -> bool:
+            return any(entry["cell"]["backend"] == "dpdkvhostuser" for entry in entries(folder, "trial"))
+
+        with Daemon("zeroloss", command, tmp_path / "log") as first:
+            first.wait_for(on_ovs, 4 * PATIENT_S, "a trial on OVS was journalled")
+            first.kill()
+        assert driver(PF.pci) == "vfio-pci" and not (nics.device(PF.pci) / "virtfn0").exists()
+        trials = entries(folder, "trial")
+        done = subprocess.run(
+            [*command, "--resume"], capture_output=True, text=True, timeout=6 * PATIENT_S, check=False
+        )
+        assert done.returncode in (0, 1), done.stderr
+        assert entries(folder, "trial")[: len(trials)] == trials
+        check(read_run(folder), done.stdout, backends)
+        wait_for(lambda: found(agent, ovs, pf) == before, PATIENT_S, "all is as it was before")
