@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         del sections["overrides"], sections["vnf_cores"]
         whole = RunDescription.model_validate(sections | described(image, options))
         command = zeroloss(write(folder, sections | described(image, options)), "--folder", folder / "run")
-        with Daemon("zeroloss", command, folder / "log") as first:
+        with Daemon("zeroloss", command, folder / "log", {"TMPDIR": str(folder)}) as first:
             first.wait_for(lambda: bool(entries(folder / "run", "trial")), RUN_S, "a trial was journalled")
             first.kill()
         assert whole.vnf is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -238,7 +239,7 @@ def test_what_its_own_queue_drops_is_not_the_device_s_loss(device: str) -> None:
     assert found.tx_packets == found.rx_packets
 
 
-def test_it_ends_with_the_tool_however_that_ends(device: str) -> None:
+def test_it_ends_with_the_tool_however_that_ends(device: str, tmp_path: Path) -> None:
     """Killed in the middle of a minute; nobody sends on."""
     code = (
         "from netplugin_zeroloss.generators.choose import *\n"
@@ -246,7 +247,8 @@ def test_it_ends_with_the_tool_however_that_ends(device: str) -> None:
         f"make(Tcpreplay(netns={GENERATOR!r}, paths=[{{'send': 'west', 'receive': 'east'}}]))"
         ".run(TrialRequest(1000, 60))"
     )
-    tool = subprocess.Popen([sys.executable, "-c", code])
+    # Who is killed leaves its files behind.
+    tool = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
     try:
         wait_for(lambda: playing(), 30, "tcpreplay begins")
     finally:
