@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.long, pytest.mark.outside]
 
 SMALL = ("--kernel", "linux-image-cloud-amd64")
 SIZE = ("--vcpus", "2", "--memory-mb", "1024", "--disk-mb", "3072")
-BACKENDS = ["linuxbridge"]
+BACKENDS = ["linuxbridge", "dpdkvhostuser"]
 
 
 def build(folder: Path, *more: str, small: tuple[str, ...] = SMALL) -> str:
@@ -81,7 +81,7 @@ def test_an_image_boots_and_answers_by_ssh(folder: Path) -> None:
 def test_testpmd_in_the_vm_is_the_vnf_of_a_run(folder: Path, tmp_path: Path) -> None:
     """The run is killed in its first search and resumed. Its verdicts are those of an emulated CPU."""
     cell = ("tests.functional.vm_cell", folder / "latest", tmp_path, "--backends", *BACKENDS)
-    seen = in_a_sandbox(3600, 0, *cell)
+    seen = in_a_sandbox(3600, 800, *cell)
     assert seen["status"] in (0, 1), seen["errors"]
     assert "dpdk-testpmd" not in seen["after_kill"] and "sshd" in seen["after_kill"], (
         "what a killed run leaves in the VM is no testpmd"

@@ -325,6 +325,7 @@ def test_the_base_is_behind_the_overlay_and_ssh_is_on_this_host_only() -> None:
     assert "restrict=on,hostfwd=tcp:127.0.0.1:2200-:22" in _domain(ssh_port=2200)
     assert xml.get("type") == "kvm" and etree.fromstring(_domain(emulate=True)).get("type") == "qemu"
     assert xml.find("features/acpi") is not None
+    assert "virtio-net-pci.vectors=0" in _domain(emulate=True) and "vectors" not in _domain()
 
 
 def test_the_five_commands_of_a_newcomer_are_those_of_the_program() -> None:

@@ -13,7 +13,7 @@ from netplugin.api.models import Binding, DomainPolicy, DomainRequirements
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.ssh import SshTarget
 from netplugin.libvirt.domain import complete, parse_domain, written
-from netplugin.libvirt.image_domain import HOST, NICS, USER, add, add_arguments, domain, place
+from netplugin.libvirt.image_domain import HOST, NICS, USER, add, domain, place
 from netplugin.libvirt.interfaces import Element, text
 from netplugin.libvirt.pins import Placement
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS, Image
@@ -112,9 +112,6 @@ def machines_on(
         nics = [_on_bridge(number, made.vcpus)] if len(ssh_ports) > 1 else []
         nics += [_on_vhost(vhost)] if vhost else []
         complete(root, nics)
-        if vhost and emulate:
-            # QEMU 7.2 without KVM crashes if a vhost-user NIC uses MSI-X.
-            add_arguments(root, "-global", "virtio-net-pci.vectors=0")
         placement = None
         if plan is not None:
             before = [each.placement for each in machines if each.placement]
