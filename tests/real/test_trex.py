@@ -106,7 +106,7 @@ def host(tmp_path: Path) -> Iterator[Generator]:
         shutil.rmtree(BASE / "ssh")
 
 
-def search(folder: Path, generator: dict[str, Any], **options: Any) -> dict[str, Any]:
+def search(folder: Path, generator: dict[str, Any], burst: int = 1) -> dict[str, Any]:
     """A short search through the command; the result."""
     description = {
         "name": "trex",
@@ -117,9 +117,13 @@ def search(folder: Path, generator: dict[str, Any], **options: Any) -> dict[str,
             "precision": 0.2,
             "max_trials": 6,
             "line_rate_pps": 20_000,
-            **options,
         },
-        "matrix": {"backends": ["loopback"], "without_pmd": ["loopback"], "flows": [16]},
+        "matrix": {
+            "backends": ["loopback"],
+            "without_pmd": ["loopback"],
+            "flows": [16],
+            "bursts": [burst],
+        },
     }
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump(description))
@@ -156,7 +160,10 @@ def test_a_batch_over_ssh(trex: Path, host: Generator, tmp_path: Path) -> None:
     assert passed and all(trial["tx_packets"] == trial["rx_packets"] > 0 for trial in passed), result
 
 
-def test_the_stateless_server_of_another_host(trex: Path, host: Generator, tmp_path: Path) -> None:
+@pytest.mark.parametrize("burst", [1, 64])
+def test_the_stateless_server_of_another_host(
+    trex: Path, host: Generator, tmp_path: Path, burst: int
+) -> None:
     generator = {
         "type": "trex-stl",
         "trex_dir": str(trex),
@@ -164,6 +171,6 @@ def test_the_stateless_server_of_another_host(trex: Path, host: Generator, tmp_p
         "paths": [{"send": 0, "receive": 1}, {"send": 1, "receive": 0}],
     }
     with server(NETNS, trex, host.configuration, tmp_path / "log"):
-        result = search(tmp_path, generator)
+        result = search(tmp_path, generator, burst)
     passed = [trial["measured"] for trial in result["trial_log"] if trial["verdict"] == "passed"]
     assert passed and all(trial["tx_packets"] == trial["rx_packets"] > 0 for trial in passed), result
