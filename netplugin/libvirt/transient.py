@@ -8,12 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from netplugin.api.errors import NetpluginError
+from netplugin.host.polling import polled
 from netplugin.host.processes import run
 
 _STEP = "vm"
 #: Timeout of one virsh call, in seconds.
 _CALL_S = 60.0
-#: Interval of questions whether a domain still runs or answers, in seconds: nothing reports either.
+#: Interval of questions whether a domain still runs or answers, in seconds. Nothing reports that SSH answers,
+#: and virsh reports the end of a domain only to who listened before, without saying that it listens.
 _LOOK_S = 0.5
 
 
@@ -38,11 +40,9 @@ class TransientDomain:
         if not self.is_running:
             return
         if self._shutdown_s:
-            deadline = time.monotonic() + self._shutdown_s
             with suppress(NetpluginError):  # it ends at this moment, or cannot
                 self._virsh("shutdown", self.name, "--mode", "acpi")
-                while self.is_running and time.monotonic() < deadline:
-                    time.sleep(_LOOK_S)
+                polled(lambda: self.is_running, lambda runs: not runs, self._shutdown_s, _LOOK_S)
             if not self.is_running:
                 return
         try:
@@ -61,12 +61,15 @@ def answers_ssh(host: str, port: int, deadline: float, go_on: Callable[[], bool]
 
     ``go_on`` ends the wait early if it returns false.
     """
-    while go_on():
+
+    def answer() -> bool | None:
+        """Whether it answers; None if it is waited for no more."""
+        if not go_on():
+            return None
         # A booting VM refuses, is unreachable, or accepts the connection before sshd is ready.
         with suppress(OSError), socket.create_connection((host, port), timeout=5.0) as there:
-            if there.recv(4) == b"SSH-":
-                return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_S)
-    return False
+            return there.recv(4) == b"SSH-"
+        return False
+
+    seconds = deadline - time.monotonic()
+    return bool(polled(answer, lambda found: found is not False, seconds, _LOOK_S))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 
 from netplugin.api.errors import HostError, OperationTimeout
+from netplugin.host.polling import polled
 from netplugin.libvirt.vm_image import Image
 from netplugin.tuning.verifying import iperf
 from netplugin.tuning.verifying.busy import BusyClock
@@ -92,11 +92,9 @@ def _set(shell: GuestShell, device: str, mtu: int, lso: bool) -> None:
 def _serve(shell: GuestShell) -> None:
     """Start the receiver, and wait until it listens. Raises: OperationTimeout."""
     shell.run(["iperf3", "--server", "--daemon", "--port", str(_PORT)])
-    deadline = time.monotonic() + _BESIDE_S
-    while not shell.run(["ss", "-Hltn", f"sport = :{_PORT}"]).strip():
-        if time.monotonic() > deadline:
-            raise OperationTimeout("iperf3 does not listen in the VM", step=STEP)
-        time.sleep(_LOOK_S)
+    listening = ["ss", "-Hltn", f"sport = :{_PORT}"]
+    if not polled(lambda: shell.run(listening).strip(), bool, _BESIDE_S, _LOOK_S):
+        raise OperationTimeout("iperf3 does not listen in the VM", step=STEP)
 
 
 def _sample(shell: GuestShell, settings: TcpSettings) -> tuple[str, TcpSample]:

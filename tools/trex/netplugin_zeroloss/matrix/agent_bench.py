@@ -14,6 +14,7 @@ from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo, Binding, Port
 from netplugin.data_path import DataPath, data_path
+from netplugin.host.polling import polled
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
@@ -41,7 +42,6 @@ from netplugin_zeroloss.matrix.findings import Finding, of_error, require
 from netplugin_zeroloss.matrix.guest import look_into
 from netplugin_zeroloss.matrix.nics import NicNeed, Nics
 from netplugin_zeroloss.matrix.pmd_cpus import planned_cpus
-from netplugin_zeroloss.matrix.polling import polled
 from netplugin_zeroloss.matrix.ports import Ports
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
 from netplugin_zeroloss.vnf import choose as vnfs

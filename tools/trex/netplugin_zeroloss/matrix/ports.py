@@ -9,11 +9,11 @@ from netplugin.api.client import Client
 from netplugin.api.models import BackendInfo, Port, PortSecurity, PortSpec, PortState, VfInfo
 from netplugin.api.pmd_models import PmdRequest, PmdState
 from netplugin.data_path import data_path
+from netplugin.host.polling import polled
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import End, RunDescription
-from netplugin_zeroloss.matrix.polling import polled
 
 #: Polling interval for a port, in seconds.
 _LOOK_S = 0.1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from netplugin_zeroloss.matrix.polling import polled
+
+from netplugin.host.polling import polled
 
 
 def test_it_looks_until_it_is_ready_and_returns_that() -> None:
