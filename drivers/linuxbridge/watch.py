@@ -74,11 +74,11 @@ class LinkNews:
         before = self._known.pop(event.name, None)
         if not event.gone:
             self._known[event.name] = event
-        only_carrier = before is not None and not event.gone and before == event
-        if only_carrier and before is not None and before.carrier == event.carrier:
-            return []
+        if before is not None and before == event and before.carrier == event.carrier:
+            return []  # nothing that is compared has changed
         if _names(event) & own:
             return []
+        only_carrier = before == event
         wakes = self._wakes(event, only_carrier)
         if not wakes:
             self.number += 1
