@@ -79,14 +79,15 @@ class Applier:
         of_files = [each for each in changes if isinstance(each, c.SocketChange)]
         _write_files([each for each in of_files if each.before_rows], failed)
         _refuse_devices(changes, failed)
-        retagged = [each for each in changes if isinstance(each, c.SetPort) and self._retags(each)]
-        self._purge_due |= bool(retagged)
+        by_purge = [each for each in changes if isinstance(each, c.PurgeDatapath) or self._retags(each)]
+        self._purge_due |= bool(by_purge)
         self._write_rows(changes, deadline, failed, of_networks)
         self._wait_for_mtu(changes, failed, deadline)
         self._require_policers(changes, deadline, failed)
         rows_done = time.monotonic()
         self._write_flows(changes, deadline, failed, of_networks)
-        self._purge_if_due(changes, retagged, deadline, failed)
+        by_purge += [each for each in changes if isinstance(each, FlowChange)]
+        self._purge_if_due(by_purge, deadline, failed)
         _write_files([each for each in of_files if not each.before_rows], failed)
         return Applied(
             failed,
@@ -228,21 +229,21 @@ class Applier:
         port = self._ovs.mirror.port(name)
         return bool(port and port.interface and port.interface.link_state == "up")
 
-    def _retags(self, change: c.SetPort) -> bool:
-        """Whether the port leaves a VLAN, in which the datapath may go on forwarding its frames."""
+    def _retags(self, change: Change) -> bool:
+        """Whether a port leaves a VLAN, in which the datapath may go on forwarding its frames."""
+        if not isinstance(change, c.SetPort):
+            return False
         port = self._ovs.mirror.port(change.port.name)
         return port is not None and port.tag != change.port.tag
 
-    def _purge_if_due(
-        self, changes: Sequence[Change], retagged: Sequence[Change], deadline: float, failed: _Failed
-    ) -> None:
-        of_flows = [each for each in changes if isinstance(each, FlowChange | c.PurgeDatapath)]
-        if self._purge_due or any(isinstance(each, c.PurgeDatapath) for each in of_flows):
+    def _purge_if_due(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
+        """``changes``: those that are not in effect before the purge."""
+        if self._purge_due:
             try:
                 self._purge(deadline)
             except NetpluginError as error:
                 LOG.warning("datapath flows may go on by flows that were changed: %s", error)
-                self._fail([*of_flows, *retagged], error, failed)
+                self._fail(changes, error, failed)
 
     def _purge(self, deadline: float) -> None:
         """Purge once: it covers all bridges of the host. A failure is planned again until it succeeds."""
