@@ -206,11 +206,16 @@ class NoisyDescription(Value):
 class PlacedDescription(Value):
     """A VNF on this machine, where it attaches to the VM side of the ports, or in a VM with them as NICs."""
 
+    type: str
     binary: ProgramName
     machine: machines.Description = LocalMachine()
     #: PCI addresses of the ports inside the VM, in port order; empty on this machine.
     nics: tuple[PciAddress, ...] = ()
     hugepages: bool = True
+
+    def needs_mb(self, ports: int) -> int:
+        """Return the MB of hugepages that a VNF of so many ports takes; 0: not known."""
+        return 0
 
 
 class TestpmdDescription(PlacedDescription):
@@ -229,7 +234,7 @@ class TestpmdDescription(PlacedDescription):
     start_s: Seconds = 60.0
 
     def needs_mb(self, ports: int) -> int:
-        """Return the memory for so many ports; in the mode ``noisy`` each has its own besides."""
+        """As of every VNF; in the mode ``noisy`` each port has its own memory besides."""
         noisy = self.forward_mode is ForwardMode.NOISY
         return self.memory_mb + (ports * self.noisy.memory_mb if noisy else 0)
 

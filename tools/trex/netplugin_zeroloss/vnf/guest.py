@@ -16,19 +16,14 @@ from netplugin_zeroloss.machines.contract import (
 )
 from netplugin_zeroloss.vnf.contract import (
     PlacedDescription,
-    TestpmdDescription,
     VnfCores,
     VnfError,
     VnfPort,
-    VppDescription,
 )
 from netplugin_zeroloss.vnf.dpdk import check_cores
 
-#: Drivers with which DPDK takes a NIC, and those of the kernel that DPDK's driver of the NIC uses.
+#: Drivers with which DPDK takes a NIC.
 _DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
-_SHARED = ("mlx4_core", "mlx5_core")
-#: VPP's default main-heap-size; without it VPP ends with a segmentation fault.
-_HEAP_MB = 1024
 #: Ports of a VNF whose number is not known.
 _PORTS = 2
 #: Prints one line `name value` for each fact; a NIC that is not there has the driver that it will get.
@@ -75,6 +70,34 @@ class GuestFacts:
     unsafe: bool
     drivers: Mapping[str, str]
     there: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What VNFs of one type need in their VM. ``build``: the option of ``vm build`` that gives it.
+
+    ``shared``: drivers of the kernel that DPDK's driver of the NIC uses. ``heap_mb``: besides hugepages.
+    """
+
+    packages: str
+    build: str
+    python: bool = False
+    shared: tuple[str, ...] = ()
+    heap_mb: int = 0
+
+
+_KINDS = {
+    "testpmd": _Kind(
+        "Debian's packages: {there} apt-get install dpdk-dev",
+        "without --no-testpmd",
+        python=True,
+        shared=("mlx4_core", "mlx5_core"),
+    ),
+    # Without its default main-heap-size VPP ends with a segmentation fault.
+    "vpp": _Kind(
+        "FD.io's packages: {there} apt-get install vpp vpp-plugin-dpdk", "--vpp FOLDER", heap_mb=1024
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,53 +154,45 @@ def where(machine: SshMachine | ConsoleMachine | LocalMachine) -> str:
 
 def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = _PORTS) -> Iterator[Lack]:
     """Yield what a VNF lacks in its VM (pure); its NICs need not be there yet."""
-    there = where(vnf.machine)
-    testpmd = isinstance(vnf, TestpmdDescription)
+    there, kind = where(vnf.machine), _KINDS[vnf.type]
     if not facts.program:
-        yield Lack(f"the VM has no program {vnf.binary}", _install(vnf, there))
-    if testpmd and not facts.python:
+        packages = kind.packages.format(there=there)
         yield Lack(
-            "the VM has no python3, which reads testpmd's counters there", f"{there} apt-get install python3"
+            f"the VM has no program {vnf.binary}",
+            f"netplugin-zeroloss vm build {kind.build}; in a VM of your own install {packages}",
+        )
+    if kind.python and not facts.python:
+        yield Lack(
+            f"the VM has no python3, which reads {vnf.type}'s counters there",
+            f"{there} apt-get install python3",
         )
     if vnf.hugepages:
         yield from _about_hugepages(vnf, facts, ports, there)
-    if isinstance(vnf, VppDescription) and facts.memory_mb is not None and facts.memory_mb < _HEAP_MB:
+    if facts.memory_mb is not None and facts.memory_mb < kind.heap_mb:
         found = (
-            f"the VM has {facts.memory_mb} MB free besides its hugepages, and VPP's heap takes {_HEAP_MB} MB"
+            f"the VM has {facts.memory_mb} MB free besides its hugepages, and the heap of {vnf.type} takes"
+            f" {kind.heap_mb} MB"
         )
         yield Lack(found, "give the VM more memory, or fewer hugepages")
-    yield from _about_drivers(vnf, facts, there)
-
-
-def _install(vnf: PlacedDescription, there: str) -> str:
-    option, packages = "--vpp FOLDER", "vpp vpp-plugin-dpdk"
-    if isinstance(vnf, TestpmdDescription):
-        option, packages = "without --no-testpmd", "dpdk-dev"
-    whose = "Debian's" if isinstance(vnf, TestpmdDescription) else "FD.io's"
-    return (
-        f"netplugin-zeroloss vm build {option}; in a VM of your own install {whose} packages:"
-        f" {there} apt-get install {packages}"
-    )
+    yield from _about_drivers(vnf, facts, there, kind)
 
 
 def _about_hugepages(vnf: PlacedDescription, facts: GuestFacts, ports: int, there: str) -> Iterator[Lack]:
     fix = f"{there} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"
+    needed = vnf.needs_mb(ports)
     if not facts.pages:
         yield Lack("the VM has no hugepages", fix)
-    elif isinstance(vnf, TestpmdDescription) and facts.free_mb is not None:
-        needed = vnf.needs_mb(ports)
-        if facts.free_mb < needed:
-            found = f"the VM has {facts.free_mb} MB of free hugepages, and testpmd needs {needed} MB"
-            yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
+    elif facts.free_mb is not None and facts.free_mb < needed:
+        found = f"the VM has {facts.free_mb} MB of free hugepages, and {vnf.type} needs {needed} MB"
+        yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
 
 
-def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str) -> Iterator[Lack]:
-    fit = (*_DRIVERS, *(_SHARED if isinstance(vnf, TestpmdDescription) else ()))
+def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str, kind: _Kind) -> Iterator[Lack]:
     for nic, driver in facts.drivers.items():
-        if driver not in fit:
+        if driver not in (*_DRIVERS, *kind.shared):
             yield Lack(
-                f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and"
-                f" {'testpmd' if isinstance(vnf, TestpmdDescription) else 'VPP'} needs {_DRIVERS[0]}",
+                f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and {vnf.type}"
+                f" needs {_DRIVERS[0]}",
                 f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
                 " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic",
             )
