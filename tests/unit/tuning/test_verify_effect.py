@@ -85,6 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(host: ScriptedHost, folder: Path, options: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    # The real one changes this machine; a real apply is in tests/functional/alone.
     monkeypatch.setattr(host_verify_effect, "_ThisHost", host)
     try:
         return main(["host", "verify", "effect", "--results", str(folder), *shlex.split(options)])

@@ -32,13 +32,6 @@ from tests.unit.zeroloss.trex import TREE, Trex
 LINE = line_rate_pps(10e9, 64)
 
 
-@pytest.fixture
-def trex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trex:
-    played = Trex(tmp_path / "calls", monkeypatch)
-    played.play("stl_clean_38kpps", seconds=0.5, share_back=1)
-    return played
-
-
 # -- trex-stl ------------------------------------------------------------------------------------
 
 

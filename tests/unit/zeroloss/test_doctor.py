@@ -66,13 +66,22 @@ def test_each_line_that_says_what_is_missing_is_followed_by_what_mends_it(
     assert "8 PMD cores are CPUs 1-8" in said and "sriov is usable" in said
 
 
-def test_the_next_command_is_told_when_nothing_is_missing(
-    host: PublishedHost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _copied(host: PublishedHost, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the shipped description for the image of ``host``.
+
+    ``doctor`` reads this machine's /sys, which has nothing of that host: here it reads the tree of ``host``.
+    """
+    monkeypatch.setattr(doctor, "AgentBench", lambda run, **more: AgentBench(run, root=host.root, **more))
     file = host.folder / "mine.yaml"
     text = (ROOT / "tools/trex/matrix.yaml").read_text()
     file.write_text(text.replace("/var/lib/netplugin-zeroloss/latest", str(host.image)))
-    monkeypatch.setattr(doctor, "AgentBench", lambda run, **more: AgentBench(run, root=host.root, **more))
+    return file
+
+
+def test_the_next_command_is_told_when_nothing_is_missing(
+    host: PublishedHost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _copied(host, monkeypatch)
     assert main(["doctor", str(file)]) == 0
     lines = _lines(capsys)
     assert f"Next: netplugin-zeroloss matrix {file} --dry-run" in lines[-1]
@@ -119,10 +128,7 @@ def test_a_host_without_a_plan_for_the_vm(
 ) -> None:
     """Said once, with and without a description; a VM that is not placed needs none."""
     host.agent.findings = findings
-    monkeypatch.setattr(doctor, "AgentBench", lambda run, **more: AgentBench(run, root=host.root, **more))
-    file = host.folder / "mine.yaml"
-    text = (ROOT / "tools/trex/matrix.yaml").read_text()
-    file.write_text(text.replace("/var/lib/netplugin-zeroloss/latest", str(host.image)))
+    file = _copied(host, monkeypatch)
     for command in (["doctor"], ["doctor", str(file)]):
         assert main(command) == 1
         lines = _lines(capsys)

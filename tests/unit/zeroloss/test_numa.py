@@ -187,6 +187,7 @@ def test_the_vm_is_placed_by_the_agent_on_that_node(
         asked.append(policy)
         raise HostError("seen enough", step="test")
 
+    # What is requested of the agent is all that is looked at; rendering has tests of its own.
     monkeypatch.setattr(host.agent, "render_domain", render)
     run = host.description(AXIS)
     [task] = [
@@ -211,6 +212,7 @@ def test_a_vnf_on_the_host_gets_cpus_of_that_node(
         given.append(cores)
         raise HostError("seen enough", step="test")
 
+    # The CPUs are all that is looked at: the published host's are not on this machine.
     monkeypatch.setattr(vnfs, "make", make)
     run = _without_vm(host, numa=["local", "remote"])
     [task] = [t for t in cells.tasks(run) if t.cell.numa == placement]

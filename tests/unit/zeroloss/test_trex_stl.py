@@ -30,13 +30,6 @@ TEMPLATES = Path(__file__).resolve().parents[3] / "tools" / "trex"
 ASKED = TrialRequest(380_000, 0.5)
 
 
-@pytest.fixture
-def trex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trex:
-    played = Trex(tmp_path / "calls", monkeypatch)
-    played.play("stl_clean_38kpps", seconds=0.5, share_back=1)
-    return played
-
-
 @contextmanager
 def generator(**options: Any) -> Iterator[Generator]:
     with make(TrexStl(trex_dir=TREE, **options)) as made:

@@ -119,7 +119,7 @@ def test_an_image_is_built_once_for_the_same_inputs(programs: Path) -> None:
 
 
 def test_sources_that_are_given_are_the_only_ones(programs: Path) -> None:
-    sources = "deb http://mirror.example/debian bookworm main\n"
+    sources = "deb file:/srv/debian bookworm main\n"
     _build(programs, VmSpec(disk_mb=16, sources=sources))
     assert (programs / "sources").read_text() == sources
     _build(programs, VmSpec(disk_mb=16, snapshot="20261101T000000Z"))
