@@ -15,8 +15,9 @@ from drivers.linuxbridge.commands import (
     RemoveTable,
     SetStoreMark,
 )
-from netplugin.api.errors import NetpluginError, OperationTimeout
+from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 from netplugin.backend import Applied
+from netplugin.host.nfnetlink import TransactionRefused
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
@@ -55,20 +56,38 @@ class Writer:
             self._fail(change, error)
 
     def _commit(self, changes: list[FilterChange]) -> None:
-        """Commit the changes in one transaction; if the kernel refuses it, attempt them one by one.
+        """Commit the changes in one transaction, and again without those that the kernel refuses."""
+        while changes := [change for change in changes if not self._hopeless(change)]:
+            removes = any(isinstance(change, RemoveTable) for change in changes)
+            mark = [SetStoreMark((), self.store_mark)] if self.store_mark and not removes else []
+            each = [(change, command) for change in (*changes, *mark) for command in change.commands()]
+            try:
+                self.kernel.nft.commit([command for _, command in each], self.deadline)
+                return
+            except TransactionRefused as error:
+                refused = [each[at][0] for at in error.refused]
+                changes = self._without(changes, refused, error)
+            except NetpluginError as error:
+                for change in changes:
+                    self._fail(change, error)
+                return
 
-        The second pass attributes the error to a port."""
-        changes = [change for change in changes if not self._hopeless(change)]
-        written = list(changes)
-        if self.store_mark and changes and not any(isinstance(change, RemoveTable) for change in changes):
-            written.append(SetStoreMark((), self.store_mark))
-        nft = self.kernel.nft
-        try:
-            nft.commit([command for change in written for command in change.commands(nft)], self.deadline)
-        except NetpluginError as error:
-            one_by_one = error.code == "host_error" and len(changes) > 1
+    def _without(
+        self, changes: list[FilterChange], refused: Sequence[FilterChange], error: TransactionRefused
+    ) -> list[FilterChange]:
+        """Report the changes that the kernel refused, and return the others.
+
+        If it did not say which these are, each gets a transaction of its own.
+        """
+        bad = [change for change in changes if change in refused]
+        if not bad and len(changes) > 1:
             for change in changes:
-                self._commit([change]) if one_by_one else self._fail(change, error)
+                self._commit([change])
+            return []
+        for change in bad or changes:
+            said = HostError(f"{error.detail}: {change.describe()}", step=error.step, fix=error.fix)
+            self._fail(change, said)
+        return [change for change in changes if bad and change not in bad]
 
     def _hopeless(self, change: BridgeChange) -> bool:
         """Whether every port that the change is for has already failed."""

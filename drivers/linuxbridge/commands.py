@@ -16,7 +16,18 @@ from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.links import Links
-from netplugin.host.nftables import Command, Nftables
+from netplugin.host.nfnetlink import Nfnetlink
+from netplugin.host.nftables import (
+    AddElement,
+    AddMap,
+    AddTable,
+    Command,
+    DeleteChain,
+    DeleteElement,
+    DeleteTable,
+    Nftables,
+    SetChain,
+)
 from netplugin.host.tc import Tbf, Tc
 from netplugin.host.vxlan import VxlanFilter
 
@@ -30,6 +41,12 @@ class BridgeKernel:
     tc: Tc = field(default_factory=Tc)
     nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
     vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
+
+    @classmethod
+    def make(cls, local_ip: str) -> BridgeKernel:
+        """``local_ip``: where the tunnels of this host end; empty if it has none."""
+        kernel = Nfnetlink()
+        return cls(nft=Nftables(filters.FAMILY, filters.TABLE, kernel), vxlan=VxlanFilter(local_ip, kernel))
 
     def ours(self, name: str) -> Link | None:
         """Return the link, read just before it is changed; None if it is missing or not ours."""
@@ -369,11 +386,11 @@ class FilterChange(BridgeChange, ABC):
     part: ClassVar[str] = "nftables"
 
     @abstractmethod
-    def commands(self, nft: Nftables) -> list[Command]:
+    def commands(self) -> list[Command]:
         """Return the commands, as a part of a transaction."""
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        kernel.nft.commit(self.commands(kernel.nft), deadline)
+        kernel.nft.commit(self.commands(), deadline)
 
 
 @dataclass(frozen=True)
@@ -385,12 +402,12 @@ class SetBase(FilterChange):
     def describe(self) -> str:
         return "set the base of nftables table bridge netplugin"
 
-    def commands(self, nft: Nftables) -> list[Command]:
+    def commands(self) -> list[Command]:
         return [
-            nft.add_table(),
-            *(nft.command("add", "map", name=each, type="ifname", map="verdict") for each in filters.MAPS),
-            *(command for name in self.remake for command in nft.delete_chain(name)),
-            *(command for name, chain in filters.BASE.items() for command in nft.set_chain(name, chain)),
+            AddTable(),
+            *(AddMap(name) for name in filters.MAPS),
+            *(DeleteChain(name) for name in self.remake),
+            *(SetChain(name, chain) for name, chain in filters.BASE.items()),
         ]
 
 
@@ -412,12 +429,12 @@ class SetFilter(FilterChange):
         what = f"{count} addresses" if self.spec.port_security.enabled else "no filter"
         return f"set nftables chain {self.name} ({what})"
 
-    def commands(self, nft: Nftables) -> list[Command]:
+    def commands(self) -> list[Command]:
         return [
-            *nft.set_chain(self.name, filters.port_chain(self.port_id, self.spec)),
-            *[nft.delete_element(filters.PORTS, self.device)] * self.relink,
-            nft.add_jump(filters.PORTS, self.device, self.name),
-            *[nft.add_drop(filters.SERVICES, self.device)] * (self.spec.device is not None),
+            SetChain(self.name, filters.port_chain(self.port_id, self.spec)),
+            *[DeleteElement(filters.PORTS, self.device)] * self.relink,
+            AddElement(filters.PORTS, self.device, self.name),
+            *[AddElement(filters.SERVICES, self.device, None)] * (self.spec.device is not None),
         ]
 
 
@@ -431,9 +448,9 @@ class ShutOut(FilterChange):
     def describe(self) -> str:
         return f"drop what enters a bridge of ours from {self.name}, which is no port of ours"
 
-    def commands(self, nft: Nftables) -> list[Command]:
-        unlink = [nft.delete_element(filters.PORTS, self.name)] * self.relink
-        return [*unlink, nft.add_drop(filters.PORTS, self.name)]
+    def commands(self) -> list[Command]:
+        unlink = [DeleteElement(filters.PORTS, self.name)] * self.relink
+        return [*unlink, AddElement(filters.PORTS, self.name, None)]
 
 
 @dataclass(frozen=True)
@@ -448,9 +465,9 @@ class RemoveFilter(FilterChange):
         chain = [f"nftables chain {self.name}"] * bool(self.name)
         return "remove " + " and ".join([*chain, *[f"the nftables rules of device {keys}"] * bool(keys)])
 
-    def commands(self, nft: Nftables) -> list[Command]:
-        unlink = [nft.delete_element(name, key) for name, key in self.entries]
-        return [*unlink, *(nft.delete_chain(self.name) if self.name else ())]
+    def commands(self) -> list[Command]:
+        unlink = [DeleteElement(name, key) for name, key in self.entries]
+        return [*unlink, *([DeleteChain(self.name)] if self.name else [])]
 
 
 @dataclass(frozen=True)
@@ -458,8 +475,8 @@ class RemoveTable(FilterChange):
     def describe(self) -> str:
         return "remove nftables table bridge netplugin, which no port needs any more"
 
-    def commands(self, nft: Nftables) -> list[Command]:
-        return [nft.delete_table()]
+    def commands(self) -> list[Command]:
+        return [DeleteTable()]
 
 
 @dataclass(frozen=True)
@@ -471,5 +488,5 @@ class SetStoreMark(FilterChange):
     def describe(self) -> str:
         return "set the mark of the store in nftables table bridge netplugin"
 
-    def commands(self, nft: Nftables) -> list[Command]:
-        return nft.set_chain(filters.STORE, filters.store_chain(self.mark))
+    def commands(self) -> list[Command]:
+        return [SetChain(filters.STORE, filters.store_chain(self.mark))]

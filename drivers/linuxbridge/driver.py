@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -39,10 +38,10 @@ from netplugin.backend import (
 from netplugin.data_path import DataPath
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
 from netplugin.host.names import CarriedMark, unmarked
+from netplugin.host.nfnetlink import unavailable as nftables_unavailable
 from netplugin.host.physical_networks import Derived, linux_bridge_of
 from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
-from netplugin.host.vxlan import VxlanFilter
 from netplugin.libvirt.interfaces import tap_interface
 from netplugin.optional import HasFacts, HasFindings, NeedsClaims, UsesPhysicalNetworks
 from netplugin.service_devices import fit_device
@@ -90,7 +89,7 @@ class LinuxBridge(
         #: Those that the last observation was made with.
         self._observed_with = configured
         self._supervisor = supervisor_of(host)
-        self._kernel = kernel or BridgeKernel(vxlan=VxlanFilter(self._settings.local_ip))
+        self._kernel = kernel or BridgeKernel.make(self._settings.local_ip)
         self._locks = locks_of(host)
         self._carried = CarriedMark(host.mark if host is not None else unmarked)
         #: The mark found with the rules at the last read of the whole host; None before that.
@@ -121,10 +120,10 @@ class LinuxBridge(
                 "name each interface once in [linuxbridge] physical_interfaces",
                 "uplink",
             )
-        if shutil.which("nft") is None:
-            return Usability(False, "nft is not installed", "install nftables", "nftables")
         if "bridge" in self._makeable:
             return Usability(True)
+        if (without := nftables_unavailable()) is not None:
+            return Usability.without(without)
         try:
             os.close(os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC))
         except OSError as refused:

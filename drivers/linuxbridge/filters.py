@@ -14,13 +14,16 @@ matches, for the rules that drop what reaches the host and what has a tag.
 from __future__ import annotations
 
 import ipaddress
+import struct
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
 
 from netplugin.api.models import PortSpec
+from netplugin.host import nft_rules as nft
 from netplugin.host.names import TAP, TAP_GROUP, link_local
-from netplugin.host.nftables import Chain, Rule
+from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, VerdictMap
+from netplugin.host.nftables import Chain
 
 FAMILY, TABLE, PORTS, SERVICES = "bridge", "netplugin", "ports", "services"
 MAPS = (PORTS, SERVICES)
@@ -29,35 +32,42 @@ MARK = "netplugin-port="
 #: the table.
 STORE, STORE_MARK = "store", "netplugin-store="
 
-Match = dict[str, Any]
-_ACCEPT: Match = {"accept": None}
-_DROP: tuple[Match, Match] = ({"counter": None}, {"drop": None})
-_RARP = 0x8035  # an EtherType without a name in nft
-_WORD = 32  # bits per comparison in an ICMPv6 message, see _target
+_COUNTED_DROP = (COUNTER, DROP)
+_ARP_TYPE, _RARP_TYPE, _IPV4_TYPE, _IPV6_TYPE = (
+    struct.pack(">H", t) for t in (0x0806, 0x8035, 0x0800, 0x86DD)
+)
+_UDP, _ICMPV6 = b"\x11", b"\x3a"
+_WORD = 4  # bytes per comparison in an ICMPv6 message, see _target
 
 # Before rules of the operator (dstnat is -300 in this family) and before the bridge learns.
 _PRIORITY = -350
 
+# Fields of headers.
+_SENDER, _TYPE = Payload(nft.LINK, 6, 6), Payload(nft.LINK, 12, 2)
+_ARP_HTYPE, _ARP_PTYPE = Payload(nft.NETWORK, 0, 2), Payload(nft.NETWORK, 2, 2)
+_ARP_HLEN, _ARP_PLEN = Payload(nft.NETWORK, 4, 1), Payload(nft.NETWORK, 5, 1)
+_ARP_OPERATION, _ARP_SENDER = Payload(nft.NETWORK, 6, 2), Payload(nft.NETWORK, 8, 6)
+_ARP_FROM, _ARP_TO = Payload(nft.NETWORK, 14, 4), Payload(nft.NETWORK, 24, 4)
+_IPV4_FROM, _IPV4_TO = Payload(nft.NETWORK, 12, 4), Payload(nft.NETWORK, 16, 4)
+_IPV6_FROM = Payload(nft.NETWORK, 8, 16)
+_FROM_PORT, _TO_PORT = Payload(nft.TRANSPORT, 0, 2), Payload(nft.TRANSPORT, 2, 2)
+_ICMPV6_TYPE, _ICMPV6_TARGET = Payload(nft.TRANSPORT, 0, 1), 8
 
-def _match(left: Match, right: Any, operator: str = "==") -> Match:
-    return {"match": {"op": operator, "left": left, "right": right}}
+_IPV4 = Match(nft.PROTOCOL, _IPV4_TYPE)
+_IPV6 = Match(nft.PROTOCOL, _IPV6_TYPE)
+_OVER_UDP, _OVER_ICMPV6 = Match(nft.L4PROTO, _UDP), Match(nft.L4PROTO, _ICMPV6)
+#: Types of ICMPv6 messages: RFC 4861, section 4; RFC 3810, section 5.2.
+_ROUTER_SOLICIT, _ROUTER_ADVERT, _SOLICIT, _ADVERT, _REDIRECT, _MLD2_REPORT = 133, 134, 135, 136, 137, 143
 
 
-def _field(protocol: str, name: str, right: Any, operator: str = "==") -> Match:
-    return _match({"payload": {"protocol": protocol, "field": name}}, right, operator)
+def _taps(name: nft.Meta, group: nft.Meta) -> tuple[Match, Match]:
+    """Match a tap of ours, by its name or its group."""
+    return Match(name, TAP.encode()), Match(group, struct.pack("=I", TAP_GROUP))
 
 
-_FROM: Match = {"meta": {"key": "iifname"}}
-_TO: Match = {"meta": {"key": "oifname"}}
-_FROM_A_TAP = (_match(_FROM, f"{TAP}*"), _match({"meta": {"key": "iifgroup"}}, TAP_GROUP))
-_TO_A_TAP = (_match(_TO, f"{TAP}*"), _match({"meta": {"key": "oifgroup"}}, TAP_GROUP))
-
-
-def _looked_up(key: Match, name: str) -> Match:
-    return {"vmap": {"key": key, "data": f"@{name}"}}
-
-
-_TAGS = tuple(_field("ether", "type", tag) for tag in ("8021q", "8021ad"))
+_FROM_A_TAP = _taps(nft.IIFNAME, nft.IIFGROUP)
+_TO_A_TAP = _taps(nft.OIFNAME, nft.OIFGROUP)
+_TAGS = tuple(Match(_TYPE, struct.pack(">H", tag)) for tag in (0x8100, 0x88A8))
 
 
 def _hook(name: str, *rules: Rule) -> Chain:
@@ -68,21 +78,21 @@ BASE: Mapping[str, Chain] = MappingProxyType(
     {
         "prerouting": _hook(
             "prerouting",
-            Rule.make(_looked_up(_FROM, PORTS)),
-            *(Rule.make(tap, *_DROP) for tap in _FROM_A_TAP),
+            Rule.make(VerdictMap(nft.IIFNAME, PORTS)),
+            *(Rule.make(tap, *_COUNTED_DROP) for tap in _FROM_A_TAP),
         ),
         # A VM's frames must not reach the host, which would answer ARP for any of its addresses:
         # drop the copy that goes up to the bridge device.
         "input": _hook(
             "input",
-            *(Rule.make(tap, {"drop": None}) for tap in _FROM_A_TAP),
-            Rule.make(_looked_up(_FROM, SERVICES)),
+            *(Rule.make(tap, DROP) for tap in _FROM_A_TAP),
+            Rule.make(VerdictMap(nft.IIFNAME, SERVICES)),
         ),
         # An access port in both directions: the wire may carry other networks in tagged frames.
         "postrouting": _hook(
             "postrouting",
-            *(Rule.make(tap, tag, {"drop": None}) for tap in _TO_A_TAP for tag in _TAGS),
-            *(Rule.make(tag, _looked_up(_TO, SERVICES)) for tag in _TAGS),
+            *(Rule.make(tap, tag, DROP) for tap in _TO_A_TAP for tag in _TAGS),
+            *(Rule.make(tag, VerdictMap(nft.OIFNAME, SERVICES)) for tag in _TAGS),
         ),
     }
 )
@@ -92,37 +102,38 @@ SHARED = frozenset({*BASE, STORE})
 
 # ARP for IPv4 on Ethernet. With other lengths, the addresses are at other offsets.
 _ARP = (
-    _field("arp", "htype", 1),
-    _field("arp", "ptype", "ip"),
-    _field("arp", "hlen", 6),
-    _field("arp", "plen", 4),
+    Match(_TYPE, _ARP_TYPE),
+    Match(_ARP_HTYPE, b"\0\1"),
+    Match(_ARP_PTYPE, _IPV4_TYPE),
+    Match(_ARP_HLEN, b"\6"),
+    Match(_ARP_PLEN, b"\4"),
 )
 
 
 def port_chain(port_id: str, spec: PortSpec) -> Chain:
     """Return the port's chain. The comment of its first rule names the port."""
     security = spec.port_security
-    first, *others = (Rule.make(tag, *_DROP) for tag in _TAGS)
-    rules = [first.said(f"{MARK}{port_id}"), *others]
+    first, *others = (Rule.make(tag, *_COUNTED_DROP) for tag in _TAGS)
+    rules = [first.with_comment(f"{MARK}{port_id}"), *others]
     if not security.enabled:
-        rules.append(Rule.make(_ACCEPT))
+        rules.append(Rule.make(ACCEPT))
     elif not security.allowed_addresses:
         rules += _own_mac(spec.mac)
     else:
         pairs = [(a.mac or spec.mac, a.ip) for a in security.allowed_addresses]
         rules += [rule for pair in pairs for rule in _advertisements(*pair)]
-        rules.append(Rule.make(_field("icmpv6", "type", "nd-neighbor-advert"), *_DROP))
+        rules.append(Rule.make(_IPV6, *_icmpv6(_ADVERT), *_COUNTED_DROP))
         rules += [rule for pair in pairs for rule in _address(*pair)]
         rules += _roles(spec)
         rules.append(_dhcp(spec.mac))
         rules.append(_announcement(spec.mac))
-        rules.append(Rule.make(*_DROP))
+        rules.append(Rule.make(*_COUNTED_DROP))
     return Chain(tuple(dict.fromkeys(rules)))
 
 
 def store_chain(mark: str) -> Chain:
     """Return the chain that carries the mark of the store."""
-    return Chain((Rule.make(_ACCEPT, comment=f"{STORE_MARK}{mark}"),))
+    return Chain((Rule.make(ACCEPT, comment=f"{STORE_MARK}{mark}"),))
 
 
 def store_mark(chains: Mapping[str, Chain]) -> str:
@@ -139,119 +150,119 @@ def owner(chain: Chain) -> str | None:
 
 
 def _own_mac(mac: str) -> Iterator[Rule]:
-    yield Rule.make(_field("ether", "saddr", mac, "!="), *_DROP)
+    yield Rule.make(Match(_SENDER, _mac(mac), equal=False), *_COUNTED_DROP)
     # ARP carries the sender's MAC in its payload too; a forged one would poison neighbours.
-    yield Rule.make(*_ARP, _field("arp", "saddr ether", mac), _ACCEPT)
-    yield Rule.make(_field("ether", "type", "arp"), *_DROP)
-    yield Rule.make(_ACCEPT)
+    yield Rule.make(*_ARP, Match(_ARP_SENDER, _mac(mac)), ACCEPT)
+    yield Rule.make(Match(_TYPE, _ARP_TYPE), *_COUNTED_DROP)
+    yield Rule.make(ACCEPT)
 
 
-def _advertisements(mac: str, ip: str) -> Iterator[Rule]:
+@lru_cache(maxsize=4096)
+def _advertisements(mac: str, ip: str) -> tuple[Rule, ...]:
     """Accept neighbour advertisements for an allowed address (RFC 4861)."""
     network = ipaddress.ip_network(ip)
     if network.version == 4:
-        return
+        return ()
     own = link_local(mac)
-    for source, target in ((ip, ip), (own, ip), (own, own)):
-        yield _neighbour(mac, source, "nd-neighbor-advert", target)
+    ways = ((ip, ip), (own, ip), (own, own))
+    return tuple(_neighbour(mac, source, _ADVERT, target) for source, target in ways)
 
 
-def _address(mac: str, ip: str) -> Iterator[Rule]:
-    sender = _field("ether", "saddr", mac)
+@lru_cache(maxsize=4096)
+def _address(mac: str, ip: str) -> tuple[Rule, ...]:
     if ipaddress.ip_network(ip).version == 4:
-        arp = (sender, *_ARP)
-        claimed = _field("arp", "saddr ether", mac)
-        yield Rule.make(sender, _field("ip", "saddr", _prefix(ip)), _ACCEPT)
-        yield Rule.make(*arp, claimed, _field("arp", "saddr ip", _prefix(ip)), _ACCEPT)
-        # RFC 5227: before a host uses an address, it probes for it from 0.0.0.0.
-        probe = (
-            _field("arp", "operation", "request"),
-            claimed,
-            _field("arp", "saddr ip", "0.0.0.0"),
-            _field("arp", "daddr ip", _prefix(ip)),
-        )
-        yield Rule.make(*arp, *probe, _ACCEPT)
-        return
+        return tuple(_ipv4(mac, ip))
+    return tuple(_ipv6(mac, ip))
+
+
+def _ipv4(mac: str, ip: str) -> Iterator[Rule]:
+    sender, claimed = Match(_SENDER, _mac(mac)), Match(_ARP_SENDER, _mac(mac))
+    yield Rule.make(sender, _IPV4, *_within(_IPV4_FROM, ip), ACCEPT)
+    yield Rule.make(sender, *_ARP, claimed, *_within(_ARP_FROM, ip), ACCEPT)
+    # RFC 5227: before a host uses an address, it probes for it from 0.0.0.0.
+    probe = Match(_ARP_OPERATION, b"\0\1"), claimed, Match(_ARP_FROM, bytes(4))
+    yield Rule.make(sender, *_ARP, *probe, *_within(_ARP_TO, ip), ACCEPT)
+
+
+def _ipv6(mac: str, ip: str) -> Iterator[Rule]:
     own = link_local(mac)
-    yield Rule.make(sender, _field("ip6", "saddr", _prefix(ip)), _ACCEPT)
+    yield Rule.make(*_from(mac, ip), ACCEPT)
     # RFC 4862: a host probes for an address from the unspecified address before it uses it.
     for target in (ip, own):
-        yield _neighbour(mac, "::", "nd-neighbor-solicit", target)
-    for kind in ("nd-router-solicit", "nd-neighbor-solicit", "mld2-listener-report"):
-        yield Rule.make(sender, _field("ip6", "saddr", own), _field("icmpv6", "type", kind), _ACCEPT)
+        yield _neighbour(mac, "::", _SOLICIT, target)
+    for kind in (_ROUTER_SOLICIT, _SOLICIT, _MLD2_REPORT):
+        yield Rule.make(*_from(mac, own), *_icmpv6(kind), ACCEPT)
     # RFC 8415, section 7.2: the ports of a DHCPv6 client's request.
-    yield Rule.make(
-        sender,
-        _field("ip6", "saddr", own),
-        _field("udp", "sport", 546),
-        _field("udp", "dport", 547),
-        _ACCEPT,
-    )
-    yield Rule.make(
-        sender,
-        _field("ip6", "saddr", "::"),
-        _field("icmpv6", "type", "mld2-listener-report"),
-        _ACCEPT,
-    )
+    yield Rule.make(*_from(mac, own), *_udp(546, 547), ACCEPT)
+    yield Rule.make(*_from(mac, "::"), *_icmpv6(_MLD2_REPORT), ACCEPT)
 
 
 def _roles(spec: PortSpec) -> Iterator[Rule]:
     """Accept messages of routers and DHCPv6 servers from their link-local address (RFC 4861, 4.2)."""
     roles = spec.port_security.roles
-    sender = _field("ether", "saddr", spec.mac), _field("ip6", "saddr", link_local(spec.mac))
+    sender = _from(spec.mac, link_local(spec.mac))
     if "router" in roles:
-        for kind in ("nd-router-advert", "nd-redirect"):
-            yield Rule.make(*sender, _field("icmpv6", "type", kind), _ACCEPT)
+        for kind in (_ROUTER_ADVERT, _REDIRECT):
+            yield Rule.make(*sender, *_icmpv6(kind), ACCEPT)
     if "dhcp_server" in roles:
-        ports = _field("udp", "sport", 547), _field("udp", "dport", 546)
-        yield Rule.make(*sender, *ports, _ACCEPT)
+        yield Rule.make(*sender, *_udp(547, 546), ACCEPT)
 
 
-def _neighbour(mac: str, source: str, kind: str, target: str) -> Rule:
-    return Rule.make(
-        _field("ether", "saddr", mac),
-        _field("ip6", "saddr", _prefix(source)),
-        _field("icmpv6", "type", kind),
-        *_target(target),
-        _ACCEPT,
-    )
+def _neighbour(mac: str, source: str, kind: int, target: str) -> Rule:
+    return Rule.make(*_from(mac, source), *_icmpv6(kind), *_target(target), ACCEPT)
 
 
 def _target(ip: str) -> Iterator[Match]:
     """Match the target of a neighbour message, 16 bytes from byte 8 (RFC 4861, section 4.3).
 
-    nft 1.0.6 has no name for the field, and nft's JSON does not support 128-bit numbers.
+    In words: nft 1.0.6 has no name for the field, and prints longer comparisons in a form that it
+    cannot read.
     """
     network = ipaddress.IPv6Network(ip)
-    for start in range(0, network.prefixlen, _WORD):
-        bits = min(_WORD, network.prefixlen - start)
-        value = int(network.network_address) >> (128 - start - _WORD) & 0xFFFFFFFF
-        left: Match = {"payload": {"base": "th", "offset": 64 + start, "len": _WORD}}
-        if bits < _WORD:
-            left = {"&": [left, (0xFFFFFFFF << (_WORD - bits)) & 0xFFFFFFFF]}
-        yield _match(left, value)
+    packed, mask = network.network_address.packed, network.netmask.packed
+    for at in range(0, 16, _WORD):
+        if not any(here := mask[at : at + _WORD]):
+            return
+        load = Payload(nft.TRANSPORT, _ICMPV6_TARGET + at, _WORD)
+        yield Match(load, packed[at : at + _WORD], b"" if all(b == 255 for b in here) else here, whole=False)
 
 
 def _dhcp(mac: str) -> Rule:
     """Accept a DHCP client's request, which is sent before it has an address (RFC 2131, section 4.1)."""
-    return Rule.make(
-        _field("ether", "saddr", mac),
-        _field("ip", "saddr", "0.0.0.0"),
-        _field("ip", "daddr", "255.255.255.255"),
-        _field("udp", "sport", 68),
-        _field("udp", "dport", 67),
-        _ACCEPT,
-    )
+    addresses = Match(_IPV4_FROM, bytes(4)), Match(_IPV4_TO, b"\xff" * 4)
+    return Rule.make(Match(_SENDER, _mac(mac)), _IPV4, *addresses, *_udp(68, 67), ACCEPT)
 
 
 def _announcement(mac: str) -> Rule:
     """Accept QEMU's announcement after live migration (``qemu_announce_self``); ``guard`` checks it."""
-    return Rule.make(_field("ether", "saddr", mac), _field("ether", "type", _RARP), _ACCEPT)
+    return Rule.make(Match(_SENDER, _mac(mac)), Match(_TYPE, _RARP_TYPE), ACCEPT)
 
 
-def _prefix(ip: str) -> Any:
+def _from(mac: str, ip: str) -> tuple[Match, ...]:
+    """Match packets of an IPv6 address or prefix, in frames of this MAC."""
+    return Match(_SENDER, _mac(mac)), _IPV6, *_within(_IPV6_FROM, ip)
+
+
+def _icmpv6(kind: int) -> tuple[Match, Match]:
+    return _OVER_ICMPV6, Match(_ICMPV6_TYPE, bytes((kind,)))
+
+
+def _udp(source: int, destination: int) -> tuple[Match, ...]:
+    ports = Match(_FROM_PORT, struct.pack(">H", source)), Match(_TO_PORT, struct.pack(">H", destination))
+    return _OVER_UDP, *ports
+
+
+def _within(field: Payload, ip: str) -> tuple[Match, ...]:
+    """Match an address or a prefix: of a prefix, whole bytes if it ends with one, as nft has it."""
     network = ipaddress.ip_network(ip)
-    address = str(network.network_address)
-    if network.prefixlen == network.max_prefixlen:
-        return address
-    return {"prefix": {"addr": address, "len": network.prefixlen}}
+    packed, length = network.network_address.packed, network.prefixlen
+    if length == network.max_prefixlen:
+        return (Match(field, packed),)
+    if length % 8:
+        return (Match(field, packed, network.netmask.packed, whole=False),)
+    part = Payload(field.base, field.offset, length // 8)
+    return (Match(part, packed[: part.length], whole=False),) if part.length else ()
+
+
+def _mac(mac: str) -> bytes:
+    return bytes.fromhex(mac.replace(":", ""))

@@ -233,7 +233,7 @@ class SegmentsPlan:
         sources = self.seen.sources or VxlanSources(sound=False)
         has = sources.peers_of(key)
         if not sources.sound or key not in sources.networks or has != peers:
-            self.made.append(AllowPeers(ids, key, peers, has - peers))
+            self.made.append(AllowPeers(ids, key, peers, has - peers, base=not sources.sound))
 
     def _unneeded_sources(self) -> list[Change]:
         """Remove the allowed peers of networks that are no longer on this host."""

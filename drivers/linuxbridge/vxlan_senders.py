@@ -11,19 +11,23 @@ from netplugin.host.vxlan import VxlanKey
 
 @dataclass(frozen=True)
 class AllowPeers(BridgeChange):
-    """Accept VXLAN packets of a network from its peers only; ``gone``: peers to remove."""
+    """Accept VXLAN packets of a network from its peers only; ``gone``: peers to remove.
+
+    ``base``: the table is missing, or its rules are not as intended.
+    """
 
     part: ClassVar[str] = "nftables"
     network: VxlanKey
     peers: frozenset[str]
     gone: frozenset[str] = frozenset()
+    base: bool = True
 
     def describe(self) -> str:
         vni, port = self.network.vni, self.network.udp_port
         return f"let {len(self.peers)} peers alone send to VNI {vni} on UDP port {port}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        kernel.vxlan.allow(self.network, self.peers, self.gone, deadline)
+        kernel.vxlan.allow(self.network, self.peers, self.gone, deadline, base=self.base)
 
 
 @dataclass(frozen=True)

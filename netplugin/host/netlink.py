@@ -12,11 +12,12 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from typing import Self
 
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 
 # include/uapi/linux/netlink.h
-_ERROR, _DONE = 2, 3
+ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 0x01, 0x04, 0x300
 #: Flags of a request that creates: create, and fail if it exists; replace; append.
 EXCLUSIVE, REPLACE, APPEND = 0x600, 0x500, 0xC00
@@ -48,26 +49,83 @@ def translated(step: str, what: str, refusal: Callable[[str, int], NetpluginErro
         raise refusal(refused.strerror or str(refused), refused.errno or 0) from refused
 
 
-def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-    """Send one request and return the answers up to the kernel's acknowledgement.
+class Channel:
+    """A socket of one netlink protocol, in the network namespace of the thread that makes it.
 
-    Raises: OSError with the error text of the kernel, TimeoutError.
+    It may be used by another thread, and by one at a time. A context manager, which closes it.
     """
-    return list(_answers(kind, body, _ACK | flags))
+
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE, timeout_s: float = _ANSWER_S) -> None:
+        """Raises: OSError."""
+        self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+        self.socket.settimeout(timeout_s)
+        for option in (_CAP_ACK, _EXT_ACK):
+            self.socket.setsockopt(_SOL_NETLINK, option, 1)
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        """Send one request and return the answers up to the kernel's acknowledgement.
+
+        Raises: OSError with the error text of the kernel, TimeoutError.
+        """
+        return list(self._answers(kind, body, _ACK | flags))
+
+    def dump(self, kind: int, body: bytes) -> Iterator[bytes]:
+        """Yield all objects, as the kernel sends them.
+
+        Raises: OSError, TimeoutError, Interrupted if the objects changed meanwhile; then read on until the
+        end before the next request, or use another channel.
+        """
+        return self._answers(kind, body, _DUMP)
+
+    def _answers(self, kind: int, body: bytes, flags: int) -> Iterator[bytes]:
+        self._number += 1
+        self.socket.send(
+            _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, self._number, 0) + body
+        )
+        moving = False
+        while True:
+            data = self.socket.recv(1 << 17)
+            for number_, answer, marks, payload in numbered(data):
+                if number_ != self._number:
+                    continue
+                moving = moving or bool(marks & _INTERRUPTED)
+                if answer == _DONE:
+                    if moving:
+                        raise Interrupted
+                    return
+                if answer == ERROR:
+                    _raise(marks, payload)
+                    return
+                if not moving:
+                    yield payload
+
+
+def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+    """Ask rtnetlink: see ``Channel.ask``."""
+    with Channel() as channel:
+        return channel.ask(kind, body, flags)
 
 
 def dump(kind: int, body: bytes, fits: Callable[[bytes], bool] = lambda _: True) -> list[bytes]:
-    """Dump all objects; empty if one does not match ``fits`` (the kernel ignored the filter).
+    """Dump all objects of rtnetlink; empty if one does not match ``fits`` (the kernel ignored the filter).
 
     Raises: OSError, TimeoutError, Interrupted if the objects change during every attempt.
     """
     for attempt in range(_DUMPS):
         found: list[bytes] = []
         try:
-            for payload in _answers(kind, body, _DUMP):
-                if not fits(payload):
-                    return []
-                found.append(payload)
+            with Channel() as channel:
+                for payload in channel.dump(kind, body):
+                    if not fits(payload):
+                        return []
+                    found.append(payload)
             return found
         except Interrupted:
             if attempt == _DUMPS - 1:
@@ -75,44 +133,38 @@ def dump(kind: int, body: bytes, fits: Callable[[bytes], bool] = lambda _: True)
     raise AssertionError
 
 
-def _answers(kind: int, body: bytes, flags: int) -> Iterator[bytes]:
-    request = _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, 1, 0) + body
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
-        netlink.settimeout(_ANSWER_S)
-        for option in (_CAP_ACK, _EXT_ACK):
-            netlink.setsockopt(_SOL_NETLINK, option, 1)
-        netlink.send(request)
-        while True:
-            for answer, marks, payload in messages(netlink.recv(1 << 17)):
-                if marks & _INTERRUPTED:
-                    raise Interrupted
-                if answer == _DONE:
-                    return
-                if answer == _ERROR:
-                    _raise(marks, payload)
-                    return
-                yield payload
-
-
 def _raise(marks: int, payload: bytes) -> None:
+    error = refusal(marks, payload)
+    if error is not None:
+        raise error
+
+
+def refusal(marks: int, payload: bytes) -> OSError | None:
+    """Parse an NLMSG_ERROR: the error with the kernel's text; None for an acknowledgement."""
     code = -number(payload[:4], signed=True)
     if code == 0:
-        return
+        return None
     words = os.strerror(code)
     if marks & _TLVS and marks & _CAPPED:  # only the header of the request is repeated
         said = dict(attributes(payload, 4 + _HEADER.size)).get(_ERROR_WORDS)
         words = f"{words} ({text(said)})" if said else words
-    raise OSError(code, words)
+    return OSError(code, words)
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Yield type, flags and payload of each netlink message."""
+    for _, kind, flags, payload in numbered(data):
+        yield kind, flags, payload
+
+
+def numbered(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Yield the number of the request, type, flags and payload of each netlink message."""
     offset = 0
     while offset + _HEADER.size <= len(data):
-        length, kind, flags, _, _ = _HEADER.unpack_from(data, offset)
+        length, kind, flags, number_, _ = _HEADER.unpack_from(data, offset)
         if length < _HEADER.size:
             return
-        yield kind, flags, data[offset + _HEADER.size : offset + length]
+        yield number_, kind, flags, data[offset + _HEADER.size : offset + length]
         offset += (length + 3) & ~3
 
 

@@ -1,53 +1,49 @@
-"""nftables through ``nft -j``, with rules as values that can be compared with the kernel's."""
+"""One table of nftables: read as values that can be compared, and changed by transactions."""
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from netplugin.api.errors import HostError
-from netplugin.host.processes import run
+from netplugin.host.netlink import Channel, Interrupted, attribute, attributes, text
+from netplugin.host.nfnetlink import (
+    CREATE,
+    FAMILIES,
+    HEAD,
+    Message,
+    Nfnetlink,
+    TransactionRefused,
+    ask,
+    dump,
+    text_attribute,
+    u32,
+)
+from netplugin.host.nft_rules import Rule, jump, jump_target, value, value_of, verdict
+from netplugin.host.processes import remaining
 
 STEP = "nftables"
-_MANY = 16  # above this many chains, reading the whole table is faster than reading each chain
-Command = dict[str, Any]
-_START = re.compile(r'\s*\{\s*"nftables"\s*:\s*\[\s*')
-_DECODER = json.JSONDecoder()
 
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule in the notation of libnftables-json(5). Rules are equal if they do the same."""
-
-    text: str
-
-    @classmethod
-    def make(cls, *statements: Mapping[str, Any], comment: str | None = None) -> Rule:
-        value = {"expr": [_plain(s) for s in statements], "comment": comment}
-        return cls(json.dumps(value, sort_keys=True))
-
-    @classmethod
-    def read(cls, found: Mapping[str, Any]) -> Rule:
-        """Parse a rule of the output of ``nft -j list``."""
-        return cls.make(*found.get("expr", ()), comment=found.get("comment"))
-
-    @property
-    def comment(self) -> str | None:
-        comment: str | None = json.loads(self.text)["comment"]
-        return comment
-
-    def said(self, comment: str) -> Rule:
-        """The same rule with this comment."""
-        return Rule(json.dumps({**json.loads(self.text), "comment": comment}, sort_keys=True))
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of the command that adds the rule."""
-        return {key: value for key, value in json.loads(self.text).items() if value is not None}
+# include/uapi/linux/netfilter/nf_tables.h
+_NEWTABLE, _GETTABLE, _DELTABLE = 0, 1, 2
+_NEWCHAIN, _GETCHAIN, _DELCHAIN = 3, 4, 5
+_NEWRULE, _GETRULE, _DELRULE = 6, 7, 8
+_NEWSET, _GETSET = 9, 10
+_NEWSETELEM, _GETSETELEM, _DELSETELEM = 12, 13, 14
+_TABLE = 1  # the first attribute of everything in a table, and the name of a table
+_CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY, _CHAIN_TYPE, _HOOK_NUMBER, _HOOK_PRIORITY = 3, 4, 5, 7, 1, 2
+_RULE_CHAIN, _RULE_EXPRESSIONS, _RULE_USERDATA = 2, 4, 7
+_SET_NAME, _SET_FLAGS, _SET_KEY_TYPE, _SET_KEY_LEN = 2, 3, 4, 5
+_SET_DATA_TYPE, _SET_DATA_LEN, _SET_ID, _SET_USERDATA = 6, 7, 10, 13
+_ELEMENTS_SET, _ELEMENTS, _ELEMENT, _KEY, _DATA = 2, 3, 1, 1, 2
+_MAP, _VERDICTS, _INTERFACE_NAME = 8, 0xFFFFFF00, 41  # the last is nft's number of the type ifname
+#: nft's user data of such a map: keys in host byte order (NFTNL_UDATA_SET_KEYBYTEORDER).
+_MAP_USERDATA = bytes((0, 4, 1, 0, 0, 0))
+_IFNAMSIZ = 16
+_DROP_CODE, _ACCEPT_CODE = 0, 1
+_HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
+_APPEND = 0x800
+_MOST_KEYS = 1000  # of up to 36 bytes each
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,9 @@ class Chain:
     prio: int | None = None
     policy: str | None = None
 
-    def definition(self) -> dict[str, Any]:
-        """The fields of a base chain; empty for any other chain."""
-        names = ("type", "hook", "prio", "policy")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+    def definition(self) -> Chain:
+        """The chain without its rules."""
+        return replace(self, rules=())
 
 
 @dataclass(frozen=True)
@@ -76,173 +71,364 @@ class Table:
     maps: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
 
-class Nftables:
-    """One table of one family, accessed with the program ``nft``."""
+# -- changes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Command(ABC):
+    """One change of a table, as a part of a transaction."""
+
+    @abstractmethod
+    def messages(self, table: str) -> Iterator[Message]:
+        """Yield the requests that make the change."""
+
+
+@dataclass(frozen=True)
+class AddTable(Command):
+    """Create the table if it is missing."""
+
+    def messages(self, table: str) -> Iterator[Message]:
+        yield Message(_NEWTABLE, text_attribute(_TABLE, table), CREATE)
+
+
+@dataclass(frozen=True)
+class DeleteTable(Command):
+    def messages(self, table: str) -> Iterator[Message]:
+        yield Message(_DELTABLE, text_attribute(_TABLE, table))
+
+
+@dataclass(frozen=True)
+class AddMap(Command):
+    """Create a verdict map of interface names if it is missing."""
+
+    name: str
+
+    def messages(self, table: str) -> Iterator[Message]:
+        body = text_attribute(_TABLE, table) + text_attribute(_SET_NAME, self.name)
+        body += u32(_SET_FLAGS, _MAP) + u32(_SET_KEY_TYPE, _INTERFACE_NAME) + u32(_SET_KEY_LEN, _IFNAMSIZ)
+        body += u32(_SET_DATA_TYPE, _VERDICTS) + u32(_SET_DATA_LEN, 0) + u32(_SET_ID, 1)
+        yield Message(_NEWSET, body + attribute(_SET_USERDATA, _MAP_USERDATA), CREATE)
+
+
+@dataclass(frozen=True)
+class ChainCommand(Command, ABC):
+    name: str
+
+    def _on_chain(self, table: str) -> bytes:
+        """The attributes of a request about the rules of the chain."""
+        return text_attribute(_TABLE, table) + text_attribute(_RULE_CHAIN, self.name)
+
+
+@dataclass(frozen=True)
+class SetChain(ChainCommand):
+    """Create the chain, or replace its rules."""
+
+    chain: Chain
+
+    def messages(self, table: str) -> Iterator[Message]:
+        yield Message(_NEWCHAIN, text_attribute(_TABLE, table) + self._definition(), CREATE)
+        where = self._on_chain(table)
+        yield Message(_DELRULE, where)
+        for rule in self.chain.rules:
+            body = where + attribute(_RULE_EXPRESSIONS, rule.code)
+            if rule.comment is not None:
+                body += attribute(_RULE_USERDATA, rule.userdata)
+            yield Message(_NEWRULE, body, CREATE | _APPEND)
+
+    def _definition(self) -> bytes:
+        chain, body = self.chain, text_attribute(_CHAIN_NAME, self.name)
+        if chain.hook is None or chain.prio is None:
+            return body
+        hook = u32(_HOOK_NUMBER, _HOOKS.index(chain.hook)), u32(_HOOK_PRIORITY, chain.prio % (1 << 32))
+        body += attribute(_CHAIN_HOOK, *hook) + text_attribute(_CHAIN_TYPE, chain.type or "filter")
+        return body + u32(_CHAIN_POLICY, _DROP_CODE if chain.policy == "drop" else _ACCEPT_CODE)
+
+
+@dataclass(frozen=True)
+class DeleteChain(ChainCommand):
+    """Delete a chain with its rules."""
+
+    def messages(self, table: str) -> Iterator[Message]:
+        yield Message(_DELRULE, self._on_chain(table))
+        yield Message(_DELCHAIN, text_attribute(_TABLE, table) + text_attribute(_CHAIN_NAME, self.name))
+
+
+@dataclass(frozen=True)
+class ElementCommand(Command, ABC):
+    """A change of a key of a verdict map."""
+
+    map: str
+    key: str
+
+
+@dataclass(frozen=True)
+class AddElement(ElementCommand):
+    """Add a key that jumps to the chain, or (None) whose verdict is to drop."""
+
+    target: str | None
+
+    def messages(self, table: str) -> Iterator[Message]:
+        then = jump(self.target) if self.target is not None else verdict(_DROP_CODE)
+        yield Message(_NEWSETELEM, _element(table, self.map, self.key, attribute(_DATA, then)), CREATE)
+
+
+@dataclass(frozen=True)
+class DeleteElement(ElementCommand):
+    def messages(self, table: str) -> Iterator[Message]:
+        yield Message(_DELSETELEM, _element(table, self.map, self.key))
+
+
+def _element(table: str, name: str, key: str, data: bytes = b"") -> bytes:
+    return _of_set(table, name, [attribute(_KEY, value(key.encode().ljust(_IFNAMSIZ, b"\0"))) + data])
+
+
+def _of_set(table: str, name: str, elements: Iterable[bytes]) -> bytes:
+    where = text_attribute(_TABLE, table) + text_attribute(_ELEMENTS_SET, name)
+    return where + attribute(_ELEMENTS, *(attribute(_ELEMENT, each) for each in elements))
+
+
+def add_keys(table: str, name: str, keys: Sequence[bytes]) -> Iterator[Message]:
+    """Add keys to a set, as a part of a transaction."""
+    return _keyed(_NEWSETELEM, table, name, keys, CREATE)
+
+
+def delete_keys(table: str, name: str, keys: Sequence[bytes]) -> Iterator[Message]:
+    """Delete keys of a set, which must have them."""
+    return _keyed(_DELSETELEM, table, name, keys, 0)
+
+
+def _keyed(kind: int, table: str, name: str, keys: Sequence[bytes], flags: int) -> Iterator[Message]:
+    """The keys in as many messages as they need: an attribute has less than 64 KiB."""
+    for at in range(0, len(keys), _MOST_KEYS):
+        each = (attribute(_KEY, value(key)) for key in keys[at : at + _MOST_KEYS])
+        yield Message(kind, _of_set(table, name, each), flags)
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All chains of a table with their rules, and all sets with their keys in the kernel's form."""
+
+    chains: Mapping[str, Chain]
+    sets: Mapping[str, Sequence[bytes]]
+
+
+class TableReader:
+    """The requests that read a table. All raise OSError, TimeoutError, netlink.Interrupted."""
 
     def __init__(self, family: str, table: str) -> None:
-        self.family = family
-        self.table = table
+        self._family = FAMILIES[family]
+        self._name = table
+        self._table = text_attribute(_TABLE, table)
 
-    def commit(self, commands: Sequence[Command], deadline: float) -> None:
-        """Run all commands in one transaction. Raises: BackendUnavailable, HostError, OperationTimeout."""
-        if commands:
-            self._run(commands, deadline)
+    def read_all(self, channel: Channel) -> Contents | None:
+        """Read a small table; None if there is none."""
+        if not self.is_there(channel):
+            return None
+        rules = self.rules(channel, None)
+        chains = {
+            name: replace(chain, rules=tuple(rules.get(name, ())))
+            for name, chain in self.chains(channel).items()
+        }
+        sets = {
+            name: [key for payload in self._elements(channel, name) for key, _ in _elements(payload)]
+            for name in self.sets(channel)
+        }
+        return Contents(chains, sets)
 
-    def read(self, chains: Sequence[str] | None, deadline: float) -> Table | None:
-        """Read the table with the rules of these chains (None: of all); None if there is no table.
+    def is_there(self, channel: Channel) -> bool:
+        try:
+            ask(channel, self._family, Message(_GETTABLE, self._table))
+        except FileNotFoundError:
+            return False
+        return True
 
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
-        with format_errors(STEP):
-            defined = {o["name"]: o for o in self._list("chains", "chain", deadline)}
-            if not defined and not self._exists(deadline):
-                return None
-            maps = self._list("maps", "map", deadline)
-            wanted = [name for name in defined if chains is None or name in chains]
-            rules = self._rules(wanted, chains is None, deadline)
-            return Table(
-                names=frozenset(defined),
-                chains={name: _chain(defined[name], rules.get(name, [])) for name in wanted},
-                maps={o["name"]: _jumps(o.get("elem", [])) for o in maps},
-            )
+    def chains(self, channel: Channel) -> dict[str, Chain]:
+        """All chains without their rules. The kernel lists those of all tables of the family."""
+        found = dump(channel, self._family, Message(_GETCHAIN, b""))
+        return dict(_chain(payload) for payload in found if self._has(payload))
 
-    def _list(self, what: str, kind: str, deadline: float) -> list[Any]:
-        """All objects of a kind in the table. Lists the whole family, because listing one table may fail."""
-        found = self._run([{"list": {what: {"family": self.family}}}], deadline)
-        return [o for k, o in found if k == kind and o["table"] == self.table]
+    def sets(self, channel: Channel) -> dict[str, bool]:
+        """All sets, with whether each is a map."""
+        found = [
+            _attributes(p) for p in dump(channel, self._family, Message(_GETSET, self._table)) if self._has(p)
+        ]
+        return {text(each.get(_SET_NAME)): bool(_number(each.get(_SET_FLAGS)) & _MAP) for each in found}
 
-    def _exists(self, deadline: float) -> bool:
-        found = self._run([{"list": {"tables": {"family": self.family}}}], deadline)
-        return any(kind == "table" and o["name"] == self.table for kind, o in found)
+    def keys(self, channel: Channel, name: str) -> Iterator[tuple[str, str | None]]:
+        """The keys of a verdict map of interface names, each with its target."""
+        for payload in self._elements(channel, name):
+            yield from _verdicts(payload)
 
-    def _rules(self, chains: Sequence[str], whole: bool, deadline: float) -> dict[str, list[Rule]]:
-        """The rules of each chain.
-
-        Runs nft once per chain, because nft 1.0.6 returns only the last one if a call lists
-        several. If there are many chains, it lists the whole table in one call.
-        """
-        if whole or len(chains) > _MANY:
-            asked = [{"list": {"table": {"family": self.family, "name": self.table}}}]
-        else:
-            asked = [self.command("list", "chain", name=name) for name in chains]
+    def rules(self, channel: Channel, chains: Collection[str] | None) -> dict[str, list[Rule]]:
+        """The rules of each of these chains (None: of all)."""
+        names = [b""] if chains is None else [text_attribute(_RULE_CHAIN, name) for name in chains]
         found: dict[str, list[Rule]] = {}
-        for command in asked:
-            for kind, value in self._run([command], deadline):
-                if kind == "rule":
-                    found.setdefault(value["chain"], []).append(Rule.read(value))
+        for name in names:
+            for payload in dump(channel, self._family, Message(_GETRULE, self._table + name)):
+                parts = _attributes(payload)
+                rule = Rule.read(parts.get(_RULE_EXPRESSIONS, b""), parts.get(_RULE_USERDATA))
+                found.setdefault(text(parts.get(_RULE_CHAIN)), []).append(rule)
         return found
 
-    # -- commands --------------------------------------------------------------------------------
+    def _elements(self, channel: Channel, name: str) -> Iterator[bytes]:
+        where = self._table + text_attribute(_ELEMENTS_SET, name)
+        return dump(channel, self._family, Message(_GETSETELEM, where))
 
-    def command(self, verb: str, kind: str, **fields: Any) -> Command:
-        """A command on an object of the table."""
-        return {verb: {kind: {"family": self.family, "table": self.table, **fields}}}
-
-    def add_table(self) -> Command:
-        return {"add": {"table": {"family": self.family, "name": self.table}}}
-
-    def delete_table(self) -> Command:
-        return {"delete": {"table": {"family": self.family, "name": self.table}}}
-
-    def set_chain(self, name: str, chain: Chain) -> list[Command]:
-        """Create the chain, or replace its rules."""
-        return [
-            self.command("add", "chain", name=name, **chain.definition()),
-            self.command("flush", "chain", name=name),
-            *(self.command("add", "rule", chain=name, **rule.fields()) for rule in chain.rules),
-        ]
-
-    def delete_chain(self, name: str) -> list[Command]:
-        verbs = ("flush", "delete")
-        return [self.command(verb, "chain", name=name) for verb in verbs]
-
-    def add_jump(self, name: str, key: str, chain: str) -> Command:
-        """Add a key to the verdict map ``name`` that jumps to the chain."""
-        return self._add_element(name, key, {"jump": {"target": chain}})
-
-    def add_drop(self, name: str, key: str) -> Command:
-        """Add a key to the verdict map ``name`` whose verdict is to drop."""
-        return self._add_element(name, key, {"drop": None})
-
-    def _add_element(self, name: str, key: str, verdict: Mapping[str, Any]) -> Command:
-        return self.command("add", "element", name=name, elem=[[key, verdict]])
-
-    def delete_element(self, name: str, key: str) -> Command:
-        """Delete a key of the verdict map ``name``."""
-        return self.command("delete", "element", name=name, elem=[key])
-
-    def _run(self, commands: Sequence[Command], deadline: float) -> Iterable[tuple[str, Any]]:
-        """Run nft and return the objects of its answer, each with its kind."""
-        text = json.dumps({"nftables": list(commands)})
-        answer = run(["nft", "-j", "-f", "-"], step=STEP, deadline=deadline, stdin=text)
-        return parse_answer(answer, STEP) if answer.strip() else []
+    def _has(self, payload: bytes) -> bool:
+        return text(_attributes(payload).get(_TABLE)) == self._name
 
 
-def parse_answer(answer: str, step: str) -> Iterator[tuple[str, Any]]:
-    """Parse the output of ``nft -j``: its objects, each with its kind.
+@dataclass(frozen=True)
+class _Listing:
+    """All chains without their rules, and all maps: valid while nobody else changes nf_tables."""
 
-    One object at a time: the whole answer for a thousand ports takes 40 MB as values.
+    stamp: int
+    chains: Mapping[str, Chain]
+    maps: Mapping[str, Mapping[str, str | None]]
 
-    Raises: HostError if it is not in the format of libnftables-json(5).
+
+class Nftables:
+    """One table of one family.
+
+    The rules of a chain are read with every call. The names of all chains and the keys of all
+    maps are listed once. Afterwards the generation that the kernel counts tells whether another program
+    has changed anything, and what we have changed ourselves is read again, one by one. Not thread-safe.
     """
-    with format_errors(step):
-        if not (start := _START.match(answer)):
-            raise ValueError(answer[:200])
-        at = start.end()
-        while answer[at] != "]":
-            found, at = _DECODER.raw_decode(answer, at)
-            yield next(iter(found.items()))
-            while answer[at] in ", \n":
-                at += 1
 
+    def __init__(self, family: str, table: str, kernel: Nfnetlink | None = None) -> None:
+        """``kernel``: shared by all tables that one agent writes, so that it knows its own transactions."""
+        self.table = table
+        self._kernel = kernel or Nfnetlink()
+        self._family = FAMILIES[family]
+        self._reader = TableReader(family, table)
+        self._listing: _Listing | None = None
+        #: What we have changed since the listing.
+        self._changed: set[ChainCommand | ElementCommand] = set()
 
-@contextlib.contextmanager
-def format_errors(step: str) -> Iterator[None]:
-    """Translate the errors of reading an answer of nft that has another format. Raises: HostError."""
-    try:
-        yield
-    except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as broken:
-        raise HostError(
-            "the answer of nft has another format than the tables of the agent in libnftables-json(5): "
-            f"{type(broken).__name__}: {broken}",
-            step=step,
-            fix="look in nft list ruleset for tables named netplugin that another program wrote, and whether "
-            "another version of nft is installed",
-        ) from broken
+    # -- writing ---------------------------------------------------------------------------------
 
+    def commit(self, commands: Sequence[Command], deadline: float) -> None:
+        """Make all changes in one transaction.
 
-def set_element(found: Any) -> list[Any]:
-    """The parts of a set's element, which nft wraps if it has a comment, a counter or a timeout."""
-    return list((found["elem"]["val"] if "elem" in found else found)["concat"])
-
-
-def _chain(found: Mapping[str, Any], rules: Sequence[Rule]) -> Chain:
-    hook = (found.get(key) for key in ("type", "hook", "prio", "policy"))
-    return Chain(tuple(rules), *hook)
-
-
-def _jumps(elements: Sequence[Any]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for element in elements:
-        key, verdict = element
-        if isinstance(key, dict):  # {"elem": {"val": ..}}: an element with a counter or a timeout
-            key = key.get("elem", {}).get("val")
-        jump = verdict.get("jump") if isinstance(verdict, dict) else None
-        found[str(key)] = jump["target"] if jump else None
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """Normalize a value that has several notations: IPv6 addresses, and counters with their values."""
-    if isinstance(value, dict):
-        if "counter" in value:
-            return {"counter": None}
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if isinstance(value, str) and "::" in value:
+        Raises: TransactionRefused with the numbers of the commands, BackendUnavailable, HostError,
+        OperationTimeout.
+        """
+        if not commands:
+            return
+        each = [(at, message) for at, c in enumerate(commands) for message in c.messages(self.table)]
+        listing, self._listing = self._listing, None  # for an unknown outcome
         try:
-            return str(ipaddress.IPv6Address(value))
-        except ValueError:
-            return value
-    return value
+            self._kernel.commit(self._family, [message for _, message in each], STEP, deadline)
+        except TransactionRefused as refused:
+            self._listing = listing  # nothing has changed
+            raise refused.counted(lambda at: each[at][0]) from refused
+        listed = [c for c in commands if isinstance(c, ChainCommand | ElementCommand)]
+        self._changed.update(listed)
+        self._listing = listing if len(listed) == len(commands) else None
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self, chains: Collection[str] | None, deadline: float) -> Table | None:
+        """Read the table with the rules of these chains (None: of all, and nothing from an earlier read).
+
+        None if there is no table. Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        with self._kernel.reading(STEP, deadline) as channel:
+            while True:
+                try:
+                    return self._read(channel, chains)
+                except (Interrupted, FileNotFoundError):  # others change what is listed
+                    self._listing = None
+                    if not remaining(deadline):
+                        raise
+
+    def _read(self, channel: Channel, chains: Collection[str] | None) -> Table | None:
+        stamp, listing = self._kernel.stamp(channel), self._listing
+        if chains is None or listing is None or listing.stamp != stamp:
+            found = self._list(channel, stamp)
+        else:
+            found = self._refreshed(channel, listing)
+        self._changed.clear()
+        if found is None:
+            return None
+        wanted = found.chains if chains is None else [name for name in chains if name in found.chains]
+        rules = self._reader.rules(channel, None if chains is None else wanted)
+        self._listing = found if self._kernel.stamp(channel) == stamp else None
+        return Table(
+            names=frozenset(found.chains),
+            chains={name: replace(found.chains[name], rules=tuple(rules.get(name, ()))) for name in wanted},
+            maps=found.maps,
+        )
+
+    def _list(self, channel: Channel, stamp: int) -> _Listing | None:
+        if not self._reader.is_there(channel):
+            return None
+        maps = [name for name, is_map in self._reader.sets(channel).items() if is_map]
+        keys = {name: dict(self._reader.keys(channel, name)) for name in maps}
+        return _Listing(stamp, self._reader.chains(channel), keys)
+
+    def _refreshed(self, channel: Channel, listing: _Listing) -> _Listing:
+        """The listing with what we have changed, as the kernel has it now."""
+        if not self._changed:
+            return listing
+        chains, maps = dict(listing.chains), {name: dict(keys) for name, keys in listing.maps.items()}
+        for changed in self._changed:
+            if isinstance(changed, ChainCommand):
+                chains.pop(changed.name, None)
+                body = text_attribute(_TABLE, self.table) + text_attribute(_CHAIN_NAME, changed.name)
+                chains.update(_chain(p) for p in self._one(channel, Message(_GETCHAIN, body)))
+            else:
+                keys = maps.setdefault(changed.map, {})
+                keys.pop(changed.key, None)
+                body = _element(self.table, changed.map, changed.key)
+                for payload in self._one(channel, Message(_GETSETELEM, body)):
+                    keys.update(_verdicts(payload))
+        return _Listing(listing.stamp, chains, maps)
+
+    def _one(self, channel: Channel, message: Message) -> list[bytes]:
+        try:
+            return ask(channel, self._family, message)
+        except FileNotFoundError:
+            return []
+
+
+# -- what the kernel reports -----------------------------------------------------------------------
+
+
+def _attributes(payload: bytes) -> dict[int, bytes]:
+    return dict(attributes(payload, HEAD))
+
+
+def _number(data: bytes | None, *, signed: bool = False) -> int:
+    return int.from_bytes(data or b"", "big", signed=signed)
+
+
+def _chain(payload: bytes) -> tuple[str, Chain]:
+    found = _attributes(payload)
+    name = text(found.get(_CHAIN_NAME))
+    if _CHAIN_HOOK not in found:
+        return name, Chain()
+    hook = dict(attributes(found[_CHAIN_HOOK]))
+    number, policy = _number(hook.get(_HOOK_NUMBER)), _number(found.get(_CHAIN_POLICY))
+    return name, Chain(
+        type=text(found.get(_CHAIN_TYPE)),
+        hook=_HOOKS[number] if number < len(_HOOKS) else f"hook {number}",
+        prio=_number(hook.get(_HOOK_PRIORITY), signed=True),
+        policy="drop" if policy == _DROP_CODE else "accept",
+    )
+
+
+def _elements(payload: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    """The keys of a set or map in one message, each with its data."""
+    for _, element in attributes(_attributes(payload).get(_ELEMENTS, b"")):
+        parts = dict(attributes(element))
+        yield value_of(parts.get(_KEY)), parts.get(_DATA)
+
+
+def _verdicts(payload: bytes) -> Iterator[tuple[str, str | None]]:
+    """The keys of a verdict map of interface names in one message, each with its target."""
+    for key, data in _elements(payload):
+        yield text(key.partition(b"\0")[0]), jump_target(data)

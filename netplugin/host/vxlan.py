@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import ipaddress
-import os
-from collections.abc import Iterable, Sequence
+import struct
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from netplugin.api.errors import HostError
-from netplugin.host.nftables import format_errors, parse_answer, set_element
-from netplugin.host.processes import run
+from netplugin.host.netlink import Channel, Interrupted
+from netplugin.host.nfnetlink import FAMILIES, Nfnetlink
+from netplugin.host.nftables import Chain, DeleteTable, TableReader, add_keys, delete_keys
+from netplugin.host.processes import remaining, run
 
 # -- The overhead of VXLAN encapsulation. ---------------------------------------------------------
 
@@ -36,8 +35,9 @@ def overhead(local_ip: str) -> int:
 # reassembled after that hook. A VTEP never fragments (RFC 7348, section 4.3), so IPv6 fragments to
 # our ports are dropped. So is a fragment whose first header hides the upper-layer header, which RFC
 # 7112 forbids.
-# Other UDP ports, and other VNIs on the same port, are not filtered: the operator owns them. The sets
-# are written in nft's own language, because its JSON has no ``typeof``, and read as JSON.
+# Other UDP ports, and other VNIs on the same port, are not filtered: the operator owns them. ``nft`` writes
+# the rules and the sets, once: it can list a set with a VNI only if it has its own description of the keys
+# in it (``typeof``). Elements are written and read without it.
 
 
 FAMILY, TABLE = "inet", "netplugin"
@@ -45,6 +45,7 @@ _STEP = "vxlan-filter"
 _WHERE = f"{FAMILY} {TABLE}"
 _NETWORKS, _PORTS, _CHAIN = "networks", "ports", "input"
 _HOOK = ("input", -350, "accept")
+_NETWORK_BYTES = 8
 _NETWORK_KEY = "udp dport . @th,96,24"  # the VNI: after 8 bytes of UDP and 4 of VXLAN
 
 
@@ -74,8 +75,13 @@ class VxlanSources:
 class VxlanFilter:
     """The nftables table for tunnels that end at one address of this host."""
 
-    def __init__(self, local_ip: str) -> None:
+    def __init__(self, local_ip: str, kernel: Nfnetlink | None = None) -> None:
+        """``kernel``: see ``Nftables``."""
         six = ":" in local_ip
+        self._kernel = kernel or Nfnetlink()
+        self._table = TableReader(FAMILY, TABLE)
+        #: What was read last, with its stamp (``Nfnetlink.stamp``).
+        self._known: tuple[int, VxlanSources | None] | None = None
         self._peers = "peers6" if six else "peers4"
         self._peer_key = f"{_NETWORK_KEY} . {'ip6' if six else 'ip'} saddr"
         unmanaged = f"{_NETWORK_KEY} @{_NETWORKS} {self._peer_key} != @{self._peers}"
@@ -87,43 +93,54 @@ class VxlanFilter:
         self._rules = {_known_by(rule): rule for rule in (*fragments[: 2 * six], unmanaged)}
 
     def read(self, deadline: float) -> VxlanSources | None:
-        """Read the table; None if it does not exist.
+        """Read the table; None if it does not exist. Nothing is listed again while nobody changes nf_tables.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        try:
-            text = run(["nft", "-j", "list", "table", FAMILY, TABLE], step=_STEP, deadline=deadline)
-        except HostError as error:
-            if os.strerror(errno.ENOENT) in error.detail:
-                return None
-            raise
-        with format_errors(_STEP):
-            return self._sources(list(parse_answer(text, _STEP)))
-        raise AssertionError
+        with self._kernel.reading(_STEP, deadline) as channel:
+            while True:
+                stamp = self._kernel.stamp(channel)
+                if self._known is not None and self._known[0] == stamp:
+                    return self._known[1]
+                try:
+                    found = self._sources(channel)
+                except (Interrupted, FileNotFoundError):  # others change what is listed
+                    if not remaining(deadline):
+                        raise
+                    continue
+                self._known = (stamp, found) if self._kernel.stamp(channel) == stamp else None
+                return found
 
-    def _sources(self, found: Sequence[tuple[str, Any]]) -> VxlanSources:
-        sets = {value["name"]: value.get("elem", []) for kind, value in found if kind == "set"}
-        hooks = [value for kind, value in found if kind == "chain" and value["name"] == _CHAIN]
-        rules = [value.get("comment") for kind, value in found if kind == "rule"]
+    def _sources(self, channel: Channel) -> VxlanSources | None:
+        table = self._table.read_all(channel)
+        if table is None:
+            return None
+        hook = table.chains.get(_CHAIN, Chain())
         sound = (
-            {_NETWORKS, _PORTS, self._peers} <= sets.keys()
-            and [(h.get("hook"), h.get("prio"), h.get("policy")) for h in hooks] == [_HOOK]
-            and rules == list(self._rules)
+            {_NETWORKS, _PORTS, self._peers} <= table.sets.keys()
+            and (hook.hook, hook.prio, hook.policy) == _HOOK
+            and [rule.comment for rule in hook.rules] == list(self._rules)
         )
-        networks = [set_element(element) for element in sets.get(_NETWORKS, [])]
-        peers = [set_element(element) for element in sets.get(self._peers, [])]
-        return VxlanSources(
-            sound,
-            frozenset(VxlanKey(port, vni) for port, vni in networks),
-            frozenset((VxlanKey(port, vni), address) for port, vni, address in peers),
-        )
+        networks = filter(None, map(_network, table.sets.get(_NETWORKS, ())))
+        peers = filter(None, map(_peer, table.sets.get(self._peers, ())))
+        return VxlanSources(sound, frozenset(networks), frozenset(peers))
 
-    def allow(self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float) -> None:
+    def allow(
+        self, key: VxlanKey, peers: Collection[str], gone: Collection[str], deadline: float, *, base: bool
+    ) -> None:
         """Let only these peers send into the network; ``gone`` are peers to remove.
 
-        One transaction, which also creates the table. Raises: BackendUnavailable, HostError,
-        OperationTimeout.
+        One transaction. ``base``: it also creates the table, or corrects it. Raises: BackendUnavailable,
+        HostError, OperationTimeout.
         """
+        if not base:
+            added = [
+                (_PORTS, [_packed(key.udp_port)]),
+                (_NETWORKS, [_key(key)]),
+                (self._peers, _keys(key, peers)),
+            ]
+            self._commit([(self._peers, _keys(key, gone))], added, deadline)
+            return
         commands = [
             *self._base(),
             f"add element {_WHERE} {_PORTS} {{ {key.udp_port} }}",
@@ -131,16 +148,29 @@ class VxlanFilter:
             *self._elements("delete", key, gone),
             *self._elements("add", key, peers),
         ]
-        _commit(commands, deadline)
+        self._known = None
+        run(["nft", "-f", "-"], step=_STEP, deadline=deadline, stdin="\n".join(commands) + "\n")
 
-    def forget(self, key: VxlanKey, peers: Iterable[str], deadline: float) -> None:
+    def forget(self, key: VxlanKey, peers: Collection[str], deadline: float) -> None:
         """Remove a network and its peers. Raises: BackendUnavailable, HostError, OperationTimeout."""
-        gone = f"delete element {_WHERE} {_NETWORKS} {{ {key} }}"
-        _commit([gone, *self._elements("delete", key, peers)], deadline)
+        self._commit([(_NETWORKS, [_key(key)]), (self._peers, _keys(key, peers))], [], deadline)
 
     def remove(self, deadline: float) -> None:
         """Delete the table. Raises: BackendUnavailable, HostError, OperationTimeout."""
-        _commit([f"delete table {_WHERE}"], deadline)
+        self._known = None
+        self._kernel.commit(FAMILIES[FAMILY], [*DeleteTable().messages(TABLE)], _STEP, deadline)
+
+    def _commit(
+        self,
+        gone: Sequence[tuple[str, Sequence[bytes]]],
+        added: Sequence[tuple[str, Sequence[bytes]]],
+        deadline: float,
+    ) -> None:
+        """Remove and add keys of sets, each with the name of its set."""
+        messages = [m for name, keys in gone for m in delete_keys(TABLE, name, keys)]
+        messages += [m for name, keys in added for m in add_keys(TABLE, name, keys)]
+        self._known = None
+        self._kernel.commit(FAMILIES[FAMILY], messages, _STEP, deadline)
 
     def _elements(self, verb: str, key: VxlanKey, peers: Iterable[str]) -> list[str]:
         elements = ", ".join(f"{key} . {peer}" for peer in sorted(peers))
@@ -167,5 +197,29 @@ def _known_by(rule: str) -> str:
     return f"netplugin-{hashlib.sha256(rule.encode()).hexdigest()[:16]}"
 
 
-def _commit(commands: Iterable[str], deadline: float) -> None:
-    run(["nft", "-f", "-"], step=_STEP, deadline=deadline, stdin="\n".join(commands) + "\n")
+def _key(network: VxlanKey) -> bytes:
+    """The key of a network in the kernel: each part begins at a multiple of 4 bytes."""
+    return _packed(network.udp_port).ljust(4, b"\0") + struct.pack(">I", network.vni << 8)
+
+
+def _packed(port: int) -> bytes:
+    return struct.pack(">H", port)
+
+
+def _keys(network: VxlanKey, peers: Iterable[str]) -> list[bytes]:
+    return [_key(network) + ipaddress.ip_address(peer).packed for peer in sorted(peers)]
+
+
+def _network(key: bytes) -> VxlanKey | None:
+    """Parse the key of a network; None if another program has made the set, with other keys."""
+    if len(key) != _NETWORK_BYTES:
+        return None
+    port, vni = struct.unpack(">HxxI", key)
+    return VxlanKey(port, vni >> 8)
+
+
+def _peer(key: bytes) -> tuple[VxlanKey, str] | None:
+    network, address = _network(key[:_NETWORK_BYTES]), key[_NETWORK_BYTES:]
+    if network is None or len(address) not in (4, 16):
+        return None
+    return network, str(ipaddress.ip_address(address))

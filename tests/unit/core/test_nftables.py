@@ -1,86 +1,139 @@
-"""What nft answers, and what is no answer of nft."""
+"""Rules of nftables as values, and what the kernel says of a transaction."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from netplugin.api.errors import HostError
-from netplugin.host import nftables, vxlan
+from netplugin.api.errors import OperationTimeout
+from netplugin.host import nft_rules as nft
+from netplugin.host.netlink import attribute, attributes
+from netplugin.host.nfnetlink import Message, Nfnetlink
+from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, VerdictMap
+from netplugin.host.nftables import Nftables
 
-DEADLINE = 60.0  # nothing runs
+_SENDER, _TYPE = Payload(nft.LINK, 6, 6), Payload(nft.LINK, 12, 2)
+MAC = Match(_SENDER, bytes(5) + b"\1")
 
 
-READERS: dict[str, Callable[[], Any]] = {
-    "nftables": lambda: nftables.Nftables("bridge", "netplugin").read(None, DEADLINE),
-    "vxlan-filter": lambda: vxlan.VxlanFilter("10.0.0.1").read(DEADLINE),
-}
+def as_the_kernel_reports(rule: Rule, *, counted: bytes = b"\0\0\0\0\0\0\0\7") -> bytes:
+    """The expressions in another order of attributes, with counts and with an attribute of a new kernel."""
+    found = b""
+    for _, expression in attributes(rule.code):
+        parts = dict(attributes(expression))
+        values = list(attributes(parts[2]))
+        if parts[1] == b"counter\0":
+            values = [(1, counted), (2, counted)]
+        body = b"".join(attribute(kind, value) for kind, value in reversed(values))
+        found += attribute(1, attribute(1, parts[1]), attribute(2, body, attribute(99, b"new")))
+    return found
 
 
-@pytest.mark.parametrize("step", READERS)
-@pytest.mark.parametrize(
-    "answer", ["no JSON", "[]", "{}", '{"nftables": 1}', '{"nftables": [1]}', '{"nftables": [{}]}']
+statements = st.lists(
+    st.one_of(
+        st.builds(
+            Match,
+            st.builds(Payload, st.sampled_from([0, 1, 2]), st.integers(0, 64), st.just(4)),
+            st.binary(min_size=4, max_size=4),
+            st.sampled_from([b"", b"\xff\xf0\0\0"]),
+            st.booleans(),
+            st.booleans(),
+        ),
+        st.just(Match(nft.IIFNAME, b"npt")),
+        st.just(VerdictMap(nft.IIFNAME, "ports")),
+        st.sampled_from([ACCEPT, DROP, COUNTER]),
+    ),
+    max_size=6,
 )
-def test_an_answer_in_another_format_is_an_error_of_the_host(
-    monkeypatch: pytest.MonkeyPatch, answer: str, step: str
-) -> None:
-    _answers(monkeypatch, answer)
-    with pytest.raises(HostError, match="nft") as refused:
-        READERS[step]()
-    assert refused.value.step == step
 
 
-def test_an_answer_is_read_one_object_at_a_time() -> None:
-    """The answer for a thousand ports takes 40 MB as values."""
-    objects = nftables.parse_answer('{"nftables": [{"table": 1}, no JSON', "nftables")
-    assert next(objects) == ("table", 1)
-    with pytest.raises(HostError):
-        next(objects)
-
-
-FOREIGN: dict[str, list[Any]] = {
-    "nftables": [
-        {"map": {"name": "ports", "table": "netplugin", "elem": ["eth0"]}},
-        {"map": {"name": "ports", "table": "netplugin", "elem": [["eth0", {"jump": 7}]]}},
-        {"map": {"name": "ports", "table": "netplugin", "elem": [[{"elem": 1}, None]]}},
-        {"chain": {"handle": 7}},
-    ],
-    "vxlan-filter": [
-        {"set": {"name": "networks", "elem": ["10.0.0.1"]}},
-        {"set": {"name": "networks", "elem": [4789]}},
-        {"set": {"name": "networks", "elem": [{"concat": [4789]}]}},
-        {"set": {"name": "peers4", "elem": [{"concat": [4789, 7]}]}},
-        {"set": {"name": "peers4", "elem": [{"concat": [4789, [7], "10.0.0.2"]}]}},
-        {"set": {"handle": 7}},
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("step", "foreign"), [(step, each) for step, some in FOREIGN.items() for each in some]
+@given(
+    statements, st.one_of(st.none(), st.text(st.characters(codec="ascii", min_codepoint=32), max_size=100))
 )
-def test_what_others_put_into_our_tables_is_an_error_of_the_host(
-    monkeypatch: pytest.MonkeyPatch, step: str, foreign: Any
-) -> None:
-    chain = {"chain": {"name": "x", "table": "netplugin"}}
-    _answers(monkeypatch, json.dumps({"nftables": [chain, foreign]}))
-    with pytest.raises(HostError, match="netplugin") as refused:
-        READERS[step]()
-    assert refused.value.step == step
+def test_a_rule_is_read_back_as_it_was_written(parts: list[nft.Statement], comment: str | None) -> None:
+    rule = Rule.make(*parts, comment=comment)
+    assert Rule.read(as_the_kernel_reports(rule), rule.userdata) == rule
+    assert Rule.read(as_the_kernel_reports(rule), b"\1\2xx" + rule.userdata) == rule, "other user data"
 
 
-def test_an_element_with_a_comment_is_a_peer_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    element = {"elem": {"val": {"concat": [4789, 7, "10.0.0.2"]}, "comment": "of an operator"}}
-    _answers(monkeypatch, json.dumps({"nftables": [{"set": {"name": "peers4", "elem": [element]}}]}))
-    assert READERS["vxlan-filter"]().peers == {(vxlan.VxlanKey(4789, 7), "10.0.0.2")}
+@given(statements, statements)
+def test_rules_that_differ_are_not_equal(one: list[nft.Statement], other: list[nft.Statement]) -> None:
+    """Joining comparisons of adjacent bytes is the only thing that makes different lists one rule."""
+    same = list(nft._joined(one)) == list(nft._joined(other))
+    assert (Rule.make(*one) == Rule.make(*other)) == same
 
 
-def _answers(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    def run(*_: Any, **__: Any) -> str:
-        return answer
+def test_adjacent_fields_are_one_comparison() -> None:
+    joined = Rule.make(MAC, Match(_TYPE, b"\x08\x06"), ACCEPT)
+    assert joined == Rule.make(Match(Payload(nft.LINK, 6, 8), MAC.value + b"\x08\x06"), ACCEPT)
+    apart = [
+        (Match(_SENDER, MAC.value, equal=False), Match(_TYPE, b"\x08\x06")),
+        (Match(_SENDER, MAC.value, b"\xff" * 6), Match(_TYPE, b"\x08\x06")),
+        (Match(_SENDER, MAC.value, whole=False), Match(_TYPE, b"\x08\x06")),
+        (MAC, Match(Payload(nft.NETWORK, 12, 2), b"\x08\x06")),
+        (Match(Payload(0, 0, 14), bytes(14)), Match(Payload(0, 14, 4), bytes(4))),
+    ]
+    for pair in apart:
+        assert len(list(attributes(Rule.make(*pair).code))) >= 4, pair
 
-    monkeypatch.setattr(nftables, "run", run)
-    monkeypatch.setattr(vxlan, "run", run)
+
+@pytest.mark.parametrize("code", [b"", b"\1", b"\4\0\1\0", b"\xff\xff\1\0abc", bytes(range(64))])
+def test_what_is_no_rule_of_ours_is_none(code: bytes) -> None:
+    assert Rule.read(code, code) != Rule.make(MAC, DROP)
+
+
+def test_an_expression_of_others_differs_from_all() -> None:
+    other = attribute(1, attribute(1, b"quota\0"), attribute(2, b""))
+    assert Rule.read(Rule.make(MAC).code + other + Rule.make(DROP).code, None) != Rule.make(MAC, DROP)
+
+
+def test_a_comment_that_is_too_long_is_no_rule() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        _ = Rule.make(DROP, comment="x" * 300).userdata
+
+
+# -- a kernel that does not answer in time: what no test can make of a real one --------------------
+
+
+@pytest.fixture
+def stuck() -> Iterator[tuple[Nfnetlink, threading.Event]]:
+    """The call that sends a transaction hangs until the event is set, and then changes nothing."""
+    go_on = threading.Event()
+
+    def send(_end: socket.socket, _data: bytes) -> None:
+        go_on.wait(60)
+
+    yield Nfnetlink(send=send), go_on
+    go_on.set()
+
+
+def test_a_transaction_that_hangs_ends_at_the_deadline(stuck: tuple[Nfnetlink, threading.Event]) -> None:
+    """And what is read while it may still have an effect is no basis for a plan."""
+    kernel, go_on = stuck
+    table = Nftables("bridge", "netplugin", kernel)
+    with pytest.raises(OperationTimeout, match="did not end"):
+        kernel.commit(7, [Message(0, b"")], "nftables", time.monotonic() + 0.1)
+    with pytest.raises(OperationTimeout, match="earlier transaction"):
+        kernel.commit(7, [Message(0, b"")], "nftables", time.monotonic() + 0.1)
+    with pytest.raises(OperationTimeout, match="earlier transaction"):
+        table.read(None, time.monotonic() + 0.1)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    go_on.set()
+    with kernel.reading("nftables", time.monotonic() + 60):
+        pass
+    assert len(list(Path("/proc/self/fd").iterdir())) < before, "the late thread has closed its socket"
+
+
+def test_a_transaction_without_an_answer_is_no_success(stuck: tuple[Nfnetlink, threading.Event]) -> None:
+    kernel, go_on = stuck
+    go_on.set()
+    with pytest.raises(Exception, match="did not answer"):
+        kernel.commit(7, [Message(0, struct.pack("=I", 0))], "nftables", time.monotonic() + 60)

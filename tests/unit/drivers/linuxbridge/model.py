@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +27,20 @@ from netplugin.host.link_messages import (
 from netplugin.host.links import Links, Made
 from netplugin.host.locks import NoLocks
 from netplugin.host.names import TAP
-from netplugin.host.nftables import Command, Nftables
+from netplugin.host.nft_rules import ACCEPT, IIFNAME, Match, Rule
+from netplugin.host.nftables import (
+    AddElement,
+    AddMap,
+    AddTable,
+    Chain,
+    Command,
+    DeleteChain,
+    DeleteElement,
+    DeleteTable,
+    Nftables,
+    SetChain,
+    Table,
+)
 from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.shared import Host
 from netplugin.host.tc import Queueing, Tbf, Tc
@@ -39,7 +52,7 @@ DEVICES = {"svc-0": "dhcp0", "svc-1": "dhcp1"}
 INTERFACES = {"net1": "", "net2": "eth2", "net3": "eth3", "net4": "bond0"}
 #: The interface that tunnels end at.
 UNDERLAY, LOCAL_IP = "eth8", "192.0.2.8"
-FIRST_RULE = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "x"}}
+FIRST_RULE = Rule.make(Match(IIFNAME, b"x".ljust(16, b"\0")), ACCEPT)
 _KINDS = {Bridge: "bridge", Vlan: "vlan", Vxlan: "vxlan", Ifb: "ifb"}
 
 
@@ -280,12 +293,15 @@ class ModelVxlan(VxlanFilter):
     def read(self, deadline: float) -> VxlanSources | None:
         return self.found
 
-    def allow(self, key: VxlanKey, peers: Iterable[str], gone: Iterable[str], deadline: float) -> None:
+    def allow(
+        self, key: VxlanKey, peers: Collection[str], gone: Collection[str], deadline: float, *, base: bool
+    ) -> None:
+        assert base or (self.found is not None and self.found.sound)
         before = self.found or VxlanSources(sound=True)
         left = before.peers - {(key, peer) for peer in gone} | {(key, peer) for peer in peers}
         self.found = VxlanSources(True, before.networks | {key}, left)
 
-    def forget(self, key: VxlanKey, peers: Iterable[str], deadline: float) -> None:
+    def forget(self, key: VxlanKey, peers: Collection[str], deadline: float) -> None:
         assert self.found is not None and key in self.found.networks
         left = self.found.peers - {(key, peer) for peer in peers}
         self.found = replace(self.found, networks=self.found.networks - {key}, peers=left)
@@ -296,94 +312,64 @@ class ModelVxlan(VxlanFilter):
 
 
 class ModelNftables(Nftables):
-    """The one table, at the level of the JSON that ``nft`` reads and prints."""
+    """The one table, at the level of the commands and of what is read."""
 
     def __init__(self) -> None:
         super().__init__("bridge", "netplugin")
         self.there = False
-        self.chains: dict[str, dict[str, Any]] = {}
-        self.rules: dict[str, list[dict[str, Any]]] = {}
-        self.maps: dict[str, dict[str, Any]] = {}
+        self.chains: dict[str, Chain] = {}
+        self.rules: dict[str, list[Rule]] = {}
+        self.maps: dict[str, dict[str, str | None]] = {}
 
     def filters(self, name: str) -> bool:
         """Whether frames from this interface meet rules, by way of the base chain."""
-        target = (self.maps.get("ports", {}).get(name) or {}).get("jump", {}).get("target", "")
+        target = self.maps.get("ports", {}).get(name) or ""
         right = target == name if name.startswith(TAP) else target.startswith(TAP)
-        listed = name not in DEVICES.values() or self.maps.get("services", {}).get(name) == {"drop": None}
+        listed = name not in DEVICES.values() or name in self.maps.get("services", {})
         return right and listed and bool(self.rules.get(target))
 
-    def _run(self, commands: Sequence[Command], deadline: float) -> list[tuple[str, Any]]:
+    def read(self, chains: Collection[str] | None, deadline: float) -> Table | None:
+        if not self.there:
+            return None
+        found = {n: replace(c, rules=tuple(self.rules[n])) for n, c in self.chains.items()}
+        wanted = {name: chain for name, chain in found.items() if chains is None or name in chains}
+        return Table(frozenset(found), wanted, {name: dict(keys) for name, keys in self.maps.items()})
+
+    def commit(self, commands: Sequence[Command], deadline: float) -> None:
         before = (self.there, dict(self.chains), {k: list(v) for k, v in self.rules.items()})
         maps = {k: dict(v) for k, v in self.maps.items()}
-        found: list[tuple[str, Any]] = []
         try:
             for command in commands:
-                ((verb, objects),) = command.items()
-                ((kind, value),) = objects.items()
-                found += getattr(self, f"_{verb}")(kind, value) or []
+                self.do(command)
         except KeyError as missing:
             self.there, self.chains, self.rules = before
             self.maps = maps
             raise HostError(f"nft: No such file or directory: {missing}", step="nft") from missing
-        return found
 
-    def _list(self, what: Any, kind: Any, deadline: Any = None) -> Any:
-        if deadline is not None:
-            return super()._list(what, kind, deadline)
-        kind, value = what, kind
-        if kind == "tables":
-            return [("table", {"name": "netplugin"})] * self.there
-        if kind == "chains":
-            return [("chain", chain) for chain in self.chains.values()]
-        if kind == "maps":
-            return [
-                (
-                    "map",
-                    {"name": name, "table": "netplugin", "elem": list(map(list, elems.items()))},
-                )
-                for name, elems in self.maps.items()
-            ]
-        names = list(self.chains) if kind == "table" else [value["name"]]
-        return [("rule", {"chain": name, **rule}) for name in names for rule in self.rules[name]]
-
-    def _add(self, kind: str, value: dict[str, Any]) -> None:
-        if kind == "table":
+    def do(self, command: Command) -> None:
+        if isinstance(command, AddTable):
             self.there = True
-            return
-        if not self.there:
+        elif not self.there:
             raise KeyError("table")
-        name = value.get("name", "")
-        if kind == "map":
-            self.maps.setdefault(name, {})
-        elif kind == "chain":
-            self.chains.setdefault(name, value)
-            self.rules.setdefault(name, [])
-        elif kind == "rule":
-            fields = {k: v for k, v in value.items() if k in ("expr", "comment")}
-            self.rules[value["chain"]].append(fields)
-        elif kind == "element":
-            for key, verdict in value["elem"]:
-                found = self.maps[name].setdefault(key, verdict)
-                if found != verdict:
+        match command:
+            case DeleteTable():
+                self.there, self.chains, self.rules, self.maps = False, {}, {}, {}
+            case AddMap(name):
+                self.maps.setdefault(name, {})
+            case SetChain(name, chain):
+                self.chains.setdefault(name, chain.definition())
+                self.rules[name] = list(chain.rules)
+            case DeleteChain(name):
+                if name in [target for keys in self.maps.values() for target in keys.values()]:
+                    raise KeyError(f"{name} is busy")
+                del self.chains[name], self.rules[name]
+            case AddElement(name, key, target):
+                if target is not None and target not in self.chains:
+                    raise KeyError(target)
+                if self.maps[name].setdefault(key, target) != target:
                     raise KeyError(f"{key} exists")
-
-    def _flush(self, kind: str, value: dict[str, Any]) -> None:
-        self.rules[value["name"]].clear()
-
-    def _delete(self, kind: str, value: dict[str, Any]) -> None:
-        if kind == "table":
-            if not self.there:
-                raise KeyError("table")
-            self.there, self.chains, self.rules, self.maps = False, {}, {}, {}
-        elif kind == "chain":
-            name = value["name"]
-            jumps = [v for m in self.maps.values() for v in m.values()]
-            if self.rules[name] or {"jump": {"target": name}} in jumps:
-                raise KeyError(f"{name} is busy")
-            del self.chains[name], self.rules[name]
-        elif kind == "element":
-            for key in value["elem"]:
-                del self.maps[value["name"]][key]
+            case DeleteElement(name, key):
+                del self.maps[name][key]
 
 
 class Model:

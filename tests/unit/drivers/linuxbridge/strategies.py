@@ -16,6 +16,7 @@ from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Change, Intent, Overlay
 from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
+from netplugin.host.nftables import AddElement, Chain, DeleteTable, SetChain
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan import VxlanKey, VxlanSources
 from tests.lab.loop import converge_alone
@@ -194,9 +195,9 @@ def drift_of_tap(model: Model, name: str, what: str) -> None:
     elif what == "unlinked":
         del nft.maps["ports"][name]
     elif what == "extra":
-        nft.rules[chain].insert(0, {"expr": [FIRST_RULE, {"accept": None}]})
+        nft.rules[chain].insert(0, FIRST_RULE)
     elif what == "elsewhere":
-        nft.maps["ports"][name] = {"accept": None}
+        nft.maps["ports"][name] = None
 
 
 def drift_of_service(model: Model, name: str, what: str) -> None:
@@ -298,15 +299,14 @@ def drift_of_table(model: Model, what: str) -> None:
     if not nft.there:
         return
     if what == "gone":
-        nft._delete("table", {})
+        nft.do(DeleteTable())
     elif what == "flushed":
         nft.rules["prerouting"].clear()
     elif what == "hook":
-        nft.chains["input"] = {**nft.chains["input"], "prio": 300}
+        nft.chains["input"] = replace(nft.chains["input"], prio=300)
     elif what == "stray":
         name = "npt0123456789a"
-        nft._add("chain", {"name": name, "table": "netplugin"})
-        nft._add("element", {"name": "ports", "elem": [[name, {"jump": {"target": name}}]]})
+        nft.commit([SetChain(name, Chain()), AddElement("ports", name, name)], deadline=0)
     elif what == "unmapped":
         nft.maps["ports"].clear()
     elif what == "unlisted":

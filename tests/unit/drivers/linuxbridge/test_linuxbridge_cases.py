@@ -217,6 +217,7 @@ def test_peers_come_and_go_one_by_one(whole: bool) -> None:
             VxlanKey(4789, 5001),
             frozenset({"192.0.2.2", "192.0.2.3"}),
             frozenset({"192.0.2.1"}),
+            base=False,
         ),
         AddPeer(("p",), device, "192.0.2.3"),
         RemovePeer(("p",), device, "192.0.2.1"),

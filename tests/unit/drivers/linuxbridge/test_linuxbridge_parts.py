@@ -26,7 +26,6 @@ from netplugin.backend import Intent
 from netplugin.host.link_messages import DELLINK, NEWLINK, Ifb, Link, link_event
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attribute, attributes, messages
-from netplugin.host.nftables import Rule
 from netplugin.host.tc import Tbf
 from netplugin.host.usability import Wake
 from tests.unit.drivers.linuxbridge.model import Model
@@ -62,21 +61,6 @@ def test_a_network_named_twice_is_an_error(tmp_path: Path) -> None:
 
 def test_an_interface_named_twice_is_found(tmp_path: Path) -> None:
     assert load(tmp_path, "physical_interfaces = a:eth1,b:eth1,c:,d:").shared_interfaces() == ["eth1"]
-
-
-def test_rules_are_equal_if_they_do_the_same() -> None:
-    address: dict[str, Any] = {"payload": {"protocol": "ip6", "field": "saddr"}}
-
-    def rule(right: str, counter: Any) -> Rule:
-        match = {"match": {"op": "==", "left": address, "right": right}}
-        return Rule.make(match, {"counter": counter}, {"drop": None})
-
-    wanted = rule("::ffff:102:304", None)
-    found = rule("::ffff:1.2.3.4", {"packets": 7, "bytes": 420})
-    assert wanted == found and "counter" in wanted.text
-    assert wanted != rule("::ffff:1.2.3.5", None)
-    assert wanted.said("mine") != wanted and wanted.said("mine").comment == "mine"
-    assert wanted.comment is None and "comment" not in wanted.fields()
 
 
 def test_a_chain_says_whose_it_is(spec: PortSpec) -> None:

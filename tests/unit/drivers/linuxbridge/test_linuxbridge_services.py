@@ -14,6 +14,7 @@ from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.link_messages import Link, LinkEvent
 from netplugin.host.names import TAP, device_name
+from netplugin.host.nftables import DeleteTable
 from tests.unit.drivers.linuxbridge.model import Model
 from tests.unit.drivers.linuxbridge.strategies import converge, make_spec, planned
 
@@ -160,11 +161,11 @@ def test_a_device_that_others_put_on_a_bridge_sends_nothing(whole: bool) -> None
     converge(model, [vm])
     model.links.links[DEVICE] = replace(model.links.links[DEVICE], master=BRIDGE)
     assert converge(model, [vm], whole=whole).failed == {}
-    assert model.nft.maps["ports"][DEVICE] == {"drop": None} and planned(model, [vm], whole=whole) == ()
+    assert model.nft.maps["ports"][DEVICE] is None and planned(model, [vm], whole=whole) == ()
     assert model.links.links[DEVICE].alias is None
     both = [vm, Intent("svc", service())]
     converge(model, both, whole=whole)
-    assert model.nft.maps["ports"][DEVICE] == {"jump": {"target": device_name(TAP, "svc")}}
+    assert model.nft.maps["ports"][DEVICE] == device_name(TAP, "svc")
     converge(model, [vm, Intent("svc", None)], whole=whole)
     model.links.links[DEVICE] = replace(model.links.links[DEVICE], master=BRIDGE)
     converge(model, [vm], whole=whole)
@@ -176,7 +177,7 @@ def test_a_device_that_others_put_on_a_bridge_sends_nothing(whole: bool) -> None
 def test_a_plug_after_a_flush_of_all_rules_leaves_a_service_on_its_network() -> None:
     """It looks at its own port alone, and no rule names the device any more."""
     model = placed()
-    model.nft._delete("table", {})
+    model.nft.do(DeleteTable())
     assert converge(model, [Intent("p", make_spec(mtu=1400))], whole=False).failed == {}
     assert DEVICE not in model.nft.maps["ports"] and model.links.links[BRIDGE].mtu == 1500
 

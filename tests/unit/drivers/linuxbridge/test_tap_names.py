@@ -12,6 +12,7 @@ from netplugin.api.errors import Conflict
 from netplugin.backend import NAME_CLAIM, Claim, Intent
 from netplugin.host.link_messages import Link
 from netplugin.host.names import BRIDGE, TAP, TAP_GROUP, device_name
+from netplugin.host.nftables import DeleteTable
 from tests.unit.drivers.linuxbridge.model import Model
 from tests.unit.drivers.linuxbridge.strategies import converge, make_spec, planned
 
@@ -106,7 +107,7 @@ def test_a_plug_after_a_flush_of_all_rules_leaves_a_named_tap_on_its_network() -
     model, bridge = Model(), device_name(BRIDGE, "net1")
     converge(model, [NAMED])
     tap = model.links.links["vnic0"]
-    model.nft._delete("table", {})
+    model.nft.do(DeleteTable())
     assert converge(model, [Intent("q", make_spec(mtu=1400))], whole=False).failed == {}
     assert model.links.links["vnic0"] == tap and model.links.links[bridge].mtu == 1500
     assert "vnic0" not in model.nft.maps["ports"], "it is no device of others, whose frames are dropped"
