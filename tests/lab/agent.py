@@ -69,6 +69,7 @@ class PrivateAgent(Running):
         netns: str | None = None,
         capabilities: Collection[str] | None = None,
         as_installed: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """``options`` by group, over those that a lab needs; see ``etc/netplugin.conf``.
 
@@ -76,7 +77,7 @@ class PrivateAgent(Running):
         it has of root's (``tests.docs.unit_file`` has the systemd unit's).
 
         ``as_installed``: started as operators start it, imports and all; the others are forks of one
-        that has imported (``preloaded``).
+        that has imported (``preloaded``). ``env``: more of its environment, of one started so.
 
         ``ready`` false: a host on which the agent will not be ready.
         """
@@ -119,7 +120,7 @@ class PrivateAgent(Running):
         if as_installed:
             if capabilities is not None:
                 args = with_capabilities(capabilities, args)
-            self.daemon = Daemon("netplugin-agent", within(netns, args), self.log)
+            self.daemon = Daemon("netplugin-agent", within(netns, args), self.log, env)
         else:
             self.daemon = _Preloaded("netplugin-agent", args, self.log, netns, capabilities)
 

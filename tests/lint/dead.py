@@ -40,7 +40,7 @@ PRINTED = [
     *("get_network", "get_service_port", "vif_type"),
     *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
     *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate"),
-    *("comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),
+    *("schema_version", "comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),
     # ZStack's names: read by their path, or printed.
     *("rxBufferSize", "txBufferSize", "vlanId", "vdpaPaths", "vfsInfo", "failedInterfaceNames"),
 ]
@@ -57,7 +57,7 @@ TESTS = [
         "handle_*",
         "multiline",
     ),
-    *("chksum", "p50_ms", "p99_ms", "_flush", "private_etc"),
+    *("chksum", "p50_ms", "p99_ms", "_flush", "private_etc", "Simulated?"),
 ]
 
 

@@ -1,0 +1,137 @@
+"""The hypervisor that is measured: a private OVS-DPDK with an uplink, and an agent on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.bench.ways.agent import Caller, spec_of
+from tests.functional.conftest import BASE
+from tests.lab.agent import PrivateAgent
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import run
+
+#: The bridge of all who are compared with the agent; theirs has no uplink.
+PEERS = "br-bench"
+#: Ports of one batch call.
+BATCH = 250
+NIC, _WIRE = "nic0", "wire0"
+#: DPDK's AF_PACKET driver is the NIC; the other end of the veth is the wire.
+_DEVICE = {"interface": NIC}
+_UPLINK = f"net_af_packet0,iface={NIC},qdisc_bypass=1"
+
+
+@dataclass
+class Lab:
+    """An agent; ``ports`` are those that ``fill`` has made. What is measured comes and goes beside them."""
+
+    agent: PrivateAgent
+    backend: str
+    ports: int = 0
+
+    def keep(self, wanted: bool) -> None:
+        """Whether bridge and uplink are there without a port: else the first port makes them too."""
+        part = {"ovs": {"devices": [_UPLINK]}} if self.backend != "linuxbridge" else {self.backend: _DEVICE}
+        status, answer = self.agent.call("PUT", "/v1/physical-networks/physnet1", {"keep": wanted, **part})
+        if status != 200 or answer["findings"]:
+            raise RuntimeError(f"PUT of physnet1: {status} {answer}")
+
+    def fill(self, ports: int) -> None:
+        """Make or remove ports, in batches, until there are so many."""
+        while self.ports != ports:
+            if self.ports < ports:
+                until = min(ports, self.ports + BATCH)
+                numbers = range(self.ports, until)
+                body = {"put": [{"port_id": f"p{n}", "spec": spec_of(n, 1, self.backend)} for n in numbers]}
+            else:
+                until = max(ports, self.ports - BATCH)
+                body = {"delete": [f"p{n}" for n in range(until, self.ports)]}
+            batch(self.agent, body)
+            self.ports = until
+
+
+@dataclass
+class OvsLab(Lab):
+    ovs: PrivateOvs = field(kw_only=True)
+
+    def log_queues(self, wanted: bool) -> None:
+        """Whether vswitchd logs every queue at each change (its default), or only what is wrong."""
+        self.ovs.appctl("vlog/set", f"dpif_netdev:file:{'info' if wanted else 'warn'}")
+
+
+def batch(agent: PrivateAgent, body: Mapping[str, Any]) -> None:
+    """Raises: RuntimeError if one of its ports is refused."""
+    caller = Caller(agent.port, timeout=600)
+    status, answer = caller.call("POST", "/v1/ports:batch", body)
+    caller.close()
+    refused = [r for r in (answer or {}).get("results", ()) if r["status"] not in (200, 204)]
+    if status != 200 or refused:
+        raise RuntimeError(
+            f"POST /v1/ports:batch: {status}, {len(refused)} refused: {(refused or answer)[:1]}"
+        )
+
+
+@contextmanager
+def wire() -> Iterator[None]:
+    """The NIC of the hypervisor, with nobody at the far end."""
+    run(["ip", "link", "add", NIC, "type", "veth", "peer", "name", _WIRE])
+    try:
+        for name in (NIC, _WIRE):
+            run(["sysctl", "-qw", f"net.ipv6.conf.{name}.disable_ipv6=1"])
+            run(["ip", "link", "set", name, "up"])
+        yield
+    finally:
+        run(["ip", "link", "delete", NIC])
+
+
+@contextmanager
+def on_ovs(
+    more: Mapping[str, Mapping[str, str]] | None = None, env: Mapping[str, str] | None = None
+) -> Iterator[OvsLab]:
+    """A new OVS-DPDK and an agent without a port; ``more`` options, and ``env``, are the agent's.
+
+    Bridge and uplink are not there yet: they come with the first port, or by ``keep``.
+    """
+    directories = [BASE / "ovs", BASE / "agent"]
+    try:
+        with wire(), PrivateOvs(directories[0]) as ovs:
+            options = {
+                "DEFAULT": {"log_level": "INFO"},
+                # The network is one of the API, so that a caller may say that it stays.
+                "ovs": {"bridge_mappings": ""},
+                **(more or {}),
+            }
+            with PrivateAgent(directories[1], ovs, options, as_installed=True, env=env) as agent:
+                lab = OvsLab(agent, "dpdkvhostuser", ovs=ovs)
+                lab.keep(False)
+                lab.log_queues(False)
+                ovs.vsctl("add-br", PEERS, "--", "set", "bridge", PEERS, "datapath_type=netdev")
+                yield lab
+            # Removing a thousand ports takes OVS long, and it is stopped anyway.
+            ovs.kill_vswitchd()
+    finally:
+        for directory in directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def on_bridges() -> Iterator[Lab]:
+    """An agent with the backend ``linuxbridge`` and no port."""
+    directory = BASE / "agent"
+    options = {"DEFAULT": {"log_level": "INFO"}}
+    run(["ip", "link", "add", PEERS, "type", "bridge"])
+    try:
+        run(["ip", "link", "set", PEERS, "up"])
+        with wire(), PrivateAgent(directory, options=options, as_installed=True) as agent:
+            lab = Lab(agent, "linuxbridge")
+            lab.keep(True)
+            try:
+                yield lab
+            finally:
+                lab.fill(0)
+    finally:
+        run(["ip", "link", "delete", PEERS])
+        shutil.rmtree(directory, ignore_errors=True)
