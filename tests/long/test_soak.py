@@ -95,7 +95,7 @@ def check_nothing_is_left(lab: OvsLab, staying: list[str]) -> None:
     wait_for(lambda: planned(lab.agent) == [], DEADLINE_S, "nothing is left to do")
     assert sorted(port["port_id"] for port in lab.agent.get("/v1/ports")[1]) == sorted(staying)
     assert {port["state"] for port in lab.agent.get("/v1/ports")[1]} == {"active"}
-    ports = lab.ovs.vsctl("list-ports", "br-phys1").split()
+    ports = lab.ovs.vsctl("list-ports", "br-physnet1").split()
     assert len(ports) == STAYING + 1, "and the uplink"
     lab.fill(0)
     assert lab.ovs.vsctl("list-br").split() == ["br-bench"]

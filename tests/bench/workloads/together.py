@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.bench.lab import PEERS, OvsLab, batch
@@ -18,21 +19,25 @@ COUNT = 64
 
 
 def measure(lab: OvsLab, record: Recorder, sizes: Sizes, paths: Sequence[Path]) -> None:
-    """``paths`` have os-vif."""
+    """``paths`` have os-vif; without any it is left out."""
     lab.fill(0)
     callers = [Caller(lab.agent.port) for _ in range(COUNT)]
-    with Peer("os-vif", lab.ovs.connection, PEERS, paths) as peer, Stalls(lab.ovs) as stalls:
-        peer.plug(9999)  # loads what is loaded late
-        peer.unplug(9999)
+    with ExitStack() as stack:
+        peer = stack.enter_context(Peer("os-vif", lab.ovs.connection, PEERS, paths)) if paths else None
+        if peer:  # loads what is loaded late
+            peer.plug(9999)
+            peer.unplug(9999)
+        stalls = stack.enter_context(Stalls(lab.ovs))
         for _ in range(sizes.together):
             record.add(TOGETHER, "at once", _ms(lambda: _at_once(callers)), ports=0, addresses=1)
             _remove(lab)
             record.add(TOGETHER, "in turn", _ms(lambda: _in_turn(callers[0])), ports=0, addresses=1)
             _remove(lab)
-            taken = sum(peer.plug(number).ms for number in range(COUNT))
-            record.add(TOGETHER, "in turn", taken, way="os-vif", ports=0)
-            for number in range(COUNT):
-                peer.unplug(number)
+            if peer:
+                taken = sum(peer.plug(number).ms for number in range(COUNT))
+                record.add(TOGETHER, "in turn", taken, way="os-vif", ports=0)
+                for number in range(COUNT):
+                    peer.unplug(number)
     for caller in callers:
         caller.close()
     record.add(TOGETHER, "longest stall", stalls.longest_ms, way="ovs-vswitchd", ports=0)
