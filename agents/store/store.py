@@ -243,10 +243,9 @@ class Store:
         held = {c: i for c, i in aside.items() if c not in had} | had
         return {c: NOBODY for c in self._unfit if c not in held} | held
 
-    def claimed(self, kind: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    def claimed(self, kind: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         """Key and memory of the claim of this kind that each port has; also while it is being removed."""
-        found = ((r.port_id, c) for r in self._ports.values() for c in r.claims if c.kind == kind)
-        return {port_id: (claim.key, claim.memory) for port_id, claim in found}
+        return _Claimed(self._ports, kind)
 
     def commit_sequence(self) -> int:
         """The current commit sequence: get it before observing the host, and pass it to ``claiming``."""
@@ -451,6 +450,25 @@ class Store:
     def _stored_commit(self) -> int:
         row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()
         return int(row[0]) if row else 0
+
+
+class _Claimed(Mapping[str, tuple[str, Mapping[str, Any]]]):
+    """The claims of a kind, each looked up when it is read: mostly it is that of one port."""
+
+    def __init__(self, ports: Mapping[str, Record], kind: str) -> None:
+        self._ports, self._kind = ports, kind
+
+    def __getitem__(self, port_id: str) -> tuple[str, Mapping[str, Any]]:
+        for claim in self._ports[port_id].claims:
+            if claim.kind == self._kind:
+                return claim.key, claim.memory
+        raise KeyError(port_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return (port_id for port_id in list(self._ports) if port_id in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _without(table: dict[str, T], keys: Collection[str]) -> dict[str, T]:

@@ -9,7 +9,7 @@ from drivers.dpdkvhostuser.model import TO_OVERLAY, TunnelPort, vxlan_name
 from drivers.ovs.commands import FlowChange, FlowEdit, RowChange, add_port, delete_port, ofport, set_port
 from netplugin.backend import Overlay
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb import Tables
+from netplugin.host.ovsdb_writes import Tables
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,7 @@ from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_rows import PORT_MARK, TUNNEL_MARK, OvsBridge, OvsPort
+from netplugin.host.ovs_rows import TUNNEL_MARK, OvsBridge, OvsPort
 from netplugin.host.ovs_underlay import Underlay, read_underlay
 from netplugin.pmd.settings import MASK, threads_by_node
 
@@ -82,14 +83,12 @@ class Observer:
             if flow.cookie != COOKIE_MARK and (scope.whole or flow.cookie in by_cookie):
                 by_cookie.setdefault(flow.cookie, set()).add(flow)
         overlay = bridges.get(OVERLAY)
-        neighbours: dict[str, int] = {}
-        for ids in self._mirror.ids_on(overlay) if overlay else ():
-            if ids.get(PORT_MARK) not in scope.rows:
-                neighbours |= network_of(ids)
+        users = self._mirror.networks_on(overlay) if overlay else Counter()
+        users -= Counter(row.network for row in scope.rows.values() if row.network)
         return ObservedTunnels(
             ports={p.name: p for p in shared if TUNNEL_MARK in p.external_ids},
             flows={cookie: frozenset(found) for cookie, found in by_cookie.items()},
-            neighbours=neighbours,
+            neighbours=dict(users.keys()),
             underlay=underlay,
         )
 

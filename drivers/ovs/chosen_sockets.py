@@ -148,12 +148,13 @@ def look(
     """
     chosen: dict[str, ChosenSocket] = {}
     directories = dict(found.directories)
+    there = {i: claims[i] for i in (claims if ports is None else ports) if i in claims}
+    there = {i: claim for i, claim in there.items() if ROOT in claim[1]}
+    if not there:
+        return found
     # A directory of ours is noted in the claim of each port below it.
     users = Counter(each for _, memory in claims.values() for each in memory.get(_MADE, ()))
-    for port_id in claims.keys() if ports is None else claims.keys() & {*ports}:
-        path, memory = claims[port_id]
-        if ROOT not in memory:
-            continue
+    for port_id, (path, memory) in there.items():
         directory = sockets.observed_directory(str(Path(path).parent))
         if directory is not None:
             directories[directory.path] = directory

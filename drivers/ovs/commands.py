@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
-from uuid import UUID
 
 from drivers.ovs import filters, sockets
 from drivers.ovs.model import base_flows
@@ -18,7 +17,7 @@ from netplugin.backend import Change
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import BRIDGE_MARK
-from netplugin.host.ovsdb import Tables
+from netplugin.host.ovsdb_writes import Row, Tables
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,11 @@ def add_port(
 ) -> None:
     """Create a port with its interfaces (several for a bond), their ``new`` columns, and its QoS row."""
     port = tables.insert("Port", name=rows.name, **rows.port_columns())
-    port.interfaces = [
-        tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {}))
-        for name, columns in rows.interfaces().items()
-    ]
+    for name, columns in rows.interfaces().items():
+        port.add("interfaces", tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {})))
     if qos is not None:
-        port.qos = [tables.insert("QoS", **qos)]
-    tables.get("Bridge", rows.bridge).addvalue("ports", port)
+        port.set("qos", [tables.insert("QoS", **qos)])
+    tables.get("Bridge", rows.bridge).add("ports", port)
 
 
 def set_port(
@@ -87,7 +84,7 @@ def set_port(
     ``new``.
     """
     port = tables.get("Port", rows.name)
-    there = {interface.name: interface for interface in port.interfaces}
+    there = {interface.name: interface for interface in port.rows("interfaces")}
     interfaces = rows.interfaces()
     _set(port, rows.port_columns(), merged)
     for name, columns in interfaces.items():
@@ -95,19 +92,19 @@ def set_port(
             _set(there[name], columns, merged)
         else:
             made = tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {}))
-            port.addvalue("interfaces", made)
+            port.add("interfaces", made)
     for name in there.keys() - interfaces.keys():
-        port.delvalue("interfaces", there[name])
+        port.remove("interfaces", there[name])
         there[name].delete()
 
 
-def _set(row: Any, columns: Mapping[str, Any], merged: Collection[str]) -> None:
+def _set(row: Row, columns: Mapping[str, Any], merged: Collection[str]) -> None:
     for column, value in columns.items():
         if column in merged:
             for key, text in value.items():
-                row.setkey(column, key, text)
+                row.set_key(column, key, text)
         else:
-            setattr(row, column, value)
+            row.set(column, value)
 
 
 def delete_port(tables: Tables, bridge_name: str, name: str, backend: str | None = None) -> None:
@@ -119,15 +116,13 @@ def delete_port(tables: Tables, bridge_name: str, name: str, backend: str | None
     port, bridge = tables.find("Port", name), tables.find("Bridge", bridge_name)
     if port is None or bridge is None:
         return
-    bridge.delvalue("ports", port)
-    own = [row for row in port.qos if backend and is_marked(row.external_ids, backend)]
-    for row in own:
-        row.delete()
-    if own:
-        # The server garbage-collects the port only after it has checked references to the QoS row.
-        port.qos = []
-        return
-    for interface in port.interfaces:
+    bridge.remove("ports", port)
+    for row in port.rows("qos"):
+        if backend and is_marked(row.keys("external_ids"), backend):
+            row.delete()
+            # The server deletes the port only after it has checked references to the QoS row.
+            port.set("qos", [])
+    for interface in port.rows("interfaces"):
         interface.delete()
     port.delete()
 
@@ -153,7 +148,7 @@ class CreateBridge(RowChange):
         """Create it with its internal port. Raises: HostError if others have created it meanwhile."""
         if (found := tables.find("Bridge", self.name)) is not None:
             # The uplink that follows in this transaction would join their bridge to our network.
-            if found.external_ids.get(BRIDGE_MARK) != self.mark:
+            if found.keys("external_ids").get(BRIDGE_MARK) != self.mark:
                 raise HostError(f"bridge {self.name} has just been created by others", step="plan")
             return
         interface = tables.insert("Interface", name=self.name, type="internal")
@@ -165,7 +160,7 @@ class CreateBridge(RowChange):
             external_ids={BRIDGE_MARK: self.mark},
             ports=[tables.insert("Port", name=self.name, interfaces=[interface])],
         )
-        tables.root.addvalue("bridges", bridge)
+        tables.root.add("bridges", bridge)
 
     def describe(self) -> str:
         return f"create bridge {self.name} for {self.mark}"
@@ -178,7 +173,7 @@ class SecureBridge(RowChange):
     name: str
 
     def write(self, tables: Tables) -> None:
-        tables.get("Bridge", self.name).fail_mode = ["secure"]
+        tables.get("Bridge", self.name).set("fail_mode", ["secure"])
 
     def describe(self) -> str:
         return f"set fail_mode of bridge {self.name} to secure"
@@ -191,8 +186,8 @@ class RemoveBridge(RowChange):
     def write(self, tables: Tables) -> None:
         """Its ports are its children in the schema. No error if it is gone, or of others by now."""
         bridge = tables.find("Bridge", self.name)
-        if bridge is not None and BRIDGE_MARK in bridge.external_ids:
-            tables.root.delvalue("bridges", bridge)
+        if bridge is not None and BRIDGE_MARK in bridge.keys("external_ids"):
+            tables.root.remove("bridges", bridge)
             bridge.delete()
 
     def describe(self) -> str:
@@ -375,15 +370,15 @@ class SetQos(RowChange):
     def write(self, tables: Tables) -> None:
         """Change our row in place. A row that is not ours is detached from the port and kept."""
         port, qos = tables.get("Port", self.port.name), self.port.qos_columns()
-        ours = [row for row in port.qos if is_marked(row.external_ids, self.port.backend)]
+        ours = [row for row in port.rows("qos") if is_marked(row.keys("external_ids"), self.port.backend)]
         if qos is None:
-            port.qos = []
+            port.set("qos", [])
             for row in ours:
                 row.delete()
         elif ours:
             _set(ours[0], qos, ())
         else:
-            port.qos = [tables.insert("QoS", **qos)]
+            port.set("qos", [tables.insert("QoS", **qos)])
 
     def describe(self) -> str:
         rate = f"{self.port.receives.kbps} kbit/s" if self.port.receives else "any rate"
@@ -394,10 +389,10 @@ class SetQos(RowChange):
 class DropQos(RowChange):
     """Remove one of our QoS rows that no port uses."""
 
-    row: UUID
+    row: str
 
     def write(self, tables: Tables) -> None:
-        row = tables.find("QoS", str(self.row))
+        row = tables.find("QoS", self.row)
         if row is not None:
             row.delete()
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from drivers.ovs import chosen_sockets, filters, sockets, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.links import Links
-from netplugin.host.names import DERIVED, device_name
+from netplugin.host.names import device_name
 from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
@@ -43,6 +44,11 @@ class Scope:
     def whole(self) -> bool:
         """Whether the scope is the whole host."""
         return self.ports is None
+
+    @cached_property
+    def on(self) -> Counter[str | None]:
+        """How many of the ports are on each bridge."""
+        return Counter(row.bridge for row in self.rows.values())
 
     def until(self) -> float:
         """The deadline of one read (``time.monotonic``)."""
@@ -114,14 +120,13 @@ class OvsReader:
         flows = self._flows(bridges, scope, also)
         flows_ms = (time.monotonic() - start) * 1e3
         mirror, backend = self._mirror, self._layout.backend
-        names = mirror.names()
         rows, ids = scope.rows, scope.rows.keys() if scope.ports is None else scope.ports
         qos = (
             mirror.all_qos(backend)
             if scope.ports is None
             else [row for port_id in scope.ports for row in mirror.qos_of(backend, port_id)]
         )
-        addressed = _addressed(bridges.keys())
+        addressed = self._addressed(scope, bridges)
         found = OvsObservation(
             ports={},
             rows=rows,
@@ -129,8 +134,8 @@ class OvsReader:
             flows=self._by_port(rows, flows),
             bridges={name: self._bridge(b, flows, scope, name in addressed) for name, b in bridges.items()},
             qos=tuple(qos),
-            taken_names=self._taken_names(scope.ports, names),
-            given_names={n: serves for n, serves in names.items() if not n.startswith(DERIVED)},
+            taken_names=self._taken_names(scope.ports),
+            given_names=mirror.given_names(),
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
             tso=usability.tso_enabled(mirror.root),
             keeps_old_actions=usability.version_with_old_actions(mirror.root),
@@ -170,6 +175,24 @@ class OvsReader:
 
     # -- rows ------------------------------------------------------------------------------------
 
+    def _addressed(self, scope: Scope, bridges: Mapping[str, OvsBridge]) -> Collection[str]:
+        """Those of these bridges whose internal port has an address; all if addresses cannot be read.
+
+        A bridge that stays for other ports is left out: an address decides whether it stays.
+        """
+        homes = {name: self._mirror.bridge(self._layout.home(name)) for name in bridges}
+        asked = {n for n, home in homes.items() if home is None or not self._neighbours(home, scope)}
+        if not asked:
+            return frozenset()
+        try:
+            return asked & Links().addresses().keys()
+        except (HostError, OperationTimeout):
+            return asked
+
+    def _neighbours(self, bridge: OvsBridge, scope: Scope) -> int:
+        """The number of VMs' ports on a bridge that are not in scope."""
+        return self._mirror.count_owned_on(bridge) - scope.on[bridge.name]
+
     def _bridge(
         self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope, addressed: bool
     ) -> ObservedOvsBridge:
@@ -180,7 +203,6 @@ class OvsReader:
             p for p in unmanaged if p.name != name and p.name not in uplinks and not _is_shared(p, scope)
         ]
         read = flows.get(name)
-        here = {port_id for port_id, row in scope.rows.items() if row.bridge == name}
         ours = layout.is_ours(bridge)
         services, fixed = self._settings.service_ports, layout.base.get(name)
         named = [p for p in unmanaged if p.name in services and p.name not in uplinks]
@@ -190,7 +212,7 @@ class OvsReader:
             datapath_type=bridge.datapath_type,
             fail_mode=bridge.fail_mode,
             mark=bridge.external_ids.get(BRIDGE_MARK, "") if ours else "",
-            neighbours=mirror.count_owned_on(bridge) - len(here),
+            neighbours=self._neighbours(bridge, scope),
             uplinks=uplinks,
             nics=tuple(
                 sorted((i.name, i.mtu) for p in others for i in p.interfaces if i.type == "dpdk" and i.mtu)
@@ -201,7 +223,7 @@ class OvsReader:
             wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
             matches_fragments=self._ovs.flows.matches_fragments(name, scope.until())
-            if scope.whole and (ours or here)
+            if scope.whole and (ours or scope.on[name])
             else None,
             stray_cookies=self._strays(bridge, read, scope),
         )
@@ -213,16 +235,15 @@ class OvsReader:
         known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
-    def _taken_names(
-        self, ports: Collection[str] | None, names: Mapping[str, tuple[str, str] | None]
-    ) -> frozenset[str]:
+    def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
         """Names of these ports (None: any names with our prefixes) that ports of others use.
 
         The name of a service port's device is checked when it is claimed.
         """
         backend, prefixes = self._layout.backend, self._layout.prefixes
         if ports is None:
-            found = {name for name, serves in names.items() if (serves or ("",))[0] != backend}
+            names = self._mirror.names().items()
+            found = {name for name, serves in names if (serves or ("",))[0] != backend}
             return frozenset(name for name in found if name.startswith(prefixes))
         wanted = {device_name(prefix, i): i for prefix in prefixes for i in ports}
         rows = {name: self._mirror.port(name) for name in wanted}
@@ -275,11 +296,3 @@ def _is_shared(port: OvsPort, scope: Scope) -> bool:
     """Whether a port that does not belong to a VM is ours: a tunnel or a relay VF port."""
     beside = port.external_ids.get(BESIDE_MARK)
     return TUNNEL_MARK in port.external_ids or (beside is not None and beside in scope.beside)
-
-
-def _addressed(bridges: Collection[str]) -> frozenset[str]:
-    """Those of these bridges whose internal port has an address; all if addresses cannot be read."""
-    try:
-        return frozenset(bridges) & Links().addresses().keys()
-    except (HostError, OperationTimeout):
-        return frozenset(bridges)

@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+_BETWEEN = re.compile(r"[}\]]\s*[{\[]")
 _SPECIAL = re.compile(r'["\\{}\[\]]')
 
 
@@ -43,13 +44,17 @@ class StreamParser:
             return str(wrong)
 
     def _skim(self, text: str) -> bool:
-        """Take a whole piece that cannot contain the end, by counting brackets; False if it might."""
+        """Take a whole piece that has no end of a message, by counting brackets; False if it may have one.
+
+        Nothing but the end of a message has a closing bracket directly before an opening one.
+        """
         parts = text.split('"')
-        outside = parts[1 if self._in_string else 0 :: 2]
-        closing = sum(part.count("}") + part.count("]") for part in outside)
-        if self._depth == 0 or closing >= self._depth:
+        outside = "".join(parts[1 if self._in_string else 0 :: 2])
+        opening = outside.count("{") + outside.count("[")
+        depth = self._depth + opening - outside.count("}") - outside.count("]")
+        if depth <= 0 or _BETWEEN.search(outside):
             return False
-        self._depth += sum(part.count("{") + part.count("[") for part in outside) - closing
+        self._depth = depth
         self._in_string ^= len(parts) % 2 == 0
         return True
 

@@ -6,7 +6,8 @@ import ipaddress
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,8 @@ from netplugin.host.names import Claimed, Mark, nothing_claimed, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_sockets import OvsSockets
-from netplugin.host.ovsdb import Ovsdb, Touch
+from netplugin.host.ovsdb import Ovsdb
+from netplugin.host.ovsdb_writes import Touch
 from netplugin.host.physical_networks import Derived, Networks, PhysicalNetworks, bridge_of
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
@@ -259,12 +261,15 @@ class OvsHost:
 
     # -- callbacks, on the threads of the connections --------------------------------------------
 
-    def _drifted(self, drift: MirrorDrift) -> None:
-        if drift.port_id is None:
-            self._tell(Wake("a bridge was changed in the OVS database"))
-        else:
-            wake = Wake("a port was changed in the OVS database", frozenset({drift.port_id}))
-            self._tell(wake, drift.backend)
+    def _drifted(self, drifts: Collection[MirrorDrift]) -> None:
+        ports: dict[str | None, set[str]] = defaultdict(set)
+        for drift in drifts:
+            if drift.port_id is None:
+                self._tell(Wake("a bridge was changed in the OVS database"))
+            else:
+                ports[drift.backend].add(drift.port_id)
+        for backend, changed in ports.items():
+            self._tell(Wake("a port was changed in the OVS database", frozenset(changed)), backend)
 
     def _connection_changed(self, connection: Connection) -> None:
         with self._telling:

@@ -1,23 +1,23 @@
-"""An in-memory copy of the OVS database, updated by IDL notifications.
+"""An in-memory copy of the OVS database, updated by the notices of ovsdb-server.
 
-Reading a row through the Python IDL converts it every time (about 30 us). A plug must not pay that
-for a thousand other ports, so each row is converted once per change. Reads do not block the IDL.
+Each row is converted once per change, and frequent questions are answered from indices, which are
+changed with the rows. So what a port costs does not depend on the number of ports. Reads do not wait
+for the server.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
-from netplugin.host.names import Mark, unmarked
+from netplugin.host.names import DERIVED, Mark, unmarked
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
     NETWORK_MARK,
-    STORE_MARK,
     TUNNEL_MARK,
     UPLINK_MARK,
     OvsBridge,
@@ -25,65 +25,14 @@ from netplugin.host.ovs_rows import (
     OvsPort,
     OvsQos,
     OvsRoot,
-    optional,
 )
+from netplugin.host.ovsdb_rows import RowChange, Rows, Updates, Was
 from netplugin.host.processes import remaining
 
-COLUMNS = {
-    "Open_vSwitch": [
-        "bridges",
-        "next_cfg",
-        "cur_cfg",
-        "other_config",
-        "dpdk_initialized",
-        "dpdk_version",
-        "ovs_version",
-        "iface_types",
-        "external_ids",
-    ],
-    "Bridge": ["name", "ports", "datapath_type", "fail_mode", "external_ids"],
-    "Port": [
-        "name",
-        "interfaces",
-        "tag",
-        "vlan_mode",
-        "bond_mode",
-        "lacp",
-        "qos",
-        "external_ids",
-    ],
-    "Interface": [
-        "name",
-        "type",
-        "options",
-        "external_ids",
-        "mtu_request",
-        "mtu",
-        "ofport",
-        "error",
-        "ifindex",
-        "link_state",
-        "status",
-        "ingress_policing_rate",
-        "ingress_policing_burst",
-        "other_config",
-    ],
-    "QoS": ["type", "other_config", "external_ids"],
-}
+# The names of devices that we choose begin with a prefix of three letters.
+_PREFIX = 3
 
-# If these columns change, a third party caused drift, or vswitchd reported a fault.
-_WATCHED = (
-    "type",
-    "options",
-    "mtu_request",
-    "error",
-    "starved",
-    "other_ifindex",
-    "moved",
-    "has_no_link",
-    "ingress_policing_rate",
-    "ingress_policing_burst",
-)
+Owner = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -103,25 +52,17 @@ class Connection:
     connected: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _PortRow:
-    """A row of Port, with the rows it refers to."""
-
-    port: OvsPort
-    interfaces: frozenset[UUID]
-    qos: UUID | None
-
-
 class Mirror:
-    """Rows as immutable values. Only the IDL's thread writes; any thread may read."""
+    """Rows as immutable values. Only the connection's thread writes; any thread may read."""
 
     def __init__(
         self,
-        drifted: Callable[[MirrorDrift], None],
+        drifted: Callable[[Collection[MirrorDrift]], None],
         found: Mark = unmarked,
         connection: Callable[[Connection], None] = lambda _: None,
     ) -> None:
-        """``drifted`` is called when a marked port or bridge changes after its creation.
+        """``drifted`` is called when marked ports or bridges change after their creation: once for all
+        changes of a notice.
 
         ``connection`` is called when a VM connects to a marked vhost-user port or disconnects.
 
@@ -132,20 +73,34 @@ class Mirror:
         self._connection = connection
         self._found = found
         self._changed = threading.Condition()
-        self._root = OvsRoot()
-        self._bridges: dict[UUID, OvsBridge] = {}
-        self._ports: dict[UUID, _PortRow] = {}
-        self._interfaces: dict[UUID, OvsInterface] = {}
-        self._qos: dict[UUID, OvsQos] = {}
-        self._qos_owned: dict[tuple[str, str], set[UUID]] = defaultdict(set)
-        self._interface_port: dict[UUID, UUID] = {}
-        self._port_bridge: dict[UUID, UUID] = {}
-        self._port_by_name: dict[str, UUID] = {}
-        self._owned: dict[tuple[str, str], UUID] = {}
-        self._besides: dict[tuple[str, str], UUID] = {}
-        self._unmanaged: set[UUID] = set()  # ports without our mark
         #: Whether a VM is connected, by owner of the port, as far as vswitchd reported it.
-        self._vms: dict[tuple[str, str], bool] = {}
+        self._vms: dict[Owner, bool] = {}
+        self._root = OvsRoot()
+        self._clear(Rows({}, {}, {}))
+
+    def _clear(self, rows: Rows) -> None:
+        self._rows = rows
+        self._bridges: dict[str, OvsBridge] = {}
+        self._bridge_named: dict[str, str] = {}
+        self._ports: dict[str, OvsPort] = {}
+        self._interfaces: dict[str, OvsInterface] = {}
+        self._types: Counter[str] = Counter()
+        self._qos: dict[str, OvsQos] = {}
+        self._qos_owned: dict[Owner, set[str]] = defaultdict(set)
+        # What refers to a row.
+        self._bridge_of: dict[str, str] = {}
+        self._port_of: dict[str, str] = {}
+        self._users_of_qos: dict[str, set[str]] = defaultdict(set)
+        # Indices of the ports.
+        self._named: dict[str, str] = {}
+        self._prefixed: dict[str, set[str]] = defaultdict(set)
+        self._given: dict[str, Owner | None] = {}
+        self._given_now: Mapping[str, Owner | None] | None = None
+        self._owned: dict[Owner, str] = {}
+        self._besides: dict[Owner, str] = {}
+        self._owned_on: dict[str, set[str]] = defaultdict(set)
+        self._unmanaged_on: dict[str, set[str]] = defaultdict(set)
+        self._networks_on: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -154,7 +109,9 @@ class Mirror:
         return self._root
 
     def bridge(self, name: str) -> OvsBridge | None:
-        return next((b for b in self.bridges() if b.name == name), None)
+        with self._changed:
+            uuid = self._bridge_named.get(name)
+            return self._bridges[uuid] if uuid else None
 
     def bridges(self) -> list[OvsBridge]:
         with self._changed:
@@ -162,63 +119,56 @@ class Mirror:
 
     def port(self, name: str) -> OvsPort | None:
         with self._changed:
-            uuid = self._port_by_name.get(name)
-            return self._whole(uuid) if uuid else None
+            return self._ports.get(self._named.get(name, ""))
+
+    def ports(self) -> list[OvsPort]:
+        with self._changed:
+            return list(self._ports.values())
 
     def owned(self, backend: str, port_id: str) -> OvsPort | None:
         """The port that is marked with this backend and port id."""
         with self._changed:
-            uuid = self._owned.get((backend, port_id))
-            return self._whole(uuid) if uuid else None
+            return self._ports.get(self._owned.get((backend, port_id), ""))
 
     def all_owned(self, backend: str) -> dict[str, OvsPort]:
         """The ports that are marked with this backend, by port id."""
         with self._changed:
-            return {
-                port_id: self._whole(uuid)
-                for (owner, port_id), uuid in self._owned.items()
-                if owner == backend
-            }
+            return self._of(backend, self._owned)
 
     def beside(self, backend: str, port_id: str) -> OvsPort | None:
         """The relay's VF port of this port."""
         with self._changed:
-            uuid = self._besides.get((backend, port_id))
-            return self._whole(uuid) if uuid else None
+            return self._ports.get(self._besides.get((backend, port_id), ""))
 
     def all_beside(self, backend: str) -> dict[str, OvsPort]:
         """The VF ports of this backend's relays, by the id of the port that they serve."""
         with self._changed:
-            return {
-                port_id: self._whole(uuid)
-                for (owner, port_id), uuid in self._besides.items()
-                if owner == backend
-            }
+            return self._of(backend, self._besides)
 
     def unmanaged_on(self, bridge: OvsBridge) -> list[OvsPort]:
         """Ports of the bridge without our port mark: its internal port, uplinks, ports of others."""
         with self._changed:
-            return [self._whole(uuid) for uuid in bridge.ports & self._unmanaged]
+            return [self._ports[uuid] for uuid in self._unmanaged_on.get(bridge.name, ())]
 
     def owned_on(self, bridge: OvsBridge) -> list[OvsPort]:
         """Ports of the bridge that carry a port id, of any backend."""
         with self._changed:
-            return [self._whole(uuid) for uuid in bridge.ports - self._unmanaged if uuid in self._ports]
+            return [self._ports[uuid] for uuid in self._owned_on.get(bridge.name, ())]
 
     def count_owned_on(self, bridge: OvsBridge) -> int:
         with self._changed:
-            return len(bridge.ports - self._unmanaged)
+            return len(self._owned_on.get(bridge.name, ()))
 
-    def ids_on(self, bridge: OvsBridge) -> list[Mapping[str, str]]:
-        """The ``external_ids`` of those ports of the bridge that carry a port id."""
+    def networks_on(self, bridge: OvsBridge) -> Counter[tuple[str, int]]:
+        """The VXLAN networks of the ports on a bridge, with their UDP ports, and how many ports each has."""
         with self._changed:
-            here = bridge.ports - self._unmanaged
-            return [self._ports[uuid].port.external_ids for uuid in here if uuid in self._ports]
+            return +self._networks_on[bridge.name]
 
     def networks(self, backend: str) -> dict[int, str]:
         """The VXLAN networks of this backend's ports, by their local VLAN tag."""
         with self._changed:
-            ports = [row.port for row in self._ports.values()]
+            bridges = [name for name, networks in self._networks_on.items() if networks]
+            ports = [self._ports[uuid] for name in bridges for uuid in self._owned_on[name]]
         return {
             port.tag: port.external_ids[NETWORK_MARK]
             for port in ports
@@ -235,16 +185,24 @@ class Mirror:
         with self._changed:
             return [qos for qos in self._qos.values() if (qos.owner or ("",))[0] == backend]
 
-    def names(self) -> dict[str, tuple[str, str] | None]:
+    def names(self) -> dict[str, Owner | None]:
         """The names of all ports and interfaces, with backend and id of the VM's port that each serves."""
         with self._changed:
             members = dict.fromkeys(i.name for i in self._interfaces.values())
-            return members | {n: self._ports[uuid].port.serves for n, uuid in self._port_by_name.items()}
+            return members | {name: self._ports[uuid].serves for name, uuid in self._named.items()}
+
+    def given_names(self) -> Mapping[str, Owner | None]:
+        """Those of ``names`` that we did not derive."""
+        with self._changed:
+            if self._given_now is None:
+                self._given_now = dict(self._given)
+            return self._given_now
 
     def ports_named(self, prefixes: tuple[str, ...]) -> list[OvsPort]:
-        """The ports whose names begin with one of these prefixes."""
+        """The ports whose names begin with one of these prefixes, of three or more letters."""
         with self._changed:
-            return [self._whole(u) for name, u in self._port_by_name.items() if name.startswith(prefixes)]
+            alike = {uuid for prefix in prefixes for uuid in self._prefixed.get(prefix[:_PREFIX], ())}
+            return [port for each in alike if (port := self._ports[each]).name.startswith(prefixes)]
 
     def interfaces(self) -> dict[str, OvsInterface]:
         """All interfaces by name, including bond members."""
@@ -252,7 +210,8 @@ class Mirror:
             return {interface.name: interface for interface in self._interfaces.values()}
 
     def count_interfaces(self, *types: str) -> int:
-        return sum(1 for i in self.interfaces().values() if i.type in types)
+        with self._changed:
+            return sum(self._types[each] for each in types)
 
     def devices(self, *options: str) -> dict[str, str]:
         """The values that interfaces have in these options, each with the name of the interface."""
@@ -265,82 +224,68 @@ class Mirror:
             }
 
     def wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Wait until the condition on the mirror holds; False at the deadline (monotonic seconds)."""
+        """Wait until the condition on the mirror holds; False at the deadline (monotonic seconds).
+
+        The condition is evaluated once for each notice.
+        """
         with self._changed:
             return self._changed.wait_for(condition, remaining(deadline))
 
-    def _whole(self, uuid: UUID) -> OvsPort:
-        row = self._ports[uuid]
-        bridge = self._port_bridge.get(uuid)
-        found = [self._interfaces[i] for i in row.interfaces if i in self._interfaces]
-        if len(found) > 1:
-            found.sort(key=lambda interface: interface.name)
-        return OvsPort(
-            name=row.port.name,
-            bridge=self._bridges[bridge].name if bridge else None,
-            tag=row.port.tag,
-            vlan_mode=row.port.vlan_mode,
-            external_ids=row.port.external_ids,
-            interfaces=tuple(found),
-            bond_mode=row.port.bond_mode,
-            lacp=row.port.lacp,
-            qos=self._qos.get(row.qos) if row.qos else None,
-        )
+    def _of(self, backend: str, index: Mapping[Owner, str]) -> dict[str, OvsPort]:
+        return {port_id: self._ports[uuid] for (owner, port_id), uuid in index.items() if owner == backend}
 
-    # -- writing, from the IDL's thread ----------------------------------------------------------
+    # -- for transactions ------------------------------------------------------------------------
 
-    def reset(self, tables: Any) -> None:
-        """Discard everything and read every row again: after a reconnect the IDL reports no deletions."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep all rows as they are meanwhile."""
         with self._changed:
-            for store in (
-                self._bridges,
-                self._ports,
-                self._interfaces,
-                self._qos,
-                self._qos_owned,
-                self._interface_port,
-                self._port_bridge,
-                self._port_by_name,
-                self._owned,
-                self._besides,
-                self._unmanaged,
-            ):
-                store.clear()
-            for name in ("Open_vSwitch", "QoS", "Interface", "Port", "Bridge"):
-                for row in list(tables[name].rows.values()):
-                    self._put(name, row)
-            changed = self._compare_vms({*self._owned, *self._vms})
+            yield
+
+    def row(self, table: str, uuid: str) -> Mapping[str, Any] | None:
+        """The values of a row; call it while they are ``held``."""
+        return self._rows.tables.get(table, {}).get(uuid)
+
+    def id_of(self, table: str, key: str) -> str | None:
+        """The id of the row with this name or id; that of Open_vSwitch, which has one row."""
+        rows = self._rows.tables.get(table, {})
+        if table in ("Bridge", "Port"):
+            return (self._bridge_named if table == "Bridge" else self._named).get(key)
+        if table == "Open_vSwitch":
+            return next(iter(rows), None)
+        if table == "Interface":
+            return next((uuid for uuid, row in rows.items() if row["name"] == key), None)
+        return key if key in rows else None
+
+    # -- writing, from the connection's thread ---------------------------------------------------
+
+    def reset(self, rows: Rows, updates: Updates) -> None:
+        """Discard everything and read every row: after a reconnect the server reports no deletions."""
+        with self._changed:
+            self._clear(rows)
+            self._apply(rows.apply(updates))
+            connections = self._compare_vms({*self._owned, *self._vms})
             self._changed.notify_all()
-        for connection in changed:
+        for connection in connections:
             self._connection(connection)
 
-    def update(self, row: Any, deleted: bool) -> None:
-        """Apply the insertion, change or deletion of one row."""
-        table = row._table.name
+    def update(self, updates: Updates) -> None:
+        """Apply a notice: the insertions, changes and deletions of rows of one or several transactions."""
         with self._changed:
-            owners = {self._owner_of(table, row.uuid)}
-            drifted = self._delete(table, row.uuid) if deleted else self._put(table, row)
-            owners.add(self._owner_of(table, row.uuid))
-            changed = self._compare_vms({owner for owner in owners if owner})
+            drifts, owners = self._apply(self._rows.apply(updates))
+            connections = self._compare_vms(owners)
             self._changed.notify_all()
-        for connection in changed:
+        for connection in connections:
             self._connection(connection)
-        if drifted:
-            self._drifted(drifted)
+        if drifts:
+            self._drifted(drifts)
 
-    def connections(self) -> dict[tuple[str, str], bool]:
+    def connections(self) -> dict[Owner, bool]:
         """Whether a VM is connected, by backend and id of each marked port of which that is known."""
         with self._changed:
             return dict(self._vms)
 
-    def _owner_of(self, table: str, uuid: UUID) -> tuple[str, str] | None:
-        """The backend and port id of a row of Port or Interface."""
-        if table not in ("Port", "Interface"):
-            return None
-        port = self._ports.get(self._interface_port.get(uuid, uuid))
-        return port.port.owner if port else None
-
-    def _compare_vms(self, owners: Collection[tuple[str, str]]) -> list[Connection]:
+    def _compare_vms(self, owners: Collection[Owner]) -> list[Connection]:
         """The connections of these ports that have changed.
 
         vswitchd writes ``status``, which ovsdb-server does not keep across a restart: a port without
@@ -353,143 +298,162 @@ class Mirror:
                 self._vms.pop(owner, None)
                 now: bool | None = False
             else:
-                rows = (self._interfaces.get(each) for each in self._ports[uuid].interfaces)
-                now = next((row.connection for row in rows if row and row.connection is not None), None)
+                rows = self._ports[uuid].interfaces
+                now = next((row.connection for row in rows if row.connection is not None), None)
                 if now is not None:
                     self._vms[owner] = now
             if now is not None and now != bool(before):
                 changed.append(Connection(*owner, now))
         return changed
 
-    def _put(self, table: str, row: Any) -> MirrorDrift | None:
-        if table == "Open_vSwitch":
-            self._root = OvsRoot.read(row, self._found(row.external_ids.get(STORE_MARK, "")))
-            return None
-        if table == "Bridge":
-            return self._put_bridge(row)
-        if table == "Port":
-            return self._put_port(row)
-        if table == "QoS":
-            return self._put_qos(row)
-        return self._put_interface(row)
+    def _apply(self, changes: Iterable[RowChange]) -> tuple[Collection[MirrorDrift], Collection[Owner]]:
+        """Convert the rows that changed, and change the indices.
 
-    def _put_bridge(self, row: Any) -> MirrorDrift | None:
-        old = self._bridges.get(row.uuid)
-        new = OvsBridge(
-            name=row.name,
-            datapath_type=row.datapath_type,
-            fail_mode=optional(row.fail_mode),
-            external_ids=row.external_ids,
-            ports=frozenset(port.uuid for port in row.ports),
-        )
-        self._bridges[row.uuid] = new
-        for uuid in (old.ports - new.ports) if old else ():
-            self._leave_bridge(uuid, row.uuid)
-        for uuid in new.ports - (old.ports if old else frozenset()):
-            self._port_bridge[uuid] = row.uuid
+        The rows of a notice come in any order. So all references are changed before anything is made
+        of them, and a port leaves all indices before any port enters one.
+
+        Returns the drift, and the owners of ports that changed.
+        """
+        by_table: dict[str, list[RowChange]] = defaultdict(list)
+        for change in changes:
+            by_table[change.table].append(change)
+        for change in by_table["Open_vSwitch"]:
+            if change.was is not Was.DELETED:
+                self._root = OvsRoot.read(change.row, self._found)
+        touched = self._refer(by_table["Bridge"], "ports", self._bridge_of)
+        moved = self._refer(by_table["Port"], "interfaces", self._port_of)
+        drifts = [self._put_bridge(change) for change in by_table["Bridge"]]
+        drifts += [self._put_qos(change) for change in by_table["QoS"]]
+        faulty = {change.uuid for change in by_table["Interface"] if self._put_interface(change)}
+        moved |= {change.uuid for change in by_table["Interface"]}
+        touched |= {change.uuid for change in by_table["Port"]}
+        touched |= {self._port_of[uuid] for uuid in moved if uuid in self._port_of}
+        touched |= {port for c in by_table["QoS"] for port in self._users_of_qos.get(c.uuid, ())}
+        before = {uuid: self._ports.pop(uuid) for uuid in touched if uuid in self._ports}
+        for uuid, port in before.items():
+            self._leave(uuid, port)
+        after = {uuid: self._port(uuid) for uuid in touched & self._rows.tables["Port"].keys()}
+        self._ports |= after
+        for uuid, port in after.items():
+            self._enter(uuid, port)
+        for change in by_table["Port"]:
+            if change.was is not Was.INSERTED:
+                drifts.append(_drift(*(p[change.uuid] for p in (before, after) if change.uuid in p)))
+        drifts += [_drift(after[self._port_of[uuid]]) for uuid in faulty if self._port_of.get(uuid) in after]
+        owners = {port.owner for port in (*before.values(), *after.values())}
+        return dict.fromkeys(filter(None, drifts)), {owner for owner in owners if owner}
+
+    def _refer(self, changes: Collection[RowChange], column: str, owner_of: dict[str, str]) -> set[str]:
+        """Note to which row the elements of a column belong now. Returns those that moved."""
+        moved: set[str] = set()
+        for change in changes:
+            for uuid in change.removed.get(column, ()):
+                moved.add(uuid)
+                if owner_of.get(uuid) == change.uuid:
+                    del owner_of[uuid]
+        for change in changes:
+            for uuid in change.added.get(column, ()):
+                moved.add(uuid)
+                owner_of[uuid] = change.uuid
+        return moved
+
+    def _put_bridge(self, change: RowChange) -> MirrorDrift | None:
+        old = self._bridges.get(change.uuid)
+        if change.was is Was.DELETED:
+            gone = self._bridges.pop(change.uuid)
+            if self._bridge_named.get(gone.name) == change.uuid:
+                del self._bridge_named[gone.name]
+            return None
+        new = self._bridges[change.uuid] = OvsBridge.read(change.row)
+        self._bridge_named[new.name] = change.uuid
         if old and BRIDGE_MARK in old.external_ids and old.fail_mode != new.fail_mode:
             return MirrorDrift()
         return None
 
-    def _leave_bridge(self, port: UUID, bridge: UUID) -> None:
-        """Forget the bridge of a port, unless another bridge has it already.
+    def _put_qos(self, change: RowChange) -> MirrorDrift | None:
+        old = self._qos.pop(change.uuid, None)
+        if old and old.owner:
+            self._qos_owned[old.owner].discard(change.uuid)
+            if not self._qos_owned[old.owner]:
+                del self._qos_owned[old.owner]
+        if change.was is not Was.DELETED:
+            new = self._qos[change.uuid] = OvsQos.read(change.uuid, change.row)
+            if new.owner:
+                self._qos_owned[new.owner].add(change.uuid)
+        return MirrorDrift(*old.owner) if old and old.owner else None
 
-        The rows of one transaction come in any order, so the new bridge of a port may come before
-        the old one.
-        """
-        if self._port_bridge.get(port) == bridge:
-            del self._port_bridge[port]
+    def _put_interface(self, change: RowChange) -> bool:
+        """Whether it changed as no interface does by itself, or vswitchd reported a fault."""
+        old = self._interfaces.pop(change.uuid, None)
+        if old:
+            self._types[old.type] -= 1
+        if change.was is Was.DELETED:
+            return False
+        new = self._interfaces[change.uuid] = OvsInterface.read(change.row)
+        self._types[new.type] += 1
+        if old is None:
+            return False
+        lost = (old.ofport or 0) > 0 and (new.ofport or 0) <= 0
+        return lost or old.watched != new.watched
 
-    def _put_port(self, row: Any) -> MirrorDrift | None:
-        old = self._ports.get(row.uuid)
-        port = OvsPort(
-            name=row.name,
-            bridge=None,
-            tag=optional(row.tag),
-            vlan_mode=optional(row.vlan_mode),
-            external_ids=row.external_ids,
-            bond_mode=optional(row.bond_mode),
-            lacp=optional(row.lacp),
+    def _port(self, uuid: str) -> OvsPort:
+        """A port as its rows are now."""
+        row = self._rows.tables["Port"][uuid]
+        bridge = self._bridges.get(self._bridge_of.get(uuid, ""))
+        found = [self._interfaces[i] for i in row["interfaces"] if i in self._interfaces]
+        found.sort(key=lambda interface: interface.name)
+        return OvsPort(
+            name=row["name"],
+            bridge=bridge.name if bridge else None,
+            tag=row["tag"],
+            vlan_mode=row["vlan_mode"],
+            external_ids=row["external_ids"],
+            interfaces=tuple(found),
+            bond_mode=row["bond_mode"],
+            lacp=row["lacp"],
+            qos=self._qos.get(row["qos"]),
         )
-        qos = optional(row.qos)
-        new = _PortRow(port, frozenset(i.uuid for i in row.interfaces), qos.uuid if qos else None)
-        if old and old.port.serves != port.serves:
-            self._drop_mark(row.uuid, old.port)
-        self._ports[row.uuid] = new
-        for interface in new.interfaces:
-            self._interface_port[interface] = row.uuid
-        self._port_by_name[port.name] = row.uuid
+
+    def _enter(self, uuid: str, port: OvsPort) -> None:
+        """Add a port to the indices."""
+        self._named[port.name] = uuid
+        if port.name.startswith(DERIVED):
+            self._prefixed[port.name[:_PREFIX]].add(uuid)
+        for name in _given_by(port):
+            self._given[name] = port.serves if name == port.name else None
+            self._given_now = None
         if port.serves:
-            self._kept_in(port)[port.serves] = row.uuid
-        if port.owner:
-            self._unmanaged.discard(row.uuid)
-        else:
-            self._unmanaged.add(row.uuid)
-        return _drift(old.port, port) if old and old != new else None
+            (self._owned if port.owner else self._besides)[port.serves] = uuid
+        if port.bridge is not None:
+            (self._owned_on if port.owner else self._unmanaged_on)[port.bridge].add(uuid)
+            if port.owner and port.network:
+                self._networks_on[port.bridge][port.network] += 1
+        if port.qos:
+            self._users_of_qos[port.qos.uuid].add(uuid)
 
-    def _put_qos(self, row: Any) -> MirrorDrift | None:
-        old = self._qos.get(row.uuid)
-        new = OvsQos(row.uuid, row.type, row.other_config, row.external_ids)
-        self._forget_qos(row.uuid)
-        self._qos[row.uuid] = new
-        if new.owner:
-            self._qos_owned[new.owner].add(row.uuid)
-        return MirrorDrift(*old.owner) if old and old.owner and old != new else None
+    def _leave(self, uuid: str, port: OvsPort) -> None:
+        """Remove a port from the indices. Another port may have the same mark: it stays."""
+        if self._named.get(port.name) == uuid:
+            del self._named[port.name]
+        self._prefixed[port.name[:_PREFIX]].discard(uuid)
+        for name in _given_by(port):
+            self._given.pop(name, None)
+            self._given_now = None
+        kept_in = self._owned if port.owner else self._besides
+        if port.serves and kept_in.get(port.serves) == uuid:
+            del kept_in[port.serves]
+        if port.bridge is not None:
+            (self._owned_on if port.owner else self._unmanaged_on)[port.bridge].discard(uuid)
+            if port.owner and port.network:
+                self._networks_on[port.bridge][port.network] -= 1
+        if port.qos:
+            self._users_of_qos[port.qos.uuid].discard(uuid)
 
-    def _forget_qos(self, uuid: UUID) -> MirrorDrift | None:
-        qos = self._qos.pop(uuid, None)
-        if qos is None or qos.owner is None:
-            return None
-        self._qos_owned[qos.owner].discard(uuid)
-        if not self._qos_owned[qos.owner]:
-            del self._qos_owned[qos.owner]
-        return MirrorDrift(*qos.owner)
 
-    def _put_interface(self, row: Any) -> MirrorDrift | None:
-        old = self._interfaces.get(row.uuid)
-        new = OvsInterface.read(row)
-        self._interfaces[row.uuid] = new
-        lost = old is not None and (old.ofport or 0) > 0 and (new.ofport or 0) <= 0
-        if old and (lost or any(getattr(old, c) != getattr(new, c) for c in _WATCHED)):
-            port = self._interface_port.get(row.uuid)
-            return _drift(self._ports[port].port) if port in self._ports else None
-        return None
-
-    def _delete(self, table: str, uuid: UUID) -> MirrorDrift | None:
-        if table == "Bridge":
-            gone = self._bridges.pop(uuid, None)
-            for port in gone.ports if gone else ():
-                self._leave_bridge(port, uuid)
-        elif table == "Interface":
-            self._interfaces.pop(uuid, None)
-            self._interface_port.pop(uuid, None)
-        elif table == "QoS":
-            return self._forget_qos(uuid)
-        elif table == "Port":
-            return self._delete_port(uuid)
-        return None
-
-    def _delete_port(self, uuid: UUID) -> MirrorDrift | None:
-        row = self._ports.pop(uuid, None)
-        self._unmanaged.discard(uuid)
-        self._port_bridge.pop(uuid, None)
-        if row is None:
-            return None
-        port = row.port
-        # A row of the same name may already be in its place, inserted in the same transaction.
-        if self._port_by_name.get(port.name) == uuid:
-            del self._port_by_name[port.name]
-        self._drop_mark(uuid, port)
-        return _drift(port)
-
-    def _drop_mark(self, uuid: UUID, port: OvsPort) -> None:
-        """Remove a port from the index of its mark, unless another row has the mark already."""
-        if port.serves and self._kept_in(port).get(port.serves) == uuid:
-            del self._kept_in(port)[port.serves]
-
-    def _kept_in(self, port: OvsPort) -> dict[tuple[str, str], UUID]:
-        """The index (port or relay VF port) that a marked port belongs to."""
-        return self._owned if port.owner else self._besides
+def _given_by(port: OvsPort) -> list[str]:
+    """The names of the port and its interfaces that we did not derive; that of the port is the last."""
+    members = [interface.name for interface in port.interfaces if interface.name != port.name]
+    return [name for name in (*members, port.name) if not name.startswith(DERIVED)]
 
 
 def _drift(*ports: OvsPort) -> MirrorDrift | None:

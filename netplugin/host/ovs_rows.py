@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import UUID
+
+from netplugin.host.names import Mark
 
 #: Keys in ``external_ids`` that mark rows as ours.
 PORT_MARK = "netplugin-port"
@@ -29,6 +30,51 @@ MTU_MARK = "netplugin-mtu"
 IFINDEX_MARK = "netplugin-ifindex"
 #: The interface type of a device that vswitchd makes: a tap, on the userspace datapath.
 INTERNAL_TYPE = "internal"
+
+#: The columns that are read, by table.
+COLUMNS = {
+    "Open_vSwitch": [
+        "bridges",
+        "next_cfg",
+        "cur_cfg",
+        "other_config",
+        "dpdk_initialized",
+        "dpdk_version",
+        "ovs_version",
+        "iface_types",
+        "external_ids",
+    ],
+    "Bridge": ["name", "ports", "datapath_type", "fail_mode", "external_ids"],
+    "Port": [
+        "name",
+        "interfaces",
+        "tag",
+        "vlan_mode",
+        "bond_mode",
+        "lacp",
+        "qos",
+        "external_ids",
+    ],
+    "Interface": [
+        "name",
+        "type",
+        "options",
+        "external_ids",
+        "mtu_request",
+        "mtu",
+        "ofport",
+        "error",
+        "ifindex",
+        "link_state",
+        "status",
+        "ingress_policing_rate",
+        "ingress_policing_burst",
+        "other_config",
+    ],
+    "QoS": ["type", "other_config", "external_ids"],
+}
+#: The keys that are read of maps, by table and column; of others all.
+KEYS = {("Interface", "status"): ("status", "num_of_vrings", "n_rxq", "numa_id", "numa")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +105,27 @@ class OvsInterface:
     ifindex: int | None = None
 
     @classmethod
-    def read(cls, row: Any) -> OvsInterface:
-        """The values of a row of the IDL."""
+    def read(cls, row: Mapping[str, Any]) -> OvsInterface:
+        """The values of a row of the database."""
+        status = row["status"]
         return cls(
-            name=row.name,
-            type=row.type,
-            options=row.options,
-            external_ids=row.external_ids,
-            mtu_request=optional(row.mtu_request),
-            mtu=optional(row.mtu),
-            ofport=optional(row.ofport),
-            error=optional(row.error),
-            link_state=optional(row.link_state),
-            connected=row.status.get("status") == "connected",
-            connection={"connected": True, "disconnected": False}.get(row.status.get("status", "")),
-            queues=_queues(row.status),
-            ingress_policing_rate=row.ingress_policing_rate,
-            ingress_policing_burst=row.ingress_policing_burst,
-            other_config=row.other_config,
-            numa_node=_numa_node(row.status),
-            ifindex=optional(row.ifindex),
+            name=row["name"],
+            type=row["type"],
+            options=row["options"],
+            external_ids=row["external_ids"],
+            mtu_request=row["mtu_request"],
+            mtu=row["mtu"],
+            ofport=row["ofport"],
+            error=row["error"],
+            link_state=row["link_state"],
+            connected=status.get("status") == "connected",
+            connection={"connected": True, "disconnected": False}.get(status.get("status", "")),
+            queues=_queues(status),
+            ingress_policing_rate=row["ingress_policing_rate"],
+            ingress_policing_burst=row["ingress_policing_burst"],
+            other_config=row["other_config"],
+            numa_node=_numa_node(status),
+            ifindex=row["ifindex"],
         )
 
     @property
@@ -115,6 +162,22 @@ class OvsInterface:
         return IFINDEX_MARK in self.external_ids and self.link_state == "down"
 
     @property
+    def watched(self) -> tuple[object, ...]:
+        """The values that only a third party changes, or with which vswitchd reports a fault."""
+        return (
+            self.type,
+            self.options,
+            self.mtu_request,
+            self.error,
+            self.starved,
+            self.other_ifindex,
+            self.moved,
+            self.has_no_link,
+            self.ingress_policing_rate,
+            self.ingress_policing_burst,
+        )
+
+    @property
     def needed_mtu(self) -> int:
         """The MTU requested of the device, or needed of a service port's device; 0 if there is none."""
         marked = self.external_ids.get(MTU_MARK, "")
@@ -130,10 +193,15 @@ class OvsInterface:
 class OvsQos:
     """A row of QoS. QoS is a root table, so the row stays when the port that uses it is deleted."""
 
-    uuid: UUID
+    uuid: str
     type: str
     other_config: Mapping[str, str]
     external_ids: Mapping[str, str]
+
+    @classmethod
+    def read(cls, uuid: str, row: Mapping[str, Any]) -> OvsQos:
+        """The values of a row of the database."""
+        return cls(uuid, row["type"], row["other_config"], row["external_ids"])
 
     @property
     def owner(self) -> tuple[str, str] | None:
@@ -170,6 +238,12 @@ class OvsPort:
         return self.external_ids.get(STORE_MARK, "")
 
     @property
+    def network(self) -> tuple[str, int] | None:
+        """The VXLAN network of a VM's port, and the UDP port of its tunnels."""
+        network, udp_port = self.external_ids.get(NETWORK_MARK), self.external_ids.get(UDP_MARK, "")
+        return (network, int(udp_port)) if network and udp_port.isdecimal() else None
+
+    @property
     def serves(self) -> tuple[str, str] | None:
         """The backend and port id that the port belongs to, as the port itself or as a relay's VF port."""
         return self.owner or _owner(self.external_ids, BESIDE_MARK)
@@ -183,13 +257,17 @@ def _owner(external_ids: Mapping[str, str], mark: str = PORT_MARK) -> tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class OvsBridge:
-    """A row of Bridge; ``ports`` are the UUIDs of its ports."""
+    """A row of Bridge."""
 
     name: str
     datapath_type: str
     fail_mode: str | None
     external_ids: Mapping[str, str]
-    ports: frozenset[UUID]
+
+    @classmethod
+    def read(cls, row: Mapping[str, Any]) -> OvsBridge:
+        """The values of a row of the database."""
+        return cls(row["name"], row["datapath_type"], row["fail_mode"], row["external_ids"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,22 +283,26 @@ class OvsRoot:
     other_config: Mapping[str, str] = field(default_factory=dict)
     #: The last recorded holder of the database lock.
     holder: str | None = None
-    #: The mark of the store that changed the database last.
+    #: The mark of the store that changed the database last, to compare with (``CarriedMark``).
     store_mark: str = ""
+    #: The mark that is there.
+    found_mark: str = ""
 
     @classmethod
-    def read(cls, row: Any, store_mark: str) -> OvsRoot:
-        """The values of the row of the IDL."""
+    def read(cls, row: Mapping[str, Any], found: Mark) -> OvsRoot:
+        """The values of the row of the database. ``found``: see ``CarriedMark.found``."""
+        mark = row["external_ids"].get(STORE_MARK, "")
         return cls(
-            next_cfg=row.next_cfg,
-            cur_cfg=row.cur_cfg,
-            dpdk_initialized=row.dpdk_initialized,
-            dpdk_version=optional(row.dpdk_version),
-            ovs_version=optional(row.ovs_version),
-            iface_types=frozenset(row.iface_types),
-            other_config=row.other_config,
-            holder=row.external_ids.get(HOLDER_MARK),
-            store_mark=store_mark,
+            next_cfg=row["next_cfg"],
+            cur_cfg=row["cur_cfg"],
+            dpdk_initialized=row["dpdk_initialized"],
+            dpdk_version=row["dpdk_version"],
+            ovs_version=row["ovs_version"],
+            iface_types=frozenset(row["iface_types"]),
+            other_config=row["other_config"],
+            holder=row["external_ids"].get(HOLDER_MARK),
+            store_mark=found(mark),
+            found_mark=mark,
         )
 
     @property
@@ -228,11 +310,6 @@ class OvsRoot:
         """``ovs_version`` as numbers; zeros (the oldest) if it is not reported."""
         found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", self.ovs_version or "")
         return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
-
-
-def optional(column: Any) -> Any:
-    """The value of an optional column, which the IDL returns as a list of zero or one element."""
-    return column[0] if column else None
 
 
 def _queues(status: Mapping[str, str]) -> int | None:

@@ -1,7 +1,5 @@
 """The connection to an Open vSwitch database: reads from a mirror, writes in verified transactions.
 
-It works around two problems of ovsdbapp: a transaction reports success even if vswitchd does not
-answer in time (the exception is logged and dropped), and the connection is a class attribute.
 A process that manages ports holds a lock of the database (RFC 7047, section 4.1.8). The server
 grants it to one client at a time, and to the next one that waits when the connection ends. Every
 transaction of the holder asserts the lock (section 5.2.10), so none is carried out without it.
@@ -10,167 +8,32 @@ transaction of the holder asserts the lock (section 5.2.10), so none is carried 
 from __future__ import annotations
 
 import logging
-import queue
-import select
 import threading
-import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-from ovs import json as ovs_json
-from ovs import poller as ovs_poller
-from ovs.db import idl as ovs_idl
-from ovsdbapp import exceptions as ovsdb_errors
-from ovsdbapp.backend.ovs_idl import command, connection, idlutils, transaction
-from ovsdbapp.schema.open_vswitch import impl_idl
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
+from typing import Any
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
-from netplugin.host.json_stream import StreamParser
 from netplugin.host.names import CarriedMark, Mark, unmarked
-from netplugin.host.ovs_mirror import COLUMNS, Connection, Mirror, MirrorDrift
-from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
+from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
+from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, KEYS, STORE_MARK
+from netplugin.host.ovsdb_rows import Rows
+from netplugin.host.ovsdb_session import ConnectionLost, OvsdbSession, Refused
+from netplugin.host.ovsdb_writes import Operation, Tables, Write
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
-_RETRY_S = 0.5
+_DATABASE = "Open_vSwitch"
+_LEAST_S = 0.1  # for the answer of a transaction
 #: The name of the lock. Locks of ovsdb-server are distinguished by name only.
 LOCK = "netplugin"
+_ASSERT: Operation = {"op": "assert", "lock": LOCK}
+_NOT_LOCKED = "not owner"  # RFC 7047, section 5.2.10
 _HOLDER_LENGTH = 200  # any client of the database can write this value, so bound what is shown
 
-
-class _Poll:
-    """A poll(2) poller for python-ovs, as documented in ``ovs/poller.py``.
-
-    The default poller uses select(2), because of eventlet, which accepts no file descriptor above
-    1,023. A descriptor may be registered for reading and again for writing.
-    """
-
-    def __init__(self) -> None:
-        self._poll = select.poll()
-        self._events: dict[int, int] = {}
-
-    def register(self, fd: Any, events: int) -> None:
-        descriptor = fd if isinstance(fd, int) else fd.fileno()
-        self._events[descriptor] = self._events.get(descriptor, 0) | events
-        self._poll.register(descriptor, self._events[descriptor])
-
-    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
-        return self._poll.poll(timeout_ms)
-
-
-ovs_poller.SelectPoll = _Poll
-
-
-class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
-    """The IDL. It forwards rows to a mirror and reports changes of connection and lock.
-
-    If ``holder`` (the identity of this process) is given, it requests the lock on every connection.
-    """
-
-    def __init__(
-        self,
-        remote: str,
-        helper: Any,
-        mirror: Mirror,
-        tell: Callable[[bool, bool], None],
-        holder: str | None,
-    ):
-        super().__init__(remote, helper)
-        self._mirror = mirror
-        #: Called with (online, locked) when either changes.
-        self._tell = tell
-        self._reported = (False, False)
-        self._mirrored_seqno: int | None = None
-        self._holder = holder
-        if holder is not None:
-            self.set_lock(LOCK)
-        # The default back-off (1 s growing to 8 s) is longer than a VM should wait for its NIC.
-        self._session.reconnect.set_backoff(100, 1000)
-
-    def run(self) -> Any:
-        # The session creates a parser before each message, unless one is set already.
-        rpc = self._session.rpc
-        if ovs_json.PARSER != ovs_json.PARSER_C and rpc is not None and rpc.parser is None:
-            rpc.parser = StreamParser()
-        try:
-            changed = super().run()
-        except Exception:
-            # Updates from the server may be lost. Only reading all rows again recovers from that.
-            self.force_reconnect()
-            raise
-        online = self.state == ovs_idl.Idl.IDL_S_MONITORING and self._session.is_connected()
-        if online and self._mirrored_seqno != self._last_seqno:
-            self._mirrored_seqno = self._last_seqno
-            self._mirror.reset(self.tables)
-        # The server answers in order and the lock is requested before the rows, so it is known
-        # here.
-        now = (online, online and self.has_lock)
-        if now != self._reported:
-            if now[1] and not self._reported[1]:
-                self._write_holder()
-            self._reported = now
-            self._tell(*now)
-        return changed
-
-    def _write_holder(self) -> None:
-        """Record the holder for the error message of a process that waits for the lock.
-
-        vswitchd does not read this key. The commit is not waited for: ``run`` processes the reply.
-        """
-        txn = ovs_idl.Transaction(self)
-        for row in self.tables["Open_vSwitch"].rows.values():
-            if row.external_ids.get(HOLDER_MARK) != self._holder:
-                row.setkey("external_ids", HOLDER_MARK, self._holder)
-        txn.commit()
-
-    def cooperative_yield(self) -> None:
-        """Do nothing. ovsdbapp sleeps here for eventlet, which costs 70 us for each row."""
-
-    def notify(self, event: str, row: Any, updates: Any = None) -> None:
-        if self._mirrored_seqno == self._last_seqno:
-            self._mirror.update(row, deleted=event == ovs_idl.ROW_DELETE)
-
-
-class _NotLocked(Exception):
-    """The transaction was not carried out because this process does not hold the lock."""
-
-
-class _Transaction(transaction.Transaction):  # type: ignore[misc]
-    """A transaction that increments ``next_cfg`` and records its value. It does not wait for vswitchd."""
-
-    next_cfg = 0
-    mark: Mark = staticmethod(unmarked)
-    _attempt: Any = None
-
-    def pre_commit(self, txn: Any) -> None:
-        self._attempt = txn
-        root = self.api._ovs
-        root.increment("next_cfg")
-        found = root.external_ids.get(STORE_MARK, "")
-        if (mark := self.mark(found)) != found:
-            root.setkey("external_ids", STORE_MARK, mark)
-
-    def do_commit(self) -> Any:
-        """Raises: the exceptions of the writes, RuntimeError, _NotLocked."""
-        try:
-            return super().do_commit()
-        except RuntimeError as refused:
-            attempt = self._attempt
-            # For a transaction that has ended, commit() returns its status again.
-            if attempt is not None and attempt.commit() == ovs_idl.Transaction.NOT_LOCKED:
-                raise _NotLocked from refused
-            raise
-
-    def post_commit(self, txn: Any) -> None:
-        super().post_commit(txn)
-        self.next_cfg = txn.get_increment_new_value()
-
-
-class _Api(impl_idl.OvsdbIdl):  # type: ignore[misc]
-    """ovsdbapp's API with a connection per instance, not per class."""
-
-    ovsdb_connection = None
+Answered = Future[Any]
 
 
 def _late() -> OperationTimeout:
@@ -181,89 +44,13 @@ def _late() -> OperationTimeout:
     )
 
 
-class Tables:
-    """The tables of the database within one transaction. Rows are those of ``ovs.db.idl``."""
-
-    def __init__(self, api: Any, txn: Any) -> None:
-        self._api, self._txn = api, txn
-
-    @property
-    def root(self) -> Any:
-        """The row of Open_vSwitch."""
-        return self._api._ovs
-
-    def find(self, table: str, key: str) -> Any:
-        """The row with this name or UUID; None if there is none."""
-        return self._api.lookup(table, key, None)
-
-    def get(self, table: str, name: str) -> Any:
-        """The row with this name. Raises: RowNotFound."""
-        return self._api.lookup(table, name)
-
-    def insert(self, table: str, **columns: Any) -> Any:
-        """A new row. Optional columns are lists."""
-        row = self._txn.insert(self._api._tables[table])
-        for column, value in columns.items():
-            setattr(row, column, value)
-        return row
-
-
-class Write(Protocol):
-    """What writes itself to the database, as part of a transaction.
-
-    Unlike ovsdbapp's commands, ours set every attribute in the transaction that creates the row, and
-    change sets by mutation, so the cost per port does not depend on the number of ports.
-    """
-
-    def write(self, tables: Tables) -> None: ...
-
-
-@dataclass(frozen=True)
-class SetOtherConfig:
-    """Set one key of ``other_config`` of Open_vSwitch or of an interface, or (None) remove it."""
-
-    key: str
-    value: str | None
-    interface: str | None = None
-
-    def write(self, tables: Tables) -> None:
-        row = tables.get("Interface", self.interface) if self.interface else tables.root
-        if self.value is None:
-            row.delkey("other_config", self.key)
-        else:
-            row.setkey("other_config", self.key, self.value)
-
-
-class Touch:
-    """Change a key of ours to increment ``next_cfg``, which vswitchd then confirms in ``cur_cfg``.
-
-    The Python IDL drops a transaction that only increments ``next_cfg``.
-    """
-
-    def write(self, tables: Tables) -> None:
-        tables.root.setkey("external_ids", "netplugin-settled", str(uuid.uuid4()))
-
-
-class _Writes(command.BaseCommand):  # type: ignore[misc]
-    """All writes of a transaction, as ovsdbapp's one command."""
-
-    def __init__(self, api: Any, writes: Sequence[Write]) -> None:
-        super().__init__(api)
-        self._writes = writes
-
-    def run_idl(self, txn: Any) -> None:
-        tables = Tables(self.api, txn)
-        for each in self._writes:
-            each.write(tables)
-
-
 class Ovsdb:
     """An Open vSwitch database. ``start`` connects in the background and reconnects after a loss."""
 
     def __init__(
         self,
         remote: str,
-        drifted: Callable[[MirrorDrift], None] = lambda drift: None,
+        drifted: Callable[[Collection[MirrorDrift]], None] = lambda drifts: None,
         changed: Callable[[], None] = lambda: None,
         holder: str | None = None,
         mark: Mark = unmarked,
@@ -278,22 +65,23 @@ class Ovsdb:
         the store into ``external_ids`` of Open_vSwitch.
         """
         self.remote = remote
-        # Only the connection's thread uses both, and the rows are read before the first write.
+        # The connection's thread and that of one write at a time use it; each step is a whole one.
         self._carried = CarriedMark(mark)
         self.mirror = Mirror(drifted, self._carried.found, connection)
         self._tell_changed = changed
         self._holder = holder
-        self._connection: Any = None
-        self._api: Any = None
         self._ready = threading.Event()
         self._locked = threading.Event()
-        self._stop = threading.Event()
-        self._unanswered: list[_Transaction] = []
-        self._thread = threading.Thread(target=self._connect, name="ovsdb-connect", daemon=True)
+        self._committing = threading.Lock()
+        self._unanswered: list[Answered] = []
+        # Of the connection, in its thread: whether the rows are read, and whether the lock is held.
+        self._read, self._has_lock = False, False
+        self._failures = 0
+        self._session = OvsdbSession(remote, self)
 
     def start(self) -> Ovsdb:
         """Start to connect. No callback runs before this call, so the caller can finish its setup first."""
-        self._thread.start()
+        self._session.start()
         return self
 
     @property
@@ -339,35 +127,86 @@ class Ovsdb:
         self.wait_configured(self.commit(writes, deadline), deadline)
 
     def commit(self, writes: Sequence[Write], deadline: float) -> int:
-        """Commit all writes in one transaction and return the ``next_cfg`` to wait for.
+        """Commit all writes in one transaction and return the ``next_cfg`` to wait for; 0: no change.
+
+        If the connection is lost before the answer, they are composed again from the rows of the new
+        one.
 
         Raises: BackendUnavailable, HostError with the error text of ovsdb-server, OperationTimeout.
         """
-        self.require_certain()
-        txn = _Transaction(
-            self._api,
-            self._connection,
-            max(0.1, remaining(deadline)),
-            check_error=True,
-            log_errors=False,
-        )
-        txn.mark = self._carried.after
-        txn.add(_Writes(self._api, writes))
+        deadline = max(deadline, time.monotonic() + _LEAST_S)
+        while True:
+            self.require_certain()
+            if not self._committing.acquire(timeout=remaining(deadline)):
+                raise _late()
+            try:
+                self.require_certain()
+                return self._commit(writes, deadline)
+            except ConnectionLost:
+                self.require_lock(remaining(deadline))
+                if not remaining(deadline):
+                    raise _late() from None
+            finally:
+                self._committing.release()
+
+    def _commit(self, writes: Sequence[Write], deadline: float) -> int:
+        """As ``commit``, one transaction at a time: each is composed of the rows after the last one.
+
+        Raises: ConnectionLost too.
+        """
+        operations, counted = self._composed(writes)
+        if not operations:
+            return 0
+        answered: Answered = Future()
+        self._transact(operations, answered)
         try:
-            self._connection.queue_txn(txn)
-            result = txn.results.get(timeout=txn.timeout)
-        except ovsdb_errors.TimeoutException as busy:
-            raise _late() from busy
-        except queue.Empty as late:
-            self._unanswered.append(txn)
+            results = answered.result(remaining(deadline))
+        except Late:
+            self._unanswered.append(answered)
             self.require_online()
-            raise _late() from late
-        if isinstance(result, idlutils.ExceptionResult):
-            self.require_online()
-            if isinstance(result.ex, _NotLocked):
-                raise self.other_holder() from result.ex
-            raise HostError(str(result.ex), step="ovsdb-commit") from result.ex
-        return txn.next_cfg
+            raise _late() from None
+        except Refused as refused:
+            raise HostError(str(refused), step="ovsdb-commit") from refused
+        for result in results:
+            if result and (error := result.get("error")):
+                if error == _NOT_LOCKED:
+                    raise self.other_holder()
+                raise HostError(f"{error}: {result.get('details', '')}".rstrip(": "), step="ovsdb-commit")
+        return int(results[counted]["rows"][0]["next_cfg"])
+
+    def _composed(self, writes: Sequence[Write]) -> tuple[list[Operation], int]:
+        """The operations, and the place of the one whose result has ``next_cfg``. Raises: HostError."""
+        # The store is asked without the lock of the mirror.
+        mark = self._carried.after(self.mirror.root.found_mark)
+        with self.mirror.held():
+            tables = Tables(self.mirror)
+            try:
+                for each in writes:
+                    each.write(tables)
+                root = tables.root
+                if mark:
+                    root.set_key("external_ids", STORE_MARK, mark)
+            except Exception as failed:  # of a write, which may read the host too
+                raise HostError(str(failed), step="ovsdb-commit") from failed
+            if not tables.operations():
+                return [], 0
+            root.increment("next_cfg")
+            where = [["_uuid", "==", [*root.reference]]]
+            count = {"op": "select", "table": "Open_vSwitch", "where": where, "columns": ["next_cfg"]}
+            operations = [*self._guard(), *tables.operations(), count]
+        return operations, len(operations) - 1
+
+    def _guard(self) -> list[Operation]:
+        return [] if self._holder is None else [_ASSERT]
+
+    def _transact(self, operations: Sequence[Operation], answered: Answered) -> None:
+        def answer(results: Any, failed: Exception | None) -> None:
+            if failed is None:
+                answered.set_result(results)
+            else:
+                answered.set_exception(failed)
+
+        self._session.request("transact", [_DATABASE, *operations], answer)
 
     def require_certain(self) -> None:
         """Require that the database is online and locked, without a pending transaction of ours.
@@ -378,7 +217,7 @@ class Ovsdb:
         Raises: BackendUnavailable, OperationTimeout.
         """
         self.require_lock()
-        self._unanswered = [txn for txn in self._unanswered if txn.results.empty()]
+        self._unanswered = [answered for answered in self._unanswered if not answered.done()]
         if self._unanswered:
             raise OperationTimeout(
                 "an earlier transaction is still with ovsdb-server, its outcome unknown",
@@ -405,40 +244,75 @@ class Ovsdb:
         return self.mirror.wait_for(lambda: self.mirror.root.cur_cfg >= next_cfg, deadline)
 
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=5)
-        if self._connection is not None:
-            self._connection.stop(timeout=5)
+        self._session.close()
 
-    def _connect(self) -> None:
-        said = ""
-        while not self._stop.is_set():
-            idl: _Idl | None = None
-            try:
-                helper = idlutils.get_schema_helper(self.remote, "Open_vSwitch")
-                for table, columns in COLUMNS.items():
-                    known = helper.schema_json["tables"][table]["columns"]
-                    helper.register_columns(table, [c for c in columns if c in known])
-                idl = _Idl(self.remote, helper, self.mirror, self._changed, self._holder)
-                self._connection = connection.Connection(idl, timeout=10)
-                # This starts the thread, so the API must exist before a commit can see the
-                # database online.
-                self._api = _Api(self._connection, start=False, auto_index=False)
-                for table in ("Bridge", "Port"):  # changes look rows up by name
-                    self._api.create_index(table, "name")
-                # This may return before the rows are read; ``_changed`` reports when they are.
-                self._connection.start()
-                return
-            except Exception as failed:  # retry after any error
-                if str(failed) != said:
-                    said = str(failed)
-                    LOG.warning("no OVS database at %s yet: %s", self.remote, said)
-                if idl is not None:
-                    idl.close()  # or the server could grant the lock to an unserved connection
-                    self._changed(online=False, locked=False)
-                self._stop.wait(_RETRY_S)
+    # -- the connection, in its thread (``OvsdbSession``) ------------------------------------------
 
-    def _changed(self, online: bool, locked: bool) -> None:
+    def connected(self) -> None:
+        # The server answers in order, so the lock is known before the rows are read.
+        if self._holder is not None:
+            self._session.request("lock", [LOCK], self._lock_answered)
+        self._session.request("get_schema", [_DATABASE], self._monitor)
+
+    def disconnected(self) -> None:
+        self._read = self._has_lock = False
+        self._failures += 1
+        if self._failures == 2:
+            LOG.warning("no OVS database at %s yet", self.remote)
+        self._report()
+
+    def notified(self, method: str, params: Any) -> None:
+        if method == "update2" and self._read:
+            self.mirror.update(params[1])
+        elif method in ("locked", "stolen") and params[0] == LOCK:
+            self._has_lock = method == "locked"
+            self._report()
+
+    def _lock_answered(self, result: Any, failed: Exception | None) -> None:
+        if failed is None:
+            self._has_lock = result["locked"]
+            self._report()
+
+    def _monitor(self, schema: Any, failed: Exception | None) -> None:
+        if self._refused(failed):
+            return
+        rows = Rows(COLUMNS, schema, KEYS)
+
+        def read(updates: Any, failed: Exception | None) -> None:
+            if not self._refused(failed):
+                self.mirror.reset(rows, updates)
+                self._read, self._failures = True, 0
+                self._report()
+
+        self._session.request("monitor_cond", [_DATABASE, None, rows.requests()], read)
+
+    def _refused(self, failed: Exception | None) -> bool:
+        """Whether a request to read failed. A server without the database is asked again."""
+        if isinstance(failed, Refused):
+            LOG.warning("the OVS database at %s cannot be read: %s", self.remote, failed)
+            self._session.reconnect()
+        return failed is not None
+
+    def _write_holder(self) -> None:
+        """Record the holder for the error message of a process that waits for the lock.
+
+        vswitchd does not read this key. The answer is not waited for.
+        """
+        assert self._holder is not None
+        with self.mirror.held():
+            tables = Tables(self.mirror)
+            tables.root.set_key("external_ids", HOLDER_MARK, self._holder)
+            operations = tables.operations()
+        if operations:
+            self._transact([_ASSERT, *operations], Future())
+
+    def _report(self) -> None:
+        """Tell what has changed of the connection and the lock."""
+        online, locked = self._read, self._read and self._has_lock
+        if (online, locked) == (self._ready.is_set(), self._locked.is_set()):
+            return
+        if locked and not self._locked.is_set():
+            self._write_holder()
         for event, state, word in (
             (self._ready, online, "on line"),
             (self._locked, locked, "locked by this process"),

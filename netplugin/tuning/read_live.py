@@ -152,7 +152,7 @@ def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
 def _ports(mirror: Mirror) -> tuple[OvsPortLive, ...]:
     return tuple(
         OvsPortLive(i.name, port.name, i.type, i.mtu, port.bond_mode)
-        for port in mirror.ports_named(("",))
+        for port in mirror.ports()
         for i in port.interfaces
         if i.type.startswith(_POLLED)
     )

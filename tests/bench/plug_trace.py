@@ -48,7 +48,7 @@ class Trace:
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if self._on and (event, code.co_name, _file_of(frame)) == ("return", "run_idl", OVSDB):
+        if self._on and (event, code.co_name, _file_of(frame)) == ("return", "_composed", OVSDB):
             self._end()
         if event != "call":
             return
@@ -82,7 +82,7 @@ def _hands_on(frame: FrameType) -> bool:
         return isinstance(frame.f_locals["self"], Change)
     if name == "write" and isinstance(frame.f_locals.get("self"), Change):
         return True
-    return (name, file) in {("submit", WORKER), ("commit", OVSDB), ("do_commit", OVSDB)}
+    return (name, file) in {("submit", WORKER), ("commit", OVSDB)}
 
 
 def _note(files: dict[str, list[str]], frame: FrameType) -> bool:

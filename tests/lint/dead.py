@@ -18,7 +18,7 @@ DECORATORS = [
     *("@app.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
     *("@rule", "@invariant", "@initialize"),
 ]
-#: Read by a library: cliff, pydantic, ovs and ovsdbapp, sqlite3, yaml, uvicorn, prometheus, jinja2.
+#: Read by a library: cliff, pydantic, ovs, sqlite3, yaml, uvicorn, prometheus, jinja2.
 LIBRARIES = [
     *(
         "take_action",
@@ -29,7 +29,7 @@ LIBRARIES = [
         "argparse_kwargs",
     ),
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
-    *("run_idl", "pre_commit", "cooperative_yield", "updates", "SelectPoll", "feed", "ovsdb_connection"),
+    *("SelectPoll", "feed"),
     *("text_factory", "indentless", "ignore_aliases", "preserve_quotes", "startup", "collect", "globals"),
     # The last argument of __exit__.
     "trace",
@@ -57,7 +57,16 @@ TESTS = [
         "handle_*",
         "multiline",
     ),
-    *("chksum", "p50_ms", "p99_ms", "_flush", "private_etc", "Simulated?"),
+    *(
+        "f_trace_opcodes",
+        "f_trace_lines",
+        "chksum",
+        "p50_ms",
+        "p99_ms",
+        "_flush",
+        "private_etc",
+        "Simulated?",
+    ),
 ]
 
 

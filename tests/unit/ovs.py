@@ -11,7 +11,7 @@ from typing import Any
 from drivers.ovs.commands import CreateBridge, add_port
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovsdb import Tables, Write
+from netplugin.host.ovsdb_writes import Tables, Write
 from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
@@ -60,7 +60,7 @@ class _Bridge:
 
     def write(self, tables: Tables) -> None:
         CreateBridge((), self.name, "").write(tables)
-        tables.get("Bridge", self.name).external_ids = dict(self.external_ids)
+        tables.get("Bridge", self.name).set("external_ids", dict(self.external_ids))
 
 
 def bridge(name: str, **external_ids: str) -> Write:

@@ -11,7 +11,7 @@ import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb import SetOtherConfig
+from netplugin.host.ovsdb_writes import SetOtherConfig
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from tests.lab.ovs import PrivateOvs

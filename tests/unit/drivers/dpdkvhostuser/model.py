@@ -74,7 +74,7 @@ class Model:
         self.settings = settings
         self.layout = layout
         self.bridges: dict[str, Bridge] = {}
-        self.qos: dict[UUID, OvsQos] = {}
+        self.qos: dict[str, OvsQos] = {}
         self.underlay: Underlay | None = UNDERLAY
         self.nics: tuple[tuple[str, int], ...] = ()
         #: The columns that each port of ours must have, as they were last made or set.
@@ -100,7 +100,7 @@ class Model:
         self.bridges[bridge].ports[name] = row
 
     def add_qos(self, type: str, other_config: Mapping[str, str], external_ids: Mapping[str, str]) -> OvsQos:
-        uuid = UUID(int=self._number())
+        uuid = str(UUID(int=self._number()))
         self.qos[uuid] = OvsQos(uuid, type, other_config, external_ids)
         return self.qos[uuid]
 
