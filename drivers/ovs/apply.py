@@ -172,21 +172,25 @@ class Applier:
 
     def _require_policers(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
         """Check that vswitchd has applied the changed policers, which the database does not show."""
-        for change in changes:
-            if not isinstance(change, c.SetQos | c.AddPort) or change.port.port_id in failed:
-                continue
-            port = change.port
-            if isinstance(change, c.AddPort) and port.receives is None:
-                continue
-            if self._interface(port.name) is None:
-                continue  # vswitchd could not create it, which is reported as such
-            try:
-                shown = appctl(self._ovs.settings.sockets, "qos/show", port.name, deadline=deadline)
-                wrong = policer_refused(shown, port.receives)
-                if wrong:
-                    raise HostError(f"{port.name}: {wrong}", step="qos")
-            except NetpluginError as error:
-                failed[port.port_id] = error.for_port(port.port_id)
+        limits = {
+            change.port.name: change.port
+            for change in changes
+            if isinstance(change, c.SetQos) or (isinstance(change, c.AddPort) and change.port.receives)
+        }
+        # vswitchd could not create the others, which is reported as such.
+        limits = {n: p for n, p in limits.items() if p.port_id not in failed and self._interface(n)}
+        if not limits:
+            return
+        try:
+            answers = self._ovs.unixctl.ask([("qos/show", name) for name in limits], deadline)
+        except NetpluginError as error:
+            failed.update({port.port_id: error.for_port(port.port_id) for port in limits.values()})
+            return
+        for (name, port), shown in zip(limits.items(), answers, strict=True):
+            if isinstance(shown, HostError):
+                failed[port.port_id] = shown.for_port(port.port_id)
+            elif wrong := policer_refused(shown, port.receives):
+                failed[port.port_id] = HostError(f"{name}: {wrong}", step="qos").for_port(port.port_id)
 
     def _interface(self, name: str) -> OvsInterface | None:
         """The interface of a port, if vswitchd has created it."""

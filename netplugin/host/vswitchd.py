@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,86 @@ def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
     if failed:
         raise _without_answer(path, command, failed)
     if refusal is not None:
-        raise HostError(f"{command[0]}: {refusal.strip()}", step=_STEP)
+        raise _refused(command[0], refusal)
     return str(output)
+
+
+class Unixctl:
+    """A kept connection to vswitchd's control socket, for commands that only read.
+
+    Several are sent together: vswitchd answers up to ten of a connection in one turn of its main loop
+    (``run_connection`` in lib/unixctl.c).
+    """
+
+    def __init__(self, sockets: OvsSockets) -> None:
+        self._sockets = sockets
+        self._lock = threading.Lock()
+        self._kept: _Connection | None = None
+
+    def ask(self, commands: Sequence[tuple[str, ...]], deadline: float) -> list[str | HostError]:
+        """The output of each command, or the error with which vswitchd refuses it.
+
+        Raises: BackendUnavailable if vswitchd does not run, HostError, OperationTimeout.
+        """
+        deadline = max(deadline, time.monotonic() + _LEAST_S)
+        if not self._lock.acquire(timeout=remaining(deadline)):
+            raise _without_answer(Path(), commands[0], errno.ETIMEDOUT)
+        try:
+            kept, self._kept = self._kept, None
+            if kept is not None:
+                failed, answers = _asked(kept, commands, deadline)
+                if not failed:
+                    self._kept = kept
+                    return answers
+                kept.close()
+                if failed == errno.ETIMEDOUT:
+                    raise _without_answer(Path(), commands[0], failed)
+            # There was none, or it was that of a vswitchd that has ended.
+            path = self._sockets.control()
+            failed, stream = _connect(path, deadline)
+            if failed:
+                raise _without_answer(path, commands[0], failed)
+            made = _Connection(stream, deadline)
+            failed, answers = _asked(made, commands, deadline)
+            if failed:
+                made.close()
+                raise _without_answer(path, commands[0], failed)
+            self._kept = made
+            return answers
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._kept is not None:
+                self._kept.close()
+                self._kept = None
+
+
+def _asked(
+    connection: _Connection, commands: Sequence[tuple[str, ...]], deadline: float
+) -> tuple[int, list[str | HostError]]:
+    """An errno (0: none), and the answers, which come in the order of the commands."""
+    connection.deadline = deadline
+    answers: list[str | HostError] = []
+    try:
+        for name, *arguments in commands:
+            # Without waiting for room in the socket: the rest goes with the wait for the answers.
+            if failed := connection.send(jsonrpc.Message.create_request(name, arguments)):
+                return failed, []
+        for name, *_ in commands:
+            failed, message = connection.recv_block()
+            if failed:
+                return failed, []
+            refused = message.type == jsonrpc.Message.T_ERROR
+            answers.append(_refused(name, message.error) if refused else str(message.result))
+    except TimeoutError:
+        return errno.ETIMEDOUT, []
+    return 0, answers
+
+
+def _refused(command: str, words: object) -> HostError:
+    return HostError(f"{command}: {str(words).strip()}", step=_STEP)
 
 
 def _connect(path: Path, deadline: float) -> tuple[int, Any]:
@@ -153,18 +231,22 @@ class _Connection(jsonrpc.Connection):  # type: ignore[misc]
 
     def __init__(self, stream: Any, deadline: float) -> None:
         super().__init__(stream)
-        self._deadline = deadline
-        if ovs_json.PARSER != ovs_json.PARSER_C:
-            self.parser = StreamParser()
+        self.parser: Any = None
+        self.deadline = deadline
 
     def run(self) -> None:
         """Called before each wait."""
-        if not remaining(self._deadline):
+        if not remaining(self.deadline):
             raise TimeoutError
         super().run()
 
+    def recv(self) -> Any:
+        if self.parser is None and ovs_json.PARSER != ovs_json.PARSER_C:
+            self.parser = StreamParser()
+        return super().recv()
+
     def recv_wait(self, poller: Any) -> None:
-        poller.timer_wait(_milliseconds(self._deadline))
+        poller.timer_wait(_milliseconds(self.deadline))
         super().recv_wait(poller)
 
 

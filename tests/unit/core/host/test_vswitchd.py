@@ -18,7 +18,7 @@ from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
-from netplugin.host.vswitchd import VswitchdWatch, appctl
+from netplugin.host.vswitchd import Unixctl, VswitchdWatch, appctl
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 from tests.unit.ovs import PATIENCE_S, bridge, port, settings_of, soon, started, usable
@@ -210,3 +210,53 @@ def test_the_datapath_s_log_is_quiet_if_that_is_set(switch: PrivateOvs, quiet: b
         usable(host)
         (line,) = (row for row in switch.appctl("vlog/list").splitlines() if row.startswith("dpif_netdev "))
     assert line.split()[-1] == ("WARN" if quiet else "INFO")
+
+
+# -- a kept connection -------------------------------------------------------------------------------
+
+
+def test_many_commands_are_asked_over_one_connection(switch: PrivateOvs, ovs: OvsHost) -> None:
+    ovs.db.write([bridge("asked"), *(port("asked", f"asked-p{n}") for n in range(30))], soon())
+    names = [f"asked-p{n}" for n in range(30)]
+    kept = Unixctl(switch.sockets)
+    try:
+        first = kept.ask([("qos/show", "nowhere"), *(("qos/show", name) for name in names)], soon())
+        assert isinstance(first[0], HostError) and "no such interface" in str(first[0])
+        assert all(isinstance(shown, str) and "QoS" in shown for shown in first[1:]), first
+        connected = kept._kept
+        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        assert kept._kept is connected, "it was kept"
+        assert kept.ask([("dpif/show",)], soon()) == [switch.appctl("dpif/show")]
+    finally:
+        kept.close()
+        switch.vsctl("del-br", "asked")
+
+
+def test_a_kept_connection_is_made_again_to_the_next_vswitchd(switch: PrivateOvs) -> None:
+    kept = Unixctl(switch.sockets)
+    try:
+        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        switch.stop_vswitchd()
+        try:
+            with pytest.raises(BackendUnavailable, match="does not run"):
+                kept.ask([("version",)], soon())
+        finally:
+            switch.start_vswitchd()
+        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+    finally:
+        kept.close()
+
+
+def test_a_command_that_came_too_late_leaves_no_answer_for_the_next(switch: PrivateOvs) -> None:
+    kept = Unixctl(switch.sockets)
+    try:
+        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        switch.vswitchd.pause()
+        try:
+            with pytest.raises(OperationTimeout, match="did not answer vlog/list in time"):
+                kept.ask([("vlog/list",)], time.monotonic() + SHORT_S)
+        finally:
+            switch.vswitchd.resume()
+        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+    finally:
+        kept.close()
