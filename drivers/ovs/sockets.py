@@ -87,22 +87,22 @@ def path_of(row: OvsPort) -> str | None:
 
 def new_path(settings: OvsSettings, port_id: str) -> str:
     """The path in the port's own directory."""
-    return str(vhost_socket(settings.vhost_socket_dir, port_id))
+    return vhost_socket(settings.vhost_socket_dir, port_id)
 
 
 def shared_path(settings: OvsSettings, port_id: str) -> str:
     """The path in the shared directory."""
-    return str(settings.vhost_socket_dir / device_name(VHOST, port_id))
+    return f"{settings.vhost_socket_dir}/{device_name(VHOST, port_id)}"
 
 
 def fits(path: str, port_id: str) -> bool:
     """Whether we assigned this path to the port, below any base directory."""
-    return Path(path).name == device_name(VHOST, port_id)
+    return os.path.basename(path) == device_name(VHOST, port_id)
 
 
-def is_own(directory: Path, port_id: str) -> bool:
+def is_own(directory: str, port_id: str) -> bool:
     """Whether the directory is the port's own, by its name: a directory carries no mark."""
-    return directory.name == device_name(SOCKETS, port_id)
+    return os.path.basename(directory) == device_name(SOCKETS, port_id)
 
 
 def wanted_directory(
@@ -112,12 +112,12 @@ def wanted_directory(
 
     ``gid`` is the group of all QEMU processes.
     """
-    directory = Path(path).parent
-    if directory == settings.vhost_socket_dir:
-        return Directory(str(directory), 0, gid, _SHARED)
+    directory = os.path.dirname(path)
+    if directory == str(settings.vhost_socket_dir):
+        return Directory(directory, 0, gid, _SHARED)
     if not is_own(directory, port_id):
         return None
-    return directory_for(str(directory), qemu_user, gid)
+    return directory_for(directory, qemu_user, gid)
 
 
 def directory_for(path: str, qemu_user: int | None, gid: int) -> Directory:
@@ -183,10 +183,10 @@ def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPo
             *([said] if said else []),
         }
         for path in sorted(paths):
-            directory = str(Path(path).parent)
+            directory = os.path.dirname(path)
             if directory not in directories and (found := observed_directory(directory)):
                 directories[directory] = found
-            if is_own(Path(directory), port_id) and directory in directories:
+            if is_own(directory, port_id) and directory in directories:
                 own[port_id] = (*own.get(port_id, ()), directory)
             elif os.path.lexists(path):
                 files[port_id] = (*files.get(port_id, ()), path)

@@ -52,9 +52,9 @@ def is_our_device(name: str) -> bool:
     return name.startswith((TAP, VHOST, BRIDGE, OVS_BRIDGE, UPLINK, VXLAN, SHAPER, RELAY, "np-"))
 
 
-def vhost_socket(directory: Path, port_id: str) -> Path:
+def vhost_socket(directory: Path, port_id: str) -> str:
     """The path of a port's vhost-user socket, in the port's own directory below ``directory``."""
-    return directory / device_name(SOCKETS, port_id) / device_name(VHOST, port_id)
+    return f"{directory}/{device_name(SOCKETS, port_id)}/{device_name(VHOST, port_id)}"
 
 
 def fits_socket(path: str | Path) -> bool:

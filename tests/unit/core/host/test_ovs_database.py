@@ -241,3 +241,39 @@ def test_a_server_that_starts_later(switch: PrivateOvs) -> None:
     finally:
         host.close()
     assert "never" not in _names(switch, "Bridge")
+
+
+def test_a_transaction_whose_connection_is_lost_is_made_again(switch: PrivateOvs, ovs: OvsHost) -> None:
+    switch.ovsdb.pause()
+    committed: list[int] = []
+    writing = threading.Thread(target=lambda: committed.append(ovs.db.commit([bridge("again")], soon())))
+    writing.start()
+    wait_for(lambda: ovs.db._committing.locked(), PATIENCE_S, "it is on its way")
+    switch.kill_ovsdb()
+    switch.start_ovsdb()
+    writing.join(PATIENCE_S)
+    assert committed and "again" in _names(switch, "Bridge")
+    assert ovs.db.configured(committed[0], soon()) and ovs.mirror.bridge("again")
+
+
+def test_those_who_write_at_once_see_what_the_others_wrote(switch: PrivateOvs, ovs: OvsHost) -> None:
+    """A bridge that all of them need is made once."""
+    failed: list[Exception] = []
+
+    def write(number: int) -> None:
+        try:
+            ovs.db.write([bridge("shared", netplugin_bridge=""), port("shared", f"shared-p{number}")], soon())
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert failed == []
+    shared = ovs.mirror.bridge("shared")
+    assert shared and {p.name for p in ovs.mirror.unmanaged_on(shared)} == {
+        "shared",
+        *(f"shared-p{number}" for number in range(8)),
+    }
