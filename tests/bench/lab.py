@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from tests.lab.processes import run
 PEERS = "br-bench"
 #: Ports of one batch call.
 BATCH = 250
+#: How often ports are removed that OVS could not remove in time.
+_TRIES = 20
 NIC, _WIRE = "nic0", "wire0"
 #: DPDK's AF_PACKET driver is the NIC; the other end of the veth is the wire.
 _DEVICE = {"interface": NIC}
@@ -41,16 +43,16 @@ class Lab:
 
     def fill(self, ports: int) -> None:
         """Make or remove ports, in batches, until there are so many."""
-        while self.ports != ports:
-            if self.ports < ports:
-                until = min(ports, self.ports + BATCH)
-                numbers = range(self.ports, until)
-                body = {"put": [{"port_id": f"p{n}", "spec": spec_of(n, 1, self.backend)} for n in numbers]}
-            else:
-                until = max(ports, self.ports - BATCH)
-                body = {"delete": [f"p{n}" for n in range(until, self.ports)]}
-            batch(self.agent, body)
+        while self.ports < ports:
+            until = min(ports, self.ports + BATCH)
+            numbers = range(self.ports, until)
+            batch(
+                self.agent,
+                {"put": [{"port_id": f"p{n}", "spec": spec_of(n, 1, self.backend)} for n in numbers]},
+            )
             self.ports = until
+        remove(self.agent, [f"p{n}" for n in range(ports, self.ports)])
+        self.ports = ports
 
 
 @dataclass
@@ -64,14 +66,38 @@ class OvsLab(Lab):
 
 def batch(agent: PrivateAgent, body: Mapping[str, Any]) -> None:
     """Raises: RuntimeError if one of its ports is refused."""
+    refused = _refused(agent, body)
+    if refused:
+        raise RuntimeError(f"POST /v1/ports:batch: {len(refused)} refused: {refused[0]}")
+
+
+def remove(agent: PrivateAgent, port_ids: Sequence[str]) -> None:
+    """Remove the ports, in batches; what OVS has not removed within a call's time is requested again.
+
+    Raises: RuntimeError for any other answer.
+    """
+    left, refused = list(port_ids), []
+    for _ in range(_TRIES):
+        refused = [
+            result
+            for first in range(0, len(left), BATCH)
+            for result in _refused(agent, {"delete": left[first : first + BATCH]})
+        ]
+        left = [result["port_id"] for result in refused if result["error"]["retryable"]]
+        if not left:
+            break
+    if refused:
+        raise RuntimeError(f"{len(refused)} ports are not removed: {refused[0]}")
+
+
+def _refused(agent: PrivateAgent, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The results of a batch that are errors. Raises: RuntimeError if the batch itself is refused."""
     caller = Caller(agent.port, timeout=600)
-    status, answer = caller.call("POST", "/v1/ports:batch", body)
-    caller.close()
-    refused = [r for r in (answer or {}).get("results", ()) if r["status"] not in (200, 204)]
-    if status != 200 or refused:
-        raise RuntimeError(
-            f"POST /v1/ports:batch: {status}, {len(refused)} refused: {(refused or answer)[:1]}"
-        )
+    with closing(caller):
+        status, answer = caller.call("POST", "/v1/ports:batch", body)
+    if status != 200:
+        raise RuntimeError(f"POST /v1/ports:batch: {status} {answer}")
+    return [result for result in answer["results"] if result["status"] not in (200, 204)]
 
 
 @contextmanager

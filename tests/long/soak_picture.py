@@ -33,12 +33,10 @@ def _panel(axes: Any, soak: Soak, name: str, found: Trend) -> None:
     minutes = [at / 60 for at in soak.times_s]
     axes.plot(minutes, soak.samples[name], color=_LINE, linewidth=1)
     judged = after_warm_up(soak.times_s, soak.samples[name])
-    middle = statistics.fmean(at for at, _ in judged)
     level = statistics.fmean(value for _, value in judged)
-    ends = judged[0][0], judged[-1][0]
     axes.plot(
-        [at / 60 for at in ends],
-        [level + found.slope * (at - middle) / 3600 for at in ends],
+        [judged[0][0] / 60, judged[-1][0] / 60],
+        [level - found.growth / 2, level + found.growth / 2],
         color=_TREND,
         linewidth=1.5,
         linestyle="--",

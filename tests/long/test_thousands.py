@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.bench.lab import OvsLab, batch, on_ovs
+from netplugin import store_file
+from tests.bench.lab import OvsLab, batch, on_ovs, remove
 from tests.bench.process import Taken, taken
 from tests.bench.ways.agent import Caller
 from tests.functional.conftest import make_spec
@@ -106,8 +107,7 @@ def test_five_thousand_ports() -> None:
         wait_for(lambda: planned(lab.agent) == [], DEADLINE_S, "all are there again")
         full = check_all_there(lab, "after a restart of the agent")
         with answered(lab, "all removed"):
-            for first in range(0, SIMULATED, BATCH):
-                batch(lab.agent, {"delete": [simulated(n)[0] for n in range(first, first + BATCH)]})
+            remove(lab.agent, [simulated(n)[0] for n in range(SIMULATED)])
             lab.fill(0)
         check_nothing_there(lab, empty, full)
 
@@ -134,4 +134,4 @@ def check_nothing_there(lab: OvsLab, empty: Taken, full: Taken) -> None:
     now = taken(lab.agent.daemon.pid)
     print(f"with no port any more: {now}; at first {empty}")
     assert now.threads <= full.threads and now.descriptors <= full.descriptors + 2
-    assert rows(lab.agent.directory / "state" / "agent.db") <= 2 * EVENTS, "events alone"
+    assert rows(lab.agent.directory / "state" / store_file.DATABASE) <= 2 * EVENTS, "events alone"

@@ -22,9 +22,9 @@ BLOCKS = 12
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Growth in an hour, with its interval. ``bound``: growth in an hour that is none."""
+    """Growth over the time that is judged, with its interval. ``bound``: growth that is none."""
 
-    slope: float
+    growth: float
     low: float
     high: float
     bound: float
@@ -35,7 +35,7 @@ class Trend:
         return self.low <= 0 or self.high <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.slope:+.3g} an hour ({self.low:+.3g} to {self.high:+.3g}), bound {self.bound:g}"
+        return f"{self.growth:+.3g} ({self.low:+.3g} to {self.high:+.3g}), bound {self.bound:.3g}"
 
 
 def after_warm_up(times: Sequence[float], values: Sequence[float]) -> list[tuple[float, float]]:
@@ -55,7 +55,8 @@ def trend(times: Sequence[float], values: Sequence[float], bound: float) -> Tren
         raise ValueError(f"{len(points)} samples after the warm-up, and {3 * BLOCKS} are needed")
     ends = [round(n * len(points) / BLOCKS) for n in range(BLOCKS + 1)]
     blocks = [points[ends[n] : ends[n + 1]] for n in range(BLOCKS)]
-    hours = [statistics.fmean(at for at, _ in block) / 3600 for block in blocks]
+    judged_s = points[-1][0] - points[0][0]
+    parts = [statistics.fmean(at for at, _ in block) / judged_s for block in blocks]
     means = [statistics.fmean(value for _, value in block) for block in blocks]
-    found = theilslopes(means, hours, alpha=CONFIDENCE)
+    found = theilslopes(means, parts, alpha=CONFIDENCE)
     return Trend(float(found.slope), float(found.low_slope), float(found.high_slope), bound)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.bench.lab import PEERS, OvsLab, batch
+from tests.bench.lab import PEERS, OvsLab, remove
 from tests.bench.names import TOGETHER
 from tests.bench.recorder import Recorder
 from tests.bench.sizes import Sizes
@@ -62,7 +62,7 @@ def _check(status: int, body: object) -> None:
 
 
 def _remove(lab: OvsLab) -> None:
-    batch(lab.agent, {"delete": [f"many{number}" for number in range(COUNT)]})
+    remove(lab.agent, [f"many{number}" for number in range(COUNT)])
 
 
 def _ms(call: Callable[[], None]) -> float:
