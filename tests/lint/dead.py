@@ -54,6 +54,7 @@ TESTS = [
         "protocol_version",
         "log_message",
         "daemon_threads",
+        "request_queue_size",
         "handle_*",
         "multiline",
     ),
