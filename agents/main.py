@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
+import gc
 import json
 import logging
 import os
@@ -173,6 +174,9 @@ async def _serve(
     await tasks.start(app)
     heartbeat = asyncio.create_task(_heartbeat(service, supervisor))
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
+    # What was made until now stays: a collection that visits all of it takes tens of milliseconds, and
+    # every call waits for it.
+    gc.freeze()
     usability = supervisor.every("backend-events", _COMPARE_S, service.compare_usability)
     comparison = asyncio.create_task(usability)
     try:
