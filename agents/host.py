@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
 from netplugin.api.models import Finding, HostState
 from netplugin.host.cpus import format_list
 from netplugin.host.ovs_sockets import OvsSockets
-from netplugin.tuning.checks import check
-from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.intent import GROUP, HostIntent, intent_of
-from netplugin.tuning.output.text import as_json
-from netplugin.tuning.planning.plan import TuningPlan, make_plan
-from netplugin.tuning.read import read_facts
-from netplugin.tuning.read_live import read_live
-from netplugin.tuning.root import Root
+
+if TYPE_CHECKING:
+    # One module in ten of all: imported by the first call that needs it, in the thread that reads the
+    # host, so that a start does not take longer for it.
+    from netplugin.tuning.checks.scene import Scene
+    from netplugin.tuning.facts import Facts, Live
+    from netplugin.tuning.planning.plan import TuningPlan
+    from netplugin.tuning.root import Root
 
 T = TypeVar("T")
 #: Longer than the timeouts of all queried daemons together; a driver that hangs has no timeout.
@@ -44,7 +44,7 @@ class HostView:
         self._intent = intent
         self._ovs_sockets = ovs_sockets
         self._libvirt_uri = libvirt_uri
-        self._root = root or Root()
+        self._root = root
         # A single thread: reads that hang must not use up the threads of the event loop.
         self._thread = ThreadPoolExecutor(1, "host")
 
@@ -76,9 +76,15 @@ class HostView:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def facts(self) -> tuple[Facts, Live]:
-        return read_facts(self._root), read_live(self._ovs_sockets, self._libvirt_uri)
+        from netplugin.tuning.read import read_facts
+        from netplugin.tuning.read_live import read_live
+        from netplugin.tuning.root import Root
+
+        return read_facts(self._root or Root()), read_live(self._ovs_sockets, self._libvirt_uri)
 
     def state(self) -> HostState:
+        from netplugin.tuning.output.text import as_json
+
         facts, live = self.facts()
         return HostState(facts=as_json(facts), live=as_json(live))
 
@@ -87,6 +93,8 @@ class HostView:
 
         Raises: HostError as ``make_plan``, and Conflict if the host cannot satisfy ``[host]``.
         """
+        from netplugin.tuning.checks.scene import Scene
+
         facts, live = self.facts()
         try:
             plan = self._plan(facts, live)
@@ -96,6 +104,8 @@ class HostView:
 
     def planned_or_not(self) -> Scene:
         """As ``scene``, but without a plan if the host cannot satisfy ``[host]``."""
+        from netplugin.tuning.checks.scene import Scene
+
         facts, live = self.facts()
         try:
             plan = self._plan(facts, live)
@@ -105,6 +115,8 @@ class HostView:
 
     def _plan(self, facts: Facts, live: Live) -> TuningPlan | None:
         """Raises: HostError, InvalidRequest, as ``make_plan``."""
+        from netplugin.tuning.planning.plan import make_plan
+
         return make_plan(facts, self._intent, live) if self._intent else None
 
     def findings(self) -> tuple[Finding, ...]:
@@ -113,6 +125,9 @@ class HostView:
         The one with the id ``plan`` says which CPUs are for VMs, or why there is no plan; without ``[host]
         pmd_cores`` there is no such finding.
         """
+        from netplugin.tuning.checks import check
+        from netplugin.tuning.checks.scene import Scene
+
         facts, live = self.facts()
         try:
             plan = self._plan(facts, live)

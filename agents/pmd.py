@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import TYPE_CHECKING
 
 from agents.host import HostView
 from agents.store.placements import Placements
@@ -14,8 +15,9 @@ from netplugin.pmd.change import named, set_pmd
 from netplugin.pmd.propose import propose
 from netplugin.pmd.read import PmdReading, between, look
 from netplugin.pmd.settings import MASK, masked
-from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.placing.pmd_cores import choose_cores, host_of, refuse_cores_of_vms
+
+if TYPE_CHECKING:
+    from netplugin.tuning.checks.scene import Scene
 
 #: Seconds that a scrape waits for OVS; the default scrape timeout of Prometheus is 10 s.
 _SCRAPE_S = 1.0
@@ -75,6 +77,8 @@ class Pmd:
 
     def _choose(self, request: PmdRequest, scene: Scene) -> tuple[PmdChoice, ...]:
         """Choose the cores for ``count``; for ``cpus``, only check that VMs do not use them."""
+        from netplugin.tuning.placing.pmd_cores import choose_cores, host_of, refuse_cores_of_vms
+
         ovs = self._host.ovs_of_others
         interfaces = ovs.mirror.interfaces().values()
         host = host_of(scene, self._placements.all(), tuple(interfaces))

@@ -7,10 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from agents.domains import Domains
 from agents.event_streams import EventStreams
 from agents.health import Health
 from agents.host import HostView
@@ -49,6 +48,9 @@ from netplugin.api.models import (
 from netplugin.backend import NOBODY, Backend, Claim, Intent, Observation
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
+
+if TYPE_CHECKING:
+    from agents.domains import Domains
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -92,7 +94,6 @@ class Service:
             )
             for name, backend in backends.items()
         }
-        self.domains = Domains(store, view, self._nics_of, self.vfs)
         self.pmd = Pmd(host, view, store.placements)
         metrics.watch_pmd(self.pmd.scraped)
         metrics.watch_vfs(self._vf_counters)
@@ -119,6 +120,13 @@ class Service:
             host.supervisor,
         )
         self.service_ports = ServicePorts(store, self._put_alone, self._delete_alone, self._describe)
+
+    @cached_property
+    def domains(self) -> Domains:
+        """Imported by the first call, as what it places VMs with is."""
+        from agents.domains import Domains
+
+        return Domains(self._store, self._view, self._nics_of, self.vfs)
 
     def start(self) -> None:
         for worker in self._workers.values():
