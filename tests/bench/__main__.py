@@ -23,6 +23,7 @@ PAGE = ROOT / "docs/performance.md"
 #: What ``--write-docs`` replaces is between these lines of the page.
 BEGIN, END = "<!-- figures of a run: begin -->", "<!-- figures of a run: end -->"
 _LAST = "last"
+_PICTURE = "Latency of one port over the ports that are there, and of an open loop over its rate."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if old is not None:
         print(_compared(old, run))
     if options.write_docs:
-        write_docs(PAGE, tables.markdown(run))
+        picture = PAGE.with_suffix(".svg")
+        _draw(run, picture)
+        write_docs(PAGE, f"{tables.markdown(run)}\n![{_PICTURE}]({picture.name})\n")
     return 0
 
 
@@ -62,7 +65,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: show this run")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept")
-    parser.add_argument("--write-docs", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--write-docs", action="store_true", help="put tables and picture into docs/performance.md")
     # os-vif brings eventlet, which the ovs package would then use in the agent too.
     parser.add_argument(
         "--peers", type=Path, action="append", default=[], metavar="DIRECTORY", help="has os-vif"
@@ -106,17 +109,17 @@ def _measured(options: argparse.Namespace) -> Run:
     write(run, kept)
     kept.with_suffix(".md").write_text(tables.markdown(run))
     print(f"kept in {kept}", file=sys.stderr)
-    _draw(run, kept)
+    _draw(run, kept.with_suffix(".svg"))
     return run
 
 
-def _draw(run: Run, kept: Path) -> None:
+def _draw(run: Run, path: Path) -> None:
     try:
         from tests.bench.picture import draw
     except ImportError:
         print("no picture: matplotlib is not installed", file=sys.stderr)
         return
-    draw(run, kept.with_suffix(".svg"))
+    draw(run, path)
 
 
 def _compared(old: Run, new: Run) -> str:

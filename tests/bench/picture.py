@@ -71,7 +71,7 @@ def _over_rates(run: Run) -> _Panel:
             _add(lines, f"p{share * 100:g}", series.rate or 0, series, share)
     ports = next((series.ports for series in run.of(names.OPEN_LOOP, "plug")), 0)
     # An agent that cannot keep up answers a hundred times later than one that can.
-    return _Panel(f"Open loop beside {ports} ports", "plugs a second", lines, "log")
+    return _Panel(f"Open loop with {ports} ports", "plugs a second", lines, "log")
 
 
 def _add(lines: _Lines, name: str, at: float, series: Series, share: float) -> None:

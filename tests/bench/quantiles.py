@@ -23,6 +23,11 @@ class Quantile:
     high: float | None
 
 
+def three_digits(value: float) -> str:
+    """Return a number with three significant digits, and no exponent: 0.0123, 12.3, 12,345."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def fewest(share: float) -> int:
     """Return how many samples it takes until one is expected beyond the quantile: 1,000 for p99.9."""
     return math.ceil(round(1 / min(share, 1 - share), 6))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from tests.bench import names
 from tests.bench.comparison import Row
 from tests.bench.goals import goals
-from tests.bench.quantiles import Quantile, quantile
+from tests.bench.quantiles import Quantile, quantile, three_digits
 from tests.bench.values import Run, Series
 
 Cells = Sequence[str]
@@ -47,7 +48,7 @@ def goal_table(run: Run) -> str:
             rows.append(
                 [goal.text, goal.wanted, goal.shown(measured), "yes" if goal.met(measured) else "**no**"]
             )
-    return table(["figure", "wanted", "measured", "met"], rows)
+    return table(["figure", "goal", "measured", "met"], rows)
 
 
 def comparison_table(rows: Iterable[Row]) -> str:
@@ -57,8 +58,8 @@ def comparison_table(rows: Iterable[Row]) -> str:
         [
             [
                 f"{row.label} [{row.unit}]" if row.unit else row.label,
-                f"{row.before:.3g}",
-                f"{row.after:.3g}",
+                three_digits(row.before),
+                three_digits(row.after),
                 f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})"
                 + (f", beside {row.beside}" if row.beside else ""),
                 str(row.verdict),
@@ -75,12 +76,13 @@ def table(head: Cells, rows: Iterable[Cells]) -> str:
 
 def _machine(run: Run) -> str:
     m = run.machine
-    return (
+    text = (
         f"Measured on {run.started} in {run.took_s / 60:.0f} minutes (form `{run.form}`, "
         f"revision {run.revision}): {m.cpu}, {m.cpus} CPUs, {m.memory_gb} GB, Linux {m.kernel}, "
         f"Open vSwitch {m.open_vswitch}, {m.dpdk}, Python {m.python}, "
         f"ovsdbapp {m.ovsdbapp}, os-vif {m.os_vif}, libvirt {m.libvirt}; load before the run {m.load:g}."
     )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _one_port(run: Run) -> str:
@@ -214,14 +216,15 @@ def _shown(found: Quantile | None) -> str:
     """Return the value with its interval; nothing if there are too few samples."""
     if found is None:
         return ""
-    high = "..." if found.high is None else f"{found.high:.3g}"
-    return f"{found.value:.3g} ({found.low:.3g} to {high})"
+    high = "..." if found.high is None else three_digits(found.high)
+    return f"{three_digits(found.value)} ({three_digits(found.low)} to {high})"
 
 
 def _spread(series: Series) -> tuple[str, str]:
     unit = f" {series.unit}" if series.unit else ""
     middle, low, high = statistics.median(series.samples), min(series.samples), max(series.samples)
-    return f"{middle:.4g}{unit}", "" if low == high else f"{low:.4g} to {high:.4g}"
+    spread = "" if low == high else f"{three_digits(low)} to {three_digits(high)}"
+    return f"{three_digits(middle)}{unit}", spread
 
 
 def _relative(series: Series, yardstick: Series | None) -> str:

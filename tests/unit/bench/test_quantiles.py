@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.bench.quantiles import fewest, quantile
+from tests.bench.quantiles import fewest, quantile, three_digits
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 2), (0.9, 10), (0.99, 100), (0.999, 1000)])
@@ -38,3 +38,10 @@ def test_the_interval_has_the_quantile_as_often_as_it_says(share: float) -> None
         assert found is not None and found.high is not None
         hits += found.low <= share <= found.high
     assert hits >= 400 * 0.92
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.0123"), (12.34, "12.3"), (999.4, "999"), (12345.6, "12,346"), (0, "0")]
+)
+def test_numbers_have_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert three_digits(value) == text

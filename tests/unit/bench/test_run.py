@@ -131,5 +131,5 @@ def _lines_of_tables(text: str) -> list[tuple[str, str]]:
 def test_a_picture_has_a_line_for_each_way(tmp_path: Path) -> None:
     draw(measured(), tmp_path / "run.svg")
     picture = (tmp_path / "run.svg").read_text()
-    for words in ("os-vif", "agent, 1 in the filter", "p99", "Open loop beside 500 ports"):
+    for words in ("os-vif", "agent, 1 in the filter", "p99", "Open loop with 500 ports"):
         assert words in picture
