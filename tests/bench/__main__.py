@@ -65,7 +65,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--show", type=Path, metavar="FILE", help="measure nothing: show this run")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where runs are kept")
-    parser.add_argument("--write-docs", action="store_true", help="put tables and picture into docs/performance.md")
+    parser.add_argument(
+        "--write-docs", action="store_true", help="put tables and picture into docs/performance.md"
+    )
     # os-vif brings eventlet, which the ovs package would then use in the agent too.
     parser.add_argument(
         "--peers", type=Path, action="append", default=[], metavar="DIRECTORY", help="has os-vif"
