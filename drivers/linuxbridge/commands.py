@@ -12,6 +12,7 @@ from drivers.linuxbridge.segments import PORT_MARK, SegmentDevice, is_ours, mark
 from netplugin.api.errors import Conflict
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change
+from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
@@ -41,6 +42,7 @@ class BridgeKernel:
     tc: Tc = field(default_factory=Tc)
     nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
     vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
+    members: BridgeMembers = field(default_factory=lambda: BridgeMembers(Links()))
 
     @classmethod
     def make(cls, local_ip: str) -> BridgeKernel:

@@ -258,4 +258,4 @@ class LinuxBridge(
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        self._kernel.links.close()
+        self._kernel.members.close()

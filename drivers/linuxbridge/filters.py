@@ -27,7 +27,7 @@ from netplugin.host.nftables import Chain
 
 FAMILY, TABLE, PORTS, SERVICES = "bridge", "netplugin", "ports", "services"
 MAPS = (PORTS, SERVICES)
-MARK = "netplugin-port="
+MARK, _MAC_MARK = "netplugin-port=", "netplugin-mac="
 #: A chain that no rule jumps to. The comment of its rule is the mark of the store that last changed
 #: the table.
 STORE, STORE_MARK = "store", "netplugin-store="
@@ -111,10 +111,14 @@ _ARP = (
 
 
 def port_chain(port_id: str, spec: PortSpec) -> Chain:
-    """Return the port's chain. The comment of its first rule names the port."""
+    """Return the port's chain. The comments of its first rules name the port, and the MAC that is fixed."""
     security = spec.port_security
-    first, *others = (Rule.make(tag, *_COUNTED_DROP) for tag in _TAGS)
-    rules = [first.with_comment(f"{MARK}{port_id}"), *others]
+    first, second = (Rule.make(tag, *_COUNTED_DROP) for tag in _TAGS)
+    mac = fixed_mac(spec)
+    rules = [
+        first.with_comment(f"{MARK}{port_id}"),
+        second.with_comment(f"{_MAC_MARK}{mac}") if mac else second,
+    ]
     if not security.enabled:
         rules.append(Rule.make(ACCEPT))
     elif not security.allowed_addresses:
@@ -147,6 +151,21 @@ def owner(chain: Chain) -> str | None:
     """Return the port that a chain's first rule names."""
     comment = chain.rules[0].comment if chain.rules else None
     return comment.removeprefix(MARK) if comment and comment.startswith(MARK) else None
+
+
+def fixed_mac(spec: PortSpec) -> str:
+    """Return the port's MAC if it is the only allowed one; otherwise empty, and the bridge learns.
+
+    Another MAC of the list may belong, or move, to another port, so the bridge must not fix it."""
+    security = spec.port_security
+    macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
+    return spec.mac if security.enabled and macs == {spec.mac} else ""
+
+
+def only_mac(chain: Chain) -> str:
+    """Return the MAC that a port's chain says the bridge must fix; empty if there is none."""
+    comment = chain.rules[1].comment if len(chain.rules) > 1 else None
+    return comment.removeprefix(_MAC_MARK) if comment and comment.startswith(_MAC_MARK) else ""
 
 
 def _own_mac(mac: str) -> Iterator[Rule]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
+from drivers.linuxbridge.filters import fixed_mac
 from drivers.linuxbridge.guard import port_guard
 from drivers.linuxbridge.segments import (
     PORT_MARK,
@@ -76,9 +77,9 @@ class ObservedInterface:
 
 @dataclass(frozen=True)
 class ObservedMacs:
-    """Static MACs that a bridge has on a tap, and on its other ports (``netplugin.host.fdb``).
+    """Static MACs that a bridge has on a tap (``netplugin.host.fdb``).
 
-    ``elsewhere`` is read only if ``here`` is empty.
+    ``elsewhere``: the MAC of the port, if the bridge has it on another one.
     """
 
     here: frozenset[str] = frozenset()
@@ -213,7 +214,7 @@ class Tap:
             mtu=mtu,
             multi_queue=spec.queues > 1,
             guard=port_guard(spec),
-            mac=_only_mac(spec),
+            mac=fixed_mac(spec),
             ingress=rate(spec.qos.ingress_kbps),
             egress=rate(spec.qos.egress_kbps),
             stamp=stamp,
@@ -269,15 +270,6 @@ class Tap:
         grouped = self.group in (None, link.group)
         placed = self.in_place(link) and (link.learning, macs.here) == (not fixed, fixed)
         return not (stamped and grouped and placed and (self.service or (link.up and not link.ipv6)))
-
-
-def _only_mac(spec: PortSpec) -> str:
-    """Return the port's MAC if it is the only allowed one; otherwise empty, and the bridge learns.
-
-    Another MAC of the list may belong, or move, to another port, so the bridge must not fix it."""
-    security = spec.port_security
-    macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
-    return spec.mac if security.enabled and macs == {spec.mac} else ""
 
 
 @dataclass(frozen=True)

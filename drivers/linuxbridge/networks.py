@@ -74,7 +74,7 @@ def holders(links: Links, name: str) -> list[str]:
     mark = bridge_mark(bridge.alias) if bridge else None
     if bridge is None or mark is None:
         return []
-    members = sorted(links.bridge_members().get(bridge.name, {}).keys() - {mark[1]})
+    members = sorted(links.bridge_members(bridge) - {mark[1]})
     strangers = [each for each in members if (link := links.get(each)) is not None and not is_ours(link)]
     addresses = links.addresses().get(bridge.name, ())
     return [f"device {each}" for each in strangers] + [f"address {address}" for address in addresses]

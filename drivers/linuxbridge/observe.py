@@ -35,9 +35,8 @@ _STACKED = 4  # the search depth for a bond below stacked VLAN devices
 class BridgeReader:
     """One observation, of these ports or (None) of everything that is ours.
 
-    For some ports, it reads their own devices and all segments: the kernel lists devices of one kind,
-    and the members of bridges, in a few milliseconds for a thousand. VXLAN peers are read only for the
-    segments of these ports.
+    For some ports, it reads their own devices and all segments, and uses what is known of the members of
+    bridges. VXLAN peers are read only for the segments of these ports.
     """
 
     settings: Settings
@@ -79,7 +78,7 @@ class BridgeReader:
         far = frozenset(_rules_of_taps(table) - owners.keys())
         links = self._links(owners)
         names = BridgeNames.among(links, self.settings.bridge_names)
-        members = names.members(self.kernel.links.bridge_members())
+        members = names.members(self.kernel.members.read(anew=self.ports is None))
         found = {link.name: link for link in map(names.link, links)}
         found |= {n: names.link(link) for n, link in self._beside({*found, *far}, members).items()}
         ours = {name: link for name, link in found.items() if is_ours(link)}
@@ -113,7 +112,7 @@ class BridgeReader:
             shapers=shapers,
             queueing=self._queueing([*taps.values(), *shapers.values(), *guarded]),
             peers=self._peers(used, bridges, uplinks),
-            macs=self._macs(taps.values(), bridges),
+            macs=self._macs(table, taps, bridges),
             others={
                 name: link
                 for name, link in found.items()
@@ -191,18 +190,25 @@ class BridgeReader:
             if link.kind == "vxlan" and (self.ports is None or name in names)
         }
 
-    def _macs(self, taps: Iterable[Link], bridges: Mapping[str, ObservedBridge]) -> dict[str, ObservedMacs]:
+    def _macs(
+        self, table: Table | None, taps: Mapping[str, Link], bridges: Mapping[str, ObservedBridge]
+    ) -> dict[str, ObservedMacs]:
+        """Return where MACs are fixed.
+
+        The rules of a port name the MAC that is to be fixed: only if it is not, it is looked up elsewhere.
+        """
         fdb = self.kernel.fdb
-        members = {tap.name: tap for tap in taps if tap.master in bridges}
-        here = {name: fdb.fixed(tap.index) for name, tap in members.items()}
-        on: dict[str | None, frozenset[str]] = {}
-        for name, tap in members.items():
-            if not here[name] and tap.master and tap.master not in on:
-                on[tap.master] = fdb.fixed_on(bridges[tap.master].link.index)
-        return {
-            name: ObservedMacs(macs, frozenset() if macs else on[members[name].master])
-            for name, macs in here.items()
-        }
+        found: dict[str, ObservedMacs] = {}
+        for port_id, tap in taps.items():
+            if tap.master not in bridges:
+                continue
+            here, elsewhere = fdb.fixed(tap.index), frozenset[str]()
+            chain = table.chains.get(device_name(TAP, port_id)) if table else None
+            mac = filters.only_mac(chain) if chain else ""
+            if mac and not here and fdb.holder(tap.index, mac) not in (None, tap.index):
+                elsewhere = frozenset({mac})
+            found[tap.name] = ObservedMacs(here, elsewhere)
+        return found
 
     def _queueing(self, devices: Iterable[Link]) -> dict[str, Queueing]:
         tc = self.kernel.tc

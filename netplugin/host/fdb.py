@@ -23,7 +23,7 @@ from netplugin.host.netlink import attribute, attributes
 
 # include/uapi/linux: rtnetlink.h, neighbour.h
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
-_DST, _LLADDR, _MASTER = 1, 2, 10  # _MASTER is IFLA_MASTER of a dump request
+_DST, _LLADDR = 1, 2
 _NTF_SELF, _NTF_MASTER, _NTF_STICKY = 0x02, 0x04, 0x40
 _NUD_PERMANENT, _NUD_NOARP = 0x80, 0x40
 _NDMSG, _IFINFO = struct.Struct("=BxxxiHBB"), struct.Struct("=BxHiII")
@@ -59,11 +59,6 @@ class Fdb:
         found = map(_fixed, self._dump("list-macs", index))
         return frozenset(mac for at, mac in found if at == index and mac)
 
-    def fixed_on(self, bridge: int) -> frozenset[str]:
-        """List the MACs that are fixed on any port of a bridge. Raises: HostError, OperationTimeout."""
-        found = map(_fixed, self._dump("list-macs", 0, attribute(_MASTER, struct.pack("=I", bridge))))
-        return frozenset(mac for _, mac in found if mac)
-
     def holder(self, index: int, mac: str) -> int | None:
         """Find where the MAC is fixed: a port of the same bridge as the port ``index``.
 
@@ -87,9 +82,9 @@ class Fdb:
         with words("release-mac", mac), _suppressed(errno.ENOENT):
             netlink.ask(_DELNEIGH, _bridged(index, mac, _NTF_MASTER))
 
-    def _dump(self, step: str, index: int, more: bytes = b"") -> list[bytes]:
+    def _dump(self, step: str, index: int) -> list[bytes]:
         with words(step, f"device {index}"):
-            return netlink.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0) + more)
+            return netlink.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0))
 
     def _entries(self, index: int) -> Iterator[tuple[bytes, str]]:
         """Yield MAC and address of each entry. Entries of a bridge above the device have no address."""

@@ -160,6 +160,15 @@ class BondMember:
 
 
 @dataclass(frozen=True)
+class BridgePort:
+    """A device on a bridge, with its MTU in bytes and the index of the bridge."""
+
+    name: str
+    mtu: int
+    bridge: int
+
+
+@dataclass(frozen=True)
 class LinkEvent:
     """A link notification: a device has changed or (``gone``) was removed."""
 
@@ -218,6 +227,69 @@ def bridge_options(index: int, bridge: Bridge) -> bytes:
         values.append(attribute(_BR_FDB_MAX_LEARNED, _u32(bridge.fdb_max_learned)))
     info = attribute(_INFO_KIND, b"bridge") + attribute(_INFO_DATA, *values)
     return _IFINFO.pack(0, 0, index, 0, 0) + attribute(_LINKINFO, info)
+
+
+def creation(name: str, address: str, made: Made, parent: int = 0) -> bytes:
+    """A request that creates a device, down. ``parent``: the index of a VLAN's interface.
+
+    A bridge's options are set by another request.
+    """
+    match made:
+        case Bridge() | Ifb():
+            kind, data, link = type(made).__name__.lower(), [], b""
+        case Vlan():
+            data = [attribute(_VLAN_ID, struct.pack("=H", made.id))]
+            data += [attribute(_VLAN_PROTOCOL, struct.pack(">H", made.protocol))]
+            kind, link = "vlan", attribute(_LINK, _u32(parent))
+        case Vxlan():
+            kind, data, link = "vxlan", _vxlan_options(made), b""
+    info = [attribute(_INFO_KIND, kind.encode() + b"\0"), *([attribute(_INFO_DATA, *data)] if data else [])]
+    return (
+        _IFINFO.pack(0, 0, 0, 0, 0)
+        + attribute(_IFNAME, name.encode() + b"\0")
+        + attribute(_ADDRESS, bytes.fromhex(address.replace(":", "")))
+        + link
+        + attribute(_LINKINFO, *info)
+    )
+
+
+def _vxlan_options(made: Vxlan) -> list[bytes]:
+    local = ipaddress.ip_address(made.local)
+    return [
+        attribute(_VXLAN_ID, _u32(made.vni)),
+        attribute(_VXLAN_LOCAL6 if local.version == 6 else _VXLAN_LOCAL, local.packed),
+        attribute(_VXLAN_PORT, struct.pack(">H", made.port)),
+        attribute(_VXLAN_TTL, struct.pack("=B", made.ttl)),
+        attribute(_VXLAN_LEARNING, struct.pack("=B", made.learning)),
+        attribute(_VXLAN_DF, struct.pack("=B", made.df)),
+    ]
+
+
+def change(index: int, *attributes_: bytes, up: bool | None = None) -> bytes:
+    """A request (RTM_NEWLINK) that changes attributes of a device, and (``up``) its state."""
+    flags, mask = (_IFF_UP * bool(up), _IFF_UP) if up is not None else (0, 0)
+    return _IFINFO.pack(0, 0, index, flags, mask) + b"".join(attributes_)
+
+
+def new_name(name: str) -> bytes:
+    return attribute(_IFNAME, name.encode() + b"\0")
+
+
+def new_mtu(mtu: int) -> bytes:
+    return attribute(_MTU, _u32(mtu))
+
+
+def new_alias(alias: str) -> bytes:
+    return attribute(_IFALIAS, alias.encode())
+
+
+def new_group(group: int) -> bytes:
+    return attribute(_GROUP, _u32(group))
+
+
+def new_master(index: int) -> bytes:
+    """``index`` 0: none."""
+    return attribute(_MASTER, _u32(index))
 
 
 def port_learning(index: int, learning: bool) -> bytes:
@@ -336,8 +408,8 @@ def _bond(data: Mapping[int, bytes]) -> LinuxBond:
     )
 
 
-def read_bridge_port(payload: bytes) -> tuple[str, int, int]:
-    """Name, MTU, and the index of its bridge."""
+def read_bridge_port(payload: bytes) -> tuple[int, BridgePort]:
+    """The index of a bridge port, and what it is."""
     name, mtu, master = "", 0, 0
     for kind, value in attributes(payload, _IFINFO.size):
         if kind == _IFNAME:
@@ -348,7 +420,23 @@ def read_bridge_port(payload: bytes) -> tuple[str, int, int]:
             master = number(value)
         if name and mtu and master:
             break  # the kernel writes these first, and the rest is long
-    return name, mtu, master
+    return _IFINFO.unpack_from(payload)[2], BridgePort(name, mtu, master)
+
+
+def bridge_port_event(kind: int, payload: bytes) -> tuple[int, BridgePort | None] | None:
+    """The index of a device that has changed, and what it is on a bridge (None: nothing).
+
+    None for messages that are no notifications of devices. See ``link_event``.
+    """
+    if kind not in (NEWLINK, DELLINK) or _IFINFO.unpack_from(payload)[0] != socket.AF_UNSPEC:
+        return None
+    index, found = _IFINFO.unpack_from(payload)[2], dict(attributes(payload, _IFINFO.size))
+    if kind == DELLINK or _MASTER not in found:
+        return index, None
+    info = dict(attributes(found.get(_LINKINFO, b"")))
+    if text(info.get(_INFO_SLAVE_KIND)) != "bridge":
+        return index, None
+    return index, BridgePort(text(found.get(_IFNAME)), number(found.get(_MTU)), number(found[_MASTER]))
 
 
 def read_bond_member(payload: bytes) -> BondMember:

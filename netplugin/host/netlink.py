@@ -1,4 +1,4 @@
-"""A minimal rtnetlink client on raw bytes, for what is read for every port and what pyroute2 lacks.
+"""A minimal netlink client on raw bytes.
 
 A library parses each message into a tree of objects, and a host may have a thousand devices.
 docs/libraries.md has the figures.

@@ -65,7 +65,7 @@ def main() -> None:
             lambda: links.of_kind("bridge"),
             lambda: list(other.link("dump", kind="bridge")),
         ),
-        "list the ports of bridges": (links.bridge_members, lambda: list(other.link("dump", family=7))),
+        "list the ports of bridges": (links.bridge_ports, lambda: list(other.link("dump", family=7))),
         "list the MACs of one port": (
             lambda: fdb.fixed(index),
             lambda: list(other.fdb("dump", ifindex=index)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 
 from netplugin.api.errors import Conflict
 from netplugin.host.link_messages import Bridge
@@ -16,23 +16,23 @@ _ADDRESS = "52:54:00:5a:fd:00"
 
 def remove() -> None:
     """Remove the bridge, which a killed run may have left. Raises: HostError; Conflict if it is not ours."""
-    with closing(Links()) as links:
-        there = links.get(BRIDGE)
-        # The alias is set after the device is made: until then its MAC address identifies it.
-        if there is not None and there.alias != _ALIAS and (there.alias or there.address != _ADDRESS):
-            raise Conflict(f"{BRIDGE} is a device of something else", step=STEP, fix="rename that device")
-        if there is not None:
-            links.delete(BRIDGE)
+    links = Links()
+    there = links.get(BRIDGE)
+    # The alias is set after the device is made: until then its MAC address identifies it.
+    if there is not None and there.alias != _ALIAS and (there.alias or there.address != _ADDRESS):
+        raise Conflict(f"{BRIDGE} is a device of something else", step=STEP, fix="rename that device")
+    if there is not None:
+        links.delete(BRIDGE)
 
 
 @contextmanager
 def switch() -> Iterator[None]:
     """Make the bridge, and remove it at the end. Raises: HostError, Conflict."""
     remove()
-    with closing(Links()) as links:
-        try:
-            links.create(BRIDGE, Bridge(), alias=_ALIAS, address=_ADDRESS, mtu=MTU)
-            links.set(BRIDGE, up=True)
-            yield
-        finally:
-            links.delete(BRIDGE)
+    links = Links()
+    try:
+        links.create(BRIDGE, Bridge(), alias=_ALIAS, address=_ADDRESS, mtu=MTU)
+        links.set(BRIDGE, up=True)
+        yield
+    finally:
+        links.delete(BRIDGE)

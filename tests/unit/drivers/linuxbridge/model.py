@@ -13,6 +13,7 @@ from drivers.linuxbridge.driver import LinuxBridge
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from drivers.linuxbridge.segments import PORT_MARK, is_ours
 from netplugin.api.errors import Conflict, HostError
+from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_messages import (
@@ -60,7 +61,6 @@ class ModelLinks(Links):
     """The devices. ``filtered`` tells whether a tap may be put to use."""
 
     def __init__(self, filtered: Callable[[Link], bool]) -> None:
-        super().__init__()
         self.unplugged: Callable[[Link], None] = lambda link: None
         self.links: dict[str, Link] = {}
         self.ips: dict[str, tuple[str, ...]] = {}
@@ -91,7 +91,10 @@ class ModelLinks(Links):
     def bond_members(self, bond: Link) -> tuple[BondMember, ...]:
         return self.bonds[bond.name]
 
-    def bridge_members(self) -> dict[str, dict[str, int]]:
+    def bridge_members(self, bridge: Link) -> frozenset[str]:
+        return frozenset(self.members().get(bridge.name, {}))
+
+    def members(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
         for link in self.links.values():
             if link.master is not None:
@@ -197,6 +200,14 @@ class ModelLinks(Links):
                 self.links[other.name] = replace(other, master=None, learning=True)
 
 
+class ModelMembers(BridgeMembers):
+    def __init__(self, links: ModelLinks) -> None:
+        self._model = links
+
+    def read(self, *, anew: bool) -> Mapping[str, Mapping[str, int]]:
+        return self._model.members()
+
+
 class ModelFdb(Fdb):
     """The peers of each VXLAN device, by its index; and the port that each MAC of a bridge is fixed at."""
 
@@ -207,10 +218,6 @@ class ModelFdb(Fdb):
 
     def fixed(self, index: int) -> frozenset[str]:
         return frozenset(mac for (_, mac), at in self.macs.items() if at == index)
-
-    def fixed_on(self, bridge: int) -> frozenset[str]:
-        name = self._named(bridge).name
-        return frozenset(mac for on, mac in self.macs if on == name)
 
     def holder(self, index: int, mac: str) -> int | None:
         return self.macs.get((str(self._named(index).master), mac))
@@ -389,7 +396,9 @@ class Model:
         #: Its physical networks are those that the API made, which stay when the options change.
         self.host = Host(self._conf)
         self.host.locks = NoLocks()
-        self._kernel = BridgeKernel(self.links, self.fdb, self.tc, self.nft, self.vxlan)
+        self._kernel = BridgeKernel(
+            self.links, self.fdb, self.tc, self.nft, self.vxlan, ModelMembers(self.links)
+        )
         self.configure(physical_interfaces=INTERFACES, local_ip=LOCAL_IP)
         for name in ("eth2", "eth3", UNDERLAY, "eth9"):
             self.links.add(Link(0, name, mtu=9100, up=True, carrier=True, ipv6=True))

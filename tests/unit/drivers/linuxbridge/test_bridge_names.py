@@ -55,7 +55,7 @@ def test_a_kept_bridge_has_the_name() -> None:
     converge(model, [])
     bridge = model.links.links[NAME]
     assert bridge.altnames == (OWN,) and bridge.up and not bridge.ipv6
-    assert model.links.bridge_members() == {NAME: {"eth9": 9100}}
+    assert model.links.members() == {NAME: {"eth9": 9100}}
     assert faults(model) == {} and planned(model, []) == ()
     make(model, keep=False)
     converge(model, [])
@@ -169,7 +169,7 @@ def test_a_kept_bridge_without_ports_is_made_again_with_another_name(
     converge(model, [])
     make(model, bridge=after)
     converge(model, [])
-    assert model.links.bridge_members() == {after or OWN: {"eth9": 9100}}
+    assert model.links.members() == {after or OWN: {"eth9": 9100}}
     assert len(model.ours()) == 1 and planned(model, []) == () and faults(model) == {}
 
 
@@ -180,7 +180,7 @@ def test_a_kept_bridge_gets_another_interface() -> None:
     model.links.add(Link(0, "eth17", mtu=9100, up=True, carrier=True, ipv6=True))
     make(model, linuxbridge={"interface": "eth17"})
     converge(model, [])
-    assert model.links.bridge_members() == {NAME: {"eth17": 9100}} and planned(model, []) == ()
+    assert model.links.members() == {NAME: {"eth17": 9100}} and planned(model, []) == ()
 
 
 def test_a_bridge_keeps_its_name_under_ports_when_the_network_is_of_the_options() -> None:

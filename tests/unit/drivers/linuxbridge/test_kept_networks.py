@@ -40,7 +40,7 @@ def test_a_kept_segment_is_there_without_ports() -> None:
     make(model, mtu=9000)
     assert faults(model) == {"net9": f"bridge {SEGMENT} is not there"}
     converge(model, [])
-    assert model.links.bridge_members() == {SEGMENT: {"eth9": 9100}}
+    assert model.links.members() == {SEGMENT: {"eth9": 9100}}
     assert (model.links.links[SEGMENT].mtu, model.links.links[SEGMENT].up) == (9000, True)
     assert faults(model) == {} and planned(model, []) == ()
     small = [Intent("p", make_spec(1500, "net9"))]
@@ -76,7 +76,7 @@ def test_what_others_take_from_a_kept_segment_comes_back(what: str) -> None:
     else:
         model.links.set(SEGMENT, up=False)
     converge(model, [])
-    assert model.links.bridge_members() == {SEGMENT: {"eth9": 9100}} and model.links.links[SEGMENT].up
+    assert model.links.members() == {SEGMENT: {"eth9": 9100}} and model.links.links[SEGMENT].up
     assert faults(model) == {}
 
 

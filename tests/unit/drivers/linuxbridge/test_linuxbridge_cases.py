@@ -63,7 +63,7 @@ def test_a_network_of_the_host_alone_has_no_uplink() -> None:
     model = Model()
     vlan = {"type": "vlan", "physical_network": "net1", "vlan_id": 7}
     converge(model, [Intent("p", make_spec()), Intent("q", make_spec(network=vlan))])
-    assert model.links.bridge_members() == {
+    assert model.links.members() == {
         device_name(BRIDGE, "net1"): {device_name(TAP, "p"): 1500},
         device_name(BRIDGE, "net1:7"): {device_name(TAP, "q"): 1500},
     }

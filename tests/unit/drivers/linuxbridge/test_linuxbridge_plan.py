@@ -54,7 +54,7 @@ def check(model: Model, port_id: str, spec: PortSpec) -> None:
 
 def check_way_out(model: Model, spec: PortSpec, overlay: Overlay | None) -> None:
     network = spec.network
-    members = model.links.bridge_members()[Segment.of(network).bridge]
+    members = model.links.members()[Segment.of(network).bridge]
     interface = INTERFACES.get(network.physical_network or "")
     if network.type == "flat":
         assert not interface or interface in members

@@ -1,0 +1,85 @@
+"""The ports of all bridges, listed once and then kept current by the kernel's notifications.
+
+A list takes a message for each port of the host. The kernel queues the notifications of a change before the
+call that makes it returns, so what is queued covers every change that has ended. If it had to drop some,
+everything is listed again.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+
+from netplugin.host.kernel_events import queued
+from netplugin.host.link_messages import BridgePort, bridge_port_event, name_of
+from netplugin.host.links import Links
+from netplugin.host.netlink import messages
+
+_LINK_GROUP = 1
+_SO_RCVBUFFORCE = 33
+#: For the notifications between two reads: about a thousand. Only those of a very busy time are lost.
+_QUEUE = 4 << 20
+
+
+class BridgeMembers:
+    """The ports of bridges in the network namespace of the thread that reads first. Not thread-safe."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+        self._events: socket.socket | None = None
+        #: Each port by its index, and the MTU of each by its name, by the index of the bridge.
+        self._ports: dict[int, BridgePort] = {}
+        self._on: dict[int, dict[str, int]] = {}
+
+    def read(self, *, anew: bool) -> Mapping[str, Mapping[str, int]]:
+        """The MTU of each bridge port, by bridge name and device name.
+
+        ``anew``: list all, instead of using the notifications. Raises: HostError, OperationTimeout.
+        """
+        events = list(self._queued())
+        if anew or None in events or self._events is None:
+            self._list()
+        else:
+            for index, port in filter(None, events):
+                self._set(index, port)
+        return {name_of(bridge): dict(ports) for bridge, ports in self._on.items() if ports}
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+    def _queued(self) -> Iterator[tuple[int, BridgePort | None] | None]:
+        """Yield what changed: the device's index with its place on a bridge; None if something was lost."""
+        if self._events is None:
+            return
+        for data in queued(self._events):
+            if not data:
+                yield None
+            for kind, _, payload in messages(data):
+                if (event := bridge_port_event(kind, payload)) is not None:
+                    yield event
+
+    def _list(self) -> None:
+        """Subscribe, then list: a change in between is in both."""
+        if self._events is None:
+            events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+            try:
+                events.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
+            except PermissionError:
+                events.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE)
+            events.bind((0, _LINK_GROUP))
+            self._events = events
+        found = self._links.bridge_ports()
+        self._ports.clear()
+        self._on.clear()
+        for index, port in found:
+            self._set(index, port)
+
+    def _set(self, index: int, port: BridgePort | None) -> None:
+        before = self._ports.pop(index, None)
+        if before is not None:
+            self._on[before.bridge].pop(before.name, None)
+        if port is not None:
+            self._ports[index] = port
+            self._on.setdefault(port.bridge, {})[port.name] = port.mtu

@@ -1,0 +1,175 @@
+"""What a plug on Linux bridges costs beside many other ports, in messages; members of bridges by events."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from agents.ports.converge import Converged
+from drivers.linuxbridge.driver import LinuxBridge
+from netplugin.api.models import PortSpec
+from netplugin.backend import Intent
+from netplugin.host import bridge_members, netlink
+from netplugin.host.bridge_members import BridgeMembers
+from netplugin.host.links import Links
+from tests.functional.test_linuxbridge_driver import make_driver
+from tests.lab.loop import converge_alone
+from tests.lab.processes import run
+
+MANY = 150
+
+
+@dataclass
+class Cost:
+    """Messages of the kernel, and processes."""
+
+    messages: int = 0
+    processes: list[Any] = field(default_factory=list)
+
+
+@pytest.fixture
+def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
+    counted = Cost()
+    numbered = netlink.numbered
+
+    def count(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+        for message in numbered(data):
+            counted.messages += 1
+            yield message
+
+    def start(*args: Any, **_: Any) -> None:
+        counted.processes.append(args)
+        raise OSError("no process is needed")
+
+    monkeypatch.setattr(netlink, "numbered", count)
+    monkeypatch.setattr("netplugin.host.processes.subprocess.run", start)
+    return counted
+
+
+@pytest.fixture
+def driver() -> Iterator[LinuxBridge]:
+    made = make_driver(net1="")
+    yield made
+    seen = made.observe(None, time.monotonic() + 60)
+    converge(made, dict.fromkeys(seen.ports))
+    made.close()
+
+
+def spec(number: int, *, filtered: bool = True) -> PortSpec:
+    return PortSpec.model_validate(
+        {
+            "vm_id": "vm",
+            "mac": f"52:54:00:01:{number >> 8:02x}:{number & 255:02x}",
+            "backend": "linuxbridge",
+            "network": {"type": "flat", "physical_network": "net1"},
+            "port_security": {"allowed_addresses": [{"ip": "10.0.0.5"}]} if filtered else {"enabled": False},
+        }
+    )
+
+
+def converge(driver: LinuxBridge, wanted: dict[str, PortSpec | None]) -> Converged:
+    result = converge_alone(driver, [Intent(port_id, each) for port_id, each in wanted.items()])
+    assert result.failed == {}
+    return result
+
+
+@pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
+def test_a_plug_takes_as_many_messages_beside_many_ports(
+    driver: LinuxBridge, cost: Cost, filtered: bool
+) -> None:
+    def costs(number: int) -> list[int]:
+        found = []
+        changed = spec(number, filtered=filtered).model_copy(update={"port_security": spec(1).port_security})
+        for each in (spec(number, filtered=filtered), changed, changed, None):
+            cost.messages = 0
+            converge(driver, {f"p{number}": each})
+            found.append(cost.messages)
+        return found
+
+    def others(numbers: range) -> None:
+        converge(driver, {f"p{number}": spec(number, filtered=number % 2 == 0) for number in numbers})
+        costs(1)  # what it lists once, it has listed then
+
+    others(range(1000, 1002))
+    few = costs(2)
+    others(range(1002, 1000 + MANY))
+    assert costs(3) == few
+    assert cost.processes == [], "all of it without a process"
+    cost.messages = 0
+    assert len(driver.observe(None, time.monotonic() + 60).ports) == MANY
+    assert cost.messages > 5 * MANY, "a look at the whole host reads all"
+
+
+# -- members of bridges by events ------------------------------------------------------------------
+
+STEPS = (
+    "link set lbt0 master lba",
+    "link set lbt0 mtu 1400",
+    "link set lbt0 name lbt9",
+    "link set lbt9 master lbb",
+    "link set lbt9 nomaster",
+    "link set lbt9 master lba",
+    "link set lba name lbc",
+    "link set lbt1 master lbc",
+    "link set lbt1 up",
+    "link set lbt1 alias theirs",
+    "link delete lbt9",
+    "link set lbt1 netns lbelsewhere",
+    "link add lbt2 master lbc type veth peer name lbt3 master lbb",
+    "link delete lbt2",
+    "link set lbx master lbb",
+    "link delete lbb",
+    "link delete lbc",
+)
+
+
+@pytest.fixture
+def bridges() -> Iterator[None]:
+    run(["ip", "netns", "add", "lbelsewhere"])
+    for name in ("lba", "lbb"):
+        run(["ip", "link", "add", name, "type", "bridge"])
+    for name in ("lbt0", "lbt1", "lbx"):
+        run(["ip", "tuntap", "add", name, "mode", "tap"])
+    yield
+    for name in ("lba", "lbb", "lbc", "lbt0", "lbt1", "lbt9", "lbx", "lbt2"):
+        subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
+    run(["ip", "netns", "delete", "lbelsewhere"])
+
+
+@pytest.mark.parametrize("queue", [None, 1], ids=["", "events are lost"])
+@pytest.mark.parametrize("each", [True, False], ids=["each", "all at once"])
+def test_members_are_what_the_kernel_has(
+    bridges: None, monkeypatch: pytest.MonkeyPatch, queue: int | None, each: bool
+) -> None:
+    if queue is not None:
+        monkeypatch.setattr(bridge_members, "_QUEUE", queue)
+    links = Links()
+    kept, fresh = BridgeMembers(links), BridgeMembers(links)
+    kept.read(anew=False)
+    seen = []
+    for step in STEPS:
+        run(["ip", *step.split()])
+        if each:
+            assert kept.read(anew=False) == fresh.read(anew=True), step
+            seen.append(kept.read(anew=False))
+    assert kept.read(anew=False) == fresh.read(anew=True)
+    assert not each or {"lbt9": 1400} in [one.get("lba") for one in seen], "there was something to see"
+    for one in (kept, fresh):
+        one.close()
+
+
+def test_nothing_is_listed_again_without_a_reason(bridges: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    links, listed = Links(), []
+    real = links.bridge_ports
+    monkeypatch.setattr(links, "bridge_ports", lambda: listed.append(1) or real())
+    members = BridgeMembers(links)
+    for step in STEPS:
+        members.read(anew=False)
+        run(["ip", *step.split()])
+    assert listed == [1]
+    members.close()
