@@ -1,9 +1,10 @@
-"""What is kept by the notices of a real ovsdb-server is what a new connection reads."""
+"""What is kept by the notices of a real ovsdb-server is what a new connection reads, and what ovsdbapp reads."""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ovsdbapp.backend.ovs_idl.connection import Connection, OvsdbIdl
+from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl as Api
 
 from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_rows import COLUMNS, KEYS
 from netplugin.host.ovsdb import Ovsdb
 from tests.lab.ovs import SCHEMA, PrivateOvs
 from tests.lab.processes import CommandError, run, wait_for
@@ -142,6 +146,49 @@ def everything(mirror: Mirror) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def ovsdbapp(server: PrivateOvs) -> Iterator[Api]:
+    """OpenStack's client of the same database, which reads it by the IDL of Open vSwitch."""
+    connection = Connection(OvsdbIdl.from_server(server.connection, "Open_vSwitch"), timeout=PATIENCE_S)
+    try:
+        yield Api(connection)
+    finally:
+        connection.stop(timeout=PATIENCE_S)
+
+
+def of_ovsdbapp(api: Api) -> dict[str, dict[str, Any]]:
+    """All rows by table and id, in the form of ours."""
+    found: dict[str, dict[str, Any]] = {}
+    for table, columns in COLUMNS.items():
+        rows = api.db_list(table, columns=["_uuid", *columns]).execute(check_error=True)
+        found[table] = {
+            str(row.pop("_uuid")): {column: _plain(table, column, value) for column, value in row.items()}
+            for row in rows
+        }
+    return found
+
+
+def _plain(table: str, column: str, value: Any) -> Any:
+    """A value of ovsdbapp: ids as text, of a map what we keep; of no elements all are alike."""
+    if isinstance(value, dict):
+        keys = KEYS.get((table, column), value)
+        return {key: text for key, text in value.items() if key in keys}
+    if isinstance(value, list):
+        return {_plain(table, column, each) for each in value}
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
+def of_ours(mirror: Mirror) -> dict[str, dict[str, Any]]:
+    """All rows that a mirror keeps; ovsdbapp has an empty list for an optional value that is not there."""
+    return {
+        table: {
+            uuid: {column: set() if value is None else value for column, value in row.items()}
+            for uuid, row in rows.items()
+        }
+        for table, rows in mirror._rows.tables.items()
+    }
+
+
 def commit(server: PrivateOvs, transaction: list[list[str]]) -> int | None:
     """Returns the number of the configuration; None if it does not fit what is there."""
     number = next(_CONFIGURATIONS)
@@ -162,6 +209,8 @@ def test_a_mirror_is_kept_as_it_would_be_read(server: PrivateOvs, wanted: list[l
             number = commit(server, transaction)
             if number is not None:
                 wait_for(lambda n=number: kept.root.next_cfg == n, PATIENCE_S, "the notice")  # type: ignore[misc]
+        with ovsdbapp(server) as peer:
+            assert of_ours(kept) == of_ovsdbapp(peer)
         with connected(server) as read:
             assert everything(kept) == everything(read)
             # A port without a status has the VM that it had.
