@@ -1,4 +1,4 @@
-"""What is kept by the notices of a real ovsdb-server is what a new connection reads, and what ovsdbapp reads."""
+"""What is kept by the notices of a real ovsdb-server is what others read: a new connection, and ovsdbapp."""
 
 from __future__ import annotations
 
