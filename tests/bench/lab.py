@@ -20,10 +20,13 @@ PEERS = "br-bench"
 BATCH = 250
 #: How often ports are removed that OVS could not remove in time.
 _TRIES = 20
-NIC, _WIRE = "nic0", "wire0"
-#: DPDK's AF_PACKET driver is the NIC; the other end of the veth is the wire.
-_DEVICE = {"interface": NIC}
-_UPLINK = f"net_af_packet0,iface={NIC},qdisc_bypass=1"
+#: A veth whose other end is the wire.
+_NIC, _WIRE = "nic0", "wire0"
+#: The uplink of each backend; of OVS it is DPDK's AF_PACKET driver on that device.
+_UPLINKS = {
+    "dpdkvhostuser": {"ovs": {"devices": [f"net_af_packet0,iface={_NIC},qdisc_bypass=1"]}},
+    "linuxbridge": {"linuxbridge": {"interface": _NIC}},
+}
 
 
 @dataclass
@@ -36,8 +39,8 @@ class Lab:
 
     def keep(self, wanted: bool) -> None:
         """Whether bridge and uplink are there without a port: else the first port makes them too."""
-        part = {"ovs": {"devices": [_UPLINK]}} if self.backend != "linuxbridge" else {self.backend: _DEVICE}
-        status, answer = self.agent.call("PUT", "/v1/physical-networks/physnet1", {"keep": wanted, **part})
+        spec = {"keep": wanted, **_UPLINKS[self.backend]}
+        status, answer = self.agent.call("PUT", "/v1/physical-networks/physnet1", spec)
         if status != 200 or answer["findings"]:
             raise RuntimeError(f"PUT of physnet1: {status} {answer}")
 
@@ -103,14 +106,14 @@ def _refused(agent: PrivateAgent, body: Mapping[str, Any]) -> list[dict[str, Any
 @contextmanager
 def wire() -> Iterator[None]:
     """The NIC of the hypervisor, with nobody at the far end."""
-    run(["ip", "link", "add", NIC, "type", "veth", "peer", "name", _WIRE])
+    run(["ip", "link", "add", _NIC, "type", "veth", "peer", "name", _WIRE])
     try:
-        for name in (NIC, _WIRE):
+        for name in (_NIC, _WIRE):
             run(["sysctl", "-qw", f"net.ipv6.conf.{name}.disable_ipv6=1"])
             run(["ip", "link", "set", name, "up"])
         yield
     finally:
-        run(["ip", "link", "delete", NIC])
+        run(["ip", "link", "delete", _NIC])
 
 
 @contextmanager

@@ -42,9 +42,10 @@ def _start(lab: OvsLab, record: Recorder) -> None:
         json.loads(line)["message"] for line in agent.log.read_text().splitlines() if "looked at" in line
     )
     looks = [found for line in lines if (found := _LOOKED.search(line))]
-    if looks:
-        note("first look", float(looks[0][1]))
-        note("drift", float(looks[0][2]), "")
+    if not looks:
+        raise RuntimeError(f"the agent has logged no look at its ports: {agent.log.read_text()[-500:]}")
+    note("first look", float(looks[0][1]))
+    note("drift", float(looks[0][2]), "")
     start = time.perf_counter()
     status, report = agent.call("POST", "/v1/reconcile", {})
     if status != 200 or report["errors"]:
