@@ -70,7 +70,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     # os-vif brings eventlet, which the ovs package would then use in the agent too.
     parser.add_argument(
-        "--peers", type=Path, action="append", default=[], metavar="DIRECTORY", help="has os-vif"
+        "--peers",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIRECTORY",
+        help="has os-vif, which brings ovsdbapp",
     )
     parser.add_argument(
         "--peers-linuxbridge",

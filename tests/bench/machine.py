@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from tests.bench.values import Machine
@@ -22,7 +22,7 @@ def load() -> float:
 
 
 def describe(ovs: PrivateOvs, paths: Sequence[Path], load_before: float) -> Machine:
-    """``paths`` have os-vif."""
+    """``paths`` have os-vif, and ovsdbapp with it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Machine(
         cpu=_cpu(),
@@ -32,7 +32,7 @@ def describe(ovs: PrivateOvs, paths: Sequence[Path], load_before: float) -> Mach
         open_vswitch=ovs.appctl("version").split("\n")[0].split()[-1],
         dpdk=ovs.get("Open_vSwitch", ".", "dpdk_version"),
         python=platform.python_version(),
-        ovsdbapp=version("ovsdbapp"),
+        ovsdbapp=_version_in(paths, "ovsdbapp"),
         os_vif=_version_in(paths, "os-vif"),
         libvirt=_said(["libvirtd", "--version"]).split()[-1],
         load=load_before,

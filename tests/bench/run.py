@@ -42,7 +42,7 @@ class Bench:
     def run(self) -> Run:
         started = datetime.now(UTC)
         if not self.paths:
-            self.record.note("os-vif is left out: --peers names no directory that has it")
+            self.record.note("os-vif and ovsdbapp are left out: --peers names no directory that has them")
         self._growing()
         self._full()
         self._bridges()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ovsdbapp.backend.ovs_idl import connection
-from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl
+from ovsdbapp.backend.ovs_idl import connection  # type: ignore[import-not-found]
+from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl  # type: ignore[import-not-found]
 
 _TIMEOUT_S = 120
 

@@ -21,13 +21,12 @@ from tests.bench.workloads.in_turn import Turns
 
 
 def measure(lab: OvsLab, record: Recorder, sizes: Sizes, ports: int, paths: Sequence[Path]) -> None:
-    """``paths`` have os-vif; without any it is left out."""
+    """``paths`` have os-vif and ovsdbapp; without any they are left out."""
     lab.fill(ports)
     with ExitStack() as stack:
         ways: list[Way] = [ByAgent(lab.agent, addresses) for addresses in sizes.addresses]
-        if paths:
-            ways.append(stack.enter_context(Peer("os-vif", lab.ovs.connection, PEERS, paths)))
-        ways.append(stack.enter_context(Peer("ovsdbapp", lab.ovs.connection, PEERS)))
+        for name in ("os-vif", "ovsdbapp") if paths else ():
+            ways.append(stack.enter_context(Peer(name, lab.ovs.connection, PEERS, paths)))
         ways.append(ByVsctl(lab.ovs, PEERS))
         stalls = stack.enter_context(Stalls(lab.ovs))
         Turns(ONE_PORT, record, ports, _clocks(lab)).run(ways, sizes.turns[ports])
