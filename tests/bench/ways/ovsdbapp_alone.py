@@ -1,4 +1,4 @@
-"""Ports made by ovsdbapp alone, one transaction each: the library below the agent and os-vif."""
+"""Ports made by ovsdbapp alone, one transaction each: the library below os-vif."""
 
 from __future__ import annotations
 
