@@ -85,6 +85,7 @@ class Mirror:
         self._ports: dict[str, OvsPort] = {}
         self._interfaces: dict[str, OvsInterface] = {}
         self._types: Counter[str] = Counter()
+        self._with: dict[str, set[str]] = defaultdict(set)  # by option
         self._qos: dict[str, OvsQos] = {}
         self._qos_owned: dict[Owner, set[str]] = defaultdict(set)
         # What refers to a row.
@@ -216,12 +217,8 @@ class Mirror:
     def devices(self, *options: str) -> dict[str, str]:
         """The values that interfaces have in these options, each with the name of the interface."""
         with self._changed:
-            return {
-                i.options[option]: i.name
-                for i in self._interfaces.values()
-                for option in options
-                if option in i.options
-            }
+            found = [(option, self._interfaces[uuid]) for option in options for uuid in self._with[option]]
+            return {interface.options[option]: interface.name for option, interface in found}
 
     def wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait until the condition on the mirror holds; False at the deadline (monotonic seconds).
@@ -387,10 +384,14 @@ class Mirror:
         old = self._interfaces.pop(change.uuid, None)
         if old:
             self._types[old.type] -= 1
+            for option in old.options:
+                self._with[option].discard(change.uuid)
         if change.was is Was.DELETED:
             return False
         new = self._interfaces[change.uuid] = OvsInterface.read(change.row)
         self._types[new.type] += 1
+        for option in new.options:
+            self._with[option].add(change.uuid)
         if old is None:
             return False
         lost = (old.ofport or 0) > 0 and (new.ofport or 0) <= 0

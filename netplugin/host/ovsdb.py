@@ -73,7 +73,7 @@ class Ovsdb:
         self._ready = threading.Event()
         self._locked = threading.Event()
         self._committing = threading.Lock()
-        self._unanswered: list[Answered] = []
+        self._unanswered: Answered | None = None
         # Of the connection, in its thread: whether the rows are read, and whether the lock is held.
         self._read, self._has_lock = False, False
         self._failures = 0
@@ -162,7 +162,8 @@ class Ovsdb:
         try:
             results = answered.result(remaining(deadline))
         except Late:
-            self._unanswered.append(answered)
+            # The only one: the next is not sent before this one is answered.
+            self._unanswered = answered
             self.require_online()
             raise _late() from None
         except Refused as refused:
@@ -217,8 +218,7 @@ class Ovsdb:
         Raises: BackendUnavailable, OperationTimeout.
         """
         self.require_lock()
-        self._unanswered = [answered for answered in self._unanswered if not answered.done()]
-        if self._unanswered:
+        if self._unanswered is not None and not self._unanswered.done():
             raise OperationTimeout(
                 "an earlier transaction is still with ovsdb-server, its outcome unknown",
                 step="ovsdb-commit",

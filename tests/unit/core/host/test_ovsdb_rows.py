@@ -93,6 +93,12 @@ commands = st.one_of(
     ),
     st.builds(lambda p: ["clear", "Port", p, "qos"], ports),
     st.builds(
+        lambda p, o: ["set", "Interface", p, f"options:{o}={p}"],
+        ports,
+        st.sampled_from(["dpdk-devargs", "x"]),
+    ),
+    st.builds(lambda p: ["remove", "Interface", p, "options", "x"], ports),
+    st.builds(
         lambda p, b: [
             *("--", "--id=@p", "get", "Port", p),
             *(word for a in BRIDGES for word in ("--", "--if-exists", "remove", "Bridge", a, "ports", "@p")),
@@ -134,6 +140,7 @@ def everything(mirror: Mirror) -> dict[str, Any]:
         "prefixed": {p.name for p in mirror.ports_named(("npx", "npu"))},
         "interfaces": mirror.interfaces(),
         "types": [mirror.count_interfaces(kind) for kind in _TYPES],
+        "devices": mirror.devices("dpdk-devargs", "x"),
         "networks": mirror.networks("b"),
     }
     for bridge in mirror.bridges():
