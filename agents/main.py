@@ -15,11 +15,12 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from oslo_config import cfg
 
 from agents import backends
@@ -32,7 +33,6 @@ from agents.api.listen import Credentials, Listen
 from agents.api.roles import BodyRules
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
-from agents.api.zstack import ZstackCalls
 from agents.host import HostView
 from agents.metrics import Metrics
 from agents.service import Service
@@ -117,8 +117,7 @@ def _run(
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
-    platform = ZstackCalls(service, conf.zstack).add if conf.api.zstack else None
-    app = http.build(service, tasks, metrics, platform)
+    app = http.build(service, tasks, metrics, _platform(conf, service))
     rules = BodyRules(tuple(conf.agent.service_devices), service.moved_by)
     gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, rules)
     metrics.watch_credentials(lambda: credentials.stale)
@@ -144,6 +143,15 @@ def _run(
         return asyncio.run(_serve(server, app, service, tasks, host.supervisor))
     finally:
         service.stop()
+
+
+def _platform(conf: Any, service: Service) -> Callable[[FastAPI], None] | None:
+    """What adds the routes of a platform; its models are imported only then."""
+    if not conf.api.zstack:
+        return None
+    from agents.api.zstack import ZstackCalls
+
+    return ZstackCalls(service, conf.zstack).add
 
 
 async def _serve(

@@ -24,7 +24,12 @@ from importlib.metadata import entry_points
 from typing import Any
 
 # What the agent imports only when it runs, next to its drivers.
-WITH_AGENT = ("agents.domains", "uvicorn.loops.asyncio", "uvicorn.protocols.http.httptools_impl")
+WITH_AGENT = (
+    "agents.api.zstack",
+    "agents.domains",
+    "uvicorn.loops.asyncio",
+    "uvicorn.protocols.http.httptools_impl",
+)
 DRIVERS = "netplugin.backends"
 _MAX_BYTES = 1 << 17
 _FILES = 2  # the log and the network namespace
