@@ -125,7 +125,16 @@ def test_rows_that_may_be_about_to_change_are_not_read(ports: Ports) -> None:
     finally:
         ports.switch.ovsdb.resume()
     wait_for(lambda: ports.ovs.mirror.bridge("late"), PATIENCE_S, "the late write")
-    ports.seen()
+
+    def seen() -> bool:
+        # The notice of the row comes before the answer that ends the uncertainty.
+        try:
+            ports.seen()
+        except OperationTimeout:
+            return False
+        return True
+
+    wait_for(seen, PATIENCE_S, "the answer of the late write")
     ports.switch.kill_ovsdb()
     try:
         wait_for(lambda: not ports.ovs.db.online, PATIENCE_S, "the connection is lost")
