@@ -31,9 +31,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
-from netplugin.api.models import PortSpec
+from netplugin.api.models import PortSecurity, PortSpec
 from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.names import link_local
 
@@ -77,28 +78,31 @@ class _Own:
     six: tuple[ipaddress.IPv6Network, ...]
 
     @classmethod
-    def of(cls, spec: PortSpec) -> Self | None:
-        security = spec.port_security
+    def of(cls, mac: str, security: PortSecurity) -> Self | None:
         if not security.allowed_addresses:
             return None
         networks = [ipaddress.ip_network(a.ip) for a in security.allowed_addresses]
         four = {n for n in networks if isinstance(n, ipaddress.IPv4Network)}
         six = {n for n in networks if isinstance(n, ipaddress.IPv6Network)}
         if six or security.roles:
-            macs = {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)}
+            macs = {mac, *(a.mac for a in security.allowed_addresses if a.mac)}
             six |= {ipaddress.IPv6Network(link_local(mac)) for mac in macs}
         return cls(tuple(sorted(four)), tuple(sorted(six)))
 
 
 def port_guard(spec: PortSpec) -> BpfProgram:
     """Return the program of one port."""
-    security = spec.port_security
-    own = _Own.of(spec)
+    return _port_guard(spec.mac, spec.port_security)
+
+
+@lru_cache(maxsize=1024)  # each look compares the programs of all ports in scope, and one takes 1 ms to make
+def _port_guard(mac: str, security: PortSecurity) -> BpfProgram:
+    own = _Own.of(mac, security)
     code = Assembler()
     _no_tags(code)
     _no_reserved_groups(code, _OF_SWITCHES if security.enabled else _OF_THE_NEXT_BRIDGE)
     if security.enabled:
-        _own_macs(code, {spec.mac, *(a.mac for a in security.allowed_addresses if a.mac)})
+        _own_macs(code, {mac, *(a.mac for a in security.allowed_addresses if a.mac)})
         code.load(_TYPE, 2)
         code.below(_LEAST_TYPE, "drop")
         code.equal(_ARP, "arp")

@@ -223,9 +223,14 @@ class Links:
     def _alter_all(self, name: str, index: int, parts: Mapping[str, bytes]) -> None:
         """Change attributes by one request; if the kernel refuses it, by one each, to know which is wrong."""
         if len(parts) > 1:
-            with contextlib.suppress(OSError):
-                netlink.ask(NEWLINK, change(index, *parts.values()))
-                return
+            with words("set-link", name):
+                try:
+                    netlink.ask(NEWLINK, change(index, *parts.values()))
+                    return
+                except TimeoutError:
+                    raise
+                except OSError:
+                    pass
         for step, part in parts.items():
             self._alter(step, name, index, part)
 

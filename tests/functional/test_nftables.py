@@ -14,6 +14,7 @@ import pytest
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.commands import BridgeKernel, RemoveFilter, SetBase, SetFilter
+from netplugin.api.errors import BackendUnavailable
 from netplugin.api.models import PortSpec
 from netplugin.host import netlink
 from netplugin.host.names import TAP, device_name
@@ -342,6 +343,13 @@ def test_peers_are_written_by_nft_once_and_then_without_it(monkeypatch: pytest.M
             assert sources.read(soon()).networks == {blue}  # type: ignore[union-attr]
             sources.remove(soon())
             assert sources.read(soon()) is None
+
+
+def test_the_first_vxlan_network_of_a_host_needs_nft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BackendUnavailable, match="nft is not installed") as refused:
+        VxlanFilter("10.1.0.1").allow(VxlanKey(4789, 1), ["10.1.0.2"], [], soon(), base=True)
+    assert refused.value.step == "vxlan-filter" and VxlanFilter("10.1.0.1").read(soon()) is None
 
 
 def test_thousands_of_peers_are_one_transaction() -> None:
