@@ -60,10 +60,10 @@ class SetNetwork(FlowChange):
         patch = ofport(ovs, TO_OVERLAY)
         if not (tunnel and patch):
             return FlowEdit()
-        own, learned = (
-            [f for f in ovs.flows.dump(self.bridge, cookie, deadline) if f.cookie == cookie]
-            for cookie in tunnels.with_learned(tunnels.network_cookie(overlay.network_id))
-        )
+        cookie, of_learned = tunnels.with_learned(tunnels.network_cookie(overlay.network_id))
+        found = ovs.flows.dump(self.bridge, (cookie, of_learned), deadline)
+        own = [flow for flow in found if flow.cookie == cookie]
+        learned = [flow for flow in found if flow.cookie == of_learned]
         wanted = tunnels.network_flows(overlay, local_ip, tunnel, patch)
         stays = {flow.identity for flow in wanted}
         gone = [flow for flow in own if flow.identity not in stays]

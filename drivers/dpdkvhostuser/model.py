@@ -9,8 +9,8 @@ from typing import Any
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import VhostPort, rows_differ
 from netplugin.backend import Intent
+from netplugin.host.flow import Flow
 from netplugin.host.names import VXLAN
-from netplugin.host.openflow import Flow
 from netplugin.host.ovs_bonds import BondUse
 from netplugin.host.ovs_rows import TUNNEL_MARK, OvsPort
 from netplugin.host.ovs_underlay import Underlay

@@ -20,7 +20,7 @@ from drivers.ovs.findings import VswitchdFacts, without_link
 from drivers.ovs.observe import Also, OvsReader, Scope
 from netplugin.backend import ObservedPort
 from netplugin.host import cpus
-from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
 from netplugin.host.ovs_mirror import Mirror

@@ -34,7 +34,7 @@ from drivers.ovs.ports import VhostPort
 from drivers.ovs.sockets import socket_path
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError
 from netplugin.backend import Change, Intent, Overlay, Plan
-from netplugin.host.openflow import COOKIE_MARK
+from netplugin.host.flow import COOKIE_MARK
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import NETWORK_MARK, UDP_MARK, OvsPort
 from netplugin.host.ovs_underlay import problem

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import re
 from collections.abc import Iterable
 
 from drivers.dpdkvhostuser.model import BACKEND, BRIDGE_MARKS, OVERLAY, TUNNELS
 from drivers.ovs.model import Layout
 from netplugin.backend import Overlay
-from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host import flow_actions as do
+from netplugin.host.flow import COOKIE_MARK, Flow
 
 BRIDGE = TUNNELS
 _FROM_PEER, _LEARNED, _FLOOD = 5, 10, 20
@@ -50,7 +50,7 @@ def with_learned(cookie: int) -> tuple[int, int]:
 
 def base_flows() -> frozenset[Flow]:
     """Return the flows common to all networks: a frame to an unknown destination is flooded."""
-    return frozenset({Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", f"resubmit(,{_FLOOD})")})
+    return frozenset({Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", do.resubmit(_FLOOD))})
 
 
 #: The tunnel bridge exists while the overlay bridge has ports.
@@ -63,7 +63,7 @@ def peers(overlay: Overlay, local_ip: str) -> list[str]:
 
 
 def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> frozenset[Flow]:
-    """Return the flows of one network as ovs-ofctl prints them. ``tunnel`` and ``patch`` are ofports."""
+    """Return the flows of one network. ``tunnel`` and ``patch`` are ofports."""
     cookie, vni = network_cookie(overlay.network_id), f"{overlay.spec.vni:#x}"
     others, family = peers(overlay, local_ip), "tun_ipv6" if _is_ipv6(local_ip) else "tun"
     flows = {
@@ -71,7 +71,7 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
             cookie,
             _PRIORITY,
             f"in_port={tunnel},tun_id={vni},{family}_src={peer}",
-            f"resubmit(,{_FROM_PEER})",
+            do.resubmit(_FROM_PEER),
         )
         for peer in others
     } | {
@@ -82,35 +82,44 @@ def network_flows(overlay: Overlay, local_ip: str, tunnel: int, patch: int) -> f
             _PRIORITY,
             f"table={_FROM_PEER},in_port={tunnel},tun_id={vni},vlan_tci=0x0000/0x1000,"
             "dl_src=00:00:00:00:00:00/01:00:00:00:00:00",
-            f"{_learn(overlay, local_ip)},push_vlan:0x8100,"
-            f"set_field:{overlay.local_vlan | 0x1000}->vlan_vid,output:{patch}",
+            _learn(overlay, local_ip)
+            + do.PUSH_VLAN
+            + do.set_field(f"dl_vlan={overlay.local_vlan}")
+            + do.output(patch),
         ),
         Flow.make(
             cookie,
             _PRIORITY,
             f"in_port={patch},dl_vlan={overlay.local_vlan}",
-            f"pop_vlan,set_field:{vni}->tun_id,resubmit(,{_LEARNED})",
+            do.POP_VLAN + do.set_field(f"tun_id={vni}") + do.resubmit(_LEARNED),
         ),
     }
     if others:
-        to = ",".join(f"set_field:{peer}->{family}_dst,output:{tunnel}" for peer in others)
+        to = b"".join(do.set_field(f"{family}_dst={peer}") + do.output(tunnel) for peer in others)
         flows.add(Flow.make(cookie, _PRIORITY, f"table={_FLOOD},tun_id={vni}", to))
     return frozenset(flows)
 
 
-def _learn(overlay: Overlay, local_ip: str) -> str:
+def _learn(overlay: Overlay, local_ip: str) -> bytes:
     """Return the action that learns a flow towards the sender; each frame from it refreshes the flow.
 
     The learned flow matches the VNI, not the VLAN, so it never applies to another network that is
     assigned the same local VLAN later.
     """
-    family = "IPV6" if _is_ipv6(local_ip) else "IPV4"
     _, cookie = with_learned(network_cookie(overlay.network_id))
-    return (
-        f"learn(table={_LEARNED},hard_timeout={_FORGET_S},priority={_PRIORITY},"
-        f"cookie={cookie:#x},limit={_MOST_LEARNED},"
-        "NXM_NX_TUN_ID[],NXM_OF_ETH_DST[]=NXM_OF_ETH_SRC[],"
-        f"load:NXM_NX_TUN_{family}_SRC[]->NXM_NX_TUN_{family}_DST[],output:OXM_OF_IN_PORT[])"
+    source = do.TUN_IPV6_SRC if _is_ipv6(local_ip) else do.TUN_IPV4_SRC
+    return do.learn(
+        table=_LEARNED,
+        hard_timeout=_FORGET_S,
+        priority=_PRIORITY,
+        cookie=cookie,
+        limit=_MOST_LEARNED,
+        specs=(
+            do.learn_match(do.TUN_ID, do.TUN_ID),
+            do.learn_match(do.ETH_SRC, do.ETH_DST),
+            do.learn_load(source, _destination(local_ip)),
+            do.learn_output(do.IN_PORT),
+        ),
     )
 
 
@@ -120,17 +129,14 @@ def stale(learned: Iterable[Flow], overlay: Overlay, local_ip: str, tunnel: int)
     return [
         flow
         for flow in learned
-        if _destination(flow) not in there or not flow.actions.endswith(f",output:{tunnel}")
+        if do.loaded(flow.actions, _destination(local_ip)) not in there
+        or not flow.actions.endswith(do.output(tunnel))
     ]
 
 
-# ovs-ofctl prints an IPv6 address as two 64-bit loads.
-_LOAD = re.compile(r"load:(0x[0-9a-f]+|0)->NXM_NX_TUN_IPV[46]_DST\[(?:(\d+)\.\.\d+)?\]")
-
-
-def _destination(flow: Flow) -> int:
-    loads = _LOAD.findall(flow.actions)
-    return sum(int(value, 16) << int(offset or 0) for value, offset in loads)
+def _destination(local_ip: str) -> int:
+    """Return the field with the address of the host to which a frame is sent."""
+    return do.TUN_IPV6_DST if _is_ipv6(local_ip) else do.TUN_IPV4_DST
 
 
 def _is_ipv6(address: str) -> bool:

@@ -14,7 +14,7 @@ from drivers.ovs.ports import policer_refused
 from drivers.ovs.usability import keeps_old_actions
 from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.backend import Applied, Change, chosen_name
-from netplugin.host.openflow import Flow
+from netplugin.host.flow import Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.host.vswitchd import appctl

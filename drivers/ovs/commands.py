@@ -14,7 +14,7 @@ from drivers.ovs.service_ports import index_of
 from drivers.ovs.sockets import Directory
 from netplugin.api.errors import HostError
 from netplugin.backend import Change
-from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import BRIDGE_MARK
 from netplugin.host.ovsdb_writes import Row, Tables

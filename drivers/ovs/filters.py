@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from netplugin.api.models import PortSpec, Role
+from netplugin.host.flow import COOKIE_MARK, Flow
+from netplugin.host.flow_actions import DROP, NORMAL, output
 from netplugin.host.names import link_local
-from netplugin.host.openflow import COOKIE_MARK, Flow
 
 _PORT = 100
 _ARP = 110
@@ -39,7 +39,6 @@ _OF_SWITCHES = (
 )
 #: RFC 4861: router advertisement and redirect.
 _OF_ROUTERS = ("134", "137")
-LOCAL = 65534  # OFPP_LOCAL, as ovs-ofctl --no-names prints it: the bridge's internal port
 
 
 def port_cookie(port_id: str) -> int:
@@ -50,7 +49,7 @@ def port_cookie(port_id: str) -> int:
 
 def bridge_flows(ofports: Iterable[int]) -> frozenset[Flow]:
     """The base flows of our bridges: admit frames from the ports that do not belong to a VM."""
-    return frozenset(Flow.make(COOKIE_MARK, _PORT, f"in_port={_in_port(p)}") for p in ofports)
+    return frozenset(Flow.make(COOKIE_MARK, _PORT, f"in_port={p}") for p in ofports)
 
 
 def relay_flows(port_id: str, ofport: int, beside: int, spec: PortSpec) -> frozenset[Flow]:
@@ -62,13 +61,10 @@ def relay_flows(port_id: str, ofport: int, beside: int, spec: PortSpec) -> froze
     lib/netdev-dpdk.c).
     """
     cookie = port_cookie(port_id)
-    out = {
-        flow if flow.actions == "drop" else replace(flow, actions=f"output:{beside}")
-        for flow in port_flows(port_id, ofport, spec)
-    }
+    out = {*port_flows(port_id, ofport, spec, output(beside))}
     takes_all = spec.vf.trusted and not spec.port_security.enabled
     for match in ("",) if takes_all else (f",dl_dst={spec.mac}", f",{_GROUP}"):
-        out.add(Flow.make(cookie, _PORT, f"in_port={beside},{_NO_VLAN}{match}", f"output:{ofport}"))
+        out.add(Flow.make(cookie, _PORT, f"in_port={beside},{_NO_VLAN}{match}", output(ofport)))
     return frozenset(out)
 
 
@@ -77,36 +73,33 @@ def foreign_flows(port_id: str, ofport: int) -> frozenset[Flow]:
     cookie, source = port_cookie(port_id), f"in_port={ofport}"
     return frozenset(
         {
-            Flow.make(cookie, _HIGHEST, f"{source},vlan_tci=0x1000/0x1000", "drop"),
-            Flow.make(cookie, _HIGHEST, f"{source},{_LINK_LOCAL}", "drop"),
+            Flow.make(cookie, _HIGHEST, f"{source},vlan_tci=0x1000/0x1000", DROP),
+            Flow.make(cookie, _HIGHEST, f"{source},{_LINK_LOCAL}", DROP),
         }
     )
 
 
-def port_flows(port_id: str, ofport: int, spec: PortSpec) -> frozenset[Flow]:
-    """The flows that admit the frames that the port may send."""
+def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = NORMAL) -> frozenset[Flow]:
+    """The flows that admit the frames that the port may send; ``admitted`` is what is done with these."""
     cookie, security = port_cookie(port_id), spec.port_security
     port = f"in_port={ofport}"
     if not security.enabled:
-        open_port = Flow.make(cookie, _PORT, f"{port},{_UNTAGGED}")
-        return frozenset({open_port, Flow.make(cookie, _REFUSED, f"{port},{_LINK_LOCAL}", "drop")})
-    flows = {Flow.make(cookie, _REFUSED, f"{match},{port}", "drop") for match in _refused(security.roles)}
+        open_port = Flow.make(cookie, _PORT, f"{port},{_UNTAGGED}", admitted)
+        return frozenset({open_port, Flow.make(cookie, _REFUSED, f"{port},{_LINK_LOCAL}", DROP)})
+    flows = {Flow.make(cookie, _REFUSED, f"{match},{port}", DROP) for match in _refused(security.roles)}
     flows |= {
-        Flow.make(cookie, priority, f"{match},{port},{_UNTAGGED}") for priority, match in _allowed(spec)
+        Flow.make(cookie, priority, f"{match},{port},{_UNTAGGED}", admitted)
+        for priority, match in _allowed(spec)
     }
     if not security.allowed_addresses:
         # The ARP payload has a MAC as well; a forged one would poison the caches of neighbours.
-        flows |= {Flow.make(cookie, _ARP - 1, f"{kind},{port}", "drop") for kind in ("arp", "rarp")}
+        flows |= {Flow.make(cookie, _ARP - 1, f"{kind},{port}", DROP) for kind in ("arp", "rarp")}
     for address in security.allowed_addresses:
         if ":" in address.ip:
             # Below the permitted advertisements, and above everything else from the address.
             advert = f"icmp6,{port},ipv6_src={address.ip},icmp_type=136"
-            flows.add(Flow.make(cookie, _ARP - 1, advert, "drop"))
+            flows.add(Flow.make(cookie, _ARP - 1, advert, DROP))
     return frozenset(flows)
-
-
-def _in_port(ofport: int) -> str:
-    return "LOCAL" if ofport == LOCAL else str(ofport)
 
 
 def _refused(roles: Collection[Role]) -> Iterable[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from drivers.ovs import filters
 from drivers.ovs.sockets import NOTHING, ObservedSockets
 from netplugin.backend import Observation
+from netplugin.host.flow import Flow
 from netplugin.host.names import VHOST
-from netplugin.host.openflow import Flow
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,

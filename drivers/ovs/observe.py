@@ -1,4 +1,4 @@
-"""Read the state that all OVS backends need: rows from the mirror, flows from ovs-ofctl."""
+"""Read the state that all OVS backends need: rows from the mirror, flows by OpenFlow."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import cached_property
 from drivers.ovs import chosen_sockets, filters, sockets, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
 from netplugin.api.errors import HostError, OperationTimeout
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
 from netplugin.host.names import device_name
-from netplugin.host.openflow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
@@ -28,7 +28,6 @@ from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
 
 _READ_S = 5.0  # per read of the flows, in seconds
-_MANY = 8  # above this many ports, one dump of all flows is faster than one per port
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ class OvsReader:
         rows = {name: self._mirror.port(name) for name in wanted}
         return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
 
-    # -- ovs-ofctl -------------------------------------------------------------------------------
+    # -- flows -----------------------------------------------------------------------------------
 
     def _flows(self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also) -> dict[str, list[Flow]]:
         """Our flows by bridge, read only from the bridges of ports in scope.
@@ -265,21 +264,14 @@ class OvsReader:
         wanted = {name for name in bridges if scope.whole or cookies[name]}
         flows: dict[str, list[Flow]] = {}
         for bridge in sorted(wanted):
-            owners: list[int | None] = [None]
-            if not scope.whole and len(cookies[bridge]) <= _MANY:
-                owners = list(cookies[bridge])
-            without = also.without.get(bridge, 0)
+            those = None if scope.whole else [COOKIE_MARK, *cookies[bridge]]
             try:
-                found = [
-                    flow
-                    for owner in owners
-                    for flow in self._ovs.flows.dump(bridge, owner, scope.until(), without)
-                ]
+                flows[bridge] = self._ovs.flows.dump(
+                    bridge, those, scope.until(), also.without.get(bridge, 0)
+                )
             except OperationTimeout:
                 if scope.whole:
                     raise
-                continue
-            flows[bridge] = list(dict.fromkeys(found))
         return flows
 
     def _by_port(

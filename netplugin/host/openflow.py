@@ -1,68 +1,50 @@
-"""OpenFlow flows of an OVS bridge: read in the syntax of ovs-ofctl, written in atomic bundles."""
+"""OpenFlow flows of OVS bridges: written in atomic bundles and read, on one kept connection per bridge."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import TypeVar
 
-from netplugin.api.errors import BackendUnavailable, HostError
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host import openflow_messages as m
+from netplugin.host.flow import COOKIE_MARK, Flow
+from netplugin.host.openflow_connection import STEP, Connection
 from netplugin.host.ovs_sockets import OvsSockets
-from netplugin.host.processes import run
+from netplugin.host.processes import remaining
 
-# Our cookies begin with "np"; the other 48 bits identify the owner of the flow.
-COOKIE_MARK = 0x6E70 << 48
 _MARK_MASK = 0xFFFF << 48
-_ALL = (1 << 64) - 1
-_MATCHED = "nx-match"
-
-_NO_MATCH = re.compile(
-    r"(?:idle_timeout|hard_timeout|importance)=|"
-    r"(?:send_flow_rem|check_overlap|reset_counts|no_packet_counts|no_byte_counts)$"
-)
-_LINE = re.compile(r"^\s*cookie=0x([0-9a-f]+), (?:(.*) )?actions=(\S*)$")
+_WHOLE_COOKIE = (1 << 64) - 1
+#: The least time that an exchange gets, in seconds: what another wait has used up must not make it fail.
+_LEAST_S = 0.05
+_NO_FLOWS: Mapping[int, Flow] = MappingProxyType({})
+_FIX = "look into the log of ovs-vswitchd, and restart it"
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """One flow. The fields of ``match`` are sorted, so equal flows compare equal."""
+@dataclass(slots=True)
+class _Kept:
+    """The connection to one bridge; used by one thread at a time."""
 
-    cookie: int
-    priority: int
-    match: str
-    actions: str
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: Connection | None = None
 
-    @staticmethod
-    def make(cookie: int, priority: int, match: str, actions: str = "NORMAL") -> Flow:
-        return Flow(cookie, priority, ",".join(sorted(filter(None, match.split(",")))), actions)
-
-    @property
-    def identity(self) -> tuple[int, str]:
-        """Priority and match without timeouts and flags: unique within a table."""
-        words = (word for word in self.match.split(",") if not _NO_MATCH.match(word))
-        return self.priority, ",".join(words)
-
-
-def parse_flows(text: str) -> list[Flow]:
-    """Parse the output of ``ovs-ofctl --no-stats dump-flows``.
-
-    Everything but the priority stays in ``match``, including ``table=5``, ``reset_counts`` or
-    ``idle_timeout=9``: our flows have none of these, so such a flow differs from ours.
-    """
-    flows = []
-    for line in text.splitlines():
-        found = _LINE.match(line)
-        if found:
-            cookie, middle, actions = found.groups()
-            words = re.split(r"[,\s]+", middle or "")
-            priority = next((w for w in words if w.startswith("priority=")), "priority=32768")
-            match = ",".join(w for w in words if w != priority)
-            flows.append(Flow.make(int(cookie, 16), int(priority[9:]), match, actions))
-    return flows
+    def drop(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+        self.connection = None
 
 
 class OpenFlow:
-    """Runs ovs-ofctl on the management sockets of the bridges of one vswitchd."""
+    """The flows of the bridges of one vswitchd. Thread-safe: the workers of several backends share it.
+
+    A connection is made when it is first needed, and again after vswitchd or the bridge was. Threads
+    that use the same bridge wait for each other.
+    """
 
     def __init__(
         self, sockets: OvsSockets, gone: Callable[[], BackendUnavailable | None] = lambda: None
@@ -70,29 +52,35 @@ class OpenFlow:
         """``gone`` says why vswitchd is not there; None if it is."""
         self._sockets = sockets
         self._gone = gone
+        self._lock = threading.Lock()
+        self._bridges: dict[str, _Kept] = {}
 
-    def dump(self, bridge: str, owner: int | None, deadline: float, without: int = 0) -> list[Flow]:
-        """List our flows on the bridge: all, or those of the cookie ``owner`` and of the bridge.
+    def close(self) -> None:
+        """Close the connections, after the exchanges that are under way."""
+        with self._lock:
+            bridges = list(self._bridges.values())
+        for kept in bridges:
+            with kept.lock:
+                kept.drop()
 
-        Flows whose cookie has one of the bits ``without`` are left out.
+    def dump(
+        self, bridge: str, cookies: Collection[int] | None, deadline: float, without: int = 0
+    ) -> list[Flow]:
+        """The flows of these cookies on the bridge, or (None) all of ours.
+
+        OVS has an index of whole cookies: a dump of some takes no longer where the bridge has many
+        flows (``collect_rules_loose`` in ofproto/ofproto.c). Of all, flows whose cookie has one of the
+        bits ``without`` are left out.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        # A request has one cookie and one mask. A mask without the bits of the port's cookie
-        # selects the port's flows and the bridge's own, whose bits are all clear.
-        mask = _MARK_MASK if owner is None else _ALL & ~(owner & ~_MARK_MASK)
-        text = self._ofctl(
-            [
-                "--no-stats",
-                "--no-names",
-                "dump-flows",
-                self._target(bridge),
-                f"cookie={COOKIE_MARK:#x}/{mask | without:#x}",
-            ],
-            deadline,
+        wanted = (
+            [(COOKIE_MARK, _MARK_MASK | without)]
+            if cookies is None
+            else [(cookie, _WHOLE_COOKIE) for cookie in sorted(set(cookies))]
         )
-        wanted = (COOKIE_MARK, owner)
-        return [f for f in parse_flows(text) if owner is None or f.cookie in wanted]
+        asked = [m.request_flows(xid, *cookie) for xid, cookie in enumerate(wanted, 1)]
+        return self._exchange(bridge, [asked], deadline, partial(_all_flows, len(asked)))
 
     def replace(
         self,
@@ -106,55 +94,125 @@ class OpenFlow:
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        lines = [f"delete cookie={cookie:#x}/-1" for cookie in sorted(set(cookies))]
-        for flow in gone:
-            priority, match = flow.identity
-            lines.append(f"delete_strict cookie={flow.cookie:#x}/-1,priority={priority},{match}")
-        lines += [
-            f"add cookie={flow.cookie:#x},priority={flow.priority},{flow.match},actions={flow.actions}"
-            for flow in sorted(flows, key=lambda f: (f.cookie, -f.priority, f.match))
-        ]
-        self._ofctl(["--bundle", "add-flows", self._target(bridge), "-"], deadline, "\n".join(lines) + "\n")
+        flow_mods = [m.delete(cookie) for cookie in sorted(set(cookies))]
+        flow_mods += map(m.delete_strict, gone)
+        added = dict(enumerate(flows, m.FIRST_IN_BUNDLE + len(flow_mods)))
+        filled = m.bundle([*flow_mods, *map(m.add, added.values())])
+        self._exchange(bridge, [filled, [m.commit()]], deadline, _committed, added)
 
     def match_fragments(self, bridge: str, deadline: float) -> None:
         """Match L4 ports and ICMP types of first fragments, which OVS matches as zeros by default.
 
         The setting lasts until vswitchd ends or the bridge is deleted ("set-frags" in
-        ovs-ofctl(8)), and is verified by ovs-ofctl.
+        ovs-ofctl(8)), and is read back.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        self._ofctl(["set-frags", self._target(bridge), _MATCHED], deadline)
+        requests = [m.match_fragments(1), m.message(m.GET_CONFIG_REQUEST, 2)]
+        if not self._exchange(bridge, [requests], deadline, _fragments_matched):
+            raise HostError(
+                f"{bridge} does not match the ports of fragments",
+                step=STEP,
+                fix=f"ovs-ofctl set-frags {bridge} nx-match says why",
+            )
 
     def matches_fragments(self, bridge: str, deadline: float) -> bool:
         """Whether ``match_fragments`` is in effect.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        return self._ofctl(["get-frags", self._target(bridge)], deadline).strip() == _MATCHED
+        request = m.message(m.GET_CONFIG_REQUEST, 1)
+        return self._exchange(bridge, [[request]], deadline, _fragments_matched)
 
-    def dump_ports(self, bridge: str, deadline: float) -> str:
-        """The output of ``ovs-ofctl dump-ports``, with port names and custom statistics.
+    # -- the connections -------------------------------------------------------------------------
 
-        These counters are current; the statistics in the database are up to seconds old.
+    def _exchange(
+        self,
+        bridge: str,
+        steps: Sequence[Sequence[bytes]],
+        deadline: float,
+        read: Callable[[Sequence[m.Message]], _T],
+        flows: Mapping[int, Flow] = _NO_FLOWS,
+    ) -> _T:
+        """Send each step when the one before was answered without an error, and ``read`` the last answers.
 
-        Raises: BackendUnavailable, HostError, OperationTimeout.
+        ``flows`` are those that are added, by transaction id: the error says which one. After an error
+        the connection is closed, and with it goes a bundle that was not committed.
         """
-        return self._ofctl(["--names", "dump-ports", self._target(bridge)], deadline)
-
-    def _target(self, bridge: str) -> str:
-        return f"unix:{self._sockets.management(bridge)}"
-
-    def _ofctl(self, args: list[str], deadline: float, stdin: str | None = None) -> str:
+        deadline = max(deadline, time.monotonic() + _LEAST_S)
+        with self._lock:
+            kept = self._bridges.setdefault(bridge, _Kept())
+        if not kept.lock.acquire(timeout=remaining(deadline)):
+            raise OperationTimeout(f"{bridge}: another exchange has not ended in time", step=STEP)
         try:
-            return run(
-                ["ovs-ofctl", "-O", "OpenFlow14", *args],
-                step="openflow",
-                deadline=deadline,
-                stdin=stdin,
-            )
-        except HostError as failed:
-            # ovs-ofctl says no more than that it could not connect.
-            if (gone := self._gone()) is not None:
+            connection = self._connection(bridge, kept, deadline)
+            answers: list[m.Message] = []
+            for requests in steps:
+                answers = connection.exchange(requests, deadline)
+                _refuse_errors(bridge, answers, flows)
+            return read(answers)
+        except BaseException as failed:
+            kept.drop()
+            if isinstance(failed, m.Malformed):
+                raise HostError(f"{bridge}: vswitchd answered with {failed}", step=STEP, fix=_FIX) from failed
+            if isinstance(failed, HostError) and (gone := self._gone()) is not None:
                 raise gone from failed
             raise
+        finally:
+            kept.lock.release()
+
+    def _connection(self, bridge: str, kept: _Kept, deadline: float) -> Connection:
+        """The kept connection, or a new one if vswitchd has closed it."""
+        if kept.connection is not None and not kept.connection.alive():
+            kept.drop()
+        if kept.connection is None:
+            self._drop_dead()
+            kept.connection = Connection(self._sockets.management(bridge), deadline)
+        return kept.connection
+
+    def _drop_dead(self) -> None:
+        """Close connections to bridges that were deleted."""
+        with self._lock:
+            others = list(self._bridges.values())
+        for other in others:
+            if other.lock.acquire(blocking=False):
+                try:
+                    if other.connection is not None and not other.connection.alive():
+                        other.drop()
+                finally:
+                    other.lock.release()
+
+
+def _refuse_errors(bridge: str, answers: Sequence[m.Message], flows: Mapping[int, Flow]) -> None:
+    """Raises: HostError, Malformed."""
+    for answer in answers:
+        if answer.kind == m.ERROR:
+            of = f"the flow {flows[answer.xid]}" if answer.xid in flows else "the request"
+            raise HostError(f"{bridge}: OVS refused {of}: {m.error_name(answer)}", step=STEP)
+
+
+def _all_flows(requests: int, answers: Sequence[m.Message]) -> list[Flow]:
+    """The flows of the parts that answer this many requests. Raises: Malformed."""
+    flows: list[Flow] = []
+    incomplete = set(range(1, requests + 1))
+    for answer in answers:
+        found, more = m.read_flows(answer)
+        flows += found
+        if not more:
+            incomplete.discard(answer.xid)
+    if incomplete:
+        raise m.Malformed("an answer without its last part")
+    return flows
+
+
+def _committed(answers: Sequence[m.Message]) -> None:
+    """Raises: Malformed."""
+    if [answer.kind for answer in answers] != [m.BUNDLE_CONTROL]:
+        raise m.Malformed("nothing to the commit of a bundle")
+
+
+def _fragments_matched(answers: Sequence[m.Message]) -> bool:
+    """Raises: Malformed."""
+    if [answer.kind for answer in answers] != [m.GET_CONFIG_REPLY]:
+        raise m.Malformed("no configuration")
+    return m.fragments_matched(answers[0])

@@ -259,6 +259,7 @@ class OvsHost:
         self._closed.set()
         self.vswitchd.close()
         self.unixctl.close()
+        self.flows.close()
         self.db.close()
 
     # -- callbacks, on the threads of the connections --------------------------------------------

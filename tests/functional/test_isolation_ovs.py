@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from drivers.ovs.filters import port_cookie
+from netplugin.host.flow import COOKIE_MARK
 from netplugin.host.names import UPLINK, VHOST, device_name
-from netplugin.host.openflow import COOKIE_MARK
 from tests.functional import isolation_frames as frames
 from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent

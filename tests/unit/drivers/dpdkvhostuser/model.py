@@ -26,7 +26,7 @@ from drivers.ovs import filters
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, forwards
 from drivers.ovs.ports import is_marked
 from netplugin.backend import Change, ObservedPort
-from netplugin.host.openflow import COOKIE_MARK, Flow
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import (
     TUNNEL_MARK,
@@ -239,7 +239,7 @@ class Model:
 
     def _ofport(self, bridge: str, name: str | None) -> int | None:
         port = self.bridges[bridge].ports.get(name or "")
-        return port.interface.ofport if port and port.interface else None
+        return port.interface.works_at if port and port.interface else None
 
     def _number(self) -> int:
         self._next += 1
@@ -306,7 +306,7 @@ class Model:
             return self.layout.base[name]
         ports = [p for p in self.bridges[name].ports.values() if not p.owner]
         trusted = [p for p in ports if forwards(p, self.settings.service_ports)]
-        return filters.bridge_flows(i.ofport or 0 for p in trusted for i in p.interfaces)
+        return filters.bridge_flows(i.works_at for p in trusted for i in p.interfaces if i.works_at)
 
     def _set(
         self,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from drivers.dpdkvhostuser.plan import make_plan as plan
 from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Intent, Overlay
+from netplugin.host.flow import Flow
+from netplugin.host.flow_actions import DROP
 from netplugin.host.names import VHOST, device_name
-from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 from tests.unit.drivers.dpdkvhostuser.model import Bridge, Model
@@ -109,7 +110,7 @@ def scenes(draw: st.DrawFn) -> tuple[Model, list[Intent]]:
     # Drawn from a seed: hundreds of draws of its own would take hypothesis seconds for an example.
     dice = random.Random(draw(st.integers(0, 2**32)))
     for name, bridge in sorted(model.bridges.items()):
-        bridge.flows.add(Flow.make(0x1234, 7, "in_port=77", "drop"))
+        bridge.flows.add(Flow.make(0x1234, 7, "in_port=77", DROP))
         if dice.random() < 0.5:
             model.add_port(name, f"foreign-{name}", {"tag": 5})
         if bridge.ours and dice.random() < 0.1:

@@ -24,7 +24,8 @@ from netplugin.api.errors import HostError
 from netplugin.api.models import NetworkSpec
 from netplugin.backend import Overlay
 from netplugin.host import cpus
-from netplugin.host.openflow import COOKIE_MARK, Flow, parse_flows
+from netplugin.host.flow import COOKIE_MARK, Flow
+from netplugin.host.flow_actions import output, resubmit, set_field
 from netplugin.host.ovs_bonds import BondUse, OvsBond
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_sockets import OvsSockets
@@ -176,16 +177,24 @@ def test_a_nic_that_cannot_segment_is_found_and_told() -> None:
 
 # -- what was learned -----------------------------------------------------------------------------
 
-# Captured from OVS 3.1.0, `ovs-ofctl -O OpenFlow14 --no-stats --no-names dump-flows`.
-LEARNED = """\
- cookie=0x6e70000000000003, table=10, hard_timeout=300, priority=100,tun_id=0x1389,\
-dl_dst=52:54:00:00:00:09 actions=load:0xa090002->NXM_NX_TUN_IPV4_DST[],output:2
- cookie=0x6e70000000000003, table=10, hard_timeout=300, priority=100,tun_id=0x1389,\
-dl_dst=52:54:00:00:00:0b actions=load:0xa090003->NXM_NX_TUN_IPV4_DST[],output:2
- cookie=0x6e70000000000003, table=10, hard_timeout=300, priority=100,tun_id=0x138a,\
-dl_dst=52:54:00:00:00:0a actions=load:0x2->NXM_NX_TUN_IPV6_DST[0..63],\
-load:0xfd00000000000000->NXM_NX_TUN_IPV6_DST[64..127],output:2
-"""
+
+def _learned(match: str, *loads: tuple[str, int]) -> Flow:
+    """A flow as vswitchd learns it: with NXAST_REG_LOAD of up to 64 bits each (OVS 3.1.0)."""
+    load = bytes.fromhex("ffff0018000023200007")
+    to = b"".join(load + bytes.fromhex(where) + value.to_bytes(8, "big") for where, value in loads)
+    flow = Flow.make(0x6E70000000000003, 100, f"table=10,{match}", to + output(2))
+    return replace(flow, options=(0, 300, 0, 0))
+
+
+LEARNED = (
+    _learned("tun_id=0x1389,dl_dst=52:54:00:00:00:09", ("001f00014004", 0x0A090002)),
+    _learned("tun_id=0x1389,dl_dst=52:54:00:00:00:0b", ("001f00014004", 0x0A090003)),
+    _learned(
+        "tun_id=0x138a,dl_dst=52:54:00:00:00:0a",
+        ("003f0001dc10", 2),
+        ("103f0001dc10", 0xFD00000000000000),
+    ),
+)
 
 
 def _overlay(*peers: str) -> Overlay:
@@ -193,7 +202,7 @@ def _overlay(*peers: str) -> Overlay:
 
 
 def test_what_leads_to_a_host_that_is_no_peer_is_stale() -> None:
-    first, second, six = parse_flows(LEARNED)
+    first, second, six = LEARNED
     stale = tunnels.stale
     assert stale([first, second], _overlay("10.9.0.2", "10.9.0.3"), "10.9.0.1", 2) == []
     assert stale([first, second], _overlay("10.9.0.2"), "10.9.0.1", 2) == [second]
@@ -201,7 +210,8 @@ def test_what_leads_to_a_host_that_is_no_peer_is_stale() -> None:
     assert stale([six], _overlay("fd00::2"), "fd00::1", 2) == []
     assert stale([six], _overlay("fd00::3"), "fd00::1", 2) == [six]
     # As a flow is deleted: by its match, without what is none.
-    assert first.identity == (100, "dl_dst=52:54:00:00:00:09,table=10,tun_id=0x1389")
+    bare = Flow.make(first.cookie, 100, "table=10,tun_id=0x1389,dl_dst=52:54:00:00:00:09")
+    assert first.identity == bare.identity and first != bare
 
 
 def test_a_networks_flows_have_a_cookie_of_their_own_and_what_is_learned_another() -> None:
@@ -211,14 +221,15 @@ def test_a_networks_flows_have_a_cookie_of_their_own_and_what_is_learned_another
     flows = network_flows(_overlay("10.9.0.1", "10.9.0.3", "10.9.0.2"), "10.9.0.1", 2, 1)
     assert {flow.cookie for flow in flows} == {own}
     (flood,) = (flow for flow in flows if "table=20" in flow.match)
-    assert flood.actions == ("set_field:10.9.0.2->tun_dst,output:2,set_field:10.9.0.3->tun_dst,output:2")
+    sent = [set_field(f"tun_dst={peer}") + output(2) for peer in ("10.9.0.2", "10.9.0.3")]
+    assert flood.actions == b"".join(sent)
     alone = network_flows(_overlay("10.9.0.1"), "10.9.0.1", 2, 1)
     assert len(alone) == 2, "a host without peers sends nothing"
     assert not [f for f in alone if "in_port=2" in f.match and "table=" not in f.match]
-    heard = {f.match for f in flows if f.actions == "resubmit(,5)"}
+    heard = {f.match for f in flows if f.actions == resubmit(5)}
     assert heard == {f"in_port=2,tun_id=0x1389,tun_src={peer}" for peer in ("10.9.0.2", "10.9.0.3")}
     six = network_flows(_overlay("fd00::2", "fd00::1"), "fd00::1", 2, 1)
-    assert [f.match for f in six if f.actions == "resubmit(,5)"] == [
+    assert [f.match for f in six if f.actions == resubmit(5)] == [
         "in_port=2,tun_id=0x1389,tun_ipv6_src=fd00::2"
     ]
     assert all(isinstance(flow, Flow) for flow in alone)

@@ -17,7 +17,7 @@ from drivers.dpdkvhostuser.tunnels import LAYOUT, network_cookie
 from drivers.ovs import commands as c
 from drivers.ovs.plan import MAX_VHOST_SOCKETS
 from netplugin.backend import Intent
-from netplugin.host.openflow import Flow
+from netplugin.host.flow import Flow
 from netplugin.host.ovs_rows import OvsPort
 from tests.unit.drivers.dpdkvhostuser import columns
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Bridge, Model

@@ -8,8 +8,8 @@ import pytest
 
 from drivers.ovs.filters import port_cookie
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
-from netplugin.host.openflow import COOKIE_MARK, Flow
 from tests.lab.processes import wait_for
 from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, vhost
 from tests.unit.ovs import PATIENCE_S, bridge, port, soon
@@ -32,7 +32,7 @@ def test_ports_in_scope_are_read_and_the_others_counted(ports: Ports) -> None:
     assert some.bridges[BRIDGE].ours and some.bridges[BRIDGE].mark == "net1"
 
 
-def test_more_ports_than_one_dump_each_are_read_the_same(ports: Ports) -> None:
+def test_some_ports_and_the_whole_host_are_read_the_same(ports: Ports) -> None:
     names = [f"p{n}" for n in range(9)]
     ports.plug(*(vhost(name) for name in names))
     assert (

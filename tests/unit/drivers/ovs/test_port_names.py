@@ -17,7 +17,8 @@ from tests.unit.ovs import port, settings_of, soon
 
 def test_a_port_has_the_name_that_was_chosen(ports: Ports) -> None:
     named = vhost("p1", port_name="vnic0.1")
-    ports.plug(named, vhost("p2"), port_name="vnic0.1")
+    ports.plug(named, port_name="vnic0.1")
+    ports.plug(vhost("p2"))
     assert "vnic0.1" in ports.switch.vsctl("list-ports", "br-net1").split()
     seen = ports.seen()
     assert seen.rows["p1"].name == "vnic0.1"

@@ -26,8 +26,9 @@ from netplugin.api.errors import (
 )
 from netplugin.api.models import PortState
 from netplugin.backend import Applied, Claim, Intent
+from netplugin.host.flow import Flow
+from netplugin.host.flow_actions import DROP, NORMAL, output
 from netplugin.host.names import RELAY, SOCKETS, VHOST, device_name
-from netplugin.host.openflow import Flow
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.vf_messages import VfAttributes
 from netplugin.host.vfs import VFIO
@@ -151,17 +152,17 @@ def test_the_filter_is_of_what_the_vm_sends_and_nothing_switches(world: VdpaWorl
     addresses = {"allowed_addresses": [{"ip": "10.0.0.5"}]}
     assert world.plug("a", vdpa_spec(port_security=addresses)) is None
     flows = world.switch.ovs.bridges[BRIDGE].flows
-    assert "NORMAL" not in {flow.actions for flow in flows}
+    assert NORMAL not in {flow.actions for flow in flows}
     vm, vf = (row(world, name).interface.ofport for name in (NPV, NPR))  # type: ignore[union-attr]
-    sent = [f for f in flows if f"in_port={vm}" in f.match.split(",") and f.actions != "drop"]
-    assert all("dl_src=52:54:00:00:00:01" in f.match and f.actions == f"output:{vf}" for f in sent)
+    sent = [f for f in flows if f"in_port={vm}" in f.match.split(",") and f.actions != DROP]
+    assert all("dl_src=52:54:00:00:00:01" in f.match and f.actions == output(vf) for f in sent)
     assert any("nw_src=10.0.0.5" in f.match for f in sent)
     assert all("vlan_tci=0x0000/0x1fff" in f.match for f in sent)
     open_spec = vdpa_spec(port_security={"enabled": False})
     assert world.plug("a", open_spec) is None
     flows = world.switch.ovs.bridges[BRIDGE].flows
-    [sent] = [f for f in flows if f"in_port={vm}" in f.match.split(",") and f.actions != "drop"]
-    assert "vlan_tci=0x0000/0x1fff" in sent.match and sent.actions == f"output:{vf}"
+    [sent] = [f for f in flows if f"in_port={vm}" in f.match.split(",") and f.actions != DROP]
+    assert "vlan_tci=0x0000/0x1fff" in sent.match and sent.actions == output(vf)
 
 
 @pytest.mark.parametrize("trusted", [False, True])
@@ -174,7 +175,7 @@ def test_a_vf_that_gets_all_frames_brings_the_vm_its_own_and_those_of_groups(
     vm, vf = (row(world, name).interface.ofport for name in (NPV, NPR))  # type: ignore[union-attr]
     flows = world.switch.ovs.bridges[BRIDGE].flows
     back = [f for f in flows if f"in_port={vf}" in f.match.split(",")]
-    assert {flow.actions for flow in back} == {f"output:{vm}"}
+    assert {flow.actions for flow in back} == {output(vm)}
     # A NIC may leave a tag of priority alone.
     assert all("vlan_tci=0x0000/0x0fff" in flow.match for flow in back)
     to = {word for f in back for word in f.match.split(",") if word.startswith("dl_")}
@@ -207,7 +208,8 @@ def let_all_back(world: VdpaWorld) -> None:
     flows = world.switch.ovs.bridges[BRIDGE].flows
     to_group = next(f for f in flows if f"dl_dst={_GROUP}" in f.match)
     flows -= {f for f in flows if f.actions == to_group.actions}
-    flows.add(replace(to_group, match=to_group.match.replace(f",dl_dst={_GROUP}", "")))
+    all_frames = to_group.match.replace(f"dl_dst={_GROUP},", "")
+    flows.add(Flow.make(to_group.cookie, to_group.priority, all_frames, to_group.actions))
 
 
 _GROUP = "01:00:00:00:00:00/01:00:00:00:00:00"
@@ -245,7 +247,7 @@ def test_a_vf_that_came_back_is_trusted_before_ovs_opens_it_and_after_old_flows_
     def look(pf: ModelPf, number: int, group: str, want: VfAttributes) -> int:
         if group == "trust":
             flows = world.switch.ovs.bridges[BRIDGE].flows
-            to_vm = [f for f in flows if f.actions.startswith("output:")]
+            to_vm = [f for f in flows if f.actions not in (NORMAL, DROP)]
             seen_at_trust.append((to_vm, vf.is_open))
         return 0
 
@@ -430,7 +432,7 @@ def test_what_a_stranger_breaks_is_put_right(world: VdpaWorld, what: str) -> Non
         changed = changed if what == "device" else {"type": "internal"}
         bridge.ports[NPR] = replace(npr, interfaces=(replace(npr.interface, **changed),))
     if what == "flow":
-        bridge.flows.add(Flow.make(0x6E70 << 48 | 0xABC, 9, "in_port=3", "output:9"))
+        bridge.flows.add(Flow.make(0x6E70 << 48 | 0xABC, 9, "in_port=3", output(9)))
     world.switch.reconfigure()
     assert world.reconciler.check(dry_run=True).changes != []
     assert world.check()
@@ -624,7 +626,7 @@ def test_native_is_one_port_on_the_networks_bridge(native: VdpaWorld) -> None:
         "vdpa-sw": "true",
     }
     assert set(native.switch.ovs.bridges) == {"br1"}
-    assert {f.actions for f in native.switch.ovs.common().flows["a"]} == {"NORMAL", "drop"}
+    assert {f.actions for f in native.switch.ovs.common().flows["a"]} == {NORMAL, DROP}
     assert native.model.written == [("0000:81:10.0", "mac")], "the VLAN is the bridge's to give"
     assert native.vf_of("a").driver == "mlx5_core"
     assert binding_of(native)["mode"] == "native" and binding_of(native)["bridge"] == "br1"

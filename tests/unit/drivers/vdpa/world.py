@@ -24,6 +24,7 @@ from netplugin import options
 from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.backend import Applied, Change
+from netplugin.host.flow_actions import DROP, output
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.usability import Usability, Wake
@@ -203,10 +204,10 @@ class VdpaWorld(World):
         for port_id in ports:
             assert self.switch.devices()[self.address_of(port_id)] == seen.beside[port_id].name
             vm, vf = (m[port_id].interface.ofport for m in (seen.rows, seen.beside))  # type: ignore[union-attr]
-            ways = {(f"in_port={a},", f"output:{b}") for a, b in ((vm, vf), (vf, vm))}
+            ways = {(f"in_port={a},", output(b)) for a, b in ((vm, vf), (vf, vm))}
             flows = seen.flows[port_id]
             assert {w for w in ways for f in flows if w[0] in f.match and w[1] == f.actions} == ways
-            assert {flow.actions for flow in flows} <= {way[1] for way in ways} | {"drop"}
+            assert {flow.actions for flow in flows} <= {way[1] for way in ways} | {DROP}
         assert (BRIDGE in self.switch.ovs.bridges) == bool(ports)
 
     def assert_settled(self) -> None:

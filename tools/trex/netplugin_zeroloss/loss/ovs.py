@@ -10,8 +10,8 @@ from pathlib import Path
 
 from netplugin.api.errors import NetpluginError
 from netplugin.host import vswitchd
-from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_sockets import OvsSockets
+from netplugin.host.processes import run
 from netplugin.pmd.read import parse_threads
 from netplugin_zeroloss.loss.contract import (
     CounterChanges,
@@ -154,7 +154,6 @@ class OvsCounters(DropCounters):
         """
         self._sockets, self._bridges, self._timeout_s = OvsSockets.below(rundir), tuple(bridges), timeout_s
         self._vhost_ports = None if vhost_ports is None else frozenset(vhost_ports)
-        self._flows = OpenFlow(self._sockets)
 
     @property
     def name(self) -> str:
@@ -163,7 +162,7 @@ class OvsCounters(DropCounters):
     def read(self) -> CounterReading:
         deadline = time.monotonic() + self._timeout_s
         try:
-            ports = [self._flows.dump_ports(bridge, deadline) for bridge in self._bridges]
+            ports = [self._ports(bridge, deadline) for bridge in self._bridges]
             drops = self._ask("coverage/show", deadline)
             lookups = self._ask("dpctl/show", deadline)
             load = self._ask("dpif-netdev/pmd-stats-show", deadline)
@@ -179,6 +178,12 @@ class OvsCounters(DropCounters):
             return False
         is_vhost = _RETRIES in port.custom
         return not is_vhost or self._vhost_ports is None or name in self._vhost_ports
+
+    def _ports(self, bridge: str, deadline: float) -> str:
+        """The counters of ports, which are current; those in the database are up to seconds old."""
+        target = f"unix:{self._sockets.management(bridge)}"
+        command = ["ovs-ofctl", "-O", "OpenFlow14", "--names", "dump-ports", target]
+        return run(command, step="openflow", deadline=deadline)
 
     def _ask(self, command: str, deadline: float) -> str:
         return vswitchd.appctl(self._sockets, command, deadline=deadline)

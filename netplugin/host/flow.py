@@ -1,0 +1,55 @@
+"""A flow of an OVS bridge as a value, which is equal to the flow that is read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from netplugin.host.flow_actions import NORMAL
+from netplugin.host.oxm import fields_of, words_of
+
+# Our cookies begin with "np"; the other 48 bits identify the owner of the flow.
+COOKIE_MARK = 0x6E70 << 48
+
+#: Idle and hard timeout in seconds, flags, importance (OpenFlow 1.4, section 7.3.4.1).
+Options: TypeAlias = tuple[int, int, int, int]
+_PLAIN: Options = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One flow: what it matches (``netplugin.host.oxm``) and what it does (``flow_actions``).
+
+    ``options`` are none in all of ours but the learned ones, so a flow that has some differs from ours.
+    """
+
+    cookie: int
+    priority: int
+    fields: bytes
+    actions: bytes
+    table: int = 0
+    options: Options = _PLAIN
+
+    @staticmethod
+    def make(cookie: int, priority: int, match: str, actions: bytes = NORMAL) -> Flow:
+        """A flow whose match is in the words of ovs-fields(7), and ``table=5`` if it is not table 0.
+
+        Raises: MalformedFlow.
+        """
+        words = [word for word in match.split(",") if word]
+        tables = [word for word in words if word.startswith("table=")]
+        fields = fields_of(word for word in words if word not in tables)
+        return Flow(cookie, priority, fields, actions, int(tables[0][6:]) if tables else 0)
+
+    @property
+    def identity(self) -> tuple[int, int, bytes]:
+        """What is unique on a bridge."""
+        return self.table, self.priority, self.fields
+
+    @property
+    def match(self) -> str:
+        """The match in words, sorted."""
+        return ",".join(sorted([f"table={self.table}"] * bool(self.table) + words_of(self.fields)))
+
+    def __str__(self) -> str:
+        return f"cookie={self.cookie:#x},priority={self.priority},{self.match}"

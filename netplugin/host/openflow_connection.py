@@ -1,0 +1,132 @@
+"""A connection to the management socket of one OVS bridge: requests go out together, answers come back."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
+from netplugin.host import openflow_messages as m
+from netplugin.host.processes import remaining
+
+STEP = "openflow"
+_CHUNK = 1 << 18  # bytes
+
+
+class Connection:
+    """One OpenFlow 1.4 connection. Not thread-safe.
+
+    After an error its state is unknown: close it. vswitchd sends nothing by itself on this socket
+    but echo requests, if at all (``ofconn_receives_async_msg`` in ofproto/connmgr.c).
+    """
+
+    def __init__(self, path: Path, deadline: float) -> None:
+        """Connect. Raises: HostError, OperationTimeout."""
+        self._path = path
+        self._splitter = m.Splitter()
+        self._unsent = bytearray(m.hello(0))  # goes out with the first request
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(max(remaining(deadline), 0.001))  # until the queue has room
+            self._socket.connect(str(path))
+            self._socket.setblocking(False)
+        except OSError as error:
+            self._socket.close()
+            if isinstance(error, TimeoutError):
+                raise self._late() from error
+            raise HostError(f"{path}: {error.strerror or error}", step=STEP, fix=_fix(path)) from error
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def alive(self) -> bool:
+        """Whether vswitchd has this connection open still. Takes what has come meanwhile."""
+        try:
+            while data := self._socket.recv(_CHUNK):
+                for message in self._splitter.feed(data):
+                    self._serve(message)
+        except BlockingIOError:
+            return True
+        except (OSError, m.Malformed, NetpluginError):
+            return False
+        return False
+
+    def exchange(self, requests: Sequence[bytes], deadline: float) -> list[m.Message]:
+        """Send the requests, whose transaction ids are 1, 2 and so on, and return all answers to them.
+
+        A barrier follows them, so the end is known of answers of which there may be several, or none.
+        Answers may be errors, also to what was sent before: a commit brings those of its bundle.
+
+        Raises: HostError if vswitchd closes the connection or does not speak OpenFlow 1.4,
+        OperationTimeout.
+        """
+        last = len(requests) + 1
+        self._unsent += b"".join(requests) + m.barrier(last)
+        answers: list[m.Message] = []
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLOUT)
+        while True:
+            if not self._unsent:
+                poll.modify(self._socket, select.POLLIN)
+            if not poll.poll(math.ceil(remaining(deadline) * 1000)):
+                raise self._late()
+            self._send()
+            for message in self._receive():
+                if message.kind == m.BARRIER_REPLY and message.xid == last:
+                    self._send()  # the answer to an echo request
+                    return answers
+                if not self._serve(message) and message.xid:
+                    answers.append(message)
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent[:_CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # what vswitchd sent before it closed the connection is read
+
+    def _receive(self) -> list[m.Message]:
+        """The messages that have come whole. Raises: HostError."""
+        try:
+            data = self._socket.recv(_CHUNK)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise self._closed(os.strerror(error.errno or 0)) from error
+        if not data:
+            raise self._closed("vswitchd has closed the connection")
+        try:
+            return list(self._splitter.feed(data))
+        except m.Malformed as error:
+            raise HostError(f"{self._path}: {error}", step=STEP, fix=_fix(self._path)) from error
+
+    def _serve(self, message: m.Message) -> bool:
+        """Do what a message asks for that is no answer; False if it may be one. Raises: HostError."""
+        if message.kind == m.ECHO_REQUEST:
+            self._unsent += m.message(m.ECHO_REPLY, message.xid, message.body)
+        elif message.kind == m.HELLO and not m.speaks(message):
+            bridge = self._path.stem
+            raise HostError(
+                f"{bridge} does not speak OpenFlow 1.4",
+                step=STEP,
+                fix=f"ovs-vsctl add bridge {bridge} protocols OpenFlow14",
+            )
+        else:
+            return message.kind == m.HELLO
+        return True
+
+    def _closed(self, why: str) -> HostError:
+        return HostError(f"{self._path}: {why}", step=STEP, fix=_fix(self._path))
+
+    def _late(self) -> OperationTimeout:
+        return OperationTimeout(f"ovs-vswitchd did not answer at {self._path} in time", step=STEP)
+
+
+def _fix(path: Path) -> str:
+    return f"look whether ovs-vswitchd runs and has the bridge {path.stem}: ovs-ofctl show {path.stem}"

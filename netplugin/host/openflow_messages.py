@@ -1,0 +1,259 @@
+"""The messages of OpenFlow 1.4 that we exchange with an OVS bridge, as bytes (pure).
+
+The structures are those of the OpenFlow Switch Specification 1.4.0, section 7; its names are in the
+comments. All numbers are big-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from netplugin.host.flow import Flow
+from netplugin.host.oxm import MalformedFlow, read_fields
+
+VERSION = 5
+# ofp_type
+HELLO, ERROR, ECHO_REQUEST, ECHO_REPLY = 0, 1, 2, 3
+GET_CONFIG_REQUEST, GET_CONFIG_REPLY, SET_CONFIG = 7, 8, 9
+_FLOW_MOD, _MULTIPART_REQUEST, _MULTIPART_REPLY = 14, 18, 19
+_BARRIER_REQUEST, BARRIER_REPLY, BUNDLE_CONTROL, _BUNDLE_ADD = 20, 21, 33, 34
+
+_HEADER = struct.Struct(">BBHI")
+_MOST = 0xFFFF  # bytes of a message
+_ANY = 0xFFFFFFFF
+_ANY_TABLE = 0xFF
+_ADD, _DELETE, _DELETE_STRICT = 0, 3, 4  # ofp_flow_mod_command
+_FLOW_MOD_BODY = struct.Struct(">QQBBHHHIIIHH")
+_STATS_REQUEST = struct.Struct(">HH4xB3xII4xQQ")
+_STATS = struct.Struct(">HBxIIHHHHH2xQQQ")  # ofp_flow_stats
+_FLOW_STATS = 1  # OFPMP_FLOW
+_MORE = 1  # OFPMPF_REPLY_MORE
+_APPLY_ACTIONS = 4  # OFPIT_APPLY_ACTIONS
+_OPEN, _COMMIT = 0, 4  # ofp_bundle_ctrl_type
+_ATOMIC_ORDERED = 3
+_BUNDLE = 1
+FIRST_IN_BUNDLE = 2
+_CONFIG = struct.Struct(">HH")
+_FRAGMENTS_MATCHED = 3  # OFPC_NX_FRAG_MATCH (include/openflow/openflow-common.h of OVS)
+
+#: The codes that a flow or a bundle may bring, by ofp_error_type, as OVS names them.
+_ERRORS = {
+    1: (
+        "OFPBRC_BAD_VERSION BAD_TYPE BAD_STAT BAD_VENDOR BAD_SUBTYPE EPERM BAD_LEN BUFFER_EMPTY "
+        "BUFFER_UNKNOWN BAD_TABLE_ID IS_SECONDARY BAD_PORT BAD_PACKET MULTIPART_BUFFER_OVERFLOW"
+    ),
+    2: (
+        "OFPBAC_BAD_TYPE BAD_LEN BAD_VENDOR BAD_VENDOR_TYPE BAD_OUT_PORT BAD_ARGUMENT EPERM TOO_MANY "
+        "BAD_QUEUE BAD_OUT_GROUP MATCH_INCONSISTENT UNSUPPORTED_ORDER BAD_TAG BAD_SET_TYPE BAD_SET_LEN "
+        "BAD_SET_ARGUMENT"
+    ),
+    3: (
+        "OFPBIC_UNKNOWN_INST UNSUP_INST BAD_TABLE_ID UNSUP_METADATA UNSUP_METADATA_MASK BAD_EXPERIMENTER "
+        "BAD_EXP_TYPE BAD_LEN EPERM DUP_INST"
+    ),
+    4: (
+        "OFPBMC_BAD_TYPE BAD_LEN BAD_TAG BAD_DL_ADDR_MASK BAD_NW_ADDR_MASK BAD_WILDCARDS BAD_FIELD BAD_VALUE "
+        "BAD_MASK BAD_PREREQ DUP_FIELD EPERM"
+    ),
+    5: (
+        "OFPFMFC_UNKNOWN TABLE_FULL BAD_TABLE_ID OVERLAP EPERM BAD_TIMEOUT BAD_COMMAND BAD_FLAGS CANT_SYNC "
+        "BAD_PRIORITY"
+    ),
+    17: (
+        "OFPBFC_UNKNOWN EPERM BAD_ID BUNDLE_EXIST BUNDLE_CLOSED OUT_OF_BUNDLES BAD_TYPE BAD_FLAGS "
+        "MSG_BAD_LEN MSG_BAD_XID MSG_UNSUP MSG_CONFLICT MSG_TOO_MANY MSG_FAILED TIMEOUT BUNDLE_IN_PROGRESS"
+    ),
+}
+
+
+class Malformed(ValueError):
+    """Bytes that are no message of OpenFlow 1.4, or a message that is not what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message that was received; ``body`` is without the header."""
+
+    version: int
+    kind: int
+    xid: int
+    body: bytes
+
+
+class Splitter:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are whole with ``data``. Raises: Malformed."""
+        self._rest += data
+        at = 0
+        try:
+            while len(self._rest) - at >= _HEADER.size:
+                version, kind, length, xid = _HEADER.unpack_from(self._rest, at)
+                if length < _HEADER.size or (version != VERSION and kind not in (HELLO, ERROR)):
+                    raise Malformed(f"no OpenFlow 1.4: {bytes(self._rest[at : at + 16]).hex(' ')}")
+                if len(self._rest) - at < length:
+                    return
+                body = bytes(self._rest[at + _HEADER.size : at + length])
+                at += length
+                yield Message(version, kind, xid, body)
+        finally:
+            del self._rest[:at]
+
+
+def message(kind: int, xid: int, body: bytes = b"") -> bytes:
+    """A message. Raises: Malformed if it is too long for one."""
+    length = _HEADER.size + len(body)
+    if length > _MOST:
+        raise Malformed(f"a message of {length} bytes")
+    return _HEADER.pack(VERSION, kind, length, xid) + body
+
+
+def hello(xid: int) -> bytes:
+    """OFPT_HELLO that offers version 1.4 only (OFPHET_VERSIONBITMAP)."""
+    return message(HELLO, xid, struct.pack(">HHI", 1, 8, 1 << VERSION))
+
+
+def speaks(greeting: Message) -> bool:
+    """Whether who sent this OFPT_HELLO speaks version 1.4 (section 6.3.1)."""
+    if greeting.body[:4] == struct.pack(">HH", 1, 8) and len(greeting.body) >= 8:
+        return bool(int.from_bytes(greeting.body[4:8], "big") >> VERSION & 1)
+    return greeting.version >= VERSION
+
+
+def barrier(xid: int) -> bytes:
+    """Answered after all that was sent before."""
+    return message(_BARRIER_REQUEST, xid)
+
+
+# -- Flows. --------------------------------------------------------------------------------------------
+
+
+def _match(fields: bytes) -> bytes:
+    """An ofp_match; its length is without the padding (OFPMT_OXM)."""
+    return struct.pack(">HH", 1, 4 + len(fields)) + fields + bytes(-(4 + len(fields)) % 8)
+
+
+def _flow_mod(command: int, cookie: int, mask: int, table: int, priority: int, rest: bytes) -> bytes:
+    return _FLOW_MOD_BODY.pack(cookie, mask, table, command, 0, 0, priority, _ANY, _ANY, _ANY, 0, 0) + rest
+
+
+def add(flow: Flow) -> bytes:
+    """The body of an OFPT_FLOW_MOD that adds a flow, or replaces the one of the same identity."""
+    apply = struct.pack(">HH4x", _APPLY_ACTIONS, 8 + len(flow.actions)) + flow.actions
+    rest = _match(flow.fields) + (apply if flow.actions else b"")
+    return _flow_mod(_ADD, flow.cookie, 0, flow.table, flow.priority, rest)
+
+
+def delete(cookie: int) -> bytes:
+    """The body that deletes the flows of a cookie, from all tables."""
+    return _flow_mod(_DELETE, cookie, (1 << 64) - 1, _ANY_TABLE, 0, _match(b""))
+
+
+def delete_strict(flow: Flow) -> bytes:
+    """The body that deletes one flow, if it has the cookie."""
+    rest = _match(flow.fields)
+    return _flow_mod(_DELETE_STRICT, flow.cookie, (1 << 64) - 1, flow.table, flow.priority, rest)
+
+
+def bundle(flow_mods: Iterable[bytes]) -> list[bytes]:
+    """Open an atomic bundle of the bodies, whose transaction ids begin with ``FIRST_IN_BUNDLE``.
+
+    It is to be committed when all are known to be in it: OVS commits a bundle without the messages that
+    it has refused.
+    """
+    head = struct.pack(">I2xH", _BUNDLE, _ATOMIC_ORDERED)
+    # What is in the bundle has the same id as the message that adds it (OFPBFC_MSG_BAD_XID).
+    added = [
+        message(_BUNDLE_ADD, xid, head + message(_FLOW_MOD, xid, body))
+        for xid, body in enumerate(flow_mods, FIRST_IN_BUNDLE)
+    ]
+    return [_bundle_control(_OPEN), *added]
+
+
+def commit() -> bytes:
+    """Commit the bundle, as transaction 1."""
+    return _bundle_control(_COMMIT)
+
+
+def _bundle_control(kind: int) -> bytes:
+    return message(BUNDLE_CONTROL, 1, struct.pack(">IHH", _BUNDLE, kind, _ATOMIC_ORDERED))
+
+
+def request_flows(xid: int, cookie: int, mask: int) -> bytes:
+    """Ask for the flows of all tables whose cookie is the same in the bits of ``mask`` (OFPMP_FLOW)."""
+    body = _STATS_REQUEST.pack(_FLOW_STATS, 0, _ANY_TABLE, _ANY, _ANY, cookie, mask)
+    return message(_MULTIPART_REQUEST, xid, body + _match(b""))
+
+
+def read_flows(reply: Message) -> tuple[list[Flow], bool]:
+    """The flows of a part of the answer, and whether more parts follow. Raises: Malformed."""
+    data = reply.body
+    if reply.kind != _MULTIPART_REPLY or data[:2] != _FLOW_STATS.to_bytes(2, "big") or len(data) < 8:
+        raise Malformed("a multipart reply that is not of flows")
+    flows, at = [], 8
+    while at < len(data):
+        if len(data) - at < _STATS.size:
+            raise Malformed("a part of a flow")
+        length, table, _, _, priority, *options, cookie, _, _ = _STATS.unpack_from(data, at)
+        rest = data[at + _STATS.size : at + length]
+        at += length
+        if length < _STATS.size or at > len(data):
+            raise Malformed("a flow that ends behind its message")
+        fields, actions = _read_rule(rest)
+        flows.append(Flow(cookie, priority, fields, actions, table, tuple(options)))
+    return flows, bool(data[3] & _MORE)
+
+
+def _read_rule(rest: bytes) -> tuple[bytes, bytes]:
+    """The fields and the actions. Raises: Malformed."""
+    length = int.from_bytes(rest[2:4], "big")
+    behind = -(-length // 8) * 8
+    if rest[:2] != b"\0\1" or length < 4 or behind > len(rest):
+        raise Malformed("a flow without an OXM match")
+    try:
+        fields = read_fields(rest[4:length])
+    except MalformedFlow as error:
+        raise Malformed(str(error)) from error
+    instructions = rest[behind:]
+    if not instructions:
+        return fields, b""
+    if instructions[:4] == struct.pack(">HH", _APPLY_ACTIONS, len(instructions) & _MOST):
+        return fields, instructions[8:]
+    return fields, b"instructions " + instructions  # no actions of ours: they differ from all
+
+
+# -- Fragments. ----------------------------------------------------------------------------------------
+
+
+def match_fragments(xid: int) -> bytes:
+    """Match L4 ports of first fragments; the bridge sends no frame to us (miss_send_len 0)."""
+    return message(SET_CONFIG, xid, _CONFIG.pack(_FRAGMENTS_MATCHED, 0))
+
+
+def fragments_matched(reply: Message) -> bool:
+    """Read OFPT_GET_CONFIG_REPLY. Raises: Malformed."""
+    if len(reply.body) != _CONFIG.size:
+        raise Malformed("a configuration of another length")
+    return bool(_CONFIG.unpack(reply.body)[0] == _FRAGMENTS_MATCHED)
+
+
+# -- Errors. -------------------------------------------------------------------------------------------
+
+
+def error_name(reply: Message) -> str:
+    """The name of an OFPT_ERROR, such as ``OFPBAC_BAD_OUT_GROUP``; numbers if it has none here.
+
+    Raises: Malformed.
+    """
+    if len(reply.body) < 4:
+        raise Malformed("an error without a code")
+    kind, code = struct.unpack_from(">HH", reply.body)
+    prefix, _, names = _ERRORS.get(kind, "").partition("_")
+    known = names.split()
+    return f"{prefix}_{known[code]}" if code < len(known) else f"error type {kind}, code {code}"

@@ -1,0 +1,72 @@
+"""Flows of all that the product writes, and the flow statistics that a switch would send of them."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+
+from drivers.dpdkvhostuser import tunnels
+from drivers.ovs.filters import bridge_flows, foreign_flows, port_flows, relay_flows
+from netplugin.api.models import NetworkSpec, PortSpec
+from netplugin.backend import Overlay
+from netplugin.host import openflow_messages as m
+from netplugin.host.flow import Flow
+
+ADDRESSES = [
+    {"ip": "10.0.0.5"},
+    {"ip": "10.1.0.0/16"},
+    {"ip": "2001:db8::/64"},
+    {"ip": "2001:db8::7"},
+    {"ip": "fe80::1", "mac": "52:54:00:00:00:09"},
+]
+EVERY_MODE = [
+    {**security, "roles": roles}
+    for security in ({}, {"enabled": False}, {"allowed_addresses": ADDRESSES})
+    for roles in ([], ["router"], ["dhcp_server"])
+]
+
+
+def spec_of(**security: object) -> PortSpec:
+    return PortSpec.model_validate(
+        {
+            "vm_id": "vm",
+            "mac": "52:54:00:00:00:01",
+            "backend": "dpdkvhostuser",
+            "network": {"type": "flat", "physical_network": "net1"},
+            "port_security": security,
+        }
+    )
+
+
+def of_filters() -> set[Flow]:
+    """Each port has an ofport of its own."""
+    flows = {*bridge_flows([0xFFFE, 900]), *foreign_flows("foreign", 901)}
+    for number, security in enumerate(EVERY_MODE, 1):
+        flows |= port_flows(f"p{number}", number, spec_of(**security))
+        flows |= relay_flows(f"r{number}", 100 + number, 200 + number, spec_of(**security))
+    return flows
+
+
+def of_tunnels() -> set[Flow]:
+    flows = {*tunnels.base_flows()}
+    for number, peers in enumerate((("10.9.0.1", "10.9.0.2", "10.9.0.3"), ("fd00::1", "fd00::2"))):
+        overlay = Overlay(f"n{number}", NetworkSpec(type="vxlan", vni=5001 + number, peers=peers), 7 + number)
+        flows |= tunnels.network_flows(overlay, peers[0], 2, 1)
+    return flows
+
+
+def statistics(*flows: Flow, xid: int = 1, more: bool = False) -> bytes:
+    """The part of a multipart reply (OFPMP_FLOW) with these flows."""
+    body = struct.pack(">HH4x", 1, int(more))
+    for flow in flows:
+        rule = m.add(flow)[40:]
+        head = (48 + len(rule), flow.table, 1, 2, flow.priority, *flow.options, flow.cookie, 3, 4)
+        body += struct.pack(">HBxIIHHHHH2xQQQ", *head) + rule
+    return m.message(19, xid, body)
+
+
+def messages(data: bytes, size: int) -> list[m.Message]:
+    """The messages in bytes that come in parts of this size."""
+    splitter = m.Splitter()
+    parts = (data[at : at + size] for at in range(0, len(data), size))
+    return list(itertools.chain.from_iterable(splitter.feed(part) for part in parts))
