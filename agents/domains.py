@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, Literal
 
 from agents.host import HostView
+from agents.off_loop import OffLoop
 from agents.store.store import Store
 from netplugin.api.errors import (
     BackendUnavailable,
@@ -68,12 +69,14 @@ class Domains:
         view: HostView,
         ports: Callable[[str], list[Port]],
         vfs: Callable[[], Awaitable[list[VfInfo]]],
+        off_loop: OffLoop,
     ) -> None:
         self._store = store
         self._in_thread = store.database.in_thread
         self._view = view
         self._ports = ports
         self._vfs = vfs
+        self._compute = off_loop.compute
 
     async def render(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
         """Add the VM's NICs to the domain and, if the policy requests it, place the VM.
@@ -87,20 +90,18 @@ class Domains:
         OperationTimeout, HostError.
         """
         bindings = [_active(port) for port in self._of(vm_id, RENDER)]
-        domain = parse_domain(request.xml, RENDER)
+        domain = await self._compute(parse_domain, request.xml, RENDER)
         if request.policy.pin or request.policy.realtime:
             scene = await self._view.within(self._planned)
             await self._in_thread(self._render_placed, vm_id, domain, bindings, request.policy, scene)
-            return RenderedDomain(xml=written(domain))
+            return RenderedDomain(xml=await self._compute(written, domain))
         await self._refuse_bad_pins(domain)
-        complete(domain, bindings)
-        keep_memory_on(domain, nodes_asked(bindings, request.policy))
-        return RenderedDomain(xml=written(domain))
+        return await self._compute(_completed, domain, bindings, request.policy)
 
     async def check(self, vm_id: str, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing domain. Raises: NotFound, InvalidRequest."""
         ports = self._of(vm_id, CHECK)
-        domain = parse_domain(request.xml, CHECK)
+        domain = await self._compute(parse_domain, request.xml, CHECK)
         findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
         ground, live = None, frozenset[int]()
         try:
@@ -181,6 +182,12 @@ class Domains:
             return
         if ground is not None:
             refuse_pmd(domain, ground)
+
+
+def _completed(domain: Element, bindings: list[Binding], policy: DomainPolicy) -> RenderedDomain:
+    complete(domain, bindings)
+    keep_memory_on(domain, nodes_asked(bindings, policy))
+    return RenderedDomain(xml=written(domain))
 
 
 def _active(port: Port) -> Binding:

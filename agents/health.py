@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from agents.host import HostView
+from agents.off_loop import OffLoop
 from agents.ports.drift import CHECK_S
 from agents.ports.orphans import sentences
+from agents.ports.reconciler import Reconciler
 from agents.store.marks import store_findings
 from agents.store.store import Store
 from agents.worker import BackendWorker, ask
-from netplugin.api.errors import BackendUnavailable, NetpluginError, Overloaded
+from netplugin.api.errors import BackendUnavailable, NetpluginError, OperationTimeout, Overloaded
 from netplugin.api.models import BackendInfo, Finding
 from netplugin.host.supervisor import Supervisor
 
@@ -31,6 +34,7 @@ class Health:
         broken: Mapping[str, str],
         supervisor: Supervisor,
         timeout_s: float,
+        off_loop: OffLoop,
         network_findings: Callable[[], list[Finding]] = list,
     ) -> None:
         """``network_findings`` are those about physical networks that belong to no backend."""
@@ -40,25 +44,22 @@ class Health:
         self._broken = broken
         self._supervisor = supervisor
         self._timeout_s = timeout_s
+        self._off_loop = off_loop
         self._network_findings = network_findings
 
-    def backends(self) -> list[BackendInfo]:
-        """The enabled backends, with their features and facts on this host."""
+    async def backends(self) -> list[BackendInfo]:
+        """The enabled backends, with their features and facts on this host; unusable if it hangs."""
         infos = [BackendInfo(name=n, usable=False, reason=why) for n, why in self._broken.items()]
-        for name, worker in self._workers.items():
-            reconciler = worker.reconciler
-            state, extras = reconciler.usable(), reconciler.extras
-            infos.append(
-                BackendInfo(
-                    name=name,
-                    usable=state.usable,
-                    reason=state.reason,
-                    fix=state.fix,
-                    features=extras.features.offered() if extras.features else reconciler.backend.features,
-                    facts=dict(extras.facts.facts()) if extras.facts else {},
-                )
-            )
+        infos += await asyncio.gather(*(self._info(name) for name in self._workers))
         return sorted(infos, key=lambda info: info.name)
+
+    async def _info(self, name: str) -> BackendInfo:
+        reconciler = self._workers[name].reconciler
+        try:
+            return await self._off_loop.look(partial(_looked_at, name, reconciler), f"backend {name}")
+        except OperationTimeout as hangs:
+            features = reconciler.backend.features
+            return BackendInfo(name=name, usable=False, reason=hangs.detail, fix=hangs.fix, features=features)
 
     def not_loaded(self, backend: str, port_id: str | None = None) -> BackendUnavailable:
         """Why the ports of a backend that is not loaded cannot be managed."""
@@ -89,7 +90,7 @@ class Health:
         except NetpluginError as error:
             findings.append(_unseen("host", error, "the host can be looked at"))
         findings += await self._store.database.in_thread(store_findings, self._store)  # it reads files
-        findings += await asyncio.to_thread(self._network_findings)
+        findings += await self._off_loop.look(self._network_findings, "physical networks")
         for name, worker in self._workers.items():
             try:
                 findings += await ask(worker, self._timeout_s, worker.reconciler.findings)
@@ -97,7 +98,7 @@ class Health:
                 raise
             except NetpluginError as error:
                 findings.append(_unseen(name, error, f"backend {name} can look at the host"))
-        findings += [_unusable(info) for info in self.backends() if not info.usable]
+        findings += [_unusable(info) for info in await self.backends() if not info.usable]
         findings += self._unseen_ports()
         return list(dict.fromkeys(findings))  # backends that share NICs return the same findings
 
@@ -118,9 +119,9 @@ class Health:
             )
         return findings
 
-    def unready(self) -> list[str]:
+    async def unready(self) -> list[str]:
         """The reasons why the agent is not ready; empty if it is."""
-        reasons = [f"{b.name}: {b.reason}" for b in self.backends() if not b.usable]
+        reasons = [f"{b.name}: {b.reason}" for b in await self.backends() if not b.usable]
         reasons += [
             f"{name}: the host has not been looked at yet"
             for name, worker in self._workers.items()
@@ -144,6 +145,19 @@ class Health:
             for name, worker in self._workers.items()
             if worker.stuck_s() > _STUCK_S
         ]
+
+
+def _looked_at(name: str, reconciler: Reconciler) -> BackendInfo:
+    """Reads the host."""
+    state, extras = reconciler.usable(), reconciler.extras
+    return BackendInfo(
+        name=name,
+        usable=state.usable,
+        reason=state.reason,
+        fix=state.fix,
+        features=extras.features.offered() if extras.features else reconciler.backend.features,
+        facts=dict(extras.facts.facts()) if extras.facts else {},
+    )
 
 
 def _unseen(name: str, error: NetpluginError, expected: str) -> Finding:

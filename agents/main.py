@@ -49,6 +49,9 @@ LOG = logging.getLogger(__name__)
 _FIRST_LOOK_S = 5.0
 # Seconds between looks for backends that have become usable or unusable.
 _COMPARE_S = 1.0
+# Seconds after which a thread that computes lets others go on; Python's default is 5 ms. A call is handed
+# from thread to thread, and waits that long each time while a look at a thousand ports computes.
+_SWITCH_S = 0.001
 # Seconds after SIGTERM: refuse queued calls, finish calls in progress, terminate the process.
 _REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
@@ -68,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="an oslo.config file; may be given several times, later ones win",
     )
     arguments = parser.parse_args(argv)
+    sys.setswitchinterval(_SWITCH_S)
     try:
         conf = options.load(arguments.config_file)
         _log_to_stderr(conf.log_level)
@@ -116,10 +120,10 @@ def _run(
     loaded = backends.load(conf.agent.enabled_backends, conf, host)
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
-    tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor)
+    tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
     app = http.build(service, tasks, metrics, _platform(conf, service))
     rules = BodyRules(tuple(conf.agent.service_devices), service.moved_by)
-    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, rules)
+    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, service.off_loop, rules)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(
         uvicorn.Config(
@@ -177,7 +181,7 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, server.read_credentials_again)
-    service.start()
+    await asyncio.to_thread(service.start)  # it writes events
     service.teams.start()
     await tasks.start(app)
     heartbeat = asyncio.create_task(_heartbeat(service, supervisor))

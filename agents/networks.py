@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from agents.network_changes import Limits, OneAtATime, Until, apply_on
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker
+from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import Conflict, FieldError, NotFound
 from netplugin.api.models import NetworkInfo, NetworkSpec
 from netplugin.backend import Overlay
@@ -25,16 +26,18 @@ class Networks:
         self._in_thread = store.database.in_thread
         self._one_at_a_time = OneAtATime(timeout_s)
 
-    async def put(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
+    async def put(
+        self, network_id: str, spec: NetworkSpec, condition: Condition = NO_CONDITION
+    ) -> NetworkInfo:
         """Create or update a network; changing its peers does not affect its ports.
 
         If some ports cannot be updated, they are in ``errors``, and the others are updated.
 
-        Raises: Conflict for fields that cannot change while there are ports, CapacityExhausted,
-        errors of the host; then the network is unchanged.
+        Raises: PreconditionFailed, Conflict for fields that cannot change while there are ports,
+        CapacityExhausted, errors of the host; then the network is unchanged.
         """
         async with self._one_at_a_time.turn() as limits:
-            before, network = await self._in_thread(self._save, network_id, spec)
+            before, network = await self._in_thread(self._save, network_id, spec, condition)
             spread = await self._converge(network_id, limits.change)
             if not spread.reached:
                 await self._go_back(network_id, before, limits)
@@ -43,34 +46,39 @@ class Networks:
             for failure in spread.failures:
                 LOG.warning("network %s: %s", network_id, failure)
             errors = tuple(failure.problem() for failure in spread.failures)
-            return self._info(network).model_copy(update={"errors": errors})
+            info = self._info(network, len(self._store.ports_on(network_id)))
+            return info.model_copy(update={"errors": errors})
 
-    async def delete(self, network_id: str) -> None:
-        """Delete the network. Raises: Conflict if it has ports."""
+    async def delete(self, network_id: str, condition: Condition = NO_CONDITION) -> None:
+        """Delete the network. Raises: PreconditionFailed; Conflict if it has ports."""
         async with self._one_at_a_time.turn():
-            await self._in_thread(self._store.forget_network, network_id)
+            await self._in_thread(self._forget, network_id, condition)
 
     def get(self, network_id: str) -> NetworkInfo:
         """Raises: NotFound."""
         network = self._store.network(network_id)
         if network is None:
             raise NotFound(f"there is no network {network_id}", step="lookup")
-        return self._info(network)
+        return self._info(network, len(self._store.ports_on(network_id)))
 
-    def all(self) -> list[NetworkInfo]:
-        return [self._info(network) for network in self._store.networks()]
+    def all(self) -> Iterator[NetworkInfo]:
+        """Ordered by network id."""
+        ports = self._store.ports_by_network()
+        return (self._info(network, ports[network.network_id]) for network in self._store.networks())
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _info(self, network: Overlay) -> NetworkInfo:
+    def _info(self, network: Overlay, ports: int) -> NetworkInfo:
         return NetworkInfo(
             network_id=network.network_id,
             spec=network.spec,
             local_vlan=network.local_vlan,
-            ports=len(self._store.ports_on(network.network_id)),
+            ports=ports,
         )
 
-    def _save(self, network_id: str, spec: NetworkSpec) -> tuple[Overlay | None, Overlay]:
+    def _save(
+        self, network_id: str, spec: NetworkSpec, condition: Condition
+    ) -> tuple[Overlay | None, Overlay]:
         """Save the spec and return the network before and after.
 
         It runs in the database thread, and so after earlier changes whose callers were cancelled.
@@ -78,9 +86,16 @@ class Networks:
         held = {} if self._store.network(network_id) else self._held()
         with self._store.database.lock:  # no port may be added meanwhile
             before = self._store.network(network_id)
+            is_done = before is not None and before.spec == spec
+            condition.require(f"network {network_id}", _tag(before), is_done=is_done)
             if before is not None:
                 self._refuse_fixed(before, spec)
             return before, self._store.save_network(network_id, spec, held)
+
+    def _forget(self, network_id: str, condition: Condition) -> None:
+        with self._store.database.lock:
+            condition.require_missing_or(f"network {network_id}", _tag(self._store.network(network_id)))
+            self._store.forget_network(network_id)
 
     def _refuse_fixed(self, before: Overlay, spec: NetworkSpec) -> None:
         """Refuse changes other than the peers: they are in use on other hosts and in the VMs."""
@@ -119,3 +134,7 @@ class Networks:
         await self._in_thread(self._store.save_network, network_id, before.spec)
         for failure in (await self._converge(network_id, limits.undo)).failures:
             LOG.warning("network %s goes back: %s", network_id, failure)
+
+
+def _tag(network: Overlay | None) -> str | None:
+    return None if network is None else intent_tag(network.spec)

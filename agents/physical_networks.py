@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from pathlib import Path
 
 from agents.network_changes import Limits, OneAtATime, Until, apply_on
 from agents.ports.drift import NetworkOutcome, of_network
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from agents.worker import BackendWorker
+from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import (
     Conflict,
     FieldError,
@@ -69,13 +70,16 @@ class PhysicalNetworkService:
         self._one_at_a_time = OneAtATime(timeout_s)
         self._publish()
 
-    async def put(self, name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
+    async def put(
+        self, name: str, spec: PhysicalNetworkSpec, condition: Condition = NO_CONDITION
+    ) -> PhysicalNetworkInfo:
         """Create or change a network, and wait until the host has what it keeps.
 
-        Raises: InvalidRequest, Conflict, Unsupported, errors of the host; then nothing is changed.
+        Raises: PreconditionFailed, InvalidRequest, Conflict, Unsupported, errors of the host; then
+        nothing is changed.
         """
         async with self._one_at_a_time.turn() as limits:
-            saved = await self._in_thread(self._save, name, spec)
+            saved = await self._in_thread(self._save, name, spec, condition)
             outcome = await self._converge(name, saved.backends, limits.change)
             if not outcome.reached:
                 if saved.before != spec:
@@ -87,13 +91,13 @@ class PhysicalNetworkService:
             info = await self._in_thread(self.get, name)
             return info.model_copy(update={"errors": errors})
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, name: str, condition: Condition = NO_CONDITION) -> None:
         """Delete a network that the API made; no error if there is none.
 
         Raises: Conflict if it has ports, or is of the configuration; errors of the host, and then it stays.
         """
         async with self._one_at_a_time.turn() as limits:
-            saved = await self._in_thread(self._forget, name)
+            saved = await self._in_thread(self._forget, name, condition)
             outcome = await self._converge(name, saved.backends, limits.change, gone=True)
             if not outcome.reached:
                 await self._go_back(name, saved, limits)
@@ -105,8 +109,9 @@ class PhysicalNetworkService:
             return info
         raise NotFound(f"there is no physical network {name}", step="lookup")
 
-    async def all(self) -> list[PhysicalNetworkInfo]:
-        return await asyncio.to_thread(lambda: list(self._infos(None)))
+    def all(self) -> list[PhysicalNetworkInfo]:
+        """Ordered by name. Reads files."""
+        return list(self._infos(None))
 
     def findings(self) -> list[Finding]:
         """The findings about devices, and about stored networks that are not in force. Reads files."""
@@ -172,11 +177,14 @@ class PhysicalNetworkService:
     def _publish(self) -> None:
         self._registry.replace_stored(self._store.physical_networks.all())
 
-    def _save(self, name: str, spec: PhysicalNetworkSpec) -> _Saved:
+    def _save(self, name: str, spec: PhysicalNetworkSpec, condition: Condition) -> _Saved:
         """Check and store a network. It runs in the database thread, after earlier changes."""
         self._check_backends(name, spec)
         with self._store.database.lock:  # no port may be added meanwhile
             now, stored = self._registry.now, self._store.physical_networks.all()
+            there = now.configured.get(name) or stored.get(name)
+            is_done = there is not None and completed(name, there) == completed(name, spec)
+            condition.require(f"physical network {name}", _tag(name, there), is_done=is_done)
             if name in now.configured:
                 self._refuse_unless_same(name, spec, now.configured[name])
                 return _Saved(stored.get(name), ())
@@ -189,9 +197,11 @@ class PhysicalNetworkService:
                 self._publish()
             return _Saved(before, self._concerned(name, before, spec))
 
-    def _forget(self, name: str) -> _Saved:
+    def _forget(self, name: str, condition: Condition) -> _Saved:
         with self._store.database.lock:  # no port may be added meanwhile
             now, before = self._registry.now, self._store.physical_networks.all().get(name)
+            there = now.configured.get(name) or before
+            condition.require_missing_or(f"physical network {name}", _tag(name, there))
             if before is None and name in now.configured:
                 raise Conflict(
                     f"physical network {name} is of the agent's configuration",
@@ -340,6 +350,18 @@ class PhysicalNetworkService:
             if error.fix is None:
                 return type(error)(f"{error.detail} ({finding.found})", step=error.step, fix=finding.fix)
         return error
+
+
+def tag_of(info: PhysicalNetworkInfo) -> str:
+    """The part of its entity tag that stands for what was requested."""
+    fields = {field: getattr(info, field) for field in PhysicalNetworkSpec.model_fields}
+    return intent_tag(PhysicalNetworkSpec.model_construct(**fields))
+
+
+def _tag(name: str, spec: PhysicalNetworkSpec | None) -> str | None:
+    if spec is None:
+        return None
+    return intent_tag(spec.model_copy(update={"bridge": completed(name, spec).bridge}))
 
 
 def _mtu(spec: PhysicalNetworkSpec) -> int:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from agents.event_streams import EventStreams
@@ -16,6 +16,7 @@ from agents.host import HostView
 from agents.host_events import HostEvents
 from agents.metrics import Metrics, PortCounters
 from agents.networks import Networks
+from agents.off_loop import OffLoop
 from agents.physical_networks import PhysicalNetworkService
 from agents.pmd import Pmd
 from agents.ports.admit import unknown_backend
@@ -26,9 +27,11 @@ from agents.ports.reconciler import Reconciler
 from agents.ports.teams import Teams
 from agents.service_ports import ServicePorts
 from agents.store.marks import StoreMarks
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from agents.worker import BackendWorker, answer, ask
 from netplugin.api.batch_models import Batch, BatchResult, BatchResults, PortFilter, Retag
+from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import (
     Conflict,
     HostError,
@@ -82,6 +85,7 @@ class Service:
         self._backends = backends
         self._broken = broken
         self._timeout_s = float(conf.agent.operation_timeout)
+        self.off_loop = OffLoop()
         quarantines = Quarantines()
         self._workers = {
             name: BackendWorker(
@@ -94,6 +98,7 @@ class Service:
             )
             for name, backend in backends.items()
         }
+        self._domains: Domains | None = None
         self.pmd = Pmd(host, view, store.placements)
         metrics.watch_pmd(self.pmd.scraped)
         metrics.watch_vfs(self._vf_counters)
@@ -107,6 +112,7 @@ class Service:
             broken,
             host.supervisor,
             self._timeout_s,
+            self.off_loop,
             self.physical_networks.findings,
         )
         self.events = EventStreams(store.events, store.database, max(1, conf.api.max_connections // 4))
@@ -121,12 +127,16 @@ class Service:
         )
         self.service_ports = ServicePorts(store, self._put_alone, self._delete_alone, self._describe)
 
-    @cached_property
-    def domains(self) -> Domains:
-        """Imported by the first call, as what it places VMs with is."""
+    async def domains(self) -> Domains:
+        """Imported by the first call, as what it places VMs with is, and not on the event loop."""
+        if self._domains is None:
+            self._domains = await self.off_loop.compute(self._made_domains)
+        return self._domains
+
+    def _made_domains(self) -> Domains:
         from agents.domains import Domains
 
-        return Domains(self._store, self._view, self._nics_of, self.vfs)
+        return Domains(self._store, self._view, self._nics_of, self.vfs, self.off_loop)
 
     def start(self) -> None:
         for worker in self._workers.values():
@@ -144,7 +154,7 @@ class Service:
         """Store an event for each backend that has become usable or unusable since the last call."""
         for worker in self._workers.values():
             # It may read sysfs, and wait for a lock of the kernel.
-            usability = await asyncio.to_thread(worker.reconciler.usable)
+            usability = await self.off_loop.look(worker.reconciler.usable, f"backend {worker.name}")
             await self._in_thread(worker.reconciler.events.usability, usability)
 
     def wait_looked(self, wait_s: float) -> None:
@@ -168,6 +178,7 @@ class Service:
         until = time.monotonic() + _STOP_S
         ended = [worker.stop(until) for worker in self._workers.values()]
         self._view.close()
+        self.off_loop.close()
         if not all(ended):
             return
         for backend in self._backends.values():
@@ -176,19 +187,23 @@ class Service:
 
     # -- ports -----------------------------------------------------------------------------------
 
-    async def put(self, port_id: str, spec: PortSpec) -> Port:
+    async def put(self, port_id: str, spec: PortSpec, condition: Condition = NO_CONDITION) -> Port:
         """Create or change a port. Raises: any NetpluginError; then the port is unchanged."""
         self.service_ports.refuse_service(port_id, spec)
         if self.teams.concerns(port_id, spec):
-            return self.describe(await self.teams.put(port_id, spec))
-        return self.describe(await self._put_alone(port_id, spec))
+            return self.describe(await self.teams.put(port_id, spec, condition))
+        return self.describe(await self._put_alone(port_id, spec, None, condition))
 
-    async def delete(self, port_id: str) -> None:
+    async def delete(self, port_id: str, condition: Condition = NO_CONDITION) -> None:
         self.service_ports.refuse_service(port_id)
         if self.teams.concerns(port_id):
-            await self.teams.delete(port_id)
+            await self.teams.delete(port_id, condition)
         else:
-            await self._delete_alone(port_id)
+            await self._delete_alone(port_id, None, condition)
+
+    def intent_tag(self, port: Port) -> str:
+        """The part of the entity tag of a port that stands for what was requested."""
+        return intent_tag(port.spec, self._store.stamp(port.port_id))
 
     async def batch(self, batch: Batch) -> BatchResults:
         """Run a batch; all of its ports are queued before the first result is awaited."""
@@ -239,11 +254,13 @@ class Service:
         self._queue([call for _, call in calls if isinstance(call, Put | Delete)])
         return BatchResults(results=[await self._batch_result(port_id, call) for port_id, call in calls])
 
-    def ports(self, wanted: PortFilter) -> list[Port]:
+    def ports(self, wanted: PortFilter) -> Iterator[Port]:
+        """The ports that match and are after the begin of the page, ordered by port id."""
         records = self._store.records(vm_id=wanted.vm_id, backend=wanted.backend, network=wanted.network)
-        ports = [self.describe(record) for record in records if record.spec.device is None]
+        records = [r for r in records if r.spec.device is None and r.port_id > wanted.begin]
+        ports = (self.describe(record) for record in records)
         # Filter by the reported state: see ``_describe``.
-        return [port for port in ports if wanted.state in (None, port.state)]
+        return (port for port in ports if wanted.state in (None, port.state))
 
     def port(self, port_id: str) -> Port:
         record = self._store.get(port_id)
@@ -353,13 +370,24 @@ class Service:
 
     # -- internals -------------------------------------------------------------------------------
 
-    async def _put_alone(self, port_id: str, spec: PortSpec, standby_of: str | None = None) -> Record:
-        record: Record = await self._submit(self._put(port_id, spec, standby_of))
+    async def _put_alone(
+        self,
+        port_id: str,
+        spec: PortSpec,
+        standby_of: str | None = None,
+        condition: Condition = NO_CONDITION,
+    ) -> Record:
+        put = self._put(port_id, spec, standby_of)
+        put.condition = condition
+        record: Record = await self._submit(put)
         return record
 
-    async def _delete_alone(self, port_id: str, standby_of: str | None = None) -> None:
+    async def _delete_alone(
+        self, port_id: str, standby_of: str | None = None, condition: Condition = NO_CONDITION
+    ) -> None:
         operation = self._delete(port_id, standby_of)
         if operation is not None:
+            operation.condition = condition
             await self._submit(operation)
 
     def _is_at_hand(self, port_id: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
+from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NotFound
 from netplugin.api.models import Port, PortSpec
 from netplugin.api.service_models import ServicePort, ServicePortSpec
@@ -16,8 +18,8 @@ class ServicePorts:
     def __init__(
         self,
         store: Store,
-        put: Callable[[str, PortSpec], Awaitable[Record]],
-        delete: Callable[[str], Awaitable[None]],
+        put: Callable[[str, PortSpec, str | None, Condition], Awaitable[Record]],
+        delete: Callable[[str, str | None, Condition], Awaitable[None]],
         describe: Callable[[Record], Port],
     ) -> None:
         self._store = store
@@ -25,18 +27,25 @@ class ServicePorts:
         self._delete = delete
         self._describe = describe
 
-    async def put(self, port_id: str, spec: ServicePortSpec) -> ServicePort:
+    async def put(
+        self, port_id: str, spec: ServicePortSpec, condition: Condition = NO_CONDITION
+    ) -> ServicePort:
         """Create or change a service port. Raises: any NetpluginError; then the port is unchanged."""
         self._refuse_vms(port_id)
-        return self._reported(await self._put(port_id, spec.as_port(port_id)))
+        return self._reported(await self._put(port_id, spec.as_port(port_id), None, condition))
 
-    async def delete(self, port_id: str) -> None:
+    async def delete(self, port_id: str, condition: Condition = NO_CONDITION) -> None:
         """Take the device off its network. Raises: any NetpluginError."""
         self._refuse_vms(port_id)
-        await self._delete(port_id)
+        await self._delete(port_id, None, condition)
 
-    def all(self) -> list[ServicePort]:
-        return [self._reported(record) for record in self._store.records() if record.spec.device]
+    def all(self) -> Iterator[ServicePort]:
+        """Ordered by port id."""
+        return (self._reported(record) for record in self._store.records() if record.spec.device)
+
+    def intent_tag(self, port: ServicePort) -> str:
+        """The part of its entity tag that stands for what was requested."""
+        return intent_tag(port.spec.as_port(port.port_id), self._store.stamp(port.port_id))
 
     def get(self, port_id: str) -> ServicePort:
         """Raises: NotFound."""

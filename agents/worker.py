@@ -119,7 +119,8 @@ class BackendWorker:
         self._begun: float | None = None
         self.looked_once = threading.Event()
         self._supervisor = supervisor
-        self._name = f"lane-{reconciler.backend.name}"
+        self.name = reconciler.backend.name
+        self._name = f"lane-{self.name}"
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -461,7 +462,9 @@ async def answer(
     """
     left = deadline + grace_s - time.monotonic()
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), left)
+        # Not wait_for: its own future takes the event loop another turn.
+        async with asyncio.timeout(max(0.0, left)):
+            return await asyncio.wrap_future(future)
     except TimeoutError:
         raise OperationTimeout(
             "the host did not answer in time; the agent goes on to put it right",

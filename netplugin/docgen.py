@@ -30,6 +30,7 @@ _WHAT_TO_DO = {
     "credential with the role that `detail` names.",
     "not_found": "Check the name; `GET /v1/ports` lists the ports.",
     "conflict": "Delete the port and create it again, or remove the conflicting object: see `fix`.",
+    "precondition_failed": "`GET` the object, decide again, and send the new `ETag`.",
     "unsupported": "Retry without the feature, or use a backend that supports it.",
     "backend_unavailable": "Do what `fix` says and retry. `GET /v1/backends` shows whether the "
     "backend is usable.",

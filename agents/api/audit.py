@@ -6,11 +6,12 @@ tokens, callback URLs beyond the host, or domain XML (which may contain password
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -24,18 +25,20 @@ _MAX_PATH = 512
 class AuditLog:
     """Writes to a file or, without a path, to the agent's log under the key ``audit``.
 
+    A file is written by a thread of its own: a disk that hangs holds up the calls that have an entry, and
+    not the event loop.
     The file may be moved at any time (logrotate): the next entry creates a new one.
     """
 
     def __init__(self, path: Path | None) -> None:
         """Raises: OSError if the file cannot be written."""
         self._path = path
-        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "audit")
         self._file: IO[bytes] | None = None
         if path is not None:
             self._file = self._opened(path)
 
-    def called(
+    async def called(
         self,
         *,
         caller: str,
@@ -68,14 +71,14 @@ class AuditLog:
             entry["callback"] = _host_of(callback)
         if duration_ms is not None:
             entry["duration_ms"] = round(duration_ms, 1)
-        self._write(entry | _shown(path, body))
+        await self._write(entry | _shown(path, body))
 
-    def carried_out(self, taskuuid: str, method: str, target: str, status: int) -> None:
+    async def carried_out(self, taskuuid: str, method: str, target: str, status: int) -> None:
         """Log the execution of an asynchronous call.
 
         The ``accepted`` entry with the same taskuuid has the caller.
         """
-        self._write(
+        await self._write(
             {
                 "event": "carried_out",
                 "taskuuid": taskuuid,
@@ -86,23 +89,25 @@ class AuditLog:
         )
 
     def close(self) -> None:
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
+        self._thread.shutdown()
+        if self._file is not None:
+            self._file.close()
 
-    def _write(self, entry: dict[str, Any]) -> None:
+    async def _write(self, entry: dict[str, Any]) -> None:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
         entry = {"time": f"{stamp}.{int(now % 1 * 1000):03d}Z", **entry}
         if self._path is None:
             LOG.info("%s %s", entry["method"], entry["path"], extra={"audit": entry})
             return
-        line = json.dumps(entry).encode() + b"\n"
-        with self._lock:
-            try:
-                self._current(self._path).write(line)
-            except OSError as failed:  # the call is already done and cannot be refused any more
-                LOG.error("the audit log cannot be written: %s", failed, extra={"audit": entry})
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._append, self._path, entry)
+
+    def _append(self, path: Path, entry: dict[str, Any]) -> None:
+        try:
+            self._current(path).write(json.dumps(entry).encode() + b"\n")
+        except OSError as failed:  # the call is already done and cannot be refused any more
+            LOG.error("the audit log cannot be written: %s", failed, extra={"audit": entry})
 
     def _current(self, path: Path) -> IO[bytes]:
         assert self._file is not None

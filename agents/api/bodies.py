@@ -1,4 +1,4 @@
-"""Checks large request bodies in a thread, before the application validates them.
+"""Validates large request bodies in a thread.
 
 Pydantic validates a body in one call that holds the GIL and so blocks the event loop, and it
 creates an error for each of up to a million invalid values.
@@ -6,15 +6,13 @@ creates an error for each of up to a million invalid values.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import Request
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from netplugin.api.batch_models import BatchPut
+from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.errors import FieldError, InvalidRequest
 
 #: Bodies up to this size in bytes are always validated within a few milliseconds.
@@ -25,38 +23,55 @@ _WIDEST, _LONGEST = 1024, 4096
 _MOST_ERRORS = 100
 
 
-async def refuse_unfit(request: Request) -> None:
-    """Dependency of every route. Raises: InvalidRequest."""
-    body = await request.body()
-    if len(body) > SMALL:
-        await asyncio.to_thread(check, body, is_batch=request.url.path == "/v1/ports:batch")
-
-
-def check(body: bytes, *, is_batch: bool) -> None:
-    """Raises: InvalidRequest for objects or lists that are too large, and for invalid ports of a batch."""
+def parsed_json(body: bytes) -> Any:
+    """Raises: InvalidRequest."""
     try:
-        document = json.loads(body)
+        return json.loads(body)
     except (ValueError, RecursionError):
-        return  # the application reports it
+        raise _invalid([_error((), "could not be parsed as JSON")]) from None
+
+
+def parsed(body: bytes, model: Any) -> Any:
+    """An instance of the model from a large body.
+
+    Raises: InvalidRequest, also for objects or lists that are larger than any of the API.
+    """
+    document = parsed_json(body)
     try:
         for place, message in _too_wide(document, ()):
             raise _invalid([_error(place, message)])
     except RecursionError:
         raise _invalid([_error((), "is nested too deeply")]) from None
-    puts = document.get("put") if is_batch and isinstance(document, dict) else None
+    if model is Batch:
+        document = _with_puts(document)
+    try:
+        return TypeAdapter(model).validate_python(document)
+    except ValidationError as wrong:
+        raise _invalid(list(_errors(wrong, ()))[:_MOST_ERRORS]) from None
+
+
+def _with_puts(document: Any) -> Any:
+    """The batch with its ports as models: one at a time, because pydantic holds the GIL in each call."""
+    puts = document.get("put") if isinstance(document, dict) else None
     if not isinstance(puts, list):
-        return
+        return document
     errors: list[FieldError] = []
+    models: list[BatchPut] = []
     for index, entry in enumerate(puts):
         try:
-            BatchPut.model_validate(entry)
+            models.append(BatchPut.model_validate(entry))
         except ValidationError as wrong:
-            found = wrong.errors(include_url=False, include_context=False, include_input=False)
-            errors += [_error(("put", str(index), *map(str, error["loc"])), error["msg"]) for error in found]
+            errors += _errors(wrong, ("put", str(index)))
         if len(errors) >= _MOST_ERRORS:
             break
     if errors:
         raise _invalid(errors[:_MOST_ERRORS])
+    return {**document, "put": models}
+
+
+def _errors(wrong: ValidationError, place: tuple[str, ...]) -> Iterator[FieldError]:
+    for error in wrong.errors(include_url=False, include_context=False, include_input=False):
+        yield _error((*place, *map(str, error["loc"])), error["msg"])
 
 
 def _too_wide(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -12,10 +12,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from agents.off_loop import OffLoop
 from agents.store.task_journal import JournalledTask, TaskJournal
 from netplugin.api.task_models import TaskState
 from netplugin.host.supervisor import Supervisor
@@ -114,6 +116,26 @@ def callback_allowed(url: str, allow: Sequence[str]) -> bool:
     return False
 
 
+def _client(settings: TaskSettings) -> Any:
+    """Reads code and certificates, which takes some 0.1 s. Raises: ValueError."""
+    import httpx
+
+    for used_later in ("httpcore._backends.anyio", "anyio._backends._asyncio"):
+        import_module(used_later)  # else the event loop imports it with the first call
+
+    return httpx.AsyncClient(
+        timeout=settings.callback_timeout_s,
+        follow_redirects=False,  # a redirect could leave the allow-list
+        trust_env=False,
+        verify=settings.tls_context(),
+        limits=httpx.Limits(max_connections=None),
+    )
+
+
+def _encoded(result: Any) -> bytes:
+    return json.dumps(result, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
@@ -167,11 +189,15 @@ class Callbacks:
     results are in the journal; memory holds only their uuid and URL.
     """
 
-    def __init__(self, settings: TaskSettings, journal: TaskJournal, supervisor: Supervisor) -> None:
+    def __init__(
+        self, settings: TaskSettings, journal: TaskJournal, supervisor: Supervisor, off_loop: OffLoop
+    ) -> None:
         self._settings = settings
+        self._off_loop = off_loop
         self._journal = journal
         self._supervisor = supervisor
         self._client: Any = None
+        self._making = asyncio.Lock()
         #: At most one per origin in callback_allow, now and in the past.
         self._receivers: dict[_Origin | None, _Receiver] = {}
         #: A receiver and a target in its ``waiting``, for each delivery that may start.
@@ -267,18 +293,17 @@ class Callbacks:
 
     async def _post(self, task: JournalledTask) -> _Outcome:
         """Send a result. Only the status of the response is used; its body is not read."""
-        import httpx  # 4 MB that an agent without asynchronous calls does not need
-
-        body = json.dumps(task.result, ensure_ascii=False, separators=(",", ":")).encode()
         try:
-            if self._client is None:
-                self._client = httpx.AsyncClient(
-                    timeout=self._settings.callback_timeout_s,
-                    follow_redirects=False,  # a redirect could leave the allow-list
-                    trust_env=False,
-                    verify=self._settings.tls_context(),
-                    limits=httpx.Limits(max_connections=None),
-                )
+            async with self._making:
+                if self._client is None:
+                    self._client = await self._off_loop.compute(_client, self._settings)
+        except ValueError as failed:
+            LOG.info("task %s: no callbacks can be sent: %s", task.taskuuid, failed)
+            return _Outcome.UNANSWERED
+        import httpx  # ``_client`` has imported it: an agent without asynchronous calls does without
+
+        body = await self._off_loop.compute(_encoded, task.result)
+        try:
             headers = self._headers(task.taskuuid, body)
             async with (
                 asyncio.timeout(self._settings.callback_timeout_s),

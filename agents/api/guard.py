@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import re
@@ -18,10 +17,11 @@ from agents.api import roles
 from agents.api.access import Access, Caller, require
 from agents.api.audit import AuditLog
 from agents.api.bodies import SMALL
-from agents.api.http import problem_response
 from agents.api.peer import STATE, UNKNOWN, Peer
+from agents.api.problems import problem_response
 from agents.api.roles import NO_DEVICES, OPEN_PATHS, BodyRules, Role
 from agents.api.tasks import TaskRunner
+from agents.off_loop import OffLoop
 from netplugin.api.errors import (
     FieldError,
     Forbidden,
@@ -67,8 +67,10 @@ class RequestGuard:
         access: Callable[[], Access],
         audit: AuditLog,
         limits: Limits,
+        off_loop: OffLoop,
         rules: BodyRules = NO_DEVICES,
     ) -> None:
+        self._off_loop = off_loop
         self._app = app
         self._tasks = tasks
         self._access = access
@@ -90,7 +92,7 @@ class RequestGuard:
         except sqlite3.Error as failed:
             LOG.exception("a task could not be journalled")
             error = HostError(f"the task journal cannot be written: {failed}", step="journal")
-        self._write(call, error.status, error.code)
+        await self._write(call, error.status, error.code)
         await problem_response(error)(scope, receive, send)
 
     async def _pass(self, call: _Call, scope: Any, receive: Any, send: Any) -> None:
@@ -114,15 +116,21 @@ class RequestGuard:
                 return  # the client has disconnected: drop the incomplete request
             call.body = body
             if caller.role < Role.OPERATE:
-                more = await _of_body(call.path, body, self._rules)
+                more = await self._role_of_body(call.path, body)
                 if more is not None:
                     require(caller, *more)
             if b"taskuuid" in headers:
+                _refuse_conditions(headers)
                 await self._journal(call, scope, headers, body)
-                self._write(call, 200)
+                await self._write(call, 200)
                 await _empty(send)
                 return
             await self._app(_as_json(scope), _replay(body, receive), self._audited(call, send))
+
+    async def _role_of_body(self, path: str, body: bytes) -> tuple[Role, str] | None:
+        if len(body) <= SMALL:
+            return roles.of_body(path, body, self._rules)
+        return await self._off_loop.compute(roles.of_body, path, body, self._rules)
 
     async def _journal(self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes) -> None:
         taskuuid = headers[b"taskuuid"].decode("latin-1")
@@ -146,13 +154,13 @@ class RequestGuard:
 
         async def sent(message: Any) -> None:
             if message["type"] == "http.response.start":
-                self._write(call, message["status"])
+                await self._write(call, message["status"])
             await send(message)
 
         return sent
 
-    def _write(self, call: _Call, status: int, code: str | None = None) -> None:
-        self._audit.called(
+    async def _write(self, call: _Call, status: int, code: str | None = None) -> None:
+        await self._audit.called(
             caller=call.caller.name if call.caller else "unknown",
             role=str(call.caller.role) if call.caller else "none",
             peer=call.peer.address,
@@ -186,11 +194,17 @@ def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) ->
         )
 
 
-async def _of_body(path: str, body: bytes, rules: BodyRules) -> tuple[Role, str] | None:
-    if len(body) <= SMALL:
-        return roles.of_body(path, body, rules)
-    # Parse large bodies in a thread, to keep the event loop responsive.
-    return await asyncio.to_thread(roles.of_body, path, body, rules)
+def _refuse_conditions(headers: dict[bytes, bytes]) -> None:
+    """The journal keeps no headers, and a condition must not get lost."""
+    for header in ("If-Match", "If-None-Match"):
+        if header.lower().encode() in headers:
+            message = "is not for asynchronous calls"
+            raise InvalidRequest(
+                f"{header}: {message}",
+                step="journal",
+                fix="send the call without taskuuid, or without the condition",
+                errors=[FieldError(field=header, message=message)],
+            )
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,31 +1,38 @@
-"""The HTTP API: routes, and errors as ``application/problem+json``."""
+"""The HTTP API: its routes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi import FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import netplugin.api.errors as errors
-from agents.api.bodies import refuse_unfit
+from agents.api.answers import NOT_MODIFIED, IfMatch, IfNoneMatch, listed, tagged
 from agents.api.document import Application
+from agents.api.problems import (
+    ANY_ERROR,
+    documented,
+    http_error,
+    netplugin_error,
+    responses,
+    unexpected,
+    validation_error,
+)
+from agents.api.routes import Route
 from agents.api.tasks import TaskRunner
 from agents.event_streams import MEDIA_TYPE
 from agents.metrics import Metrics
+from agents.physical_networks import tag_of
 from agents.service import Service
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
-from netplugin.api.errors import (
-    FieldError,
-    InvalidRequest,
-    NetpluginError,
-    NotFound,
-)
+from netplugin.api.conditions import NO_CONDITION, intent_tag
+from netplugin.api.errors import NetpluginError
 from netplugin.api.event_models import EventFilter, EventKind
 from netplugin.api.fields import NAME_PATTERN, PciAddress
 from netplugin.api.models import (
@@ -43,50 +50,28 @@ from netplugin.api.models import (
     RenderRequest,
     VfInfo,
 )
+from netplugin.api.page_models import Page
 from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 from netplugin.api.task_models import Task
 
 T = TypeVar("T")
-PROBLEM = "application/problem+json"
-# Maximum number of reported errors; a body of a megabyte could have a million.
-_MOST_ERRORS = 100
 NameParameter = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
-def problem_response(error: NetpluginError) -> JSONResponse:
-    headers = {}
-    if isinstance(error, errors.Overloaded):
-        headers["Retry-After"] = "1"
-    if isinstance(error, errors.Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error.problem().model_dump(), error.status, headers=headers, media_type=PROBLEM)
+async def _results(service: Service, results: BatchResults) -> Response:
+    """A batch may have thousands. FastAPI would validate each of them again."""
+
+    def dumped() -> bytes:
+        parts = (result.model_dump_json().encode() for result in results.results)
+        return b'{"results":[' + b",".join(parts) + b"]}"
+
+    return Response(await service.off_loop.compute(dumped), media_type="application/json")
 
 
-def _json(model: BaseModel) -> Response:
-    """Serialize a valid model once; FastAPI would validate it again (0.4 ms)."""
-    return Response(model.model_dump_json(), media_type="application/json")
-
-
-def _documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
-    """The documented error responses of a route: its own, and those of the guard and of validation."""
-    return _responses(*kinds, errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.Overloaded)
-
-
-def _responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
-    """The documentation of these errors; one status may have several codes."""
-    titles: dict[int, list[str]] = {}
-    for kind in dict.fromkeys(kinds):
-        titles.setdefault(kind.status, []).append(kind.code)
-    schema = {"$ref": "#/components/schemas/Problem"}
-    return {
-        status: {"description": ", ".join(codes), "content": {PROBLEM: {"schema": schema}}}
-        for status, codes in titles.items()
-    }
-
-
-ANY_ERROR = _documented(*errors.ALL)
+def _port_id(port: Port | ServicePort) -> str:
+    return port.port_id
 
 
 def build(
@@ -105,12 +90,13 @@ def build(
         redoc_url=None,
         # A redirect would break mutating and asynchronous calls.
         redirect_slashes=False,
-        dependencies=[Depends(refuse_unfit)],
     )
-    app.add_exception_handler(NetpluginError, _netplugin_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Exception, _unexpected)
+    app.router.route_class = Route
+    app.state.off_loop = service.off_loop
+    app.add_exception_handler(NetpluginError, netplugin_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, unexpected)
     _add_ports(app, service)
     _add_service_ports(app, service)
     _add_networks(app, service)
@@ -123,8 +109,8 @@ def build(
         more(app)
 
     @app.get("/openapi.json", include_in_schema=False)
-    def document() -> JSONResponse:
-        return JSONResponse(app.openapi())
+    async def document() -> Response:
+        return await service.off_loop.compute(lambda: JSONResponse(app.openapi()))
 
     return app
 
@@ -136,24 +122,38 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         operation_id="put_port",
         response_model=Port,
     )
-    async def put_port(port_id: NameParameter, spec: PortSpec) -> Response:
+    async def put_port(port_id: NameParameter, spec: PortSpec, condition: IfMatch) -> Response:
         """Create a port or change it, and wait until it is verified on the host."""
-        return _json(await service.put(port_id, spec))
+        port = await service.put(port_id, spec, condition)
+        return tagged(port, NO_CONDITION, service.intent_tag(port))
 
-    @app.get("/v1/ports", responses=_documented(), operation_id="list_ports")
-    async def list_ports(wanted: Annotated[PortFilter, Query()]) -> list[Port]:
+    @app.get(
+        "/v1/ports",
+        responses=NOT_MODIFIED | documented(),
+        operation_id="list_ports",
+        response_model=list[Port],
+    )
+    async def list_ports(
+        caller: Request, wanted: Annotated[PortFilter, Query()], condition: IfNoneMatch
+    ) -> Response:
         """List the ports of this host; a port must match all given parameters."""
-        return service.ports(wanted)
+        return await listed(caller, wanted, condition, partial(service.ports, wanted), _port_id)
 
-    @app.get("/v1/ports/{port_id}", responses=_documented(errors.NotFound), operation_id="get_port")
-    async def get_port(port_id: NameParameter) -> Port:
+    @app.get(
+        "/v1/ports/{port_id}",
+        responses=NOT_MODIFIED | documented(errors.NotFound),
+        operation_id="get_port",
+        response_model=Port,
+    )
+    async def get_port(port_id: NameParameter, condition: IfNoneMatch) -> Response:
         """Return a port."""
-        return service.port(port_id)
+        port = service.port(port_id)
+        return tagged(port, condition, service.intent_tag(port))
 
     @app.delete("/v1/ports/{port_id}", status_code=204, responses=ANY_ERROR, operation_id="delete_port")
-    async def delete_port(port_id: NameParameter) -> None:
+    async def delete_port(port_id: NameParameter, condition: IfMatch) -> None:
         """Delete a port; no error if it does not exist."""
-        await service.delete(port_id)
+        await service.delete(port_id, condition)
 
     @app.post(
         "/v1/ports:batch",
@@ -163,7 +163,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     )
     async def batch_ports(batch: Batch) -> Response:
         """Create, change and delete several ports; each has a result of its own."""
-        return _json(await service.batch(batch))
+        return await _results(service, await service.batch(batch))
 
     @app.post(
         "/v1/ports:retag",
@@ -173,7 +173,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     )
     async def retag_ports(wanted: Retag) -> Response:
         """Change the VLAN of ports while VMs use them; each has a result of its own."""
-        return _json(await service.retag(wanted))
+        return await _results(service, await service.retag(wanted))
 
     @app.post(
         "/v1/vms/{vm_id}:render-domain",
@@ -187,7 +187,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/vms/{vm_id}:check-domain",
         # It changes nothing, but as a POST it may be journalled.
-        responses=_documented(errors.NotFound, errors.Conflict, errors.HostError),
+        responses=documented(errors.NotFound, errors.Conflict, errors.HostError),
         operation_id="check_domain",
     )
     async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
@@ -196,24 +196,41 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
 
 def _add_service_ports(app: FastAPI, service: Service) -> None:
-    @app.put("/v1/service-ports/{port_id}", responses=ANY_ERROR, operation_id="put_service_port")
-    async def put_service_port(port_id: NameParameter, spec: ServicePortSpec) -> ServicePort:
-        """Put a device of the host on a network, or change its rules, and wait until it is verified."""
-        return await service.service_ports.put(port_id, spec)
+    ports = service.service_ports
 
-    @app.get("/v1/service-ports", responses=_documented(), operation_id="list_service_ports")
-    async def list_service_ports() -> list[ServicePort]:
+    @app.put(
+        "/v1/service-ports/{port_id}",
+        responses=ANY_ERROR,
+        operation_id="put_service_port",
+        response_model=ServicePort,
+    )
+    async def put_service_port(port_id: NameParameter, spec: ServicePortSpec, condition: IfMatch) -> Response:
+        """Put a device of the host on a network, or change its rules, and wait until it is verified."""
+        port = await ports.put(port_id, spec, condition)
+        return tagged(port, NO_CONDITION, ports.intent_tag(port))
+
+    @app.get(
+        "/v1/service-ports",
+        responses=NOT_MODIFIED | documented(),
+        operation_id="list_service_ports",
+        response_model=list[ServicePort],
+    )
+    async def list_service_ports(
+        caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch
+    ) -> Response:
         """List the service ports of this host."""
-        return service.service_ports.all()
+        return await listed(caller, page, condition, ports.all, _port_id)
 
     @app.get(
         "/v1/service-ports/{port_id}",
-        responses=_documented(errors.NotFound),
+        responses=NOT_MODIFIED | documented(errors.NotFound),
         operation_id="get_service_port",
+        response_model=ServicePort,
     )
-    async def get_service_port(port_id: NameParameter) -> ServicePort:
+    async def get_service_port(port_id: NameParameter, condition: IfNoneMatch) -> Response:
         """Return a service port."""
-        return service.service_ports.get(port_id)
+        port = ports.get(port_id)
+        return tagged(port, condition, ports.intent_tag(port))
 
     @app.delete(
         "/v1/service-ports/{port_id}",
@@ -221,61 +238,96 @@ def _add_service_ports(app: FastAPI, service: Service) -> None:
         responses=ANY_ERROR,
         operation_id="delete_service_port",
     )
-    async def delete_service_port(port_id: NameParameter) -> None:
+    async def delete_service_port(port_id: NameParameter, condition: IfMatch) -> None:
         """Take a device of the host off its network; the device stays. No error if there is none."""
-        await service.service_ports.delete(port_id)
+        await ports.delete(port_id, condition)
 
 
 def _add_networks(app: FastAPI, service: Service) -> None:
-    @app.put("/v1/networks/{network_id}", responses=ANY_ERROR, operation_id="put_network")
-    async def put_network(network_id: NameParameter, spec: NetworkSpec) -> NetworkInfo:
+    @app.put(
+        "/v1/networks/{network_id}",
+        responses=ANY_ERROR,
+        operation_id="put_network",
+        response_model=NetworkInfo,
+    )
+    async def put_network(network_id: NameParameter, spec: NetworkSpec, condition: IfMatch) -> Response:
         """Create or change a VXLAN network; its peers can change while it has ports."""
-        return await service.networks.put(network_id, spec)
+        network = await service.networks.put(network_id, spec, condition)
+        return tagged(network, NO_CONDITION, intent_tag(network.spec))
 
-    @app.get("/v1/networks", responses=_documented(), operation_id="list_networks")
-    async def list_networks() -> list[NetworkInfo]:
+    @app.get(
+        "/v1/networks",
+        responses=NOT_MODIFIED | documented(),
+        operation_id="list_networks",
+        response_model=list[NetworkInfo],
+    )
+    async def list_networks(
+        caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch
+    ) -> Response:
         """List the VXLAN networks of this host."""
-        return service.networks.all()
+        return await listed(caller, page, condition, service.networks.all, lambda network: network.network_id)
 
     @app.get(
         "/v1/networks/{network_id}",
-        responses=_documented(errors.NotFound),
+        responses=NOT_MODIFIED | documented(errors.NotFound),
         operation_id="get_network",
+        response_model=NetworkInfo,
     )
-    async def get_network(network_id: NameParameter) -> NetworkInfo:
+    async def get_network(network_id: NameParameter, condition: IfNoneMatch) -> Response:
         """Return a VXLAN network."""
-        return service.networks.get(network_id)
+        network = service.networks.get(network_id)
+        return tagged(network, condition, intent_tag(network.spec))
 
     @app.delete(
         "/v1/networks/{network_id}",
         status_code=204,
-        responses=_documented(errors.Conflict, errors.HostError),
+        responses=documented(errors.Conflict, errors.PreconditionFailed, errors.HostError),
         operation_id="delete_network",
     )
-    async def delete_network(network_id: NameParameter) -> None:
+    async def delete_network(network_id: NameParameter, condition: IfMatch) -> None:
         """Delete a VXLAN network that has no ports; no error if it does not exist."""
-        await service.networks.delete(network_id)
+        await service.networks.delete(network_id, condition)
 
 
 def _add_physical_networks(app: FastAPI, service: Service) -> None:
-    @app.put("/v1/physical-networks/{name}", responses=ANY_ERROR, operation_id="put_physical_network")
-    async def put_physical_network(name: NameParameter, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
-        """Create or change a physical network; what it keeps is verified on the host."""
-        return await service.physical_networks.put(name, spec)
+    networks, look = service.physical_networks, service.off_loop.look
 
-    @app.get("/v1/physical-networks", responses=_documented(), operation_id="list_physical_networks")
-    async def list_physical_networks() -> list[PhysicalNetworkInfo]:
+    @app.put(
+        "/v1/physical-networks/{name}",
+        responses=ANY_ERROR,
+        operation_id="put_physical_network",
+        response_model=PhysicalNetworkInfo,
+    )
+    async def put_physical_network(
+        name: NameParameter, spec: PhysicalNetworkSpec, condition: IfMatch
+    ) -> Response:
+        """Create or change a physical network; what it keeps is verified on the host."""
+        network = await networks.put(name, spec, condition)
+        return tagged(network, NO_CONDITION, tag_of(network))
+
+    @app.get(
+        "/v1/physical-networks",
+        responses=NOT_MODIFIED | documented(errors.OperationTimeout),
+        operation_id="list_physical_networks",
+        response_model=list[PhysicalNetworkInfo],
+    )
+    async def list_physical_networks(
+        caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch
+    ) -> Response:
         """List the physical networks: those of the configuration, and those that were PUT."""
-        return await service.physical_networks.all()
+        found = await look(networks.all, "physical networks")
+        return await listed(caller, page, condition, lambda: found, lambda network: network.name)
 
     @app.get(
         "/v1/physical-networks/{name}",
-        responses=_documented(errors.NotFound),
+        responses=NOT_MODIFIED | documented(errors.NotFound, errors.OperationTimeout),
         operation_id="get_physical_network",
+        response_model=PhysicalNetworkInfo,
     )
-    async def get_physical_network(name: NameParameter) -> PhysicalNetworkInfo:
+    async def get_physical_network(name: NameParameter, condition: IfNoneMatch) -> Response:
         """Return a physical network."""
-        return await asyncio.to_thread(service.physical_networks.get, name)
+        network = await look(partial(networks.get, name), f"physical network {name}")
+        return tagged(network, condition, tag_of(network))
 
     @app.delete(
         "/v1/physical-networks/{name}",
@@ -283,31 +335,37 @@ def _add_physical_networks(app: FastAPI, service: Service) -> None:
         responses=ANY_ERROR,
         operation_id="delete_physical_network",
     )
-    async def delete_physical_network(name: NameParameter) -> None:
+    async def delete_physical_network(name: NameParameter, condition: IfMatch) -> None:
         """Delete a physical network that has no ports; no error if it does not exist."""
-        await service.physical_networks.delete(name)
+        await networks.delete(name, condition)
 
 
 def _add_host(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/backends", responses=_documented(), operation_id="list_backends")
+    @app.get("/v1/backends", responses=documented(), operation_id="list_backends")
     async def list_backends() -> list[BackendInfo]:
         """List the backends of this host and whether they are usable."""
-        return service.health.backends()
+        return await service.health.backends()
 
-    @app.get("/v1/host", responses=_documented(errors.OperationTimeout), operation_id="get_host")
+    @app.get("/v1/host", responses=documented(errors.OperationTimeout), operation_id="get_host")
     async def get_host() -> HostState:
         """Return facts about the host and its daemons."""
         return await service.host()
 
-    @app.get("/v1/host/checks", responses=_documented(), operation_id="host_checks")
+    @app.get("/v1/host/checks", responses=documented(), operation_id="host_checks")
     async def host_checks(caller: Request) -> list[Finding]:
         """Check the host and return the findings."""
         return await _while_here(caller, service.health.checks())
 
-    @app.get("/v1/vfs", responses=ANY_ERROR, operation_id="list_vfs")
-    async def list_vfs(caller: Request) -> list[VfInfo]:
+    @app.get(
+        "/v1/vfs",
+        responses=NOT_MODIFIED | ANY_ERROR,
+        operation_id="list_vfs",
+        response_model=list[VfInfo],
+    )
+    async def list_vfs(caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch) -> Response:
         """List the virtual functions of this host with their states and ports."""
-        return await _while_here(caller, service.vfs())
+        found = sorted(await _while_here(caller, service.vfs()), key=lambda vf: vf.pci_address)
+        return await listed(caller, page, condition, lambda: found, lambda vf: vf.pci_address)
 
     @app.delete(
         "/v1/vfs/{pci_address}/quarantine",
@@ -378,7 +436,7 @@ def _add_events(app: FastAPI, service: Service) -> None:
         "/v1/events",
         operation_id="follow_events",
         responses={
-            **_documented(),
+            **documented(),
             200: {
                 "description": "server-sent events; the data of each is an `Event`. An event `lost` says "
                 "that events between `after` and `first` are not stored any more.",
@@ -401,7 +459,7 @@ def _add_events(app: FastAPI, service: Service) -> None:
 
 
 def _add_tasks(app: FastAPI, tasks: TaskRunner) -> None:
-    @app.get("/v1/tasks/{taskuuid}", responses=_documented(errors.NotFound), operation_id="get_task")
+    @app.get("/v1/tasks/{taskuuid}", responses=documented(errors.NotFound), operation_id="get_task")
     async def get_task(taskuuid: NameParameter) -> Task:
         """Return an asynchronous call and its result."""
         return await tasks.get(taskuuid)
@@ -411,7 +469,7 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get(
         "/metrics",
         operation_id="metrics",
-        responses=_documented(),
+        responses=documented(),
         response_class=PlainTextResponse,
     )
     async def get_metrics() -> Response:
@@ -421,7 +479,7 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     # The guard requires no credential for these two, but refuses calls of browsers.
-    @app.get("/healthz", operation_id="healthz", responses=_responses(errors.Forbidden))
+    @app.get("/healthz", operation_id="healthz", responses=responses(errors.Forbidden))
     async def healthz() -> dict[str, str]:
         """Return 200 while the agent is running."""
         return {"status": "alive"}
@@ -430,56 +488,12 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
         "/readyz",
         operation_id="readyz",
         responses={
-            **_responses(errors.Forbidden),
+            **responses(errors.Forbidden),
             503: {"description": "not ready; the body has the reasons"},
         },
+        response_model=dict[str, Any],
     )
-    async def readyz(response: Response) -> dict[str, Any]:
+    async def readyz() -> JSONResponse:
         """Return 200 if the agent is ready, else 503 with the reasons."""
-        reasons = service.health.unready()
-        response.status_code = 503 if reasons else 200
-        return {"ready": not reasons, "reasons": reasons}
-
-
-async def _netplugin_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, NetpluginError)
-    return problem_response(error)
-
-
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    """Convert errors of the router: unknown path, unknown method, invalid JSON."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 400:
-        field = FieldError(field="body", message="could not be parsed as JSON")
-        return problem_response(
-            InvalidRequest("body: could not be parsed as JSON", step="validate", errors=[field])
-        )
-    wrong: NetpluginError = NotFound(f"{request.method} {request.url.path}", step="route")
-    problem = wrong.problem().model_copy(update={"status": error.status_code})
-    return JSONResponse(problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM)
-
-
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    """An internal error. The server logs its traceback."""
-    wrong = errors.HostError("unexpected; the agent's log says what", step="agent")
-    problem = wrong.problem().model_copy(update={"status": 500})
-    return JSONResponse(problem.model_dump(), 500, media_type=PROBLEM)
-
-
-async def _validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return problem_response(invalid(error.errors()))
-
-
-def invalid(found: Sequence[Any]) -> InvalidRequest:
-    """Convert pydantic's errors to an error that names each field as in the request."""
-    fields = []
-    for finding in found[:_MOST_ERRORS]:
-        place = [str(part) for part in finding["loc"]]
-        if place and place[0] in ("body", "path", "query"):
-            del place[0]
-        if finding["type"] == "json_invalid":
-            place = []
-        fields.append(FieldError(field=".".join(place) or "body", message=str(finding["msg"])))
-    detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
-    return InvalidRequest(detail, step="validate", errors=fields)
+        reasons = await service.health.unready()
+        return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)

@@ -10,12 +10,13 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
 from agents.api.callbacks import Callbacks, TaskSettings, callback_allowed
+from agents.off_loop import OffLoop
 from agents.store.task_journal import JournalledTask, TaskJournal
 from netplugin.api.errors import (
     Conflict,
@@ -41,8 +42,9 @@ class TaskRunner:
         self,
         settings: TaskSettings,
         journal: TaskJournal,
-        carried_out: Callable[[str, str, str, int], None] = lambda *_: None,
+        carried_out: Callable[[str, str, str, int], Awaitable[None]] | None = None,
         supervisor: Supervisor | None = None,
+        off_loop: OffLoop | None = None,
     ) -> None:
         """``carried_out`` is called with uuid, method, target and status of each task, for the audit log."""
         self._settings = settings
@@ -51,7 +53,8 @@ class TaskRunner:
         self._supervisor = supervisor or Supervisor()
         # In the order of arrival, and never on the event loop.
         self._in_thread = journal.database.in_thread
-        self._callbacks = Callbacks(settings, journal, self._supervisor)
+        self._off_loop = off_loop or OffLoop()
+        self._callbacks = Callbacks(settings, journal, self._supervisor, self._off_loop)
         self._app: Any = None
         self._running: set[asyncio.Task[Any]] = set()
         self._executions: set[asyncio.Task[None]] = set()
@@ -107,8 +110,7 @@ class TaskRunner:
                 step="journal",
                 fix="add its scheme, host, port and path to [tasks] callback_allow",
             )
-        call = json.dumps([method, target, callback_url]).encode() + b"\n" + body
-        fingerprint = hashlib.sha256(call).hexdigest()
+        fingerprint = await self._off_loop.compute(_fingerprint, method, target, callback_url, body)
         task = JournalledTask(taskuuid, fingerprint, method, target, body, callback_url, TaskState.ACCEPTED)
         found, is_new = await self._in_thread(self._journal.write, task)
         if found.fingerprint != fingerprint:
@@ -147,7 +149,8 @@ class TaskRunner:
             status, result = await self._call(task)
             done = replace(task, state=TaskState.DONE, result=_posted(status, result))
             await self._journal.keep(done, self._supervisor)
-            self._carried_out(task.taskuuid, task.method, task.target, status)
+            if self._carried_out is not None:
+                await self._carried_out(task.taskuuid, task.method, task.target, status)
         except Exception as failed:
             LOG.error("task %s is left until the next start", task.taskuuid)
             self._supervisor.failed("tasks", failed)
@@ -162,10 +165,7 @@ class TaskRunner:
         wait_s = _RETRY_FIRST_S
         while True:
             status, body = await call_app(self._app, task.method, task.target, task.body)
-            try:
-                result = json.loads(body) if body else None
-            except ValueError:
-                result = None
+            result = await self._off_loop.compute(_result, body)
             if not overloaded(result) or self._callbacks.is_over(task):
                 return status, result
             await asyncio.sleep(wait_s)
@@ -174,6 +174,19 @@ class TaskRunner:
     async def _forget(self) -> None:
         before = self._journal.now() - self._settings.expire_after_s
         await self._in_thread(self._journal.forget, before)
+
+
+def _fingerprint(method: str, target: str, callback_url: str, body: bytes) -> str:
+    call = json.dumps([method, target, callback_url]).encode() + b"\n" + body
+    return hashlib.sha256(call).hexdigest()
+
+
+def _result(body: bytes) -> Any:
+    """The body of an answer; None if it is no JSON."""
+    try:
+        return json.loads(body) if body else None
+    except ValueError:
+        return None
 
 
 def _posted(status: int, result: Any) -> dict[str, Any]:

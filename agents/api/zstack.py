@@ -18,7 +18,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from agents.api.http import ANY_ERROR, invalid
+from agents.api.problems import ANY_ERROR, invalid
 from agents.service import Service
 from netplugin.api import zstack_mapping as mapping
 from netplugin.api import zstack_models as models
@@ -84,13 +84,13 @@ class ZstackCalls:
 
     async def create_bridge(self, command: models.BridgeCommand) -> models.Answer:
         """Make the physical network of a bridge; OVS keeps running."""
-        self._require(SOFTWARE)
+        await self._require(SOFTWARE)
         await self._prepared(command.bridgeName, command.physicalInterfaceName, command.mtu)
         return models.Answer()
 
     async def check_bridge(self, command: models.BridgeCommand) -> models.Answer:
         """Check that a bridge has its uplink, with or without VMs."""
-        self._require(SOFTWARE)
+        await self._require(SOFTWARE)
         network = await self._network(command.bridgeName)
         await asyncio.to_thread(self._require_uplink, network, command.physicalInterfaceName)
         return models.Answer()
@@ -121,7 +121,8 @@ class ZstackCalls:
 
     async def _all_networks(self) -> list[dict[str, Any]]:
         """The physical networks with a bridge of OVS, as the API lists them."""
-        found = await self._service.physical_networks.all()
+        read = self._service.physical_networks.all
+        found = await self._service.off_loop.look(read, "physical networks")
         return [network.model_dump(mode="json") for network in found if network.bridge and network.ovs]
 
     async def _networks(self, bridge: str) -> list[dict[str, Any]]:
@@ -290,7 +291,7 @@ class ZstackCalls:
 
         Hugepages are reserved at boot, not here.
         """
-        self._require(SOFTWARE)
+        await self._require(SOFTWARE)
         found_kb = await asyncio.to_thread(reserved_kb)
         if found_kb < (command.reserveSize or 0):
             raise CapacityExhausted(
@@ -303,7 +304,7 @@ class ZstackCalls:
 
     async def check_vfs(self, command: models.VfsCommand) -> models.VfsAnswer:
         """Check that vDPA works and that a NIC has its virtual functions; nothing is changed."""
-        self._require(VDPA)
+        await self._require(VDPA)
         nic, wanted = command.physicalInterfaceName, command.virtPartNum or 0
         found = sum(vf.pf == nic for vf in await self._service.vfs())
         if found < wanted:
@@ -346,9 +347,9 @@ class ZstackCalls:
             and not mapping.taken_by_dpdk(name, self._options.interfaces, networks)
         ]
 
-    def _require(self, backend: str) -> None:
+    async def _require(self, backend: str) -> None:
         """Raises: BackendUnavailable with the reason if a backend is not usable now."""
-        for found in self._service.health.backends():
+        for found in await self._service.health.backends():
             if found.name == backend:
                 if found.usable:
                     return

@@ -10,7 +10,8 @@ from dataclasses import replace
 from agents.ports.backend_ports import BackendPorts, for_each, logged
 from agents.ports.converge import Stopwatch, converge
 from agents.ports.operations import LOOK_S, UNDO_S, Delete, Operation, Put
-from agents.store.store import Record
+from agents.store.port_table import Record
+from netplugin.api.conditions import NO_CONDITION
 from netplugin.api.errors import (
     Conflict,
     FieldError,
@@ -18,6 +19,7 @@ from netplugin.api.errors import (
     NetpluginError,
     NotFound,
     OperationTimeout,
+    PreconditionFailed,
 )
 from netplugin.api.models import (
     PortSpec,
@@ -53,6 +55,10 @@ class Admission:
             if op.amend is not None:
                 op.spec = op.amend(self._stored(before))
             op.spec = self._with_network(op.spec)
+            if op.condition != NO_CONDITION:
+                is_done = before is not None and before.spec == op.spec
+                there = self._ports.store.intent_tag(before)
+                op.condition.require(f"port {op.port_id}", there, is_done=is_done)
             usability.require()
             self._validate(op.spec, before)
             if before is not None:
@@ -112,6 +118,11 @@ class Admission:
         orphans: list[Delete] = []
         for op in operations:
             record = self._ports.store.get(op.port_id)
+            try:
+                op.condition.require_missing_or(f"port {op.port_id}", self._ports.store.intent_tag(record))
+            except PreconditionFailed as changed:
+                op.future.set_exception(changed.for_port(op.port_id))
+                continue
             if record is not None and record.spec.backend == self._ports.backend.name:
                 records[op.port_id] = replace(record, state=PortState.REMOVING, previous=None)
             elif record is None and self._ports.may_keep(op.port_id):

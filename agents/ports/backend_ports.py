@@ -9,7 +9,8 @@ from dataclasses import replace
 from agents.host_events import HostEvents
 from agents.metrics import Metrics
 from agents.ports.operations import Begun
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from netplugin.api.errors import (
     NetpluginError,
     as_host_error,
@@ -36,6 +37,8 @@ class BackendPorts:
         self.metrics = metrics
         self.events = events
         self.observed: dict[str, ObservedPort] = {}
+        #: The last answer of ``usable``, for those who must not wait for the host.
+        self.was_usable = Usability(True)
         #: Marked ports without an intent that the last look at the whole host left where they are,
         #: each with the reason; None before that look.
         self.orphans: Mapping[str, str] | None = None
@@ -47,12 +50,13 @@ class BackendPorts:
     def usable(self) -> Usability:
         """Whether the backend is usable and its locks are held by this agent (callable from any thread)."""
         held = self.backend.hold()
-        return self.backend.probe() if held.usable else held
+        self.was_usable = self.backend.probe() if held.usable else held
+        return self.was_usable
 
     def may_keep(self, port_id: str) -> bool:
         """Whether the host may have this port without an intent (callable from any thread)."""
         if self.orphans is None:
-            return self.usable().usable
+            return self.was_usable.usable
         return port_id in self.orphans
 
     def intent(self, record: Record) -> Intent:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from agents.ports.backend_ports import BackendPorts
-from agents.store.store import Record
+from agents.store.port_table import Record
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.backend import Backend, Change, Claim, Intent, Observation, ObservedPort, Plan
 

@@ -14,7 +14,8 @@ from agents.ports.operations import LOOK_S
 from agents.ports.orphans import Orphans, findings
 from agents.ports.quarantines import Quarantines
 from agents.store.marks import StoreMarks
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from netplugin.api.errors import (
     Conflict,
     HostError,

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from agents.store.store import Record
+from agents.store.port_table import Record
+from netplugin.api.conditions import NO_CONDITION, Condition
 from netplugin.api.models import (
     PortSpec,
 )
@@ -38,6 +39,8 @@ class Put:
     amend: Callable[[PortSpec], PortSpec] | None = None
     #: The operations of one group are carried out in one batch, however large it is.
     group: object = None
+    #: Checked when the call is accepted, in the thread that alone changes ports of its backend.
+    condition: Condition = NO_CONDITION
     queued_at: float = field(default_factory=time.monotonic)
 
 
@@ -49,6 +52,7 @@ class Delete:
     deadline: float
     future: Future[None]
     group: object = None
+    condition: Condition = NO_CONDITION
     queued_at: float = field(default_factory=time.monotonic)
 
 

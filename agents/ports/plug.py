@@ -12,7 +12,7 @@ from agents.ports.backend_ports import BackendPorts, for_each
 from agents.ports.converge import Converged, Stopwatch, converge, faults_of
 from agents.ports.operations import NEXT_TRY_S, UNDO_S, Begun, Delete, Operation, Put
 from agents.ports.undo import Undo
-from agents.store.store import Record
+from agents.store.port_table import Record
 from netplugin.api.errors import (
     NetpluginError,
     OperationTimeout,
@@ -129,7 +129,12 @@ class Plug:
             timings |= {"queue": round(queue_ms, 3)}
             timings |= {"total": round((time.monotonic() - op.queued_at) * 1e3, 3)}
             wanted[port_id] = replace(wanted[port_id], timings_ms=timings)
-        failures |= self._record_done(wanted, failures, faults)
+        done, gone = self._outcomes(wanted, failures, faults)
+        # Before they are committed: the intents are, and a start after a crash finds these states
+        # again by looking at the host.
+        self._ports.store.show(done)
+        self._answer({i: op for i, op in waiting.items() if i in records and i not in failures}, {})
+        failures |= self._save_outcomes(done, gone)
         for port_id, op in waiting.items():
             kind = type(op).__name__.lower()
             timings = dict(wanted[port_id].timings_ms or {})
@@ -148,22 +153,19 @@ class Plug:
             }
             failed = self._undo.keep(failed, failures, there)
         self._undo.undo(failed, failures)
-        self._answer(waiting, failures)
+        self._answer({i: op for i, op in waiting.items() if not op.future.done()}, failures)
         self._ports.begun |= still_begun
         return again
 
-    def _record_done(
+    def _outcomes(
         self,
         wanted: Mapping[str, Record],
         failures: Mapping[str, NetpluginError],
         faults: Mapping[str, NetpluginError],
-    ) -> dict[str, NetpluginError]:
-        """Record the results of the calls.
-
-        Ports become active, or degraded if the host reports a fault; deleted ports are forgotten.
-        Returns the ports that could not be saved, with the errors.
-        """
-        saved: list[Record] = []
+    ) -> tuple[list[Record], list[str]]:
+        """The records that become active, or degraded if the host reports a fault, where that is a change;
+        and the ports that are deleted."""
+        done: list[Record] = []
         gone: list[str] = []
         for port_id, record in wanted.items():
             if port_id in failures:
@@ -175,30 +177,39 @@ class Plug:
             fault = faults.get(port_id)
             state = PortState.DEGRADED if fault else PortState.ACTIVE
             problem = fault.problem() if fault else None
-            done = replace(record, state=state, previous=None, error=problem)
-            if done != record:
-                saved.append(done)
+            settled = replace(record, state=state, previous=None, error=problem)
+            if settled != record:
+                done.append(settled)
+        return done, gone
+
+    def _save_outcomes(self, done: Sequence[Record], gone: Sequence[str]) -> dict[str, NetpluginError]:
+        """Commit what became of the calls.
+
+        Returns the deleted ports that could not be forgotten, with the errors. The other records are kept
+        until the store takes them: their callers have been answered.
+        """
         try:
-            if saved or gone:
-                self._ports.store.save(saved, forget=gone)
+            if done or gone:
+                self._ports.store.save(done, forget=gone)
         except Exception as error:
-            return for_each([*gone, *(record.port_id for record in saved)], error, "store")
+            self._ports.unsaved.update({record.port_id: record for record in done})
+            return for_each(gone, error, "store")
         return {}
 
     def _answer(self, waiting: Mapping[str, Operation], failures: Mapping[str, NetpluginError]) -> None:
         for port_id, op in waiting.items():
             error = failures.get(port_id)
             if error is not None:
-                LOG.warning("%s failed: %s", type(op).__name__, error, extra={"port_id": port_id})
                 op.future.set_exception(error)
+                LOG.warning("%s failed: %s", type(op).__name__, error, extra={"port_id": port_id})
             elif isinstance(op, Delete):
-                LOG.info("port is gone", extra={"port_id": port_id})
                 op.future.set_result(None)
+                LOG.info("port is gone", extra={"port_id": port_id})
             else:
                 record = self._ports.store.get(port_id)
                 assert record is not None
-                LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
                 op.future.set_result(record)
+                LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
 
 
 def _is_only_impaired(port_id: str, result: Converged) -> bool:

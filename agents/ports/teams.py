@@ -17,7 +17,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
+from netplugin.api.conditions import NO_CONDITION, Condition
 from netplugin.api.errors import Conflict, NetpluginError, NotFound, Unsupported
 from netplugin.api.models import Binding, DomainRequirements, Port, PortSpec, PortState
 from netplugin.host.names import device_name
@@ -30,8 +32,8 @@ _PREFIX = "standby-"
 # Seconds between comparisons of the records, which are in memory.
 _COMPARE_S = 5.0
 
-PutPort = Callable[[str, PortSpec, str | None], Awaitable[Record]]
-DeletePort = Callable[[str, str | None], Awaitable[None]]
+PutPort = Callable[[str, PortSpec, str | None, Condition], Awaitable[Record]]
+DeletePort = Callable[[str, str | None, Condition], Awaitable[None]]
 
 
 def standby_id(port_id: str) -> str:
@@ -88,10 +90,16 @@ class Teams:
             or port_id in self._locks
         )
 
-    async def put(self, port_id: str, spec: PortSpec) -> Record:
+    async def put(self, port_id: str, spec: PortSpec, condition: Condition = NO_CONDITION) -> Record:
         """Create or change both ports, or none. Raises: any NetpluginError; then the team is unchanged."""
         async with self._lock(port_id):
-            return await self._put_both(port_id, spec)
+            record = self._store.get(port_id)
+            there = None if record is None or record.state is PortState.REMOVING else record
+            is_done = there is not None and there.spec == spec
+            # Before the standby is changed. Later calls for the team wait for the lock; those before it
+            # are found by the worker.
+            condition.require(f"port {port_id}", self._store.intent_tag(there), is_done=is_done)
+            return await self._put_both(port_id, spec, condition)
 
     async def amend(self, port_id: str, amend: Callable[[PortSpec], PortSpec]) -> Record:
         """Change both ports by what is stored now. Raises: as ``put``; NotFound; what ``amend`` raises."""
@@ -101,24 +109,24 @@ class Teams:
                 raise NotFound("the port was deleted meanwhile", step="validate", port_id=port_id)
             return await self._put_both(port_id, amend(record.spec))
 
-    async def _put_both(self, port_id: str, spec: PortSpec) -> Record:
+    async def _put_both(self, port_id: str, spec: PortSpec, condition: Condition = NO_CONDITION) -> Record:
         self.refuse_half(port_id, None)
         self._refuse_change(port_id, spec)
         if not spec.vf.teaming:
-            record = await self._put(port_id, spec, None)
+            record = await self._put(port_id, spec, None, condition)
             await self._settle_or_later(port_id)
             return record
         beside = standby_spec(spec, self._chosen_backend())
         try:
-            await self._put(standby_id(port_id), beside, port_id)
-            return await self._put(port_id, spec, None)
+            await self._put(standby_id(port_id), beside, port_id, NO_CONDITION)
+            return await self._put(port_id, spec, None, condition)
         except BaseException:
             await self._settle_or_later(port_id)
             raise
 
-    async def delete(self, port_id: str) -> None:
+    async def delete(self, port_id: str, condition: Condition = NO_CONDITION) -> None:
         async with self._lock(port_id):
-            await self._delete(port_id, None)
+            await self._delete(port_id, None, condition)
             await self._settle(port_id)
 
     def _lock(self, port_id: str) -> asyncio.Lock:
@@ -200,11 +208,11 @@ class Teams:
             return
         record, standby = self._store.get(port_id), self._standby(port_id)
         if record is None or not record.spec.vf.teaming:
-            await self._delete(standby_id(port_id), port_id)
+            await self._delete(standby_id(port_id), port_id, NO_CONDITION)
             return
         # An existing standby keeps its backend; the option applies to new teams only.
         backend = standby.spec.backend if standby else self._chosen_backend()
-        await self._put(standby_id(port_id), standby_spec(record.spec, backend), port_id)
+        await self._put(standby_id(port_id), standby_spec(record.spec, backend), port_id, NO_CONDITION)
 
     async def _settle_or_later(self, port_id: str) -> None:
         try:

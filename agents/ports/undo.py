@@ -10,7 +10,7 @@ from dataclasses import replace
 from agents.ports.backend_ports import BackendPorts, for_each, logged
 from agents.ports.converge import Converged, Stopwatch, converge
 from agents.ports.operations import UNDO_S
-from agents.store.store import Record
+from agents.store.port_table import Record
 from netplugin.api.errors import (
     NetpluginError,
 )

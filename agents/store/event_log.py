@@ -84,13 +84,21 @@ class EventLog:
         sql.execute("DELETE FROM events WHERE id <= (SELECT MAX(id) FROM events) - ?", (self.most,))
         # Kept apart from the events, of which the oldest are dropped.
         compared = [e for e in events if e.kind in COMPARED]
+        if not compared and not any((e.kind, e.state) in _ENDS for e in events):
+            return
         sql.executemany(
             "INSERT OR REPLACE INTO event_states VALUES (?, ?, ?, ?)",
             [(e.kind.value, e.backend or "", e.port_id or e.subject or "", e.state) for e in compared],
         )
         ended = [(kind, e.port_id or e.subject) for e in events if (kind := _ENDS.get((e.kind, e.state)))]
         sql.executemany("DELETE FROM event_states WHERE kind = ? AND name = ?", ended)
-        sql.executemany("DELETE FROM event_states WHERE state = ?", [(state,) for state in _PASSING])
+        # Only of what was just written: a table of a thousand connections is not searched at each plug.
+        passed = [
+            (e.kind.value, e.backend or "", e.port_id or e.subject or "")
+            for e in compared
+            if e.state in _PASSING
+        ]
+        sql.executemany("DELETE FROM event_states WHERE kind = ? AND backend = ? AND name = ?", passed)
 
     def note(self, *events: NewEvent) -> bool:
         """Store events of their own; false if the store cannot be written, which the log tells."""

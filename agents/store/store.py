@@ -6,9 +6,9 @@ An intent is committed with its claims, in one transaction, before the host is c
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +17,10 @@ from agents.store.database import Database
 from agents.store.event_log import REMOVED, EventLog, NewEvent
 from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.placements import Placements, read_placement
+from agents.store.port_table import ClaimMoves, PortTable, Record, without
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal
+from netplugin.api.conditions import intent_tag
 from netplugin.api.errors import CapacityExhausted, Conflict, Problem
 from netplugin.api.event_models import EventKind
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
@@ -30,21 +32,6 @@ _LOCAL_VLANS = range(1, 4095)
 _COMMIT, _OLDER, _COMPARED = "commit", "older/", "compared/"
 # Maximum number of remembered deleted ports; older ones are dropped.
 _FORGOTTEN = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The intent and state of a port. ``previous`` is the spec to restore if a change fails."""
-
-    port_id: str
-    spec: PortSpec
-    state: PortState
-    previous: PortSpec | None = None
-    error: Problem | None = None
-    claims: tuple[Claim, ...] = ()
-    timings_ms: Mapping[str, float] | None = None
-    #: The port that this one is the standby of (teaming); both are created and deleted together.
-    standby_of: str | None = None
 
 
 class Store:
@@ -77,15 +64,13 @@ class Store:
         self._compared: Mapping[str, str] = self._stored_by_backend(_COMPARED)
         #: The commit number of each port's record.
         self._numbers: dict[str, int] = {}
-        self._ports: dict[str, Record] = {record.port_id: record for record in self._read_ports()}
+        self._ports = PortTable(self._read_ports())
         self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network)}
         self.physical_networks = StoredPhysicalNetworks(self.database, self.set_aside, self.events)
         self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", _quarantined))
         self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
         self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))
-        # When a claim last changed its owner, in commits of this process.
-        self._commits = 0
-        self._moved: dict[Claim, int] = {}
+        self._moves = ClaimMoves()
 
     def close(self) -> None:
         self.database.close()
@@ -101,7 +86,7 @@ class Store:
         """The ports with all given values; ``network``: a physical network or a VXLAN network."""
         return [
             r
-            for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+            for r in self._ports.all()
             if backend in (None, r.spec.backend)
             and vm_id in (None, r.spec.vm_id)
             and network in (None, r.spec.network.physical_network, r.spec.network.network_id)
@@ -109,7 +94,11 @@ class Store:
 
     def any_in(self, backend: str, *states: PortState) -> bool:
         """Whether a port of this backend is in one of these states."""
-        return any(r.state in states and r.spec.backend == backend for r in self._ports.values())
+        return self._ports.any_in(backend, states)
+
+    def show(self, records: Collection[Record]) -> None:
+        """Give these records to readers before ``save`` commits them: see ``PortTable.show``."""
+        self._ports.show(records)
 
     def save(self, records: Iterable[Record], forget: Collection[str] = ()) -> None:
         """Commit these records with their claims, and delete those ports, in one transaction.
@@ -120,7 +109,7 @@ class Store:
         records = list(records)
         with self._lock:
             self._require_networks(records)
-            before = {i: self._ports.get(i) for i in (*forget, *(r.port_id for r in records))}
+            before = {i: self._ports.committed(i) for i in (*forget, *(r.port_id for r in records))}
             with self.database.transaction():
                 commit = self._count()
                 for port_id in forget:
@@ -128,17 +117,19 @@ class Store:
                 for record in records:
                     self._write(record, self._numbers.get(record.port_id, commit))
                     self.set_aside.forget("ports", record.port_id)
-                # Delete the placement of a VM with its last port.
-                self._sql.execute("DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)")
+                if _leaves_vm(before, records):
+                    # Delete the placement of a VM with its last port.
+                    self._sql.execute("DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)")
                 events = _port_events(before, records)
                 self.events.write(events)
             self._commit = commit
-            new = {record.port_id: record for record in records}
+            new = {record.port_id for record in records}
             # Before the records, so that a reader that finds a record finds its number.
-            self._numbers = dict.fromkeys(new, commit) | _without(self._numbers, forget)
-            self._ports = _without(self._ports, forget) | new
+            if forget or not new <= self._numbers.keys():
+                self._numbers = dict.fromkeys(new, commit) | without(self._numbers, forget)
+            self._ports.replace(records, forget)
             self.set_aside.forgotten("ports", new)
-            self._note_moves(before)
+            self._moves.note(before, self._ports.get)
         if events:
             self.events.announce()
 
@@ -207,6 +198,10 @@ class Store:
         number = self._numbers.get(port_id)
         return "" if number is None else f"{self.identity}/{number}"
 
+    def intent_tag(self, record: Record | None) -> str | None:
+        """The part of a port's entity tag that stands for what was requested; None for no port."""
+        return None if record is None else intent_tag(record.spec, self.stamp(record.port_id))
+
     def has_forgotten(self, port_id: str, stamp: str) -> bool:
         """Whether the stamp is that of a port that this store has deleted."""
         identity, _, number = stamp.partition("/")
@@ -226,30 +221,21 @@ class Store:
         """The claims in the unreadable row of a port without a record."""
         return () if port_id in self._ports else self._kept_claims(port_id)
 
-    def _note_moves(self, before: Mapping[str, Record | None]) -> None:
-        self._commits += 1
-        for port_id, old in before.items():
-            new = self._ports.get(port_id)
-            moved = set(old.claims if old else ()) ^ set(new.claims if new else ())
-            self._moved.update(dict.fromkeys(moved, self._commits))
-
     # -- claims and quarantines ------------------------------------------------------------------
 
     def claims(self) -> dict[Claim, str]:
         """The owner of each claim; quarantined resources without a port belong to ``NOBODY``."""
-        had = {claim: r.port_id for r in self._ports.values() for claim in r.claims}
-        aside = {claim: a.key for a in self.set_aside.all() for claim in a.claims}
-        # Equal claims may differ in their memory: the keys are the owner's own claims.
-        held = {c: i for c, i in aside.items() if c not in had} | had
+        had = self._ports.owners
+        held = {c: a.key for a in self.set_aside.all() for c in a.claims if c not in had} | dict(had)
         return {c: NOBODY for c in self._unfit if c not in held} | held
 
     def claimed(self, kind: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
         """Key and memory of the claim of this kind that each port has; also while it is being removed."""
-        return _Claimed(self._ports, kind)
+        return self._ports.claimed(kind)
 
     def commit_sequence(self) -> int:
         """The current commit sequence: get it before observing the host, and pass it to ``claiming``."""
-        return self._commits
+        return self._moves.count
 
     @contextmanager
     def claiming(self, looked_at: int) -> Iterator[dict[Claim, str]]:
@@ -259,9 +245,8 @@ class Store:
         belong to ``NOBODY``.
         """
         with self._lock:
-            moved = [claim for claim, commit in self._moved.items() if commit > looked_at]
             held = self.claims()
-            yield {c: NOBODY for c in moved if c not in held} | held
+            yield {c: NOBODY for c in self._moves.since(looked_at) if c not in held} | held
 
     def quarantine(self, unfit: Mapping[Claim, str]) -> None:
         """Quarantine these resources: no port gets them any more. An earlier reason is kept."""
@@ -322,7 +307,7 @@ class Store:
                 )
 
     def _write(self, record: Record, number: int) -> None:
-        before = self._ports.get(record.port_id)
+        before = self._ports.committed(record.port_id)
         self._sql.execute(
             "INSERT INTO ports (port_id, backend, vm_id, spec, previous_spec, state, error, timings, "
             "standby_of, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
@@ -377,9 +362,14 @@ class Store:
         """The ports on this network, including those that are being removed."""
         return [
             r
-            for r in sorted(self._ports.values(), key=lambda r: r.port_id)
+            for r in self._ports.all()
             if network_id in (r.spec.overlay_id, r.previous and r.previous.overlay_id)
         ]
+
+    def ports_by_network(self) -> Counter[str]:
+        """The number of ports on each VXLAN network, as ``ports_on`` counts them."""
+        specs = ((r.spec, r.previous or r.spec) for r in self._ports.all())
+        return Counter(i for pair in specs for i in {spec.overlay_id for spec in pair} if i is not None)
 
     def save_network(
         self, network_id: str, spec: NetworkSpec, held: Mapping[int, str] | None = None
@@ -426,7 +416,7 @@ class Store:
                 )
             with self.database.transaction():
                 self._sql.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
-            self._networks = _without(self._networks, [network_id])
+            self._networks = without(self._networks, [network_id])
 
     def _free_vlan(self, network_id: str, held: Mapping[int, str]) -> int:
         taken = {network.local_vlan for network in self._networks.values()}
@@ -452,29 +442,10 @@ class Store:
         return int(row[0]) if row else 0
 
 
-class _Claimed(Mapping[str, tuple[str, Mapping[str, Any]]]):
-    """The claims of a kind, each looked up when it is read: mostly it is that of one port."""
-
-    def __init__(self, ports: Mapping[str, Record], kind: str) -> None:
-        self._ports, self._kind = ports, kind
-
-    def __getitem__(self, port_id: str) -> tuple[str, Mapping[str, Any]]:
-        for claim in self._ports[port_id].claims:
-            if claim.kind == self._kind:
-                return claim.key, claim.memory
-        raise KeyError(port_id)
-
-    def __iter__(self) -> Iterator[str]:
-        return (port_id for port_id in list(self._ports) if port_id in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def _without(table: dict[str, T], keys: Collection[str]) -> dict[str, T]:
-    """The table without these keys; a copy only if one of them is in it."""
-    gone = table.keys() & keys
-    return {key: value for key, value in table.items() if key not in gone} if gone else table
+def _leaves_vm(before: Mapping[str, Record | None], records: Iterable[Record]) -> bool:
+    """Whether a VM loses a port: one that is forgotten, or that becomes another VM's."""
+    new = {record.port_id: record.spec.vm_id for record in records}
+    return any(old is not None and new.get(i) != old.spec.vm_id for i, old in before.items())
 
 
 def _port_events(before: Mapping[str, Record | None], records: Iterable[Record]) -> list[NewEvent]:

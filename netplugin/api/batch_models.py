@@ -9,9 +9,10 @@ from pydantic import BaseModel, Field, model_validator
 from netplugin.api.errors import Conflict, Problem
 from netplugin.api.fields import Name, PortId, Value, VlanId, at_most
 from netplugin.api.models import Port, PortSpec, PortState
+from netplugin.api.page_models import Page
 
 
-class PortFilter(Value):
+class PortFilter(Page):
     """Selects the ports to list; a port must match all given fields."""
 
     vm_id: Name | None = None

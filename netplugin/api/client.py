@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
-from urllib.parse import urlsplit
+from typing import Generic, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from netplugin.api.batch_models import Batch, BatchResults, Retag
+from netplugin.api.client_settings import (
+    DEFAULT_URL,
+    UNIX,
+    checked_token,
+    checked_url,
+    invalid,
+    read_token,
+    tls,
+)
+from netplugin.api.conditions import ANY
 from netplugin.api.errors import (
     BackendUnavailable,
     FieldError,
@@ -49,10 +59,8 @@ from netplugin.api.pmd_models import PmdProposal, PmdRequest, PmdState
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 from netplugin.api.task_models import Task
 
-DEFAULT_URL = "unix:/run/netplugin/agent.sock"
 # A running agent accepts at once; only the response takes time.
 _CONNECT_S = 5.0
-_UNIX = "unix:"
 # What httpx raises if only one side speaks TLS, or if the server requires a client certificate.
 _CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError)
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
@@ -66,6 +74,14 @@ class Readiness(BaseModel):
 
     ready: bool
     reasons: list[str] = []
+
+
+@dataclass(frozen=True)
+class Tagged(Generic[_T]):
+    """What the agent answered, and its entity tag, for ``if_match``."""
+
+    value: _T
+    tag: str
 
 
 class Client:
@@ -91,15 +107,15 @@ class Client:
 
         Raises: InvalidRequest if the URL, the token or a certificate file cannot be used.
         """
-        self.url = _checked_url(url)
-        headers = {"Authorization": f"Bearer {_checked_token(token)}"} if token else {}
-        path = self.url.removeprefix(_UNIX) if self.url.startswith(_UNIX) else None
+        self.url = checked_url(url)
+        headers = {"Authorization": f"Bearer {checked_token(token)}"} if token else {}
+        path = self.url.removeprefix(UNIX) if self.url.startswith(UNIX) else None
         self._http = httpx.Client(
             base_url="http://localhost" if path else self.url,
             # Without `verify=False` httpx loads the system's CA certificates, which takes 40 ms.
             transport=httpx.HTTPTransport(uds=path, verify=False) if path else None,
             headers=headers,
-            verify=_tls(verify, cert) if self.url.startswith("https:") else False,
+            verify=tls(verify, cert) if self.url.startswith("https:") else False,
             timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
             trust_env=False,  # a proxy from the environment would receive the token
             follow_redirects=False,
@@ -114,11 +130,11 @@ class Client:
         get = environment.get
         cert, key = get("NETPLUGIN_CERT"), get("NETPLUGIN_KEY")
         if key and not cert:
-            raise _invalid("NETPLUGIN_KEY is set without NETPLUGIN_CERT", "set both, or neither")
+            raise invalid("NETPLUGIN_KEY is set without NETPLUGIN_CERT", "set both, or neither")
         token_file = get("NETPLUGIN_TOKEN_FILE")
         return cls(
             get("NETPLUGIN_URL") or DEFAULT_URL,
-            token=_read_token(Path(token_file)) if token_file else None,
+            token=read_token(Path(token_file)) if token_file else None,
             verify=get("NETPLUGIN_CA") or True,
             cert=(cert, key) if cert and key else cert or None,
             timeout_s=timeout_s,
@@ -140,11 +156,21 @@ class Client:
 
     # -- ports -----------------------------------------------------------------------------------
 
-    def put_port(self, port_id: str, spec: PortSpec) -> Port:
-        return self._model(Port, "PUT", _port(port_id), spec)
+    def put_port(
+        self, port_id: str, spec: PortSpec, *, if_match: str | None = None, create_only: bool = False
+    ) -> Port:
+        """``if_match``: the tag from ``read_port``; if somebody has changed the port since, or with
+        ``create_only`` if there is one, PreconditionFailed is raised and nothing is changed."""
+        headers = _condition(if_match) | ({"If-None-Match": ANY} if create_only else {})
+        return self._model(Port, "PUT", _port(port_id), spec, headers)
 
     def get_port(self, port_id: str) -> Port:
         return self._model(Port, "GET", _port(port_id))
+
+    def read_port(self, port_id: str) -> Tagged[Port]:
+        """The port with its entity tag."""
+        answer = self._call("GET", _port(port_id))
+        return Tagged(self._parsed(TypeAdapter(Port), answer), answer.headers.get("etag", ANY))
 
     def list_ports(
         self,
@@ -154,13 +180,22 @@ class Client:
         backend: str | None = None,
         network: str | None = None,
     ) -> list[Port]:
-        """``network``: a physical network, or the ID of a VXLAN network."""
+        """``network``: a physical network, or the ID of a VXLAN network. All in one answer."""
         wanted = {"vm_id": vm_id, "state": state and str(state), "backend": backend, "network": network}
         parameters = {name: value for name, value in wanted.items() if value is not None}
         return self._models(Port, "/v1/ports", parameters)
 
-    def delete_port(self, port_id: str) -> None:
-        self._call("DELETE", _port(port_id))
+    def each_port(self, page: int = 500) -> Iterator[Port]:
+        """All ports, read in pages of this size while they are used."""
+        path, parameters = "/v1/ports", {"limit": str(page)}
+        while path:
+            answer = self._call("GET", path, parameters=parameters)
+            yield from self._parsed(TypeAdapter(list[Port]), answer)
+            path, parameters = answer.links.get("next", {}).get("url", ""), {}
+
+    def delete_port(self, port_id: str, *, if_match: str | None = None) -> None:
+        """``if_match``: as in ``put_port``."""
+        self._call("DELETE", _port(port_id), headers=_condition(if_match))
 
     def batch(self, batch: Batch) -> BatchResults:
         """Create, change and delete several ports.
@@ -281,8 +316,15 @@ class Client:
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _model(self, kind: type[_M], method: str, path: str, body: BaseModel | None = None) -> _M:
-        return self._parsed(TypeAdapter(kind), self._call(method, path, body))
+    def _model(
+        self,
+        kind: type[_M],
+        method: str,
+        path: str,
+        body: BaseModel | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> _M:
+        return self._parsed(TypeAdapter(kind), self._call(method, path, body, headers=headers))
 
     def _models(self, kind: type[_M], path: str, parameters: Mapping[str, str] | None = None) -> list[_M]:
         adapter: TypeAdapter[list[_M]] = TypeAdapter(list[kind])  # type: ignore[valid-type]
@@ -306,8 +348,9 @@ class Client:
         body: BaseModel | None = None,
         parameters: Mapping[str, str] | None = None,
         more_s: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        answer = self._send(method, path, body, parameters, more_s)
+        answer = self._send(method, path, body, parameters, more_s, headers)
         if not answer.is_success:
             raise _reported(answer)
         return answer
@@ -319,16 +362,18 @@ class Client:
         body: BaseModel | None = None,
         parameters: Mapping[str, str] | None = None,
         more_s: float = 0.0,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         """``more_s``: seconds that the call is expected to take, added to the read timeout."""
         patience = httpx.Timeout(self._http.timeout)
         patience.read = patience.read and patience.read + more_s
         # Fields that were not set are not sent: a port on a VXLAN network takes the network's MTU.
         content = None if body is None else body.model_dump_json(exclude_unset=True)
-        headers = {} if body is None else {"Content-Type": "application/json"}
+        headers = {**(headers or {}), **({} if body is None else {"Content-Type": "application/json"})}
+        # Empty parameters would replace those of the path, which the link to a next page has.
         try:
             return self._http.request(
-                method, path, content=content, headers=headers, params=parameters, timeout=patience
+                method, path, content=content, headers=headers, params=parameters or None, timeout=patience
             )
         except httpx.HTTPError as failed:
             raise self._unreached(failed) from failed
@@ -342,7 +387,7 @@ class Client:
                 fix="see the agent's log; GET the port to see what became of it",
             )
         fix = "is the agent running (systemctl status netplugin-agent)? is NETPLUGIN_URL its URL?"
-        if self.url.startswith(_UNIX) and "Permission denied" in str(failed):
+        if self.url.startswith(UNIX) and "Permission denied" in str(failed):
             fix = "call as root, or as a member of the group of [api] socket_group"
         elif "CERTIFICATE_VERIFY_FAILED" in str(failed):
             fix = "set NETPLUGIN_CA to the CA certificate of the agent, and use the name it is for"
@@ -377,6 +422,10 @@ def invalid_request(wrong: ValidationError) -> InvalidRequest:
     return InvalidRequest(detail, step="validate", errors=fields)
 
 
+def _condition(tag: str | None) -> dict[str, str]:
+    return {} if tag is None else {"If-Match": tag}
+
+
 def _port(port_id: str) -> str:
     return f"/v1/ports/{_checked_name('port_id', port_id)}"
 
@@ -408,78 +457,6 @@ def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
             step="validate",
             errors=[FieldError(field=field, message=message)],
         ) from None
-
-
-def _invalid(detail: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(detail, step="client", fix=fix)
-
-
-def _checked_url(url: str) -> str:
-    fix = f"give it as {DEFAULT_URL} or https://host:port (NETPLUGIN_URL)"
-    if url.startswith(_UNIX):
-        path = url.removeprefix(_UNIX)
-        if not path.startswith("/") or len(path.encode()) > 107:  # unix(7): sun_path
-            raise _invalid(f"{url!r} names no absolute path of at most 107 bytes", fix)
-        return url
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port, httpx.URL(url)
-    except (ValueError, httpx.InvalidURL) as wrong:
-        raise _invalid(f"{url!r} is not a URL: {wrong}", fix) from None
-    if not usable or parts.query or parts.fragment or parts.username is not None:
-        raise _invalid(f"{url!r} is not the URL of an agent", fix)
-    return url.rstrip("/")
-
-
-def _checked_token(token: str) -> str:
-    if not (token.isascii() and token.isprintable()) or " " in token:
-        raise _invalid(
-            "the bearer token has characters that cannot be sent", "use one line of the token file"
-        )
-    return token
-
-
-def _read_token(path: Path) -> str:
-    """The first token of a file in the format of ``[api] token_file``."""
-    try:
-        lines = [line.strip() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as wrong:
-        raise _invalid(
-            f"NETPLUGIN_TOKEN_FILE cannot be read: {wrong}", "name a file that holds a token"
-        ) from None
-    tokens = [line for line in lines if line and not line.startswith("#")]
-    if not tokens:
-        raise _invalid(f"NETPLUGIN_TOKEN_FILE {path} has no token in it", "put one on a line")
-    return tokens[0].split()[-1]  # <token>, or <role>:<name> <token>
-
-
-def _tls(verify: bool | str | Path | ssl.SSLContext, cert: tuple[str, str] | str | None) -> ssl.SSLContext:
-    """The TLS context; without a CA file, the system's CA certificates are used."""
-    try:
-        context = _trust(verify)
-        if isinstance(cert, str):
-            context.load_cert_chain(cert)
-        elif cert is not None:
-            context.load_cert_chain(*cert)
-    except OSError as wrong:  # includes ssl.SSLError
-        raise _invalid(
-            f"a certificate or key file cannot be used: {wrong}",
-            "look at the files of NETPLUGIN_CA, NETPLUGIN_CERT and NETPLUGIN_KEY",
-        ) from None
-    return context
-
-
-def _trust(verify: bool | str | Path | ssl.SSLContext) -> ssl.SSLContext:
-    if isinstance(verify, ssl.SSLContext):
-        return verify
-    if isinstance(verify, bool):
-        context = ssl.create_default_context()
-        if not verify:
-            context.check_hostname = False
-            context.verify_mode = ssl.CERT_NONE
-        return context
-    return ssl.create_default_context(cafile=verify)
 
 
 def _reported(answer: httpx.Response) -> NetpluginError:

@@ -123,6 +123,16 @@ class Conflict(NetpluginError):
     )
 
 
+class PreconditionFailed(NetpluginError):
+    code = "precondition_failed"
+    status = 412
+    title = "Not as the caller has read it"
+    meaning = (
+        "`If-Match` or `If-None-Match` of the call is not met: somebody else has changed, deleted or created "
+        "the object. Nothing was changed."
+    )
+
+
 class Unsupported(NetpluginError):
     code = "unsupported"
     status = 409
@@ -184,6 +194,7 @@ ALL: tuple[type[NetpluginError], ...] = (
     Forbidden,
     NotFound,
     Conflict,
+    PreconditionFailed,
     Unsupported,
     BackendUnavailable,
     Overloaded,

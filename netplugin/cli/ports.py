@@ -60,7 +60,7 @@ class PortList(show.TableLister):
 
 
 class PortShow(ShowOne):
-    """Show a port: its spec, its binding, and its observed state."""
+    """Show a port: its spec, its binding, its observed state, and its `etag` for `port put --if-match`."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -69,7 +69,9 @@ class PortShow(ShowOne):
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
         with Client.from_environment() as client:
-            return show.fields(client.get_port(parsed_args.port_id))
+            port = client.read_port(parsed_args.port_id)
+        columns, row = show.fields(port.value)
+        return (*columns, "etag"), (*row, port.tag)
 
 
 class PortPut(ShowOne):
@@ -113,12 +115,20 @@ class PortPut(ShowOne):
             metavar="PATH",
             help="path of the vhost-user socket, below a directory that the agent's options allow",
         )
+        condition = parser.add_mutually_exclusive_group()
+        condition.add_argument(
+            "--if-match", metavar="ETAG", help="only if nobody has changed the port since it was shown"
+        )
+        condition.add_argument("--create-only", action="store_true", help="only if there is no such port")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
         spec = spec_from(parsed_args)
         with Client.from_environment() as client:
-            return show.fields(client.put_port(parsed_args.port_id, spec))
+            port = client.put_port(
+                parsed_args.port_id, spec, if_match=parsed_args.if_match, create_only=parsed_args.create_only
+            )
+            return show.fields(port)
 
 
 class PortDelete(Command):

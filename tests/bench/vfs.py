@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from drivers.vf.inventory import Inventory, read_inventory
 from drivers.vf.ledger import claim_vf
 from drivers.vf.options import parse_devices

@@ -14,6 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,7 @@ from agents.api import http
 from agents.api.tasks import TaskRunner
 from agents.api.zstack import ZstackCalls
 from agents.metrics import Metrics, PmdFigures, PortCounters
+from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
@@ -283,7 +285,8 @@ def test_the_api_is_all_there_is(tmp_path: Path) -> None:
     """The routes are built without what serves them."""
     store = Store(tmp_path / "agent.db")
     zstack = ZstackCalls(cast(Service, None), None)
-    app = http.build(cast(Service, None), cast(TaskRunner, None), Metrics(store), zstack.add)
+    parts = SimpleNamespace(off_loop=OffLoop(), physical_networks=None, service_ports=None)
+    app = http.build(cast(Service, parts), cast(TaskRunner, None), Metrics(store), zstack.add)
     store.close()
     routes = {
         (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods

@@ -20,7 +20,8 @@ from agents import backends
 from agents.metrics import Metrics
 from agents.ports.operations import Delete, Put
 from agents.ports.reconciler import Reconciler
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from netplugin import options
 from netplugin.api.errors import CapacityExhausted, Conflict, HostError, Unsupported
 from netplugin.api.models import Features, FieldRule, PortSpec, PortState, ReconcileReport

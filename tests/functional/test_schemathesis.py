@@ -80,6 +80,9 @@ def _dicts(values: Any) -> list[dict[str, Any]]:
 def _lead_to_the_host(case: Any) -> None:
     """Give most specs what there is here, a backend and a network: at random they come to nothing."""
     body = case.body if isinstance(case.body, dict) else {}
+    if len(str(body)) % 2:  # a tag that is made at random is that of no object
+        for name in ("If-Match", "If-None-Match"):
+            (case.headers or {}).pop(name, None)
     if type(body.get("count")) is int:  # of PMD cores
         body["count"] = 1
         for name in set(body) & PmdRequest.model_fields.keys() - {"count", "clear_all_affinity"}:

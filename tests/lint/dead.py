@@ -31,13 +31,14 @@ LIBRARIES = [
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
     *("SelectPoll", "feed"),
     *("text_factory", "indentless", "ignore_aliases", "preserve_quotes", "startup", "collect", "globals"),
+    "route_class",
     # The last argument of __exit__.
     "trace",
     "traceback",
 ]
 #: Fields that are only printed, and what only callers of the API use.
 PRINTED = [
-    *("get_network", "get_service_port", "vif_type"),
+    *("get_network", "get_service_port", "each_port", "vif_type"),
     *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
     *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate"),
     *("schema_version", "comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),

@@ -23,6 +23,7 @@ from agents.api.tasks import TaskRunner
 from agents.api.zstack import ZstackCalls
 from agents.host import HostView
 from agents.metrics import Metrics
+from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
 from netplugin import options
@@ -147,7 +148,7 @@ def gated(
 ) -> RequestGuard:
     """With its audit log in the agent's."""
     access = Access(tuple(Token(token, token.decode()) for token in tokens))
-    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(limits))
+    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(limits), OffLoop())
 
 
 class _Server(uvicorn.Server):

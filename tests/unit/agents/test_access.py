@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,7 @@ def write(log: AuditLog, **more: Any) -> None:
         "path": "/v1/ports/p1",
         "status": 200,
     }
-    log.called(**{**call, **more})
+    asyncio.run(log.called(**{**call, **more}))
 
 
 def test_a_file_that_is_moved_away_is_made_anew(tmp_path: Path) -> None:

@@ -7,23 +7,33 @@ from typing import Any
 
 import pytest
 
-from agents.api.bodies import check
+from agents.api.bodies import parsed
+from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.errors import InvalidRequest
+from netplugin.api.models import ReconcileRequest
 from tests.unit.agent import SPEC
 
 
-def refused(document: Any, is_batch: bool = True) -> InvalidRequest:
+def refused(document: Any, model: Any = Batch) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
-        check(json.dumps(document).encode(), is_batch=is_batch)
+        parsed(json.dumps(document).encode(), model)
     return error.value
 
 
-def test_what_is_fit_passes() -> None:
-    check(json.dumps({"put": [{"port_id": "p1", "spec": SPEC}]}).encode(), is_batch=True)
-    check(b"no json", is_batch=True)
-    check(b"[" * 100_000, is_batch=True)
-    check(b"[]", is_batch=True)
-    check(json.dumps({"put": [{"port_id": "p1"}]}).encode(), is_batch=False)
+def test_what_is_fit_is_what_the_model_makes_of_it() -> None:
+    document = {"put": [{"port_id": "p1", "spec": SPEC}], "delete": ["p2"]}
+    assert parsed(json.dumps(document).encode(), Batch) == Batch.model_validate(document)
+    assert parsed(b'{"dry_run": true}', ReconcileRequest | None) == ReconcileRequest(dry_run=True)
+    assert parsed(b"null", ReconcileRequest | None) is None
+
+
+def test_what_the_model_refuses_is_named() -> None:
+    assert [e.field for e in refused({"put": [{"port_id": "p", "spec": SPEC}] * 2}).errors] == ["body"]
+    assert [e.field for e in refused({"delete": ["p"], "more": 1}).errors] == ["more"]
+    assert [e.field for e in refused({"ports": ["a"]}, Retag).errors] == ["to_vlan"]
+    for body in (b"no json", b"[" * 100_000, b"[]", b'{"put": 1}'):
+        with pytest.raises(InvalidRequest):
+            parsed(body, Batch)
 
 
 @pytest.mark.parametrize(
@@ -49,10 +59,7 @@ def test_names_that_are_no_text_are_told_all_the_same() -> None:
     assert error.errors[0].field == "put.1.\\ud800"
 
 
-def test_what_is_nested_too_deeply_is_refused_or_left_to_the_application() -> None:
+def test_what_is_nested_too_deeply_is_refused() -> None:
     for depth in range(100, 1200, 50):
-        document = b'{"a":' * depth + b"1" + b"}" * depth
-        try:
-            check(document, is_batch=True)
-        except InvalidRequest as refused:
-            assert "nested" in refused.detail
+        with pytest.raises(InvalidRequest):
+            parsed(b'{"a":' * depth + b"1" + b"}" * depth, Batch)

@@ -12,7 +12,8 @@ import pytest
 
 from agents.networks import Networks
 from agents.ports.drift import NetworkOutcome
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.client import Client
 from netplugin.api.errors import (

@@ -520,13 +520,13 @@ def test_an_undo_that_the_store_does_not_take_is_not_forgotten(
     def fill(port_id: str, spec: PortSpec | None) -> bool:
         nonlocal full
         full = True
-        return False
+        return spec is not None
 
     world.host.refuses = fill
     op = world.put("a", NEW)
     world.serve([op])
     error = op.future.exception()
-    assert isinstance(error, HostError) and error.step == "store"
+    assert isinstance(error, HostError) and error.step == "apply"
     assert world.host.ports == {} and world.reconciler.unsettled()
     with pytest.raises(HostError):
         world.check()
@@ -538,6 +538,72 @@ def test_an_undo_that_the_store_does_not_take_is_not_forgotten(
     world.check()
     assert world.specs() == {} and not world.reconciler.unsettled()
     world.assert_settled()
+
+
+@each_kind
+def test_a_port_that_is_ready_is_answered_before_its_state_is_committed(
+    kind: type[Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The intent is committed, and a start finds the state again. Until the store takes it, it is owed."""
+    with world_at(kind) as world:
+        save, seen = world.store.save, []
+        refused = sqlite3.OperationalError("database or disk is full")
+        op = world.put("a", NEW)
+
+        def note(records: Any, forget: Collection[str] = ()) -> None:
+            records = list(records)
+            seen.append(([r.state for r in records], answer(op), world.store.get("a")))
+            if records[0].state is PortState.ACTIVE and len(seen) < 4:
+                raise refused
+            save(records, forget)
+
+        monkeypatch.setattr(world.store, "save", note)
+        assert world.serve([op])
+        assert [(states, answered) for states, answered, _ in seen] == [
+            ([PortState.PENDING], "none"),
+            ([PortState.ACTIVE], "ok"),
+        ]
+        assert seen[1][2] == op.future.result(0) == world.store.get("a"), "who asks next is told the same"
+        assert world.reconciler.unsettled()
+        with pytest.raises(HostError):
+            world.check()
+        assert world.check() and len(seen) == 4
+        assert not world.reconciler.unsettled()
+        told = [event.state for event in world.store.events.page(0, 10).events]
+        assert told == ["pending", "active"], "its event is that of the commit"
+        world.restart()
+        world.assert_claims_are_unique()
+        assert world.check()
+        world.assert_settled()
+
+
+@each_kind
+def test_what_was_answered_stays_if_the_host_refuses_after_a_crash(kind: type[Backend]) -> None:
+    """Killed after the answer and before the commit of the state; the next process finds the host ill."""
+    boundary, found = 0, 0
+    while True:
+        with world_at(kind) as world:
+            op = world.put("a", NEW)
+            through = world.serve([op], crash_at=boundary)
+            if answer(op) == "ok" and not through:
+                found += 1
+                world.host.ports.clear()
+                world.host.vfs.clear()
+                world.host.refuses = lambda port_id, spec: True
+                world.restart()
+                world.check()
+                record = world.store.get("a")
+                assert record is not None and (record.spec, record.state) == (NEW, PortState.FAILED)
+                again = world.put("a", NEW)
+                world.serve([again])
+                assert answer(again) == "error" and world.specs() == {"a": NEW}
+                heal(world)
+                assert world.check()
+                world.assert_settled()
+        if through:
+            break
+        boundary += 1
+    assert found == 2, "around the second commit"
 
 
 def test_a_refused_first_plug_that_the_store_does_not_forget_is_not_plugged_later(

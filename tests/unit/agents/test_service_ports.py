@@ -14,6 +14,7 @@ from agents.api.access import Access, Token
 from agents.api.audit import AuditLog
 from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.roles import BodyRules, Role
+from agents.off_loop import OffLoop
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.client import Client
 from netplugin.api.errors import Conflict, InvalidRequest, NotFound
@@ -238,7 +239,7 @@ def test_what_an_operator_put_on_a_vlan_an_operator_moves(
     rules = BodyRules(patterns, running.service.moved_by)
     access = Access((Token(b"plug", "plugger", Role.PLUG), Token(b"op", "operator")))
     limits = Limits(LimitSettings(1000, 1000))
-    gate = RequestGuard(running.app, running.tasks, lambda: access, AuditLog(None), limits, rules)
+    gate = RequestGuard(running.app, running.tasks, lambda: access, AuditLog(None), limits, OffLoop(), rules)
 
     async def retag(token: str, body: dict[str, Any]) -> httpx.Response:
         transport = httpx.ASGITransport(gate)

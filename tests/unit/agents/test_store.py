@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from agents.store import database
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from agents.store.task_journal import JournalledTask
 from netplugin import store_file
 from netplugin.api.errors import Conflict, HostError

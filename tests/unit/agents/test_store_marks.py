@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agents.store.marks import StoreMarks
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from netplugin.api.models import PortSpec, PortState
 from netplugin.host.names import CarriedMark
 from tests.unit.agent import SPEC

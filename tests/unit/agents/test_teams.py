@@ -15,7 +15,8 @@ from lxml import etree
 
 from agents.ports import teams
 from agents.ports.teams import standby_id, standby_spec
-from agents.store.store import Record, Store
+from agents.store.port_table import Record
+from agents.store.store import Store
 from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.errors import Conflict, HostError, Unsupported
 from netplugin.api.models import (
@@ -343,14 +344,14 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
                 running.service.teams.start()
                 while not supervisor.reasons():
                     await asyncio.sleep(0)
-                assert "teams" in running.service.health.unready()[0]
+                assert "teams" in (await running.service.health.unready())[0]
                 broken = False
                 # Somebody takes the standby away: it comes back only if the comparing goes on.
                 running.store.save([], forget=[BESIDE])
                 while running.store.get(BESIDE) is None:
                     await asyncio.sleep(0.01)
                 # It counts as going on from the end of that turn, which the standby comes before.
-                while running.service.health.unready():
+                while await running.service.health.unready():
                     await asyncio.sleep(0.01)
             await running.service.teams.stop()
 

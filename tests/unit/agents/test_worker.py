@@ -477,7 +477,7 @@ def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
         go_on.set()
         await asyncio.gather(*calls)
         assert [result.status for result in (await answer).results] == [204, 204]
-        assert running.service.ports(PortFilter()) == [] and running.host.ports == {}
+        assert list(running.service.ports(PortFilter())) == [] and running.host.ports == {}
         await running.service.delete("p1")  # nothing is under way any more: nothing to wait for
 
     with agent(tmp_path) as running:

@@ -1,0 +1,91 @@
+"""Errors as ``application/problem+json``, also those of the router and of validation; their documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+import netplugin.api.errors as errors
+from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound
+
+PROBLEM = "application/problem+json"
+# Maximum number of reported errors; a body of a megabyte could have a million.
+_MOST_ERRORS = 100
+
+
+def problem_response(error: NetpluginError) -> JSONResponse:
+    headers = {}
+    if isinstance(error, errors.Overloaded):
+        headers["Retry-After"] = "1"
+    if isinstance(error, errors.Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error.problem().model_dump(), error.status, headers=headers, media_type=PROBLEM)
+
+
+def documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
+    """The documented error responses of a route: its own, and those of the guard and of validation."""
+    return responses(*kinds, errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.Overloaded)
+
+
+def responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
+    """The documentation of these errors; one status may have several codes."""
+    titles: dict[int, list[str]] = {}
+    for kind in dict.fromkeys(kinds):
+        titles.setdefault(kind.status, []).append(kind.code)
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        status: {"description": ", ".join(codes), "content": {PROBLEM: {"schema": schema}}}
+        for status, codes in titles.items()
+    }
+
+
+ANY_ERROR = documented(*errors.ALL)
+
+
+async def netplugin_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, NetpluginError)
+    return problem_response(error)
+
+
+async def http_error(request: Request, error: Exception) -> JSONResponse:
+    """Convert errors of the router: unknown path, unknown method, invalid JSON."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 400:
+        field = FieldError(field="body", message="could not be parsed as JSON")
+        return problem_response(
+            InvalidRequest("body: could not be parsed as JSON", step="validate", errors=[field])
+        )
+    wrong: NetpluginError = NotFound(f"{request.method} {request.url.path}", step="route")
+    problem = wrong.problem().model_copy(update={"status": error.status_code})
+    return JSONResponse(problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM)
+
+
+async def unexpected(request: Request, error: Exception) -> JSONResponse:
+    """An internal error. The server logs its traceback."""
+    wrong = errors.HostError("unexpected; the agent's log says what", step="agent")
+    problem = wrong.problem().model_copy(update={"status": 500})
+    return JSONResponse(problem.model_dump(), 500, media_type=PROBLEM)
+
+
+async def validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    return problem_response(invalid(error.errors()))
+
+
+def invalid(found: Sequence[Any]) -> InvalidRequest:
+    """Convert pydantic's errors to an error that names each field as in the request."""
+    fields = []
+    for finding in found[:_MOST_ERRORS]:
+        place = [str(part) for part in finding["loc"]]
+        if place and place[0] in ("body", "path", "query"):
+            del place[0]
+        if finding["type"] == "json_invalid":
+            place = []
+        fields.append(FieldError(field=".".join(place) or "body", message=str(finding["msg"])))
+    detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
+    return InvalidRequest(detail, step="validate", errors=fields)

@@ -1,0 +1,52 @@
+"""Threads for what would hold up the event loop: long computations, and looks at a host that may hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+from netplugin.api.errors import OperationTimeout
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OffLoop:
+    """Threads apart from asyncio's own, which resolve the names of callbacks.
+
+    What waits for a driver or a name server takes no thread from calls that need neither.
+    """
+
+    def __init__(self, look_s: float = 5.0) -> None:
+        """``look_s``: seconds for a look, its wait for a thread included."""
+        self.look_s = look_s
+        # Computations hold the interpreter's lock, so more threads are no faster.
+        self._compute = ThreadPoolExecutor(2, "compute")
+        # A look that hangs keeps its thread. While all do, other looks end at their deadline.
+        self._looks = ThreadPoolExecutor(8, "look")
+
+    async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a computation, which waits for nothing, in a thread. Raises: what it raises."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._compute, partial(work, *args, **kwargs))
+
+    async def look(self, work: Callable[[], T], what: str) -> T:
+        """Run what reads the host, such as /sys or netlink. Raises: OperationTimeout; what it raises."""
+        begun = asyncio.get_running_loop().run_in_executor(self._looks, work)
+        try:
+            async with asyncio.timeout(self.look_s):
+                return await begun
+        except TimeoutError:
+            raise OperationTimeout(
+                f"{what} could not be read within {self.look_s:g} s",
+                step="look",
+                fix="see in the log of the kernel which device hangs",
+            ) from None
+
+    def close(self) -> None:
+        """End the threads without waiting for a look in progress."""
+        self._compute.shutdown(wait=False, cancel_futures=True)
+        self._looks.shutdown(wait=False, cancel_futures=True)
