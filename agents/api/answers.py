@@ -79,7 +79,7 @@ def _listed(
     more = {}
     if part.next is not None:
         query = [(name, value) for name, value in caller.query_params.multi_items() if name != "after"]
-        target = f"{caller.url.path}?{urlencode([*query, ('after', part.next)])}"
+        target = f"{caller.scope['path']}?{urlencode([*query, ('after', part.next)])}"
         more["Link"] = f'<{target}>; rel="next"'
     return _answer(body, condition, None, more)
 

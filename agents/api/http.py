@@ -1,63 +1,66 @@
-"""The HTTP API: its routes."""
+"""The HTTP API: how a route is served, and the routes of ports, events and the agent itself.
+
+FastAPI registers the routes and makes their OpenAPI document. It does not serve them: its solver of
+dependencies takes longest of all in a call, it validates each answer a second time, and it reads its own
+source at the first call of each route, on the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from inspect import iscoroutinefunction
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.dependencies.utils import request_params_to_args
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import netplugin.api.errors as errors
-from agents.api.answers import NOT_MODIFIED, IfMatch, IfNoneMatch, listed, tagged
+from agents.api.answers import CONDITIONS, NOT_MODIFIED, IfMatch, IfNoneMatch, listed, tagged
+from agents.api.bodies import SMALL, parsed, parsed_json
 from agents.api.document import Application
+from agents.api.host_routes import (
+    NameParameter,
+    add_host,
+    add_networks,
+    add_physical_networks,
+    add_service_ports,
+)
 from agents.api.problems import (
     ANY_ERROR,
     documented,
     http_error,
+    invalid,
     netplugin_error,
+    problem_response,
     responses,
     unexpected,
     validation_error,
 )
-from agents.api.routes import Route
 from agents.api.tasks import TaskRunner
 from agents.event_streams import MEDIA_TYPE
 from agents.metrics import Metrics
-from agents.physical_networks import tag_of
+from agents.off_loop import OffLoop
 from agents.service import Service
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
-from netplugin.api.conditions import NO_CONDITION, intent_tag
+from netplugin.api.conditions import NO_CONDITION
 from netplugin.api.errors import NetpluginError
 from netplugin.api.event_models import EventFilter, EventKind
-from netplugin.api.fields import NAME_PATTERN, PciAddress
 from netplugin.api.models import (
-    BackendInfo,
     CheckRequest,
     Finding,
-    HostState,
-    NetworkInfo,
-    NetworkSpec,
     Port,
     PortSpec,
-    ReconcileReport,
-    ReconcileRequest,
     RenderedDomain,
     RenderRequest,
-    VfInfo,
 )
-from netplugin.api.page_models import Page
-from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
-from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
-from netplugin.api.service_models import ServicePort, ServicePortSpec
 from netplugin.api.task_models import Task
-
-T = TypeVar("T")
-NameParameter = Annotated[str, Path(pattern=NAME_PATTERN)]
 
 
 async def _results(service: Service, results: BatchResults) -> Response:
@@ -68,10 +71,6 @@ async def _results(service: Service, results: BatchResults) -> Response:
         return b'{"results":[' + b",".join(parts) + b"]}"
 
     return Response(await service.off_loop.compute(dumped), media_type="application/json")
-
-
-def _port_id(port: Port | ServicePort) -> str:
-    return port.port_id
 
 
 def build(
@@ -98,10 +97,10 @@ def build(
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(Exception, unexpected)
     _add_ports(app, service)
-    _add_service_ports(app, service)
-    _add_networks(app, service)
-    _add_physical_networks(app, service)
-    _add_host(app, service)
+    add_service_ports(app, service)
+    add_networks(app, service)
+    add_physical_networks(app, service)
+    add_host(app, service)
     _add_events(app, service)
     _add_tasks(app, tasks)
     _add_health(app, service, metrics)
@@ -137,7 +136,9 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         caller: Request, wanted: Annotated[PortFilter, Query()], condition: IfNoneMatch
     ) -> Response:
         """List the ports of this host; a port must match all given parameters."""
-        return await listed(caller, wanted, condition, partial(service.ports, wanted), _port_id)
+        return await listed(
+            caller, wanted, condition, partial(service.ports, wanted), lambda port: port.port_id
+        )
 
     @app.get(
         "/v1/ports/{port_id}",
@@ -193,231 +194,6 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing libvirt domain against the VM's ports."""
         return await service.domains.check(vm_id, request)
-
-
-def _add_service_ports(app: FastAPI, service: Service) -> None:
-    ports = service.service_ports
-
-    @app.put(
-        "/v1/service-ports/{port_id}",
-        responses=ANY_ERROR,
-        operation_id="put_service_port",
-        response_model=ServicePort,
-    )
-    async def put_service_port(port_id: NameParameter, spec: ServicePortSpec, condition: IfMatch) -> Response:
-        """Put a device of the host on a network, or change its rules, and wait until it is verified."""
-        port = await ports.put(port_id, spec, condition)
-        return tagged(port, NO_CONDITION, ports.intent_tag(port))
-
-    @app.get(
-        "/v1/service-ports",
-        responses=NOT_MODIFIED | documented(),
-        operation_id="list_service_ports",
-        response_model=list[ServicePort],
-    )
-    async def list_service_ports(
-        caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch
-    ) -> Response:
-        """List the service ports of this host."""
-        return await listed(caller, page, condition, ports.all, _port_id)
-
-    @app.get(
-        "/v1/service-ports/{port_id}",
-        responses=NOT_MODIFIED | documented(errors.NotFound),
-        operation_id="get_service_port",
-        response_model=ServicePort,
-    )
-    async def get_service_port(port_id: NameParameter, condition: IfNoneMatch) -> Response:
-        """Return a service port."""
-        port = ports.get(port_id)
-        return tagged(port, condition, ports.intent_tag(port))
-
-    @app.delete(
-        "/v1/service-ports/{port_id}",
-        status_code=204,
-        responses=ANY_ERROR,
-        operation_id="delete_service_port",
-    )
-    async def delete_service_port(port_id: NameParameter, condition: IfMatch) -> None:
-        """Take a device of the host off its network; the device stays. No error if there is none."""
-        await ports.delete(port_id, condition)
-
-
-def _add_networks(app: FastAPI, service: Service) -> None:
-    @app.put(
-        "/v1/networks/{network_id}",
-        responses=ANY_ERROR,
-        operation_id="put_network",
-        response_model=NetworkInfo,
-    )
-    async def put_network(network_id: NameParameter, spec: NetworkSpec, condition: IfMatch) -> Response:
-        """Create or change a VXLAN network; its peers can change while it has ports."""
-        network = await service.networks.put(network_id, spec, condition)
-        return tagged(network, NO_CONDITION, intent_tag(network.spec))
-
-    @app.get(
-        "/v1/networks",
-        responses=NOT_MODIFIED | documented(),
-        operation_id="list_networks",
-        response_model=list[NetworkInfo],
-    )
-    async def list_networks(
-        caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch
-    ) -> Response:
-        """List the VXLAN networks of this host."""
-        return await listed(caller, page, condition, service.networks.all, lambda network: network.network_id)
-
-    @app.get(
-        "/v1/networks/{network_id}",
-        responses=NOT_MODIFIED | documented(errors.NotFound),
-        operation_id="get_network",
-        response_model=NetworkInfo,
-    )
-    async def get_network(network_id: NameParameter, condition: IfNoneMatch) -> Response:
-        """Return a VXLAN network."""
-        network = service.networks.get(network_id)
-        return tagged(network, condition, intent_tag(network.spec))
-
-    @app.delete(
-        "/v1/networks/{network_id}",
-        status_code=204,
-        responses=documented(errors.Conflict, errors.PreconditionFailed, errors.HostError),
-        operation_id="delete_network",
-    )
-    async def delete_network(network_id: NameParameter, condition: IfMatch) -> None:
-        """Delete a VXLAN network that has no ports; no error if it does not exist."""
-        await service.networks.delete(network_id, condition)
-
-
-def _add_physical_networks(app: FastAPI, service: Service) -> None:
-    networks, look = service.physical_networks, service.off_loop.look
-
-    @app.put(
-        "/v1/physical-networks/{name}",
-        responses=ANY_ERROR,
-        operation_id="put_physical_network",
-        response_model=PhysicalNetworkInfo,
-    )
-    async def put_physical_network(
-        name: NameParameter, spec: PhysicalNetworkSpec, condition: IfMatch
-    ) -> Response:
-        """Create or change a physical network; what it keeps is verified on the host."""
-        network = await networks.put(name, spec, condition)
-        return tagged(network, NO_CONDITION, tag_of(network))
-
-    @app.get(
-        "/v1/physical-networks",
-        responses=NOT_MODIFIED | documented(errors.OperationTimeout),
-        operation_id="list_physical_networks",
-        response_model=list[PhysicalNetworkInfo],
-    )
-    async def list_physical_networks(
-        caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch
-    ) -> Response:
-        """List the physical networks: those of the configuration, and those that were PUT."""
-        found = await look(networks.all, "physical networks")
-        return await listed(caller, page, condition, lambda: found, lambda network: network.name)
-
-    @app.get(
-        "/v1/physical-networks/{name}",
-        responses=NOT_MODIFIED | documented(errors.NotFound, errors.OperationTimeout),
-        operation_id="get_physical_network",
-        response_model=PhysicalNetworkInfo,
-    )
-    async def get_physical_network(name: NameParameter, condition: IfNoneMatch) -> Response:
-        """Return a physical network."""
-        network = await look(partial(networks.get, name), f"physical network {name}")
-        return tagged(network, condition, tag_of(network))
-
-    @app.delete(
-        "/v1/physical-networks/{name}",
-        status_code=204,
-        responses=ANY_ERROR,
-        operation_id="delete_physical_network",
-    )
-    async def delete_physical_network(name: NameParameter, condition: IfMatch) -> None:
-        """Delete a physical network that has no ports; no error if it does not exist."""
-        await networks.delete(name, condition)
-
-
-def _add_host(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/backends", responses=documented(), operation_id="list_backends")
-    async def list_backends() -> list[BackendInfo]:
-        """List the backends of this host and whether they are usable."""
-        return await service.health.backends()
-
-    @app.get("/v1/host", responses=documented(errors.OperationTimeout), operation_id="get_host")
-    async def get_host() -> HostState:
-        """Return facts about the host and its daemons."""
-        return await service.host()
-
-    @app.get("/v1/host/checks", responses=documented(), operation_id="host_checks")
-    async def host_checks(caller: Request) -> list[Finding]:
-        """Check the host and return the findings."""
-        return await _while_here(caller, service.health.checks())
-
-    @app.get(
-        "/v1/vfs",
-        responses=NOT_MODIFIED | ANY_ERROR,
-        operation_id="list_vfs",
-        response_model=list[VfInfo],
-    )
-    async def list_vfs(caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch) -> Response:
-        """List the virtual functions of this host with their states and ports."""
-        found = sorted(await _while_here(caller, service.vfs()), key=lambda vf: vf.pci_address)
-        return await listed(caller, page, condition, lambda: found, lambda vf: vf.pci_address)
-
-    @app.delete(
-        "/v1/vfs/{pci_address}/quarantine",
-        status_code=204,
-        responses=ANY_ERROR,
-        operation_id="release_vf",
-    )
-    async def release_vf(caller: Request, pci_address: PciAddress) -> None:
-        """End the quarantine of a virtual function; no error if it is not quarantined."""
-        await _while_here(caller, service.release_vf(pci_address))
-
-    @app.get("/v1/pmd", responses=ANY_ERROR, operation_id="get_pmd")
-    async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:
-        """Return the PMD threads of OVS, measured since they started or over an interval."""
-        return await service.pmd.show(measured.interval)
-
-    @app.put("/v1/pmd", responses=ANY_ERROR, operation_id="set_pmd")
-    async def set_pmd(request: PmdRequest) -> PmdState:
-        """Set the CPUs of PMD threads, pin receive queues, or balance the load."""
-        return await service.pmd.set(request)
-
-    @app.get("/v1/pmd/proposal", responses=ANY_ERROR, operation_id="propose_pmd")
-    async def propose_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdProposal:
-        """Propose an assignment of receive queues to PMD threads."""
-        return await service.pmd.proposal(measured.interval)
-
-    @app.post("/v1/reconcile", responses=ANY_ERROR, operation_id="reconcile")
-    async def reconcile(caller: Request, request: ReconcileRequest | None = None) -> ReconcileReport:
-        """Reconcile the host with the stored intents, or return the plan (``dry_run``)."""
-        return await _while_here(caller, service.reconcile(request or ReconcileRequest()))
-
-
-async def _while_here(caller: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await the work, and cancel it if the caller disconnects.
-
-    Raises: what the work raises; CancelledError if the caller has disconnected.
-    """
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(caller))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            working.cancel()
-        return await working
-    finally:
-        working.cancel()
-        gone.cancel()
-
-
-async def _gone(caller: Request) -> None:
-    while (await caller.receive())["type"] != "http.disconnect":
-        pass
 
 
 #: One server-sent event, as tools that read OpenAPI take it apart.
@@ -497,3 +273,90 @@ def _add_health(app: FastAPI, service: Service, metrics: Metrics) -> None:
         """Return 200 if the agent is ready, else 503 with the reasons."""
         reasons = await service.health.unready()
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+
+class Route(APIRoute):
+    """A route with parameters in path, query and headers, a body, conditions, and the request itself.
+
+    A large body is validated in a thread.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises: TypeError for an endpoint with anything else."""
+        super().__init__(*args, **kwargs)
+        known = self.dependant
+        #: The name of the endpoint's condition, and how it is made of a request.
+        self._conditions = {
+            str(each.name): CONDITIONS[each.call] for each in known.dependencies if each.call in CONDITIONS
+        }
+        if (
+            len(self._conditions) < len(known.dependencies)
+            or known.cookie_params
+            or known.response_param_name
+            or known.background_tasks_param_name
+            or not iscoroutinefunction(self.endpoint)
+        ):
+            raise TypeError(f"{self.path}: the endpoint needs more of FastAPI than this route has")
+
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)  # 405
+            return
+        try:
+            response = await self._answer(Request(scope, receive, send))
+        except NetpluginError as error:
+            response = problem_response(error)
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        """Raises: NetpluginError."""
+        values: dict[str, Any] = {}
+        errors: list[Any] = []
+        for field in self.dependant.path_params:
+            value = request.path_params.get(field.alias)
+            values[field.name], wrong = field.validate(value, {}, loc=("path", field.alias))
+            errors += wrong or ()
+        for fields, sent in (
+            (self.dependant.query_params, request.query_params),
+            (self.dependant.header_params, request.headers),
+        ):
+            if fields:
+                found, wrong = request_params_to_args(fields, sent)
+                values |= found
+                errors += wrong
+        if self.body_field is not None:
+            values[self.body_field.name], wrong = await self._body(request, self.body_field)
+            errors += wrong or ()
+        if errors:
+            raise invalid(errors)
+        for name, made_of in self._conditions.items():
+            values[name] = made_of(request)
+        if self.dependant.request_param_name:
+            values[self.dependant.request_param_name] = request
+        return _response(await self.endpoint(**values), self.status_code or 200)
+
+    async def _body(self, request: Request, field: Any) -> tuple[Any, Any]:
+        """The model, or the errors. Raises: InvalidRequest."""
+        body = await request.body()
+        if len(body) > SMALL:
+            off_loop: OffLoop = request.app.state.off_loop
+            return await off_loop.compute(parsed, body, field.field_info.annotation), ()
+        if not body and not field.field_info.is_required():
+            return field.get_default(), ()
+        if not body:
+            return None, [{"type": "missing", "loc": ("body",), "msg": "Field required"}]
+        found: tuple[Any, Any] = field.validate(parsed_json(body), {}, loc=("body",))
+        return found
+
+
+def _response(made: Any, status: int) -> Response:
+    if isinstance(made, Response):
+        return made
+    if made is None:
+        return Response(status_code=status)
+    if isinstance(made, BaseModel):
+        return Response(made.model_dump_json(), status, media_type="application/json")
+    if isinstance(made, list):
+        body = b"[" + b",".join(each.model_dump_json().encode() for each in made) + b"]"
+        return Response(body, status, media_type="application/json")
+    return JSONResponse(made, status)

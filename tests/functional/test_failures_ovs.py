@@ -192,6 +192,22 @@ def test_the_agent_killed_in_the_middle_of_a_plug(ovs: PrivateOvs, agent: Privat
     assert planned(agent) == []
 
 
+def test_the_agent_killed_right_after_its_answer(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    """That the port is active may not be on the disk yet: the next start finds it so, and changes nothing."""
+    pids = set()
+    for vlan in range(1, 7):
+        status, port = agent.call("PUT", "/v1/ports/p1", make_spec(1, vlan_id=vlan))
+        agent.kill()
+        assert (status, port["state"]) == (200, "active")
+        was = ovs.get("Open_vSwitch", ".", "next_cfg")
+        agent.start()
+        pids.add(agent.daemon.pid)
+        wait_for(lambda: _settled(agent), 30, "the port is active")
+        assert agent.get("/v1/ports/p1")[1]["spec"] == port["spec"]
+        assert ovs.get("Open_vSwitch", ".", "next_cfg") == was and planned(agent) == []
+    assert len(pids) == 6
+
+
 @pytest.mark.parametrize("after_ms", [0, 2, 5, 10, 20, 40])
 def test_the_agent_killed_at_any_time(ovs: PrivateOvs, agent: PrivateAgent, after_ms: int) -> None:
     """Wherever it dies in a batch of plugs and deletes, the next start ends in a settled state."""

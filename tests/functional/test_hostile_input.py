@@ -622,6 +622,14 @@ def test_queries(client: httpx.Client, parameter: str) -> None:
         assert_refused(answer, parameter, value)
 
 
+@pytest.mark.parametrize("path", ["ports", "service-ports", "networks", "physical-networks", "vfs"])
+@pytest.mark.parametrize("parameter", ["limit", "after"])
+def test_pages(client: httpx.Client, path: str, parameter: str) -> None:
+    for value in [*NAMES, "0", "-1", "1.5", "1e3", "4097", str(2**70), "[]", "=" * 100, "A" * 1000]:
+        answer = client.get(f"/v1/{path}?{parameter}={quote(value, safe='')}")
+        assert_refused(answer, parameter, value)
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -668,6 +676,17 @@ def test_targets_that_no_client_sends(agent: PrivateAgent, raw: bytes) -> None:
         b"taskuuid: t1\r\ncallbackurl: http://127.0.0.1:1/",
         b"taskuuid: t1\r\ncallbackurl: \xff",
         b"taskuuid: t1\r\ncallbackurl: " + b"http://" * 2_000,
+        b"If-Match: ",
+        b"If-Match: mine",
+        b'If-Match: "mine',
+        b'If-Match: *, "a"',
+        b"If-Match: \xff",
+        b'If-Match: "a\x00"',
+        b"If-Match: " + b'"a",' * 1_000 + b'"a"',
+        b'If-Match: "' + b"a" * 10_000 + b'"',
+        b"If-Match: *\r\nIf-Match: *",
+        b"If-None-Match: $(reboot)",
+        b"If-None-Match: *\r\nIf-None-Match: a",
         b"Origin: https://evil.example.org",
         b"Origin: null",
         b"Host: evil.example.org",
@@ -681,6 +700,27 @@ def test_headers_that_are_refused(agent: PrivateAgent, header: bytes) -> None:
     request = head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     assert _raw(agent, request) in (400, 403, 422)
     assert agent.get("/v1/tasks/t1")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'If-Match: "mine"',
+        b'If-Match: "mine", W/"other", ""',
+        b'If-Match: "\\"',
+        b'If-Match: "../../x"\r\nIf-Match: "$(reboot)"',
+        b"If-Match: " + b'"a",' * 63 + b'"a"',
+    ],
+    ids=lambda header: repr(header[:40]),
+)
+def test_tags_that_nobody_was_given(agent: PrivateAgent, header: bytes) -> None:
+    """Of a port that is there, and of one that is not: nothing is changed, and nothing is created."""
+    body = json.dumps(make_spec(8)).encode()
+    for method, name in ((b"PUT", b"mine"), (b"DELETE", b"mine"), (b"PUT", b"p1")):
+        head = method + b" /v1/ports/" + name + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header
+        assert _raw(agent, head + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body) == 412
+    head = b"GET /v1/ports/mine HTTP/1.1\r\nHost: 127.0.0.1\r\n" + header.replace(b"If-", b"If-None-")
+    assert _raw(agent, head + b"\r\n\r\n") == 200
 
 
 @pytest.mark.parametrize(
