@@ -585,3 +585,18 @@ def test_only_what_is_over_and_old_is_forgotten(store: Store) -> None:
     assert store.tasks.get("t3") is not None
     store.tasks.forget(2e10)
     assert [name for name in ("t1", "t2", "t3", "t4") if store.tasks.get(name)] == ["t1", "t2"]
+
+
+def test_ports_share_the_parts_that_they_have_alike(tmp_path: Path) -> None:
+    """Also in a process that has read them, where each was text of its own."""
+    path = tmp_path / "agent.db"
+    with contextlib.closing(Store(path)) as store:
+        specs = [
+            PortSpec.model_validate({**SPEC, "vm_id": f"vm{n}", "qos": {"ingress_kbps": 5}}) for n in range(9)
+        ]
+        store.save([Record(f"p{n}", spec, PortState.ACTIVE) for n, spec in enumerate(specs)])
+    with contextlib.closing(Store(path)) as again:
+        read = [record.spec for record in again.records()]
+    assert read == specs
+    for part in ("network", "vf", "qos", "port_security"):
+        assert len({id(getattr(spec, part)) for spec in read}) == 1, part
