@@ -183,7 +183,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     )
     async def render_domain(vm_id: NameParameter, request: RenderRequest) -> RenderedDomain:
         """Add the VM's interfaces and the elements they require to a libvirt domain."""
-        return await service.domains.render(vm_id, request)
+        return await (await service.domains()).render(vm_id, request)
 
     @app.post(
         "/v1/vms/{vm_id}:check-domain",
@@ -193,7 +193,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     )
     async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing libvirt domain against the VM's ports."""
-        return await service.domains.check(vm_id, request)
+        return await (await service.domains()).check(vm_id, request)
 
 
 #: One server-sent event, as tools that read OpenAPI take it apart.

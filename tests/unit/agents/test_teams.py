@@ -135,9 +135,9 @@ def test_both_come_and_are_told_as_one(running: Agent, hosts: Hosts) -> None:
 def test_a_domain_gets_the_pair_once(running: Agent) -> None:
     put(running)
     xml = "<domain><devices><disk/></devices></domain>"
-    once = asyncio.run(running.service.domains.render("vm-1", RenderRequest(xml=xml))).xml
+    once = asyncio.run(asyncio.run(running.service.domains()).render("vm-1", RenderRequest(xml=xml))).xml
     assert once.count("<interface ") == 2 and once.count("<teaming ") == 2
-    again = asyncio.run(running.service.domains.render("vm-1", RenderRequest(xml=once))).xml
+    again = asyncio.run(asyncio.run(running.service.domains()).render("vm-1", RenderRequest(xml=once))).xml
     assert again == once
 
 

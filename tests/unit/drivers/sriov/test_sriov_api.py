@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -141,7 +142,7 @@ def test_a_domain_is_checked_while_the_vfs_cannot_be_read(
     async def unread() -> NoReturn:
         raise BackendUnavailable("no sysfs", step="vfs", fix="mount it")
 
-    monkeypatch.setattr(running.agent.service.domains, "_vfs", unread)
+    monkeypatch.setattr(asyncio.run(running.agent.service.domains()), "_vfs", unread)
     with Client(running.url) as client:
         client.put_port("a", make_spec(1))
         found = client.check_domain("vm1", WITH_GPU)

@@ -74,7 +74,7 @@ def plug(running: Agent, number: int, port: str = "") -> None:
 def render(running: Agent, vm: Vm, xml: str | None = None, **policy: Any) -> str:
     asked = DomainPolicy(**{"pin": True, **policy})
     request = RenderRequest(xml=xml or vm.xml, policy=asked)
-    return asyncio.run(running.service.domains.render(vm.name, request)).xml
+    return asyncio.run(asyncio.run(running.service.domains()).render(vm.name, request)).xml
 
 
 def pins(xml: str) -> frozenset[int]:
@@ -83,7 +83,7 @@ def pins(xml: str) -> frozenset[int]:
 
 
 def findings(running: Agent, vm: Vm, xml: str) -> list[Finding]:
-    found = asyncio.run(running.service.domains.check(vm.name, CheckRequest(xml=xml)))
+    found = asyncio.run(asyncio.run(running.service.domains()).check(vm.name, CheckRequest(xml=xml)))
     return [each for each in found if each.status != "ok"]
 
 
@@ -344,7 +344,7 @@ def test_a_port_that_fails_is_a_finding(running: Agent, monkeypatch: pytest.Monk
     plug(running, 1)
     xml = render(running, Vm(1))
     port = running.service.port("p1").model_copy(update={"state": PortState.FAILED})
-    monkeypatch.setattr(running.service.domains, "_ports", lambda vm_id: [port])
+    monkeypatch.setattr(asyncio.run(running.service.domains()), "_ports", lambda vm_id: [port])
     assert [f.id for f in findings(running, Vm(1), xml)] == ["port"]
     with pytest.raises(Conflict):
         render(running, Vm(1))
