@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from inspect import iscoroutinefunction
 from typing import Annotated, Any
 
@@ -230,6 +231,8 @@ def _add_events(app: FastAPI, service: Service) -> None:
         Resume with the header `Last-Event-ID` or with `after`.
         """
         service.events.require_room()
+        # Starlette's streams need it: 2 MB, which the event loop would read with the first one.
+        await service.off_loop.compute(import_module, "anyio._backends._asyncio")
         body = service.events.follow(wanted, last_event_id)
         return StreamingResponse(body, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
