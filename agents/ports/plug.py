@@ -154,6 +154,7 @@ class Plug:
             failed = self._undo.keep(failed, failures, there)
         self._undo.undo(failed, failures)
         self._answer({i: op for i, op in waiting.items() if not op.future.done()}, failures)
+        self._tell(waiting, failures)
         self._ports.begun |= still_begun
         return again
 
@@ -201,14 +202,22 @@ class Plug:
             error = failures.get(port_id)
             if error is not None:
                 op.future.set_exception(error)
-                LOG.warning("%s failed: %s", type(op).__name__, error, extra={"port_id": port_id})
             elif isinstance(op, Delete):
                 op.future.set_result(None)
-                LOG.info("port is gone", extra={"port_id": port_id})
             else:
                 record = self._ports.store.get(port_id)
                 assert record is not None
                 op.future.set_result(record)
+
+    def _tell(self, operations: Mapping[str, Operation], failures: Mapping[str, NetpluginError]) -> None:
+        """Log what became of calls: after all else, as the log is a lock that answers need too."""
+        for port_id, op in operations.items():
+            error, record = failures.get(port_id), self._ports.store.get(port_id)
+            if error is not None:
+                LOG.warning("%s failed: %s", type(op).__name__, error, extra={"port_id": port_id})
+            elif isinstance(op, Delete) or record is None:
+                LOG.info("port is gone", extra={"port_id": port_id})
+            else:
                 LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
 
 
