@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agents.store import database
-from agents.store.port_table import Record
+from agents.store.port_table import ClaimMoves, Record
 from agents.store.store import Store
 from agents.store.task_journal import JournalledTask
 from netplugin import store_file
@@ -600,3 +600,44 @@ def test_ports_share_the_parts_that_they_have_alike(tmp_path: Path) -> None:
     assert read == specs
     for part in ("network", "vf", "qos", "port_security"):
         assert len({id(getattr(spec, part)) for spec in read}) == 1, part
+
+
+def test_what_a_plug_looks_up_does_not_grow_with_the_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in what each claim that is touched costs: its hash."""
+    counted = 0
+    hash_of = Claim.__hash__
+
+    def counting(claim: Claim) -> int:
+        nonlocal counted
+        counted += 1
+        return hash_of(claim)
+
+    monkeypatch.setattr(Claim, "__hash__", counting)
+    costs = []
+    for ports in (10, 1_000):
+        with contextlib.closing(Store(tmp_path / f"{ports}.db")) as store:
+            store.save([record(f"p{n}", vf(n)) for n in range(ports)])
+            counted = 0
+            with store.claiming(store.commit_sequence()) as taken:
+                assert len(taken) == ports
+                store.save([record("new", vf(ports))])
+            assert store.claims()[vf(ports)] == "new"
+            assert not store.any_in("sriov", PortState.FAILED)
+            store.save([], forget=["new"])
+            assert vf(ports) not in store.claims()
+            costs.append(counted)
+    assert costs[0] == costs[1], costs
+
+
+def test_moves_of_claims_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no observation can be older than: a host plugs for months."""
+    now = 0.0
+    moves = ClaimMoves(lambda: now)
+    for number in range(50):
+        now += 60
+        before = moves.count
+        moves.note({f"p{number}": None}, lambda port_id: record(port_id, vf(int(port_id[1:]))))
+        assert moves.since(before) == [vf(number)] and moves.since(moves.count) == []
+    assert moves.since(0) == [vf(number) for number in range(49, 39, -1)]
