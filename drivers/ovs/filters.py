@@ -94,11 +94,9 @@ def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = NORM
     if not security.allowed_addresses:
         # The ARP payload has a MAC as well; a forged one would poison the caches of neighbours.
         flows |= {Flow.make(cookie, _ARP - 1, f"{kind},{port}", DROP) for kind in ("arp", "rarp")}
-    for address in security.allowed_addresses:
-        if ":" in address.ip:
-            # Below the permitted advertisements, and above everything else from the address.
-            advert = f"icmp6,{port},ipv6_src={address.ip},icmp_type=136"
-            flows.add(Flow.make(cookie, _ARP - 1, advert, DROP))
+    if any(":" in address.ip for address in security.allowed_addresses):
+        # Below the permitted advertisements, and above everything else from an address.
+        flows.add(Flow.make(cookie, _ARP - 1, f"icmp6,{port},icmp_type=136", DROP))
     return frozenset(flows)
 
 
@@ -158,7 +156,7 @@ def _ipv6(mac: str, ip: str, roles: Collection[Role]) -> Iterable[tuple[int, str
     source, own_link = f"dl_src={mac}", link_local(mac)
     yield _PORT, f"ipv6,{source},ipv6_src={ip}"
     for own in (ip, own_link):
-        yield _PORT, f"icmp6,{source},ipv6_src={own_link},icmp_type=136,nd_target={own}"
+        yield _ARP, f"icmp6,{source},ipv6_src={own_link},icmp_type=136,nd_target={own}"
         yield _PORT, f"icmp6,{source},ipv6_src=::,icmp_type=135,nd_target={own}"
     # Above the plain source rule, so an allowed source cannot advertise another address.
     yield _ARP, f"icmp6,{source},ipv6_src={ip},icmp_type=136,nd_target={ip}"

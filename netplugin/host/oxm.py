@@ -7,7 +7,7 @@ Equal matches have equal bytes: the TLVs are in the order of their headers, whic
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -194,9 +194,7 @@ def _parse_mask(field: _Field, text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _normal(tlv: bytes) -> bytes:
-    """A TLV without a mask of ones, with zeros where its mask has some; empty if its mask has no ones."""
-    if not tlv[2] & 1:
-        return tlv
+    """A TLV that has a mask, without one of ones, with zeros where it has some; empty if it has no ones."""
     size = (len(tlv) - 4) // 2
     value, mask = tlv[4 : 4 + size], int.from_bytes(tlv[4 + size :], "big")
     exact = tlv[:2] + bytes([tlv[2] & ~1, size])
@@ -214,22 +212,23 @@ def fields_of(words: Iterable[str]) -> bytes:
 
 def read_fields(data: bytes) -> bytes:
     """The same fields as OVS sends them, in its own order. Raises: MalformedFlow."""
-    return b"".join(sorted(map(_normal, _split(data))))
+    return b"".join(sorted([_normal(tlv) if tlv[2] & 1 else tlv for tlv in _split(data)]))
 
 
-def _split(data: bytes) -> Iterator[bytes]:
-    at, end = 0, len(data)
+def _split(data: bytes) -> list[bytes]:
+    tlvs, at, end = [], 0, len(data)
     while at < end:
         following = at + 4 + data[at + 3] if at + 4 <= end else end + 1
         if following > end:
             raise MalformedFlow("a field ends behind its match")
-        yield data[at:following]
+        tlvs.append(data[at:following])
         at = following
+    return tlvs
 
 
 def words_of(fields: bytes) -> list[str]:
     """The words for these fields; hexadecimal digits for what is not in the vocabulary."""
-    tlvs = list(_split(fields))
+    tlvs = _split(fields)
     words = []
     known = [name for name, own in _PROTOCOLS.items() if set(own) <= set(tlvs)]
     if known:

@@ -64,6 +64,17 @@ def test_an_address_filter_lets_no_other_protocol_by() -> None:
     assert probes and all("arp_tpa=10.0.0.5" in fields for fields in probes)
 
 
+@pytest.mark.parametrize(("prefix", "each"), [("10.0.0.", 3), ("2001:db8::", 4)])
+def test_flows_of_addresses_add_and_do_not_multiply(prefix: str, each: int) -> None:
+    """A thousand ports with 64 addresses each are read in one look."""
+
+    def count(addresses: int) -> int:
+        ips = [{"ip": f"{prefix}{n}"} for n in range(1, addresses + 1)]
+        return len(port_flows("p1", 7, spec_of(allowed_addresses=ips)))
+
+    assert count(64) - count(1) == 63 * each
+
+
 def test_cookies_are_ours_and_never_the_bridge_s() -> None:
     cookies = {port_cookie(f"p{n}") for n in range(5000)}
     assert len(cookies) == 5000 and COOKIE_MARK not in cookies

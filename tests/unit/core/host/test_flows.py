@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, stale, with_learned
+from drivers.ovs.filters import port_cookie, port_flows
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.api.models import NetworkSpec
 from netplugin.backend import Overlay
@@ -18,8 +19,8 @@ from netplugin.host.flow_actions import DROP, output
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs import OvsHost
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import wait_for
-from tests.unit.core.openflow_flows import of_filters, of_tunnels
+from tests.lab.processes import PATIENCE, wait_for
+from tests.unit.core.openflow_flows import of_filters, of_tunnels, spec_of
 from tests.unit.ovs import PATIENCE_S, bridge, port, soon
 
 BRIDGE = "flows"
@@ -258,6 +259,21 @@ def test_a_large_bundle_and_its_flows_are_one_exchange_each(table: OvsHost) -> N
     table.flows.replace(BRIDGE, [], [*many, SECOND], soon())
     assert {*table.flows.dump(BRIDGE, [ONE], soon())} == many
     assert table.flows.dump(BRIDGE, [TWO], soon()) == [SECOND]
+
+
+@pytest.mark.long
+def test_a_thousand_ports_with_64_addresses_each_are_read_within_a_look(table: OvsHost) -> None:
+    """201 flows a port, as the check of a whole host reads them (``_READ_S`` in drivers/ovs/observe.py)."""
+    wanted: set[Flow] = set()
+    for number in range(1000):
+        ips = [{"ip": f"10.{number >> 8}.{number & 255}.{n}"} for n in range(1, 65)]
+        flows = port_flows(f"p{number}", number + 1, spec_of(allowed_addresses=ips))
+        table.flows.replace(BRIDGE, [port_cookie(f"p{number}")], flows, soon())
+        wanted |= flows
+    found = table.flows.dump(BRIDGE, None, time.monotonic() + 5 * PATIENCE)
+    assert len(found) == 201_000 and {*found} == wanted
+    one = port_cookie("p500")
+    assert {*table.flows.dump(BRIDGE, [one], soon())} == {flow for flow in wanted if flow.cookie == one}
 
 
 def test_what_vswitchd_learns_is_read_and_leads_to_a_host(switch: PrivateOvs, table: OvsHost) -> None:
