@@ -27,7 +27,9 @@ from netplugin.host.ovs_rows import (
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
 
-_READ_S = 5.0  # per read of the flows, in seconds
+_READ_S = 5.0  # per read, in seconds
+#: More for the flows of each port in scope: 200 of them, of 64 addresses, take 2 ms of CPU time.
+_READ_PORT_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Scope:
 
     def until(self) -> float:
         """The deadline of one read (``time.monotonic``)."""
-        return min(self.deadline, time.monotonic() + _READ_S)
+        return min(self.deadline, time.monotonic() + _READ_S + _READ_PORT_S * len(self.rows))
 
 
 @dataclass(frozen=True)
