@@ -261,6 +261,16 @@ def test_a_large_bundle_and_its_flows_are_one_exchange_each(table: OvsHost) -> N
     assert table.flows.dump(BRIDGE, [TWO], soon()) == [SECOND]
 
 
+def test_the_most_peers_of_a_network_fit_into_one_flow(table: OvsHost) -> None:
+    """A message of OpenFlow has 65,535 bytes at most."""
+    peers = tuple(f"fd00:1:2:3:4:5:{n >> 8:x}:{n & 255:x}" for n in range(1, 1025))
+    overlay = Overlay("wide", NetworkSpec(type="vxlan", vni=5001, peers=peers), 7)
+    wanted = network_flows(overlay, "fd00::1", 1, 2)
+    assert max(len(flow.actions) for flow in wanted) > 1 << 15
+    table.flows.replace(BRIDGE, [], wanted, soon())
+    assert {*table.flows.dump(BRIDGE, None, soon())} == wanted
+
+
 @pytest.mark.long
 def test_a_thousand_ports_with_64_addresses_each_are_read_within_a_look(table: OvsHost) -> None:
     """201 flows a port, as the check of a whole host reads them (``Scope`` in drivers/ovs/observe.py)."""
