@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import agents.host
 import agents.pmd
 from agents import domains
 from netplugin.api.errors import (
@@ -38,6 +37,7 @@ from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.libvirt.domain import parse_domain
 from netplugin.libvirt.pins import Placement, parse_cpuset
+from netplugin.tuning import read_live
 from netplugin.tuning.facts import Live, OvsLive
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.placing.render import render_placed
@@ -164,12 +164,12 @@ def test_a_vm_keeps_off_the_cores_of_pmd_threads_that_run(
 ) -> None:
     """On VM cores too: PUT /v1/pmd may have given them some while they were free."""
     ovs = OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": "0xc0"})
-    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=ovs))
+    monkeypatch.setattr(read_live, "read_live", lambda *args: Live(ovs=ovs))
     plug(running, 1)
     assert pins(render(running, Vm(1, vcpus=4))) == {8, 40, 9, 41}
     # What the plan has for VMs is theirs where nothing else is left.
     everything = OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": hex((1 << 64) - 1)})
-    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=everything))
+    monkeypatch.setattr(read_live, "read_live", lambda *args: Live(ovs=everything))
     assert pins(render(running, Vm(1, vcpus=4)))
 
 
@@ -179,7 +179,7 @@ def test_without_other_cpus_a_vm_keeps_off_pmd_threads_that_run(
     """The mask may have CPUs of a node where no port needs a thread."""
     threads = tuple(PmdCore(cpu=n, numa_node=0, isolated=False, busy_percent=None, queues=()) for n in (6, 7))
     everything = OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": hex((1 << 64) - 1)}, pmds=threads)
-    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=everything))
+    monkeypatch.setattr(read_live, "read_live", lambda *args: Live(ovs=everything))
     plug(running, 1)
     assert pins(render(running, Vm(1, vcpus=4))) == {8, 40, 9, 41}
 
@@ -189,7 +189,7 @@ def test_a_real_time_vm_never_shares_a_cpu_with_a_pmd_thread(
 ) -> None:
     mask = {"pmd-cpu-mask": hex((1 << 64) - 1)}
     ovs = OvsLive("3.1.0", "DPDK 22.11", True, mask)
-    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(ovs=ovs))
+    monkeypatch.setattr(read_live, "read_live", lambda *args: Live(ovs=ovs))
     intent = HostIntent(pmd_cores=4, realtime=True)
     with agent(tmp_path, view=view_of(machine(), tmp_path, intent)) as running:
         plug(running, 1)
@@ -259,7 +259,7 @@ def test_where_libvirt_cannot_be_asked_the_error_says_what_to_install(
     plug(running, 1)
     once = render(running, Vm(1))
     absent = Unknown("qemu:///system", "libvirt-python is not installed", fix="pip install it")
-    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(domains=absent))
+    monkeypatch.setattr(read_live, "read_live", lambda *args: Live(domains=absent))
     with pytest.raises(HostError, match="libvirt-python is not installed") as refused:
         render(running, Vm(1))
     assert refused.value.fix == "pip install it" and not refused.value.retryable
@@ -274,7 +274,7 @@ def test_where_libvirt_does_not_answer_nobody_is_placed(
     plug(running, 1)
     once = render(running, Vm(1))
     silent = Unknown("qemu:///system", "did not answer within 5 s")
-    monkeypatch.setattr(agents.host, "read_live", lambda *args: Live(domains=silent))
+    monkeypatch.setattr(read_live, "read_live", lambda *args: Live(domains=silent))
     with pytest.raises(BackendUnavailable, match="did not answer within 5 s") as refused:
         render(running, Vm(1))
     assert refused.value.step == "render-domain" and refused.value.fix
@@ -283,7 +283,7 @@ def test_where_libvirt_does_not_answer_nobody_is_placed(
     [unseen] = findings(running, Vm(1), once)
     assert (unseen.id, unseen.status) == ("libvirt", "warn") and unseen.fix
     absent = Live(domains=replace(silent, missing=True))
-    monkeypatch.setattr(agents.host, "read_live", lambda *args: absent)
+    monkeypatch.setattr(read_live, "read_live", lambda *args: absent)
     assert render(running, Vm(1)) == once
 
 
