@@ -95,6 +95,41 @@ class _Limited:
         self.transport.abort()
 
 
+class JoinedWrites:
+    """A transport that sends the head of an answer and its body at once.
+
+    uvicorn writes them one after the other. The first of two system calls lets the other threads of the
+    agent run, and the caller, who waits for the second.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """A head waits for what is written next, until the next turn of the event loop at most."""
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1."):
+            self._head = data
+            self._loop.call_soon(self._send_head)
+            return
+        self._transport.write(data)
+
+    def close(self) -> None:
+        self._send_head()
+        self._transport.close()
+
+    def _send_head(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+
 class LimitedProtocol(_Limited, HttpToolsProtocol):
     """uvicorn's protocol with a connection limit and deadlines."""
 
@@ -108,7 +143,8 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        joined: Any = JoinedWrites(transport, self.loop)
+        super().connection_made(joined)
         if not self._has_room(self._limits.most):
             transport.write(_FULL)
             transport.close()
