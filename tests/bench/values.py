@@ -49,7 +49,11 @@ class Series(Value):
     def label(self) -> str:
         """``one-port: plug, agent, 16 addresses, 100 ports``."""
         words = [self.figure, self.way]
-        words += [] if self.addresses is None else [f"{self.addresses} addresses"]
+        words += (
+            []
+            if self.addresses is None
+            else [f"{self.addresses} address{'es' if self.addresses != 1 else ''}"]
+        )
         words += [] if self.ports is None else [f"{self.ports} ports"]
         words += [] if self.rate is None else [f"{self.rate:g}/s"]
         return f"{self.workload}: {', '.join(words)}"

@@ -27,5 +27,5 @@ class Way(ABC):
         """Make the port and return when it is there. No two that are there have one number."""
 
     @abstractmethod
-    def unplug(self, number: int) -> float:
-        """Remove the port; returns the milliseconds it took."""
+    def unplug(self, number: int) -> float | None:
+        """Remove the port; returns the milliseconds it took, None if the way leaves it there."""

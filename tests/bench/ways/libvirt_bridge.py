@@ -53,8 +53,8 @@ class ByLibvirt(Way):
         self._attached += 1
         return Plugged(ms)
 
-    def unplug(self, number: int) -> float:
-        return 0.0
+    def unplug(self, number: int) -> None:
+        return None
 
     def _again(self) -> None:
         xml = domain_xml(_NAME, spare_slots=SLOTS)

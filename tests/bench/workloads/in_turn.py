@@ -40,4 +40,6 @@ class Turns:
         plugged = way.plug(number)
         spent = {name: clock() - before[name] for name, clock in self.cpu.items()}
         time.sleep(SETTLE_S)
-        return {"plug": plugged.ms, **plugged.parts, **spent, "unplug": way.unplug(number)}
+        unplugged = way.unplug(number)
+        found = {"plug": plugged.ms, **plugged.parts, **spent}
+        return found if unplugged is None else {**found, "unplug": unplugged}
