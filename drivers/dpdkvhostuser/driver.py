@@ -186,6 +186,17 @@ class DpdkVhostUser(
         self._observed_with = self._settings
         return self._observer.observe(ports, deadline)
 
+    def read_back(
+        self,
+        seen: VhostUserObservation,
+        changes: Sequence[Change],
+        ports: Collection[str] | None,
+        deadline: float,
+    ) -> VhostUserObservation:
+        """With the flows that ``apply`` has read from the bridges together with its writes."""
+        self._observed_with = self._settings
+        return self._observer.observe(ports, deadline, self._applier.read)
+
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         return self._applier.apply(changes, deadline)
 

@@ -17,7 +17,7 @@ from drivers.dpdkvhostuser.model import (
 )
 from drivers.dpdkvhostuser.plan import network_of
 from drivers.ovs.findings import VswitchdFacts, without_link
-from drivers.ovs.observe import Also, OvsReader, Scope
+from drivers.ovs.observe import NOT_READ, Also, OvsReader, ReadFlows, Scope
 from netplugin.backend import ObservedPort
 from netplugin.host import cpus
 from netplugin.host.flow import COOKIE_MARK, Flow
@@ -40,11 +40,14 @@ class Observer:
     def _mirror(self) -> Mirror:
         return self._ovs.mirror
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> VhostUserObservation:
+    def observe(
+        self, ports: Collection[str] | None, deadline: float, read: ReadFlows = NOT_READ
+    ) -> VhostUserObservation:
+        """``read``: see ``OvsReader.seen``."""
         scope = self._reader.scope(ports, deadline)
         bridges = self._reader.bridges(scope)
         also = Also({TUNNELS: self._network_cookies(scope)}, {TUNNELS: tunnels.LEARNED_BIT})
-        common, flows = self._reader.seen(scope, bridges, also)
+        common, flows = self._reader.seen(scope, bridges, also, read)
         local_ip = self._ovs.settings.local_ip
         underlay = read_underlay(local_ip, self._mirror) if local_ip else None
         shared = self._mirror.ports_named(SHARED_NAMES)

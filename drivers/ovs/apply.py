@@ -14,7 +14,7 @@ from drivers.ovs.ports import policer_refused
 from drivers.ovs.usability import keeps_old_actions
 from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.backend import Applied, Change, chosen_name
-from netplugin.host.flow import Flow
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.host.vswitchd import appctl
@@ -71,8 +71,11 @@ class Applier:
         #: Whether datapath flows may still have old actions; initially true, because a killed agent
         #: may have left some.
         self._purge_due = True
+        #: The flows that the last ``apply`` read back, by bridge and cookie.
+        self.read: dict[str, dict[int, list[Flow]]] = {}
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
+        self.read = {}
         failed: _Failed = {}
         of_networks: dict[str, NetpluginError] = {}
         start = time.monotonic()
@@ -275,4 +278,6 @@ class Applier:
             gone += edit.gone
             flows += edit.flows
         if cookies or gone or flows:
-            self._ovs.flows.replace(bridge, cookies, flows, deadline, gone)
+            read = {COOKIE_MARK, *cookies}
+            found = self._ovs.flows.replace(bridge, cookies, flows, deadline, gone, sorted(read))
+            self.read[bridge] = {cookie: [f for f in found if f.cookie == cookie] for cookie in read}

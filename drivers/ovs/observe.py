@@ -66,6 +66,10 @@ class Also:
 
 NOTHING_ELSE = Also({}, {})
 
+#: All flows of some cookies, by bridge and cookie.
+ReadFlows = Mapping[str, Mapping[int, Sequence[Flow]]]
+NOT_READ: ReadFlows = {}
+
 
 class OvsReader:
     """Reads the state of OVS. Not thread-safe."""
@@ -114,11 +118,18 @@ class OvsReader:
         }
 
     def seen(
-        self, scope: Scope, bridges: Mapping[str, OvsBridge], also: Also = NOTHING_ELSE
+        self,
+        scope: Scope,
+        bridges: Mapping[str, OvsBridge],
+        also: Also = NOTHING_ELSE,
+        read: ReadFlows = NOT_READ,
     ) -> tuple[OvsObservation, dict[str, list[Flow]]]:
-        """The observed state without ``ports``, and all flows that were read, by bridge."""
+        """The observed state without ``ports``, and all flows that were read, by bridge.
+
+        ``read``: flows that were read when the last changes were applied.
+        """
         start = time.monotonic()
-        flows = self._flows(bridges, scope, also)
+        flows = self._flows(bridges, scope, also, read)
         flows_ms = (time.monotonic() - start) * 1e3
         mirror, backend = self._mirror, self._layout.backend
         rows, ids = scope.rows, scope.rows.keys() if scope.ports is None else scope.ports
@@ -252,8 +263,10 @@ class OvsReader:
 
     # -- flows -----------------------------------------------------------------------------------
 
-    def _flows(self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also) -> dict[str, list[Flow]]:
-        """Our flows by bridge, read only from the bridges of ports in scope.
+    def _flows(
+        self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also, read: ReadFlows
+    ) -> dict[str, list[Flow]]:
+        """Our flows by bridge, read only from the bridges of ports in scope; ``read`` has been read already.
 
         If only some ports are in scope, a bridge that does not answer in time is left out. ``plan``
         treats its flows as missing, so a port can be removed even while vswitchd hangs.
@@ -267,6 +280,9 @@ class OvsReader:
         flows: dict[str, list[Flow]] = {}
         for bridge in sorted(wanted):
             those = None if scope.whole else [COOKIE_MARK, *cookies[bridge]]
+            if those is not None and (known := read.get(bridge, {})).keys() >= {*those}:
+                flows[bridge] = [flow for cookie in sorted({*those}) for flow in known[cookie]]
+                continue
             try:
                 flows[bridge] = self._ovs.flows.dump(
                     bridge, those, scope.until(), also.without.get(bridge, 0)

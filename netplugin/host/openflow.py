@@ -79,8 +79,8 @@ class OpenFlow:
             if cookies is None
             else [(cookie, _WHOLE_COOKIE) for cookie in sorted(set(cookies))]
         )
-        asked = [m.request_flows(xid, *cookie) for xid, cookie in enumerate(wanted, 1)]
-        return self._exchange(bridge, [asked], deadline, partial(_all_flows, len(asked)))
+        asked = {xid: m.request_flows(xid, *cookie) for xid, cookie in enumerate(wanted, 1)}
+        return self._exchange(bridge, [[*asked.values()]], deadline, partial(_all_flows, asked))
 
     def replace(
         self,
@@ -89,8 +89,13 @@ class OpenFlow:
         flows: Iterable[Flow],
         deadline: float,
         gone: Iterable[Flow] = (),
-    ) -> None:
+        read: Collection[int] = (),
+    ) -> list[Flow]:
         """Delete flows by cookie and the flows ``gone``, and add ``flows``, in one atomic bundle.
+
+        Returns the flows that the bridge has then of the cookies ``read``. They are requested with the
+        commit, because vswitchd answers both in one turn of its main loop (``ofconn_run`` in
+        ofproto/connmgr.c), and only then makes of the flows what the datapath needs.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -98,7 +103,9 @@ class OpenFlow:
         flow_mods += map(m.delete_strict, gone)
         added = dict(enumerate(flows, m.FIRST_IN_BUNDLE + len(flow_mods)))
         filled = m.bundle([*flow_mods, *map(m.add, added.values())])
-        self._exchange(bridge, [filled, [m.commit()]], deadline, _committed, added)
+        asked = {xid: m.request_flows(xid, cookie, _WHOLE_COOKIE) for xid, cookie in enumerate(read, 2)}
+        ends = [m.commit(), *asked.values()]
+        return self._exchange(bridge, [filled, ends], deadline, partial(_committed, asked), added)
 
     def match_fragments(self, bridge: str, deadline: float) -> None:
         """Match L4 ports and ICMP types of first fragments, which OVS matches as zeros by default.
@@ -191,10 +198,10 @@ def _refuse_errors(bridge: str, answers: Sequence[m.Message], flows: Mapping[int
             raise HostError(f"{bridge}: OVS refused {of}: {m.error_name(answer)}", step=STEP)
 
 
-def _all_flows(requests: int, answers: Sequence[m.Message]) -> list[Flow]:
-    """The flows of the parts that answer this many requests. Raises: Malformed."""
+def _all_flows(requests: Collection[int], answers: Sequence[m.Message]) -> list[Flow]:
+    """The flows of the parts that answer the requests with these transaction ids. Raises: Malformed."""
     flows: list[Flow] = []
-    incomplete = set(range(1, requests + 1))
+    incomplete = set(requests)
     for answer in answers:
         found, more = m.read_flows(answer)
         flows += found
@@ -205,10 +212,11 @@ def _all_flows(requests: int, answers: Sequence[m.Message]) -> list[Flow]:
     return flows
 
 
-def _committed(answers: Sequence[m.Message]) -> None:
-    """Raises: Malformed."""
-    if [answer.kind for answer in answers] != [m.BUNDLE_CONTROL]:
+def _committed(requests: Collection[int], answers: Sequence[m.Message]) -> list[Flow]:
+    """The flows that answer the requests sent with a commit. Raises: Malformed."""
+    if [answer.kind for answer in answers[:1]] != [m.BUNDLE_CONTROL]:
         raise m.Malformed("nothing to the commit of a bundle")
+    return _all_flows(requests, answers[1:])
 
 
 def _fragments_matched(answers: Sequence[m.Message]) -> bool:

@@ -271,6 +271,17 @@ def test_the_most_peers_of_a_network_fit_into_one_flow(table: OvsHost) -> None:
     assert {*table.flows.dump(BRIDGE, None, soon())} == wanted
 
 
+def test_what_is_read_with_a_commit_is_what_is_there_after_it(table: OvsHost) -> None:
+    wanted = [ONE, TWO, COOKIE_MARK]
+    assert table.flows.replace(BRIDGE, [], [BASE, FIRST], soon(), read=wanted) == [FIRST, BASE]
+    found = table.flows.replace(BRIDGE, [ONE], [SECOND], soon(), read=wanted)
+    assert {*found} == {SECOND, BASE} == {*table.flows.dump(BRIDGE, wanted, soon())}
+    many = [Flow.make(ONE, 9, f"in_port={number}", DROP) for number in range(1, 3000)]
+    found = table.flows.replace(BRIDGE, [], many, soon(), read=[ONE])
+    assert {*found} == {*many} and len(found) == len(many), "in several parts"
+    assert table.flows.replace(BRIDGE, [ONE], [], soon(), read=[ONE]) == []
+
+
 @pytest.mark.long
 def test_a_thousand_ports_with_64_addresses_each_are_read_within_a_look(table: OvsHost) -> None:
     """201 flows a port, as the check of a whole host reads them (``Scope`` in drivers/ovs/observe.py)."""

@@ -132,7 +132,7 @@ def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.Mon
     mirror = SimpleNamespace(
         root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
     )
-    flows = SimpleNamespace(replace=lambda *arguments: None)
+    flows = SimpleNamespace(replace=lambda *arguments: [])
     settings = SimpleNamespace(sockets=OvsSockets.below(Path("/nowhere")))
     ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, settings=settings, purge_failed=False)
     works: list[bool] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
 from tests.lab.processes import wait_for
-from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, vhost
+from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, filter_of, vhost
 from tests.unit.ovs import PATIENCE_S, bridge, port, soon
 
 SHORT_S = 0.3
@@ -40,6 +41,33 @@ def test_some_ports_and_the_whole_host_are_read_the_same(ports: Ports) -> None:
         == ports.seen().flows
         == {name: flows for one in names for name, flows in ports.seen(one).flows.items()}
     )
+
+
+def test_flows_that_were_read_with_the_changes_are_not_read_again(
+    ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports.plug(vhost("p1"), vhost("p2"))
+    read = dict(ports.applier.read)
+    scope = ports.reader.scope(["p1", "p2"], soon())
+    bridges = ports.reader.bridges(scope)
+    dumped, _ = ports.reader.seen(scope, bridges)
+    assert dumped.flows["p1"] and dumped.bridges[BRIDGE].flows is not None
+    asked: list[object] = []
+    dump = ports.ovs.flows.dump
+
+    def noted(*arguments: Any) -> list[Flow]:
+        asked.append(arguments)
+        return dump(*arguments)
+
+    monkeypatch.setattr(ports.ovs.flows, "dump", noted)
+    assert ports.reader.seen(scope, bridges, read=read)[0] == dumped and asked == []
+    ports.apply(filter_of(vhost("p1")))
+    assert ports.applier.read[BRIDGE].keys() == {port_cookie("p1"), COOKIE_MARK}, "of the last changes only"
+    ports.reader.seen(scope, bridges, read=ports.applier.read)
+    assert len(asked) == 1, "not all of these flows were read"
+    whole = ports.reader.scope(None, soon())
+    ports.reader.seen(whole, bridges, read=read)
+    assert len(asked) == 2, "a look at the whole host reads all"
 
 
 def test_flows_that_belong_to_no_port_are_strays_of_the_whole_host(ports: Ports) -> None:
