@@ -31,7 +31,8 @@ QEMU_USER = 12345
 ADDRESS, PEER = "10.99.9.1", "10.99.9.2"
 
 # $1: the directory that may be written; the rest is the command. systemd.exec(5): with "strict" all
-# is read-only but for /dev, /proc and /sys.
+# is read-only but for /dev, /proc and /sys. A mount under another one, as the sandbox's /run over that
+# of a machine with network namespaces, is listed and cannot be reached.
 _READ_ONLY = r"""
 set -e
 writable=$1; shift
@@ -39,7 +40,7 @@ mount --bind "$writable" "$writable"
 findmnt -rno TARGET | while read -r where; do
     case $where in
         /proc|/proc/*|/sys|/sys/*|/dev|/dev/*|"$writable") ;;
-        *) mount -o remount,bind,ro "$where" ;;
+        *) if mountpoint -q "$where"; then mount -o remount,bind,ro "$where"; fi ;;
     esac
 done
 if touch /run/of-others 2> /dev/null; then exit 99; fi
