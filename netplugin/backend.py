@@ -116,6 +116,9 @@ class Change:
     for no port names in ``physical_network`` the one that it is for, if any: its failure is that one's.
     """
 
+    #: Whether the host takes any number of such steps at once without holding up its other work.
+    is_light: ClassVar[bool] = False
+
     ports: tuple[str, ...]
     physical_network: str = field(default="", kw_only=True, compare=False)
 

@@ -200,9 +200,12 @@ class Drift:
         whole: bool,
         batch_size: int,
     ) -> Converged:
-        """Converge in chunks, because a large transaction stalls ovs-vswitchd for seconds."""
+        """Converge in chunks, because a large transaction stalls ovs-vswitchd for seconds.
+
+        Light changes need none: after a restart of vswitchd the flows of all ports are back at once.
+        """
         deadline = time.monotonic() + CHECK_S
-        touched = {port for change in plan.changes for port in change.ports}
+        touched = {port for change in plan.changes if not change.is_light for port in change.ports}
         changes = [i for i in intents if i.port_id in touched]
         if len(changes) > batch_size:
             for start in range(0, len(changes), batch_size):

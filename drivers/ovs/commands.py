@@ -50,6 +50,7 @@ class FlowEdit:
 class FlowChange(Change, ABC):
     """A change of the flows of one bridge."""
 
+    is_light: ClassVar[bool] = True
     bridge: str
 
     @abstractmethod

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from agents.host_events import HostEvents
 from agents.metrics import Metrics
 from agents.ports.backend_ports import BackendPorts
@@ -18,7 +20,7 @@ from agents.store.store import Store
 from netplugin.api.models import PortSpec
 from netplugin.backend import Applied, Change, Intent, Plan
 from tests.unit.agent import SPEC
-from tests.unit.fakes import FakeBackend, FakeHost, Seen
+from tests.unit.fakes import FakeBackend, FakeHost, Seen, Write
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Recorded(FakeBackend):
         return len(before)
 
 
-def test_an_observation_is_planned_once(tmp_path: Path) -> None:
+def test_an_observation_is_planned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, store = Recorded(), Store(tmp_path / "agent.db")
     reconciler = Reconciler(backend, store, Metrics(store))
     for port_id in ("a", "b", "c"):
@@ -91,5 +93,9 @@ def test_an_observation_is_planned_once(tmp_path: Path) -> None:
     assert len(reconciler.check(batch_size=2).changes) == 3
     # The check's own, two for each of the two chunks, and one of the whole at the end.
     assert backend.plans() == 6
+    backend.host.ports.clear()
+    monkeypatch.setattr(Write, "is_light", True)
+    assert len(reconciler.check(batch_size=2).changes) == 3
+    assert backend.plans() == 2, "light changes are made at once"
     assert reconciler.check().changes == []
     store.close()
