@@ -89,10 +89,12 @@ def _lead_to_the_host(case: Any) -> None:
             del body[name]
     if case.operation.path.startswith("/v1/physical-networks"):
         # A bridge without an uplink is what can be made here; DPDK takes its time to refuse a device.
-        if isinstance(body.get("ovs"), dict):
+        if len(str(body)) % 2:
+            body["ovs"] = {}
+        elif isinstance(body.get("ovs"), dict):
             for name in ("devices", "bond"):
                 body["ovs"].pop(name, None)
-        for name in ("bridge", "linuxbridge", "sriov"):
+        for name in ("bridge", "linuxbridge", "sriov", "mtu"):
             body.pop(name, None)
     if case.operation.path == "/v1/ports:retag" and isinstance(body.get("to_vlan"), int):
         if body["to_vlan"] % 2:  # or it may be that no body chooses its ports in one way
