@@ -280,4 +280,7 @@ class Applier:
         if cookies or gone or flows:
             read = {COOKIE_MARK, *cookies}
             found = self._ovs.flows.replace(bridge, cookies, flows, deadline, gone, sorted(read))
-            self.read[bridge] = {cookie: [f for f in found if f.cookie == cookie] for cookie in read}
+            by_cookie: dict[int, list[Flow]] = {cookie: [] for cookie in read}
+            for flow in found:
+                by_cookie[flow.cookie].append(flow)
+            self.read[bridge] = by_cookie
