@@ -103,7 +103,10 @@ class MemoryRoot(Root):
         for path in (*tree.files, *tree.links):
             while path != "/":
                 path, name = posixpath.split(path)
+                known = path in self._folders
                 self._folders.setdefault(path, set()).add(name)
+                if known:
+                    break  # and so are the folders above it
 
     def _bytes(self, path: str) -> bytes:
         path = self._real(path)
