@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from netplugin.host import netlink
 from netplugin.host.links import words
-from netplugin.host.netlink import attribute, attributes
+from netplugin.host.netlink import Rtnetlink, attribute, attributes
 
 # include/uapi/linux: rtnetlink.h, neighbour.h
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
@@ -33,6 +33,9 @@ _ALL = bytes(6)
 class Fdb:
     """FDB access in the network namespace of the calling thread."""
 
+    def __init__(self) -> None:
+        self._kernel = Rtnetlink()
+
     def peers(self, index: int) -> frozenset[str]:
         """List the peers of a VXLAN device. Raises: HostError, OperationTimeout."""
         return frozenset(address for mac, address in self._entries(index) if mac == _ALL)
@@ -40,7 +43,7 @@ class Fdb:
     def add_peer(self, index: int, address: str) -> None:
         """Add a peer and keep the others. Raises: HostError, OperationTimeout."""
         with words("add-peer", address), contextlib.suppress(FileExistsError):
-            netlink.ask(_NEWNEIGH, _entry(index, _ALL, address), netlink.APPEND)
+            self._kernel.ask(_NEWNEIGH, _entry(index, _ALL, address), netlink.APPEND)
 
     def remove_peer(self, index: int, address: str) -> None:
         """Remove a peer and the MACs learned from it.
@@ -52,7 +55,7 @@ class Fdb:
         learned = [mac for mac, to in self._entries(index) if to == address and mac != _ALL]
         for mac in (*learned, _ALL):
             with words("remove-peer", address), _suppressed(errno.ENOENT):
-                netlink.ask(_DELNEIGH, _entry(index, mac, address))
+                self._kernel.ask(_DELNEIGH, _entry(index, mac, address))
 
     def fixed(self, index: int) -> frozenset[str]:
         """List the MACs that are fixed on a bridge port. Raises: HostError, OperationTimeout."""
@@ -66,7 +69,7 @@ class Fdb:
         """
         body = _NDMSG.pack(socket.AF_BRIDGE, index, 0, _NTF_MASTER, 0)
         with words("find-mac", mac), _suppressed(errno.ENOENT):
-            for payload in netlink.ask(_GETNEIGH, body + attribute(_LLADDR, _packed(mac))):
+            for payload in self._kernel.ask(_GETNEIGH, body + attribute(_LLADDR, _packed(mac))):
                 at, found = _fixed(payload)
                 return at if found else None
         return None
@@ -75,16 +78,16 @@ class Fdb:
         """Fix a MAC on a bridge port; it leaves any other port. Raises: HostError, OperationTimeout."""
         with words("fix-mac", mac):
             flags = _NTF_MASTER | _NTF_STICKY
-            netlink.ask(_NEWNEIGH, _bridged(index, mac, flags), netlink.REPLACE)
+            self._kernel.ask(_NEWNEIGH, _bridged(index, mac, flags), netlink.REPLACE)
 
     def release(self, index: int, mac: str) -> None:
         """Remove the fixed entry, so the bridge learns the MAC again. Raises: HostError, OperationTimeout."""
         with words("release-mac", mac), _suppressed(errno.ENOENT):
-            netlink.ask(_DELNEIGH, _bridged(index, mac, _NTF_MASTER))
+            self._kernel.ask(_DELNEIGH, _bridged(index, mac, _NTF_MASTER))
 
     def _dump(self, step: str, index: int) -> list[bytes]:
         with words(step, f"device {index}"):
-            return netlink.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0))
+            return self._kernel.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0))
 
     def _entries(self, index: int) -> Iterator[tuple[bytes, str]]:
         """Yield MAC and address of each entry. Entries of a bridge above the device have no address."""

@@ -7,10 +7,12 @@ import errno
 import fcntl
 import os
 import struct
+import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from netplugin.api.errors import Conflict, HostError, NetpluginError
+from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
 from netplugin.host.link_messages import (
     DELLINK,
@@ -49,16 +51,24 @@ from netplugin.host.link_messages import (
     read_link,
     unmakeable,
 )
+from netplugin.host.netlink import Rtnetlink
+from netplugin.host.processes import remaining
+from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/if_tun.h
 TUN_DEVICE = "/dev/net/tun"
 _TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
 _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
+#: How long a deletion may take until the device is gone, and after which time to look.
+_DELETE_S, _LOOK_S = 30.0, 0.0005
 
 
 class Links:
     """Network devices in the network namespace of the calling thread."""
+
+    def __init__(self) -> None:
+        self._kernel = Rtnetlink()
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -69,14 +79,14 @@ class Links:
         """
         try:
             with words("read-link", name):
-                return read_link(netlink.ask(GETLINK, by_name(name))[0])
+                return read_link(self._kernel.ask(GETLINK, by_name(name))[0])
         except NoSuchLink:
             return None
 
     def find(self, matches: Callable[[str, str, str], bool]) -> list[Link]:
         """All devices whose name, alias and kind match. Raises: HostError, OperationTimeout."""
         with words("list-links", "devices"):
-            found = netlink.dump(GETLINK, all_links())
+            found = self._kernel.dump(GETLINK, all_links())
         return [read_link(payload) for payload in found if matches(*identity(payload))]
 
     def of_kind(self, kind: str) -> list[Link]:
@@ -86,7 +96,7 @@ class Links:
         all devices; then there is none, and the dump is discarded.
         """
         with words("list-links", f"devices of kind {kind}"):
-            found = netlink.dump(GETLINK, by_kind(kind), lambda p: identity(p)[2] == kind)
+            found = self._kernel.dump(GETLINK, by_kind(kind), lambda p: identity(p)[2] == kind)
         return [read_link(payload) for payload in found]
 
     def bridge_ports(self) -> list[tuple[int, BridgePort]]:
@@ -98,7 +108,7 @@ class Links:
         Raises: HostError, OperationTimeout.
         """
         with words("list-members", "bridge ports"):
-            return [read_bridge_port(payload) for payload in netlink.dump(GETLINK, bridge_ports())]
+            return [read_bridge_port(payload) for payload in self._kernel.dump(GETLINK, bridge_ports())]
 
     def bridge_members(self, bridge: Link) -> frozenset[str]:
         """The names of the ports of a bridge. Raises: HostError, OperationTimeout."""
@@ -107,7 +117,7 @@ class Links:
     def bond_members(self, bond: Link) -> tuple[BondMember, ...]:
         """The members of a bond, sorted by name. Raises: HostError, OperationTimeout."""
         with words("list-members", bond.name):
-            found = netlink.dump(GETLINK, by_master(bond.index))
+            found = self._kernel.dump(GETLINK, by_master(bond.index))
         return tuple(sorted((read_bond_member(p) for p in found), key=lambda m: m.name))
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
@@ -118,7 +128,7 @@ class Links:
         Raises: HostError, OperationTimeout.
         """
         with words("read-addresses", "addresses"):
-            found = netlink.dump(GETADDR, any_address())
+            found = self._kernel.dump(GETADDR, any_address())
         texts: dict[int, list[str]] = {}
         for index, address in map(read_address, found):
             if not address.startswith("fe80:"):
@@ -139,7 +149,7 @@ class Links:
         """
         step = f"create-{type(made).__name__.lower()}"
         parent = self._there(made.parent, step).index if isinstance(made, Vlan) else 0
-        _ask(step, name, NEWLINK, creation(name, address, made, parent), netlink.EXCLUSIVE)
+        self._ask(step, name, NEWLINK, creation(name, address, made, parent), netlink.EXCLUSIVE)
         index = self._there(name, step).index
         # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the current
         # value has no effect. So set another value first.
@@ -149,7 +159,7 @@ class Links:
             self.add_altname(name, altname)
         self.refuse_ipv6(name)
         if isinstance(made, Bridge):
-            _ask(step, name, NEWLINK, bridge_options(index, made))
+            self._ask(step, name, NEWLINK, bridge_options(index, made))
             self._alter(step, name, index, new_mtu(mtu))
 
     def create_tap(
@@ -205,7 +215,7 @@ class Links:
         """
         index = self._there(name, "set-link").index
         if bridge is not None:
-            _ask("set-bridge", name, NEWLINK, bridge_options(index, bridge))
+            self._ask("set-bridge", name, NEWLINK, bridge_options(index, bridge))
         plain = {
             "set-mtu": new_mtu(mtu) if mtu is not None else b"",
             "set-alias": new_alias(alias) if alias is not None else b"",
@@ -216,16 +226,16 @@ class Links:
         }
         self._alter_all(name, index, {step: each for step, each in plain.items() if each})
         if learning is not None:
-            _ask("set-learning", name, SETLINK, port_learning(index, learning))
+            self._ask("set-learning", name, SETLINK, port_learning(index, learning))
         if up is not None:
-            _ask("set-state", name, NEWLINK, change(index, up=up))
+            self._ask("set-state", name, NEWLINK, change(index, up=up))
 
     def _alter_all(self, name: str, index: int, parts: Mapping[str, bytes]) -> None:
         """Change attributes by one request; if the kernel refuses it, by one each, to know which is wrong."""
         if len(parts) > 1:
             with words("set-link", name):
                 try:
-                    netlink.ask(NEWLINK, change(index, *parts.values()))
+                    self._kernel.ask(NEWLINK, change(index, *parts.values()))
                     return
                 except TimeoutError:
                     raise
@@ -238,7 +248,7 @@ class Links:
         """Give the device a further name. Raises: Conflict if another has it; HostError, OperationTimeout."""
         index = self._there(name, "create-name").index
         with words("create-name", altname):
-            netlink.ask(NEWLINKPROP, alternative_name(index, altname), netlink.APPEND)
+            self._kernel.ask(NEWLINKPROP, alternative_name(index, altname), netlink.APPEND)
 
     def rename(self, name: str, new: str) -> None:
         """Rename the device; kernels before 6.2 refuse it while the device is up.
@@ -257,14 +267,39 @@ class Links:
             Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
 
     def delete(self, name: str) -> None:
-        """Delete the device if it exists. Raises: HostError, OperationTimeout."""
+        """Delete the device if it exists, and return when it is gone and its name is free.
+
+        Then the kernel waits, in the same call, until nobody uses the memory of the device any more
+        (``netdev_run_todo`` in net/core/dev.c): ten times as long, and without end if a reference has
+        leaked. So a thread makes the call, and the waits of several devices overlap.
+
+        Raises: HostError, OperationTimeout.
+        """
         link = self.get(name)
-        if link is not None:
-            with contextlib.suppress(NoSuchLink):
-                _ask("delete-link", name, DELLINK, change(link.index))
+        if link is None:
+            return
+        deadline = time.monotonic() + _DELETE_S
+        call = ThreadedCall(
+            "delete-link", partial(self._ask, "delete-link", name, DELLINK, change(link.index))
+        )
+        with contextlib.suppress(NoSuchLink):
+            while not call.ended(_LOOK_S) and self._is(name, link.index):
+                if not remaining(deadline):
+                    raise OperationTimeout(
+                        f"{name}: the kernel did not delete it in time", step="delete-link"
+                    )
+
+    def _is(self, name: str, index: int) -> bool:
+        """Whether the device of this name is the one with this index."""
+        found = self.get(name)
+        return found is not None and found.index == index
 
     def _alter(self, step: str, name: str, index: int, *parts: bytes) -> None:
-        _ask(step, name, NEWLINK, change(index, *parts))
+        self._ask(step, name, NEWLINK, change(index, *parts))
+
+    def _ask(self, step: str, name: str, kind: int, body: bytes, flags: int = 0) -> None:
+        with words(step, name):
+            self._kernel.ask(kind, body, flags)
 
     def _there(self, name: str, step: str) -> Link:
         link = self.get(name)
@@ -294,11 +329,6 @@ def _refusal(step: str, what: str, code: int, said: str) -> NetpluginError:
     return HostError(f"{what}: {said}", step=step)
 
 
-def _ask(step: str, name: str, kind: int, body: bytes, flags: int = 0) -> None:
-    with words(step, name):
-        netlink.ask(kind, body, flags)
-
-
 def kind_unavailable(kind: str) -> str | None:
     """The error text of the kernel if it cannot create devices of a kind; None if it can.
 
@@ -306,7 +336,7 @@ def kind_unavailable(kind: str) -> str | None:
     (and loaded the module).
     """
     try:
-        netlink.ask(NEWLINK, unmakeable(kind), netlink.EXCLUSIVE)
+        Rtnetlink().ask(NEWLINK, unmakeable(kind), netlink.EXCLUSIVE)
     except OSError as refused:
         if refused.errno == errno.EADDRNOTAVAIL:
             return None

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Self
 
@@ -27,7 +28,7 @@ ECHO = 0x08
 _INTERRUPTED, _CAPPED, _TLVS = 0x10, 0x100, 0x200
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _ERROR_WORDS = 1
-_HEADER, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=HH")
+_HEADER, _ATTRIBUTE, _TIMEVAL = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("@ll")
 _ANSWER_S = 5.0
 _DUMPS = 5  # attempts: a dump is repeated if objects came or went meanwhile
 
@@ -58,9 +59,12 @@ class Channel:
     def __init__(self, protocol: int = socket.NETLINK_ROUTE, timeout_s: float = _ANSWER_S) -> None:
         """Raises: OSError."""
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
-        self.socket.settimeout(timeout_s)
         for option in (_CAP_ACK, _EXT_ACK):
             self.socket.setsockopt(_SOL_NETLINK, option, 1)
+        self.wait_at_most(timeout_s)
+        self.process = os.getpid()
+        #: Whether nothing more will come: all answers to the last request are read.
+        self.idle = True
         self._number = 0
 
     def __enter__(self) -> Self:
@@ -68,6 +72,12 @@ class Channel:
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+
+    def wait_at_most(self, timeout_s: float) -> None:
+        """Limit the wait for each part of an answer, in the kernel: Python would poll before each call."""
+        seconds, fraction = divmod(timeout_s, 1)
+        limit = _TIMEVAL.pack(int(seconds), int(fraction * 1e6))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         """Send one request and return the answers up to the kernel's acknowledgement.
@@ -86,16 +96,17 @@ class Channel:
 
     def _answers(self, kind: int, body: bytes, flags: int) -> Iterator[bytes]:
         self._number += 1
+        self.idle = False
         self.socket.send(
             _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, self._number, 0) + body
         )
         moving = False
         while True:
-            data = self.socket.recv(1 << 17)
-            for number_, answer, marks, payload in numbered(data):
+            for number_, answer, marks, payload in numbered(self._receive()):
                 if number_ != self._number:
                     continue
                 moving = moving or bool(marks & _INTERRUPTED)
+                self.idle = answer in (_DONE, ERROR)
                 if answer == _DONE:
                     if moving:
                         raise Interrupted
@@ -106,31 +117,82 @@ class Channel:
                 if not moving:
                     yield payload
 
-
-def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-    """Ask rtnetlink: see ``Channel.ask``."""
-    with Channel() as channel:
-        return channel.ask(kind, body, flags)
-
-
-def dump(kind: int, body: bytes, fits: Callable[[bytes], bool] = lambda _: True) -> list[bytes]:
-    """Dump all objects of rtnetlink; empty if one does not match ``fits`` (the kernel ignored the filter).
-
-    Raises: OSError, TimeoutError, Interrupted if the objects change during every attempt.
-    """
-    for attempt in range(_DUMPS):
-        found: list[bytes] = []
+    def _receive(self) -> bytes:
         try:
-            with Channel() as channel:
-                for payload in channel.dump(kind, body):
-                    if not fits(payload):
-                        return []
-                    found.append(payload)
-            return found
-        except Interrupted:
-            if attempt == _DUMPS - 1:
-                raise
-    raise AssertionError
+            return self.socket.recv(1 << 17)
+        except BlockingIOError as late:
+            raise TimeoutError from late
+
+
+class Channels:
+    """Open channels of one protocol, kept for the next request: to open and close one takes six system calls.
+
+    A thread that finds the kept channel in use opens another one. A channel is closed if an answer may still
+    come (a timeout, a list that was not read to its end), and a process that was forked opens its own.
+    """
+
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
+        self._protocol = protocol
+        self._kept: list[Channel] = []
+        weakref.finalize(self, _close, self._kept)
+
+    @contextlib.contextmanager
+    def use(self, timeout_s: float | None = None) -> Iterator[Channel]:
+        """Take the kept channel, or open one. ``timeout_s`` None: as it is. Raises: OSError."""
+        channel = self._take()
+        try:
+            if timeout_s is not None:
+                channel.wait_at_most(timeout_s)
+            yield channel
+        finally:
+            if channel.idle and not self._kept:
+                self._kept.append(channel)
+            else:
+                channel.socket.close()
+
+    def _take(self) -> Channel:
+        with contextlib.suppress(IndexError):
+            channel = self._kept.pop()
+            if channel.process == os.getpid():
+                return channel
+            channel.socket.close()
+        return Channel(self._protocol)
+
+
+def _close(channels: list[Channel]) -> None:
+    for channel in channels:
+        channel.socket.close()
+
+
+class Rtnetlink:
+    """Requests to rtnetlink, in the network namespace of the calling thread, which must not change."""
+
+    def __init__(self) -> None:
+        self._channels = Channels()
+
+    def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+        """See ``Channel.ask``."""
+        with self._channels.use() as channel:
+            return channel.ask(kind, body, flags)
+
+    def dump(self, kind: int, body: bytes, fits: Callable[[bytes], bool] = lambda _: True) -> list[bytes]:
+        """Dump all objects; empty if one does not match ``fits`` (the kernel ignored the filter).
+
+        Raises: OSError, TimeoutError, Interrupted if the objects change during every attempt.
+        """
+        for attempt in range(_DUMPS):
+            found: list[bytes] = []
+            try:
+                with self._channels.use() as channel:
+                    for payload in channel.dump(kind, body):
+                        if not fits(payload):
+                            return []
+                        found.append(payload)
+                return found
+            except Interrupted:
+                if attempt == _DUMPS - 1:
+                    raise
+        raise AssertionError
 
 
 def _raise(marks: int, payload: bytes) -> None:

@@ -3,6 +3,9 @@
 No process and no library: docs/libraries.md has the reasons. The kernel works on a transaction within the
 call that sends it. It does so one at a time (``commit_mutex`` in net/netfilter/nf_tables_api.c), and may load
 modules for it. So a thread sends it, and the caller waits until its deadline. Reads take no lock.
+
+The kernel frees what a transaction deleted, or replaced, in the background after a grace period, and to close
+any socket of this protocol waits for that (``nft_rcv_nl_event``): 4 to 13 ms. So the socket is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ import contextlib
 import errno
 import socket
 import struct
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -19,8 +21,9 @@ from typing import Self
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
-from netplugin.host.netlink import Channel, attribute, attributes
+from netplugin.host.netlink import Channel, Channels, attribute, attributes
 from netplugin.host.processes import remaining
+from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/netfilter: nfnetlink.h, nf_tables.h
 NETLINK_NETFILTER = 12
@@ -79,9 +82,10 @@ class Nfnetlink:
 
     #: How a socket is sent to; tests replace it by one that hangs.
     send: Callable[[socket.socket, bytes], object] = socket.socket.send
+    _channels: Channels = field(default_factory=lambda: Channels(NETLINK_NETFILTER), repr=False)
     #: How many generations our own transactions have made.
     _generations: int = 0
-    _late: threading.Thread | None = field(default=None, repr=False)
+    _late: ThreadedCall | None = field(default=None, repr=False)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -93,7 +97,7 @@ class Nfnetlink:
         change. And in it: BackendUnavailable, HostError.
         """
         self._require_certain(step, deadline)
-        with _words(step), Channel(NETLINK_NETFILTER, max(_LEAST_S, remaining(deadline))) as channel:
+        with _words(step), self._channels.use(max(_LEAST_S, remaining(deadline))) as channel:
             yield channel
 
     def stamp(self, channel: Channel) -> int:
@@ -115,44 +119,39 @@ class Nfnetlink:
         Raises: TransactionRefused, BackendUnavailable, HostError, OperationTimeout.
         """
         self._require_certain(step, deadline)
-        with _words(step), Channel(NETLINK_NETFILTER, _LEAST_S) as channel:
+        with _words(step), self._channels.use() as channel:
             data = _batch(family, messages)
             _enlarge(channel.socket, socket.SO_SNDBUF, _SO_SNDBUFFORCE, 2 * len(data))
             _enlarge(channel.socket, socket.SO_RCVBUF, _SO_RCVBUFFORCE, _ANSWERS)
+            channel.idle = False
             self._send(channel, data, step, deadline)
             outcome = _outcome(channel)
+            channel.idle = True
         if outcome.refused or outcome.whole:
             raise TransactionRefused.of(outcome.refused, outcome.whole, step)
         self._generations += outcome.generations
 
     def _send(self, channel: Channel, data: bytes, step: str, deadline: float) -> None:
-        failed: list[BaseException] = []
         # A copy, which a late thread can use after the channel is closed.
         own = channel.socket.dup()
 
         def send() -> None:
-            try:
-                with own:
-                    own.setblocking(True)
-                    self.send(own, data)
-            except BaseException as error:
-                failed.append(error)
+            with own:
+                self.send(own, data)
 
-        thread = threading.Thread(target=send, name="nftables-transaction", daemon=True)
-        thread.start()
-        thread.join(max(_LEAST_S, remaining(deadline)))
-        if thread.is_alive():
-            self._late = thread
+        call = ThreadedCall("nftables-transaction", send)
+        if not call.ended(max(_LEAST_S, remaining(deadline))):
+            self._late = call
             raise OperationTimeout("nftables: the kernel did not end a transaction in time", step=step)
-        for error in failed:
-            raise error
 
     def _require_certain(self, step: str, deadline: float) -> None:
         if self._late is None:
             return
-        self._late.join(remaining(deadline))
-        if self._late.is_alive():
-            raise OperationTimeout("nftables: the kernel still works on an earlier transaction", step=step)
+        with contextlib.suppress(OSError):  # its outcome is read anyway
+            if not self._late.ended(remaining(deadline)):
+                raise OperationTimeout(
+                    "nftables: the kernel still works on an earlier transaction", step=step
+                )
         self._late = None
 
 
@@ -220,10 +219,9 @@ def _outcome(channel: Channel) -> _Outcome:
     """Read what the kernel says of a transaction, all of which it queues before the sending call returns."""
     found = _Outcome()
     heard = False
-    channel.socket.setblocking(False)
     while True:
         try:
-            data = channel.socket.recv(1 << 17)
+            data = channel.socket.recv(1 << 17, socket.MSG_DONTWAIT)
         except BlockingIOError:
             break
         except OSError as lost:

@@ -16,7 +16,7 @@ from netplugin.api.errors import BackendUnavailable
 from netplugin.host import netlink
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.links import words
-from netplugin.host.netlink import attribute, attributes, number, text
+from netplugin.host.netlink import Rtnetlink, attribute, attributes, number, text
 
 # include/uapi/linux: rtnetlink.h, pkt_sched.h, pkt_cls.h, if_ether.h, tc_act/tc_mirred.h
 _NEWQDISC, DELQDISC, _GETQDISC = 36, 37, 38
@@ -101,6 +101,9 @@ class Queueing:
 class Tc:
     """tc on the devices in the network namespace of the calling thread."""
 
+    def __init__(self) -> None:
+        self._kernel = Rtnetlink()
+
     def read(self, index: int, root_kind: str) -> Queueing:
         """Read one device. ``root_kind`` is the kind of its root qdisc as reported by the device.
 
@@ -113,7 +116,7 @@ class Tc:
     def read_all(self) -> Mapping[int, Queueing]:
         """Read all devices that have any of these, by index. Raises: HostError, OperationTimeout."""
         with words("list-qdiscs", "qdiscs"):
-            found = netlink.dump(_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0))
+            found = self._kernel.dump(_GETQDISC, TCMSG.pack(0, 0, 0, 0, 0))
         roots: dict[int, Tbf | None] = {}
         entered: set[int] = set()
         for payload in found:
@@ -136,12 +139,12 @@ class Tc:
             self.delete_root(index)  # another kind has our handle; the kernel cannot change it
         body = TCMSG.pack(0, index, OURS << 16, _ROOT, 0) + attribute(_KIND, b"tbf\0")
         with words("set-rate", f"device {index}"):
-            netlink.ask(_NEWQDISC, body + attribute(_OPTIONS, *_parameters(tbf)), netlink.REPLACE)
+            self._kernel.ask(_NEWQDISC, body + attribute(_OPTIONS, *_parameters(tbf)), netlink.REPLACE)
 
     def delete_root(self, index: int) -> None:
         """Remove the egress rate. Raises: HostError, OperationTimeout."""
         with _gone("remove-rate", index):
-            netlink.ask(DELQDISC, TCMSG.pack(0, index, OURS << 16, _ROOT, 0))
+            self._kernel.ask(DELQDISC, TCMSG.pack(0, index, OURS << 16, _ROOT, 0))
 
     def set_redirect(self, index: int, to: int) -> None:
         """Redirect all ingress traffic to the egress of device ``to``, whose qdisc shapes it.
@@ -153,7 +156,7 @@ class Tc:
             self._delete_filter(index, OURS)
             body = TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info(OURS))
             body += attribute(_KIND, b"u32\0") + attribute(_OPTIONS, *_match_all(to))
-            netlink.ask(_NEWFILTER, body, netlink.EXCLUSIVE)
+            self._kernel.ask(_NEWFILTER, body, netlink.EXCLUSIVE)
 
     def delete_redirect(self, index: int) -> None:
         """Remove the redirect, and the ingress qdisc unless it has other filters.
@@ -174,7 +177,7 @@ class Tc:
         ingress = self._get(index, _INGRESS)
         if ingress is not None and not self._filters(index) and _kind(ingress) == "ingress":
             with _gone("remove-ingress", index):
-                netlink.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
+                self._kernel.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
 
     def set_guard(self, index: int, program: BpfProgram) -> None:
         """Install a program that filters ingress traffic before any redirect.
@@ -188,7 +191,7 @@ class Tc:
         with words("set-guard", f"device {index}"):
             self._make_ingress(index)
             try:
-                netlink.ask(_NEWFILTER, body, netlink.REPLACE)
+                self._kernel.ask(_NEWFILTER, body, netlink.REPLACE)
             except OSError as refused:
                 if refused.errno == errno.ENOENT:
                     raise _no_classifier(refused) from refused
@@ -196,28 +199,28 @@ class Tc:
                     raise
                 # A filter of another kind has our priority.
                 self._delete_filter(index, _GUARD)
-                netlink.ask(_NEWFILTER, body, netlink.REPLACE)
+                self._kernel.ask(_NEWFILTER, body, netlink.REPLACE)
 
     def _make_ingress(self, index: int) -> None:
         """Create the qdisc that ingress filters are attached to, unless there is one (or clsact)."""
         if self._get(index, _INGRESS) is None:
             body = TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0)
-            netlink.ask(_NEWQDISC, body + attribute(_KIND, b"ingress\0"), netlink.EXCLUSIVE)
+            self._kernel.ask(_NEWQDISC, body + attribute(_KIND, b"ingress\0"), netlink.EXCLUSIVE)
 
     def _delete_filter(self, index: int, priority: int) -> None:
         with _gone("remove-filter", index):
-            netlink.ask(DELFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info(priority)))
+            self._kernel.ask(DELFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, _info(priority)))
 
     def _get(self, index: int, parent: int) -> bytes | None:
         """One qdisc; None if there is none or only a placeholder."""
         with _gone("read-qdisc", index):
-            found = netlink.ask(_GETQDISC, TCMSG.pack(0, index, 0, parent, 0), netlink.ECHO)
+            found = self._kernel.ask(_GETQDISC, TCMSG.pack(0, index, 0, parent, 0), netlink.ECHO)
             return found[0] if found else None
         return None
 
     def _filters(self, index: int) -> list[bytes]:
         with words("list-filters", f"device {index}"):
-            return netlink.dump(_GETFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, 0))
+            return self._kernel.dump(_GETFILTER, TCMSG.pack(0, index, 0, _INGRESS_FILTERS, 0))
 
     def _queueing(self, index: int, root: Tbf | None, entered: bool) -> Queueing:
         filters = self._filters(index) if entered else []

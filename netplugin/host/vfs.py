@@ -18,6 +18,7 @@ from netplugin.api.errors import Conflict, HostError, NetpluginError, Unsupporte
 from netplugin.api.models import VfCounters
 from netplugin.host import netlink
 from netplugin.host.link_messages import GETLINK, SETLINK
+from netplugin.host.netlink import Rtnetlink
 from netplugin.host.vf_messages import (
     GROUPS,
     NO_MAC,
@@ -110,6 +111,7 @@ class Vfs:
 
     def __init__(self, sys: Path = SYS) -> None:
         self.sys = sys
+        self._kernel = Rtnetlink()
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -132,7 +134,7 @@ class Vfs:
         return {link.name: link for link in found}
 
     def _dump(self, *, vfs: bool) -> list[NicLink]:
-        found = (parse_link(message) for message in netlink.dump(GETLINK, get_links(vfs=vfs)))
+        found = (parse_link(message) for message in self._kernel.dump(GETLINK, get_links(vfs=vfs)))
         return [link for link in found if link is not None]
 
     def _with_vfs(self, link: NicLink) -> NicLink:
@@ -150,7 +152,7 @@ class Vfs:
         """
         with _words("list-vfs", f"interface {index}"):
             try:
-                answers = netlink.ask(GETLINK, get_links(index=index))
+                answers = self._kernel.ask(GETLINK, get_links(index=index))
             except OSError as refused:
                 if refused.errno != errno.ENODEV:
                     raise
@@ -160,7 +162,7 @@ class Vfs:
     def counters(self, index: int) -> dict[int, VfCounters]:
         """The counters of a PF's VFs, by VF number. Raises: HostError, OperationTimeout."""
         with _words("count-vfs", f"interface {index}"):
-            answers = netlink.ask(GETLINK, get_links(index=index, statistics=True))
+            answers = self._kernel.ask(GETLINK, get_links(index=index, statistics=True))
         return parse_counters(listed_vfs(answers[0])) if answers else {}
 
     def is_open(self, address: str) -> bool:
@@ -184,7 +186,7 @@ class Vfs:
         OperationTimeout.
         """
         with _words("set-vf", f"VF {vf_number}: {group}", group):
-            netlink.ask(SETLINK, set_vf(pf_index, vf_number, group, want))
+            self._kernel.ask(SETLINK, set_vf(pf_index, vf_number, group, want))
 
     # -- drivers ---------------------------------------------------------------------------------
 

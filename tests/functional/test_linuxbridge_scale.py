@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ import pytest
 
 from agents.ports.converge import Converged
 from drivers.linuxbridge.driver import LinuxBridge
+from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host import bridge_members, netlink
+from netplugin.host import bridge_members, links, netlink
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.links import Links
+from netplugin.host.netlink import Channel
 from tests.functional.test_linuxbridge_driver import make_driver
 from tests.lab.loop import converge_alone
 from tests.lab.processes import run
@@ -26,9 +29,10 @@ MANY = 150
 
 @dataclass
 class Cost:
-    """Messages of the kernel, and processes."""
+    """Messages of the kernel, sockets that were opened to it, and processes."""
 
     messages: int = 0
+    sockets: int = 0
     processes: list[Any] = field(default_factory=list)
 
 
@@ -42,11 +46,18 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
             counted.messages += 1
             yield message
 
+    class Counted(Channel):
+        def __init__(self, *args: Any) -> None:
+            counted.sockets += 1
+            super().__init__(*args)
+
     def start(*args: Any, **_: Any) -> None:
         counted.processes.append(args)
         raise OSError("no process is needed")
 
     monkeypatch.setattr(netlink, "numbered", count)
+    monkeypatch.setattr(links, "_LOOK_S", 60)  # how often it looks while a device goes is chance
+    monkeypatch.setattr(netlink, "Channel", Counted)
     monkeypatch.setattr("netplugin.host.processes.subprocess.run", start)
     return counted
 
@@ -98,11 +109,74 @@ def test_a_plug_takes_as_many_messages_beside_many_ports(
     others(range(1000, 1002))
     few = costs(2)
     others(range(1002, 1000 + MANY))
+    opened = cost.sockets
     assert costs(3) == few
+    # For a deletion, which has a thread; and after each list of a kind of devices that the kernel does not
+    # know, which it answers with all devices.
+    assert cost.sockets - opened <= 1 + 2 * 4 * 2, "not for each of some hundred requests"
     assert cost.processes == [], "all of it without a process"
     cost.messages = 0
     assert len(driver.observe(None, time.monotonic() + 60).ports) == MANY
     assert cost.messages > 5 * MANY, "a look at the whole host reads all"
+
+
+# -- deletions, whose last part takes the kernel long -----------------------------------------------
+
+
+class SlowToForget(Links):
+    """A kernel that keeps the memory of a deleted device until ``forget``: as with a leaked reference."""
+
+    def __init__(self, *, deletes: bool = True) -> None:
+        super().__init__()
+        self.forget = threading.Event()
+        self._deletes = deletes
+
+    def _ask(self, step: str, *args: Any) -> None:
+        if step != "delete-link" or self._deletes:
+            super()._ask(step, *args)
+        if step == "delete-link":
+            self.forget.wait(60)
+
+
+def test_a_device_that_the_kernel_cannot_forget_is_deleted_and_its_name_free() -> None:
+    slow = SlowToForget()
+    try:
+        for _ in range(3):
+            slow.create_tap("lbslow", "mine", multi_queue=False, mtu=1500)
+            slow.delete("lbslow")
+            assert slow.get("lbslow") is None
+        slow.delete("lbslow")
+    finally:
+        slow.forget.set()
+
+
+def test_a_device_that_does_not_go_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_DELETE_S", 0.1)
+    slow = SlowToForget(deletes=False)
+    slow.create_tap("lbstays", "mine", multi_queue=False, mtu=1500)
+    try:
+        with pytest.raises(OperationTimeout, match="lbstays") as late:
+            slow.delete("lbstays")
+        assert late.value.step == "delete-link"
+    finally:
+        slow.forget.set()
+        Links().delete("lbstays")
+
+
+def test_what_the_kernel_refuses_to_delete_is_an_error() -> None:
+    with pytest.raises(HostError, match="lo: Operation not supported"):
+        Links().delete("lo")
+
+
+def test_what_was_deleted_with_the_rules_of_a_chain_is_not_waited_for(driver: LinuxBridge) -> None:
+    """The socket that transactions are sent on stays: to close it takes as long as the kernel frees rules."""
+    nft = driver._kernel.nft._kernel
+    converge(driver, {"p1": spec(1)})
+    with nft._channels.use() as before:
+        pass
+    converge(driver, {"p1": None, "p2": spec(2)})
+    with nft._channels.use() as after:
+        assert after is before
 
 
 # -- members of bridges by events ------------------------------------------------------------------
@@ -148,8 +222,7 @@ def test_members_are_what_the_kernel_has(
 ) -> None:
     if queue is not None:
         monkeypatch.setattr(bridge_members, "_QUEUE", queue)
-    links = Links()
-    kept, fresh = BridgeMembers(links), BridgeMembers(links)
+    kept, fresh = BridgeMembers(Links()), BridgeMembers(Links())
     kept.read(anew=False)
     seen = []
     for step in STEPS:
@@ -164,10 +237,10 @@ def test_members_are_what_the_kernel_has(
 
 
 def test_nothing_is_listed_again_without_a_reason(bridges: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    links, listed = Links(), []
-    real = links.bridge_ports
-    monkeypatch.setattr(links, "bridge_ports", lambda: listed.append(1) or real())
-    members = BridgeMembers(links)
+    ports, listed = Links(), []
+    real = ports.bridge_ports
+    monkeypatch.setattr(ports, "bridge_ports", lambda: listed.append(1) or real())
+    members = BridgeMembers(ports)
     for step in STEPS:
         members.read(anew=False)
         run(["ip", *step.split()])

@@ -75,7 +75,7 @@ def test_addresses_that_cannot_be_read_fail_no_look(monkeypatch: pytest.MonkeyPa
     def no_netlink(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(netlink, "dump", no_netlink)
+    monkeypatch.setattr(netlink.Rtnetlink, "dump", staticmethod(no_netlink))
     model = Model()
     model.underlay = read_underlay(LOCAL_IP, Mirror(lambda _: None))
     both = [on_network(overlay(1), "a"), Intent("b", plain_spec(physical_network="net1"))]

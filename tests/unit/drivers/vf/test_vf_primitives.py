@@ -109,8 +109,8 @@ def test_a_nic_whose_vfs_fit_into_no_message_hides_no_other(
             raise OSError(errno.EMSGSIZE, "Message too long")
         return [link(2, "eth0", "0000:03:00.0", vf_info(3, FULL))]
 
-    monkeypatch.setattr(netlink, "dump", dump)
-    monkeypatch.setattr(netlink, "ask", ask)
+    monkeypatch.setattr(netlink.Rtnetlink, "dump", staticmethod(dump))
+    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(ask))
     found = Vfs(tmp_path).links()
     assert {name: dict(link.vfs) for name, link in found.items()} == {"eth0": {3: FULL}, "ib0": {}}
 
@@ -136,7 +136,7 @@ def test_one_link_is_asked_for_without_a_dump(monkeypatch: pytest.MonkeyPatch) -
         asked.append((kind, body, flags))
         return [pf + attribute(22, vf_info(3, FULL))]
 
-    monkeypatch.setattr(netlink, "ask", ask)
+    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(ask))
     link = Vfs().link(7)
     assert link is not None and (link.name, link.vfs) == ("eth0", {3: FULL})
     [(kind, body, flags)] = asked
@@ -151,7 +151,7 @@ def test_a_link_that_is_no_more_is_none_and_another_refusal_an_error(
     def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(netlink, "ask", ask)
+    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(ask))
     code = errno.ENODEV
     assert Vfs().link(7) is None
     code = errno.EPERM
@@ -169,7 +169,9 @@ def test_only_what_differs_is_to_write() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
-    monkeypatch.setattr(netlink, "ask", lambda kind, body, flags=0: sent.append(body) or [])
+    monkeypatch.setattr(
+        netlink.Rtnetlink, "ask", staticmethod(lambda kind, body, flags=0: sent.append(body) or [])
+    )
     want = replace(FULL, vlan_stacked=False)
     Vfs().set(7, 3, group, want)
     [body] = sent
@@ -185,7 +187,9 @@ def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyP
 def test_a_stacked_vlan_is_written_with_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     """struct ifla_vf_vlan_info in IFLA_VF_VLAN_LIST (``do_setvfinfo`` in net/core/rtnetlink.c)."""
     sent: list[bytes] = []
-    monkeypatch.setattr(netlink, "ask", lambda kind, body, flags=0: sent.append(body) or [])
+    monkeypatch.setattr(
+        netlink.Rtnetlink, "ask", staticmethod(lambda kind, body, flags=0: sent.append(body) or [])
+    )
     Vfs().set(7, 3, "vlan", FULL)
     vf = dict(netlink.attributes(dict(netlink.attributes(sent[0], 16))[22]))[1]
     [(kind, listed)] = netlink.attributes(vf)
@@ -216,7 +220,7 @@ def test_a_refusal_is_the_nics_the_vfs_or_ours(
     def refuse(*_: Any) -> list[bytes]:
         raise refusal
 
-    monkeypatch.setattr(netlink, "ask", refuse)
+    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(refuse))
     monkeypatch.setattr(vfs, "_administers_networks", lambda: False)
     with pytest.raises(NetpluginError) as raised:
         Vfs().set(7, 3, group, FULL)
