@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from drivers.ovs import chosen_sockets, networks, sockets
@@ -254,14 +255,20 @@ class Vdpa(
         deadline: float,
     ) -> VdpaObservation:
         touched = [*changed_vfs(changes), *_opened_or_closed(changes)]
-        return self._seen(ports, deadline, lambda: self._pool.look_again(seen.inventory, touched))
+        look_again = partial(self._pool.look_again, seen.inventory, touched)
+        return self._seen(ports, deadline, look_again, after_apply=True)
 
     def _seen(
-        self, ports: Collection[str] | None, deadline: float, look: Callable[[], Inventory]
+        self,
+        ports: Collection[str] | None,
+        deadline: float,
+        look: Callable[[], Inventory],
+        *,
+        after_apply: bool = False,
     ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
         self._observed_with = self._switch.settings
-        ovs, word, devices = self._switch.look(ports, deadline)
+        ovs, word, devices = self._switch.look(ports, deadline, after_apply=after_apply)
         start = time.monotonic()
         inventory = look()
         timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}

@@ -8,7 +8,7 @@ from drivers.ovs import sockets
 from drivers.ovs.apply import Applier
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import OvsObservation
-from drivers.ovs.observe import OvsReader
+from drivers.ovs.observe import NOT_READ, OvsReader
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
 from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
@@ -57,10 +57,12 @@ class Switch:
         return dpdk_usable(self._ovs, VHOST_TYPE, "dpdk")
 
     def look(
-        self, ports: Collection[str] | None, deadline: float
+        self, ports: Collection[str] | None, deadline: float, *, after_apply: bool = False
     ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
         """Return the observed state of these ports (None: all), facts that are not in the database, and
         the devices that interfaces name.
+
+        ``after_apply``: with the flows that ``apply`` has read from the bridges together with its writes.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -69,7 +71,8 @@ class Switch:
         native = NATIVE_TYPE in self.root.iface_types or any(
             row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
         )
-        seen, _ = self._reader.seen(scope, self._reader.bridges(scope, native))
+        read = self._applier.read if after_apply else NOT_READ
+        seen, _ = self._reader.seen(scope, self._reader.bridges(scope, native), read=read)
         word = VswitchdFacts(self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope))
         return seen, word, self._ovs.mirror.devices(*DEVICE_OPTIONS)
 

@@ -23,6 +23,7 @@ from drivers.vdpa.model import BRIDGE, NATIVE_TYPE
 from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
+from netplugin.host.flow import Flow
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs_rows import OvsRoot
 from tests.functional import isolation_frames as frames
@@ -166,6 +167,30 @@ def test_what_a_vm_sends_into_a_relay_is_filtered_as_on_a_bridge(
                 assert arrives() == groups == arrives(vf={"trusted": True})
                 trusted = {"vf": {"trusted": True}, "port_security": {"enabled": False}}
                 assert arrives(**trusted) == TO_VM.keys()
+        driven.delete("p1")
+
+
+def test_flows_of_a_relay_are_read_with_the_commit_that_writes_them(
+    ovs: PrivateOvs, wire: str, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nic = WiredPf("0000:03:00.0", "eth3", "physnet1", total=0, vf_driver="mlx5_core")
+    nic.device = wire
+    nic.make_vfs(1)
+    with hosted(short_path, ovs, nic) as driven:
+        flows = driven.host.ovs.flows
+        dump, asked = flows.dump, []
+
+        def noted(bridge: str, *arguments: Any) -> list[Flow]:
+            asked.append(bridge)
+            return dump(bridge, *arguments)
+
+        monkeypatch.setattr(flows, "dump", noted)
+        driven.put("p1", spec_of())
+        assert asked == [], "a plug reads no flows again"
+        driven.put("p1", spec_of(port_security={"allowed_addresses": frames.ADDRESSES}))
+        assert asked == [BRIDGE], "a change reads them once, before it"
+        ovs.ofctl("del-flows", BRIDGE)
+        assert driven.planned() != [] and len(asked) == 2, "a look at the host reads them all"
         driven.delete("p1")
 
 
