@@ -1,0 +1,1 @@
+"""Everything by which a process acts on what is outside it, one step after the other, and faults at each."""
