@@ -190,16 +190,19 @@ class OvsReader:
     def _addressed(self, scope: Scope, bridges: Mapping[str, OvsBridge]) -> Collection[str]:
         """Those of these bridges whose internal port has an address; all if addresses cannot be read.
 
-        A bridge that stays for other ports is left out: an address decides whether it stays.
+        An address decides whether a bridge stays. One that stays for other ports is left out, and one
+        that is kept counts as one with an address: then it stays too if a plan does not know that yet.
         """
-        homes = {name: self._mirror.bridge(self._layout.home(name)) for name in bridges}
+        settings = self._settings
+        kept = {n for n, b in bridges.items() if settings.keeps(n, b.external_ids.get(BRIDGE_MARK, ""))}
+        homes = {name: self._mirror.bridge(self._layout.home(name)) for name in bridges.keys() - kept}
         asked = {n for n, home in homes.items() if home is None or not self._neighbours(home, scope)}
         if not asked:
-            return frozenset()
+            return kept
         try:
-            return asked & Links().addresses().keys()
+            return kept | (asked & Links().addresses().keys())
         except (HostError, OperationTimeout):
-            return asked
+            return kept | asked
 
     def _neighbours(self, bridge: OvsBridge, scope: Scope) -> int:
         """The number of VMs' ports on a bridge that are not in scope."""

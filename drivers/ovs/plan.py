@@ -71,8 +71,7 @@ def _of_bridge_changes(
         after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
     used = bool(users) or seen.is_used(home, leaving | wanted.keys())
     # A bridge that was made for another network goes before it can be kept for this one.
-    kept = name in {settings.bridge_mappings[network] for network in settings.kept}
-    stays = kept and (bridge is None or bridge.mark == networks[name])
+    stays = settings.keeps(name, bridge.mark if bridge else networks.get(name, ""))
     if bridge is None:
         before.append(c.CreateBridge(ids, name, layout.marks.get(name) or networks[name]))
         after.append(c.SetBridgeFlows(ids, name, fixed))

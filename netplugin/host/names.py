@@ -6,6 +6,7 @@ import hashlib
 import ipaddress
 import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ _BIRTH = 0x0E
 _DIGITS = 11
 
 
+@lru_cache(maxsize=1024)  # a plug asks for the names of its port about thirty times
 def device_name(prefix: str, identity: str) -> str:
     """The device name for this identity, for example ``npv3f2a91c07be``."""
     return prefix + hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]

@@ -71,6 +71,10 @@ class OvsSettings:
         """The MTU in bytes that the uplinks of a physical network are created with."""
         return self.uplink_mtu.get(network, UPLINK_MTU)
 
+    def keeps(self, bridge: str, mark: str) -> bool:
+        """Whether a bridge with this mark of ours stays without a port."""
+        return mark in self.kept and self.bridge_mappings.get(mark) == bridge
+
     def networks(self) -> Networks:
         """The physical networks of the options."""
         return {
