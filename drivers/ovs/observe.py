@@ -132,7 +132,9 @@ class OvsReader:
         flows = self._flows(bridges, scope, also, read)
         flows_ms = (time.monotonic() - start) * 1e3
         mirror, backend = self._mirror, self._layout.backend
-        rows, ids = scope.rows, scope.rows.keys() if scope.ports is None else scope.ports
+        rows, claimed = scope.rows, self._ovs.claimed(sockets.KIND)
+        # The row of a port goes before its directory: only the claim tells of a removal that was cut off.
+        ids = {*rows, *claimed} if scope.ports is None else scope.ports
         qos = (
             mirror.all_qos(backend)
             if scope.ports is None
@@ -152,9 +154,7 @@ class OvsReader:
             tso=usability.tso_enabled(mirror.root),
             keeps_old_actions=usability.version_with_old_actions(mirror.root),
             purge_failed=self._ovs.purge_failed,
-            sockets=chosen_sockets.look(
-                sockets.look(self._settings, ids, rows), self._ovs.claimed(sockets.KIND), scope.ports
-            ),
+            sockets=chosen_sockets.look(sockets.look(self._settings, ids, rows), claimed, scope.ports),
             timings_ms={"openflow": flows_ms},
             store_mark=mirror.root.store_mark if scope.whole else "",
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drivers.ovs import sockets
 from drivers.ovs.filters import port_cookie
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
@@ -41,6 +43,21 @@ def test_some_ports_and_the_whole_host_are_read_the_same(ports: Ports) -> None:
         == ports.seen().flows
         == {name: flows for one in names for name, flows in ports.seen(one).flows.items()}
     )
+
+
+def test_the_directory_of_a_port_whose_row_is_gone_is_found_by_its_claim(
+    ports: Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent was killed after the row of a port was deleted, and before its directory was."""
+    path = sockets.new_path(ports.ovs.settings, "p1")
+    directory = Path(path).parent
+    directory.mkdir(parents=True)
+    try:
+        assert ports.seen().sockets.own == {}
+        monkeypatch.setattr(ports.ovs, "claimed", lambda kind: {"p1": (path, {})})
+        assert ports.seen().sockets.own == ports.seen("p1").sockets.own == {"p1": (str(directory),)}
+    finally:
+        directory.rmdir()
 
 
 def test_flows_that_were_read_with_the_changes_are_not_read_again(
