@@ -30,7 +30,7 @@ from netplugin.host.nftables import (
     SetChain,
 )
 from netplugin.host.tc import Tbf, Tc
-from netplugin.host.vxlan import VxlanFilter
+from netplugin.host.vxlan_filter import VxlanFilter
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from netplugin.host.link_messages import BondMember, Link, LinuxBond
 from netplugin.host.names import TAP, TAP_GROUP, device_name
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing, Tbf
-from netplugin.host.vxlan import VxlanSources
+from netplugin.host.vxlan_filter import VxlanSources
 
 # -- The observed state of the host for the linuxbridge backend, as ``plan`` needs it. ------------
 

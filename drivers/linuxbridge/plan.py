@@ -54,7 +54,7 @@ from netplugin.host.link_messages import Link, Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.nftables import Chain, Table
 from netplugin.host.tc import Queueing
-from netplugin.host.vxlan import VxlanKey, VxlanSources
+from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 
 # -- Plan the bridges, uplinks and VXLAN peers of segments. ---------------------------------------
 

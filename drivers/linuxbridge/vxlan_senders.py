@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
-from netplugin.host.vxlan import VxlanKey
+from netplugin.host.vxlan_filter import VxlanKey
 
 
 @dataclass(frozen=True)

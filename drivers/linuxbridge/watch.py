@@ -23,7 +23,7 @@ from drivers.linuxbridge.segments import (
     port_of,
     service_of,
 )
-from netplugin.host import vxlan
+from netplugin.host import vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import LinkEvent, link_event
 from netplugin.host.links import Links
@@ -36,7 +36,7 @@ from netplugin.host.usability import Wake
 _LINK_GROUP, _TC_GROUP = 1, 8
 _NFTABLES_GROUP, _NFTABLES_SUBSYSTEM = 7, 10
 _NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP = 12, 270, 1
-_TABLES = {(7, filters.TABLE), (1, vxlan.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
+_TABLES = {(7, filters.TABLE), (1, vxlan_filter.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
 LOST = Wake("events of links were lost")

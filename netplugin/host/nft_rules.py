@@ -23,10 +23,14 @@ _META_DREG, _META_KEY = 1, 2
 _CMP_SREG, _CMP_OP, _CMP_DATA = 1, 2, 3
 _PAYLOAD_DREG, _PAYLOAD_BASE, _PAYLOAD_OFFSET, _PAYLOAD_LEN = 1, 2, 3, 4
 _BIT_SREG, _BIT_DREG, _BIT_LEN, _BIT_MASK, _BIT_XOR, _BIT_OP = 1, 2, 3, 4, 5, 6
-_LOOKUP_SET, _LOOKUP_SREG, _LOOKUP_DREG, _LOOKUP_FLAGS = 1, 2, 3, 5
+_LOOKUP_SET, _LOOKUP_SREG, _LOOKUP_DREG, _LOOKUP_FLAGS, _INVERTED = 1, 2, 3, 5, 1
+_EXTENSION_DREG, _EXTENSION_TYPE, _EXTENSION_OFFSET, _EXTENSION_LEN = 1, 2, 3, 4
+_EXTENSION_FLAGS, _EXTENSION_OP, _PRESENT = 5, 6, 1
 _IMMEDIATE_DREG, _IMMEDIATE_DATA = 1, 2
 _JUMP = -3
 _TO_VERDICT, _REGISTER, _REGISTER_BYTES = 0, 1, 16
+#: The number of the first word of that register, and the bytes of a word.
+_FIRST_WORD, _WORD = 8, 4
 #: nft's own attribute of a comment in the user data of a rule (NFTNL_UDATA_RULE_COMMENT).
 _COMMENT, _MOST_USERDATA = 0, 256
 
@@ -39,6 +43,7 @@ _KNOWN: Mapping[str, frozenset[int]] = MappingProxyType(
         "payload": frozenset({_PAYLOAD_DREG, _PAYLOAD_BASE, _PAYLOAD_OFFSET, _PAYLOAD_LEN}),
         "bitwise": frozenset({_BIT_SREG, _BIT_DREG, _BIT_LEN, _BIT_MASK, _BIT_XOR, _BIT_OP}),
         "lookup": frozenset({_LOOKUP_SET, _LOOKUP_SREG, _LOOKUP_DREG, _LOOKUP_FLAGS}),
+        "exthdr": frozenset(range(_EXTENSION_DREG, _EXTENSION_OP + 1)),
         "immediate": frozenset({_IMMEDIATE_DREG, _IMMEDIATE_DATA}),
         "counter": frozenset(),
     }
@@ -54,7 +59,9 @@ class Meta:
 
 
 #: Host byte order for the group, network byte order for the protocol (an EtherType).
-PROTOCOL, IIFNAME, OIFNAME, L4PROTO, IIFGROUP, OIFGROUP = (Meta(key) for key in (1, 6, 7, 16, 21, 22))
+PROTOCOL, IIFNAME, OIFNAME, IIFGROUP, OIFGROUP = (Meta(key) for key in (1, 6, 7, 21, 22))
+#: Of an IP packet: its version (AF_INET, AF_INET6), and the protocol above it; a byte each.
+NFPROTO, L4PROTO = Meta(15), Meta(16)
 LINK, NETWORK, TRANSPORT = 0, 1, 2
 
 
@@ -68,10 +75,19 @@ class Payload:
 
 
 @dataclass(frozen=True)
+class Extension:
+    """One byte of an IPv6 extension header, or (``present``) whether the packet has this header: 1 or 0."""
+
+    header: int
+    offset: int = 0
+    present: bool = False
+
+
+@dataclass(frozen=True)
 class Match:
     """Continue with the rule only if the loaded bytes, after ``mask``, are (or are not) the value."""
 
-    load: Meta | Payload
+    load: Meta | Payload | Extension
     value: bytes
     mask: bytes = b""
     equal: bool = True
@@ -105,6 +121,15 @@ class VerdictMap:
 
 
 @dataclass(frozen=True)
+class Member:
+    """Continue with the rule only if the loaded bytes, part after part, are (or are not) in a set."""
+
+    loads: tuple[Payload, ...]
+    name: str
+    inside: bool = True
+
+
+@dataclass(frozen=True)
 class Verdict:
     code: int
 
@@ -115,7 +140,7 @@ class Counter:
 
 
 DROP, ACCEPT, COUNTER = Verdict(0), Verdict(1), Counter()
-Statement = Match | VerdictMap | Verdict | Counter
+Statement = Match | VerdictMap | Member | Verdict | Counter
 
 
 @dataclass(frozen=True)
@@ -199,11 +224,11 @@ def _encoded(statement: Statement) -> tuple[bytes, ...]:
             masked = [_mask(mask)] if mask else []
             return (_load(load), *masked, _compare(wanted, equal))
         case VerdictMap(load, name):
-            parts = attribute(_LOOKUP_SET, name.encode() + b"\0"), _u32(_LOOKUP_SREG, _REGISTER)
-            return (
-                _load(load),
-                _expression("lookup", *parts, _u32(_LOOKUP_DREG, _TO_VERDICT), _u32(_LOOKUP_FLAGS, 0)),
-            )
+            to_verdict = _u32(_LOOKUP_DREG, _TO_VERDICT), _u32(_LOOKUP_FLAGS, 0)
+            return (_load(load), _lookup(name, *to_verdict))
+        case Member(loads, name, inside):
+            flags = _u32(_LOOKUP_FLAGS, 0 if inside else _INVERTED)
+            return (*_side_by_side(loads), _lookup(name, flags))
         case Verdict(code):
             parts = _u32(_IMMEDIATE_DREG, _TO_VERDICT), attribute(_IMMEDIATE_DATA, verdict(code))
             return (_expression("immediate", *parts),)
@@ -211,16 +236,41 @@ def _encoded(statement: Statement) -> tuple[bytes, ...]:
             return (_expression("counter"),)
 
 
-def _load(load: Meta | Payload) -> bytes:
-    if isinstance(load, Meta):
-        return _expression("meta", _u32(_META_DREG, _REGISTER), _u32(_META_KEY, load.key))
-    return _expression(
-        "payload",
-        _u32(_PAYLOAD_DREG, _REGISTER),
-        _u32(_PAYLOAD_BASE, load.base),
-        _u32(_PAYLOAD_OFFSET, load.offset),
-        _u32(_PAYLOAD_LEN, load.length),
-    )
+def _side_by_side(loads: Sequence[Payload]) -> Iterator[bytes]:
+    """Load the parts of a key, each from the beginning of a word."""
+    word = 0
+    for load in loads:
+        yield _load(load, _FIRST_WORD + word if word else _REGISTER)
+        word += -(-load.length // _WORD)
+
+
+def _lookup(name: str, *attributes_: bytes) -> bytes:
+    where = attribute(_LOOKUP_SET, name.encode() + b"\0"), _u32(_LOOKUP_SREG, _REGISTER)
+    return _expression("lookup", *where, *attributes_)
+
+
+def _load(load: Meta | Payload | Extension, register: int = _REGISTER) -> bytes:
+    match load:
+        case Meta(key):
+            return _expression("meta", _u32(_META_DREG, register), _u32(_META_KEY, key))
+        case Payload(base, offset, length):
+            return _expression(
+                "payload",
+                _u32(_PAYLOAD_DREG, register),
+                _u32(_PAYLOAD_BASE, base),
+                _u32(_PAYLOAD_OFFSET, offset),
+                _u32(_PAYLOAD_LEN, length),
+            )
+        case Extension(header, offset, present):
+            return _expression(
+                "exthdr",
+                _u32(_EXTENSION_DREG, register),
+                attribute(_EXTENSION_TYPE, bytes((header,))),
+                _u32(_EXTENSION_OFFSET, offset),
+                _u32(_EXTENSION_LEN, 1),
+                _u32(_EXTENSION_FLAGS, _PRESENT * present),
+                _u32(_EXTENSION_OP, 0),
+            )
 
 
 def _compare(wanted: bytes, equal: bool) -> bytes:

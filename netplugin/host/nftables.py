@@ -20,6 +20,7 @@ from netplugin.host.nfnetlink import (
     u32,
 )
 from netplugin.host.nft_rules import Rule, jump, jump_target, value, value_of, verdict
+from netplugin.host.nft_sets import INTERFACE_NAME, KeyType
 from netplugin.host.processes import remaining
 
 STEP = "nftables"
@@ -36,10 +37,7 @@ _RULE_CHAIN, _RULE_EXPRESSIONS, _RULE_USERDATA = 2, 4, 7
 _SET_NAME, _SET_FLAGS, _SET_KEY_TYPE, _SET_KEY_LEN = 2, 3, 4, 5
 _SET_DATA_TYPE, _SET_DATA_LEN, _SET_ID, _SET_USERDATA = 6, 7, 10, 13
 _ELEMENTS_SET, _ELEMENTS, _ELEMENT, _KEY, _DATA = 2, 3, 1, 1, 2
-_MAP, _VERDICTS, _INTERFACE_NAME = 8, 0xFFFFFF00, 41  # the last is nft's number of the type ifname
-#: nft's user data of such a map: keys in host byte order (NFTNL_UDATA_SET_KEYBYTEORDER).
-_MAP_USERDATA = bytes((0, 4, 1, 0, 0, 0))
-_IFNAMSIZ = 16
+_MAP, _VERDICTS = 8, 0xFFFFFF00
 _DROP_CODE, _ACCEPT_CODE = 0, 1
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 _APPEND = 0x800
@@ -98,16 +96,31 @@ class DeleteTable(Command):
 
 
 @dataclass(frozen=True)
+class AddSet(Command):
+    """Create a set if it is missing."""
+
+    name: str
+    keys: KeyType
+
+    def messages(self, table: str) -> Iterator[Message]:
+        yield Message(_NEWSET, _set(table, self.name, self.keys, 0), CREATE)
+
+
+@dataclass(frozen=True)
 class AddMap(Command):
     """Create a verdict map of interface names if it is missing."""
 
     name: str
 
     def messages(self, table: str) -> Iterator[Message]:
-        body = text_attribute(_TABLE, table) + text_attribute(_SET_NAME, self.name)
-        body += u32(_SET_FLAGS, _MAP) + u32(_SET_KEY_TYPE, _INTERFACE_NAME) + u32(_SET_KEY_LEN, _IFNAMSIZ)
-        body += u32(_SET_DATA_TYPE, _VERDICTS) + u32(_SET_DATA_LEN, 0) + u32(_SET_ID, 1)
-        yield Message(_NEWSET, body + attribute(_SET_USERDATA, _MAP_USERDATA), CREATE)
+        verdicts = u32(_SET_DATA_TYPE, _VERDICTS) + u32(_SET_DATA_LEN, 0)
+        yield Message(_NEWSET, _set(table, self.name, INTERFACE_NAME, _MAP) + verdicts, CREATE)
+
+
+def _set(table: str, name: str, keys: KeyType, flags: int) -> bytes:
+    body = text_attribute(_TABLE, table) + text_attribute(_SET_NAME, name) + u32(_SET_FLAGS, flags)
+    body += u32(_SET_KEY_TYPE, keys.number) + u32(_SET_KEY_LEN, keys.length)
+    return body + u32(_SET_ID, 1) + attribute(_SET_USERDATA, keys.userdata)
 
 
 @dataclass(frozen=True)
@@ -179,7 +192,9 @@ class DeleteElement(ElementCommand):
 
 
 def _element(table: str, name: str, key: str, data: bytes = b"") -> bytes:
-    return _of_set(table, name, [attribute(_KEY, value(key.encode().ljust(_IFNAMSIZ, b"\0"))) + data])
+    return _of_set(
+        table, name, [attribute(_KEY, value(key.encode().ljust(INTERFACE_NAME.length, b"\0"))) + data]
+    )
 
 
 def _of_set(table: str, name: str, elements: Iterable[bytes]) -> bytes:
@@ -187,14 +202,26 @@ def _of_set(table: str, name: str, elements: Iterable[bytes]) -> bytes:
     return where + attribute(_ELEMENTS, *(attribute(_ELEMENT, each) for each in elements))
 
 
-def add_keys(table: str, name: str, keys: Sequence[bytes]) -> Iterator[Message]:
-    """Add keys to a set, as a part of a transaction."""
-    return _keyed(_NEWSETELEM, table, name, keys, CREATE)
+@dataclass(frozen=True)
+class AddKeys(Command):
+    """Add keys to a set; those that it has stay."""
+
+    set: str
+    keys: tuple[bytes, ...]
+
+    def messages(self, table: str) -> Iterator[Message]:
+        return _keyed(_NEWSETELEM, table, self.set, self.keys, CREATE)
 
 
-def delete_keys(table: str, name: str, keys: Sequence[bytes]) -> Iterator[Message]:
+@dataclass(frozen=True)
+class DeleteKeys(Command):
     """Delete keys of a set, which must have them."""
-    return _keyed(_DELSETELEM, table, name, keys, 0)
+
+    set: str
+    keys: tuple[bytes, ...]
+
+    def messages(self, table: str) -> Iterator[Message]:
+        return _keyed(_DELSETELEM, table, self.set, self.keys, 0)
 
 
 def _keyed(kind: int, table: str, name: str, keys: Sequence[bytes], flags: int) -> Iterator[Message]:

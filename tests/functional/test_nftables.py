@@ -14,7 +14,6 @@ import pytest
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.commands import BridgeKernel, RemoveFilter, SetBase, SetFilter
-from netplugin.api.errors import BackendUnavailable
 from netplugin.api.models import PortSpec
 from netplugin.host import netlink
 from netplugin.host.names import TAP, device_name
@@ -31,7 +30,7 @@ from netplugin.host.nftables import (
     SetChain,
     Table,
 )
-from netplugin.host.vxlan import VxlanFilter, VxlanKey
+from netplugin.host.vxlan_filter import VxlanFilter, VxlanKey
 from tests.lab.processes import run
 
 ADDRESSES = [
@@ -320,36 +319,70 @@ def test_who_may_not_change_the_network_is_told(table: Nftables) -> None:
 # -- who may send into VXLAN networks --------------------------------------------------------------
 
 
-def test_peers_are_written_by_nft_once_and_then_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("local", "peers"), [("10.1.0.1", ["10.1.0.2", "10.1.0.3"]), ("fd00::1", ["fd00::2", "fd00::3"])]
+)
+def test_peers_are_what_nft_lists(local: str, peers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     blue, red = VxlanKey(4789, 5001), VxlanKey(8472, 0xFFFFFF)
-    for local, peers in (("10.1.0.1", ["10.1.0.2", "10.1.0.3"]), ("fd00::1", ["fd00::2", "fd00::3"])):
-        sources = VxlanFilter(local)
-        assert sources.read(soon()) is None
+    sources = VxlanFilter(local)
+    assert sources.read(soon()) is None
+    with monkeypatch.context() as without_nft:
+        without_nft.setenv("PATH", "/nowhere")
         sources.allow(blue, peers, [], soon(), base=True)
-        with monkeypatch.context() as without:
-            without.setattr("netplugin.host.vxlan.run", lambda *_, **__: pytest.fail("a process"))
-            found = sources.read(soon())
-            assert found and found.sound and found.networks == {blue} and found.peers_of(blue) == set(peers)
-            many = [f"{peers[0][:-1]}{number}" for number in range(4, 10)]
-            sources.allow(red, many, [], soon(), base=False)
-            sources.allow(blue, peers[1:], peers[:1], soon(), base=False)
-            found = sources.read(soon())
-            assert found and found.peers_of(red) == set(many) and found.peers_of(blue) == {peers[1]}
-            listed = nft("list table inet netplugin")
-            assert f"4789 . 5001 . {peers[1]}" in listed.replace("0x1389", "5001") or "5001" not in listed
-            nft("flush chain inet netplugin input")
-            assert not sources.read(soon()).sound  # type: ignore[union-attr]
-            sources.forget(red, many, soon())
-            assert sources.read(soon()).networks == {blue}  # type: ignore[union-attr]
-            sources.remove(soon())
-            assert sources.read(soon()) is None
+    found = sources.read(soon())
+    assert found and found.sound and found.networks == {blue} and found.peers_of(blue) == set(peers)
+    listed = nft("list table inet netplugin")
+    assert f"4789 . 0x1389 . {peers[1]}" in listed and "typeof udp dport . @th,96,24 . ip" in listed
+    nft("delete table inet netplugin")
+    run(["nft", "-f", "-"], stdin=listed)
+    assert nft("list table inet netplugin") == listed
+    assert sources.read(soon()) == found, "what nft makes of its list is the same"
+    many = [f"{peers[0][:-1]}{number}" for number in range(4, 10)]
+    sources.allow(red, many, [], soon(), base=False)
+    sources.allow(blue, peers[1:], peers[:1], soon(), base=False)
+    found = sources.read(soon())
+    assert found and found.peers_of(red) == set(many) and found.peers_of(blue) == {peers[1]}
+    for change in ("flush chain inet netplugin input", "insert rule inet netplugin input accept"):
+        nft(change)
+        assert not sources.read(soon()).sound  # type: ignore[union-attr]
+        sources.allow(blue, peers[1:], [], soon(), base=True)
+        assert sources.read(soon()) == found
+    sources.forget(red, many, soon())
+    assert sources.read(soon()).networks == {blue}  # type: ignore[union-attr]
+    sources.remove(soon())
+    assert sources.read(soon()) is None
 
 
-def test_the_first_vxlan_network_of_a_host_needs_nft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(BackendUnavailable, match="nft is not installed") as refused:
-        VxlanFilter("10.1.0.1").allow(VxlanKey(4789, 1), ["10.1.0.2"], [], soon(), base=True)
-    assert refused.value.step == "vxlan-filter" and VxlanFilter("10.1.0.1").read(soon()) is None
+WORDS = {
+    "10.1.0.1": "udp dport . @th,96,24 @networks udp dport . @th,96,24 . ip saddr != @peers4",
+    "fd00::1": "udp dport . @th,96,24 @networks udp dport . @th,96,24 . ip6 saddr != @peers6",
+}
+NO_FRAGMENTS = (
+    *(f"ip6 daddr fd00::1 frag nexthdr {header}" for header in (0, 43, 44, 51, 60)),
+    "ip6 daddr fd00::1 exthdr frag exists udp dport @ports",
+)
+
+
+@pytest.mark.parametrize("local", WORDS)
+def test_the_rules_of_networks_are_those_that_nft_makes_of_its_words(local: str) -> None:
+    """Rules written by ``nft`` before, with other comments and an anonymous set, are replaced."""
+    version = "6" if ":" in local else "4"
+    sources, key, peer = VxlanFilter(local), VxlanKey(4789, 5001), f"{local[:-1]}2"
+    words = [*(NO_FRAGMENTS if version == "6" else ()), WORDS[local]]
+    older = [words[-1], *(["ip6 daddr fd00::1 frag nexthdr { 0, 43, 44, 51, 60 }"] if version == "6" else [])]
+    for rules, ending, sound in ((words, "", True), (older, ' comment "netplugin-1"', False)):
+        nft(
+            "add table inet netplugin; add set inet netplugin ports { type inet_service; }; "
+            "add set inet netplugin networks { typeof udp dport . @th,96,24; }; add set inet netplugin "
+            f"peers{version} {{ typeof udp dport . @th,96,24 . ip{version.replace('4', '')} saddr; }}; "
+            "add chain inet netplugin input { type filter hook input priority -350; }; "
+            + "; ".join(f"add rule inet netplugin input {rule} counter drop{ending}" for rule in rules)
+        )
+        found = sources.read(soon())
+        assert found and found.sound == sound
+        sources.allow(key, [peer], [], soon(), base=True)
+        assert sources.read(soon()).sound  # type: ignore[union-attr]
+        sources.remove(soon())
 
 
 def test_thousands_of_peers_are_one_transaction() -> None:
@@ -369,7 +402,8 @@ def test_a_table_of_another_kind_has_no_sound_rules() -> None:
     try:
         found = VxlanFilter("10.1.0.1").read(soon())
         assert found and not found.sound and found.networks == set()
-        with pytest.raises(Exception, match="nft"):
+        with pytest.raises(TransactionRefused, match="File exists") as refused:
             VxlanFilter("10.1.0.1").allow(VxlanKey(4789, 1), ["10.1.0.2"], [], soon(), base=True)
+        assert refused.value.step == "vxlan-filter"
     finally:
         subprocess.run(["nft", "delete table inet netplugin"], check=True)

@@ -45,7 +45,7 @@ from netplugin.host.nftables import (
 from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.shared import Host
 from netplugin.host.tc import Queueing, Tbf, Tc
-from netplugin.host.vxlan import VxlanFilter, VxlanKey, VxlanSources
+from netplugin.host.vxlan_filter import VxlanFilter, VxlanKey, VxlanSources
 
 #: net1 stays on the host, net2 and net3 have an interface, net4 a bond.
 #: Devices of the host that can be service ports, by the port that asks for each.

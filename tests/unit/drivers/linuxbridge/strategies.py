@@ -18,9 +18,16 @@ from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.nftables import AddElement, Chain, DeleteTable, SetChain
 from netplugin.host.tc import Queueing, Tbf
-from netplugin.host.vxlan import VxlanKey, VxlanSources
+from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 from tests.lab.loop import converge_alone
-from tests.unit.drivers.linuxbridge.model import DEVICES, FIRST_RULE, INTERFACES, LOCAL_IP, UNDERLAY, Model
+from tests.unit.drivers.linuxbridge.model import (
+    DEVICES,
+    FIRST_RULE,
+    INTERFACES,
+    LOCAL_IP,
+    UNDERLAY,
+    Model,
+)
 
 IDS = [*(f"port-{n}" for n in range(6)), *DEVICES]
 FLATS = [{"type": "flat", "physical_network": name} for name in INTERFACES]

@@ -16,9 +16,15 @@ from netplugin.backend import Intent, Overlay
 from netplugin.host.link_messages import Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, TAP_GROUP, device_name
 from netplugin.host.tc import Tbf
-from netplugin.host.vxlan import VxlanKey
+from netplugin.host.vxlan_filter import VxlanKey
 from tests.unit.drivers.linuxbridge.model import DEVICES, INTERFACES, LOCAL_IP, Model
-from tests.unit.drivers.linuxbridge.strategies import converge, hosts, planned, queueing, wishes
+from tests.unit.drivers.linuxbridge.strategies import (
+    converge,
+    hosts,
+    planned,
+    queueing,
+    wishes,
+)
 
 many = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
