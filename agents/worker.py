@@ -16,9 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import takewhile
 from typing import Any, TypeVar
 
+from agents.batches import BatchSizes, next_batch
 from agents.ports.operations import NEXT_TRY_S, Operation
 from agents.ports.reconciler import Reconciler
 from netplugin.api.errors import (
@@ -34,10 +34,8 @@ from netplugin.host.usability import Wake
 
 LOG = logging.getLogger(__name__)
 
-# Target duration of a batch in seconds. Shorter batches pay the round trip too often; longer ones
-# block the main loop of ovs-vswitchd and all waiting calls.
-_QUICK_S, _SLOW_S = 0.25, 1.0
-_LEAST, _MOST = 4, 256
+#: Retries that are due at once.
+_RETRIES = 4
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
 _FIRST_LOOK_S = 2.0
 GRACE_S = 10.0
@@ -96,7 +94,7 @@ class BackendWorker:
     ) -> None:
         self.reconciler = reconciler
         self._clock = clock
-        self._size = batch_size
+        self._sizes = BatchSizes.first(batch_size)
         self._interval_s = interval_s
         self._max_waiting = max_waiting
         self._max_jobs = max_jobs
@@ -198,7 +196,7 @@ class BackendWorker:
         """Queue a reconcile of the whole host as a background job."""
         return self.job(
             lambda: self.reconciler.check(
-                dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._size
+                dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._sizes.plugs
             ),
             deadline,
         )
@@ -292,7 +290,7 @@ class BackendWorker:
         s per VF).
         """
         due = [deferred for deferred in self._deferred.values() if deferred.due <= now]
-        return sorted(due, key=lambda deferred: deferred.due)[:_LEAST]
+        return sorted(due, key=lambda deferred: deferred.due)[:_RETRIES]
 
     def _next_look_at(self) -> float:
         by_itself = self._look_at_all_at()
@@ -345,36 +343,15 @@ class BackendWorker:
             job.future.set_exception(as_host_error(error, "agent"))
 
     def _take_batch(self) -> list[Operation]:
-        """The first queued operations in order; a second operation on a port waits for the next batch.
-
-        A group is taken as a whole.
-        """
-        batch: dict[str, Operation] = {}
-        while self._waiting:
-            together = self._first_group()
-            ports = {op.port_id: op for op in together}
-            if batch and (len(batch) + len(ports) > self._size or not batch.keys().isdisjoint(ports)):
-                break
-            for _ in together:
-                self._waiting.popleft()
-            batch |= ports
-        return list(batch.values())
-
-    def _first_group(self) -> list[Operation]:
-        """The first queued operation, with those of its group, which were queued together."""
-        first = self._waiting[0]
-        if first.group is None:
-            return [first]
-        return list(takewhile(lambda op: op.group is first.group, self._waiting))
+        batch = next_batch(self._waiting, self._sizes, self._clock())
+        taken = {id(op) for op in batch}
+        self._waiting = deque(op for op in self._waiting if id(op) not in taken)
+        return batch
 
     def _serve(self, batch: list[Operation]) -> None:
         start = self._clock()
         self._defer(self._attempt(batch, lambda: self.reconciler.serve(batch)))
-        took = self._clock() - start
-        if took > _SLOW_S:
-            self._size = max(_LEAST, self._size // 2)
-        elif took < _QUICK_S and len(batch) == self._size:
-            self._size = max(self._size, min(_MOST, self._size * 2))
+        self._sizes = self._sizes.after(batch, self._clock() - start)
         if self.reconciler.unsettled():
             self._retry_later()
 
@@ -434,7 +411,7 @@ class BackendWorker:
     def _look(self, ports: frozenset[str] | None) -> None:
         begun = self._clock()
         try:
-            self.reconciler.check(ports, batch_size=self._size)
+            self.reconciler.check(ports, batch_size=self._sizes.plugs)
         finally:
             now = self._clock()
             self._no_look_before = now + min(_LOOK_GAP_MOST_S, _LOOK_GAP * (now - begun))

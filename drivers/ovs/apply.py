@@ -1,18 +1,19 @@
-"""Apply changes to OVS: one OVSDB transaction for all ports, then one flow bundle per bridge."""
+"""Apply changes to OVS: OVSDB transactions of a bounded time, then one flow bundle per bridge."""
 
 from __future__ import annotations
 
 import logging
 import socket
 import time
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from drivers.ovs import commands as c
 from drivers.ovs.commands import FlowChange, FlowEdit, RowChange
+from drivers.ovs.pace import Pace
 from drivers.ovs.ports import policer_refused
 from drivers.ovs.usability import keeps_old_actions
-from netplugin.api.errors import Conflict, HostError, NetpluginError
+from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.backend import Applied, Change, chosen_name
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
@@ -63,6 +64,15 @@ def _is_device(name: str) -> bool:
         return False
 
 
+def _has_failed(change: Change, failed: _Failed) -> bool:
+    return bool(change.ports) and all(port in failed for port in change.ports)
+
+
+def _ports(changes: Iterable[Change]) -> Iterator[str]:
+    for change in changes:
+        yield from change.ports
+
+
 class Applier:
     """Implements ``netplugin.backend.Backend.apply`` for OVS."""
 
@@ -71,6 +81,7 @@ class Applier:
         #: Whether datapath flows may still have old actions; initially true, because a killed agent
         #: may have left some.
         self._purge_due = True
+        self._pace = Pace()
         #: The flows that the last ``apply`` read back, by bridge and cookie.
         self.read: dict[str, dict[int, list[Flow]]] = {}
 
@@ -110,29 +121,55 @@ class Applier:
         failed: _Failed,
         of_networks: dict[str, NetpluginError],
     ) -> None:
-        """Commit one transaction for all ports.
+        """Commit the changes in transactions, each of which vswitchd carries out in a bounded time.
+
+        After one that was not carried out in time none is begun.
+        """
+        rows = [change for change in changes if isinstance(change, RowChange)]
+        left = deque(self._pace.parts([change for change in rows if not _has_failed(change, failed)]))
+        while left:
+            # Without those that share a change which was refused.
+            if not (part := [change for change in left[0] if not _has_failed(change, failed)]):
+                left.popleft()
+                continue
+            try:
+                self._write_part(part, deadline, failed, of_networks)
+                left.popleft()
+                if left and time.monotonic() >= deadline:
+                    raise OperationTimeout("other ports of the batch took all of the time", step="vswitchd")
+            except NetpluginError as error:
+                rest = [change for part in left for change in part]
+                LOG.warning("changes of %d ports are not made: %s", len({*_ports(rest)}), error)
+                self._fail(rest, error, failed)
+                of_networks.update({change.physical_network: error for change in rest if not change.ports})
+                return
+
+    def _write_part(
+        self,
+        rows: Sequence[RowChange],
+        deadline: float,
+        failed: _Failed,
+        of_networks: dict[str, NetpluginError],
+    ) -> None:
+        """Commit one transaction.
 
         If the database refuses it, commit one per port, so that the error is attributed to the
         right port, and one per physical network for the changes that are for no port.
+
+        Raises: NetpluginError if OVS does not answer in time, or not at all.
         """
-        rows = [
-            change
-            for change in changes
-            if isinstance(change, RowChange)
-            and not (change.ports and all(port in failed for port in change.ports))
-        ]
-        if not rows:
-            return
         try:
             self._commit(rows, deadline)
         except NetpluginError as error:
-            ports = sorted({port for change in rows for port in change.ports})
-            LOG.warning("a transaction for %d ports failed: %s", len(ports), error)
+            if error.code != "host_error":
+                raise
+            ports = sorted({*_ports(rows)})
+            LOG.warning("a transaction for %d ports was refused: %s", len(ports), error)
             by_network: dict[str, list[RowChange]] = defaultdict(list)
             for change in rows:
                 if not change.ports:
                     by_network[change.physical_network].append(change)
-            if error.code != "host_error" or len(ports) + len(by_network) < 2:
+            if len(ports) + len(by_network) < 2:
                 failed.update({port: error.for_port(port) for port in ports})
                 of_networks.update(dict.fromkeys(by_network, error))
                 return
@@ -152,7 +189,13 @@ class Applier:
                     of_networks[network] = refused
 
     def _commit(self, changes: Sequence[RowChange], deadline: float) -> None:
-        self._ovs.db.write(changes, min(deadline, time.monotonic() + self._ovs.settings.timeout_s))
+        start = time.monotonic()
+        try:
+            self._ovs.db.write(changes, min(deadline, start + self._ovs.settings.timeout_s))
+        except OperationTimeout:
+            self._pace = self._pace.after(changes, time.monotonic() - start)
+            raise
+        self._pace = self._pace.after(changes, time.monotonic() - start)
 
     def _wait_for_mtu(self, changes: Sequence[Change], failed: _Failed, deadline: float) -> None:
         """Wait for the requested MTUs. A missing one is reported when the port is read back."""
@@ -228,8 +271,7 @@ class Applier:
                         of_networks.setdefault(change.physical_network, error)
 
     def _fail(self, group: Sequence[Change], error: NetpluginError, failed: _Failed) -> None:
-        ports = {port for change in group for port in change.ports}
-        failed.update({p: error.for_port(p) for p in ports if p not in failed})
+        failed.update({p: error.for_port(p) for p in {*_ports(group)} if p not in failed})
 
     def _is_up(self, name: str) -> bool:
         """Whether frames may come: a row that somebody deleted has its VM again as soon as it is added."""

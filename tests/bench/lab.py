@@ -63,8 +63,12 @@ class OvsLab(Lab):
     ovs: PrivateOvs = field(kw_only=True)
 
     def log_queues(self, wanted: bool) -> None:
-        """Whether vswitchd logs every queue at each change (its default), or only what is wrong."""
-        self.ovs.appctl("vlog/set", f"dpif_netdev:file:{'info' if wanted else 'warn'}")
+        """Whether vswitchd logs every queue at each change (its default), or only what is wrong.
+
+        To the log of the system too: each message opens a socket there if no daemon listens.
+        """
+        level = "info" if wanted else "warn"
+        self.ovs.appctl("vlog/set", f"dpif_netdev:syslog:{level}", f"dpif_netdev:file:{level}")
 
 
 def batch(agent: PrivateAgent, body: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from tests.bench.arrivals import Call, poisson
 from tests.bench.ways.agent import Caller, spec_of
 
 #: Calls in flight; each has a connection. More wait, which counts as latency.
-CONNECTIONS = 128
+CONNECTIONS = 400
 #: Seconds after the last intended call until which answers are waited for.
 DRAIN_S = 30.0
 SEED = 1

@@ -296,3 +296,52 @@ def test_flows_of_a_bridge_that_is_gone_are_no_error(ports: Ports) -> None:
     assert ports.apply(filter_of(made)).failed == {}
     ports.ovs.db.write([bridge(BRIDGE)], soon())
     assert ports.flows() == set()
+
+
+def _next_cfg(ports: Ports) -> int:
+    return ports.ovs.mirror.root.next_cfg
+
+
+def test_many_ports_come_and_go_in_transactions_of_a_few(ports: Ports) -> None:
+    """While vswitchd carries one out it does nothing else."""
+    made = [vhost(f"p{n:03}") for n in range(200)]
+    before = _next_cfg(ports)
+    ports.plug(*made)
+    assert _next_cfg(ports) - before >= 2
+    assert all(port(ports.switch, vm.name) for vm in made[:: len(made) - 1])
+    before = _next_cfg(ports)
+    ids = tuple(vm.port_id for vm in made)
+    gone = [c.RemovePort((vm.port_id,), BRIDGE, vm.name, "dpdkvhostuser") for vm in made]
+    applied = ports.apply(*gone, c.RemoveBridge(ids, BRIDGE))
+    assert applied.failed == {} and _next_cfg(ports) - before >= 2
+    assert ports.switch.vsctl("list-br") == "" and ports.ovs.mirror.port(made[0].name) is None
+
+
+def test_ports_that_there_was_no_time_for_are_not_touched(ports: Ports) -> None:
+    """vswitchd stops in the middle of a removal: those that are not gone are as they were."""
+    made = [vhost(f"p{n:02}") for n in range(40)]
+    ports.plug(*made)
+    gone = [c.RemovePort((vm.port_id,), BRIDGE, vm.name, "dpdkvhostuser") for vm in made]
+    before = _next_cfg(ports)
+    ports.switch.pause_vswitchd()
+    try:
+        applied = ports.applier.apply(gone, time.monotonic() + SHORT_S)
+    finally:
+        ports.switch.resume_vswitchd()
+    assert {error.code for error in applied.failed.values()} == {"timeout"}
+    assert set(applied.failed) == {vm.port_id for vm in made}
+    assert _next_cfg(ports) == before + 1, "none is begun after one that is not carried out"
+    left = [vm for vm in made if ports.ovs.mirror.port(vm.name)]
+    assert 0 < len(left) < len(made)
+    again = ports.apply(*gone)
+    assert again.failed == {} and not any(ports.ovs.mirror.port(vm.name) for vm in made)
+
+
+def test_a_refused_port_of_many_fails_alone(ports: Ports) -> None:
+    made = [vhost(f"p{n:03}") for n in range(100)]
+    bad = vhost("bad", bridge="br-gone")
+    adds = [c.AddPort((vm.port_id,), vm) for vm in (*made[:90], bad, *made[90:])]
+    ids = tuple(vm.port_id for vm in (*made, bad))
+    applied = ports.apply(c.CreateBridge(ids, BRIDGE, "net1"), *adds)
+    assert set(applied.failed) == {"bad"} and applied.failed["bad"].code == "host_error"
+    assert all(ports.ovs.mirror.port(vm.name) for vm in made)
