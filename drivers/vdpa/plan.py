@@ -23,26 +23,11 @@ from drivers.ovs.plan import (
     port_refusal,
 )
 from drivers.ovs.ports import VhostPort
-from drivers.vdpa.model import (
-    LAYOUT,
-    Mode,
-    VdpaObservation,
-    lacks_native,
-    mode_of,
-    wanted,
-)
+from drivers.vdpa.model import LAYOUT, Mode, VdpaObservation, lacks_native, mode_of, wanted
 from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from drivers.vf.memory import locate, remembered
-from drivers.vf.plan import (
-    attributes_of,
-    bind_vf,
-    claim_of,
-    no_vf,
-    observed_vf,
-    set_vf,
-    vf_changes,
-)
+from drivers.vf.plan import attributes_of, bind_vf, claim_of, no_vf, observed_vf, set_vf, vf_changes
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Change, Intent, ObservedPort, Plan
 from netplugin.host.ovs import OvsSettings
