@@ -212,10 +212,13 @@ class Service:
             if refused := _or_error(self.service_ports.refuse_service, entry.port_id, entry.spec):
                 calls.append((entry.port_id, refused))
             elif self.teams.concerns(entry.port_id, entry.spec):
-                both = self.teams.put(entry.port_id, entry.spec)
+                both = self.teams.put(entry.port_id, entry.spec, entry.condition)
                 calls.append((entry.port_id, asyncio.ensure_future(both)))
             else:
-                calls.append((entry.port_id, _or_error(self._put, entry.port_id, entry.spec)))
+                put = _or_error(self._put, entry.port_id, entry.spec)
+                if isinstance(put, Put):
+                    put.condition = entry.condition
+                calls.append((entry.port_id, put))
         for port_id in batch.delete:
             if refused := _or_error(self.service_ports.refuse_service, port_id):
                 calls.append((port_id, refused))

@@ -11,10 +11,12 @@ from pydantic import BaseModel, StringConstraints
 
 from agents.off_loop import OffLoop
 from netplugin.api.conditions import NO_CONDITION, Condition, entity_tag
+from netplugin.api.errors import FieldError, InvalidRequest
 from netplugin.api.page_models import Page
 
 T = TypeVar("T", bound=BaseModel)
 _JSON = "application/json"
+_SAFE = ("GET", "HEAD", "OPTIONS")
 #: For the document: the tags of a header, which ``Condition.parse`` reads.
 _Tag = Annotated[str, StringConstraints(pattern=r'^(\*|(W/)?"[!#-~]*")$')]
 _Values = Annotated[list[_Tag] | None, Header()]
@@ -37,6 +39,19 @@ def _of_both(request: Request) -> Condition:
     if "if-match" not in headers and "if-none-match" not in headers:
         return NO_CONDITION
     return Condition.parse(headers.getlist("if-match"), headers.getlist("if-none-match"))
+
+
+def refuse_conditions(request: Request) -> None:
+    """For a change whose route has none: a condition must not get lost. Raises: InvalidRequest."""
+    for header in ("If-Match", "If-None-Match"):
+        if header in request.headers and request.method not in _SAFE:
+            message = f"is not for {request.method} of this path"
+            raise InvalidRequest(
+                f"{header}: {message}",
+                step="validate",
+                fix="send it without the condition; the ports of a batch have a field if_match",
+                errors=[FieldError(field=header, message=message)],
+            )
 
 
 #: How a route makes the condition of a request itself, by the dependency that stands for it.

@@ -23,7 +23,15 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 import netplugin.api.errors as errors
-from agents.api.answers import CONDITIONS, NOT_MODIFIED, IfMatch, IfNoneMatch, listed, tagged
+from agents.api.answers import (
+    CONDITIONS,
+    NOT_MODIFIED,
+    IfMatch,
+    IfNoneMatch,
+    listed,
+    refuse_conditions,
+    tagged,
+)
 from agents.api.bodies import SMALL, parsed, parsed_json
 from agents.api.document import Application
 from agents.api.host_routes import (
@@ -334,6 +342,8 @@ class Route(APIRoute):
             raise invalid(errors)
         for name, made_of in self._conditions.items():
             values[name] = made_of(request)
+        if not self._conditions:
+            refuse_conditions(request)
         if self.dependant.request_param_name:
             values[self.dependant.request_param_name] = request
         return _response(await self.endpoint(**values), self.status_code or 200)

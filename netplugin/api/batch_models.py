@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from netplugin.api.errors import Conflict, Problem
+from netplugin.api.conditions import Condition
+from netplugin.api.errors import Conflict, InvalidRequest, Problem
 from netplugin.api.fields import Name, PortId, Value, VlanId, at_most
 from netplugin.api.models import Port, PortSpec, PortState
 from netplugin.api.page_models import Page
@@ -22,9 +23,24 @@ class PortFilter(Page):
     network: Name | None = None
 
 
+def _tags(text: str) -> str:
+    try:
+        Condition.parse([text], ())
+    except InvalidRequest as wrong:
+        raise ValueError(wrong.errors[0].message) from wrong
+    return text
+
+
 class BatchPut(Value):
+    """``if_match``: as the header If-Match of a PUT, for this port alone."""
+
     port_id: PortId
     spec: PortSpec
+    if_match: Annotated[str, AfterValidator(_tags)] | None = None
+
+    @property
+    def condition(self) -> Condition:
+        return Condition.parse([self.if_match] if self.if_match is not None else (), ())
 
 
 class Batch(Value):

@@ -370,7 +370,10 @@ def test_unknown_fields_everywhere(client: httpx.Client) -> None:
 
 def test_every_field_of_a_batch(client: httpx.Client) -> None:
     """One bad port refuses the batch: it is the request that is not valid."""
-    good: dict[str, Any] = {"put": [{"port_id": "p1", "spec": WHOLE_SPEC}], "delete": ["p2"]}
+    good: dict[str, Any] = {
+        "put": [{"port_id": "p1", "spec": WHOLE_SPEC, "if_match": "*"}],
+        "delete": ["p2"],
+    }
     assert attack(client, "POST", "/v1/ports:batch", good, Batch) > 1_000
     for body, field in (
         ({"put": [good["put"][0]] * 2}, "body"),

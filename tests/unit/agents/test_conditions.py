@@ -220,11 +220,56 @@ def test_a_team_is_changed_as_one(tmp_path: Path) -> None:
         before = [dict(backend.host.ports) for backend in backends.values()]
         refused(client.put("/v1/ports/p1", json=on_vlan(300, vf=team["vf"]), headers=held))
         refused(client.delete("/v1/ports/p1", headers=held))
+        put = {"port_id": "p1", "spec": on_vlan(300, vf=team["vf"]), "if_match": held["If-Match"]}
+        batch = client.post("/v1/ports:batch", json={"put": [put]}).json()
+        assert [each["status"] for each in batch["results"]] == [412]
         assert [backend.host.ports for backend in backends.values()] == before
         assert client.get("/v1/ports/p1").headers["etag"] == changed.headers["etag"]
         now = {"If-Match": changed.headers["etag"]}
         assert client.delete("/v1/ports/p1", headers=now).status_code == 204
         assert running.store.records() == []
+
+
+def test_each_port_of_a_batch_has_its_condition(tmp_path: Path) -> None:
+    with called(tmp_path) as (running, client):
+        tags = {name: client.put(f"/v1/ports/{name}", json=SPEC).headers["etag"] for name in ("p1", "p2")}
+        assert client.put("/v1/ports/p2", json=on_vlan(200)).status_code == 200, "somebody else"
+        writes = len(running.host.written)
+
+        def batch(**conditions: str) -> dict[str, int]:
+            puts = [{"port_id": n, "spec": on_vlan(300), "if_match": tag} for n, tag in conditions.items()]
+            answer = client.post("/v1/ports:batch", json={"put": [*puts, {"port_id": "p4", "spec": SPEC}]})
+            assert answer.status_code == 200, answer.text
+            return {each["port_id"]: each["status"] for each in answer.json()["results"]}
+
+        for _ in range(2):  # sent again, because the answer was lost
+            assert batch(**tags, p3="*") == {"p1": 200, "p2": 412, "p3": 412, "p4": 200}
+        assert len(running.host.written) == writes + 2
+        assert client.get("/v1/ports/p3").status_code == 404
+        assert client.get("/v1/ports/p2").json()["spec"]["network"]["vlan_id"] == 200
+
+
+@pytest.mark.parametrize("value", ["", "abc", '"a""b"', '*, "a"', 7, ["*"]])
+@pytest.mark.parametrize("large", [False, True])
+def test_what_is_no_tag_in_a_batch_is_refused_by_name(tmp_path: Path, value: Any, large: bool) -> None:
+    with called(tmp_path) as (_, client):
+        put = {"port_id": "p1", "spec": SPEC, "if_match": value}
+        more = {"delete": [f"p{'0' * 50}{number}" for number in range(2000)]} if large else {}
+        answer = client.post("/v1/ports:batch", json={"put": [put], **more})
+        assert answer.status_code == 422
+        assert [error["field"] for error in answer.json()["errors"]] == ["put.0.if_match"]
+
+
+@pytest.mark.parametrize("header", ["If-Match", "If-None-Match"])
+@pytest.mark.parametrize("path", ["/v1/ports:batch", "/v1/ports:retag", "/v1/reconcile"])
+def test_a_condition_where_none_is_looked_at_is_no_call(tmp_path: Path, path: str, header: str) -> None:
+    with called(tmp_path) as (running, client):
+        body: dict[str, Any] = {"put": [{"port_id": "p1", "spec": SPEC}]} if "batch" in path else {}
+        body = {"to_vlan": 7, "ports": ["p1"]} if "retag" in path else body
+        answer = client.post(path, json=body, headers={header: "*"})
+        assert answer.status_code == 422 and answer.json()["errors"][0]["field"] == header
+        assert running.store.records() == []
+        assert client.get("/v1/backends", headers={header: "*"}).status_code == 200
 
 
 @pytest.mark.parametrize("header", ["If-Match", "If-None-Match"])
