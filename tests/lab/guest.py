@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -147,7 +148,7 @@ def apply_tcg_workaround(xml: str) -> str:
         return xml
     # libvirt looks for the namespace on the root.
     root = etree.Element(domain.tag, dict(domain.attrib), nsmap={"qemu": QEMU_NS})
-    root.extend(list(domain))
+    root.extend(each for each in domain if each.tag not in (_name("override"), _name("commandline")))
     for number, nic in enumerate(root.findall("devices/interface[@type='vhostuser']")):
         device = etree.SubElement(_qemu(root, "override"), _name("device"))
         device.set("alias", _own_alias(nic, f"ua-nic{number}"))
@@ -234,8 +235,12 @@ def _says_ready(output: int) -> bool:
 class Guest:
     """One domain and the channel to the shell in it."""
 
-    def __init__(self, name: str, directory: Path = GUESTS) -> None:
+    def __init__(
+        self, name: str, directory: Path = GUESTS, programs: Mapping[str, bytes] | None = None
+    ) -> None:
+        """``programs`` are more of what it has in /bin, by name."""
         self.name = name
+        self._programs = dict(programs or {})
         self.files = GuestFiles(directory, name)
         self._numbers = itertools.count(1)
         self._socket: socket.socket | None = None
@@ -260,7 +265,7 @@ class Guest:
         self.files.directory.mkdir(parents=True, exist_ok=True)
         # Renamed into place: another guest may be booting from it.
         draft = self.files.directory / f"{self.name}.initramfs"
-        draft.write_bytes(initramfs.build(kernel.cached()))
+        draft.write_bytes(initramfs.build(kernel.cached(), programs=self._programs))
         draft.replace(self.files.initramfs)
 
     def attach(self) -> None:

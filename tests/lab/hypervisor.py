@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.agent import PrivateAgent
-from tests.lab.guest import BOOT_DEADLINE_S, Guest, apply_tcg_workaround, domain_xml
+from tests.lab.apart import Apart
+from tests.lab.guest import BOOT_DEADLINE_S, GUESTS, Guest, apply_tcg_workaround, domain_xml
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import LabError, Running
@@ -65,22 +66,44 @@ class Nic:
 class Hypervisor(Running):
     """The daemons of one hypervisor in a sandbox, and the guests on it."""
 
-    def __init__(self, backends: Sequence[str], directory: Path = BASE) -> None:
+    def __init__(
+        self,
+        backends: Sequence[str],
+        directory: Path = BASE,
+        apart: Apart | None = None,
+        options: Mapping[str, Mapping[str, str]] | None = None,
+        ovs_memory_mb: int = 256,
+    ) -> None:
+        """``apart`` if there are several in the sandbox; ``options`` of the agent, over those of here."""
         self.directory = directory
-        self.ovs = PrivateOvs(directory / "ovs")
-        self.libvirt = PrivateLibvirt(directory / "libvirt")
+        self._backends = tuple(backends)
+        self._apart = apart
+        netns = apart.name if apart else None
+        self.ovs = PrivateOvs(directory / "ovs", socket_mem_mb=ovs_memory_mb, netns=netns)
+        self.libvirt = PrivateLibvirt(directory / "libvirt", apart)
         networks = {"physical_interfaces": f"{PHYSICAL_NETWORK[BRIDGE_BACKEND]}:"}
-        options = {
+        groups: dict[str, dict[str, str]] = {
             "agent": {"enabled_backends": ",".join(backends)},
             "ovs": {"bridge_mappings": f"{PHYSICAL_NETWORK[OVS_BACKEND]}:br-phys1"},
             **({"linuxbridge": networks} if BRIDGE_BACKEND in backends else {}),
         }
-        self.agent = PrivateAgent(directory / "agent", self.ovs, options, as_installed=True)
+        for group, values in (options or {}).items():
+            groups.setdefault(group, {}).update(values)
+        self.agent = PrivateAgent(directory / "agent", self.ovs, groups, netns=netns, as_installed=True)
         self._running = ExitStack()
 
     def start(self) -> None:
-        for part in (self.ovs, self.libvirt, self.agent):
+        if self._apart is not None:
+            self._apart.make()
+        if OVS_BACKEND in self._backends:
+            self.start_part(self.ovs)
+        for part in (self.libvirt, self.agent):
             self.start_part(part)
+
+    @property
+    def guests(self) -> Path:
+        """Where the lab finds the guests' files."""
+        return self._apart.outer(GUESTS) if self._apart else GUESTS
 
     def start_part(self, part: PrivateOvs | PrivateLibvirt | PrivateAgent) -> None:
         """Start one daemon; `stop` stops them in the opposite order."""

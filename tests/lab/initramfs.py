@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import lzma
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +63,22 @@ class _Entry:
     device: tuple[int, int] = (0, 0)
 
 
-def build(kernel: Kernel, modules: Iterable[str] = MODULES, init: str = INIT) -> bytes:
-    """An initramfs as a cpio archive; not compressed, as unpacking is slow without KVM."""
-    return b"".join(_pack(_entries(kernel, modules, init)))
+def build(
+    kernel: Kernel,
+    modules: Iterable[str] = MODULES,
+    init: str = INIT,
+    programs: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """An initramfs as a cpio archive; not compressed, as unpacking is slow without KVM.
+
+    ``programs`` are files in /bin besides busybox, by name.
+    """
+    return b"".join(_pack(_entries(kernel, modules, init, programs or {})))
 
 
-def _entries(kernel: Kernel, modules: Iterable[str], init: str) -> Iterator[_Entry]:
+def _entries(
+    kernel: Kernel, modules: Iterable[str], init: str, programs: Mapping[str, bytes]
+) -> Iterator[_Entry]:
     if not BUSYBOX.exists():
         raise LabError(f"{BUSYBOX} is missing: install busybox-static")
     for name in ("bin", "dev", "modules"):
@@ -76,6 +86,8 @@ def _entries(kernel: Kernel, modules: Iterable[str], init: str) -> Iterator[_Ent
     # The kernel opens it for init before init has mounted /dev.
     yield _Entry("dev/console", stat.S_IFCHR | 0o600, device=(5, 1))
     yield _Entry("bin/busybox", stat.S_IFREG | 0o755, BUSYBOX.read_bytes())
+    for name, program in programs.items():
+        yield _Entry(f"bin/{name}", stat.S_IFREG | 0o755, program)
     for name in modules:
         yield _Entry(f"modules/{name}.ko", stat.S_IFREG | 0o644, _content(kernel.module(name)))
     yield _Entry("init", stat.S_IFREG | 0o755, init.encode())

@@ -1,4 +1,4 @@
-"""A private libvirt: virtlogd and libvirtd of a sandbox, whose paths are the usual fixed ones."""
+"""A private libvirt: virtlogd and libvirtd, at the fixed paths of a sandbox or of a hypervisor in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 import libvirt  # type: ignore[import-untyped]
 
 from tests.lab import sandbox
+from tests.lab.apart import CONFIG, Apart
 from tests.lab.processes import (
+    Argument,
     CommandError,
     Daemon,
     LabError,
@@ -22,7 +24,6 @@ from tests.lab.processes import (
 )
 
 URI = "qemu:///system"
-CONFIG = Path("/etc/libvirt")
 STATE = Path("/run/libvirt")
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
@@ -41,12 +42,15 @@ hugetlbfs_mount = "/dev/hugepages"
 class PrivateLibvirt(Running):
     """libvirtd and virtlogd. Every domain is destroyed when it stops."""
 
-    def __init__(self, directory: Path = Path("/run/lab-libvirt")) -> None:
-        self.uri = URI
+    def __init__(self, directory: Path = Path("/run/lab-libvirt"), apart: Apart | None = None) -> None:
+        """``apart`` is the hypervisor it belongs to, if there are several in the sandbox."""
+        self._apart = apart
+        self.state, self.config = (self._outer(path) for path in (STATE, CONFIG))
+        self.uri = URI if apart is None else f"qemu+unix:///system?socket={self.state / 'libvirt-sock'}"
         self.directory = directory
         self.host_uuid = str(uuid.uuid4())
-        self.virtlogd = Daemon("virtlogd", ["virtlogd"], directory / "virtlogd.log")
-        self.libvirtd = Daemon("libvirtd", ["libvirtd"], directory / "libvirtd.log")
+        self.virtlogd = Daemon("virtlogd", self._command("virtlogd"), directory / "virtlogd.log")
+        self.libvirtd = Daemon("libvirtd", self._command("libvirtd"), directory / "libvirtd.log")
         self._connections: list[libvirt.virConnect] = []
 
     def start(self) -> None:
@@ -57,7 +61,7 @@ class PrivateLibvirt(Running):
         self.directory.mkdir(parents=True, exist_ok=True)
         self._configure()
         self.virtlogd.start()
-        self.virtlogd.wait_for((STATE / "virtlogd-sock").exists, START_DEADLINE_S, "virtlogd listens")
+        self.virtlogd.wait_for((self.state / "virtlogd-sock").exists, START_DEADLINE_S, "virtlogd listens")
         self.start_libvirtd()
 
     def stop(self) -> None:
@@ -72,9 +76,9 @@ class PrivateLibvirt(Running):
     def start_libvirtd(self) -> None:
         """Start it and wait until its QEMU driver answers."""
         # A socket file of a killed libvirtd answers nobody.
-        (STATE / "libvirt-sock").unlink(missing_ok=True)
+        (self.state / "libvirt-sock").unlink(missing_ok=True)
         self.libvirtd.start()
-        self.libvirtd.wait_for((STATE / "libvirt-sock").exists, START_DEADLINE_S, "libvirtd listens")
+        self.libvirtd.wait_for((self.state / "libvirt-sock").exists, START_DEADLINE_S, "libvirtd listens")
         self._virsh("version")
 
     def kill_libvirtd(self) -> None:
@@ -95,7 +99,13 @@ class PrivateLibvirt(Running):
 
     def qemu_log(self, domain: str) -> Path:
         """The log of QEMU, and the command line it was started with."""
-        return Path(f"/var/log/libvirt/qemu/{domain}.log")
+        return self._outer(Path(f"/var/log/libvirt/qemu/{domain}.log"))
+
+    def _outer(self, fixed: Path) -> Path:
+        return fixed if self._apart is None else self._apart.outer(fixed)
+
+    def _command(self, name: str) -> list[Argument]:
+        return [name] if self._apart is None else self._apart.command([name])
 
     def _virsh(self, *args: str) -> str:
         try:
@@ -105,9 +115,9 @@ class PrivateLibvirt(Running):
 
     def _configure(self) -> None:
         # Networks of the machine would start with this libvirtd.
-        shutil.rmtree(CONFIG / "qemu" / "networks", ignore_errors=True)
-        (CONFIG / "qemu.conf").write_text(QEMU_CONF)
-        (CONFIG / "libvirtd.conf").write_text(
+        shutil.rmtree(self.config / "qemu" / "networks", ignore_errors=True)
+        (self.config / "qemu.conf").write_text(QEMU_CONF)
+        (self.config / "libvirtd.conf").write_text(
             f'host_uuid = "{self.host_uuid}"\nauth_unix_rw = "none"\nauth_unix_ro = "none"\n'
         )
 
@@ -130,7 +140,7 @@ class PrivateLibvirt(Running):
 
     def _kill_orphans(self) -> None:
         """Domains of a libvirtd that was killed: their QEMU runs on without it."""
-        pids = [int(path.read_text()) for path in (STATE / "qemu").glob("*.pid")]
+        pids = [int(path.read_text()) for path in (self.state / "qemu").glob("*.pid")]
         for pid in pids:
             if _is_qemu(pid):
                 os.kill(pid, signal.SIGKILL)

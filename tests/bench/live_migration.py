@@ -1,0 +1,112 @@
+"""What live migrations between two hypervisors on one machine lose, for each backend.
+
+    python -m tests.lab.sandbox --guests --hugepages 200 -- python -m tests.bench.live_migration [RUNS]
+
+A guest exchanges 1,000 numbered datagrams a second each way with a peer behind a switch that learns, and
+has a TCP stream with it. libvirt migrates the guest to the other hypervisor and back, RUNS times in all. The
+table has the worst of these.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND
+from tests.lab.sequenced import Exchange
+from tests.lab.traveller import Moved, Traveller, Way, nic_of
+from tests.lab.two_hosts import TwoHosts, two_hosts
+
+BACKENDS = (BRIDGE_BACKEND, OVS_BACKEND)
+HEAD = (
+    "backend",
+    "ports by",
+    "downtime, ms",
+    "lost to the VM",
+    "lost from the VM",
+    "nothing to the VM for, ms",
+    "nothing from the VM for, ms",
+    "TCP stream",
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One migration, or the worst of each figure of several."""
+
+    downtime_ms: int
+    lost_to_guest: int
+    lost_from_guest: int
+    gap_to_guest_ms: float
+    gap_from_guest_ms: float
+    stream_survived: bool
+
+    @classmethod
+    def of(cls, moved: Moved, exchange: Exchange) -> Figures:
+        return cls(
+            moved.downtime_ms,
+            exchange.lost_to_guest,
+            exchange.lost_from_guest,
+            # By the clock of the peer, as that of the guest stands still with it.
+            exchange.guest.unheard_ms,
+            exchange.peer.silence_ms,
+            exchange.stream_survived(),
+        )
+
+    def cells(self) -> list[str]:
+        lost = [str(n) for n in (self.downtime_ms, self.lost_to_guest, self.lost_from_guest)]
+        gaps = [f"{gap:.0f}" for gap in (self.gap_to_guest_ms, self.gap_from_guest_ms)]
+        return [*lost, *gaps, "goes on" if self.stream_survived else "broken"]
+
+
+def worst(found: Sequence[Figures]) -> Figures:
+    return Figures(
+        max(each.downtime_ms for each in found),
+        max(each.lost_to_guest for each in found),
+        max(each.lost_from_guest for each in found),
+        max(each.gap_to_guest_ms for each in found),
+        max(each.gap_from_guest_ms for each in found),
+        all(each.stream_survived for each in found),
+    )
+
+
+def booted(hosts: TwoHosts) -> dict[str, Traveller]:
+    """A VM on each backend."""
+    made = {backend: Traveller(hosts, nic_of(backend, n)) for n, backend in enumerate(BACKENDS, start=1)}
+    for each in made.values():
+        each.boot()
+    for each in made.values():
+        each.configure()
+    return made
+
+
+def moved_under_traffic(traveller: Traveller, way: Way) -> Figures:
+    """Migrate once while guest and peer talk."""
+    with tempfile.TemporaryDirectory(dir="/run") as directory:
+        with traveller.traffic(Path(directory)) as peer:
+            moved = traveller.move(way)
+            peer.wait_heard()
+            return Figures.of(moved, peer.settle(traveller.guest))
+
+
+def row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main(runs: int) -> None:
+    print(row(HEAD))
+    print(row(["---"] * len(HEAD)), flush=True)
+    with two_hosts(BACKENDS) as hosts:
+        for backend, traveller in booted(hosts).items():
+            for way in Way:
+                found = [moved_under_traffic(traveller, way) for _ in range(runs)]
+                print(row([backend, way.value, *worst(found).cells()]), flush=True)
+                for each in found:
+                    print(each, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4)
