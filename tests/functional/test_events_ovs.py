@@ -62,16 +62,17 @@ def vm(port: dict[str, object], mac: str) -> Iterator[None]:
 
 
 def test_a_vm_connects_and_goes(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    """The names are of this test alone: the agent, and so its events, are those of tests before it."""
     followed = Followed(agent)
-    port = plug(agent, "p1", make_spec(1))
-    plug(agent, "p2", make_spec(2))
+    port = plug(agent, "comes", make_spec(1))
+    plug(agent, "stays", make_spec(2))
     with vm(port, make_spec(1)["mac"]):
-        connected = followed.wait(EventKind.CONNECTION, "connected", "p1")
-    gone = followed.wait(EventKind.CONNECTION, "disconnected", "p1", after=connected.id)
-    assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
-    removed = followed.wait(EventKind.PORT, "removed", "p1")
+        connected = followed.wait(EventKind.CONNECTION, "connected", "comes")
+    gone = followed.wait(EventKind.CONNECTION, "disconnected", "comes", after=connected.id)
+    assert agent.call("DELETE", "/v1/ports/comes")[0] == 204
+    removed = followed.wait(EventKind.PORT, "removed", "comes")
     assert connected.id < gone.id < removed.id
-    assert not [e for e in followed.events if e.kind is EventKind.CONNECTION and e.port_id == "p2"]
+    assert not [e for e in followed.events if e.kind is EventKind.CONNECTION and e.port_id == "stays"]
 
 
 def test_a_ports_state_follows_its_vm(ovs: PrivateOvs, short_path: Path) -> None:
