@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 from oslo_config import cfg
 
 from agents import backends
@@ -31,6 +30,7 @@ from agents.api.connections import ConnectionLimits
 from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.listen import Credentials, Listen
 from agents.api.roles import BodyRules
+from agents.api.routing import Routes
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
 from agents.host import HostView
@@ -149,7 +149,7 @@ def _run(
         service.stop()
 
 
-def _platform(conf: Any, service: Service) -> Callable[[FastAPI], None] | None:
+def _platform(conf: Any, service: Service) -> Callable[[Routes], None] | None:
     """What adds the routes of a platform; its models are imported only then."""
     if not conf.api.zstack:
         return None

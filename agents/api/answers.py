@@ -6,28 +6,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import Depends, Header, Request, Response
 from pydantic import BaseModel, StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response
 
+from agents.api.routing import FromRequest
 from agents.off_loop import OffLoop
 from netplugin.api.conditions import NO_CONDITION, Condition, entity_tag
-from netplugin.api.errors import FieldError, InvalidRequest
 from netplugin.api.page_models import Page
 
 T = TypeVar("T", bound=BaseModel)
 _JSON = "application/json"
-_SAFE = ("GET", "HEAD", "OPTIONS")
 #: For the document: the tags of a header, which ``Condition.parse`` reads.
 _Tag = Annotated[str, StringConstraints(pattern=r'^(\*|(W/)?"[!#-~]*")$')]
-_Values = Annotated[list[_Tag] | None, Header()]
-
-
-def _if_none_match(if_none_match: _Values = None) -> Condition:
-    return Condition.parse((), if_none_match or ())
-
-
-def _both(if_match: _Values = None, if_none_match: _Values = None) -> Condition:
-    return Condition.parse(if_match or (), if_none_match or ())
+_Values = list[_Tag] | None
 
 
 def _of(request: Request) -> Condition:
@@ -41,24 +33,9 @@ def _of_both(request: Request) -> Condition:
     return Condition.parse(headers.getlist("if-match"), headers.getlist("if-none-match"))
 
 
-def refuse_conditions(request: Request) -> None:
-    """For a change whose route has none: a condition must not get lost. Raises: InvalidRequest."""
-    for header in ("If-Match", "If-None-Match"):
-        if header in request.headers and request.method not in _SAFE:
-            message = f"is not for {request.method} of this path"
-            raise InvalidRequest(
-                f"{header}: {message}",
-                step="validate",
-                fix="send it without the condition; the ports of a batch have a field if_match",
-                errors=[FieldError(field=header, message=message)],
-            )
-
-
-#: How a route makes the condition of a request itself, by the dependency that stands for it.
-CONDITIONS: Mapping[Any, Callable[[Request], Condition]] = {_if_none_match: _of, _both: _of_both}
 #: The condition of a GET, and that of a change. Raises: InvalidRequest.
-IfNoneMatch = Annotated[Condition, Depends(_if_none_match)]
-IfMatch = Annotated[Condition, Depends(_both)]
+IfNoneMatch = Annotated[Condition, FromRequest(_of, {"if_none_match": _Values})]
+IfMatch = Annotated[Condition, FromRequest(_of_both, {"if_match": _Values, "if_none_match": _Values})]
 
 #: The documentation of what every GET with a tag may answer.
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "the caller has this answer already"}}

@@ -7,14 +7,14 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from pydantic import StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response
 
 import netplugin.api.errors as errors
 from agents.api.answers import NOT_MODIFIED, IfMatch, IfNoneMatch, listed, tagged
-from agents.api.problems import (
-    ANY_ERROR,
-    documented,
-)
+from agents.api.problems import ANY_ERROR, documented
+from agents.api.routing import Query, Routes
 from agents.physical_networks import tag_of
 from agents.service import Service
 from netplugin.api.conditions import NO_CONDITION, intent_tag
@@ -35,13 +35,13 @@ from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdSt
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 
 T = TypeVar("T")
-NameParameter = Annotated[str, Path(pattern=NAME_PATTERN)]
+NameParameter = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
-def add_service_ports(app: FastAPI, service: Service) -> None:
+def add_service_ports(routes: Routes, service: Service) -> None:
     ports = service.service_ports
 
-    @app.put(
+    @routes.put(
         "/v1/service-ports/{port_id}",
         responses=ANY_ERROR,
         operation_id="put_service_port",
@@ -52,7 +52,7 @@ def add_service_ports(app: FastAPI, service: Service) -> None:
         port = await ports.put(port_id, spec, condition)
         return tagged(port, NO_CONDITION, ports.intent_tag(port))
 
-    @app.get(
+    @routes.get(
         "/v1/service-ports",
         responses=NOT_MODIFIED | documented(),
         operation_id="list_service_ports",
@@ -64,7 +64,7 @@ def add_service_ports(app: FastAPI, service: Service) -> None:
         """List the service ports of this host."""
         return await listed(caller, page, condition, ports.all, lambda port: port.port_id)
 
-    @app.get(
+    @routes.get(
         "/v1/service-ports/{port_id}",
         responses=NOT_MODIFIED | documented(errors.NotFound),
         operation_id="get_service_port",
@@ -75,7 +75,7 @@ def add_service_ports(app: FastAPI, service: Service) -> None:
         port = ports.get(port_id)
         return tagged(port, condition, ports.intent_tag(port))
 
-    @app.delete(
+    @routes.delete(
         "/v1/service-ports/{port_id}",
         status_code=204,
         responses=ANY_ERROR,
@@ -86,8 +86,8 @@ def add_service_ports(app: FastAPI, service: Service) -> None:
         await ports.delete(port_id, condition)
 
 
-def add_networks(app: FastAPI, service: Service) -> None:
-    @app.put(
+def add_networks(routes: Routes, service: Service) -> None:
+    @routes.put(
         "/v1/networks/{network_id}",
         responses=ANY_ERROR,
         operation_id="put_network",
@@ -98,7 +98,7 @@ def add_networks(app: FastAPI, service: Service) -> None:
         network = await service.networks.put(network_id, spec, condition)
         return tagged(network, NO_CONDITION, intent_tag(network.spec))
 
-    @app.get(
+    @routes.get(
         "/v1/networks",
         responses=NOT_MODIFIED | documented(),
         operation_id="list_networks",
@@ -110,7 +110,7 @@ def add_networks(app: FastAPI, service: Service) -> None:
         """List the VXLAN networks of this host."""
         return await listed(caller, page, condition, service.networks.all, lambda network: network.network_id)
 
-    @app.get(
+    @routes.get(
         "/v1/networks/{network_id}",
         responses=NOT_MODIFIED | documented(errors.NotFound),
         operation_id="get_network",
@@ -121,7 +121,7 @@ def add_networks(app: FastAPI, service: Service) -> None:
         network = service.networks.get(network_id)
         return tagged(network, condition, intent_tag(network.spec))
 
-    @app.delete(
+    @routes.delete(
         "/v1/networks/{network_id}",
         status_code=204,
         responses=documented(errors.Conflict, errors.PreconditionFailed, errors.HostError),
@@ -132,10 +132,10 @@ def add_networks(app: FastAPI, service: Service) -> None:
         await service.networks.delete(network_id, condition)
 
 
-def add_physical_networks(app: FastAPI, service: Service) -> None:
+def add_physical_networks(routes: Routes, service: Service) -> None:
     networks, look = service.physical_networks, service.off_loop.look
 
-    @app.put(
+    @routes.put(
         "/v1/physical-networks/{name}",
         responses=ANY_ERROR,
         operation_id="put_physical_network",
@@ -148,7 +148,7 @@ def add_physical_networks(app: FastAPI, service: Service) -> None:
         network = await networks.put(name, spec, condition)
         return tagged(network, NO_CONDITION, tag_of(network))
 
-    @app.get(
+    @routes.get(
         "/v1/physical-networks",
         responses=NOT_MODIFIED | documented(errors.OperationTimeout),
         operation_id="list_physical_networks",
@@ -161,7 +161,7 @@ def add_physical_networks(app: FastAPI, service: Service) -> None:
         found = await look(networks.all, "physical networks")
         return await listed(caller, page, condition, lambda: found, lambda network: network.name)
 
-    @app.get(
+    @routes.get(
         "/v1/physical-networks/{name}",
         responses=NOT_MODIFIED | documented(errors.NotFound, errors.OperationTimeout),
         operation_id="get_physical_network",
@@ -172,7 +172,7 @@ def add_physical_networks(app: FastAPI, service: Service) -> None:
         network = await look(partial(networks.get, name), f"physical network {name}")
         return tagged(network, condition, tag_of(network))
 
-    @app.delete(
+    @routes.delete(
         "/v1/physical-networks/{name}",
         status_code=204,
         responses=ANY_ERROR,
@@ -183,23 +183,23 @@ def add_physical_networks(app: FastAPI, service: Service) -> None:
         await networks.delete(name, condition)
 
 
-def add_host(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/backends", responses=documented(), operation_id="list_backends")
+def add_host(routes: Routes, service: Service) -> None:
+    @routes.get("/v1/backends", responses=documented(), operation_id="list_backends")
     async def list_backends() -> list[BackendInfo]:
         """List the backends of this host and whether they are usable."""
         return await service.health.backends()
 
-    @app.get("/v1/host", responses=documented(errors.OperationTimeout), operation_id="get_host")
+    @routes.get("/v1/host", responses=documented(errors.OperationTimeout), operation_id="get_host")
     async def get_host() -> HostState:
         """Return facts about the host and its daemons."""
         return await service.host()
 
-    @app.get("/v1/host/checks", responses=documented(), operation_id="host_checks")
+    @routes.get("/v1/host/checks", responses=documented(), operation_id="host_checks")
     async def host_checks(caller: Request) -> list[Finding]:
         """Check the host and return the findings."""
         return await _while_here(caller, service.health.checks())
 
-    @app.get(
+    @routes.get(
         "/v1/vfs",
         responses=NOT_MODIFIED | ANY_ERROR,
         operation_id="list_vfs",
@@ -210,7 +210,7 @@ def add_host(app: FastAPI, service: Service) -> None:
         found = sorted(await _while_here(caller, service.vfs()), key=lambda vf: vf.pci_address)
         return await listed(caller, page, condition, lambda: found, lambda vf: vf.pci_address)
 
-    @app.delete(
+    @routes.delete(
         "/v1/vfs/{pci_address}/quarantine",
         status_code=204,
         responses=ANY_ERROR,
@@ -220,22 +220,22 @@ def add_host(app: FastAPI, service: Service) -> None:
         """End the quarantine of a virtual function; no error if it is not quarantined."""
         await _while_here(caller, service.release_vf(pci_address))
 
-    @app.get("/v1/pmd", responses=ANY_ERROR, operation_id="get_pmd")
+    @routes.get("/v1/pmd", responses=ANY_ERROR, operation_id="get_pmd")
     async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:
         """Return the PMD threads of OVS, measured since they started or over an interval."""
         return await service.pmd.show(measured.interval)
 
-    @app.put("/v1/pmd", responses=ANY_ERROR, operation_id="set_pmd")
+    @routes.put("/v1/pmd", responses=ANY_ERROR, operation_id="set_pmd")
     async def set_pmd(request: PmdRequest) -> PmdState:
         """Set the CPUs of PMD threads, pin receive queues, or balance the load."""
         return await service.pmd.set(request)
 
-    @app.get("/v1/pmd/proposal", responses=ANY_ERROR, operation_id="propose_pmd")
+    @routes.get("/v1/pmd/proposal", responses=ANY_ERROR, operation_id="propose_pmd")
     async def propose_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdProposal:
         """Propose an assignment of receive queues to PMD threads."""
         return await service.pmd.proposal(measured.interval)
 
-    @app.post("/v1/reconcile", responses=ANY_ERROR, operation_id="reconcile")
+    @routes.post("/v1/reconcile", responses=ANY_ERROR, operation_id="reconcile")
     async def reconcile(caller: Request, request: ReconcileRequest | None = None) -> ReconcileReport:
         """Reconcile the host with the stored intents, or return the plan (``dry_run``)."""
         return await _while_here(caller, service.reconcile(request or ReconcileRequest()))

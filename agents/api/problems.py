@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 import netplugin.api.errors as errors
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound
@@ -47,19 +46,9 @@ def responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
 ANY_ERROR = documented(*errors.ALL)
 
 
-async def netplugin_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, NetpluginError)
-    return problem_response(error)
-
-
 async def http_error(request: Request, error: Exception) -> JSONResponse:
-    """Convert errors of the router: unknown path, unknown method, invalid JSON."""
+    """Convert errors of the router: unknown path, unknown method."""
     assert isinstance(error, HTTPException)
-    if error.status_code == 400:
-        field = FieldError(field="body", message="could not be parsed as JSON")
-        return problem_response(
-            InvalidRequest("body: could not be parsed as JSON", step="validate", errors=[field])
-        )
     wrong: NetpluginError = NotFound(f"{request.method} {request.url.path}", step="route")
     problem = wrong.problem().model_copy(update={"status": error.status_code})
     return JSONResponse(problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM)
@@ -70,11 +59,6 @@ async def unexpected(request: Request, error: Exception) -> JSONResponse:
     wrong = errors.HostError("unexpected; the agent's log says what", step="agent")
     problem = wrong.problem().model_copy(update={"status": 500})
     return JSONResponse(problem.model_dump(), 500, media_type=PROBLEM)
-
-
-async def validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    return problem_response(invalid(error.errors()))
 
 
 def invalid(found: Sequence[Any]) -> InvalidRequest:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI
 from pydantic import ValidationError
 
 from agents.api.problems import ANY_ERROR, invalid
+from agents.api.routing import Routes
 from agents.service import Service
 from netplugin.api import zstack_mapping as mapping
 from netplugin.api import zstack_models as models
@@ -60,7 +60,7 @@ class ZstackCalls:
         self._plugged: dict[str, float] = {}
         self._started = time.monotonic()
 
-    def add(self, app: FastAPI) -> None:
+    def add(self, routes: Routes) -> None:
         """Add the routes."""
         calls: dict[str, Callable[..., Awaitable[models.Answer]]] = {
             "/network/ovsdpdk/createbridge": self.create_bridge,
@@ -78,7 +78,7 @@ class ZstackCalls:
             "/network/checkphysicalnetworkinterface": self.check_interfaces,
         }
         for path, call in calls.items():
-            app.post(path, responses=ANY_ERROR, operation_id=f"zstack_{call.__name__}")(call)
+            routes.post(path, responses=ANY_ERROR, operation_id=f"zstack_{call.__name__}")(call)
 
     # -- bridges ---------------------------------------------------------------------------------
 

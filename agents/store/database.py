@@ -338,6 +338,8 @@ def _set_up(path: Path, locking: str = "NORMAL") -> sqlite3.Connection:
         sql.execute("PRAGMA journal_mode=WAL")
         sql.execute("PRAGMA synchronous=FULL")
         sql.execute("PRAGMA foreign_keys=ON")
+        # KiB; the default of 2,000 would hold all ports a second time, which are read once, at the start.
+        sql.execute("PRAGMA cache_size=-256")
         sql.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
     except BaseException:
         sql.close()

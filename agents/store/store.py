@@ -12,24 +12,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agents.store.database import Database
 from agents.store.event_log import REMOVED, EventLog, NewEvent
 from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.placements import Placements, read_placement
 from agents.store.port_table import ClaimMoves, PortTable, Record, without
+from agents.store.rows import Parts, network_of, quarantined, record_of, sharing
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal
 from netplugin.api.conditions import intent_tag
-from netplugin.api.errors import CapacityExhausted, Conflict, Problem
+from netplugin.api.errors import CapacityExhausted, Conflict
 from netplugin.api.event_models import EventKind
-from netplugin.api.models import NetworkSpec, PortSpec, PortState
+from netplugin.api.models import NetworkSpec, PortState
 from netplugin.backend import NOBODY, Claim, Overlay
 
-T = TypeVar("T")
-#: The parts of a spec that most ports have alike.
-_PARTS = ("network", "vf", "qos", "port_security")
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
 _COMMIT, _OLDER, _COMPARED = "commit", "older/", "compared/"
@@ -68,9 +66,9 @@ class Store:
         #: The commit number of each port's record.
         self._numbers: dict[str, int] = {}
         self._ports = PortTable(self._read_ports())
-        self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network)}
+        self._networks = {n.network_id: n for n in self.set_aside.sift("networks", network_of)}
         self.physical_networks = StoredPhysicalNetworks(self.database, self.set_aside, self.events)
-        self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", _quarantined))
+        self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", quarantined))
         self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
         self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))
         self._moves = ClaimMoves()
@@ -340,7 +338,7 @@ class Store:
 
     def _read_ports(self) -> list[Record]:
         rows: dict[str, list[tuple[str, str, str]]] = {}
-        parts: dict[object, object] = {}
+        parts = Parts()
         held = self._sql.execute("SELECT kind, key, port_id, memory FROM claims")
         for kind, key, port_id, memory in held:
             rows.setdefault(port_id, []).append((kind, key, memory))
@@ -348,8 +346,8 @@ class Store:
         def parse(row: Row) -> Record:
             port_id = row["port_id"]
             claims = [Claim(kind, key, json.loads(m)) for kind, key, m in rows.get(port_id, ())]
-            record = _record(row, tuple(sorted(claims, key=lambda c: (c.kind, c.key))))
-            record = replace(record, spec=_sharing(record.spec, parts))
+            record = record_of(row, tuple(sorted(claims, key=lambda c: (c.kind, c.key))))
+            record = replace(record, spec=sharing(record.spec, parts))
             self._numbers[port_id] = int(row["number"])
             return record
 
@@ -467,32 +465,3 @@ def _port_events(before: Mapping[str, Record | None], records: Iterable[Record])
             detail = record.error.detail if record.error else ""
             events.append(NewEvent(EventKind.PORT, record.state.value, detail, record.spec.backend, port_id))
     return events
-
-
-def _record(row: Row, claims: tuple[Claim, ...]) -> Record:
-    previous, error = row["previous_spec"], row["error"]
-    return Record(
-        port_id=row["port_id"],
-        spec=PortSpec.model_validate_json(row["spec"]),
-        state=PortState(row["state"]),
-        previous=PortSpec.model_validate_json(previous) if previous else None,
-        error=Problem.model_validate_json(error) if error else None,
-        claims=claims,
-        timings_ms=json.loads(row["timings"]),
-        standby_of=row["standby_of"],
-    )
-
-
-def _sharing(spec: PortSpec, parts: dict[object, object]) -> PortSpec:
-    """The spec with the equal parts of other specs: a third less memory of the store (2 KB a port)."""
-    same = {name: parts.setdefault(part, part) for name in _PARTS if (part := getattr(spec, name))}
-    return spec.model_copy(update=same)
-
-
-def _network(row: Row) -> Overlay:
-    spec = NetworkSpec.model_validate_json(row["spec"])
-    return Overlay(row["network_id"], spec, int(row["local_vlan"]))
-
-
-def _quarantined(row: Row) -> tuple[Claim, str]:
-    return Claim(row["kind"], row["key"]), row["reason"]

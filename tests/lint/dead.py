@@ -15,10 +15,10 @@ from vulture import Vulture
 PRODUCT = ["netplugin", "agents", "drivers", "tools/trex/netplugin_zeroloss", "tools/trex/zeroloss.py"]
 #: Registered by being decorated: routes, validators of models, fixtures, steps of state machines.
 DECORATORS = [
-    *("@app.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
+    *("@routes.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
     *("@rule", "@invariant", "@initialize"),
 ]
-#: Read by a library: cliff, pydantic, ovs, sqlite3, yaml, uvicorn, prometheus, jinja2.
+#: Read by a library: cliff, pydantic, ovs, sqlite3, yaml, uvicorn, prometheus, jinja2, starlette, inspect.
 LIBRARIES = [
     *(
         "take_action",
@@ -31,7 +31,7 @@ LIBRARIES = [
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
     *("SelectPoll", "feed"),
     *("text_factory", "indentless", "ignore_aliases", "preserve_quotes", "startup", "collect", "globals"),
-    "route_class",
+    *("redirect_slashes", "__signature__"),
     # The last argument of __exit__.
     "trace",
     "traceback",

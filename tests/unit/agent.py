@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 
 from agents.api import http
 from agents.api.access import Access, Token
+from agents.api.application import Application
 from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
 from agents.api.guard import Limits, LimitSettings, RequestGuard
@@ -58,7 +58,7 @@ class Agent:
     store: Store
     service: Service
     tasks: TaskRunner
-    app: FastAPI
+    app: Application
     #: What its backends share.
     shared: Host
 

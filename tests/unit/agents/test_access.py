@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
 
 from agents.api import roles
 from agents.api.access import Access, Rules, Token
@@ -16,6 +15,7 @@ from agents.api.audit import MAX_BODY, AuditLog
 from agents.api.guard import Limits, LimitSettings
 from agents.api.peer import Peer
 from agents.api.roles import OPEN_PATHS, ROUTES, Role
+from agents.api.routing import Route
 from netplugin import options
 from netplugin.api.errors import Forbidden, Overloaded
 from tests.unit.agent import SPEC, agent
@@ -26,7 +26,7 @@ def test_every_route_has_a_role(tmp_path: Path) -> None:
         found = {
             (method, route.path)
             for route in running.app.routes
-            if isinstance(route, APIRoute)
+            if isinstance(route, Route)
             for method in route.methods
         }
     table = [(method, path) for method, path, _ in ROUTES]
