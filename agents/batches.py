@@ -40,7 +40,7 @@ class BatchSizes:
 
 
 def next_batch(waiting: Iterable[Operation], sizes: BatchSizes, now: float) -> list[Operation]:
-    """The next operations: plugs and changes in their order, and beside them some removals in theirs.
+    """The next operations: plugs and changes in their order, and with them some removals in theirs.
 
     A second operation on a port waits for the next batch. A group is taken as a whole, however large
     it is.
