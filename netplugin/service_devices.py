@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.names import is_our_device
 
 #: Kinds of devices that have another end on this host. Of a physical NIC, others may depend.

@@ -14,7 +14,7 @@ from typing import Self
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.segments import Segment, SegmentDevice, bridge_mark
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.names import is_our_device, provisional_mac
 
 

@@ -15,7 +15,7 @@ from netplugin.backend import Change
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
-from netplugin.host.link_messages import Bridge, Ifb, Link, Vlan, Vxlan
+from netplugin.host.link_values import Bridge, Ifb, Link, Vlan, Vxlan
 from netplugin.host.links import Links
 from netplugin.host.nfnetlink import Nfnetlink
 from netplugin.host.nftables import (

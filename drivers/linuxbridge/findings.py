@@ -12,7 +12,7 @@ from drivers.linuxbridge.segments import Segment, service_of, stamp_of
 from drivers.linuxbridge.uplink_path import hop_of, in_the_way, small, uplink_problem
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
-from netplugin.host.link_messages import Bridge, Link
+from netplugin.host.link_values import Bridge, Link
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.tc import Queueing, Tbf
 

@@ -21,7 +21,7 @@ from drivers.linuxbridge.segments import (
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Observation, Overlay
 from netplugin.host.cbpf import BpfProgram
-from netplugin.host.link_messages import BondMember, Link, LinuxBond
+from netplugin.host.link_values import BondMember, Link, LinuxBond
 from netplugin.host.names import TAP, TAP_GROUP, device_name
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing, Tbf

@@ -21,7 +21,7 @@ from drivers.linuxbridge.model import (
 )
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import BRIDGE_MARK, PORT_MARK, SERVICE_MARK, is_ours, port_of, service_of
-from netplugin.host.link_messages import Link, LinuxBond, Vlan
+from netplugin.host.link_values import Link, LinuxBond, Vlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, is_our_device
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing

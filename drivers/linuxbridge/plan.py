@@ -34,7 +34,7 @@ from drivers.linuxbridge.uplink_path import (
 )
 from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.backend import Change, Intent, Plan
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.names import SHAPER, TAP, device_name
 from netplugin.host.nftables import Chain, Table
 from netplugin.host.tc import Queueing

@@ -22,7 +22,7 @@ from drivers.linuxbridge.commands import (
 from drivers.linuxbridge.model import BridgeObservation, Tap
 from drivers.linuxbridge.segments import port_of, shaper_of
 from netplugin.backend import Change
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.names import SHAPER, device_name
 from netplugin.host.tc import Queueing
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from netplugin.api.models import Network
-from netplugin.host.link_messages import Bridge, Ifb, Link, Made
+from netplugin.host.link_values import Bridge, Ifb, Link, Made
 from netplugin.host.names import (
     BRIDGE,
     SHAPER,

@@ -23,7 +23,7 @@ from drivers.linuxbridge.segments import UPLINK_MARK, Segment, SegmentDevice, br
 from drivers.linuxbridge.uplink_path import in_the_way, uplink_problem, way_out, wrong_family
 from drivers.linuxbridge.vxlan_senders import AllowPeers, ForgetPeers, RemoveVxlanTable
 from netplugin.backend import Change, Overlay
-from netplugin.host.link_messages import Vlan, Vxlan
+from netplugin.host.link_values import Vlan, Vxlan
 from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel, TapChange, fix_mac
 from drivers.linuxbridge.segments import service_of, stamp_of, with_stamp
 from netplugin.api.errors import Conflict
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.service_devices import refuse_enslaved
 
 

@@ -10,7 +10,7 @@ from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment
 from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.backend import Overlay
-from netplugin.host.link_messages import Vlan, Vxlan
+from netplugin.host.link_values import Vlan, Vxlan
 from netplugin.host.vxlan import overhead
 
 

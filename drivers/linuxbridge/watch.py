@@ -25,7 +25,8 @@ from drivers.linuxbridge.segments import (
 )
 from netplugin.host import vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
-from netplugin.host.link_messages import LinkEvent, link_event
+from netplugin.host.link_messages import link_event
+from netplugin.host.link_values import LinkEvent
 from netplugin.host.links import Links
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.supervisor import Supervisor

@@ -11,7 +11,8 @@ import socket
 from collections.abc import Iterator, Mapping
 
 from netplugin.host.kernel_events import queued
-from netplugin.host.link_messages import BridgePort, bridge_port_event, name_of
+from netplugin.host.link_messages import bridge_port_event, name_of
+from netplugin.host.link_values import BridgePort
 from netplugin.host.links import Links
 from netplugin.host.netlink import messages
 

@@ -21,12 +21,6 @@ from netplugin.host.link_messages import (
     NEWLINK,
     NEWLINKPROP,
     SETLINK,
-    BondMember,
-    Bridge,
-    BridgePort,
-    Link,
-    Made,
-    Vlan,
     all_links,
     alternative_name,
     any_address,
@@ -51,6 +45,7 @@ from netplugin.host.link_messages import (
     read_link,
     unmakeable,
 )
+from netplugin.host.link_values import BondMember, Bridge, BridgePort, Link, Made, Vlan
 from netplugin.host.netlink import Rtnetlink
 from netplugin.host.processes import remaining
 from netplugin.host.threaded_call import ThreadedCall

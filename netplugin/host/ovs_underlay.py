@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, Unsupported
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.links import Links
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.vxlan import overhead

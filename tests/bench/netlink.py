@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from netplugin.host.fdb import Fdb
-from netplugin.host.link_messages import Bridge, Ifb
+from netplugin.host.link_values import Bridge, Ifb
 from netplugin.host.links import Links
 from netplugin.host.tc import Tc
 

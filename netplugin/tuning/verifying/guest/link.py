@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from netplugin.api.errors import Conflict
-from netplugin.host.link_messages import Bridge
+from netplugin.host.link_values import Bridge
 from netplugin.host.links import Links
 from netplugin.tuning.verifying.guest.machine import BRIDGE, MTU, STEP
 

@@ -16,15 +16,7 @@ from netplugin.api.errors import Conflict, HostError
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
-from netplugin.host.link_messages import (
-    BondMember,
-    Bridge,
-    Ifb,
-    Link,
-    LinuxBond,
-    Vlan,
-    Vxlan,
-)
+from netplugin.host.link_values import BondMember, Bridge, Ifb, Link, LinuxBond, Vlan, Vxlan
 from netplugin.host.links import Links, Made
 from netplugin.host.locks import NoLocks
 from netplugin.host.names import TAP

@@ -14,7 +14,7 @@ from drivers.linuxbridge.guard import NOTHING
 from drivers.linuxbridge.segments import PORT_MARK
 from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Change, Intent, Overlay
-from netplugin.host.link_messages import Bridge, Link, Vlan, Vxlan
+from netplugin.host.link_values import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.nftables import AddElement, Chain, DeleteTable, SetChain
 from netplugin.host.tc import Queueing, Tbf

@@ -12,7 +12,7 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Intent
-from netplugin.host.link_messages import Bridge, Link
+from netplugin.host.link_values import Bridge, Link
 from netplugin.host.names import TAP, device_name, provisional_mac
 from tests.unit.drivers.linuxbridge.model import Model
 from tests.unit.drivers.linuxbridge.strategies import converge, make_spec, planned

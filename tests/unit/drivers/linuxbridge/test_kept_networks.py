@@ -10,7 +10,7 @@ from drivers.linuxbridge.segments import Segment
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Intent
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.names import BRIDGE, TAP, device_name
 from tests.unit.drivers.linuxbridge.model import Model
 from tests.unit.drivers.linuxbridge.strategies import (

@@ -15,14 +15,7 @@ from drivers.linuxbridge.segments import Segment
 from drivers.linuxbridge.vxlan_senders import AllowPeers
 from netplugin.api.models import Finding
 from netplugin.backend import Change, Intent
-from netplugin.host.link_messages import (
-    BondMember,
-    Bridge,
-    Link,
-    LinuxBond,
-    Vlan,
-    Vxlan,
-)
+from netplugin.host.link_values import BondMember, Bridge, Link, LinuxBond, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, TAP, device_name, provisional_mac
 from netplugin.host.vxlan_filter import VxlanKey
 from tests.unit.drivers.linuxbridge.model import INTERFACES, LOCAL_IP, UNDERLAY, Model

@@ -23,7 +23,8 @@ from drivers.linuxbridge.segments import (
 from drivers.linuxbridge.watch import BridgeWatch, LinkNews
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host.link_messages import DELLINK, NEWLINK, Ifb, Link, link_event
+from netplugin.host.link_messages import DELLINK, NEWLINK, link_event
+from netplugin.host.link_values import Ifb, Link
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attribute, attributes, messages
 from netplugin.host.tc import Tbf

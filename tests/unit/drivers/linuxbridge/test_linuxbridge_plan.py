@@ -13,7 +13,7 @@ from drivers.linuxbridge.guard import NOTHING, port_guard
 from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Overlay
-from netplugin.host.link_messages import Vlan, Vxlan
+from netplugin.host.link_values import Vlan, Vxlan
 from netplugin.host.names import SHAPER, TAP, TAP_GROUP, device_name
 from netplugin.host.tc import Tbf
 from netplugin.host.vxlan_filter import VxlanKey

@@ -12,7 +12,7 @@ from drivers.linuxbridge.watch import _MOST_PASSED, LOST, LinkNews
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host.link_messages import Link, LinkEvent
+from netplugin.host.link_values import Link, LinkEvent
 from netplugin.host.names import TAP, device_name
 from netplugin.host.nftables import DeleteTable
 from tests.unit.drivers.linuxbridge.model import Model

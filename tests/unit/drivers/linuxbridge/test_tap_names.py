@@ -10,7 +10,7 @@ from drivers.linuxbridge.commands import CreateTap, RemoveTap, RenameTap
 from drivers.linuxbridge.segments import service_of
 from netplugin.api.errors import Conflict
 from netplugin.backend import NAME_CLAIM, Claim, Intent
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.names import BRIDGE, TAP, TAP_GROUP, device_name
 from netplugin.host.nftables import DeleteTable
 from tests.unit.drivers.linuxbridge.model import Model

@@ -19,7 +19,7 @@ from drivers.vdpa.driver import Vdpa
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import Claim, Intent
-from netplugin.host.link_messages import Link
+from netplugin.host.link_values import Link
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.service_devices import fit_device
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Model
