@@ -262,9 +262,32 @@ class Database:
             self.failure = ""
 
     def try_to_write(self) -> None:
-        """Write a row to update ``failure``."""
-        with contextlib.suppress(HostError, sqlite3.Error), self.transaction():
-            self.sql.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
+        """Write a row to update ``failure``. A file that SQLite opened for reading is opened again."""
+        for _ in range(2):
+            try:
+                with self.transaction():
+                    self.sql.execute("INSERT OR REPLACE INTO meta VALUES ('probe', '')")
+            except HostError as failed:
+                if not self._opened_again(failed.__cause__):
+                    return
+            except sqlite3.Error:
+                return
+            else:
+                return
+
+    def _opened_again(self, failed: BaseException | None) -> bool:
+        """SQLite opens a file that it may not write to for reading, and stays with that."""
+        if getattr(failed, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
+            return False
+        with self.lock:
+            try:
+                fresh = _connect(self.path)
+            except (OSError, sqlite3.Error) as refused:
+                LOG.warning("the store cannot be opened for writing: %s", refused)
+                return False
+            self.sql.close()
+            self.sql = fresh
+        return True
 
     def _own_identity(self) -> str:
         row = self.sql.execute("SELECT value FROM meta WHERE key = 'store'").fetchone()

@@ -54,7 +54,7 @@ class Store:
         self.tasks = TaskJournal(self.database, max_tasks, max_task_bytes)
         self.placements = Placements(self.database)
         self.events = EventLog(self.database, max_events)
-        self._lock, self._sql = self.database.lock, self.database.sql
+        self._lock = self.database.lock
         self.set_aside = SetAside(self.database)
         #: Created with the store, and written to every port that it makes.
         self.identity = self.database.identity
@@ -120,7 +120,9 @@ class Store:
                     self.set_aside.forget("ports", record.port_id)
                 if _leaves_vm(before, records):
                     # Delete the placement of a VM with its last port.
-                    self._sql.execute("DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)")
+                    self.database.sql.execute(
+                        "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
+                    )
                 events = _port_events(before, records)
                 self.events.write(events)
             self._commit = commit
@@ -137,16 +139,16 @@ class Store:
     def _count(self) -> int:
         """The number of this commit; call within its transaction."""
         commit = self._commit + 1
-        self._sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_COMMIT, str(commit)))
+        self.database.sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_COMMIT, str(commit)))
         return commit
 
     def _forget(self, port_id: str) -> None:
         number = self._numbers.get(port_id)
         if number is None:
             return
-        self._sql.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
-        self._sql.execute("INSERT OR IGNORE INTO forgotten VALUES (?, ?)", (port_id, number))
-        self._sql.execute(
+        self.database.sql.execute("DELETE FROM ports WHERE port_id = ?", (port_id,))
+        self.database.sql.execute("INSERT OR IGNORE INTO forgotten VALUES (?, ?)", (port_id, number))
+        self.database.sql.execute(
             "DELETE FROM forgotten WHERE rowid <= (SELECT MAX(rowid) FROM forgotten) - ?",
             (_FORGOTTEN,),
         )
@@ -181,14 +183,14 @@ class Store:
             self._compared = {**self._compared, backend: mark}
             rows = {_COMMIT: str(self._commit), _OLDER + backend: reported, _COMPARED + backend: mark}
             with self.database.transaction():
-                self._sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
+                self.database.sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
                 self.events.skip_numbers()
 
     def forget_older(self, backend: str) -> None:
         """Delete the report; its mark stays noted. Raises: HostError; then nothing is changed."""
         with self._lock:
             with self.database.transaction():
-                self._sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
+                self.database.sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
             self._older = {b: reported for b, reported in self._older.items() if b != backend}
 
     def stamp(self, port_id: str) -> str:
@@ -209,7 +211,7 @@ class Store:
         if identity != self.identity:
             return False
         with self._lock:
-            found = self._sql.execute(
+            found = self.database.sql.execute(
                 "SELECT 1 FROM forgotten WHERE port_id = ? AND number = ?", (port_id, number)
             )
             return found.fetchone() is not None
@@ -256,7 +258,7 @@ class Store:
         with self._lock:
             new = {claim: reason for claim, reason in unfit.items() if claim not in self._unfit}
             with self.database.transaction():
-                self._sql.executemany(
+                self.database.sql.executemany(
                     "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)",
                     [(claim.kind, claim.key, reason) for claim, reason in new.items()],
                 )
@@ -273,7 +275,7 @@ class Store:
         """End the quarantine of these resources."""
         with self._lock:
             with self.database.transaction():
-                self._sql.executemany(
+                self.database.sql.executemany(
                     "DELETE FROM quarantine WHERE kind = ? AND key = ?",
                     [(claim.kind, claim.key) for claim in claims],
                 )
@@ -309,7 +311,7 @@ class Store:
 
     def _write(self, record: Record, number: int) -> None:
         before = self._ports.committed(record.port_id)
-        self._sql.execute(
+        self.database.sql.execute(
             "INSERT INTO ports (port_id, backend, vm_id, spec, previous_spec, state, error, timings, "
             "standby_of, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (port_id) DO UPDATE SET "
@@ -330,8 +332,8 @@ class Store:
             ),
         )
         if before is None or before.claims != record.claims:
-            self._sql.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
-            self._sql.executemany(
+            self.database.sql.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
+            self.database.sql.executemany(
                 "INSERT INTO claims (kind, key, port_id, memory) VALUES (?, ?, ?, ?)",
                 [(c.kind, c.key, record.port_id, json.dumps(c.memory)) for c in record.claims],
             )
@@ -339,7 +341,7 @@ class Store:
     def _read_ports(self) -> list[Record]:
         rows: dict[str, list[tuple[str, str, str]]] = {}
         parts = Parts()
-        held = self._sql.execute("SELECT kind, key, port_id, memory FROM claims")
+        held = self.database.sql.execute("SELECT kind, key, port_id, memory FROM claims")
         for kind, key, port_id, memory in held:
             rows.setdefault(port_id, []).append((kind, key, memory))
 
@@ -396,7 +398,7 @@ class Store:
             vlan = before.local_vlan if before else self._free_vlan(network_id, held or {})
             network = Overlay(network_id, spec, vlan)
             with self.database.transaction():
-                self._sql.execute(
+                self.database.sql.execute(
                     "INSERT INTO networks VALUES (?, ?, ?, ?) ON CONFLICT (network_id) DO UPDATE "
                     "SET vni=excluded.vni, local_vlan=excluded.local_vlan, spec=excluded.spec",
                     (network_id, spec.vni, vlan, spec.model_dump_json()),
@@ -418,7 +420,7 @@ class Store:
                     fix="delete its ports before",
                 )
             with self.database.transaction():
-                self._sql.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
+                self.database.sql.execute("DELETE FROM networks WHERE network_id = ?", (network_id,))
             self._networks = without(self._networks, [network_id])
 
     def _free_vlan(self, network_id: str, held: Mapping[int, str]) -> int:
@@ -437,11 +439,11 @@ class Store:
         return vlan
 
     def _stored_by_backend(self, prefix: str) -> dict[str, str]:
-        rows = self._sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{prefix}%",))
+        rows = self.database.sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{prefix}%",))
         return {key.removeprefix(prefix): value for key, value in rows}
 
     def _stored_commit(self) -> int:
-        row = self._sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()
+        row = self.database.sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()
         return int(row[0]) if row else 0
 
 

@@ -541,6 +541,23 @@ def test_a_locked_file_is_not_writable_and_later_is(path: Path) -> None:
     store.close()
 
 
+def test_a_file_that_could_not_be_opened_for_writing_is_opened_again(path: Path) -> None:
+    """SQLite falls back to reading if the disk refuses for a moment; the agent does not stay with that."""
+    store = Store(path)
+    store.database.sql.close()
+    store.database.sql = sqlite3.connect(
+        f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+    )
+    with pytest.raises(HostError, match="readonly database"):
+        store.save([record()])
+    assert store.database.failure
+    store.database.try_to_write()
+    assert not store.database.failure
+    store.save([record()])
+    assert store.get("p1") is not None
+    store.close()
+
+
 # -- tasks ---------------------------------------------------------------------------------------
 
 
