@@ -13,12 +13,12 @@ from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.bridge_names import refuse_name
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.findings import host_findings
-from drivers.linuxbridge.model import BridgeObservation, DesiredPort
+from drivers.linuxbridge.model import BridgeObservation, tap_name
 from drivers.linuxbridge.networks import check_network, holders, network_faults, network_remains
 from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
 from drivers.linuxbridge.plan import make_plan
-from drivers.linuxbridge.segments import service_of
+from drivers.linuxbridge.segments import Segment, service_of
 from drivers.linuxbridge.service_ports import refuse_used
 from drivers.linuxbridge.uplink_path import no_local_ip
 from drivers.linuxbridge.watch import BridgeWatch
@@ -179,14 +179,15 @@ class LinuxBridge(
         )
 
     def binding(self, intent: Intent) -> Binding:
-        wanted = DesiredPort.of(intent)
-        tap = wanted.tap
+        spec = intent.spec
+        assert spec is not None
+        name, bridge = tap_name(intent.port_id, spec), Segment.of(spec.network).bridge
         return Binding.model_validate(
             {
-                "vif_type": "device" if tap.service else "tap",
-                "interface_xml": "" if tap.service else tap_interface(wanted.spec, tap.name),
-                "device": tap.name,
-                "bridge": self._settings.bridge_names.get(tap.bridge, tap.bridge),
+                "vif_type": "device" if spec.device else "tap",
+                "interface_xml": "" if spec.device else tap_interface(spec, name),
+                "device": name,
+                "bridge": self._settings.bridge_names.get(bridge, bridge),
             }
         )
 

@@ -175,6 +175,11 @@ class BridgeObservation(Observation):
 _FRAME_HEADER = 18
 
 
+def tap_name(port_id: str, spec: PortSpec) -> str:
+    """Return the name of a port's device."""
+    return spec.device or spec.port_name or device_name(TAP, port_id)
+
+
 @dataclass(frozen=True)
 class Tap:
     """The desired state of one port's device, with its rate limits: a tap that the agent makes.
@@ -209,7 +214,7 @@ class Tap:
 
         return cls(
             port_id=port_id,
-            name=spec.device or spec.port_name or device_name(TAP, port_id),
+            name=tap_name(port_id, spec),
             bridge=Segment.of(spec.network).bridge,
             mtu=mtu,
             multi_queue=spec.queues > 1,
