@@ -15,13 +15,14 @@ from agents.health import Health
 from agents.host import HostView
 from agents.host_events import HostEvents
 from agents.metrics import Metrics, PortCounters
+from agents.migrations import Migrations
 from agents.networks import Networks
 from agents.off_loop import OffLoop
 from agents.physical_networks import PhysicalNetworkService
 from agents.pmd import Pmd
 from agents.ports.admit import unknown_backend
 from agents.ports.drift import CHECK_S
-from agents.ports.operations import Delete, Operation, Put
+from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.quarantines import Quarantines
 from agents.ports.reconciler import Reconciler
 from agents.ports.teams import Teams
@@ -126,6 +127,14 @@ class Service:
             host.supervisor,
         )
         self.service_ports = ServicePorts(store, self._put_alone, self._delete_alone, self._describe)
+        self.migrations = Migrations(
+            self._timeout_s,
+            self.teams.concerns,
+            self._check_step,
+            lambda port_id: self._backend_with(port_id) or self._keeper_of(port_id),
+            self._submit,
+            self.describe,
+        )
 
     async def domains(self) -> Domains:
         """Imported by the first call, as what it places VMs with is, and not on the event loop."""
@@ -254,7 +263,7 @@ class Service:
         }
 
     async def _results(self, calls: Sequence[tuple[str, _Call]]) -> BatchResults:
-        self._queue([call for _, call in calls if isinstance(call, Put | Delete)])
+        self._queue([call for _, call in calls if isinstance(call, Put | Delete | Migrate)])
         return BatchResults(results=[await self._batch_result(port_id, call) for port_id, call in calls])
 
     def ports(self, wanted: PortFilter) -> Iterator[Port]:
@@ -298,6 +307,7 @@ class Service:
             error=unseen.problem() if unseen else record.error,
             timings_ms=dict(record.timings_ms or {}),
             standby_of=record.standby_of,
+            migration=record.migration if record.migration and not record.migration.has_ended else None,
         )
 
     # -- other API calls -------------------------------------------------------------------------
@@ -409,6 +419,14 @@ class Service:
             )
         return Put(port_id, spec, time.monotonic() + self._timeout_s, Future(), standby_of)
 
+    def _check_step(self, port_id: str, spec: PortSpec | None) -> None:
+        """Refuse a step of a migration that is none of a VM's own port. Raises: NetpluginError."""
+        self.service_ports.refuse_service(port_id, spec)
+        if spec is not None:
+            self._put(port_id, spec)
+        else:
+            self._delete(port_id)
+
     def _amendment(self, port_id: str, amend: Callable[[PortSpec], PortSpec], group: object) -> Put:
         record = self._store.get(port_id)
         if record is None:
@@ -436,6 +454,8 @@ class Service:
 
     def _backend_of(self, operation: Operation) -> str:
         if isinstance(operation, Put):
+            return operation.spec.backend
+        if isinstance(operation, Migrate) and operation.spec is not None:
             return operation.spec.backend
         # The port may be gone since: then any worker answers.
         port_id = operation.port_id
@@ -479,7 +499,7 @@ class Service:
         try:
             if isinstance(call, NetpluginError):
                 raise call
-            if isinstance(call, Put | Delete):
+            if isinstance(call, Put | Delete | Migrate):
                 done = await self._wait(call)
             else:
                 done = await call if call else None

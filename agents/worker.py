@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
@@ -41,6 +42,8 @@ _FIRST_LOOK_S = 2.0
 GRACE_S = 10.0
 # First delay in seconds of a retry that the host requested; it doubles with each retry.
 _NEXT_TRY_FIRST_S = 0.05
+# Work that is handed back to the thread is not worth more waiting, in seconds.
+_LATER_S = 2.0
 # After a reconcile that a change of the host triggered, the next one waits for a multiple of its
 # duration, up to a limit. Frequent changes, and changes caused by reading, then use a fifth of the
 # thread.
@@ -93,6 +96,7 @@ class BackendWorker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reconciler = reconciler
+        reconciler.announcer.later = self._do_later
         self._clock = clock
         self._sizes = BatchSizes.first(batch_size)
         self._interval_s = interval_s
@@ -223,6 +227,10 @@ class BackendWorker:
             self._jobs.append(_Errand(future, work, deadline))
             self._wake.notify()
         return future
+
+    def _do_later(self, work: Work) -> None:
+        with suppress(NetpluginError):  # the agent stops, or has too much to do for a repetition
+            self.job(work, self._clock() + _LATER_S)
 
     def wake(self, why: Wake) -> None:
         """Schedule a reconcile because the host has changed (callable from any thread)."""

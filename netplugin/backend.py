@@ -67,7 +67,9 @@ class Intent:
 
     ``overlay`` is the network of a ``vxlan`` port, None for other types. ``stamp`` identifies the
     store and the commit of the port's record; it is written to the host with the mark of the port.
-    If empty, nothing is written.
+    If empty, nothing is written. ``closed``: everything of the port is there, and nothing is forwarded
+    from or to it (its VM runs on another host). ``follows_guest``: it is closed until its VM runs here,
+    which the backend reports (``ObservedPort.guest``).
     """
 
     port_id: str
@@ -75,6 +77,8 @@ class Intent:
     claims: tuple[Claim, ...] = ()
     overlay: Overlay | None = None
     stamp: str = ""
+    closed: bool = False
+    follows_guest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,8 @@ class ObservedPort:
 
     ``stamp`` identifies the store and the record that made it, empty if it has none. ``impaired`` is a
     fault outside the port (such as no link): plugging succeeds, and the port is ``degraded``.
-    ``passes``: the fault is likely to be temporary, so a call waits for it to clear.
+    ``passes``: the fault is likely to be temporary, so a call waits for it to clear. ``guest``:
+    whether a guest runs behind the port, as far as the host shows it; None: it does not.
     """
 
     fault: str | None = None
@@ -91,6 +96,7 @@ class ObservedPort:
     stamp: str = ""
     impaired: str | None = None
     passes: bool = False
+    guest: bool | None = None
 
 
 @dataclass(frozen=True)

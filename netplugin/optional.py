@@ -175,6 +175,30 @@ class UsesPhysicalNetworks(Protocol[ObservationT]):
         """
 
 
+@runtime_checkable
+class Migrates(Protocol):
+    """Its ports may be closed (``Intent.closed``) and announced. Without it, they are not migrated.
+
+    Such a backend says ``features.live_migration``.
+    """
+
+    #: Whether nothing is forwarded from or to a port while no guest runs behind it, without the agent.
+    #: Otherwise the agent keeps it closed until the guest runs.
+    shut_without_guest: ClassVar[bool]
+
+    def follow_guest(self, intent: Intent) -> None:
+        """Wake the agent when the guest of this port starts or stops to run here, from now on; or not any
+        more (``Intent.follows_guest``). A backend that wakes it in any case has nothing to do.
+        """
+
+    @abstractmethod
+    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+        """Tell the network that the MACs of these ports are here: by frames that the VM could have sent.
+
+        Raises: HostError, BackendUnavailable, OperationTimeout.
+        """
+
+
 @dataclass(frozen=True)
 class Extras:
     """The backend as each optional protocol that it implements, else None."""
@@ -188,6 +212,7 @@ class Extras:
     facts: HasFacts | None
     connections: FollowsConnections | None
     networks: UsesPhysicalNetworks[Observation] | None
+    migrates: Migrates | None
 
     @classmethod
     def of(cls, backend: Backend[Any]) -> Extras:
@@ -202,4 +227,5 @@ class Extras:
             backend if isinstance(backend, HasFacts) else None,
             backend if isinstance(backend, FollowsConnections) else None,
             backend if isinstance(backend, UsesPhysicalNetworks) else None,
+            backend if isinstance(backend, Migrates) else None,
         )

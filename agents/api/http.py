@@ -31,6 +31,7 @@ from agents.service import Service
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import NO_CONDITION
 from netplugin.api.event_models import EventFilter, EventKind
+from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import (
     CheckRequest,
     Finding,
@@ -120,6 +121,19 @@ def _add_ports(routes: Routes, service: Service) -> None:
     async def delete_port(port_id: NameParameter, condition: IfMatch) -> None:
         """Delete a port; no error if it does not exist."""
         await service.delete(port_id, condition)
+
+    @routes.post(
+        "/v1/ports/{port_id}:migrate",
+        responses=ANY_ERROR | {204: {"description": "the port was removed, or there is none to remove"}},
+        operation_id="migrate_port",
+        response_model=Port,
+    )
+    async def migrate_port(port_id: NameParameter, request: MigrateRequest) -> Response:
+        """Carry out one step of a port's live migration, on the host that it leaves or comes to."""
+        port = await service.migrations.step(port_id, request)
+        if port is None:
+            return Response(status_code=204)
+        return tagged(port, NO_CONDITION, service.intent_tag(port))
 
     @routes.post(
         "/v1/ports:batch",

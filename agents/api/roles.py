@@ -45,6 +45,7 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("GET", "/v1/ports/{port_id}", Role.READ),
     ("PUT", "/v1/ports/{port_id}", Role.PLUG),
     ("DELETE", "/v1/ports/{port_id}", Role.PLUG),
+    ("POST", "/v1/ports/{port_id}:migrate", Role.PLUG),
     ("POST", "/v1/ports:batch", Role.PLUG),
     ("POST", "/v1/ports:retag", Role.PLUG),
     ("GET", "/v1/service-ports", Role.READ),
@@ -146,6 +147,8 @@ def _of_operators(path: str, body: Any, rules: BodyRules) -> Iterator[str]:
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict):
                 yield from _of_spec(entry.get("spec"))
+    elif path.startswith("/v1/ports/") and path.endswith(":migrate"):
+        yield from _of_spec(body.get("port") if isinstance(body, dict) else None)
     elif path.startswith("/v1/ports/"):
         yield from _of_spec(body)
     elif path.startswith("/v1/service-ports/"):

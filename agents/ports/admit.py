@@ -6,10 +6,12 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from agents.ports.backend_ports import BackendPorts, for_each, logged
 from agents.ports.converge import Stopwatch, converge
-from agents.ports.operations import LOOK_S, UNDO_S, Delete, Operation, Put
+from agents.ports.migration import outcome, refuse_in_migration
+from agents.ports.operations import LOOK_S, UNDO_S, Delete, Migrate, Operation, Put
 from agents.store.port_table import Record
 from netplugin.api.conditions import NO_CONDITION
 from netplugin.api.errors import (
@@ -20,6 +22,7 @@ from netplugin.api.errors import (
     NotFound,
     OperationTimeout,
     PreconditionFailed,
+    Unsupported,
 )
 from netplugin.api.models import (
     PortSpec,
@@ -52,6 +55,8 @@ class Admission:
             before = self._ports.store.get(op.port_id)
             if before is not None and before.state is PortState.REMOVING:
                 before = None
+            if before is not None:
+                refuse_in_migration(before.migration)
             if op.amend is not None:
                 op.spec = op.amend(self._stored(before))
             op.spec = self._with_network(op.spec)
@@ -63,6 +68,31 @@ class Admission:
             self._validate(op.spec, before)
             if before is not None:
                 _refuse_fixed(before.spec, op.spec)
+        except Exception as error:
+            op.future.set_exception(logged(error, "validate").for_port(op.port_id))
+            return False
+        return True
+
+    def may_migrate(self, op: Migrate, usability: Usability) -> bool:
+        """Refuse a step that does not follow or that the backend cannot do; set what it makes of the port."""
+        try:
+            if not self._ports.backend.features.live_migration:
+                raise Unsupported(
+                    f"backend {self._ports.backend.name} has no live migration",
+                    step="validate",
+                    fix="see the backend's features: GET /v1/backends",
+                )
+            before = self._ports.store.get(op.port_id)
+            gone = before is None or before.state is PortState.REMOVING
+            there = None if before is None or gone else (before.spec, before.migration)
+            spec = self._with_network(op.spec) if op.spec else None
+            now = datetime.now(UTC)
+            op.outcome = outcome(op.step, op.activation, spec, there, now)
+            if not op.outcome.removes:
+                usability.require()
+            if there is None and spec is not None:
+                self._validate(spec, None)
+            op.spec = there[0] if there else spec
         except Exception as error:
             op.future.set_exception(logged(error, "validate").for_port(op.port_id))
             return False
@@ -112,10 +142,10 @@ class Admission:
             raise _invalid("network.mtu", message, "leave it out")
         return spec.model_copy(update={"network": spec.network.model_copy(update={"mtu": mtu})})
 
-    def accept_deletes(self, operations: Sequence[Delete]) -> dict[str, Record]:
+    def accept_deletes(self, operations: Sequence[Delete | Migrate]) -> dict[str, Record]:
         """Mark the ports as removing; they stay so until the host is clean."""
         records: dict[str, Record] = {}
-        orphans: list[Delete] = []
+        orphans: list[Delete | Migrate] = []
         for op in operations:
             record = self._ports.store.get(op.port_id)
             try:
@@ -124,7 +154,7 @@ class Admission:
                 op.future.set_exception(changed.for_port(op.port_id))
                 continue
             if record is not None and record.spec.backend == self._ports.backend.name:
-                records[op.port_id] = replace(record, state=PortState.REMOVING, previous=None)
+                records[op.port_id] = replace(record, state=PortState.REMOVING, previous=None, migration=None)
             elif record is None and self._ports.may_keep(op.port_id):
                 orphans.append(op)
             else:
@@ -142,7 +172,7 @@ class Admission:
             return {}
         return records
 
-    def _remove_orphans(self, operations: Sequence[Delete]) -> None:
+    def _remove_orphans(self, operations: Sequence[Delete | Migrate]) -> None:
         """Remove kept orphans that a call names; there is no intent that could record the request."""
         until = min(op.deadline for op in operations) - UNDO_S / 2
         intents = [Intent(op.port_id, None) for op in operations]
@@ -164,7 +194,7 @@ class Admission:
                 op.future.set_result(None)
 
     def accept_puts(
-        self, puts: Mapping[str, Put], with_them: Sequence[str], watch: Stopwatch
+        self, puts: Mapping[str, Put | Migrate], with_them: Sequence[str], watch: Stopwatch
     ) -> tuple[dict[str, Record], Observation | None]:
         """Commit the intents with their claims; a failed claim fails only its port.
 
@@ -198,25 +228,22 @@ class Admission:
         if changed:
             self._ports.store.save(changed)
 
-    def _record_of(self, op: Put) -> Record:
+    def _record_of(self, op: Put | Migrate) -> Record:
         """The record of a requested port. A port that was being removed keeps its claims."""
         before = self._ports.store.get(op.port_id)
-        if before is None:
+        migration = op.outcome.migration if isinstance(op, Migrate) and op.outcome else None
+        assert op.spec is not None
+        if before is None or before.state is PortState.REMOVING:
             return Record(
                 op.port_id,
                 op.spec,
                 PortState.PENDING,
-                claims=self._ports.store.claims_before(op.port_id),
+                claims=before.claims if before else self._ports.store.claims_before(op.port_id),
                 standby_of=op.standby_of,
+                migration=migration,
             )
-        if before.state is PortState.REMOVING:
-            return Record(
-                op.port_id,
-                op.spec,
-                PortState.PENDING,
-                claims=before.claims,
-                standby_of=op.standby_of,
-            )
+        if isinstance(op, Migrate):
+            return before if migration == before.migration else replace(before, migration=migration)
         if before.spec == op.spec:
             return before
         back_to = before.previous or (before.spec if before.state is not PortState.PENDING else None)
@@ -225,7 +252,7 @@ class Admission:
     def _claim(
         self,
         records: dict[str, Record],
-        puts: Mapping[str, Put],
+        puts: Mapping[str, Put | Migrate],
         seen: Observation | None,
         taken: dict[Claim, str],
     ) -> dict[str, Record]:

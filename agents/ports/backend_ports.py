@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from agents.host_events import HostEvents
 from agents.metrics import Metrics
+from agents.ports.announcer import Announcer
 from agents.ports.operations import Begun
 from agents.store.port_table import Record
 from agents.store.store import Store
@@ -15,6 +16,7 @@ from netplugin.api.errors import (
     NetpluginError,
     as_host_error,
 )
+from netplugin.api.migration import MigrationPhase
 from netplugin.api.models import (
     PortState,
 )
@@ -46,6 +48,9 @@ class BackendPorts:
         self.unsaved: dict[str, Record] = {}
         #: Calls that are tried again, by port.
         self.begun: dict[str, Begun] = {}
+        self.announcer = Announcer(self)
+        #: Whether a guest may have stopped or started while its port began to follow it.
+        self.follow_again = False
 
     def usable(self) -> Usability:
         """Whether the backend is usable and its locks are held by this agent (callable from any thread)."""
@@ -64,10 +69,29 @@ class BackendPorts:
             return Intent(record.port_id, None, record.claims)
         overlay = self.store.network(record.spec.overlay_id)
         stamp = self.store.stamp(record.port_id)
-        return Intent(record.port_id, record.spec, record.claims, overlay, stamp)
+        closed, follows = self.is_closed(record), _follows_guest(record)
+        return Intent(record.port_id, record.spec, record.claims, overlay, stamp, closed, follows)
+
+    def is_closed(self, record: Record) -> bool:
+        """Whether nothing may be forwarded from or to the port, because of its migration.
+
+        With ``auto`` a port that the host shuts while no guest runs is not closed before the guest runs:
+        no frame waits for the agent then.
+        """
+        migration, migrates = record.migration, self.extras.migrates
+        if migration is None or not migration.is_closed:
+            return False
+        waits = migration.activation == "auto" and migration.phase is MigrationPhase.PREPARED
+        return not (waits and migrates is not None and migrates.shut_without_guest)
 
     def intents(self, records: Iterable[Record]) -> list[Intent]:
         return [self.intent(record) for record in records]
+
+    def follow(self, records: Iterable[Record]) -> None:
+        """Have the backend tell of the guests of those ports that wait for them."""
+        for record in records:
+            if self.extras.migrates is not None and record.migration is not None:
+                self.extras.migrates.follow_guest(self.intent(record))
 
     def save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
         """Save the records. If the store fails (a full disk), save them before any other work.
@@ -98,6 +122,12 @@ class BackendPorts:
         except Exception as error:
             raise as_host_error(error, "store") from error
         self.unsaved = {}
+
+
+def _follows_guest(record: Record) -> bool:
+    """Whether the agent waits for the guest of the port to run here, or to stop."""
+    migration = record.migration
+    return migration is not None and migration.activation == "auto" and not migration.has_ended
 
 
 def logged(error: Exception, step: str) -> NetpluginError:

@@ -7,9 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.converge import Converged, Stopwatch, converge, faults_of
+from agents.ports.migration import followed, is_news, opens
 from agents.ports.operations import LOOK_S
 from agents.ports.orphans import Orphans, findings
 from agents.ports.quarantines import Quarantines
@@ -70,6 +72,7 @@ class Drift:
         self.network_faults: Mapping[str, NetpluginError] = {}
         #: Whether the last look left something to be tried again.
         self._looks_again = False
+        self._has_started = False
 
     def check(
         self,
@@ -108,6 +111,7 @@ class Drift:
             if ports is None:
                 self._compare_store(records, seen)
                 records |= self._adopt_claims(records, seen, commit_sequence)
+            records |= self._follow_guests(records, seen, whole=ports is None)
         intents = self._ports.intents(records.values())
         kept: Mapping[str, str] = {}
         if ports is None:
@@ -142,6 +146,9 @@ class Drift:
         errors = [*result.failed.values(), *result.of_networks.values(), *map(_left, result.left)]
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
+        self._ports.announcer.begin(records.keys() - result.failed.keys())
+        if ports is None:
+            self._ports.follow(records.values())
         left = {change.describe() for change in result.left}
         self._ports.events.drift_handled(planned, {*result.failed, *left})
         if accepts:
@@ -190,6 +197,34 @@ class Drift:
             if adopted:
                 self._ports.store.save(adopted.values())
         return adopted
+
+    def _follow_guests(
+        self, records: Mapping[str, Record], seen: Observation, *, whole: bool
+    ) -> dict[str, Record]:
+        """The ports whose migration goes on because their guest runs or has stopped; stored."""
+        now = datetime.now(UTC)
+        if whole:
+            self._ports.follow_again = False
+            if not self._has_started:
+                self._has_started = True
+                self._ports.announcer.expect(i for i, r in records.items() if is_news(r.migration, now))
+        auto = [r for r in records.values() if r.migration and r.migration.activation == "auto"]
+        if not auto:
+            return {}
+        by_claims = self._ports.extras.by_claims
+        there = by_claims.observed_ports(self._ports.intents(auto), seen) if by_claims else seen.ports
+        moved: dict[str, Record] = {}
+        for record in auto:
+            found = there.get(record.port_id)
+            migration = followed(record.migration, found.guest if found else None, now)
+            if migration != record.migration:
+                moved[record.port_id] = replace(record, migration=migration)
+        if moved:
+            self._ports.store.save(moved.values())
+            self._ports.announcer.expect(
+                i for i, r in moved.items() if opens(records[i].migration, r.migration)
+            )
+        return moved
 
     def _converge_in_chunks(
         self,
@@ -254,6 +289,7 @@ class Drift:
         return (
             bool(self._ports.unsaved)
             or self._looks_again
+            or self._ports.follow_again
             or self._ports.store.any_in(
                 self._ports.backend.name, PortState.PENDING, PortState.REMOVING, PortState.FAILED
             )

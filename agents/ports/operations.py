@@ -7,8 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from agents.ports.migration import Outcome
 from agents.store.port_table import Record
 from netplugin.api.conditions import NO_CONDITION, Condition
+from netplugin.api.migration import Activation
+from netplugin.api.migration_models import MigrationStep
 from netplugin.api.models import (
     PortSpec,
 )
@@ -56,7 +59,26 @@ class Delete:
     queued_at: float = field(default_factory=time.monotonic)
 
 
-Operation = Put | Delete
+@dataclass
+class Migrate:
+    """A step of a migration. ``future`` gets the record, None for a port that was removed, or the error."""
+
+    port_id: str
+    step: MigrationStep
+    activation: Activation | None
+    deadline: float
+    future: Future[Record | None]
+    #: The spec of ``prepare``; later the spec of the port, from the store.
+    spec: PortSpec | None = None
+    #: What the step makes of the port, once it is accepted.
+    outcome: Outcome | None = None
+    standby_of: str | None = None
+    group: object = None
+    condition: Condition = NO_CONDITION
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+Operation = Put | Delete | Migrate
 
 
 @dataclass(frozen=True)

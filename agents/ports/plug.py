@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from agents.ports.admit import Admission
 from agents.ports.backend_ports import BackendPorts, for_each
 from agents.ports.converge import Converged, Stopwatch, converge, faults_of
-from agents.ports.operations import NEXT_TRY_S, UNDO_S, Begun, Delete, Operation, Put
+from agents.ports.migration import followed, opens
+from agents.ports.operations import NEXT_TRY_S, UNDO_S, Begun, Delete, Migrate, Operation, Put
 from agents.ports.undo import Undo
 from agents.store.port_table import Record
 from netplugin.api.errors import (
@@ -51,9 +53,13 @@ class Plug:
         puts = {
             op.port_id: op for op in live if isinstance(op, Put) and self._admission.acceptable(op, usable)
         }
-        before = {port_id: self._ports.store.get(port_id) for port_id in puts}
-        deletes = self._admission.accept_deletes([op for op in live if isinstance(op, Delete)])
-        records, seen = self._admission.accept_puts(puts, list(deletes), watch)
+        steps = [op for op in live if isinstance(op, Migrate) and self._admission.may_migrate(op, usable)]
+        changes: dict[str, Put | Migrate] = {**puts, **{op.port_id: op for op in steps if not _removes(op)}}
+        before = {port_id: self._ports.store.get(port_id) for port_id in changes}
+        deletes = self._admission.accept_deletes(
+            [op for op in live if isinstance(op, Delete)] + [op for op in steps if _removes(op)]
+        )
+        records, seen = self._admission.accept_puts(changes, list(deletes), watch)
         wanted = {**records, **deletes}
         waiting: dict[str, Operation] = {op.port_id: op for op in live if op.port_id in wanted}
         return self._carry_out(waiting, wanted, before, seen, watch, started)
@@ -116,11 +122,13 @@ class Plug:
             was_there = seen is not None and i in seen.ports
             still_begun[i] = (begun or {}).get(i) or Begun(before.get(i), was_there)
             del waiting[i], wanted[i]
-        records = {i: wanted[i] for i, op in waiting.items() if isinstance(op, Put)}
+        records = {i: wanted[i] for i in waiting if wanted[i].state is not PortState.REMOVING}
         failures = {i: e for i, e in result.failed.items() if i in wanted}
         faults = faults_of({i: r for i, r in records.items() if i not in failures}, result)
         for port_id in faults.keys() & records.keys():
-            if not _is_only_impaired(port_id, result) and not _stays(before[port_id], records[port_id].spec):
+            is_step = isinstance(waiting[port_id], Migrate) and before[port_id] is not None
+            stays = is_step or _stays(before[port_id], records[port_id].spec)
+            if not _is_only_impaired(port_id, result) and not stays:
                 fault = faults.pop(port_id)
                 failures[port_id] = _lasting(fault) if begun else fault
         for port_id, op in waiting.items():
@@ -133,6 +141,11 @@ class Plug:
         # Before they are committed: the intents are, and a start after a crash finds these states
         # again by looking at the host.
         self._ports.store.show(done)
+        opened = [op.port_id for op in waiting.values() if isinstance(op, Migrate) and _opens(op, before)]
+        self._ports.announcer.expect(opened)
+        self._ports.announcer.begin(i for i in waiting if i not in failures)
+        self._ports.follow([wanted[i] for i in waiting if i not in failures])
+        self._ports.follow_again |= any(_is_followed(wanted[i], result) for i in waiting)
         self._answer({i: op for i, op in waiting.items() if i in records and i not in failures}, {})
         failures |= self._save_outcomes(done, gone)
         for port_id, op in waiting.items():
@@ -202,7 +215,7 @@ class Plug:
             error = failures.get(port_id)
             if error is not None:
                 op.future.set_exception(error)
-            elif isinstance(op, Delete):
+            elif isinstance(op, Delete) or (isinstance(op, Migrate) and _removes(op)):
                 op.future.set_result(None)
             else:
                 record = self._ports.store.get(port_id)
@@ -219,6 +232,23 @@ class Plug:
                 LOG.info("port is gone", extra={"port_id": port_id})
             else:
                 LOG.info("port is %s", record.state.value, extra={"port_id": port_id})
+
+
+def _removes(step: Migrate) -> bool:
+    return step.outcome is not None and step.outcome.removes
+
+
+def _is_followed(record: Record, result: Converged) -> bool:
+    """Whether the guest does not do, by now, what the phase of its port waits for."""
+    seen, now = result.observed.get(record.port_id), datetime.now(UTC)
+    return seen is not None and followed(record.migration, seen.guest, now) is not record.migration
+
+
+def _opens(step: Migrate, before: Mapping[str, Record | None]) -> bool:
+    """Whether a step opens a port that was closed, or may have been forwarded to elsewhere."""
+    was = before.get(step.port_id)
+    migration = step.outcome.migration if step.outcome else None
+    return was is not None and was.migration != migration and opens(was.migration, migration)
 
 
 def _is_only_impaired(port_id: str, result: Converged) -> bool:

@@ -41,6 +41,7 @@ class Reconciler:
         self._ports = ports = BackendPorts(backend, store, metrics, self.events)
         plug = Plug(ports)
         drift = Drift(ports, marks or StoreMarks(store), self.quarantines)
+        self.announcer = ports.announcer
         #: What the backend has beyond the contract.
         self.extras = ports.extras
         self.usable, self.may_keep = ports.usable, ports.may_keep

@@ -91,7 +91,8 @@ CREATE TABLE IF NOT EXISTS ports (
     error TEXT,
     timings TEXT NOT NULL DEFAULT '{}',
     standby_of TEXT,
-    number INTEGER NOT NULL DEFAULT 0
+    number INTEGER NOT NULL DEFAULT 0,
+    migration TEXT
 );
 CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
 CREATE TABLE IF NOT EXISTS networks (
@@ -167,6 +168,7 @@ CREATE TABLE IF NOT EXISTS tasks (
 #: What changes a schema of version 1 to 2, of 2 to 3, and so on. A released entry is never changed.
 _MIGRATIONS: tuple[str, ...] = (
     "CREATE TABLE IF NOT EXISTS physical_networks (name TEXT PRIMARY KEY, spec TEXT NOT NULL);",
+    "ALTER TABLE ports ADD COLUMN migration TEXT;",
 )
 _VERSION = 1 + len(_MIGRATIONS)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from netplugin.api.errors import Problem
+from netplugin.api.migration import Migration
 from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import Claim
 
@@ -31,6 +32,7 @@ class Record:
     timings_ms: Mapping[str, float] | None = None
     #: The port that this one is the standby of (teaming); both are created and deleted together.
     standby_of: str | None = None
+    migration: Migration | None = None
 
 
 class PortTable:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from agents.store.port_table import Record
 from agents.store.set_aside import Row
 from netplugin.api.errors import Problem
+from netplugin.api.migration import Migration
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.backend import Claim, Overlay
 
@@ -27,7 +28,7 @@ class Parts:
 
 def record_of(row: Row, claims: tuple[Claim, ...]) -> Record:
     """The record of a port. Raises: ValueError, TypeError, KeyError."""
-    previous, error = row["previous_spec"], row["error"]
+    previous, error, migration = row["previous_spec"], row["error"], row["migration"]
     return Record(
         port_id=row["port_id"],
         spec=PortSpec.model_validate_json(row["spec"]),
@@ -37,6 +38,7 @@ def record_of(row: Row, claims: tuple[Claim, ...]) -> Record:
         claims=claims,
         timings_ms={sys.intern(part): ms for part, ms in json.loads(row["timings"]).items()},
         standby_of=row["standby_of"],
+        migration=Migration.model_validate_json(migration) if migration else None,
     )
 
 

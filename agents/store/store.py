@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.store.database import Database
-from agents.store.event_log import REMOVED, EventLog, NewEvent
+from agents.store.event_log import EventLog, NewEvent
 from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.placements import Placements, read_placement
+from agents.store.port_events import leaves_vm, port_events
 from agents.store.port_table import ClaimMoves, PortTable, Record, without
 from agents.store.rows import Parts, network_of, quarantined, record_of, sharing
 from agents.store.set_aside import Row, SetAside
@@ -118,12 +119,12 @@ class Store:
                 for record in records:
                     self._write(record, self._numbers.get(record.port_id, commit))
                     self.set_aside.forget("ports", record.port_id)
-                if _leaves_vm(before, records):
+                if leaves_vm(before, records):
                     # Delete the placement of a VM with its last port.
                     self.database.sql.execute(
                         "DELETE FROM placements WHERE vm_id NOT IN (SELECT vm_id FROM ports)"
                     )
-                events = _port_events(before, records)
+                events = port_events(before, records)
                 self.events.write(events)
             self._commit = commit
             new = {record.port_id for record in records}
@@ -313,11 +314,11 @@ class Store:
         before = self._ports.committed(record.port_id)
         self.database.sql.execute(
             "INSERT INTO ports (port_id, backend, vm_id, spec, previous_spec, state, error, timings, "
-            "standby_of, number) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
+            "standby_of, number, migration) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (port_id) DO UPDATE SET "
             "backend=excluded.backend, vm_id=excluded.vm_id, spec=excluded.spec, "
             "previous_spec=excluded.previous_spec, state=excluded.state, error=excluded.error, "
-            "timings=excluded.timings, standby_of=excluded.standby_of",
+            "timings=excluded.timings, standby_of=excluded.standby_of, migration=excluded.migration",
             (
                 record.port_id,
                 record.spec.backend,
@@ -329,6 +330,7 @@ class Store:
                 json.dumps(record.timings_ms or {}),
                 record.standby_of,
                 number,
+                record.migration.model_dump_json() if record.migration else None,
             ),
         )
         if before is None or before.claims != record.claims:
@@ -445,25 +447,3 @@ class Store:
     def _stored_commit(self) -> int:
         row = self.database.sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()
         return int(row[0]) if row else 0
-
-
-def _leaves_vm(before: Mapping[str, Record | None], records: Iterable[Record]) -> bool:
-    """Whether a VM loses a port: one that is forgotten, or that becomes another VM's."""
-    new = {record.port_id: record.spec.vm_id for record in records}
-    return any(old is not None and new.get(i) != old.spec.vm_id for i, old in before.items())
-
-
-def _port_events(before: Mapping[str, Record | None], records: Iterable[Record]) -> list[NewEvent]:
-    """What these commits change about the states of ports; a port in ``before`` alone is forgotten."""
-    new = {record.port_id: record for record in records}
-    events: list[NewEvent] = []
-    for port_id, old in before.items():
-        record = new.get(port_id)
-        if record is None:
-            if old is not None:
-                events.append(NewEvent(EventKind.PORT, REMOVED, "", old.spec.backend, port_id))
-            continue
-        if old is None or (old.state, old.error) != (record.state, record.error):
-            detail = record.error.detail if record.error else ""
-            events.append(NewEvent(EventKind.PORT, record.state.value, detail, record.spec.backend, port_id))
-    return events

@@ -11,6 +11,7 @@ from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import chosen_sockets, networks, service_ports, sockets, usability
+from drivers.ovs.announce import announce
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_TYPE, port_name
 from drivers.ovs.usability import dpdk_usable
@@ -33,7 +34,14 @@ from netplugin.host.ovs_underlay import problem, read_underlay
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
-from netplugin.optional import HasFacts, HasFindings, HasLocalVlans, NeedsClaims, UsesPhysicalNetworks
+from netplugin.optional import (
+    HasFacts,
+    HasFindings,
+    HasLocalVlans,
+    Migrates,
+    NeedsClaims,
+    UsesPhysicalNetworks,
+)
 
 
 class DpdkVhostUser(
@@ -43,13 +51,14 @@ class DpdkVhostUser(
     HasLocalVlans,
     HasFacts,
     UsesPhysicalNetworks[VhostUserObservation],
+    Migrates,
 ):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = BACKEND
     features: ClassVar[Features] = Features(
         networks=("flat", "vlan", "vxlan"),
-        live_migration=False,
+        live_migration=True,
         qos=True,
         port_security=("mac", "ip"),
         max_queues=128,
@@ -59,6 +68,9 @@ class DpdkVhostUser(
         port_names=True,
     )
     network_parts: ClassVar[Mapping[str, bool]] = {"ovs": True}
+    # OVS neither takes frames from a port whose rings QEMU has not started nor puts any into them, and
+    # QEMU starts them when the VM runs.
+    shut_without_guest: ClassVar[bool] = True
     data_path: ClassVar[DataPath] = DataPath(
         "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
     )
@@ -199,6 +211,9 @@ class DpdkVhostUser(
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         return self._applier.apply(changes, deadline)
+
+    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+        announce(self._ovs, self.name, intents, deadline)
 
     def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
         self._ovs.follow_connections(self.name, tell)

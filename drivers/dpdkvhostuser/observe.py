@@ -64,7 +64,13 @@ class Observer:
             cannot_segment=self._reader.cannot_segment(seen, scope),
         )
         observed = {
-            i: ObservedPort(fault(row, seen, word), details(row), row.stamp, without_link(row))
+            i: ObservedPort(
+                fault(row, seen, word),
+                details(row),
+                row.stamp,
+                without_link(row),
+                guest=row.interface.connection if row.interface else None,
+            )
             for i, row in scope.rows.items()
         }
         return replace(seen, ports=observed)

@@ -348,7 +348,8 @@ class SetTap(TapChange):
     def describe(self) -> str:
         macs = f"MAC {self.tap.mac} fixed" if self.tap.mac else "MACs learned"
         where = f"put tap {self.tap.name} on {self.tap.bridge}"
-        return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}"
+        shut = ", closed to what it is not known to have" if self.tap.shut else ""
+        return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}{shut}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         tap, links = self.tap, kernel.links
@@ -358,7 +359,7 @@ class SetTap(TapChange):
         if (link := kernel.ours(tap.name)) is None:
             return
         fixed = fix_mac(kernel, link.index, tap.mac)
-        links.set(tap.name, learning=not fixed, up=True)
+        links.set(tap.name, learning=not fixed, flooding=not tap.shut, up=True)
 
 
 @dataclass(frozen=True)

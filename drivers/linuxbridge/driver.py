@@ -43,7 +43,7 @@ from netplugin.host.physical_networks import Derived, linux_bridge_of
 from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import tap_interface
-from netplugin.optional import HasFacts, HasFindings, NeedsClaims, UsesPhysicalNetworks
+from netplugin.optional import HasFacts, HasFindings, Migrates, NeedsClaims, UsesPhysicalNetworks
 from netplugin.service_devices import fit_device
 
 LOG = logging.getLogger(__name__)
@@ -60,13 +60,14 @@ class LinuxBridge(
     HasFindings[BridgeObservation],
     HasFacts,
     UsesPhysicalNetworks[BridgeObservation],
+    Migrates,
 ):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = "linuxbridge"
     features: ClassVar[Features] = Features(
         networks=("flat", "vlan", "vxlan"),
-        live_migration=False,
+        live_migration=True,
         qos=True,
         min_rate=False,
         port_security=("mac", "ip"),
@@ -77,6 +78,8 @@ class LinuxBridge(
         port_names=True,
     )
     network_parts: ClassVar[Mapping[str, bool]] = {"linuxbridge": True}
+    # A tap has a carrier, and takes frames for the VM, as soon as QEMU has opened it.
+    shut_without_guest: ClassVar[bool] = False
     data_path: ClassVar[DataPath] = DataPath("tap", "device", links=("device", "bridge"))
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: BridgeKernel | None = None) -> None:
@@ -96,6 +99,8 @@ class LinuxBridge(
         self._mark_there: str | None = None
         self._watch: BridgeWatch | None = None
         self._makeable: frozenset[str] = frozenset()
+        #: The ports whose guests the agent waits for, with the names of their taps.
+        self._followed: dict[str, str] = {}
 
     @property
     def _settings(self) -> Settings:
@@ -224,7 +229,7 @@ class LinuxBridge(
     def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
         self._observed_with = self._settings
         number = self._watch.number() if self._watch else 0
-        seen = BridgeReader(self._observed_with, self._kernel, ports).read(deadline)
+        seen = self._with_guests(BridgeReader(self._observed_with, self._kernel, ports).read(deadline))
         if self._watch:
             indices = frozenset(bridge.link.index for bridge in seen.bridges.values())
             self._watch.observed(number, frozenset(seen.services), indices)
@@ -232,6 +237,36 @@ class LinuxBridge(
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))
         return seen
+
+    def follow_guest(self, intent: Intent) -> None:
+        if intent.spec is not None and intent.follows_guest:
+            self._followed[intent.port_id] = DesiredPort.of(intent).tap.name
+        elif self._followed.pop(intent.port_id, None) is None:
+            return
+        links = {i: self._kernel.links.get(name) for i, name in self._followed.items()}
+        self._followed = {i: link.name for i, link in links.items() if link}
+        if self._watch:
+            self._watch.follow({link.index: (i, link.name) for i, link in links.items() if link})
+
+    def _with_guests(self, seen: BridgeObservation) -> BridgeObservation:
+        """With what shows whether guests that the agent waits for run: their first frame, and the carrier.
+
+        QEMU has opened the tap before the guest runs, and after it was paused.
+        """
+        followed = self._followed.keys() & seen.taps.keys()
+        if not followed:
+            return seen
+        ports = dict(seen.ports)
+        for port_id in followed:
+            link = seen.taps[port_id]
+            runs = self._kernel.fdb.learned(link.index) or None if link.carrier else False
+            if port_id in ports:
+                ports[port_id] = replace(ports[port_id], guest=runs)
+        return replace(seen, ports=ports)
+
+    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+        """The bridge has the MAC on the port as soon as the port is open. What QEMU and the guest send when
+        the guest goes on passes the tap, and tells the network."""
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         ours = [change for change in changes if isinstance(change, BridgeChange)]

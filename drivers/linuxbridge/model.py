@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Self
 
 from drivers.linuxbridge.filters import fixed_mac
-from drivers.linuxbridge.guard import port_guard
+from drivers.linuxbridge.guard import NOTHING, port_guard
 from drivers.linuxbridge.segments import (
     PORT_MARK,
     Segment,
@@ -180,6 +181,24 @@ def tap_name(port_id: str, spec: PortSpec) -> str:
     return spec.device or spec.port_name or device_name(TAP, port_id)
 
 
+class Gate(Enum):
+    """What passes a port.
+
+    ``CLOSED``: nothing. ``WAITING``: what the VM sends, so its first frame shows the bridge that it runs
+    here, and then what is sent to its MAC. It does not run yet, so nothing comes.
+    """
+
+    OPEN = "open"
+    CLOSED = "closed"
+    WAITING = "waiting"
+
+    @classmethod
+    def of(cls, intent: Intent) -> Gate:
+        if not intent.closed:
+            return cls.OPEN
+        return cls.WAITING if intent.follows_guest else cls.CLOSED
+
+
 @dataclass(frozen=True)
 class Tap:
     """The desired state of one port's device, with its rate limits: a tap that the agent makes.
@@ -203,9 +222,11 @@ class Tap:
     #: The mark of the store; empty: leave the existing mark.
     stamp: str = ""
     service: bool = False
+    #: Whether the bridge gives no frames to it but those that it has learned to be there.
+    shut: bool = False
 
     @classmethod
-    def of(cls, port_id: str, spec: PortSpec, stamp: str = "") -> Tap:
+    def of(cls, port_id: str, spec: PortSpec, stamp: str = "", gate: Gate = Gate.OPEN) -> Tap:
         """Make the desired tap of a spec. ``stamp``: the mark of the store to write to it."""
         mtu = spec.network.mtu
 
@@ -218,8 +239,9 @@ class Tap:
             bridge=Segment.of(spec.network).bridge,
             mtu=mtu,
             multi_queue=spec.queues > 1,
-            guard=port_guard(spec),
-            mac=fixed_mac(spec),
+            guard=NOTHING if gate is Gate.CLOSED else port_guard(spec),
+            mac=fixed_mac(spec) if gate is Gate.OPEN else "",
+            shut=gate is not Gate.OPEN,
             ingress=rate(spec.qos.ingress_kbps),
             egress=rate(spec.qos.egress_kbps),
             stamp=stamp,
@@ -274,6 +296,7 @@ class Tap:
         stamped = not self.stamp or stamp_of(link) == self.stamp
         grouped = self.group in (None, link.group)
         placed = self.in_place(link) and (link.learning, macs.here) == (not fixed, fixed)
+        placed = placed and (self.service or link.flooding is not self.shut)
         return not (stamped and grouped and placed and (self.service or (link.up and not link.ipv6)))
 
 
@@ -287,5 +310,5 @@ class DesiredPort:
     @classmethod
     def of(cls, intent: Intent) -> Self:
         assert intent.spec is not None
-        tap = Tap.of(intent.port_id, intent.spec, intent.stamp)
+        tap = Tap.of(intent.port_id, intent.spec, intent.stamp, Gate.of(intent))
         return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.segments import (
@@ -23,7 +23,7 @@ from drivers.linuxbridge.segments import (
     port_of,
     service_of,
 )
-from netplugin.host import vxlan_filter
+from netplugin.host import fdb, vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import link_event
 from netplugin.host.link_values import LinkEvent
@@ -34,9 +34,9 @@ from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
 from netplugin.host.usability import Wake
 
 # include/uapi/linux: rtnetlink.h (as a bit mask), netfilter/nfnetlink.h, netfilter.h
-_LINK_GROUP, _TC_GROUP = 1, 8
+_LINK_GROUP, _TC_GROUP, _NEIGH_GROUP = 1, 8, 3
 _NFTABLES_GROUP, _NFTABLES_SUBSYSTEM = 7, 10
-_NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP = 12, 270, 1
+_NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 12, 270, 1, 2
 _TABLES = {(7, filters.TABLE), (1, vxlan_filter.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
@@ -54,6 +54,8 @@ class LinkNews:
         #: The devices that our rules name, and the indices of our bridges, by the last observation.
         self._services: frozenset[str] = frozenset()
         self._bridges: frozenset[int] = frozenset()
+        #: Taps whose carrier matters too.
+        self.followed: frozenset[str] = frozenset()
         # Starting or stopping a VM changes the carrier of its tap: compare only what the agent sets.
         self._known: dict[str, LinkEvent] = {}
         # The last events that woke nobody, numbered, and whether only the carrier changed: an observation
@@ -87,7 +89,7 @@ class LinkNews:
         return wakes
 
     def _wakes(self, event: LinkEvent, only_carrier: bool) -> list[Wake]:
-        if only_carrier and event.name not in self._interfaces() | self._services:
+        if only_carrier and event.name not in self._interfaces() | self._services | self.followed:
             return []
         alias = event.alias or ""
         for mark in (PORT_MARK, SHAPER_MARK, SERVICE_MARK):
@@ -122,7 +124,21 @@ class BridgeWatch(KernelEventListener):
         self._links.bind((0, _LINK_GROUP | _TC_GROUP))
         self._rules.bind((0, 0))
         self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
-        super().__init__("linuxbridge-watch", wake, (self._links, self._rules), supervisor)
+        #: Bridges report the MACs that they learn; it listens while the agent waits for a guest.
+        self._learned = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._learned.bind((0, 0))
+        #: By the index of its tap: the ports whose guests the agent waits for, with the name of the tap.
+        self._waiting: dict[int, tuple[str, str]] = {}
+        super().__init__("linuxbridge-watch", wake, (self._links, self._rules, self._learned), supervisor)
+
+    def follow(self, waiting: Mapping[int, tuple[str, str]]) -> None:
+        """Wake for the first frame and the carrier of these taps: their ports and names, by index."""
+        with self._lock:
+            if bool(waiting) != bool(self._waiting):
+                change = _ADD_MEMBERSHIP if waiting else _DROP_MEMBERSHIP
+                self._learned.setsockopt(_SOL_NETLINK, change, _NEIGH_GROUP)
+            self._waiting = dict(waiting)
+            self._news.followed = frozenset(name for _, name in waiting.values())
 
     def number(self) -> int:
         """Return the number to give ``observed``; read it before the observation."""
@@ -141,6 +157,12 @@ class BridgeWatch(KernelEventListener):
                 yield from _of_rate(payload, own or frozenset())
             elif (event := link_event(kind, payload)) is not None:
                 yield from self._news.heard(event, own or frozenset())
+        for kind, payload in _messages(self._learned):
+            ports = {port_id for port_id, _ in self._waiting.values()}
+            if kind:
+                ports &= {self._waiting.get(fdb.changed_port(kind, payload) or 0, ("",))[0]}
+            if ports:
+                yield Wake("a VM that comes sends frames", frozenset(ports))
         for kind, payload in _messages(self._rules):
             if not kind:  # also after a change of our own: those of others may be among the lost
                 yield Wake("events of nftables were lost")

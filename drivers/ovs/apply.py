@@ -311,6 +311,8 @@ class Applier:
         cookies: list[int] = []
         gone: list[Flow] = []
         flows: list[Flow] = []
+        shut: list[int] = []
+        opened: list[int] = []
         for change in group:
             edit = change.edit(self._ovs, deadline)
             self._purge_due |= may_be_used(change, edit, idle)
@@ -319,6 +321,10 @@ class Applier:
             cookies += edit.cookies
             gone += edit.gone
             flows += edit.flows
+            shut += edit.shut
+            opened += edit.opened
+        if opened:
+            self._ovs.flows.forward(bridge, opened, True, deadline)
         if cookies or gone or flows:
             read = {COOKIE_MARK, *cookies}
             found = self._ovs.flows.replace(bridge, cookies, flows, deadline, gone, sorted(read))
@@ -326,3 +332,5 @@ class Applier:
             for flow in found:
                 by_cookie[flow.cookie].append(flow)
             self.read[bridge] = by_cookie
+        if shut:
+            self._ovs.flows.forward(bridge, shut, False, deadline)

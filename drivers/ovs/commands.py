@@ -37,13 +37,17 @@ class RowChange(Change, ABC):
 class FlowEdit:
     """A flow update: delete the flows of ``cookies`` and the flows ``gone``, then add ``flows``.
 
-    ``match_fragments``: first make the bridge match the L4 ports of first fragments.
+    ``match_fragments``: first make the bridge match the L4 ports of first fragments. The bridge forwards
+    to the ports ``opened`` before that, and nothing to the ports ``shut`` after it: so a port that has
+    its open flows is never shut.
     """
 
     cookies: tuple[int, ...] = ()
     flows: tuple[Flow, ...] = ()
     gone: tuple[Flow, ...] = ()
     match_fragments: bool = False
+    shut: tuple[int, ...] = ()
+    opened: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -406,22 +410,32 @@ class SetFilter(FlowChange):
     """Replace the flows of one port. Its ofport is looked up when the change is applied.
 
     A relay VF port exchanges the port's frames; without one, the bridge switches them. ``foreign``:
-    the bridge is not ours, so its own flows switch the frames of a port without a filter.
+    the bridge is not ours, so its own flows switch the frames of a port without a filter. ``reopens``:
+    the bridge may be set to forward nothing to the port.
     """
 
     port: VhostPort
     foreign: bool = False
+    reopens: bool = False
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         beside = self.port.beside
         own, other = ofport(ovs, self.port.name), ofport(ovs, beside.name) if beside else None
-        return FlowEdit((filters.port_cookie(self.port.port_id),), tuple(self.flows(own, other)))
+        flows, ports = tuple(self.flows(own, other)), (own,) if own is not None and beside is None else ()
+        return FlowEdit(
+            (filters.port_cookie(self.port.port_id),),
+            flows,
+            shut=ports if self.port.closed else (),
+            opened=ports if self.reopens else (),
+        )
 
     def flows(self, ofport: int | None, other: int | None) -> frozenset[Flow]:
         """The flows; empty if vswitchd could not create one of the ports."""
         port_id, spec = self.port.port_id, self.port.spec
         if ofport is None or (self.port.beside and other is None):
             return frozenset()
+        if self.port.closed:
+            return filters.closed_flows(port_id, ofport, *(() if other is None else (other,)))
         if other is not None:
             return filters.relay_flows(port_id, ofport, other, spec)
         if self.foreign and not spec.port_security.enabled:
@@ -431,6 +445,7 @@ class SetFilter(FlowChange):
     def describe(self) -> str:
         security, beside = self.port.spec.port_security, self.port.beside
         what = f"{len(security.allowed_addresses)} addresses" if security.enabled else "no filter"
+        what = "closed" if self.port.closed else what
         to = f", relayed to {beside.name}" if beside else ""
         return f"set flows of port {self.port.name} on {self.bridge} ({what}{to})"
 

@@ -79,6 +79,24 @@ def foreign_flows(port_id: str, ofport: int) -> frozenset[Flow]:
     )
 
 
+def closed_flows(port_id: str, *ofports: int) -> frozenset[Flow]:
+    """The flows of a port that is closed, above all others: what comes from it or its relay VF is dropped.
+
+    Flows cannot select the frames that a bridge switches to a port: ``OpenFlow.forward`` stops these.
+    """
+    cookie = port_cookie(port_id)
+    return frozenset(Flow.make(cookie, _HIGHEST, f"in_port={ofport}", DROP) for ofport in ofports)
+
+
+def are_closed(flows: Collection[Flow]) -> bool:
+    """Whether these are the flows of a port that is closed."""
+    return bool(flows) and all(flow.priority == _HIGHEST and _is_of_port(flow) for flow in flows)
+
+
+def _is_of_port(flow: Flow) -> bool:
+    return flow.actions == DROP and flow.match.startswith("in_port=") and "," not in flow.match
+
+
 def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = NORMAL) -> frozenset[Flow]:
     """The flows that admit the frames that the port may send; ``admitted`` is what is done with these."""
     cookie, security = port_cookie(port_id), spec.port_security

@@ -66,6 +66,8 @@ class OvsObservation(Observation):
     beside: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The flows of ports that have rows.
     flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
+    #: The ports to which their bridge forwards nothing; read only of those whose flows are closed.
+    shut: frozenset[str] = frozenset()
     bridges: Mapping[str, ObservedOvsBridge] = field(default_factory=dict)
     #: QoS rows with our mark, including those of deleted ports.
     qos: tuple[OvsQos, ...] = ()

@@ -141,11 +141,13 @@ class OvsReader:
             else [row for port_id in scope.ports for row in mirror.qos_of(backend, port_id)]
         )
         addressed = self._addressed(scope, bridges)
+        of_ports = self._by_port(rows, flows)
         found = OvsObservation(
             ports={},
             rows=rows,
             beside=scope.beside,
-            flows=self._by_port(rows, flows),
+            flows=of_ports,
+            shut=self._shut(rows, of_ports, scope),
             bridges={name: self._bridge(b, flows, scope, name in addressed) for name, b in bridges.items()},
             qos=tuple(qos),
             taken_names=self._taken_names(scope.ports),
@@ -294,6 +296,22 @@ class OvsReader:
                 if scope.whole:
                     raise
         return flows
+
+    def _shut(
+        self, rows: Mapping[str, OvsPort], flows: Mapping[str, frozenset[Flow]], scope: Scope
+    ) -> frozenset[str]:
+        """The ports to which their bridge forwards nothing, of those whose flows are closed."""
+        by_bridge: dict[str, set[str]] = defaultdict(set)
+        for port_id, found in flows.items():
+            if filters.are_closed(found):
+                by_bridge[str(rows[port_id].bridge)].add(port_id)
+        shut: set[str] = set()
+        for bridge, port_ids in by_bridge.items():
+            numbers = self._ovs.flows.not_forwarded(bridge, scope.until())
+            shut |= {
+                i for i in port_ids if (interface := rows[i].interface) and interface.works_at in numbers
+            }
+        return frozenset(shut)
 
     def _by_port(
         self, rows: Mapping[str, OvsPort], flows: Mapping[str, list[Flow]]

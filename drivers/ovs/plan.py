@@ -337,13 +337,16 @@ def has_its_flows(port: VhostPort, seen: OvsObservation) -> bool:
     port_id = port.port_id
     row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
     flows = _set_filter(port, seen).flows(_works_at(row), _works_at(beside))
-    return bool(flows) and flows == seen.flows.get(port_id)
+    return bool(flows) and not port.closed and flows == seen.flows.get(port_id)
 
 
 def _set_filter(port: VhostPort, seen: OvsObservation) -> c.SetFilter:
     bridge = seen.bridges.get(port.bridge)
     foreign = bridge is not None and not bridge.ours
-    return c.SetFilter((port.port_id,), port.bridge, port, foreign)
+    found = seen.flows.get(port.port_id)
+    # A port without flows may have been closed before somebody deleted them.
+    reopens = found is not None and not port.closed and (not found or filters.are_closed(found))
+    return c.SetFilter((port.port_id,), port.bridge, port, foreign, reopens)
 
 
 def _filter(
@@ -354,7 +357,8 @@ def _filter(
         return [change]
     flows = change.flows(_works_at(row), _works_at(beside))
     # No flows: vswitchd could not create the port, which is reported as a fault.
-    return [change] if flows and flows != seen.flows.get(port.port_id) else []
+    is_open = port.closed and not port.beside and port.port_id not in seen.shut
+    return [change] if flows and (is_open or flows != seen.flows.get(port.port_id)) else []
 
 
 def _works_at(row: OvsPort | None) -> int | None:

@@ -166,6 +166,8 @@ class VhostPort:
     reopen: bool = False
     #: The claim on the path of its socket, if the caller chose the path.
     chosen: Claim | None = None
+    #: Whether nothing is forwarded from or to it.
+    closed: bool = False
 
     @staticmethod
     def of(backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool) -> VhostPort:
@@ -188,6 +190,7 @@ class VhostPort:
             overlay=overlay,
             stamp=intent.stamp,
             chosen=next(filter(is_chosen, intent.claims), None),
+            closed=intent.closed,
         )
 
     @property

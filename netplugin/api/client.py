@@ -37,6 +37,7 @@ from netplugin.api.errors import (
 from netplugin.api.event_models import EventFilter
 from netplugin.api.event_reader import EventReader
 from netplugin.api.fields import Name, PciAddress
+from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import (
     BackendInfo,
     CheckRequest,
@@ -196,6 +197,11 @@ class Client:
     def delete_port(self, port_id: str, *, if_match: str | None = None) -> None:
         """``if_match``: as in ``put_port``."""
         self._call("DELETE", _port(port_id), headers=_condition(if_match))
+
+    def migrate_port(self, port_id: str, step: MigrateRequest) -> Port | None:
+        """Carry out one step of a live migration; None if the port was removed, or there is none."""
+        answer = self._call("POST", f"{_port(port_id)}:migrate", step)
+        return None if answer.status_code == 204 else self._parsed(TypeAdapter(Port), answer)
 
     def batch(self, batch: Batch) -> BatchResults:
         """Create, change and delete several ports.

@@ -17,6 +17,7 @@ class EventKind(StrEnum):
     ``port``: the state of a port (see ``PortState``), or ``removed``. ``connection``: a VM has
     ``connected`` to the vhost-user socket of its port, or ``disconnected``. ``drift``: the host
     differs from the intents (``found``), and what became of it (``repaired`` or ``failed``).
+    ``migration``: the phase of a port that is migrated (see ``MigrationPhase``).
     ``backend``: ``usable`` or ``unusable``. ``quarantine``: ``begun`` or ``ended``. ``finding``:
     ``warn`` or ``fail``, or ``gone``. ``physical_network``: the API has ``created``, ``changed`` or
     ``deleted`` it; what it keeps on the host is ``degraded``, or has ``recovered``.
@@ -24,6 +25,7 @@ class EventKind(StrEnum):
 
     PORT = "port"
     CONNECTION = "connection"
+    MIGRATION = "migration"
     DRIFT = "drift"
     BACKEND = "backend"
     QUARANTINE = "quarantine"

@@ -37,6 +37,7 @@ from netplugin.api.fields import (
     at_most,
     in_order,
 )
+from netplugin.api.migration import Migration
 
 
 class Network(Value):
@@ -381,6 +382,8 @@ class Port(BaseModel):
     #: The port whose VF this standby NIC belongs to (``vf.teaming``); change that port, not this
     #: one.
     standby_of: PortId | None = None
+    #: Of a port that is being migrated.
+    migration: Migration | None = None
 
 
 class Features(Value):

@@ -217,7 +217,7 @@ def network_from(options: Namespace, network: dict[str, Any]) -> dict[str, Any]:
 
 def spec_from(options: Namespace) -> PortSpec:
     """The spec from the options of ``port put``. Raises: InvalidRequest naming the fields."""
-    spec = _read_spec(options.spec) if options.spec else {}
+    spec = read_spec(options.spec) if options.spec else {}
     for name in ("vm_id", "mac", "backend", "queues", "port_name", "vhost_user_socket"):
         _set(spec, name, getattr(options, name))
     network_from(options, _part(spec, "network"))
@@ -235,7 +235,8 @@ def spec_from(options: Namespace) -> PortSpec:
         raise invalid_request(wrong) from None
 
 
-def _read_spec(name: str) -> dict[str, Any]:
+def read_spec(name: str) -> dict[str, Any]:
+    """A spec from a file, or from standard input (-). Raises: InvalidRequest."""
     fix = "give the spec as one JSON object (see the API's PortSpec)"
     try:
         spec = json.loads(show.read_text(name))

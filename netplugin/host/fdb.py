@@ -62,6 +62,14 @@ class Fdb:
         found = map(_fixed, self._dump("list-macs", index))
         return frozenset(mac for at, mac in found if at == index and mac)
 
+    def learned(self, index: int) -> bool:
+        """Whether the bridge has learned a MAC on this port. Raises: HostError, OperationTimeout."""
+        for payload in self._dump("list-macs", index):
+            _, at, state, _, _ = _NDMSG.unpack_from(payload)
+            if at == index and not state & (_NUD_PERMANENT | _NUD_NOARP):
+                return True
+        return False
+
     def holder(self, index: int, mac: str) -> int | None:
         """Find where the MAC is fixed: a port of the same bridge as the port ``index``.
 
@@ -96,6 +104,12 @@ class Fdb:
             values = dict(attributes(payload, _NDMSG.size))
             if at == index and _DST in values and _LLADDR in values:
                 yield values[_LLADDR], str(ipaddress.ip_address(values[_DST]))
+
+
+def changed_port(kind: int, payload: bytes) -> int | None:
+    """The index of the bridge port that an entry was added to, or moved to; None for another message."""
+    family, index, *_ = _NDMSG.unpack_from(payload)
+    return int(index) if kind == _NEWNEIGH and family == socket.AF_BRIDGE else None
 
 
 def _entry(index: int, mac: bytes, address: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from netplugin.host.link_values import (
     BondMember,
@@ -37,6 +37,8 @@ _BR_FORWARD_DELAY, _BR_STP_STATE, _BR_MCAST_SNOOPING = 1, 5, 23
 _BR_OPTIONS, _BR_FDB_MAX_LEARNED = 46, 49  # BR_OPTIONS: IFLA_BR_MULTI_BOOLOPT, values and mask
 _BR_NO_LINK_LOCAL_LEARN = 1 << 0
 _PROTINFO, _BRPORT_LEARNING, _NESTED = 12, 8, 0x8000
+_BRPORT_FLUSH = 24
+_BRPORT_FLOODS = (9, 27, 30)  # of unknown unicast, multicast and broadcast frames
 _VLAN_ID, _VLAN_PROTOCOL = 1, 5
 _VXLAN_ID, _VXLAN_LOCAL, _VXLAN_TTL, _VXLAN_LEARNING = 1, 4, 5, 7
 _VXLAN_PORT, _VXLAN_LOCAL6, _VXLAN_DF = 15, 17, 29
@@ -167,11 +169,18 @@ def new_master(index: int) -> bytes:
     return attribute(_MASTER, _u32(index))
 
 
-def port_learning(index: int, learning: bool) -> bytes:
-    """A request (RTM_SETLINK) that turns MAC learning on a bridge port on or off."""
-    flag = attribute(_BRPORT_LEARNING, struct.pack("=B", learning))
+def port_flags(index: int, learning: bool, flooding: bool | None) -> bytes:
+    """A request (RTM_SETLINK) that turns MAC learning on a bridge port, and flooding to it, on or off.
+
+    Without flooding, the bridge forgets what it has learned on the port.
+    """
+    flags = attribute(_BRPORT_LEARNING, struct.pack("=B", learning))
+    if flooding is not None:
+        flags += b"".join(attribute(kind, struct.pack("=B", flooding)) for kind in _BRPORT_FLOODS)
+    if flooding is False:
+        flags += attribute(_BRPORT_FLUSH, b"")
     head = _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0)
-    return head + attribute(_PROTINFO | _NESTED, flag)
+    return head + attribute(_PROTINFO | _NESTED, flags)
 
 
 def alternative_name(index: int, name: str) -> bytes:
@@ -226,16 +235,18 @@ def read_link(payload: bytes) -> Link:
         qdisc=text(found.get(_QDISC)),
         multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),
         persistent=bool(number(tun.get(_TUN_PERSIST))),
-        learning=_learns(info),
+        learning=_has(info, (_BRPORT_LEARNING,)),
+        flooding=_has(info, _BRPORT_FLOODS),
         data=_data(kind, data, found),
     )
 
 
-def _learns(info: Mapping[int, bytes]) -> bool:
+def _has(info: Mapping[int, bytes], flags: Sequence[int]) -> bool:
+    """Whether a bridge port has all of these flags; true of what is no bridge port."""
     if text(info.get(_INFO_SLAVE_KIND)) != "bridge":
         return True
     port = dict(attributes(info.get(_INFO_SLAVE_DATA, b"")))
-    return bool(number(port.get(_BRPORT_LEARNING)))
+    return all(number(port.get(flag)) for flag in flags)
 
 
 def _data(kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]) -> Made | LinuxBond | None:

@@ -101,8 +101,9 @@ class Link:
     #: Of a tap.
     multi_queue: bool = False
     persistent: bool = False
-    #: Of a bridge port: whether the bridge learns MACs on it.
+    #: Of a bridge port: whether the bridge learns MACs on it, and floods frames to it.
     learning: bool = True
+    flooding: bool = True
     #: The attributes of its kind.
     data: Made | LinuxBond | None = None
 

@@ -38,7 +38,7 @@ from netplugin.host.link_messages import (
     new_master,
     new_mtu,
     new_name,
-    port_learning,
+    port_flags,
     read_address,
     read_bond_member,
     read_bridge_port,
@@ -199,12 +199,13 @@ class Links:
         up: bool | None = None,
         bridge: Bridge | None = None,
         learning: bool | None = None,
+        flooding: bool | None = None,
         group: int | None = None,
     ) -> None:
         """Change the given attributes; ``master=""`` removes the device from its bridge.
 
-        In this order: older kernels set a device up before they enslave it, and learning can be set
-        only on a bridge port.
+        In this order: older kernels set a device up before they enslave it, and learning (with flooding)
+        can be set only on a bridge port.
 
         Raises: HostError, OperationTimeout.
         """
@@ -221,7 +222,7 @@ class Links:
         }
         self._alter_all(name, index, {step: each for step, each in plain.items() if each})
         if learning is not None:
-            self._ask("set-learning", name, SETLINK, port_learning(index, learning))
+            self._ask("set-learning", name, SETLINK, port_flags(index, learning, flooding))
         if up is not None:
             self._ask("set-state", name, NEWLINK, change(index, up=up))
 

@@ -131,6 +131,46 @@ class OpenFlow:
         request = m.message(m.GET_CONFIG_REQUEST, 1)
         return self._exchange(bridge, [[request]], deadline, _fragments_matched)
 
+    # -- ports -----------------------------------------------------------------------------------
+
+    def not_forwarded(self, bridge: str, deadline: float) -> frozenset[int]:
+        """The ports of the bridge to which it forwards nothing (``no-forward`` in ovs-ofctl(8)).
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        ports = self._exchange(bridge, [[m.request_ports(1)]], deadline, _all_ports)
+        return frozenset(port.number for port in ports if port.is_shut)
+
+    def forward(self, bridge: str, ofports: Collection[int], on: bool, deadline: float) -> None:
+        """Have the bridge forward frames to these ports, or none whatever its flows say; read back.
+
+        The setting lasts until vswitchd ends or the port is deleted. Ports that the bridge does not
+        have are left out.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        ports = self._exchange(bridge, [[m.request_ports(1)]], deadline, _all_ports)
+        wrong = [port for port in ports if port.number in ofports and port.is_shut is on]
+        if not wrong:
+            return
+        changes = [m.set_port(xid, port, shut=not on) for xid, port in enumerate(wrong, 1)]
+        asked = [*changes, m.request_ports(len(changes) + 1)]
+        for port in self._exchange(bridge, [asked], deadline, _all_ports):
+            if port.number in ofports and port.is_shut is on:
+                raise HostError(
+                    f"{bridge} does not {'forward to' if on else 'shut'} port {port.number}",
+                    step=STEP,
+                    fix=f"ovs-ofctl mod-port {bridge} {port.number} {'' if on else 'no-'}forward says why",
+                )
+
+    def send(self, bridge: str, frames: Sequence[tuple[int, bytes]], deadline: float) -> None:
+        """Have the bridge treat frames as if it had received each of them from the port with that number.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        requests = [m.packet_out(xid, ofport, frame) for xid, (ofport, frame) in enumerate(frames, 1)]
+        self._exchange(bridge, [requests], deadline, lambda answers: None)
+
     # -- the connections -------------------------------------------------------------------------
 
     def _exchange(
@@ -210,6 +250,18 @@ def _all_flows(requests: Collection[int], answers: Sequence[m.Message]) -> list[
     if incomplete:
         raise m.Malformed("an answer without its last part")
     return flows
+
+
+def _all_ports(answers: Sequence[m.Message]) -> list[m.PortState]:
+    """The ports of the parts of an answer. Raises: Malformed."""
+    ports: list[m.PortState] = []
+    more = True
+    for answer in answers:
+        found, more = m.read_ports(answer)
+        ports += found
+    if more:
+        raise m.Malformed("an answer without its last part")
+    return ports
 
 
 def _committed(requests: Collection[int], answers: Sequence[m.Message]) -> list[Flow]:

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from netplugin.host.flow import Flow
+from netplugin.host.flow_actions import output
 from netplugin.host.oxm import MalformedFlow, read_fields
 
 VERSION = 5
 # ofp_type
 HELLO, ERROR, ECHO_REQUEST, ECHO_REPLY = 0, 1, 2, 3
 GET_CONFIG_REQUEST, GET_CONFIG_REPLY, SET_CONFIG = 7, 8, 9
+_PACKET_OUT, _PORT_MOD = 13, 16
 _FLOW_MOD, _MULTIPART_REQUEST, _MULTIPART_REPLY = 14, 18, 19
 _BARRIER_REQUEST, BARRIER_REPLY, BUNDLE_CONTROL, _BUNDLE_ADD = 20, 21, 33, 34
 
@@ -24,6 +26,7 @@ _HEADER = struct.Struct(">BBHI")
 _MOST = 0xFFFF  # bytes of a message
 _ANY = 0xFFFFFFFF
 _ANY_TABLE = 0xFF
+_TABLE = 0xFFF9  # OFPP_TABLE
 _ADD, _DELETE, _DELETE_STRICT = 0, 3, 4  # ofp_flow_mod_command
 _FLOW_MOD_BODY = struct.Struct(">QQBBHHHIIIHH")
 _STATS_REQUEST = struct.Struct(">HH4xB3xII4xQQ")
@@ -226,6 +229,62 @@ def _read_rule(rest: bytes) -> tuple[bytes, bytes]:
     if instructions[:4] == struct.pack(">HH", _APPLY_ACTIONS, len(instructions) & _MOST):
         return fields, instructions[8:]
     return fields, b"instructions " + instructions  # no actions of ours: they differ from all
+
+
+# -- Ports. --------------------------------------------------------------------------------------------
+
+_PORT_DESC = 13  # OFPMP_PORT_DESC
+_PORT = struct.Struct(">IH2x6s2x16sII")  # ofp_port without its properties
+_PORT_MOD_BODY = struct.Struct(">I4x6s2xII")
+_NO_FORWARD = 1 << 5  # OFPPC_NO_FWD
+
+
+@dataclass(frozen=True, slots=True)
+class PortState:
+    """A port of a bridge: its number, hardware address and configuration (ofp_port_config)."""
+
+    number: int
+    address: bytes
+    config: int
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether frames that are forwarded to it are dropped."""
+        return bool(self.config & _NO_FORWARD)
+
+
+def request_ports(xid: int) -> bytes:
+    """Ask for all ports of a bridge (OFPMP_PORT_DESC)."""
+    return message(_MULTIPART_REQUEST, xid, struct.pack(">HH4x", _PORT_DESC, 0))
+
+
+def read_ports(reply: Message) -> tuple[list[PortState], bool]:
+    """The ports of a part of the answer, and whether more parts follow. Raises: Malformed."""
+    data = reply.body
+    if reply.kind != _MULTIPART_REPLY or data[:2] != _PORT_DESC.to_bytes(2, "big") or len(data) < 8:
+        raise Malformed("a multipart reply that is not of ports")
+    ports, at = [], 8
+    while at < len(data):
+        if len(data) - at < _PORT.size:
+            raise Malformed("a part of a port")
+        number, length, address, _, config, _ = _PORT.unpack_from(data, at)
+        at += length
+        if length < _PORT.size or at > len(data):
+            raise Malformed("a port that ends behind its message")
+        ports.append(PortState(number, address, config))
+    return ports, bool(data[3] & _MORE)
+
+
+def set_port(xid: int, port: PortState, *, shut: bool) -> bytes:
+    """Set whether frames that are forwarded to the port are dropped (OFPT_PORT_MOD)."""
+    config = _NO_FORWARD if shut else 0
+    return message(_PORT_MOD, xid, _PORT_MOD_BODY.pack(port.number, port.address, config, _NO_FORWARD))
+
+
+def packet_out(xid: int, ofport: int, frame: bytes) -> bytes:
+    """Look a frame up in the flow tables as one that came from the port (OFPT_PACKET_OUT, OFPP_TABLE)."""
+    actions = output(_TABLE)
+    return message(_PACKET_OUT, xid, struct.pack(">IIH6x", _ANY, ofport, len(actions)) + actions + frame)
 
 
 # -- Fragments. ----------------------------------------------------------------------------------------

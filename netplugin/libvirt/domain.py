@@ -82,7 +82,8 @@ def child(domain: Element, tag: str) -> Element:
 def complete(domain: Element, bindings: Sequence[Binding]) -> None:
     """Add these NICs to the domain, with the memory backing and the QEMU user that they require.
 
-    NICs with the same MAC or PCI function are replaced; their boot order stays.
+    NICs with the same MAC or PCI function are replaced. Their boot order, alias and address in the guest
+    stay: a VM that is migrated has the same hardware on both hosts.
 
     Raises: Conflict if the domain contradicts a requirement.
     """
@@ -170,17 +171,21 @@ def _replace_nics(devices: Element, wanted: Sequence[Element]) -> None:
     old = [each for each in there if known & {address(each), function(each)}]
     place = list(devices).index(old[0]) if old else len(devices)
     for each in old:
-        _keep_boot_order(each, wanted)
+        _keep_of_vm(each, wanted)
         devices.remove(each)
     devices[place:place] = wanted
 
 
-def _keep_boot_order(old: Element, wanted: Sequence[Element]) -> None:
-    """Give the boot order of a NIC to the first that replaces it: it belongs to the VM, not to the port."""
-    boot, names = old.find("boot"), {address(old), function(old)} - {""}
+def _keep_of_vm(old: Element, wanted: Sequence[Element]) -> None:
+    """Give what belongs to the VM and not to the port of a NIC to the first that replaces it."""
+    names = {address(old), function(old)} - {""}
     new = next((nic for nic in wanted if names & {address(nic), function(nic)}), None)
-    if boot is not None and new is not None and new.find("boot") is None:
-        new.append(boot)
+    for part in ("boot", "alias", "address"):
+        found = old.find(part)
+        if found is None or new is None or new.find(part) is not None:
+            continue
+        if part == "boot" or (old.tag, new.tag) == ("interface", "interface"):
+            new.append(found)
 
 
 def _require(domain: Element, needs: DomainRequirements) -> None:

@@ -22,6 +22,7 @@ import agents
 import drivers
 import netplugin
 from netplugin.api.batch_models import Batch, Retag
+from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import PortSpec, ReconcileRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
@@ -321,6 +322,11 @@ def test_the_walk_finds_the_fields() -> None:
 
 def test_every_field_of_a_port(client: httpx.Client) -> None:
     assert attack(client, "PUT", "/v1/ports/p1", WHOLE_SPEC, PortSpec) > 1_000
+
+
+def test_every_field_of_a_step_of_a_migration(client: httpx.Client) -> None:
+    step = {"phase": "prepare", "activation": "auto", "port": WHOLE_SPEC}
+    assert attack(client, "POST", "/v1/ports/p1:migrate", step, MigrateRequest) > 1_000
 
 
 def test_every_field_of_a_service_port(client: httpx.Client) -> None:

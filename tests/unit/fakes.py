@@ -28,6 +28,7 @@ class Write(Change):
 
     spec: PortSpec | None
     stamp: str = field(default="", compare=False)
+    shut: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class FakeHost:
     stamps: dict[str, str] = field(default_factory=dict)
     #: The host's own word that a port does not work.
     faults: dict[str, str] = field(default_factory=dict)
+    #: Ports from and to which nothing is forwarded.
+    shut: set[str] = field(default_factory=set)
+    #: Whether a guest runs behind a port, as far as the host shows it.
+    guests: dict[str, bool] = field(default_factory=dict)
+    #: The ports that were announced, oldest first; each was open then.
+    announced: list[str] = field(default_factory=list)
     usability: Usability = field(default_factory=lambda: Usability(True))
     #: Writes to these ports are accepted and not kept.
     forgetful: set[str] = field(default_factory=set)
@@ -83,8 +90,9 @@ class FakeBackend(Backend[Seen]):
 
     name: ClassVar[str] = "fake"
     features: ClassVar[Features] = Features(
-        networks=("flat", "vlan", "vxlan"), port_security=("mac", "ip"), max_queues=8
+        networks=("flat", "vlan", "vxlan"), port_security=("mac", "ip"), max_queues=8, live_migration=True
     )
+    shut_without_guest: ClassVar[bool] = False
 
     def __init__(self, name: str = "fake", host_state: FakeHost | None = None) -> None:
         self.name = name  # type: ignore[misc]  # one class, an instance for each name
@@ -105,6 +113,7 @@ class FakeBackend(Backend[Seen]):
                 self.host.faults.get(port_id),
                 {"device": f"fake-{port_id}"},
                 self.host.stamps.get(port_id, ""),
+                guest=self.host.guests.get(port_id),
             )
             for port_id in specs
         }
@@ -114,10 +123,11 @@ class FakeBackend(Backend[Seen]):
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         changes = [
-            Write((intent.port_id,), intent.spec, intent.stamp)
+            Write((intent.port_id,), intent.spec, intent.stamp, intent.closed)
             for intent in intents
             if observed.specs.get(intent.port_id) != intent.spec
             or (intent.spec is not None and _stamp(observed, intent.port_id) != intent.stamp)
+            or (intent.spec is not None and intent.closed != (intent.port_id in self.host.shut))
         ]
         ports = sorted(changes, key=lambda change: change.ports)
         return Plan((*ports, *self._network_changes(intents, observed)))
@@ -166,9 +176,19 @@ class FakeBackend(Backend[Seen]):
             if change.spec is None:
                 self.host.ports.pop(port_id, None)
                 self.host.stamps.pop(port_id, None)
+                self.host.shut.discard(port_id)
             else:
+                (self.host.shut.add if change.shut else self.host.shut.discard)(port_id)
                 self.host.ports[port_id] = change.spec
                 self.host.stamps[port_id] = change.stamp
+
+    def follow_guest(self, intent: Intent) -> None:
+        """A test wakes the agent itself."""
+
+    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+        for intent in intents:
+            assert intent.port_id in self.host.ports and intent.port_id not in self.host.shut
+            self.host.announced.append(intent.port_id)
 
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None

@@ -438,6 +438,7 @@ def test_the_first_release_had_no_physical_networks(path: Path) -> None:
     header(path, "user_version=1")
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute("DROP TABLE physical_networks")
+        db.execute("ALTER TABLE ports DROP COLUMN migration")
     network = PhysicalNetworkSpec(ovs=OvsUplinkSpec())
     store = Store(path)
     assert [r.port_id for r in store.records()] == ["p1"]

@@ -62,6 +62,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.backend = SimpleNamespace(name="scripted", watch=lambda wake: None)
+        self.announcer = SimpleNamespace(later=None)
         self.batches: list[list[Operation]] = []
         self.looks: list[Any] = []
         self.events: list[str] = []

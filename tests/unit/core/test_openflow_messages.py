@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netplugin.host import openflow_messages as m
+from netplugin.host.announcement import announcement
 from netplugin.host.flow import Flow
 from netplugin.host.flow_actions import DROP, NORMAL, loaded, output
 from netplugin.host.oxm import BY_NAME, MalformedFlow, parse_word
@@ -53,6 +54,10 @@ def test_ovs_ofctl_reads_the_other_messages_that_we_write(tmp_path: Path) -> Non
         m.match_fragments(4),
         m.message(m.GET_CONFIG_REQUEST, 5),
         m.barrier(6),
+        m.request_ports(7),
+        m.set_port(8, m.PortState(5, bytes.fromhex("020000000001"), 0), shut=True),
+        m.set_port(9, m.PortState(5, bytes.fromhex("020000000001"), 1 << 5), shut=False),
+        m.packet_out(10, 7, announcement("52:54:00:00:00:01")),
     ]
     file = tmp_path / "messages"
     file.write_bytes(b"".join(sent))
@@ -68,8 +73,28 @@ def test_ovs_ofctl_reads_the_other_messages_that_we_write(tmp_path: Path) -> Non
         "frags=nx-match miss_send_len=0",
         "OFPT_GET_CONFIG_REQUEST",
         "OFPT_BARRIER_REQUEST",
+        "OFPST_PORT_DESC request",
+        "port: 5: addr:02:00:00:00:00:01\n     config: NO_FWD\n     mask:   NO_FWD",
+        "port: 5: addr:02:00:00:00:00:01\n     config: 0\n     mask:   NO_FWD",
+        "in_port=7 actions=TABLE data_len=60",
+        "arp_spa=0.0.0.0,arp_tpa=0.0.0.0,arp_op=3,arp_sha=52:54:00:00:00:01,arp_tha=52:54:00:00:00:01",
     ):
         assert text in shown, shown
+
+
+def test_ports_are_read_in_parts_and_nothing_else_is_taken_for_them() -> None:
+    one = struct.pack(">IH2x6s2x16sII", 3, 48, b"\2\0\0\0\0\3", b"p3", 1 << 5, 0) + bytes(8)
+    other = struct.pack(">IH2x6s2x16sII", 4, 40, b"\2\0\0\0\0\4", b"p4", 0, 0)
+    head = struct.pack(">HH4x", 13, 1)
+    found, more = m.read_ports(m.Message(5, 19, 1, head + one + other))
+    assert more and [(port.number, port.is_shut) for port in found] == [(3, True), (4, False)]
+    whole = head + one + other
+    for cut in (*range(1, 8), *range(9, 56), *range(57, len(whole))):
+        with pytest.raises(m.Malformed):
+            m.read_ports(m.Message(5, 19, 1, whole[:cut]))
+    for wrong in (m.Message(5, 18, 1, whole), m.Message(5, 19, 1, b"\0\1" + whole[2:])):
+        with pytest.raises(m.Malformed):
+            m.read_ports(wrong)
 
 
 def test_errors_have_the_names_that_ovs_gives_them(tmp_path: Path) -> None:

@@ -144,6 +144,7 @@ class ModelLinks(Links):
         up: bool | None = None,
         bridge: Bridge | None = None,
         learning: bool | None = None,
+        flooding: bool | None = None,
         group: int | None = None,
     ) -> None:
         name = self._real(name)
@@ -156,10 +157,11 @@ class ModelLinks(Links):
         if learning is not None:
             assert link.master, "only what is on a bridge has ports' options"
         fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge, "learning": learning, "group": group}
+        fields["flooding"] = flooding
         link = replace(link, **{k: v for k, v in fields.items() if v is not None})
         if master is not None and (master or None) != link.master:
             self.unplugged(link)
-            link = replace(link, master=master or None, learning=True)
+            link = replace(link, master=master or None, learning=True, flooding=True)
         self.links[name] = link
 
     def add_altname(self, name: str, altname: str) -> None:

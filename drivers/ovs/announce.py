@@ -1,0 +1,26 @@
+"""Announces ports of VMs to the network: their bridge treats the frame as if the VM had sent it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from netplugin.backend import Intent
+from netplugin.host.announcement import announcement
+from netplugin.host.ovs import OvsHost
+
+
+def announce(ovs: OvsHost, backend: str, intents: Sequence[Intent], deadline: float) -> None:
+    """See ``netplugin.optional.Migrates``.
+
+    The frames go through the flows of their ports: the bridge learns the MACs, and uplinks, VXLAN
+    peers or the relay VF get them.
+    """
+    frames: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
+    for intent in intents:
+        row = ovs.mirror.owned(backend, intent.port_id)
+        ofport = row.interface.works_at if row and row.interface else None
+        if row is not None and ofport and intent.spec is not None:
+            frames[str(row.bridge)].append((ofport, announcement(intent.spec.mac)))
+    for bridge, those in frames.items():
+        ovs.flows.send(bridge, those, deadline)

@@ -1,0 +1,47 @@
+"""``netplugin port migrate``: one step of a port's live migration, on one of the two hosts."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+from cliff.show import ShowOne
+from pydantic import ValidationError
+
+from netplugin.api.client import Client, invalid_request
+from netplugin.api.migration_models import MigrateRequest
+from netplugin.cli import show
+from netplugin.cli.ports import read_spec
+
+
+class PortMigrate(ShowOne):
+    """Carry out one step of a port's live migration, on the host that the VM leaves or comes to.
+
+    `prepare` needs --spec. Prints nothing if the port was removed.
+    """
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("port_id", metavar="ID")
+        parser.add_argument("step", choices=["prepare", "activate", "commit", "abort", "leave"])
+        parser.add_argument(
+            "--spec", metavar="FILE", help="the port on this host as JSON; - reads standard input"
+        )
+        parser.add_argument(
+            "--auto", action="store_true", help="open and close the port as its guest runs and stops here"
+        )
+        return parser
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        fields = {"phase": parsed_args.step}
+        if parsed_args.spec:
+            fields["port"] = read_spec(parsed_args.spec)
+        if parsed_args.auto:
+            fields["activation"] = "auto"
+        try:
+            request = MigrateRequest.model_validate(fields)
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            port = client.migrate_port(parsed_args.port_id, request)
+        return show.fields(port) if port else ((), ())

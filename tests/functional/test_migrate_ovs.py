@@ -1,0 +1,206 @@
+"""A port's phases of a live migration on OVS-DPDK: what comes out of it, and that the network learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.functional.conftest import make_spec
+from tests.functional.hosts_ovs import Host, host
+from tests.functional.migrate_parts import (
+    DEADLINE_S,
+    Side,
+    comes,
+    frame,
+    hears_announcement,
+    of,
+    plain,
+)
+from tests.lab.frames_nics import PacketNic, packet_nic, vhost_nics
+from tests.lab.frames_scene import tagged, tunnelled
+from tests.lab.namespaces import connect, namespace
+from tests.lab.processes import wait_for
+from tests.lab.switch import SWITCH, silent_peer, switch
+
+FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
+PEER, VNI, VLAN = "10.9.0.254", 5001, 100
+VXLAN = {"type": "vxlan", "network_id": "blue", "physical_network": None, "vlan_id": None}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A hypervisor, and what hears the network around it: the wire of physnet1 and a VXLAN peer."""
+
+    host: Host
+    wire: PacketNic
+    peer: PacketNic
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with ExitStack() as stack:
+        stack.enter_context(switch())
+        stack.enter_context(silent_peer(PEER))
+        stack.enter_context(namespace(FAR))
+        made = stack.enter_context(host(1, uplinks=[WIRE], cabled=False, memory_mb=128))
+        connect(made.name, WIRE, FAR, FAR_WIRE)
+        made.network("blue", VNI, made.address, PEER, mtu=1450)
+        wire = stack.enter_context(packet_nic(FAR, FAR_WIRE))
+        peer = stack.enter_context(packet_nic(SWITCH, f"{made.name}-eth1"))
+        yield Site(made, wire, peer)
+
+
+@pytest.fixture
+def clean(site: Site) -> Iterator[Site]:
+    yield site
+    for port in site.host.agent.get("/v1/ports")[1]:
+        assert site.host.agent.call("DELETE", f"/v1/ports/{port['port_id']}")[0] == 204
+    assert site.host.planned() == []
+
+
+@contextmanager
+def guests(*bodies: dict[str, Any]) -> Iterator[list[PacketNic]]:
+    """The VMs of these ports: from here on they run."""
+    sockets = [Path(body["binding"]["socket_path"]) for body in bodies]
+    with vhost_nics("np-vms", sockets, [body["spec"]["mac"] for body in bodies]) as nics:
+        yield nics
+
+
+def test_a_destination_is_closed_until_it_is_activated(clean: Site) -> None:
+    here = clean.host
+    mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
+    prepared, beside = mover.prepare(), here.plug("near", near)
+    assert mover.prepare() == prepared | {"timings_ms": mover.prepare()["timings_ms"]}
+    assert (prepared["state"], mover.phase) == ("active", "prepared")
+    with guests(prepared, beside) as (vm, neighbour):
+        for body in (prepared, beside):
+            here.ovs.wait_connected(body["binding"]["device"], 90.0)
+        comes(neighbour, near, clean.wire, vm, neighbour)
+        for sent in (frame(mover.spec), frame(mover.spec, bytes.fromhex("525400000002"))):
+            vm.send(sent)
+        heard = comes(neighbour, near, clean.wire, vm)
+        assert not of(heard, near), "nothing is forwarded to a closed port, which is flooded to else"
+        assert not of(clean.wire.received() + neighbour.received(), mover.spec)
+        assert here.planned() == []
+
+        assert here.put("mover", mover.spec)[1]["code"] == "conflict"
+        assert mover.step("leave", 409)["detail"].startswith("the port is prepared")
+        assert mover.phase == "prepared"
+
+        assert mover.step("activate")["migration"]["phase"] == "activated"
+        hears_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
+        hears_announcement(neighbour, mover.spec["mac"], plain)
+        comes(vm, mover.spec, neighbour)
+        comes(vm, mover.spec, clean.wire)
+        comes(neighbour, near, vm)
+        mover.step("activate")
+        assert mover.step("commit")["migration"] is None
+        assert mover.step("commit")["migration"] is None
+        assert mover.step("abort", 409)["code"] == "conflict"
+        comes(neighbour, near, vm)
+        assert here.planned() == []
+
+
+def test_a_source_is_closed_and_can_return_or_go(clean: Site) -> None:
+    here = clean.host
+    mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
+    body, beside = here.plug("mover", mover.spec), here.plug("near", near)
+    with guests(body, beside) as (vm, neighbour):
+        for each in (body, beside):
+            here.ovs.wait_connected(each["binding"]["device"], 90.0)
+        comes(vm, mover.spec, neighbour)
+        comes(neighbour, near, vm)
+        assert mover.step("leave")["migration"]["phase"] == "left"
+        comes(neighbour, near, clean.wire, vm, neighbour)
+        vm.send(frame(mover.spec))
+        assert not of(comes(neighbour, near, clean.wire, vm), near)
+        assert not of(clean.wire.received() + neighbour.received(), mover.spec)
+
+        assert mover.step("abort")["migration"] is None
+        hears_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
+        comes(vm, mover.spec, neighbour)
+        comes(neighbour, near, vm)
+
+        mover.step("leave")
+        assert mover.step("commit", 204) is None
+        assert not mover.is_there
+        assert mover.step("commit", 204) is None
+        assert mover.step("activate", 404)["code"] == "not_found"
+
+
+def test_a_closed_port_stays_closed_whatever_dies_or_is_changed(clean: Site) -> None:
+    here = clean.host
+    mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
+    prepared, beside = mover.prepare(), here.plug("near", near)
+    bridge, device = prepared["binding"]["bridge"], prepared["binding"]["device"]
+    # Before the VMs run: testpmd does not come back to a vswitchd that was restarted.
+    here.ovs.kill_vswitchd()
+    here.ovs.start_vswitchd()
+    wait_for(lambda: here.agent.get("/readyz")[0] == 200, DEADLINE_S, "the agent has seen it")
+    wait_for(lambda: here.planned() == [], DEADLINE_S, "the agent has repaired it")
+    with guests(prepared, beside) as (vm, neighbour):
+        for each in (prepared, beside):
+            here.ovs.wait_connected(each["binding"]["device"], 90.0)
+        for disturb in ("nothing", "agent", "mod-port", "del-flows"):
+            if disturb == "agent":
+                here.agent.kill()
+                here.agent.start()
+            elif disturb == "mod-port":
+                here.ovs.ofctl("mod-port", bridge, device, "forward")
+                here.repair()
+            elif disturb == "del-flows":
+                here.ovs.ofctl("del-flows", bridge)
+                here.repair()
+            wait_for(lambda: here.planned() == [], DEADLINE_S, "the agent has repaired it")
+            assert mover.phase == "prepared"
+            comes(neighbour, near, clean.wire, vm, neighbour)
+            vm.send(frame(mover.spec))
+            assert not of(comes(neighbour, near, clean.wire, vm), near), disturb
+            assert not of(clean.wire.received() + neighbour.received(), mover.spec), disturb
+        assert mover.step("abort", 204) is None
+    assert not mover.is_there
+    assert device not in here.ovs.vsctl("list-ports", bridge).split()
+    assert mover.step("abort", 204) is None
+
+
+def test_vxlan_peers_learn_at_once(clean: Site) -> None:
+    here = clean.host
+    mover = Side(here.agent, "mover", make_spec(3, network=VXLAN))
+    prepared = mover.prepare()
+    with guests(prepared) as (vm,):
+        here.ovs.wait_connected(prepared["binding"]["device"], 90.0)
+        vm.send(frame(mover.spec))
+        clean.peer.received()
+        mover.step("activate")
+        hears_announcement(clean.peer, mover.spec["mac"], tunnelled(VNI))
+        comes(vm, mover.spec, clean.peer)
+
+
+def test_the_agent_follows_the_guest(clean: Site) -> None:
+    here = clean.host
+    mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
+    beside = here.plug("near", near)
+    prepared = mover.prepare("auto")
+    assert mover.phase == "prepared"
+    with guests(prepared, beside) as (vm, neighbour):
+        wait_for(lambda: mover.phase == "activated", DEADLINE_S, "the guest runs here")
+        hears_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
+        comes(vm, mover.spec, neighbour)
+        comes(neighbour, near, vm)
+        assert mover.step("commit")["migration"] is None
+        assert mover.step("leave", activation="auto")["migration"]["phase"] == "leaving"
+        comes(vm, mover.spec, neighbour)
+        comes(neighbour, near, vm)
+    wait_for(lambda: mover.phase == "left", DEADLINE_S, "the guest has stopped here")
+    with guests(prepared, beside) as (vm, neighbour):
+        wait_for(lambda: mover.phase == "leaving", DEADLINE_S, "the guest goes on here")
+        comes(vm, mover.spec, neighbour)
+        comes(neighbour, near, vm)
+    assert mover.step("commit", 204) is None
+    kinds = here.agent.get("/v1/events?follow=false&after=0&kind=migration&port_id=mover")
+    assert kinds[0] == 200
