@@ -240,7 +240,7 @@ class LinuxBridge(
 
     def follow_guest(self, intent: Intent) -> None:
         if intent.spec is not None and intent.follows_guest:
-            self._followed[intent.port_id] = DesiredPort.of(intent).tap.name
+            self._followed[intent.port_id] = tap_name(intent.port_id, intent.spec)
         elif self._followed.pop(intent.port_id, None) is None:
             return
         links = {i: self._kernel.links.get(name) for i, name in self._followed.items()}

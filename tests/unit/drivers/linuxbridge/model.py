@@ -208,7 +208,15 @@ class ModelFdb(Fdb):
     def __init__(self, links: ModelLinks) -> None:
         self.entries: dict[int, set[str]] = {}
         self.macs: dict[tuple[str, str], int] = {}
+        #: Ports on which a bridge has learned a MAC.
+        self.known: set[int] = set()
         self._links = links
+
+    def learn(self, index: int) -> None:
+        self.known.add(index)
+
+    def learned(self, index: int) -> bool:
+        return index in self.known
 
     def fixed(self, index: int) -> frozenset[str]:
         return frozenset(mac for (_, mac), at in self.macs.items() if at == index)
