@@ -378,12 +378,15 @@ class Nftables:
             found = self._list(channel, stamp)
         else:
             found = self._refreshed(channel, listing)
-        self._changed.clear()
         if found is None:
+            self._listing = None
+            self._changed.clear()
             return None
         wanted = found.chains if chains is None else [name for name in chains if name in found.chains]
         rules = self._reader.rules(channel, None if chains is None else wanted)
         self._listing = found if self._kernel.stamp(channel) == stamp else None
+        # Not before: if a request fails, the listing is still the one without our changes.
+        self._changed.clear()
         return Table(
             names=frozenset(found.chains),
             chains={name: replace(found.chains[name], rules=tuple(rules.get(name, ()))) for name in wanted},

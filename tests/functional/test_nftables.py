@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.commands import BridgeKernel, RemoveFilter, SetBase, SetFilter
+from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.host import netlink
 from netplugin.host.names import TAP, device_name
@@ -29,6 +31,7 @@ from netplugin.host.nftables import (
     Nftables,
     SetChain,
     Table,
+    TableReader,
 )
 from netplugin.host.vxlan_filter import VxlanFilter, VxlanKey
 from tests.lab.processes import run
@@ -149,6 +152,24 @@ def test_tables_of_others_stay_as_they_are(table: Nftables) -> None:
         assert before == after
     finally:
         nft("delete table bridge theirs; delete table inet netplugin; delete table ip netplugin")
+
+
+def test_what_we_wrote_is_not_forgotten_by_a_read_that_fails(
+    table: Nftables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next plan misses the chain, and a port that goes leaves its rules behind."""
+    read(table, [])  # lists all
+    table.commit(port(1).commands(), soon())
+    with monkeypatch.context() as patched:
+        patched.setattr(TableReader, "rules", _refuse)
+        with pytest.raises(HostError):
+            table.read([port(1).name], soon())
+    found = read(table, [port(1).name])
+    assert port(1).name in found.names and found.chains[port(1).name].rules
+
+
+def _refuse(*_: object) -> None:
+    raise OSError(errno.ENODEV, "No such device")
 
 
 @pytest.mark.parametrize("own", [None, AddElement("ports", "eth1", None)], ids=["", "beside one of ours"])
