@@ -95,7 +95,8 @@ def port_guard(spec: PortSpec) -> BpfProgram:
     return _port_guard(spec.mac, spec.port_security)
 
 
-@lru_cache(maxsize=1024)  # each look compares the programs of all ports in scope, and one takes 1 ms to make
+# Each look compares the programs of all ports in scope. One takes 1 ms to make, and has about 4 KB.
+@lru_cache(maxsize=8192)
 def _port_guard(mac: str, security: PortSecurity) -> BpfProgram:
     own = _Own.of(mac, security)
     code = Assembler()

@@ -194,3 +194,10 @@ def test_a_source_is_allowed_if_it_is_on_the_list(source: str) -> None:
         return
     for own, message in (("2001:db8::5", ICMPv6ND_NA(tgt=source)), ("::", ICMPv6ND_NS(tgt=source))):
         assert run(program, bytes(ETHER / IPv6(src=own) / message)) == expected
+
+
+def test_the_programs_of_thousands_of_ports_are_made_once() -> None:
+    macs = [f"52:54:00:02:{number >> 8:02x}:{number & 255:02x}" for number in range(2000)]
+    specs = [make_spec(mac=mac, port_security={"enabled": False}) for mac in macs]
+    made = [port_guard(spec) for spec in specs]
+    assert all(port_guard(spec) is program for spec, program in zip(specs, made, strict=True))
