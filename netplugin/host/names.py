@@ -43,7 +43,7 @@ _BIRTH = 0x0E
 _DIGITS = 11
 
 
-@lru_cache(maxsize=1024)  # a plug asks for the names of its port about thirty times
+@lru_cache(maxsize=256)  # a plug asks for the names of its port about thirty times
 def device_name(prefix: str, identity: str) -> str:
     """The device name for this identity, for example ``npv3f2a91c07be``."""
     return prefix + hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]

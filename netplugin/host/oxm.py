@@ -167,7 +167,7 @@ _PROTOCOLS = {
 }
 
 
-@lru_cache(maxsize=4096)  # most words are in the flows of every port
+@lru_cache(maxsize=512)  # most words are in the flows of every port, the others in several of one port
 def parse_word(word: str) -> tuple[bytes, ...]:
     """The TLVs of one word of a match. Raises: MalformedFlow."""
     if word in _PROTOCOLS:
