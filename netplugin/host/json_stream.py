@@ -40,7 +40,7 @@ class StreamParser:
         """The parsed message, or (like the ovs parser) a string with the error."""
         try:
             return json.loads("".join(self._pieces))
-        except ValueError as wrong:
+        except (RecursionError, ValueError) as wrong:
             return str(wrong)
 
     def _skim(self, text: str) -> bool:

@@ -314,7 +314,7 @@ def bridge_port_event(kind: int, payload: bytes) -> tuple[int, BridgePort | None
 
     None for messages that are no notifications of devices. See ``link_event``.
     """
-    if kind not in (NEWLINK, DELLINK) or _IFINFO.unpack_from(payload)[0] != socket.AF_UNSPEC:
+    if not _is_of_device(kind, payload):
         return None
     index, found = _IFINFO.unpack_from(payload)[2], dict(attributes(payload, _IFINFO.size))
     if kind == DELLINK or _MASTER not in found:
@@ -350,11 +350,9 @@ def link_event(kind: int, payload: bytes) -> LinkEvent | None:
 
     A bridge's notifications of its members are skipped, because they have fewer attributes.
     """
-    if kind not in (NEWLINK, DELLINK):
+    if not _is_of_device(kind, payload):
         return None
-    family, _, _, flags, _ = _IFINFO.unpack_from(payload)
-    if family != socket.AF_UNSPEC:
-        return None
+    *_, flags, _ = _IFINFO.unpack_from(payload)
     found = dict(attributes(payload, _IFINFO.size))
     return LinkEvent(
         gone=kind == DELLINK,
@@ -365,6 +363,13 @@ def link_event(kind: int, payload: bytes) -> LinkEvent | None:
         master=number(found.get(_MASTER)),
         carrier=bool(number(found.get(_CARRIER))),
     )
+
+
+def _is_of_device(kind: int, payload: bytes) -> bool:
+    """Whether a message is a whole notification of a device, and not one of a bridge about its port."""
+    if kind not in (NEWLINK, DELLINK) or len(payload) < _IFINFO.size:
+        return False
+    return bool(_IFINFO.unpack_from(payload)[0] == socket.AF_UNSPEC)
 
 
 def _runs_ipv6(families: bytes) -> bool:
@@ -386,5 +391,5 @@ def name_of(index: int) -> str:
     """The name of a device."""
     try:
         return socket.if_indextoname(index)
-    except OSError:
-        return f"device {index}"  # removed meanwhile
+    except (OSError, OverflowError):
+        return f"device {index}"  # removed meanwhile, or no number of a device

@@ -82,7 +82,7 @@ class Links:
         """All devices whose name, alias and kind match. Raises: HostError, OperationTimeout."""
         with words("list-links", "devices"):
             found = self._kernel.dump(GETLINK, all_links())
-        return [read_link(payload) for payload in found if matches(*identity(payload))]
+            return [read_link(payload) for payload in found if matches(*identity(payload))]
 
     def of_kind(self, kind: str) -> list[Link]:
         """All devices of a kind. Raises: HostError, OperationTimeout.
@@ -92,7 +92,7 @@ class Links:
         """
         with words("list-links", f"devices of kind {kind}"):
             found = self._kernel.dump(GETLINK, by_kind(kind), lambda p: identity(p)[2] == kind)
-        return [read_link(payload) for payload in found]
+            return [read_link(payload) for payload in found]
 
     def bridge_ports(self) -> list[tuple[int, BridgePort]]:
         """All bridge ports, each with its index.
@@ -113,7 +113,7 @@ class Links:
         """The members of a bond, sorted by name. Raises: HostError, OperationTimeout."""
         with words("list-members", bond.name):
             found = self._kernel.dump(GETLINK, by_master(bond.index))
-        return tuple(sorted((read_bond_member(p) for p in found), key=lambda m: m.name))
+            return tuple(sorted((read_bond_member(p) for p in found), key=lambda m: m.name))
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """The IP addresses with their prefix lengths, by device name.
@@ -123,9 +123,9 @@ class Links:
         Raises: HostError, OperationTimeout.
         """
         with words("read-addresses", "addresses"):
-            found = self._kernel.dump(GETADDR, any_address())
+            found = [read_address(payload) for payload in self._kernel.dump(GETADDR, any_address())]
         texts: dict[int, list[str]] = {}
-        for index, address in map(read_address, found):
+        for index, address in found:
             if not address.startswith("fe80:"):
                 texts.setdefault(index, []).append(address)
         return {name_of(index): tuple(sorted(each)) for index, each in texts.items()}

@@ -39,7 +39,10 @@ class Interrupted(Exception):
 
 @contextlib.contextmanager
 def translated(step: str, what: str, refusal: Callable[[str, int], NetpluginError]) -> Iterator[None]:
-    """Translate errors of the kernel into typed errors; ``refusal`` makes one of its text and its errno."""
+    """Translate errors of the kernel into typed errors; ``refusal`` makes one of its text and its errno.
+
+    An answer that cannot be read, within the same block, is an error too.
+    """
     try:
         yield
     except TimeoutError as late:
@@ -48,6 +51,8 @@ def translated(step: str, what: str, refusal: Callable[[str, int], NetpluginErro
         raise HostError(f"{what} kept changing while they were read", step=step) from moving
     except OSError as refused:
         raise refusal(refused.strerror or str(refused), refused.errno or 0) from refused
+    except (struct.error, LookupError, ValueError) as strange:
+        raise HostError(f"{what}: the kernel's answer cannot be read: {strange!r}", step=step) from strange
 
 
 class Channel:

@@ -28,6 +28,10 @@ _NO_KEYS: dict[str, Any] = {}
 _SHORT = 16
 
 
+class MalformedUpdate(LookupError):
+    """A notice that is not for these rows, or that is none: they have to be read again."""
+
+
 class _Kind(Enum):
     ONE = 0
     OPTIONAL = 1
@@ -98,13 +102,16 @@ class Rows:
         return {table: [{"columns": [*columns]}] for table, columns in self._columns.items()}
 
     def apply(self, updates: Updates) -> list[RowChange]:
-        """Apply a notice, or the first answer. Raises: LookupError if it is not for these rows."""
-        return [
-            change
-            for table, rows in updates.items()
-            for uuid, update in rows.items()
-            for change in self._apply(table, uuid, update)
-        ]
+        """Apply a notice, or the first answer. Raises: MalformedUpdate; then discard the rows."""
+        try:
+            return [
+                change
+                for table, rows in updates.items()
+                for uuid, update in rows.items()
+                for change in self._apply(table, uuid, update)
+            ]
+        except (AttributeError, LookupError, TypeError, ValueError) as wrong:
+            raise MalformedUpdate(f"a notice of ovsdb-server cannot be read: {wrong!r}") from wrong
 
     def _apply(self, table: str, uuid: str, update: Mapping[str, Any]) -> Iterator[RowChange]:
         rows = self.tables[table]

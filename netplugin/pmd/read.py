@@ -22,13 +22,14 @@ from netplugin.pmd.settings import AFFINITY, masked, read_affinity, read_setting
 
 
 #: pmd_info_show_rxq in lib/dpif-netdev.c: the same format from OVS 3.1 to 4.0.
-_SECONDS = re.compile(r"^Displaying last (\d+) seconds pmd usage %$")
-_THREAD = re.compile(r"^pmd thread numa_id (\d+) core_id (\d+):$")
+_SECONDS = re.compile(r"^Displaying last (\d{1,20}) seconds pmd usage %$")
+_THREAD = re.compile(r"^pmd thread numa_id (\d{1,20}) core_id (\d{1,20}):$")
 _ISOLATED = re.compile(r"^  isolated : (true|false)$")
 _QUEUE = re.compile(
-    r"^  port: (\S+)\s+queue-id:\s+(\d+) \((enabled|disabled)\)\s+pmd usage:\s+(?:(\d+) %|NOT AVAIL)$"
+    r"^  port: (\S+)\s+queue-id:\s+(\d{1,20}) \((enabled|disabled)\)\s+"
+    r"pmd usage:\s+(?:(\d{1,20}) %|NOT AVAIL)$"
 )
-_OVERHEAD = re.compile(r"^  overhead:\s+(\d+) %$")
+_OVERHEAD = re.compile(r"^  overhead:\s+(\d{1,20}) %$")
 
 
 @dataclass(frozen=True)
@@ -86,24 +87,24 @@ def _with(thread: Thread, line: str) -> Thread:
 # -- Parse the counters of PMD threads: ``pmd-stats-show`` of OVS 3, ``pmd-perf-show`` of OVS 4 (pure).
 
 
-_COUNTED = re.compile(r"^pmd thread numa_id \d+ core_id (\d+):$")
+_COUNTED = re.compile(r"^pmd thread numa_id \d+ core_id (\d{1,20}):$")
 #: pmd_info_show_stats in lib/dpif-netdev.c, OVS 3.1 to 3.7. The last two are missing without
 #: cycles.
 _STATS = {
-    "packets": re.compile(r"^  packets received: (\d+)$"),
-    "upcalls": re.compile(r"^  miss with success upcall: (\d+)$"),
-    "lost_upcalls": re.compile(r"^  miss with failed upcall: (\d+)$"),
-    "idle_cycles": re.compile(r"^  idle cycles: (\d+) "),
-    "busy_cycles": re.compile(r"^  processing cycles: (\d+) "),
+    "packets": re.compile(r"^  packets received: (\d{1,20})$"),
+    "upcalls": re.compile(r"^  miss with success upcall: (\d{1,20})$"),
+    "lost_upcalls": re.compile(r"^  miss with failed upcall: (\d{1,20})$"),
+    "idle_cycles": re.compile(r"^  idle cycles: (\d{1,20}) "),
+    "busy_cycles": re.compile(r"^  processing cycles: (\d{1,20}) "),
 }
 #: pmd_perf_format_overall_stats in lib/dpif-netdev-perf.c, which OVS 4.0 prints for both commands.
 _PERF = {
-    "packets": re.compile(r"^  Rx packets: +(\d+)"),
-    "upcalls": re.compile(r"^  - Upcalls: +(\d+)"),
-    "lost_upcalls": re.compile(r"^  - Lost upcalls: +(\d+)"),
-    "cycles": re.compile(r"^  - Used TSC cycles: +(\d+)"),
-    "busy_share": re.compile(r"^  - busy iterations: +\d+  \( *([\d.]+) % of used cycles\)"),
-    "packet_cycles": re.compile(r"^  Rx packets: .* (\d+) cycles/pkt\)"),
+    "packets": re.compile(r"^  Rx packets: +(\d{1,20})"),
+    "upcalls": re.compile(r"^  - Upcalls: +(\d{1,20})"),
+    "lost_upcalls": re.compile(r"^  - Lost upcalls: +(\d{1,20})"),
+    "cycles": re.compile(r"^  - Used TSC cycles: +(\d{1,20})"),
+    "busy_share": re.compile(r"^  - busy iterations: +\d+  \( *(\d{1,20}(?:\.\d+)?) % of used cycles\)"),
+    "packet_cycles": re.compile(r"^  Rx packets: .* (\d{1,20}) cycles/pkt\)"),
 }
 #: A share of cycles with a larger relative error is not reported.
 _CERTAIN = 0.05

@@ -24,7 +24,9 @@ AUTO_LB = {
 }
 GROUP = "group"
 _ASSIGNMENTS = ("roundrobin", "cycles", GROUP)
-_PAIR = re.compile(r"(\d+)[:=](\d+)")
+_PAIR = re.compile(r"(\d{1,9})[:=](\d{1,9})")
+#: No number here has more digits.
+_DIGITS = 9
 
 
 def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
@@ -86,4 +88,6 @@ def affinity_text(pins: Mapping[int, int]) -> str | None:
 
 
 def _number(text: str | None, default: int, most: int) -> int:
-    return int(text) if text is not None and text.isdecimal() and int(text) <= most else default
+    if text is None or not text.isdecimal() or len(text) > _DIGITS:
+        return default
+    return int(text) if int(text) <= most else default

@@ -192,7 +192,7 @@ def read_past(folder: Path) -> Past | None:
                 past = _begun(path, entry)
             else:
                 _take(past, entry, records, sessions)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise UnusableInput(f"{path}, line {number}", f"it is not of a run: {error!r}") from error
     if past is not None:
         environment = {**past.run.environment, "sessions": sessions}
@@ -206,7 +206,7 @@ def _entries(path: Path, text: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(whole, 1):
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             if number == len(whole):
                 return  # incomplete write: the machine crashed
             raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error

@@ -14,11 +14,12 @@ Observed with TRex 3.08:
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -102,6 +103,16 @@ class StfRun:
         return used if sums == (self.sent, self.received) else ()
 
 
+@contextlib.contextmanager
+def _as_printed() -> Iterator[None]:
+    """Raises: GeneratorError for numbers that are none, as in output that another program has torn."""
+    try:
+        yield
+    except (LookupError, OverflowError, ValueError) as error:
+        raise GeneratorError(f"{PROGRAM} printed what cannot be read: {str(error)[:200]}") from error
+
+
+@_as_printed()
 def parse_stf(text: str) -> StfRun:
     """Parse a finished run. Raises: GeneratorError if there is no summary, so the run was interrupted."""
     text = _ANSI.sub("", text)
@@ -124,6 +135,7 @@ def parse_stf(text: str) -> StfRun:
     )
 
 
+@_as_printed()
 def parse_interrupted(text: str, asked_packets: float) -> Measurement:
     """Parse a run that was stopped because it was late. It has no summary and is an invalid trial.
 
@@ -362,6 +374,7 @@ def with_macs(text: str, macs: Sequence[tuple[str, str]], where: str) -> str:
     return out.getvalue()
 
 
+@_as_printed()
 def expected_pps(text: str) -> tuple[float, float]:
     """Parse ``Expected-PPS``; returns the rate in pps and the number as printed, without its unit prefix.
 
@@ -373,7 +386,8 @@ def expected_pps(text: str) -> tuple[float, float]:
     return float(found[1]) * _UNITS[found[2]], float(found[1])
 
 
+@_as_printed()
 def clock_s(text: str) -> float:
-    """Return the last printed TRex clock in seconds; 0 if none was printed."""
+    """Return the last printed TRex clock in seconds; 0 if none was printed. Raises: GeneratorError."""
     found = re.findall(r"current time\s*:\s*([\d.]+) sec", text)
     return float(found[-1]) if found else 0.0

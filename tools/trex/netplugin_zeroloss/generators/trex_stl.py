@@ -66,10 +66,10 @@ class StlReading:
         Port numbers are integers in Python and strings after JSON.
         Raises: GeneratorError.
         """
-        ports = {int(name): port for name, port in stats.items() if str(name).isdecimal()}
-        if not ports:
-            raise GeneratorError("TRex's statistics have no port")
         try:
+            ports = {int(name): port for name, port in stats.items() if str(name).isdecimal()}
+            if not ports:
+                raise GeneratorError("TRex's statistics have no port")
             counts = {
                 name: {number: int(port[name]) for number, port in ports.items()}
                 for name in ("opackets", "ipackets", "ierrors", "oerrors")
@@ -79,7 +79,7 @@ class StlReading:
                 queue_drops=int(raw_global["m_total_queue_drop"]),
                 queue_full=int(raw_global["m_total_queue_full"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise GeneratorError(f"TRex's statistics cannot be read: {error!r}") from error
 
 

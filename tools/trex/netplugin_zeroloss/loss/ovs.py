@@ -24,11 +24,15 @@ from netplugin_zeroloss.loss.contract import (
 
 
 _PORT = re.compile(r'^\s+port\s+"?([^":]+)"?:\s+rx\s+(.*)$')
-_COUNT = re.compile(r"([a-z0-9_]+)=(\d+)")
-_THREAD = re.compile(r"^pmd thread numa_id \d+ core_id (\d+):$")
-_PMD_COUNT = re.compile(r"^\s+(packets received|idle cycles|processing cycles): (\d+)")
-_COVERAGE = re.compile(r"^((?:datapath_drop|drop_action)_\w+)\s.*total: (\d+)$")
-_LOOKUPS = re.compile(r"^\s+lookups:.*\blost:(\d+)$")
+_COUNT = re.compile(r"([a-z0-9_]+)=(\d{1,20})")
+_THREAD = re.compile(r"^pmd thread numa_id \d+ core_id (\d{1,20}):$")
+_PMD_COUNT = re.compile(r"^\s+(packets received|idle cycles|processing cycles): (\d{1,20})")
+_COVERAGE = re.compile(r"^((?:datapath_drop|drop_action)_\w+)\s.*total: (\d{1,20})$")
+_LOOKUPS = re.compile(r"^\s+lookups:.*\blost:(\d{1,20})$")
+
+
+#: What is read of a PMD thread, in the order of ``PmdCounts``.
+_COUNTED = {"packets received": None, "idle cycles": None, "processing cycles": None}.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ def parse_ports(text: str) -> dict[str, OvsPortCounts]:
     for line in text.splitlines():
         if port := _PORT.match(line):
             name, custom = port[1], {}
-            found[name] = OvsPortCounts(rx=_counts("pkts=" + port[2].split("pkts=", 1)[1]), custom=custom)
+            found[name] = OvsPortCounts(rx=_counts("pkts=" + port[2].partition("pkts=")[2]), custom=custom)
         elif name and line.strip().startswith("tx pkts="):
             found[name] = OvsPortCounts(found[name].rx, _counts(line), custom)
         elif name and "duration=" not in line:
@@ -108,10 +112,8 @@ def parse_pmd(stats_show: str) -> dict[int, PmdCounts]:
             cpu, counts = (int(thread[1]) if thread else None), {}
         elif cpu is not None and (count := _PMD_COUNT.match(line)):
             counts[count[1]] = int(count[2])
-            if count[1] == "processing cycles":  # the last of them
-                found[cpu] = PmdCounts(
-                    counts["packets received"], counts["idle cycles"], counts["processing cycles"]
-                )
+            if counts.keys() >= _COUNTED:
+                found[cpu] = PmdCounts(*(counts[name] for name in _COUNTED))
     return found
 
 

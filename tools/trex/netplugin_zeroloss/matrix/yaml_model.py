@@ -43,6 +43,8 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
         ) from error
     except YAMLError as error:
         raise _not_yaml(name, error) from error
+    except RecursionError as error:
+        raise UnusableInput(name, "it is nested too deeply") from error
     if not isinstance(data, dict):
         raise UnusableInput(name, "it must be a mapping: lines of the form `field: value`")
     try:

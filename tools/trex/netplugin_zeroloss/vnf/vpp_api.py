@@ -83,10 +83,10 @@ def _short(fields: dict[str, Any]) -> str:
 LOST = ("drops", "tx-error", "rx-error", "rx-miss", "rx-no-buf")
 COUNTED = ("rx", "tx")
 _ERRORS = "/err/"
-_DUMPED = re.compile(r"^\[(\d+) @ \d+\]: (\d+) packets(?:, \d+ bytes)? (\S.*)$")
+_DUMPED = re.compile(r"^\[(\d{1,20}) @ \d+\]: (\d{1,20}) packets(?:, \d+ bytes)? (\S.*)$")
 #: Runs a dump and drops the counters that are 0: hundreds, which take seconds on a serial console.
 _NOT_ZERO = 'dump=$("$@") || exit; echo "$dump" | sed "/]: 0 packets/d"'
-_RUNTIME = re.compile(r"^(\S+)\s+(?:active|polling|any wait)\s+(\d+)\s+(\d+)\s")
+_RUNTIME = re.compile(r"^(\S+)\s+(?:active|polling|any wait)\s+(\d{1,20})\s+(\d{1,20})\s")
 #: The node that every routed frame passes.
 _ROUTES = "ip4-lookup"
 

@@ -11,8 +11,8 @@ from netplugin_zeroloss.vnf.contract import VnfError
 
 _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
 #: ``show interface`` and ``show hardware-interfaces brief``: name, index, state of the interface or link.
-_INTERFACE = re.compile(r"^(\S+)\s+(\d+)\s+(up|down)\b", re.MULTILINE)
-_PLACED = re.compile(r"^\s+(\S+) queue (\d+) \(", re.MULTILINE)
+_INTERFACE = re.compile(r"^(\S+)\s+(\d{1,20})\s+(up|down)\b", re.MULTILINE)
+_PLACED = re.compile(r"^\s+(\S+) queue (\d{1,20}) \(", re.MULTILINE)
 _VERSION = re.compile(r"^vpp v?(\S+)")
 
 

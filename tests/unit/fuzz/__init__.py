@@ -1,0 +1,1 @@
+"""Parsers against inputs that nobody would send."""

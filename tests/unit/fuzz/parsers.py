@@ -1,0 +1,411 @@
+"""What the product reads and has not written itself: each reader, samples for it, and its typed errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from netplugin_zeroloss import journal as run_journal
+from netplugin_zeroloss.generators import trex_stf
+from netplugin_zeroloss.generators.trex_stl import StlReading
+from netplugin_zeroloss.loss import ovs as loss_ovs
+from netplugin_zeroloss.matrix import description
+from netplugin_zeroloss.values import GeneratorError, UnusableInput
+from netplugin_zeroloss.vnf import vpp_api
+from netplugin_zeroloss.vnf.vpp_cli import Cli
+from oslo_config import cfg
+
+from agents.main import _read_all
+from agents.store.store import Store
+from netplugin import options
+from netplugin.api.errors import NetpluginError
+from netplugin.host import cpus, fdb, link_messages, netlink, nft_rules, nftables, tc, vf_messages
+from netplugin.host import openflow_messages as openflow
+from netplugin.host.flow import Flow
+from netplugin.host.flow_actions import loaded
+from netplugin.host.json_stream import StreamParser
+from netplugin.host.ovs_bonds import parse_bonds
+from netplugin.host.ovs_rows import COLUMNS, KEYS
+from netplugin.host.ovsdb_rows import MalformedUpdate, Rows
+from netplugin.host.oxm import MalformedFlow, read_fields, words_of
+from netplugin.libvirt.domain import complete, parse_domain
+from netplugin.libvirt.guest import read_domain
+from netplugin.libvirt.needs import read_needs
+from netplugin.pmd.read import parse_counters, parse_threads
+from netplugin.pmd.settings import read_affinity, read_settings
+from netplugin.tuning.applying import journal as tuning_journal
+from netplugin.tuning.steps import Group, OtherConfig
+from tests.lab.ovs import SCHEMA
+from tests.unit.agents.test_store import record
+from tests.unit.core.openflow_flows import of_filters, of_tunnels, statistics
+from tests.unit.core.test_nftables import MAC, as_the_kernel_reports
+from tests.unit.core.test_ovs_bonds import SHOWN
+from tests.unit.drivers.vf.test_vf_primitives import FULL, vf_info
+from tests.unit.tuning.placing.test_hostile_domain import VM
+from tests.unit.zeroloss.matrix_runs import with_agent
+from tests.unit.zeroloss.test_matrix_journal import _write as write_run
+
+#: An option in the sample of a configuration, where all are comments; one without a default has no value.
+_OPTION = re.compile(r"#\w+ = (?!<None>)")
+DATA = Path(__file__).resolve().parents[2] / "data"
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Parser:
+    """``read`` gets the bytes of an input; ``errors`` are all that it may raise."""
+
+    name: str
+    samples: Callable[[], Sequence[bytes]]
+    read: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...] = ()
+    #: The time of an input of this parser in units of 0.1 ms: each parser gets the same share of the time.
+    cost: int = 1
+
+
+def _text(data: bytes) -> str:
+    """As programs' output is read."""
+    return data.decode(errors="replace")
+
+
+def _files(*patterns: str) -> Callable[[], Sequence[bytes]]:
+    return lambda: [file.read_bytes() for p in patterns for file in sorted(DATA.glob(p))]
+
+
+# -- Open vSwitch ----------------------------------------------------------------------------------
+
+
+def _pmd(data: bytes) -> object:
+    text = _text(data)
+    counted = [each.busy_percent for each in parse_counters(text).values()]
+    return parse_threads(text), counted
+
+
+def _pmd_settings(data: bytes) -> object:
+    text = _text(data)
+    return read_settings({"pmd-cpu-mask": text, "pmd-auto-lb-load-threshold": text}), read_affinity(text)
+
+
+def _openflow(data: bytes) -> None:
+    for message in openflow.Splitter().feed(data):
+        if message.kind == openflow.HELLO:
+            openflow.speaks(message)
+        elif message.kind == openflow.ERROR:
+            openflow.error_name(message)
+        elif message.kind == openflow.GET_CONFIG_REPLY:
+            openflow.fragments_matched(message)
+        else:
+            for flow in openflow.read_flows(message)[0]:
+                loaded(flow.actions, 0)
+                assert str(flow)
+
+
+@cache
+def _matches() -> tuple[list[bytes], list[bytes]]:
+    flows = sorted([*of_filters(), *of_tunnels()], key=str)
+    return [flow.fields for flow in flows], [flow.match.encode() for flow in flows]
+
+
+@cache
+def _openflow_samples() -> list[bytes]:
+    flows = sorted([*of_filters(), *of_tunnels()], key=str)
+    many = [statistics(*flows[at : at + 7], more=at % 2 == 0) for at in range(0, len(flows), 7)]
+    error = openflow.message(openflow.ERROR, 3, struct.pack(">HH", 17, 14))
+    config = openflow.message(openflow.GET_CONFIG_REPLY, 4, struct.pack(">HH", 3, 0))
+    return [*many, openflow.hello(1) + error + config]
+
+
+def _words_of_match(data: bytes) -> None:
+    own = Flow.make(0, 0, _text(data)).match
+    assert Flow.make(0, 0, own).match == own, "its own words are another match"
+
+
+def _stream(data: bytes) -> None:
+    rest = _text(data)
+    while rest:
+        parser = StreamParser()
+        taken = parser.feed(rest)
+        assert 0 < taken <= len(rest)
+        if not parser.is_done():
+            return
+        parser.finish()
+        rest = rest[taken:]
+
+
+_UPDATE: dict[str, Any] = {
+    "Bridge": {
+        "b1": {"initial": {"name": "br0", "ports": ["set", [["uuid", "p1"], ["uuid", "p2"]]]}},
+        "b2": {"insert": {"name": "br1", "external_ids": ["map", [["netplugin", "1"]]]}},
+    },
+    "Port": {
+        "p1": {"initial": {"name": "np1", "tag": 7, "external_ids": ["map", [["netplugin-port", "x"]]]}},
+        "p2": {"initial": {"name": "np2", "tag": ["set", []], "interfaces": ["uuid", "i1"]}},
+    },
+    "Interface": {"i1": {"initial": {"name": "np2", "ofport": 3, "options": ["map", []]}}},
+}
+_CHANGE: dict[str, Any] = {
+    "Bridge": {"b1": {"modify": {"ports": ["uuid", "p2"]}}, "b2": {"delete": None}},
+    "Port": {"p1": {"modify": {"tag": ["set", []], "external_ids": ["map", [["netplugin-port", "x"]]]}}},
+}
+
+
+@cache
+def _schema() -> Any:
+    return json.loads(Path(SCHEMA).read_text())
+
+
+def _rows(data: bytes) -> None:
+    """One notice after the usual answer."""
+    try:
+        update = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    rows = Rows(COLUMNS, _schema(), KEYS)
+    rows.apply(_UPDATE)
+    rows.apply(update)
+
+
+# -- the kernel ------------------------------------------------------------------------------------
+
+
+def _packet(kind: int, body: bytes) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
+
+
+@cache
+def _links() -> list[bytes]:
+    """What this kernel says of its devices, and a NIC with VFs."""
+    found = netlink.dump(link_messages.GETLINK, link_messages.all_links())
+    addresses = netlink.dump(link_messages.GETADDR, link_messages.any_address())
+    vfs = netlink.attribute(22, vf_info(0, FULL, statistics=True), vf_info(3, FULL))
+    named = netlink.attribute(3, b"eth0\0") + netlink.attribute(57, b"pci\0")
+    nic = struct.pack("=BxHiII", 0, 1, 7, 1, 0) + named + vfs
+    data = netlink.attribute(1, b"vxlan\0") + netlink.attribute(2, _vxlan())
+    vxlan = struct.pack("=BxHiII", 0, 1, 8, 1, 0) + named + netlink.attribute(18, data)
+    return [_packet(16, body) for body in (*found[:20], *addresses[:20], nic, vxlan)]
+
+
+def _vxlan() -> bytes:
+    pairs = {1: b"\1\0\0\0", 4: b"\n\0\0\1", 5: b"\0", 7: b"\1", 15: b"\x12\xb5", 29: b"\1"}
+    return b"".join(netlink.attribute(kind, value) for kind, value in pairs.items())
+
+
+def _of_links(data: bytes) -> None:
+    readers: Sequence[Callable[[bytes], object]] = (
+        *(link_messages.identity, link_messages.read_link, link_messages.read_bridge_port),
+        *(link_messages.read_bond_member, link_messages.read_address, vf_messages.parse_link),
+        *(vf_messages.parse_vfs, vf_messages.parse_counters, fdb._fixed, tc._tbf, tc._target, tc._program),
+    )
+    for kind, flags, payload in netlink.messages(data):
+        netlink.refusal(flags, payload)
+        link_messages.link_event(kind, payload)
+        link_messages.bridge_port_event(kind, payload)
+        for reader in readers:
+            with suppress(NetpluginError), netlink.translated("read", "device", _refused):
+                reader(payload)
+
+
+def _refused(said: str, code: int) -> NetpluginError:
+    return NetpluginError(said, step="read")
+
+
+@cache
+def _rules() -> list[bytes]:
+    rule = nft_rules.Rule.make(MAC, nft_rules.COUNTER, nft_rules.DROP, comment="port p1")
+    texts = netlink.attribute(1, b"netplugin\0") + netlink.attribute(2, b"p1\0")
+    body = texts + netlink.attribute(4, as_the_kernel_reports(rule)) + netlink.attribute(7, rule.userdata)
+    hook = netlink.attribute(4, netlink.attribute(1, b"\0\0\0\0"), netlink.attribute(2, b"\xff\xff\xff\x38"))
+    chain = netlink.attribute(1, b"netplugin\0") + netlink.attribute(3, b"forward\0") + hook
+    key = netlink.attribute(1, netlink.attribute(1, netlink.attribute(1, b"npt0\0".ljust(16, b"\0"))))
+    elements = netlink.attribute(3, key + netlink.attribute(1, b""))
+    return [_packet(0, bytes(4) + each) for each in (body, chain, elements)]
+
+
+def _of_rules(data: bytes) -> None:
+    for *_, payload in netlink.messages(data):
+        with suppress(NetpluginError), netlink.translated("read", "nftables", _refused):
+            found = nftables._attributes(payload)
+            rule = nft_rules.Rule.read(found.get(4, b""), found.get(7))
+            assert rule == rule.with_comment("other") or rule is not None
+            nftables._chain(payload)
+            list(nftables._verdicts(payload))
+
+
+def _cpus(data: bytes) -> None:
+    for read in (cpus.parse_list, cpus.from_mask, cpus.from_kernel):
+        with suppress(ValueError):
+            assert len(tuple(read(_text(data)))) < 1 << 20  # type: ignore[operator]
+
+
+# -- libvirt ---------------------------------------------------------------------------------------
+
+
+def _domain(data: bytes) -> None:
+    text = _text(data)
+    with suppress(NetpluginError):
+        read_domain(text)
+    domain = parse_domain(text, "render")
+    with suppress(NetpluginError):
+        read_needs(domain, "render")
+    complete(domain, VM.bindings)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+@cache
+def _configuration() -> list[bytes]:
+    lines = (ROOT / "etc/netplugin.conf").read_text().splitlines()
+    kept = [line.removeprefix("#") for line in lines if line.startswith("[") or _OPTION.match(line)]
+    return ["\n".join(kept).encode()]
+
+
+def _conf(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile(dir=_memory()) as file:
+        file.write(data)
+        file.flush()
+        _read_all(options.load([Path(file.name)]))
+
+
+def _memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+@cache
+def _stores() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "agent.db"
+        with closing(Store(path)) as store:
+            store.save([record(f"p{n}") for n in range(20)])
+        return [path.read_bytes()]
+
+
+def _store(data: bytes) -> None:
+    """A damaged file is moved aside; a row that cannot be read is set aside."""
+    with tempfile.TemporaryDirectory(dir=_memory()) as directory:
+        path = Path(directory) / "agent.db"
+        path.write_bytes(data)
+        with closing(Store(path)) as store:
+            assert all(found.spec is not None for found in store.records())
+            store.claims()
+
+
+@cache
+def _run_journals() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as directory:
+        write_run(Path(directory))
+        return [(Path(directory) / run_journal.FILE).read_bytes()]
+
+
+def _run_journal(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(dir=_memory()) as directory:
+        (Path(directory) / run_journal.FILE).write_bytes(data)
+        run_journal.read_run(Path(directory))
+
+
+@cache
+def _tuning_journals() -> list[bytes]:
+    event, group = tuning_journal.Event, Group.OVS
+    target = OtherConfig("pmd-cpu-mask")
+    written = tuning_journal.line(event.WRITING, "b1", group, target, before="0x3", wanted="0xc")
+    return ["\n".join([written, tuning_journal.line(event.WRITTEN, "b1", group, target), ""]).encode()]
+
+
+def _tuning_journal(data: bytes) -> None:
+    tuning_journal._read(Path("journal"), data, "b1")
+
+
+def _runs() -> list[bytes]:
+    return [yaml.safe_dump(with_agent(matrix={"backends": ["a"], "frames": ["imix"]})).encode()]
+
+
+# -- TRex and VPP ----------------------------------------------------------------------------------
+
+
+def _stf(data: bytes) -> None:
+    text = _text(data)
+    for read in (trex_stf.parse_stf, trex_stf.expected_pps, trex_stf.clock_s):
+        with suppress(GeneratorError):
+            read(text)
+    trex_stf.parse_interrupted(text, 1e6)
+
+
+def _stl(data: bytes) -> None:
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    for reading in found if isinstance(found, list) else [found]:
+        if isinstance(reading, dict):
+            more = reading.get("global")
+            StlReading.parse(reading, more if isinstance(more, dict) else {})
+
+
+_STL = {
+    **{str(n): {"opackets": 9, "ipackets": 8, "ierrors": 0, "oerrors": 1} for n in range(2)},
+    "global": {"m_total_queue_drop": 1, "m_total_queue_full": 2},
+}
+
+
+def _vpp(data: bytes) -> None:
+    text = _text(data)
+    vpp_api.parse_dump(text)
+    vpp_api.parse_runtime(text)
+    cli = Cli(lambda _: text, "vppctl", "cli.sock")
+    cli.call("show_version")
+    cli.dump("sw_interface_dump")
+    cli.dump("sw_interface_rx_placement_dump", sw_if_index=1)
+
+
+def _loss(data: bytes) -> None:
+    text = _text(data)
+    loss_ovs.parse_ports(text)
+    loss_ovs.parse_pmd(text)
+    loss_ovs.parse_drops(text)
+    loss_ovs.parse_upcalls_lost(text)
+
+
+PARSERS = [
+    Parser("dpif-netdev", _files("pmd/ovs-*/*.txt", "ovs-3.1/*pmd*", "ovs-3.1/*rxq*"), _pmd, cost=5),
+    Parser("pmd settings", lambda: [b"0x3c", b"0:2,1:3", b"80"], _pmd_settings),
+    Parser("bond/show", lambda: [SHOWN.encode()], lambda data: parse_bonds(_text(data))),
+    Parser("counters of OVS", _files("ovs-3.1/*.txt"), _loss, cost=8),
+    Parser("OpenFlow", _openflow_samples, _openflow, (openflow.Malformed,), cost=2),
+    Parser("OXM", lambda: _matches()[0], lambda data: words_of(read_fields(data)), (MalformedFlow,)),
+    Parser("words of matches", lambda: _matches()[1], _words_of_match, (MalformedFlow,)),
+    Parser(
+        "OVSDB stream",
+        lambda: [json.dumps(each).encode() * 2 for each in (_UPDATE, _CHANGE)],
+        _stream,
+        cost=3,
+    ),
+    Parser(
+        "OVSDB notices",
+        lambda: [json.dumps(e).encode() for e in (_UPDATE, _CHANGE)],
+        _rows,
+        (MalformedUpdate,),
+    ),
+    Parser("rtnetlink", _links, _of_links, cost=4),
+    Parser("nfnetlink", _rules, _of_rules),
+    Parser("CPU lists", lambda: [b"0-3,8", b"0x3c", b"ff,00000001"], _cpus, cost=2),
+    Parser("domains", lambda: [VM.xml.encode()], _domain, (NetpluginError,), cost=2),
+    Parser("configuration", _configuration, _conf, (cfg.Error, ValueError, OSError), cost=25),
+    Parser("store", _stores, _store, (ValueError, OSError, NetpluginError), cost=45),
+    Parser("journal of a run", _run_journals, _run_journal, (UnusableInput,), cost=6),
+    Parser("journal of a tuning", _tuning_journals, _tuning_journal, (NetpluginError,)),
+    Parser(
+        "run description", _runs, lambda data: description.read(_text(data), "run"), (UnusableInput,), cost=25
+    ),
+    Parser("TRex, stateful", _files("trex-3.08/stf_*.txt"), _stf, (GeneratorError,), cost=30),
+    Parser("TRex, stateless", lambda: [json.dumps(_STL).encode()], _stl, (GeneratorError,)),
+    Parser("VPP", _files("vpp-26.06/*.txt"), _vpp, cost=3),
+]
