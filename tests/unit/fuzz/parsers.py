@@ -184,8 +184,9 @@ def _packet(kind: int, body: bytes) -> bytes:
 @cache
 def _links() -> list[bytes]:
     """What this kernel says of its devices, and a NIC with VFs."""
-    found = netlink.dump(link_messages.GETLINK, link_messages.all_links())
-    addresses = netlink.dump(link_messages.GETADDR, link_messages.any_address())
+    kernel = netlink.Rtnetlink()
+    found = kernel.dump(link_messages.GETLINK, link_messages.all_links())
+    addresses = kernel.dump(link_messages.GETADDR, link_messages.any_address())
     vfs = netlink.attribute(22, vf_info(0, FULL, statistics=True), vf_info(3, FULL))
     named = netlink.attribute(3, b"eth0\0") + netlink.attribute(57, b"pci\0")
     nic = struct.pack("=BxHiII", 0, 1, 7, 1, 0) + named + vfs
