@@ -1,9 +1,9 @@
 """How many ports one transaction adds or removes, so that vswitchd's main loop is not away for long (pure).
 
-While it carries out a transaction, vswitchd does nothing else: no flows for upcalls, no LACP, no BFD. All
-transactions look at all ports. An added one takes a few milliseconds more, a removed one waits twice until
-every PMD thread is quiescent (``xlate_txn_commit`` in ofproto/ofproto-dpif-xlate.c), 10 ms each time
-(``PMD_RCU_QUIESCE_INTERVAL`` in lib/dpif-netdev.c).
+While vswitchd carries out a transaction, its main loop does nothing else: no LACP, no OpenFlow, no other
+transaction. Each one looks at all ports. An added one takes a few milliseconds more, a removed one waits
+twice until every PMD thread is quiescent (``xlate_txn_commit`` in ofproto/ofproto-dpif-xlate.c), 10 ms each
+time (``PMD_RCU_QUIESCE_INTERVAL`` in lib/dpif-netdev.c).
 """
 
 from __future__ import annotations

@@ -31,13 +31,14 @@ class Call:
     """One call: when it was to be made, when it was made and answered (seconds), and how.
 
     ``outcome`` is ``ok``, or the code of the problem: ``overloaded``. A call with no answer has None in
-    ``answered`` and ``no answer`` as outcome.
+    ``answered`` and ``no answer`` as outcome. ``removed_ms`` is what the removal of its port took after.
     """
 
     intended: float
     made: float | None
     answered: float | None
     outcome: str
+    removed_ms: float | None = None
 
     @property
     def latency_ms(self) -> float | None:
@@ -53,6 +54,7 @@ class Outcome:
     refused: dict[str, int]
     #: The latest start of a call behind its intended time: above some ms the caller was the limit.
     latest_ms: float
+    removals_ms: tuple[float, ...]
 
 
 def outcome(calls: Sequence[Call]) -> Outcome:
@@ -63,4 +65,5 @@ def outcome(calls: Sequence[Call]) -> Outcome:
             refused[call.outcome] = refused.get(call.outcome, 0) + 1
     done = [call.latency_ms for call in calls if call.outcome == "ok" and call.latency_ms is not None]
     late = [(call.made - call.intended) * 1e3 for call in calls if call.made is not None]
-    return Outcome(tuple(done), refused, max(late, default=0.0))
+    removals = tuple(call.removed_ms for call in calls if call.removed_ms is not None)
+    return Outcome(tuple(done), refused, max(late, default=0.0), removals)

@@ -63,9 +63,12 @@ class OpenLoop:
             return
         port_id = f"open{number}"
         status, answered = self._call("PUT", port_id, spec_of(_FIRST + number, 1, self._backend), start)
-        self.calls.append(Call(intended, made, answered, status))
+        removed_ms = None
         if status in ("ok", "no answer"):
-            self._call("DELETE", port_id, None, start)
+            begun = time.perf_counter() - start
+            _, gone = self._call("DELETE", port_id, None, start)
+            removed_ms = None if gone is None else (gone - begun) * 1e3
+        self.calls.append(Call(intended, made, answered, status, removed_ms))
 
     def _call(self, method: str, port_id: str, body: object, start: float) -> tuple[str, float | None]:
         try:

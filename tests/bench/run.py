@@ -20,6 +20,7 @@ from tests.bench.workloads import (
     linuxbridge,
     one_port,
     open_loop,
+    recovery,
     resources,
     start,
     together,
@@ -93,7 +94,7 @@ class Bench:
     def _full(self) -> None:
         """What is measured with all ports, each time on a new OVS: removing them would take longer."""
         sizes = self.sizes
-        there = {names.FROM_NOTHING, names.START, names.RESOURCES}
+        there = {names.FROM_NOTHING, names.START, names.RESOURCES, names.RECOVERY}
         one_more = names.ONE_PORT in self.only and sizes.many in sizes.turns
         if not (there & set(self.only) or one_more):
             return
@@ -114,6 +115,9 @@ class Bench:
                 if one_more:
                     with self._step(f"one port beside {sizes.many}"):
                         one_port.measure(lab, self.record, sizes, sizes.many, self.paths)
+                if names.RECOVERY in self.only:
+                    with self._step(f"{sizes.recoveries} kills of vswitchd with {sizes.many} ports"):
+                        recovery.measure(lab, self.record, sizes.recoveries)
 
     def _bridges(self) -> None:
         if names.LINUXBRIDGE in self.only:

@@ -21,6 +21,8 @@ class Sizes:
     from_nothing: int
     many: int
     starts: int
+    #: How often vswitchd is killed with all ports.
+    recoveries: int
     #: Seconds of open loop by the rate of plugs, and the ports that are there already.
     open_loop_s: Mapping[float, float]
     open_loop_ports: int
@@ -38,6 +40,7 @@ FULL = Sizes(
     from_nothing=3,
     many=1000,
     starts=5,
+    recoveries=3,
     open_loop_s={1: 20, 10: 20, 25: 20, 50: 60, 100: 20},
     open_loop_ports=500,
     bridge_turns={0: 100, 100: 50},
@@ -52,6 +55,7 @@ QUICK = Sizes(
     from_nothing=1,
     many=1000,
     starts=2,
+    recoveries=1,
     open_loop_s={10: 5, 50: 8},
     open_loop_ports=500,
     bridge_turns={0: 20},
@@ -67,6 +71,7 @@ SMOKE = Sizes(
     from_nothing=1,
     many=40,
     starts=1,
+    recoveries=1,
     open_loop_s={10: 2},
     open_loop_ports=5,
     bridge_turns={0: 2},

@@ -140,12 +140,14 @@ def _open_loop(run: Run) -> str:
         ports, rate = series.ports, series.rate
         refused = run.find(names.OPEN_LOOP, "refused", "agent", ports, series.addresses, rate)
         stall = run.find(names.OPEN_LOOP, "longest stall", "ovs-vswitchd", ports, rate=rate)
+        unplug = run.find(names.OPEN_LOOP, "unplug", "agent", ports, rate=rate)
         rows.append(
             [
                 f"{series.rate:g}",
                 f"{series.ports:,}",
                 str(len(series.samples)),
                 *(_shown(quantile(series.samples, share)) for share in (0.5, 0.99, 0.999)),
+                _shown(quantile(unplug.samples, 0.5)) if unplug else "",
                 f"{sum(refused.samples):.0f}" if refused else "",
                 f"{max(stall.samples):.0f}" if stall else "",
             ]
@@ -157,6 +159,7 @@ def _open_loop(run: Run) -> str:
         "p50 ms",
         "p99 ms",
         "p99.9 ms",
+        "unplug p50 ms",
         "refused",
         "longest stall of vswitchd, ms",
     ]
@@ -165,7 +168,7 @@ def _open_loop(run: Run) -> str:
 
 def _many(run: Run) -> str:
     rows = []
-    for workload in (names.FROM_NOTHING, names.START):
+    for workload in (names.FROM_NOTHING, names.START, names.RECOVERY):
         for series in run.of(workload):
             text = f"{workload}: {series.figure}, {series.ports:,} ports"
             rows.append([text, *_spread(series)])

@@ -21,6 +21,7 @@ def measure(lab: OvsLab, record: Recorder, sizes: Sizes) -> None:
             found = outcome(called(lab.agent.port, rate, seconds, lab.backend))
         note = partial(record.add, OPEN_LOOP, ports=ports, rate=rate)
         note("plug", *found.latencies_ms, addresses=1)
+        note("unplug", *found.removals_ms)
         note("refused", sum(found.refused.values()), addresses=1, unit="")
         note("latest call", found.latest_ms, way="caller")
         note("longest stall", stalls.longest_ms, way="ovs-vswitchd")

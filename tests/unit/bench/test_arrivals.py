@@ -31,11 +31,12 @@ def test_a_call_that_waited_for_a_connection_has_waited() -> None:
 
 def test_a_refusal_is_counted_and_has_no_latency() -> None:
     calls = [
-        Call(0.0, 0.0, 0.5, "ok"),
+        Call(0.0, 0.0, 0.5, "ok", removed_ms=20.0),
         Call(0.1, 0.1, 0.101, "overloaded"),
         Call(0.2, 0.2, 0.201, "overloaded"),
         Call(0.3, None, None, "no answer"),
     ]
     found = outcome(calls)
+    assert found.removals_ms == (20.0,)
     assert found.latencies_ms == (500.0,)
     assert found.refused == {"overloaded": 2, "no answer": 1}

@@ -83,6 +83,7 @@ def test_each_call_is_made_once_and_its_port_is_removed() -> None:
     assert sorted(agent.seen) == sorted(f"open{n}" for n in range(len(TIMES)))
     assert agent.ports == set()
     found = outcome(loop.calls)
+    assert len(found.removals_ms) == len(found.latencies_ms) and min(found.removals_ms) > 0
     assert found.refused == {"overloaded": 2}
     assert len(found.latencies_ms) == len(TIMES) - 2
     assert sorted(call.intended for call in loop.calls) == TIMES
