@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
 
+from agents.migration_check import compared
 from agents.ports.migration import outcome
 from agents.ports.operations import Migrate
 from agents.store.port_table import Record
-from netplugin.api.errors import Unsupported
-from netplugin.api.migration_models import MigrateRequest
-from netplugin.api.models import Port, PortSpec
+from netplugin.api.errors import NetpluginError, Unsupported
+from netplugin.api.migration_models import MigrateCheck, MigrateRequest
+from netplugin.api.models import BackendInfo, Finding, Port, PortSpec
 
 
 class Migrations:
@@ -27,6 +28,8 @@ class Migrations:
         backend_with: Callable[[str], str | None],
         submit: Callable[[Migrate], Awaitable[Record | None]],
         describe: Callable[[Record], Port],
+        backends: Callable[[], Awaitable[list[BackendInfo]]],
+        validate: Callable[[PortSpec], Awaitable[None]],
     ) -> None:
         self._timeout_s = timeout_s
         self._is_team = is_team
@@ -34,6 +37,19 @@ class Migrations:
         self._backend_with = backend_with
         self._submit = submit
         self._describe = describe
+        self._backends = backends
+        self._validate = validate
+
+    async def check(self, wanted: MigrateCheck) -> list[Finding]:
+        """What does not fit between the port on the source and the one that this host would have."""
+        infos = {info.name: info for info in await self._backends()}
+        refused: str | None = None
+        try:
+            self._check_put(wanted.port_id, wanted.port)
+            await self._validate(wanted.port)
+        except NetpluginError as error:
+            refused = error.detail
+        return compared(wanted, infos.get(wanted.port.backend), refused)
 
     async def step(self, port_id: str, request: MigrateRequest) -> Port | None:
         """Carry out a step. Returns the port; None if it was removed, or there is none to remove.

@@ -134,6 +134,8 @@ class Service:
             lambda port_id: self._backend_with(port_id) or self._keeper_of(port_id),
             self._submit,
             self.describe,
+            self.health.backends,
+            self._validate,
         )
 
     async def domains(self) -> Domains:
@@ -418,6 +420,10 @@ class Service:
                 fix="delete the port and ask for it again",
             )
         return Put(port_id, spec, time.monotonic() + self._timeout_s, Future(), standby_of)
+
+    async def _validate(self, spec: PortSpec) -> None:
+        backend = self._backends[spec.backend]
+        await self.off_loop.look(partial(backend.validate, spec), f"backend {spec.backend}")
 
     def _check_step(self, port_id: str, spec: PortSpec | None) -> None:
         """Refuse a step of a migration that is none of a VM's own port. Raises: NetpluginError."""

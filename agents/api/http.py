@@ -31,7 +31,7 @@ from agents.service import Service
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import NO_CONDITION
 from netplugin.api.event_models import EventFilter, EventKind
-from netplugin.api.migration_models import MigrateRequest
+from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import (
     CheckRequest,
     Finding,
@@ -134,6 +134,11 @@ def _add_ports(routes: Routes, service: Service) -> None:
         if port is None:
             return Response(status_code=204)
         return tagged(port, NO_CONDITION, service.intent_tag(port))
+
+    @routes.post("/v1/ports:migrate-check", responses=ANY_ERROR, operation_id="check_migration")
+    async def check_migration(wanted: MigrateCheck) -> list[Finding]:
+        """Compare a port on the host that its VM leaves with the port that this host would have."""
+        return await service.migrations.check(wanted)
 
     @routes.post(
         "/v1/ports:batch",

@@ -46,6 +46,7 @@ ROUTES: tuple[tuple[str, str, Role], ...] = (
     ("PUT", "/v1/ports/{port_id}", Role.PLUG),
     ("DELETE", "/v1/ports/{port_id}", Role.PLUG),
     ("POST", "/v1/ports/{port_id}:migrate", Role.PLUG),
+    ("POST", "/v1/ports:migrate-check", Role.READ),
     ("POST", "/v1/ports:batch", Role.PLUG),
     ("POST", "/v1/ports:retag", Role.PLUG),
     ("GET", "/v1/service-ports", Role.READ),

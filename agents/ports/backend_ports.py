@@ -90,8 +90,12 @@ class BackendPorts:
     def follow(self, records: Iterable[Record]) -> None:
         """Have the backend tell of the guests of those ports that wait for them."""
         for record in records:
-            if self.extras.migrates is not None and record.migration is not None:
+            if self.extras.migrates is None or record.migration is None:
+                continue
+            try:
                 self.extras.migrates.follow_guest(self.intent(record))
+            except Exception as error:  # the next look at the whole host tries it again
+                logged(error, "follow")
 
     def save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
         """Save the records. If the store fails (a full disk), save them before any other work.

@@ -120,6 +120,7 @@ class DpdkVhostUser(
             "ovs_version": root.ovs_version or "unknown",
             "dpdk_version": root.dpdk_version or "none",
             "userspace_tso": usability.tso_enabled(root),
+            "vhost_postcopy": usability.postcopy_enabled(root),
         }
 
     def held_vlans(self) -> Mapping[int, str]:

@@ -54,6 +54,11 @@ _SOFTWARE_FALLBACK = (3, 3)
 _TUNNEL_FALLBACK = (3, 5)
 
 
+def postcopy_enabled(root: OvsRoot) -> bool:
+    """Whether it is configured that the memory of VMs with vhost-user ports may follow after them."""
+    return root.other_config.get("vhost-postcopy-support", "").lower() == "true"
+
+
 def tso_enabled(root: OvsRoot) -> bool:
     """Whether it is configured; vswitchd applies it at its next start at the latest."""
     return root.other_config.get(_TSO, "").lower() == "true"

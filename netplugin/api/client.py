@@ -37,7 +37,7 @@ from netplugin.api.errors import (
 from netplugin.api.event_models import EventFilter
 from netplugin.api.event_reader import EventReader
 from netplugin.api.fields import Name, PciAddress
-from netplugin.api.migration_models import MigrateRequest
+from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import (
     BackendInfo,
     CheckRequest,
@@ -202,6 +202,11 @@ class Client:
         """Carry out one step of a live migration; None if the port was removed, or there is none."""
         answer = self._call("POST", f"{_port(port_id)}:migrate", step)
         return None if answer.status_code == 204 else self._parsed(TypeAdapter(Port), answer)
+
+    def check_migration(self, wanted: MigrateCheck) -> list[Finding]:
+        """Ask the destination what does not fit, before a migration."""
+        answer = self._call("POST", "/v1/ports:migrate-check", wanted)
+        return self._parsed(TypeAdapter(list[Finding]), answer)
 
     def batch(self, batch: Batch) -> BatchResults:
         """Create, change and delete several ports.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from netplugin.api.fields import Value
+from netplugin.api.fields import Flag, Name, PortId, Value
 from netplugin.api.migration import Activation
 from netplugin.api.models import PortSpec
 
@@ -32,3 +32,17 @@ class MigrateRequest(Value):
         if self.activation is not None and self.phase not in ("prepare", "leave"):
             raise ValueError("activation belongs to prepare and leave")
         return self
+
+
+class MigrateCheck(Value):
+    """A port that is to come here: its spec here, and as it is on the source.
+
+    ``source_facts`` are the ``facts`` of its backend there (``GET /v1/backends``); what is not in them
+    is not compared. ``postcopy``: whether the VM's memory is to follow after the VM.
+    """
+
+    port_id: PortId
+    port: PortSpec
+    source: PortSpec
+    source_facts: Annotated[dict[Name, str | int | bool], Field(max_length=64)] = {}
+    postcopy: Flag = False

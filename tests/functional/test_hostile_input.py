@@ -22,7 +22,7 @@ import agents
 import drivers
 import netplugin
 from netplugin.api.batch_models import Batch, Retag
-from netplugin.api.migration_models import MigrateRequest
+from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import PortSpec, ReconcileRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
@@ -327,6 +327,11 @@ def test_every_field_of_a_port(client: httpx.Client) -> None:
 def test_every_field_of_a_step_of_a_migration(client: httpx.Client) -> None:
     step = {"phase": "prepare", "activation": "auto", "port": WHOLE_SPEC}
     assert attack(client, "POST", "/v1/ports/p1:migrate", step, MigrateRequest) > 1_000
+
+
+def test_every_field_of_a_check_before_a_migration(client: httpx.Client) -> None:
+    wanted = {"port_id": "p1", "port": WHOLE_SPEC, "source": WHOLE_SPEC, "source_facts": {}, "postcopy": True}
+    assert attack(client, "POST", "/v1/ports:migrate-check", wanted, MigrateCheck) > 2_000
 
 
 def test_every_field_of_a_service_port(client: httpx.Client) -> None:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from agents.metrics import Metrics
+from agents.migration_check import compared
 from agents.ports.migration import followed, is_news, opens, outcome
 from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.reconciler import Reconciler
@@ -21,8 +22,8 @@ from agents.store.store import Store
 from netplugin.api.client import Client
 from netplugin.api.errors import Conflict, HostError, NetpluginError, NotFound
 from netplugin.api.migration import Activation, Migration, MigrationPhase
-from netplugin.api.migration_models import MigrateRequest, MigrationStep
-from netplugin.api.models import PortSpec, PortState
+from netplugin.api.migration_models import MigrateCheck, MigrateRequest, MigrationStep
+from netplugin.api.models import BackendInfo, Features, PortSpec, PortState
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost
 
@@ -404,3 +405,43 @@ def test_a_port_is_announced_five_times_unless_it_goes(running: tuple[Agent, str
         while made.host.announced.count("p") < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert made.host.announced.count("p") == 5 and 1 <= made.host.announced.count("q") < 5
+
+
+# -- before a migration --------------------------------------------------------------------------------
+
+
+def failed(wanted: MigrateCheck, info: BackendInfo | None, refused: str | None = None) -> set[str]:
+    found = compared(wanted, info, refused)
+    assert all(bool(finding.fix) == (finding.status == "fail") for finding in found)
+    return {finding.id for finding in found if finding.status == "fail"}
+
+
+def test_what_does_not_fit_is_found_before() -> None:
+    facts = {"userspace_tso": False, "vhost_postcopy": False}
+    info = BackendInfo(name="fake", usable=True, features=Features(live_migration=True), facts=facts)
+    same = MigrateCheck(port_id="p", port=PORT, source=PORT, source_facts=facts)
+    assert failed(same, info) == set()
+    assert failed(same, None) == {"migrate-backend", "migrate-steps"}
+    assert failed(same, info, "no such network") == {"migrate-port"}
+    assert failed(same, info.model_copy(update={"usable": False, "reason": "gone"})) == {"migrate-backend"}
+    for other in (OTHER, PORT.model_copy(update={"queues": 2})):
+        assert failed(same.model_copy(update={"source": other}), info) == {"migrate-device"}
+    tso = same.model_copy(update={"source_facts": {"userspace_tso": True}})
+    assert failed(tso, info) == {"migrate-userspace-tso"}
+    assert failed(same.model_copy(update={"postcopy": True}), info) == {"migrate-postcopy"}
+    both = {"userspace_tso": False, "vhost_postcopy": True}
+    here = info.model_copy(update={"facts": both})
+    assert failed(same.model_copy(update={"postcopy": True}), here) == {"migrate-postcopy"}
+    ready = same.model_copy(update={"postcopy": True, "source_facts": both})
+    assert failed(ready, here) == set()
+
+
+def test_the_destination_answers_what_does_not_fit(running: tuple[Agent, str]) -> None:
+    made, url = running
+    other = PORT.model_copy(update={"backend": "elsewhere"})
+    with Client(url) as client:
+        fits = client.check_migration(MigrateCheck(port_id="p", port=PORT, source=PORT))
+        assert {finding.status for finding in fits} == {"ok"}
+        found = client.check_migration(MigrateCheck(port_id="p", port=other, source=PORT))
+    assert {f.id for f in found if f.status == "fail"} >= {"migrate-backend", "migrate-port"}
+    assert made.host.written == []
