@@ -62,7 +62,7 @@ class Migrations:
                 "a VF with a standby NIC (vf.teaming) is not migrated by phases",
                 step="validate",
                 port_id=port_id,
-                fix="docs/how-to/live-migration.md has the order of calls for teams",
+                fix="docs/live-migration.md has the order of calls for teams",
             )
         self._check_put(port_id, request.port)
         if request.port is None and self._backend_with(port_id) is None:

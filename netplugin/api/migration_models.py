@@ -44,5 +44,5 @@ class MigrateCheck(Value):
     port_id: PortId
     port: PortSpec
     source: PortSpec
-    source_facts: Annotated[dict[Name, str | int | bool], Field(max_length=64)] = {}
+    source_facts: Annotated[dict[Name, str | int | bool], Field(max_length=64)] = Field(default={})
     postcopy: Flag = False

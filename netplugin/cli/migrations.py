@@ -1,17 +1,19 @@
-"""``netplugin port migrate``: one step of a port's live migration, on one of the two hosts."""
+"""``netplugin port migrate`` and ``migrate-check``: live migration of a port, on one of the two hosts."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cliff.show import ShowOne
 from pydantic import ValidationError
 
 from netplugin.api.client import Client, invalid_request
-from netplugin.api.migration_models import MigrateRequest
+from netplugin.api.migration_models import MigrateCheck, MigrateRequest
+from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.cli.ports import read_spec
+from netplugin.cli.show import FindingLister
 
 
 class PortMigrate(ShowOne):
@@ -45,3 +47,29 @@ class PortMigrate(ShowOne):
         with Client.from_environment() as client:
             port = client.migrate_port(parsed_args.port_id, request)
         return show.fields(port) if port else ((), ())
+
+
+class PortMigrateCheck(FindingLister):
+    """Compare a port on its source with the one that this host would have; exit status 1 if a check fails."""
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("port_id", metavar="ID")
+        parser.add_argument("--spec", metavar="FILE", required=True, help="the port on this host as JSON")
+        parser.add_argument("--source", metavar="FILE", required=True, help="the port on the source as JSON")
+        parser.add_argument("--postcopy", action="store_true", help="the memory is to follow after the VM")
+        return parser
+
+    def find(self, parsed_args: Namespace) -> Iterable[Finding]:
+        fields = {
+            "port_id": parsed_args.port_id,
+            "port": read_spec(parsed_args.spec),
+            "source": read_spec(parsed_args.source),
+            "postcopy": parsed_args.postcopy,
+        }
+        try:
+            wanted = MigrateCheck.model_validate(fields)
+        except ValidationError as wrong:
+            raise invalid_request(wrong) from None
+        with Client.from_environment() as client:
+            return client.check_migration(wanted)

@@ -38,6 +38,7 @@ def test_every_route_has_a_role(tmp_path: Path) -> None:
 def test_what_changes_something_needs_more_than_read() -> None:
     harmless = {
         "/v1/vms/{vm_id}:check-domain",
+        "/v1/ports:migrate-check",
         "/network/ovsdpdk/checkbridge",
         "/network/ovsdpdk/resource/configure",
         "/hostvirtualnetworkinterface/generate",
