@@ -319,7 +319,9 @@ class OvsHost:
             try:
                 if not self.db.locked and self._has_bridges():
                     if generation == self._generation:
-                        self._settled.set()  # for reads; the lock is announced when it is acquired
+                        self._settled.set()  # for reads
+                        # The lock is announced when it is acquired: here, if that was since the first look.
+                        self._announce("ovs-vswitchd was restarted")
                     return
                 self.db.require_lock(0.5)
                 next_cfg = self.db.commit([Touch()], time.monotonic() + 5)
