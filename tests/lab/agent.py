@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import shutil
 import socket
@@ -184,7 +185,7 @@ class PrivateAgent(Running):
         headers: Mapping[str, str] | None = None,
         timeout: float = 180.0,
     ) -> tuple[int, Any]:
-        """The status and the decoded body; status 0 if nobody listens."""
+        """The status and the decoded body; status 0 if nobody listens, or the answer breaks off."""
         data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self.url + path,
@@ -198,7 +199,7 @@ class PrivateAgent(Running):
                 return answer.status, _decoded(answer.read())
         except urllib.error.HTTPError as refused:
             return refused.code, _decoded(refused.read())
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return 0, None
 
     def _text(self) -> str:

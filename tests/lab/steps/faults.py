@@ -48,6 +48,10 @@ _CONNECTED = (Kind.OVSDB, Kind.OPENFLOW, Kind.UNIXCTL, Kind.STREAM)
 _BATCH_BEGIN, _NO_SUCH, _BUNDLE_ADD, _BARRIER = 16, 99, 34, 20
 
 
+#: The first word of each fault.
+KINDS = ("kill", "error", "refused", "connection", "hang", "late")
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """At the n-th step of this name (from 1), this happens."""
@@ -61,9 +65,8 @@ class Fault:
         return self.what.startswith("kill")
 
     @property
-    def slow(self) -> bool:
-        """The agent's deadlines have to pass."""
-        return self.what in ("hang", "late")
+    def kind(self) -> str:
+        return self.what.split()[0]
 
     def __str__(self) -> str:
         return f"{self.what} at {self.step} #{self.nth}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.lab.processes import LabError, wait_for
 from tests.lab.steps.agent import SteppedAgent
-from tests.lab.steps.faults import Fault, faults_of
+from tests.lab.steps.faults import KINDS, Fault, faults_of
 from tests.lab.steps.host_state import State, differences
 from tests.lab.steps.naming import Step
 
@@ -81,15 +81,22 @@ class Report:
     took_s: float = 0.0
 
     def text(self) -> str:
-        """The counts; then what was not visited, then what was found."""
+        """The counts in a table; then what was found."""
         lines = [
-            f"faults on {self.scene}, seed {self.seed}: {sum(self.done.values())} of {self.cases} cases "
-            f"injected in {self.took_s:.0f} s, {len(self.findings)} findings; "
-            f"{len(self.not_reached)} steps did not come again, {sum(self.not_visited.values())} not visited"
+            f"{self.scene}, seed {self.seed}: {sum(self.done.values())} of {self.cases} faults injected in "
+            f"{self.took_s:.0f} s, {len(self.findings)} findings. {len(self.not_reached)} steps did not come "
+            f"again, {sum(self.not_visited.values())} cases were not visited.",
+            "",
+            f"| operation | steps | {' | '.join(KINDS)} | not visited |",
+            f"| --- | ---: |{' ---: |' * (len(KINDS) + 1)}",
         ]
-        lines += [f"  steps of {name}: {count}" for name, count in sorted(self.steps.items())]
-        lines += [f"  injected: {what}: {count}" for what, count in sorted(self.done.items())]
-        lines += [f"  not visited: {what}: {count}" for what, count in sorted(self.not_visited.items())]
+        for name, count in sorted(self.steps.items()):
+            done = [self.done[f"{name}: {kind}"] for kind in KINDS]
+            left = sum(self.not_visited[f"{name}: {kind}"] for kind in KINDS)
+            lines.append(f"| {name} | {count} | {' | '.join(map(str, done))} | {left} |")
+        totals = [sum(self.done[f"{name}: {kind}"] for name in self.steps) for kind in KINDS]
+        left = sum(self.not_visited.values())
+        lines.append(f"| all | {sum(self.steps.values())} | {' | '.join(map(str, totals))} | {left} |")
         return "\n".join(lines + [f"FINDING {found}" for found in self.findings])
 
 
@@ -168,7 +175,7 @@ class Matrix:
         for index, (name, fault) in enumerate(cases):
             if time.monotonic() - start > seconds:
                 for left, other in cases[index:]:
-                    self.report.not_visited[f"{left}: {other.what.split()[0]}"] += 1
+                    self.report.not_visited[f"{left}: {other.kind}"] += 1
                 break
             op = self._operations[name]
             try:
@@ -187,7 +194,7 @@ class Matrix:
                 prepared = ""
                 continue
             if reached:
-                self.report.done[f"{name}: {fault.what.split()[0]}"] += 1
+                self.report.done[f"{name}: {fault.kind}"] += 1
             else:
                 self.report.not_reached.append(f"{name}: {fault}")
         if prepared:
