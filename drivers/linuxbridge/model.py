@@ -296,7 +296,7 @@ class Tap:
         stamped = not self.stamp or stamp_of(link) == self.stamp
         grouped = self.group in (None, link.group)
         placed = self.in_place(link) and (link.learning, macs.here) == (not fixed, fixed)
-        placed = placed and (self.service or link.flooding is not self.shut)
+        placed = placed and (self.service or link.flooding == (not self.shut))
         return not (stamped and grouped and placed and (self.service or (link.up and not link.ipv6)))
 
 

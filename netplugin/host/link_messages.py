@@ -219,6 +219,7 @@ def read_link(payload: bytes) -> Link:
     kind = text(info.get(_INFO_KIND))
     data = dict(attributes(info.get(_INFO_DATA, b"")))
     tun = data if kind == "tun" else {}
+    floods = _flags(info, _BRPORT_FLOODS)
     return Link(
         index=index,
         name=text(found.get(_IFNAME)),
@@ -235,18 +236,18 @@ def read_link(payload: bytes) -> Link:
         qdisc=text(found.get(_QDISC)),
         multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),
         persistent=bool(number(tun.get(_TUN_PERSIST))),
-        learning=_has(info, (_BRPORT_LEARNING,)),
-        flooding=_has(info, _BRPORT_FLOODS),
+        learning=True in _flags(info, [_BRPORT_LEARNING]),
+        flooding=floods.pop() if len(floods) == 1 else None,
         data=_data(kind, data, found),
     )
 
 
-def _has(info: Mapping[int, bytes], flags: Sequence[int]) -> bool:
-    """Whether a bridge port has all of these flags; true of what is no bridge port."""
+def _flags(info: Mapping[int, bytes], flags: Sequence[int]) -> set[bool]:
+    """The values that these flags of a bridge port have; true of what is no bridge port."""
     if text(info.get(_INFO_SLAVE_KIND)) != "bridge":
-        return True
+        return {True}
     port = dict(attributes(info.get(_INFO_SLAVE_DATA, b"")))
-    return all(number(port.get(flag)) for flag in flags)
+    return {bool(number(port.get(flag))) for flag in flags}
 
 
 def _data(kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]) -> Made | LinuxBond | None:

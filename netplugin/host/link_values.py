@@ -101,9 +101,9 @@ class Link:
     #: Of a tap.
     multi_queue: bool = False
     persistent: bool = False
-    #: Of a bridge port: whether the bridge learns MACs on it, and floods frames to it.
+    #: Of a bridge port: whether the bridge learns MACs on it, and floods frames to it (None: some kinds).
     learning: bool = True
-    flooding: bool = True
+    flooding: bool | None = True
     #: The attributes of its kind.
     data: Made | LinuxBond | None = None
 

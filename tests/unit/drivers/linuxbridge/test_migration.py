@@ -42,7 +42,7 @@ def test_a_port_is_opened_and_closed(first: Intent, then: Intent) -> None:
 def test_what_others_open_is_closed_again() -> None:
     model = Model()
     converge(model, [CLOSED])
-    model.links.links[NAME] = replace(model.links.links[NAME], flooding=True)
+    model.links.links[NAME] = replace(model.links.links[NAME], flooding=None)
     assert [type(change).__name__ for change in planned(model, [CLOSED])] == ["SetTap"]
     model.fdb.fix(model.links.links[NAME].index, make_spec().mac)
     converge(model, [CLOSED])
