@@ -72,8 +72,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     sys.setswitchinterval(_SWITCH_S)
-    # Until the first look: what a start makes stays, and to search it for garbage is a tenth of its CPU time.
-    gc.disable()
     try:
         conf = options.load(arguments.config_file)
         _log_to_stderr(conf.log_level)
@@ -90,6 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     with contextlib.ExitStack() as held:
         held.callback(audit.close)
+        # Until the first look: what a start makes stays, and to search it for garbage takes a tenth of its
+        # CPU time.
+        gc.disable()
+        held.callback(gc.enable)
         try:
             state_path = Path(conf.state_path)
             state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
