@@ -46,10 +46,17 @@ def is_damaged(error: sqlite3.Error) -> bool:
     return primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
+def undecoded(error: UnicodeDecodeError) -> str:
+    """What SQLite says of damage in text of the schema, which it quotes as it is."""
+    return error.object.decode(errors="replace")
+
+
 def problems(connection: sqlite3.Connection) -> list[str]:
     """The errors found by ``PRAGMA quick_check``; empty if the database is intact."""
     try:
         found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    except UnicodeDecodeError as error:
+        return [undecoded(error)]
     except sqlite3.Error as error:
         if not is_damaged(error):
             raise

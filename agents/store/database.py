@@ -209,6 +209,8 @@ class Database:
             if not wrong:
                 return sql
             sql.close()
+        except UnicodeDecodeError as error:
+            wrong = [store_file.undecoded(error)]
         except sqlite3.DatabaseError as error:
             if not store_file.is_damaged(error):
                 raise

@@ -28,6 +28,8 @@ ECHO = 0x08
 _INTERRUPTED, _CAPPED, _TLVS = 0x10, 0x100, 0x200
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _ERROR_WORDS = 1
+#: The kernel's own limit (MAX_ERRNO in include/linux/err.h).
+_ERRNOS = 4096
 _HEADER, _ATTRIBUTE, _TIMEVAL = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("@ll")
 _ANSWER_S = 5.0
 _DUMPS = 5  # attempts: a dump is repeated if objects came or went meanwhile
@@ -211,7 +213,7 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
     code = -number(payload[:4], signed=True)
     if code == 0:
         return None
-    words = os.strerror(code)
+    words = os.strerror(code) if 0 < code < _ERRNOS else f"error {code}"
     if marks & _TLVS and marks & _CAPPED:  # only the header of the request is repeated
         said = dict(attributes(payload, 4 + _HEADER.size)).get(_ERROR_WORDS)
         words = f"{words} ({text(said)})" if said else words

@@ -659,3 +659,17 @@ def test_moves_of_claims_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
         moves.note({f"p{number}": None}, lambda port_id: record(port_id, vf(int(port_id[1:]))))
         assert moves.since(before) == [vf(number)] and moves.since(moves.count) == []
     assert moves.since(0) == [vf(number) for number in range(49, 39, -1)]
+
+
+@pytest.mark.parametrize("damage", [b"CRE\xc1TE", b"CREATF"])
+def test_a_schema_that_is_damaged_is_moved_aside(path: Path, damage: bytes) -> None:
+    """SQLite quotes the damaged bytes, which need not be text."""
+    with contextlib.closing(Store(path)) as store:
+        store.save([record("p1")])
+    content = path.read_bytes()
+    at = content.rindex(b"CREATE TABLE")
+    path.write_bytes(content[:at] + damage + content[at + len(damage) :])
+    assert store_file.check(path)
+    with contextlib.closing(Store(path)) as store:
+        assert store.records() == []
+    assert len(store_file.damaged(path.parent)) == 1
