@@ -80,12 +80,15 @@ class Traveller:
         stats = self.domain(self.home).jobStats(libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED)
         return Moved(int(stats["downtime"]))
 
-    def start_migration(self, bandwidth_mb_s: int | None = None) -> None:
-        """Let libvirt migrate it, and wait until it has. Raises: libvirt.libvirtError."""
+    def start_migration(self, bandwidth_mb_s: int | None = None, xml: str | None = None) -> None:
+        """Let libvirt migrate it, and wait until it has. Raises: libvirt.libvirtError.
+
+        ``xml`` is the domain on the destination, if it is not what the agent there renders.
+        """
         self._guest(self.away).prepare()
         wanted: dict[str, Any] = {
             libvirt.VIR_MIGRATE_PARAM_URI: f"unix://{URI_SOCKET}",
-            libvirt.VIR_MIGRATE_PARAM_DEST_XML: self.destination_xml(),
+            libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml or self.destination_xml(),
         }
         if bandwidth_mb_s is not None:
             wanted[libvirt.VIR_MIGRATE_PARAM_BANDWIDTH] = bandwidth_mb_s
@@ -102,11 +105,18 @@ class Traveller:
         """Answer of the agent to a phase of the port's migration."""
         return host.call("POST", f"/v1/ports/{self.nic.port_id}:migrate", {"phase": phase, **fields})
 
-    def move(self, way: Way) -> Moved:
-        """Migrate with the port, from the first call to the last."""
+    def move(self, way: Way, peer: Peer) -> Moved:
+        """Migrate with the port, from the first call to the last; the peer is reached before and after.
+
+        Not by what the last calls do, unless that is the way.
+        """
         self.prepare(way)
+        peer.wait_heard()
         moved = self.migrate()
+        if way is not Way.MANUAL:
+            peer.wait_heard()
         self.conclude(way)
+        peer.wait_heard()
         return moved
 
     def prepare(self, way: Way) -> None:
@@ -128,9 +138,22 @@ class Traveller:
         self.phase(self.home, "commit")
         self.phase(self.away, "commit")
 
+    def give_up(self, way: Way) -> None:
+        """Undo `prepare`: the VM stays where it is."""
+        if way is Way.PUT:
+            self.away.unplug([self.nic])
+            return
+        self.phase(self.away, "abort")
+        if way is Way.AUTO:
+            self.phase(self.home, "abort")
+
     @contextmanager
     def traffic(self, directory: Path) -> Iterator[Peer]:
-        """Numbered datagrams both ways and a TCP stream for the time of the block."""
+        """Numbered datagrams both ways and a TCP stream for the time of the block.
+
+        In the guest they end with the next of these, or when its counts are read (`Peer.settle`).
+        """
+        self.guest.run("kill -9 $(cat /tmp/pid)")
         with Peer(directory, within(PEER, []), PEER_ADDRESS, self.nic.address) as peer:
             start_in(self.guest, self.nic.address, PEER_ADDRESS)
             peer.wait_connected()
