@@ -1,4 +1,4 @@
-"""The ASGI application of the agent: its routes, and what it answers to errors of the router and of itself."""
+"""The ASGI application of the agent: its routes, and what it answers to errors of the router and itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The OpenAPI document of the agent's API, which FastAPI makes of the declared routes.
 
-FastAPI serves none of them: its solver of dependencies took longest of all in a call, it validates each answer
-a second time, and it reads its own source at the first call of each route, on the event loop.
+FastAPI serves none of them: its solver of dependencies took longest of all in a call, it validates each
+answer a second time, and it reads its own source at the first call of each route, on the event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the death of ovs-vswitchd until the last port has its filter again: until then its frames are dropped."""
+"""From the death of ovs-vswitchd until the last port has its filter; its frames are dropped meanwhile."""
 
 from __future__ import annotations
 
