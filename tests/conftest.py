@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 from hypothesis import settings
 
+from tests.lab import ovs_releases, sandbox
 from tests.nested import machine
 
 R = TypeVar("R", pytest.TestReport, pytest.CollectReport)
@@ -18,6 +19,29 @@ R = TypeVar("R", pytest.TestReport, pytest.CollectReport)
 settings.register_profile("usual", deadline=None, max_examples=50)
 settings.register_profile("long", deadline=None, max_examples=5_000)
 settings.load_profile("usual")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--ovs",
+        choices=(ovs_releases.MACHINES_OWN, *ovs_releases.RELEASES),
+        default=ovs_releases.MACHINES_OWN,
+        help="which Open vSwitch the lab runs: the machine's own, or that of a newer Debian",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    release = config.getoption("--ovs")
+    if release != ovs_releases.MACHINES_OWN:
+        programs = ovs_releases.chosen(release, fetched=sandbox.inside() or machine.inside())
+        # What tests, the lab and the agents that they start look up: for this process and its children.
+        os.environ["PATH"] = programs.path(os.environ["PATH"])
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if config.getoption("--ovs") == ovs_releases.MACHINES_OWN:
+        return []
+    return [f"Open vSwitch {'.'.join(map(str, ovs_releases.OvsPrograms.in_path().version))}"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ import re
 from drivers.ovs import sockets
 from netplugin.api.errors import NetpluginError, Unsupported
 from netplugin.api.models import Finding
+from netplugin.host import ovs_versions
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.usability import Usability
@@ -42,16 +43,12 @@ def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
     return sockets.usable(ovs.settings.vhost_socket_dir, ovs.settings.vhost_socket_group)
 
 
-# -- Effects of ``userspace-tso-enable``: which segments OVS drops silently, by version. ----------
-# With it, VMs send TCP segments of up to 64 KiB and leave segmentation to the NIC. Sources: OVS's
-# NEWS and Documentation/topics/userspace-tso.rst of each version.
+# -- Effects of ``userspace-tso-enable``: which segments OVS drops silently. ----------------------
+# With it, VMs send TCP segments of up to 64 KiB and leave segmentation to the NIC. Source:
+# Documentation/topics/userspace-tso.rst of each version of OVS.
 
 
 _TSO = "userspace-tso-enable"
-#: OVS before 3.3 cannot segment in software, so a port without the offload drops (NEWS, v3.3.0).
-_SOFTWARE_FALLBACK = (3, 3)
-#: The same for tunnelled frames (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
-_TUNNEL_FALLBACK = (3, 5)
 
 
 def postcopy_enabled(root: OvsRoot) -> bool:
@@ -66,7 +63,7 @@ def tso_enabled(root: OvsRoot) -> bool:
 
 def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
     """Why VXLAN does not work with it; None if it does."""
-    if not tso_enabled(root) or root.version >= _TUNNEL_FALLBACK:
+    if not tso_enabled(root) or ovs_versions.segments_into_tunnels(root.version):
         return None
     return Unsupported(
         f"{_TSO} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
@@ -78,7 +75,7 @@ def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
 
 def nic_must_segment(root: OvsRoot) -> bool:
     """Whether an uplink whose NIC cannot segment drops large segments of VMs."""
-    return tso_enabled(root) and root.version < _SOFTWARE_FALLBACK
+    return tso_enabled(root) and not ovs_versions.segments(root.version)
 
 
 _PORT = re.compile(r"^\s*port \d+: (\S+) \((.*)\)$", re.MULTILINE)
@@ -91,25 +88,11 @@ def cannot_segment(dpctl_show: str) -> frozenset[str]:
 
 
 # -- OVS versions that keep datapath flows with old actions. ---------------------------------------
-# OVS keeps overlapping megaflows as long as their actions agree, and modifies each when an OpenFlow
-# table changes. Before "dpif-netdev: Fix dpif_netdev_flow_put" (2.17.8, 3.0.5, 3.1.3, 3.2.0), the
-# userspace datapath looks up the megaflow to modify with a packet that matches it, and may find an
-# overlapping one. The other keeps its old actions as long as it has traffic: a frame that a filter
-# should drop still passes, or a VM stays disconnected. ``revalidator/purge`` deletes all megaflows;
-# the next frame of each is translated again with the current tables.
-
-
-#: The first fixed release of each series; all releases from 3.2 on are fixed.
-_MENDED = {(2, 17): 8, (3, 0): 5, (3, 1): 3}
-_ALL_MENDED = (3, 2)
 
 
 def keeps_old_actions(root: OvsRoot) -> bool:
     """Whether this OVS is affected. An unknown version counts as affected."""
-    major, minor, release = root.version
-    if (major, minor) >= _ALL_MENDED:
-        return False
-    return release < _MENDED.get((major, minor), release + 1)
+    return ovs_versions.keeps_old_actions(root.version)
 
 
 def version_with_old_actions(root: OvsRoot) -> str:

@@ -11,10 +11,9 @@ from drivers.vdpa.multicast import multicast_findings
 from drivers.vf.usability import pool_findings
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsRoot
+from netplugin.host.ovs_versions import probes_all_devices
 from netplugin.host.usability import Usability
 
-#: Since 4.0, vswitchd probes only the devices of its ports (OVS's NEWS, v4.0.0).
-_PROBES_NO_MORE = (4, 0)
 _NO_DEVICE = "-a 0000:00:00.0"
 
 
@@ -49,7 +48,7 @@ def _probing(root: OvsRoot) -> Finding:
     expected = "at its start vswitchd takes no device but those of its ports"
     words = _words(root)
     listed = any(word in ("-a", "--allow", "-w", "--no-pci") for word in words)
-    if listed or root.version >= _PROBES_NO_MORE:
+    if listed or not probes_all_devices(root.version):
         return Finding(
             id="dpdk-probing",
             status="ok",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from netplugin.host.names import Mark
+from netplugin.host.ovs_versions import Version, parse_version
 
 #: Keys in ``external_ids`` that mark rows as ours.
 PORT_MARK = "netplugin-port"
@@ -306,10 +306,9 @@ class OvsRoot:
         )
 
     @property
-    def version(self) -> tuple[int, int, int]:
+    def version(self) -> Version:
         """``ovs_version`` as numbers; zeros (the oldest) if it is not reported."""
-        found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", self.ovs_version or "")
-        return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+        return parse_version(self.ovs_version)
 
 
 def _queues(status: Mapping[str, str]) -> int | None:

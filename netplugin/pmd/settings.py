@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from netplugin.api.pmd_models import AutoLoadBalance, PmdSettings
 from netplugin.host.cpus import from_mask
+from netplugin.host.ovs_versions import sleep_max
 
 MASK = "pmd-cpu-mask"
 ASSIGN = "pmd-rxq-assign"
@@ -48,8 +49,7 @@ def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
             ),
             interval_minutes=_number(get(AUTO_LB["interval_minutes"]), default.interval_minutes, 20_000) or 1,
         ),
-        # pmd-maxsleep is the name in OVS 3.1.
-        sleep_max=get("pmd-sleep-max", get("pmd-maxsleep")),
+        sleep_max=sleep_max(other_config),
     )
 
 

@@ -16,24 +16,33 @@ from tests.lab.processes import LabError, run
 FETCH_TIMEOUT_S = 600.0
 SOURCE_PARTS = Path("/etc/apt/sources.list.d")
 DEBIAN_KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+ALONE = """\
+Dir::Etc::sourcelist "/dev/null";
+Dir::State::status "/dev/null";
+// Of what is only unpacked nobody reads a description.
+Acquire::Languages "none";
+"""
 TARGETS = ("--format", "$(REPO_URI)", "Created-By: Packages", "Component: main")
 
 
 class PrivateApt:
     """Keeps all it has in one directory, which is the caller's to remove."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, only: str | None = None) -> None:
+        """``only``: sources that replace the machine's own; no package counts as installed then."""
         self._directory = directory
         self._parts = directory / "sources.list.d"
-        self._parts.mkdir()
-        if SOURCE_PARTS.is_dir():
+        self._parts.mkdir(parents=True)
+        if only is not None:
+            (self._parts / "only.list").write_text(only)
+        elif SOURCE_PARTS.is_dir():
             shutil.copytree(SOURCE_PARTS, self._parts, dirs_exist_ok=True)
         lists, cache = directory / "lists", directory / "cache"
         for place in (lists, cache):
             (place / "partial").mkdir(parents=True)
         self._settings = directory / "apt.conf"
         # With -c it is read after the machine's own settings, and so adds to them.
-        self._settings.write_text(settings(lists, cache, self._parts))
+        self._settings.write_text(settings(lists, cache, self._parts) + (ALONE if only is not None else ""))
 
     def update(self) -> None:
         self._run("apt-get", "--quiet", "update")
@@ -47,6 +56,15 @@ class PrivateApt:
             raise LabError(f"apt's sources have no Debian mirror of {release}")
         (self._parts / f"{suite}.list").write_text(sources(mirrors, suite))
         self.update()
+
+    def alone(self, release: str, suite: str) -> PrivateApt:
+        """An apt that knows one suite alone, from the mirror that the machine has `release` of."""
+        mirrors = self._mirrors(release)
+        if not mirrors:
+            raise LabError(f"apt's sources have no Debian mirror of {release}")
+        apt = PrivateApt(self._directory / suite, sources(mirrors, suite))
+        apt.update()
+        return apt
 
     def candidate(self, package: str, suite: str | None = None) -> str:
         """The version that would be installed, from a certain suite if there is one."""
@@ -65,11 +83,11 @@ class PrivateApt:
             raise LabError(f"{metapackage} depends on no kernel image:\n{shown}")
         return needed[1]
 
-    def missing(self, package: str, suite: str) -> list[Missing]:
-        """What the machine would have to install or upgrade to have a package of a suite."""
+    def missing(self, *packages: str, suite: str) -> list[Missing]:
+        """What the machine would have to install or upgrade to have packages of a suite."""
         planned = self._run(
             *("apt-get", "--simulate", "--no-install-recommends", "--no-remove"),
-            *("--target-release", suite, "install", package),
+            *("--target-release", suite, "install", *packages),
         )
         return parse_plan(planned)
 

@@ -11,15 +11,18 @@ from pathlib import Path
 
 from netplugin.host.ovs_sockets import OvsSockets
 from tests.lab.namespaces import within
+from tests.lab.ovs_releases import OvsPrograms
 from tests.lab.processes import PATIENCE, Argument, CommandError, Daemon, LabError, Running, run
 
-SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
-VSWITCHD = Path("/usr/lib/openvswitch-switch/ovs-vswitchd")
-VSWITCHD_DPDK = Path("/usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk")
 DATAPATH_TAP = "ovs-netdev"
 START_DEADLINE_S = 60.0
 # A unix socket's path has 108 bytes; "ovs-vswitchd.<pid>.ctl" is the longest name in here.
 LONGEST_DIRECTORY = 80
+# No device: OVS before 4.0 probes all that is bound to vfio-pci, unless dpdk-extra lists some. 4.0 lists for
+# each bus a device that there is not, and does not start if DPDK lacks the driver of one of them.
+NO_DEVICE = "-a 0000:00:00.0"
+# In 3.1 it is pmd-maxsleep, which newer ones read too, with a warning (NEWS, v3.2.0).
+_SLEEP_RENAMED = (3, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +35,19 @@ class OvsOptions:
     pmd_maxsleep_us: int = 500
     """Longest sleep of an idle PMD, so that it leaves the core to others; 0 polls all the time."""
 
-    def other_config(self) -> dict[str, str]:
+    def other_config(self, version: tuple[int, ...]) -> dict[str, str]:
         if not self.dpdk:
             return {}
         memory = str(self.socket_mem_mb)
+        sleep = "pmd-sleep-max" if version >= _SLEEP_RENAMED else "pmd-maxsleep"
         return {
             "dpdk-init": "true",
             "dpdk-socket-mem": memory,
             # Without a limit one mempool would take every hugepage the machine has.
             "dpdk-socket-limit": memory,
-            "dpdk-extra": "--no-pci --in-memory",
+            "dpdk-extra": f"{NO_DEVICE} --in-memory",
             "pmd-cpu-mask": self.pmd_mask,
-            "pmd-maxsleep": str(self.pmd_maxsleep_us),
+            sleep: str(self.pmd_maxsleep_us),
         }
 
 
@@ -73,7 +77,9 @@ class PrivateOvs(Running):
         self.netns = netns
         self.options = OvsOptions(dpdk and not dummy, pmd_mask, socket_mem_mb, pmd_maxsleep_us)
         self._dummy = dummy
-        self.other_config = {**self.options.other_config(), **(other_config or {})}
+        self.programs = OvsPrograms.in_path()
+        self.version = self.programs.version
+        self.other_config = {**self.options.other_config(self.version), **(other_config or {})}
         self.rundir = directory
         self.socket = directory / "db.sock"
         self.database = directory / "conf.db"
@@ -94,11 +100,12 @@ class PrivateOvs(Running):
             raise LabError("another OVS runs in this network namespace: its bridges would not work")
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self.database.exists():
-            run(["ovsdb-tool", "create", self.database, SCHEMA])
-            self._program.symlink_to(VSWITCHD_DPDK if self.options.dpdk else VSWITCHD)
+            run(["ovsdb-tool", "create", self.database, self.programs.schema])
+            with_dpdk = self.options.dpdk
+            self._program.symlink_to(self.programs.vswitchd_dpdk if with_dpdk else self.programs.vswitchd)
         self.start_ovsdb()
         # As ovs-ctl does: vswitchd itself does not say which version it is.
-        version = run(["ovs-vsctl", "--version"]).splitlines()[0].split()[-1]
+        version = ".".join(map(str, self.version))
         self.vsctl("--no-wait", "init", "--", "set", "Open_vSwitch", ".", f"ovs_version={version}")
         self.set_other_config(self.other_config, wait=False)
         self.start_vswitchd()

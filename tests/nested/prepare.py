@@ -86,7 +86,7 @@ def _fetch_emulator(apt: PrivateApt, scratch: Path) -> None:
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     suite = f"{release}-backports"
     apt.add_suite(release, suite)
-    wanted = {package.name: str(package) for package in apt.missing(EMULATOR, suite)}
+    wanted = {package.name: str(package) for package in apt.missing(EMULATOR, suite=suite)}
     # Those the machine has from there already are requested too.
     wanted = {name: f"{name}/{suite}" for name in WITH_EMULATOR} | wanted
     # Without its epoch: a colon separates directories in LD_LIBRARY_PATH.

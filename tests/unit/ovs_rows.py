@@ -9,9 +9,9 @@ from typing import Any
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import BACKEND_MARK, BRIDGE_MARK, COLUMNS, KEYS, PORT_MARK
 from netplugin.host.ovsdb_rows import Rows
-from tests.lab.ovs import SCHEMA
+from tests.lab.ovs_releases import OvsPrograms
 
-_SCHEMA = json.loads(SCHEMA.read_text())
+_SCHEMA = json.loads(OvsPrograms.in_path().schema.read_text())
 Tables = dict[str, dict[str, Any]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from netplugin.host.cpus import from_mask, to_mask
+from netplugin.host.ovs_versions import assigns_by_group, parse_version
 from netplugin.tuning import steps
 from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts, Live
 from netplugin.tuning.intent import HostIntent
@@ -162,14 +163,8 @@ def ovs_settings(
 
 
 def _assign(live: Live) -> str:
-    """``group``, new in OVS 2.16, assigns queues by load without a fixed number of queues per PMD thread."""
     version = None if isinstance(live.ovs, Unknown) else live.ovs.version
-    return "group" if _at_least(version, (2, 16)) else "cycles"
-
-
-def _at_least(version: str | None, wanted: tuple[int, int]) -> bool:
-    words = (version or "0.0").split(".")
-    return tuple(int(word) if word.isdigit() else 0 for word in words[:2]) >= wanted
+    return "group" if assigns_by_group(parse_version(version)) else "cycles"
 
 
 def _now(live: Live, key: str) -> Fact[str | None]:

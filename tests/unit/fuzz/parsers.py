@@ -44,7 +44,7 @@ from netplugin.pmd.read import parse_counters, parse_threads
 from netplugin.pmd.settings import read_affinity, read_settings
 from netplugin.tuning.applying import journal as tuning_journal
 from netplugin.tuning.steps import Group, OtherConfig
-from tests.lab.ovs import SCHEMA
+from tests.lab.ovs_releases import OvsPrograms
 from tests.unit.agents.test_store import record
 from tests.unit.core.openflow_flows import of_filters, of_tunnels, statistics
 from tests.unit.core.test_nftables import MAC, as_the_kernel_reports
@@ -160,7 +160,7 @@ _CHANGE: dict[str, Any] = {
 
 @cache
 def _schema() -> Any:
-    return json.loads(Path(SCHEMA).read_text())
+    return json.loads(OvsPrograms.in_path().schema.read_text())
 
 
 def _rows(data: bytes) -> None:
@@ -370,7 +370,7 @@ def _vpp(data: bytes) -> None:
 def _loss(data: bytes) -> None:
     text = _text(data)
     loss_ovs.parse_ports(text)
-    loss_ovs.parse_pmd(text)
+    loss_ovs.reading({}, text, text, text, text)
     loss_ovs.parse_drops(text)
     loss_ovs.parse_upcalls_lost(text)
 

@@ -12,7 +12,6 @@ from netplugin_zeroloss.loss.ovs import (
     OvsPortCounts,
     lost_at,
     parse_drops,
-    parse_pmd,
     parse_ports,
     parse_upcalls_lost,
 )
@@ -75,9 +74,13 @@ def test_a_nics_drops_are_counted_once_each() -> None:
 
 
 def test_pmd_threads_and_drops_of_the_datapath() -> None:
-    pmd = parse_pmd(_recorded("after-pmd"))
-    assert list(pmd) == [1], "the main thread is none"
-    assert (pmd[1].packets, pmd[1].idle_cycles, pmd[1].busy_cycles) == (4434, 88946845, 45143749)
+    pmd = {n: v for n, v in _reading("after").counters.items() if n.startswith("pmd")}
+    assert pmd == {
+        "pmd1.packets": 4434,
+        "pmd1.idle_cycles": 88946845,
+        "pmd1.busy_cycles": 45143749,
+        "pmd1.busy_error": 0,
+    }, "the main thread is none"
     drops = "drop_action_of_pipeline    0.0/sec     0.000/sec        0.0000/sec   total: 17\n"
     assert parse_drops(_recorded("after-coverage") + drops) == {"drop_action_of_pipeline": 17}
     assert parse_upcalls_lost(_recorded("after-dpctl")) == 0
@@ -98,6 +101,37 @@ def test_two_readings_of_a_real_ovs() -> None:
     assert "pmd1.busy_cycles" not in readings
     with pytest.raises(EvidenceError, match="went back"):
         place.between(after, before, 1.0)
+
+
+def _printed_by_4(packets: int, cycles: int, cycles_per_packet: int) -> ovs.CounterReading:
+    """A reading of an OVS 4.0, whose pmd-stats-show prints what pmd-perf-show does."""
+    load = (
+        f"pmd thread numa_id 0 core_id 1:\n\n  - Used TSC cycles:  {cycles}  (100.0 % of total cycles)\n"
+        f"  - busy iterations:  5  ( {100 * packets * cycles_per_packet / cycles:.1f} % of used cycles)\n"
+        f"  Rx packets:  {packets}  (4212 Kpps, {cycles_per_packet} cycles/pkt)\n"
+    )
+    return ovs.reading({}, "", "", load, "")
+
+
+def test_the_rounded_cycles_of_ovs_4() -> None:
+    place = ovs.OvsCounters(Path("/nowhere"), [])
+    before = _printed_by_4(1_000, 1_000_000, 200)
+    grown = place.between(before, _printed_by_4(101_000, 101_000_000, 200), 1.0).readings
+    assert grown == {
+        "pmd1.packets": 100_000,
+        "pmd1.busy_share": 0.2,
+        "pmd1.cycles_per_packet": 200,
+        "pmd_packets": 100_000,
+        "pmd_busy_share": 0.2,
+        "pmd_cycles_per_packet": 200,
+        "pmd_cores": 1,
+    }
+    # Few frames after many: the share is lost in the rounding, which may even take cycles back.
+    many = _printed_by_4(1_000_000, 1_000_000_000, 200)
+    few = place.between(many, _printed_by_4(1_000_100, 1_001_000_000, 199), 1.0).readings
+    assert few == {"pmd1.packets": 100, "pmd_packets": 100, "pmd_cores": 1}
+    with pytest.raises(EvidenceError, match="went back"):
+        place.between(many, before, 1.0)
 
 
 def test_shares_of_several_pmd_threads() -> None:

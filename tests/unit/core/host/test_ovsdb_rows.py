@@ -19,7 +19,7 @@ from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl as Api
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import COLUMNS, KEYS
 from netplugin.host.ovsdb import Ovsdb
-from tests.lab.ovs import SCHEMA, PrivateOvs
+from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import CommandError, run, wait_for
 from tests.unit.ovs import PATIENCE_S
 
@@ -34,7 +34,7 @@ def server() -> Iterator[PrivateOvs]:
     with tempfile.TemporaryDirectory() as name:
         switch = PrivateOvs(Path(name) / "ovs", dummy=True)
         switch.directory.mkdir()
-        run(["ovsdb-tool", "create", switch.database, SCHEMA])
+        run(["ovsdb-tool", "create", switch.database, switch.programs.schema])
         switch.start_ovsdb()
         try:
             switch.vsctl("--no-wait", "init")

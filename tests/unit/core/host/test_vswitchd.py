@@ -29,9 +29,14 @@ SHORT_S = 0.3
 # -- commands ----------------------------------------------------------------------------------------
 
 
+def assert_printed(answer: str, printed: str) -> None:
+    """The ovs-appctl of 4.0 ends the last line where the answer does not."""
+    assert answer.rstrip("\n") == printed.rstrip("\n")
+
+
 def test_a_command_answers_as_ovs_appctl_does(switch: PrivateOvs) -> None:
     for command in (["version"], ["vlog/list"], ["list-commands"]):
-        assert appctl(switch.sockets, *command, deadline=soon()) == switch.appctl(*command)
+        assert_printed(appctl(switch.sockets, *command, deadline=soon()), switch.appctl(*command))
     appctl(switch.sockets, "vlog/set", "bridge:file:dbg", "bfd:file:dbg", deadline=soon())
     levels = {line.split()[0]: line.split()[-1] for line in switch.appctl("vlog/list").splitlines()[2:]}
     assert levels["bridge"] == levels["bfd"] == "DBG", "both arguments have arrived"
@@ -40,7 +45,8 @@ def test_a_command_answers_as_ovs_appctl_does(switch: PrivateOvs) -> None:
 def test_a_long_answer_is_complete(switch: PrivateOvs, ovs: OvsHost) -> None:
     ovs.db.write([bridge("many"), *(port("many", f"many-p{n}") for n in range(200))], soon())
     shown = appctl(switch.sockets, "dpif/show", deadline=soon())
-    assert len(shown) > 4096 and shown == switch.appctl("dpif/show")
+    assert len(shown) > 4096
+    assert_printed(shown, switch.appctl("dpif/show"))
     switch.vsctl("del-br", "many")
 
 
@@ -215,6 +221,12 @@ def test_the_datapath_s_log_is_quiet_if_that_is_set(switch: PrivateOvs, quiet: b
 # -- a kept connection -------------------------------------------------------------------------------
 
 
+def assert_as_appctl(kept: Unixctl, switch: PrivateOvs, command: str) -> None:
+    (answer,) = kept.ask([(command,)], soon())
+    assert isinstance(answer, str)
+    assert_printed(answer, switch.appctl(command))
+
+
 def test_many_commands_are_asked_over_one_connection(switch: PrivateOvs, ovs: OvsHost) -> None:
     ovs.db.write([bridge("asked"), *(port("asked", f"asked-p{n}") for n in range(30))], soon())
     names = [f"asked-p{n}" for n in range(30)]
@@ -224,9 +236,9 @@ def test_many_commands_are_asked_over_one_connection(switch: PrivateOvs, ovs: Ov
         assert isinstance(first[0], HostError) and "no such interface" in str(first[0])
         assert all(isinstance(shown, str) and "QoS" in shown for shown in first[1:]), first
         connected = kept._kept
-        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        assert_as_appctl(kept, switch, "version")
         assert kept._kept is connected, "it was kept"
-        assert kept.ask([("dpif/show",)], soon()) == [switch.appctl("dpif/show")]
+        assert_as_appctl(kept, switch, "dpif/show")
     finally:
         kept.close()
         switch.vsctl("del-br", "asked")
@@ -235,14 +247,14 @@ def test_many_commands_are_asked_over_one_connection(switch: PrivateOvs, ovs: Ov
 def test_a_kept_connection_is_made_again_to_the_next_vswitchd(switch: PrivateOvs) -> None:
     kept = Unixctl(switch.sockets)
     try:
-        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        assert_as_appctl(kept, switch, "version")
         switch.stop_vswitchd()
         try:
             with pytest.raises(BackendUnavailable, match="does not run"):
                 kept.ask([("version",)], soon())
         finally:
             switch.start_vswitchd()
-        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        assert_as_appctl(kept, switch, "version")
     finally:
         kept.close()
 
@@ -250,13 +262,13 @@ def test_a_kept_connection_is_made_again_to_the_next_vswitchd(switch: PrivateOvs
 def test_a_command_that_came_too_late_leaves_no_answer_for_the_next(switch: PrivateOvs) -> None:
     kept = Unixctl(switch.sockets)
     try:
-        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        assert_as_appctl(kept, switch, "version")
         switch.vswitchd.pause()
         try:
             with pytest.raises(OperationTimeout, match="did not answer vlog/list in time"):
                 kept.ask([("vlog/list",)], time.monotonic() + SHORT_S)
         finally:
             switch.vswitchd.resume()
-        assert kept.ask([("version",)], soon()) == [switch.appctl("version")]
+        assert_as_appctl(kept, switch, "version")
     finally:
         kept.close()

@@ -12,7 +12,7 @@ from netplugin.api.errors import NetpluginError
 from netplugin.host import vswitchd
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import run
-from netplugin.pmd.read import parse_threads
+from netplugin.pmd.read import parse_counters, parse_threads
 from netplugin_zeroloss.loss.contract import (
     CounterChanges,
     CounterReading,
@@ -20,19 +20,13 @@ from netplugin_zeroloss.loss.contract import (
     EvidenceError,
 )
 
-# -- Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 3.5).
+# -- Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 4.0).
 
 
 _PORT = re.compile(r'^\s+port\s+"?([^":]+)"?:\s+rx\s+(.*)$')
 _COUNT = re.compile(r"([a-z0-9_]+)=(\d{1,20})")
-_THREAD = re.compile(r"^pmd thread numa_id \d+ core_id (\d{1,20}):$")
-_PMD_COUNT = re.compile(r"^\s+(packets received|idle cycles|processing cycles): (\d{1,20})")
 _COVERAGE = re.compile(r"^((?:datapath_drop|drop_action)_\w+)\s.*total: (\d{1,20})$")
 _LOOKUPS = re.compile(r"^\s+lookups:.*\blost:(\d{1,20})$")
-
-
-#: What is read of a PMD thread, in the order of ``PmdCounts``.
-_COUNTED = {"packets received": None, "idle cycles": None, "processing cycles": None}.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +36,6 @@ class OvsPortCounts:
     rx: Mapping[str, int] = field(default_factory=dict)
     tx: Mapping[str, int] = field(default_factory=dict)
     custom: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class PmdCounts:
-    """Counters of one PMD thread since it started: received frames, and TSC cycles."""
-
-    packets: int
-    idle_cycles: int
-    busy_cycles: int
 
 
 def parse_ports(text: str) -> dict[str, OvsPortCounts]:
@@ -101,22 +86,6 @@ def lost_at(port: OvsPortCounts) -> dict[str, int]:
     return lost
 
 
-def parse_pmd(stats_show: str) -> dict[int, PmdCounts]:
-    """Parse ``dpif-netdev/pmd-stats-show``, by CPU; skips the main thread."""
-    found: dict[int, PmdCounts] = {}
-    cpu: int | None = None
-    counts: dict[str, int] = {}
-    for line in stats_show.splitlines():
-        if not line.startswith(" "):
-            thread = _THREAD.match(line)
-            cpu, counts = (int(thread[1]) if thread else None), {}
-        elif cpu is not None and (count := _PMD_COUNT.match(line)):
-            counts[count[1]] = int(count[2])
-            if counts.keys() >= _COUNTED:
-                found[cpu] = PmdCounts(*(counts[name] for name in _COUNTED))
-    return found
-
-
 def parse_drops(coverage_show: str) -> dict[str, int]:
     """Parse ``coverage/show``: drops of the datapath and the pipeline, by reason."""
     found = (_COVERAGE.match(line) for line in coverage_show.splitlines())
@@ -138,6 +107,9 @@ _PLACEMENT = ".pmd"
 #: Only vhost-user ports have this counter.
 _RETRIES = "ovs_tx_retries"
 _LOCAL = "LOCAL"
+#: OVS 4.0 prints busy cycles rounded: by how much a reading may be off, and from which share of them on it
+#: is not reported.
+_ERROR, _CERTAIN = ".busy_error", 0.05
 
 
 class OvsCounters(DropCounters):
@@ -191,9 +163,12 @@ class OvsCounters(DropCounters):
         return vswitchd.appctl(self._sockets, command, deadline=deadline)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
-        found = super().between(_growing(before), _growing(after), elapsed_s)
+        found = super().between(_growing(_rounded(before, after)), _growing(after), elapsed_s)
         placement = {n: value for n, value in after.counters.items() if n.endswith(_PLACEMENT)}
-        return CounterChanges(found.lost, {**_loads(found.readings), **placement})
+        errors = {
+            n: value + before.counters.get(n, 0) for n, value in after.counters.items() if n.endswith(_ERROR)
+        }
+        return CounterChanges(found.lost, {**_loads(found.readings, errors), **placement})
 
 
 def reading(
@@ -207,10 +182,11 @@ def reading(
         if _RETRIES in counts.custom:
             counters[f"{name}.tx_retries"] = counts.custom[_RETRIES]
     lost |= parse_drops(drops) | {_UPCALL: parse_upcalls_lost(lookups)}
-    for cpu, pmd in parse_pmd(load).items():
+    for cpu, pmd in parse_counters(load).items():
         counters[f"pmd{cpu}.packets"] = pmd.packets
         counters[f"pmd{cpu}.busy_cycles"] = pmd.busy_cycles
-        counters[f"pmd{cpu}.idle_cycles"] = pmd.idle_cycles
+        counters[f"pmd{cpu}.idle_cycles"] = pmd.cycles - pmd.busy_cycles
+        counters[f"pmd{cpu}{_ERROR}"] = pmd.busy_error
     for thread in parse_threads(queues).threads:
         for queue in thread.queues:
             if queue.enabled:
@@ -219,33 +195,49 @@ def reading(
 
 
 def _growing(reading: CounterReading) -> CounterReading:
-    """Drop the readings that are not counters (rxq placement)."""
-    counters = {n: value for n, value in reading.counters.items() if not n.endswith(_PLACEMENT)}
+    """Drop the readings that are not counters (rxq placement, rounding)."""
+    counters = {n: v for n, v in reading.counters.items() if not n.endswith((_PLACEMENT, _ERROR))}
     return CounterReading(reading.lost, counters)
 
 
-def _loads(grown: Mapping[str, float]) -> dict[str, float]:
+def _rounded(before: CounterReading, after: CounterReading) -> CounterReading:
+    """Cycles that seem to go back within their rounding have not changed; a restart takes packets back."""
+
+    def earlier(name: str, value: float) -> float:
+        error = f"{name.partition('.')[0]}{_ERROR}"
+        rounding = before.counters.get(error, 0) + after.counters.get(error, 0)
+        later = after.counters.get(name, value)
+        return later if later < value <= later + rounding and name.endswith("_cycles") else value
+
+    return CounterReading(
+        before.lost, {name: earlier(name, value) for name, value in before.counters.items()}
+    )
+
+
+def _loads(grown: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
     """Convert cycles to shares, per PMD thread and for all threads together (pure).
 
     ``cycles_per_packet`` counts busy iterations only. A frame that crosses OVS twice, to the VNF and
-    back, counts twice.
+    back, counts twice. Both are left out where ``errors`` makes them too inaccurate.
     """
     found = {name: value for name, value in grown.items() if not name.startswith("pmd")}
     threads = sorted(name.partition(".")[0] for name in grown if name.endswith(".busy_cycles"))
     total = {"packets": 0.0, "busy_cycles": 0.0, "idle_cycles": 0.0}
     for thread in threads:
         own = {what: grown[f"{thread}.{what}"] for what in total}
-        found |= {f"{thread}.{what}": value for what, value in _load(own).items()}
+        found |= {f"{thread}.{what}": v for what, v in _load(own, errors.get(thread + _ERROR, 0)).items()}
         total = {what: total[what] + own[what] for what in total}
     if threads:
-        found |= {f"pmd_{what}": value for what, value in _load(total).items()}
+        found |= {f"pmd_{what}": value for what, value in _load(total, sum(errors.values())).items()}
         found["pmd_cores"] = len(threads)
     return found
 
 
-def _load(counts: Mapping[str, float]) -> dict[str, float]:
+def _load(counts: Mapping[str, float], error: float) -> dict[str, float]:
     cycles = counts["busy_cycles"] + counts["idle_cycles"]
     found = {"packets": counts["packets"]}
+    if error > _CERTAIN * counts["busy_cycles"]:
+        return found
     if cycles:
         found["busy_share"] = counts["busy_cycles"] / cycles
     if counts["packets"]:
