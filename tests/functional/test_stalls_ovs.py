@@ -12,7 +12,7 @@ import pytest
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned, plug
 from tests.lab.agent import PrivateAgent
-from tests.lab.ovs import SCHEMA, PrivateOvs
+from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
 from tests.lab.steps import host_state
 
@@ -91,7 +91,7 @@ def test_a_database_that_is_empty_after_a_restart(ovs: PrivateOvs, hasty: Privat
     ovs.kill_vswitchd()
     ovs.stop_ovsdb()
     ovs.database.unlink()
-    run(["ovsdb-tool", "create", ovs.database, SCHEMA])
+    run(["ovsdb-tool", "create", ovs.database, ovs.programs.schema])
     ovs.start_ovsdb()
     ovs.vsctl("--no-wait", "init")
     ovs.set_other_config(ovs.other_config, wait=False)
