@@ -65,6 +65,12 @@ def test_a_mistake_is_said_where_it_is(text: str, words: tuple[str, ...]) -> Non
     assert all(word in str(refused.value) for word in words), str(refused.value)
 
 
+@pytest.mark.parametrize("value", ["2026-99-99", "9" * 5000, '{"a":' * 3000])
+def test_a_value_that_yaml_cannot_read(value: str) -> None:
+    with pytest.raises(UnusableInput, match="run.yaml"):
+        read(f"name: {value}\n", "run.yaml")
+
+
 def test_a_mac_address_needs_no_quotes() -> None:
     """In YAML 1.1 this one is a number of base 60."""
     ends = (

@@ -45,6 +45,8 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
         raise _not_yaml(name, error) from error
     except RecursionError as error:
         raise UnusableInput(name, "it is nested too deeply") from error
+    except ValueError as error:  # a date that is none, a number of thousands of digits
+        raise UnusableInput(name, f"a value cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise UnusableInput(name, "it must be a mapping: lines of the form `field: value`")
     try:
