@@ -16,7 +16,7 @@ _LEAST, _LEAST_REMOVALS, _MOST = 4, 16, 256
 # one: a batch with plugs takes this part of the removals that a batch of their own would have.
 _BESIDE_PLUGS = 16
 # Until the oldest has waited for so many seconds: plugs without end do not hold up removals.
-_GIVES_WAY_S = 5.0
+_GIVES_WAY_S = 10.0
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ def test_one_removal_is_beside_plugs_however_long_it_takes() -> None:
 def test_a_large_group_of_removals_waits_for_plugs_but_not_for_ever() -> None:
     group = object()
     waiting: list[Operation] = [*(delete(f"d{n}", group) for n in range(20)), put("a")]
-    assert names(next_batch(waiting, BatchSizes(64, 16), now=4.0)) == ["+a"]
-    assert len(next_batch(waiting, BatchSizes(64, 16), now=6.0)) == 21
+    assert names(next_batch(waiting, BatchSizes(64, 16), now=9.0)) == ["+a"]
+    assert len(next_batch(waiting, BatchSizes(64, 16), now=11.0)) == 21
 
 
 def test_plugs_without_end_hold_up_no_removal() -> None:
