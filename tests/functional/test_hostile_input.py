@@ -22,7 +22,7 @@ import agents
 import drivers
 import netplugin
 from netplugin.api.batch_models import Batch, Retag
-from netplugin.api.migration_models import MigrateCheck, MigrateRequest
+from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import PortSpec, ReconcileRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest
@@ -331,7 +331,9 @@ def test_every_field_of_a_step_of_a_migration(client: httpx.Client) -> None:
 
 def test_every_field_of_a_check_before_a_migration(client: httpx.Client) -> None:
     wanted = {"port_id": "p1", "port": WHOLE_SPEC, "source": WHOLE_SPEC, "source_facts": {}, "postcopy": True}
-    assert attack(client, "POST", "/v1/ports:migrate-check", wanted, MigrateCheck) > 2_000
+    # Facts have the names that a backend gives them, so an unknown one is no error.
+    for part in ("port", "source"):
+        assert attack(client, "POST", "/v1/ports:migrate-check", wanted, PortSpec, (part,)) > 1_000
 
 
 def test_every_field_of_a_service_port(client: httpx.Client) -> None:
