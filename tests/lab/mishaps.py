@@ -78,6 +78,12 @@ def kill(host: Hypervisor, victim: Victim, traveller: Traveller) -> None:
     else:
         for pid in qemu_pids(host, traveller.nic.vm_id):
             os.kill(pid, signal.SIGKILL)
+        connection = host.libvirt.connect()
+        wait_for(
+            lambda: traveller.nic.vm_id not in [each.name() for each in connection.listAllDomains()],
+            DEADLINE_S,
+            "libvirt has noticed the end of QEMU",
+        )
 
 
 @contextmanager
