@@ -176,7 +176,7 @@ class Card(Soft):
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         changes = [
-            Take((i.port_id,), i.spec, i.stamp, i.claims if i.spec else ())
+            Take((i.port_id,), i.spec, i.stamp, claims=i.claims if i.spec else ())
             for i in intents
             if observed.specs.get(i.port_id) != i.spec
             or (i.spec is not None and self.there.vfs.get(i.port_id, ()) != i.claims)
