@@ -67,7 +67,7 @@ def test_a_mistake_is_said_where_it_is(text: str, words: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("value", ["2026-99-99", "9" * 5000, '{"a":' * 3000])
 def test_a_value_that_yaml_cannot_read(value: str) -> None:
-    with pytest.raises(UnusableInput, match="run.yaml"):
+    with pytest.raises(UnusableInput, match=r"run\.yaml"):
         read(f"name: {value}\n", "run.yaml")
 
 
