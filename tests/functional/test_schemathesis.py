@@ -106,7 +106,8 @@ def _lead_to_the_host(case: Any) -> None:
         query = dict(case.query or {})
         if str(query.get("follow", True)).lower() in _TRUE:
             case.query = {**query, "follow": "false"}  # or the answer has no end
-    for spec in _dicts([body, *(put.get("spec") for put in _dicts(body.get("put")))]):
+    of_batch = [put.get("spec") for put in _dicts(body.get("put"))]
+    for spec in _dicts([body, body.get("port"), body.get("source"), *of_batch]):
         if not isinstance(spec.get("mac"), str):
             continue
         if not isinstance(spec.get("network"), dict) or spec["mac"][-1:] in "af":
