@@ -110,12 +110,24 @@ def test_a_plug_that_runs_out_of_descriptors_anywhere_is_undone(agent: PrivateAg
     assert failed
 
 
-def test_a_change_needs_no_descriptor_but_that_of_its_call(agent: PrivateAgent) -> None:
-    """The connections to the kernel and the store are kept: a filter can be tightened at any time."""
-    assert agent.call("PUT", "/v1/ports/p1", make_spec(1, port_security={"enabled": False}))[0] == 200
-    with out_of_descriptors(agent, 1):
-        status, answer = agent.call("PUT", "/v1/ports/p1", make_spec(1, qos={"ingress_kbps": 1000}))
-    assert (status, answer["state"]) == (200, "active"), answer
+def test_a_change_that_runs_out_of_descriptors_goes_back(agent: PrivateAgent) -> None:
+    """It needs few, or none: the connections to the kernel and the store are kept."""
+    assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 200
+    changed = make_spec(1, qos={"ingress_kbps": 1000}, port_security={"enabled": False})
+    status = 0
+
+    def back() -> bool:
+        port = agent.get("/v1/ports/p1")[1]
+        return bool(port["state"] == "active" and port["spec"]["qos"]["ingress_kbps"] is None)
+
+    for left in range(1, 12):
+        with out_of_descriptors(agent, left):
+            status, answer = agent.call("PUT", "/v1/ports/p1", changed)
+        if status == 200:
+            break
+        assert (status, answer["code"]) == (502, "host_error"), answer
+        wait_for(back, DEADLINE_S, "the port is as it was")
+    assert status == 200, "with enough of them it is made"
 
 
 def test_a_plug_that_the_store_does_not_take(agent: PrivateAgent) -> None:
