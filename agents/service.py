@@ -14,7 +14,7 @@ from agents.event_streams import EventStreams
 from agents.health import Health
 from agents.host import HostView
 from agents.host_events import HostEvents
-from agents.metrics import Metrics, PortCounters
+from agents.metrics import Metrics
 from agents.migrations import Migrations
 from agents.networks import Networks
 from agents.off_loop import OffLoop
@@ -30,7 +30,8 @@ from agents.service_ports import ServicePorts
 from agents.store.marks import StoreMarks
 from agents.store.port_table import Record
 from agents.store.store import Store
-from agents.worker import BackendWorker, answer, ask
+from agents.vfs import Vfs
+from agents.worker import BackendWorker, answer
 from netplugin.api.batch_models import Batch, BatchResult, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import (
@@ -38,7 +39,6 @@ from netplugin.api.errors import (
     HostError,
     NetpluginError,
     NotFound,
-    Overloaded,
 )
 from netplugin.api.models import (
     HostState,
@@ -47,9 +47,8 @@ from netplugin.api.models import (
     PortState,
     ReconcileReport,
     ReconcileRequest,
-    VfInfo,
 )
-from netplugin.backend import NOBODY, Backend, Claim, Intent, Observation
+from netplugin.backend import Backend, Intent, Observation
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 
@@ -102,7 +101,8 @@ class Service:
         self._domains: Domains | None = None
         self.pmd = Pmd(host, view, store.placements)
         metrics.watch_pmd(self.pmd.scraped)
-        metrics.watch_vfs(self._vf_counters)
+        self.vfs = Vfs(store, self._workers, self._timeout_s)
+        metrics.watch_vfs(self.vfs.counters)
         metrics.count_as_failed_but(backends)
         metrics.watch_failures(host.supervisor.failures)
         self.physical_networks = PhysicalNetworkService(store, host.networks, self._workers, self._timeout_s)
@@ -147,7 +147,7 @@ class Service:
     def _made_domains(self) -> Domains:
         from agents.domains import Domains
 
-        return Domains(self._store, self._view, self._nics_of, self.vfs, self.off_loop)
+        return Domains(self._store, self._view, self._nics_of, self.vfs.all, self.off_loop)
 
     def start(self) -> None:
         for worker in self._workers.values():
@@ -334,46 +334,6 @@ class Service:
             report.orphans_kept += part.orphans_kept
             report.errors += part.errors
         return report
-
-    async def vfs(self) -> list[VfInfo]:
-        """All virtual functions of the pool, from one of the backends that share it.
-
-        Raises: Overloaded; what ``Backend.observe`` raises.
-        """
-        workers = [worker for worker in self._workers.values() if worker.reconciler.extras.vfs]
-        for worker in workers:
-            try:
-                return await ask(worker, self._timeout_s, worker.reconciler.vfs)
-            except NetpluginError as error:
-                if worker is workers[-1] or isinstance(error, Overloaded):
-                    raise  # a backend that also needs OVS may fail while another succeeds
-        return []
-
-    def _vf_counters(self) -> Iterator[PortCounters]:
-        for name, worker in self._workers.items():
-            pool = worker.reconciler.extras.vfs
-            if pool is None:
-                continue
-            records = self._store.records(backend=name)
-            ports = {claim: record.port_id for record in records for claim in record.claims}
-            for claim, counters in pool.counters(list(ports)).items():
-                yield PortCounters(ports[claim], claim.key, counters)
-
-    async def release_vf(self, pci_address: str) -> None:
-        """End the quarantine of a virtual function; no error if it is not quarantined.
-
-        A port that is being removed and waits for the NIC of this function is forgotten.
-
-        Raises: Conflict if the function exists, Overloaded, what ``Backend.observe`` raises.
-        """
-        claim = Claim("vf", pci_address)
-        await self._in_thread(self._store.release, [claim])
-        record = self._store.get(self._store.claims().get(claim, NOBODY))
-        worker = self._workers.get(record.spec.backend) if record else None
-        if record is None or worker is None or record.state is not PortState.REMOVING:
-            return
-        held = next(c for c in record.claims if c == claim)
-        await ask(worker, self._timeout_s, partial(worker.reconciler.abandon, record.port_id, held))
 
     async def host(self) -> HostState:
         """Raises: OperationTimeout."""

@@ -207,7 +207,7 @@ def add_host(routes: Routes, service: Service) -> None:
     )
     async def list_vfs(caller: Request, page: Annotated[Page, Query()], condition: IfNoneMatch) -> Response:
         """List the virtual functions of this host with their states and ports."""
-        found = sorted(await _while_here(caller, service.vfs()), key=lambda vf: vf.pci_address)
+        found = sorted(await _while_here(caller, service.vfs.all()), key=lambda vf: vf.pci_address)
         return await listed(caller, page, condition, lambda: found, lambda vf: vf.pci_address)
 
     @routes.delete(
@@ -218,7 +218,7 @@ def add_host(routes: Routes, service: Service) -> None:
     )
     async def release_vf(caller: Request, pci_address: PciAddress) -> None:
         """End the quarantine of a virtual function; no error if it is not quarantined."""
-        await _while_here(caller, service.release_vf(pci_address))
+        await _while_here(caller, service.vfs.release(pci_address))
 
     @routes.get("/v1/pmd", responses=ANY_ERROR, operation_id="get_pmd")
     async def get_pmd(measured: Annotated[PmdInterval, Query()]) -> PmdState:

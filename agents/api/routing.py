@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
@@ -167,28 +167,26 @@ class Route(StarletteRoute):
         return _response(await self.endpoint(**values), self._status)
 
 
-class _Value:
-    """A value that is made of the head of a request."""
+class _Value(Protocol):
+    """A value that is made of the head of a request; ``place`` is where an error says that it is."""
 
-    #: Where an error says that it is.
-    place: tuple[str, ...] = ()
+    place: tuple[str, ...]
 
     def of(self, request: Request) -> Any:
         """Raises: ValidationError."""
-        raise NotImplementedError
 
 
-class _OfPath(_Value):
+class _OfPath:
     def __init__(self, name: str, adapter: TypeAdapter[Any]) -> None:
-        self.place = ("path", name)
+        self.place: tuple[str, ...] = ("path", name)
         self._name, self._adapter = name, adapter
 
     def of(self, request: Request) -> Any:
         return self._adapter.validate_python(request.path_params[self._name])
 
 
-class _OfQuery(_Value):
-    place = ("query",)
+class _OfQuery:
+    place: tuple[str, ...] = ("query",)
 
     def __init__(self, adapter: TypeAdapter[Any]) -> None:
         self._adapter = adapter
@@ -197,9 +195,9 @@ class _OfQuery(_Value):
         return self._adapter.validate_python(dict(request.query_params))
 
 
-class _OfHeader(_Value):
+class _OfHeader:
     def __init__(self, name: str, adapter: TypeAdapter[Any], default: Any) -> None:
-        self.place = ("header", name)
+        self.place: tuple[str, ...] = ("header", name)
         self._name, self._adapter, self._default = name, adapter, default
 
     def of(self, request: Request) -> Any:

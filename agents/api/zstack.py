@@ -306,7 +306,7 @@ class ZstackCalls:
         """Check that vDPA works and that a NIC has its virtual functions; nothing is changed."""
         await self._require(VDPA)
         nic, wanted = command.physicalInterfaceName, command.virtPartNum or 0
-        found = sum(vf.pf == nic for vf in await self._service.vfs())
+        found = sum(vf.pf == nic for vf in await self._service.vfs.all())
         if found < wanted:
             raise Conflict(
                 f"{nic} has {found} virtual functions, not {wanted}",

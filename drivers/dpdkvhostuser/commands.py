@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from drivers.dpdkvhostuser import tunnels
 from drivers.dpdkvhostuser.model import TO_OVERLAY, TunnelPort, vxlan_name
-from drivers.ovs.commands import FlowChange, FlowEdit, RowChange, add_port, delete_port, ofport, set_port
+from drivers.ovs.commands import FlowChange, FlowEdit, RowChange, ofport
+from drivers.ovs.row_writes import add_port, delete_port, set_port
 from netplugin.backend import Overlay
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovsdb_writes import Tables

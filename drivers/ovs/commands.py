@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from drivers.ovs import filters, sockets
 from drivers.ovs.model import base_flows
-from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, Rows, VhostPort, is_marked
+from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPort, is_marked
+from drivers.ovs.row_writes import add_port, delete_port, set_port, set_row
 from drivers.ovs.service_ports import index_of
 from drivers.ovs.sockets import Directory
 from netplugin.api.errors import HostError
@@ -17,7 +17,7 @@ from netplugin.backend import Change
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import BRIDGE_MARK
-from netplugin.host.ovsdb_writes import Row, Tables
+from netplugin.host.ovsdb_writes import Tables
 
 
 @dataclass(frozen=True)
@@ -60,76 +60,6 @@ class FlowChange(Change, ABC):
     @abstractmethod
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         """The update for the ports that exist now. Raises: HostError, OperationTimeout."""
-
-
-_Columns = Mapping[str, Mapping[str, Any]]
-
-
-def add_port(
-    tables: Tables, rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None
-) -> None:
-    """Create a port with its interfaces (several for a bond), their ``new`` columns, and its QoS row."""
-    port = tables.insert("Port", name=rows.name, **rows.port_columns())
-    for name, columns in rows.interfaces().items():
-        port.add("interfaces", tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {})))
-    if qos is not None:
-        port.set("qos", [tables.insert("QoS", **qos)])
-    tables.get("Bridge", rows.bridge).add("ports", port)
-
-
-def set_port(
-    tables: Tables,
-    rows: Rows,
-    merged: Collection[str] = ("external_ids",),
-    new: _Columns | None = None,
-) -> None:
-    """Set a port and its interfaces to their rows; keep other keys of the maps in ``merged``.
-
-    Other interfaces are removed from the port. One that it did not have also gets its columns of
-    ``new``.
-    """
-    port = tables.get("Port", rows.name)
-    there = {interface.name: interface for interface in port.rows("interfaces")}
-    interfaces = rows.interfaces()
-    _set(port, rows.port_columns(), merged)
-    for name, columns in interfaces.items():
-        if name in there:
-            _set(there[name], columns, merged)
-        else:
-            made = tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {}))
-            port.add("interfaces", made)
-    for name in there.keys() - interfaces.keys():
-        port.remove("interfaces", there[name])
-        there[name].delete()
-
-
-def _set(row: Row, columns: Mapping[str, Any], merged: Collection[str]) -> None:
-    for column, value in columns.items():
-        if column in merged:
-            for key, text in value.items():
-                row.set_key(column, key, text)
-        else:
-            row.set(column, value)
-
-
-def delete_port(tables: Tables, bridge_name: str, name: str, backend: str | None = None) -> None:
-    """Remove a port with its rows from its bridge. No error if it does not exist.
-
-    QoS is a root table in the schema, so the port's QoS row is deleted explicitly if it is marked as
-    one of ``backend``.
-    """
-    port, bridge = tables.find("Port", name), tables.find("Bridge", bridge_name)
-    if port is None or bridge is None:
-        return
-    bridge.remove("ports", port)
-    for row in port.rows("qos"):
-        if backend and is_marked(row.keys("external_ids"), backend):
-            row.delete()
-            # The server deletes the port only after it has checked references to the QoS row.
-            port.set("qos", [])
-    for interface in port.rows("interfaces"):
-        interface.delete()
-    port.delete()
 
 
 def ofport(ovs: OvsHost, name: str) -> int | None:
@@ -381,7 +311,7 @@ class SetQos(RowChange):
             for row in ours:
                 row.delete()
         elif ours:
-            _set(ours[0], qos, ())
+            set_row(ours[0], qos, ())
         else:
             port.set("qos", [tables.insert("QoS", **qos)])
 

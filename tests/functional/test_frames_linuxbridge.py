@@ -5,7 +5,6 @@ VLAN networks are in tests/functional/test_frames_nested.py: the machine's own k
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,16 +12,13 @@ from typing import Any
 import pytest
 
 from drivers.linuxbridge.segments import Segment
-from tests.lab.agent import PrivateAgent
+from tests.functional.wired_hosts import PEER, outside, wired_linuxbridge
 from tests.lab.frames import OTHER_VNI, Backend, Sender, Setting
 from tests.lab.frames_nics import Ear, Nic, host_stack, packet_nic, tap_nic
 from tests.lab.frames_scene import Scene, Unwrap, tunnelled, untagged
-from tests.lab.namespaces import connect, namespace
-from tests.lab.switch import SWITCH, silent_peer, switch
-from tests.lab.traffic_hosts import BASE, Host, Machine, bare_machine, make_spec, overlay
+from tests.lab.traffic_hosts import Host, Machine, make_spec, overlay
 
-FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
-PEER, VNI = "10.9.0.254", 5001
+VNI = 5001
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
     "flat": {"type": "flat", "physical_network": "physnet1"},
     "VXLAN": overlay("blue"),
@@ -32,16 +28,8 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def hypervisor() -> Iterator[Host]:
-    with ExitStack() as stack:
-        stack.enter_context(switch())
-        stack.enter_context(silent_peer(PEER))
-        stack.enter_context(namespace(FAR))
-        name, address = stack.enter_context(bare_machine(1))
-        connect(name, WIRE, FAR, FAR_WIRE)
-        options = {"physical_interfaces": f"physnet1:{WIRE}", "local_ip": address}
-        stack.callback(shutil.rmtree, BASE / name, ignore_errors=True)
-        agent = PrivateAgent(BASE / name, options={"linuxbridge": options}, netns=name)
-        yield Host(name, address, stack.enter_context(agent))
+    with wired_linuxbridge() as host:
+        yield host
 
 
 @pytest.mark.parametrize("network", ["flat", "VXLAN"])
@@ -49,7 +37,7 @@ def test_each_frame_comes_out_where_the_table_says(hypervisor: Host, network: st
     for name, vni in (("blue", VNI), ("red", OTHER_VNI)):
         hypervisor.network(name, vni, [hypervisor.address, PEER], mtu=1450)
     vxlan = network == "VXLAN"
-    far = (SWITCH, f"{hypervisor.name}-eth1") if vxlan else (FAR, FAR_WIRE)
+    far = outside(hypervisor.name, overlay=vxlan)
     segment = Segment(network_id="blue") if vxlan else Segment("physnet1")
     unwrap = tunnelled(VNI) if vxlan else untagged
     with scene(hypervisor, network, NETWORKS, segment, far, unwrap) as made:

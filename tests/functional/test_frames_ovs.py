@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import Host, host
+from tests.functional.hosts_ovs import Host
+from tests.functional.wired_hosts import PEER, outside, wired_ovs
 from tests.lab.frames import OTHER_VLAN, OTHER_VNI, Backend, Sender, Setting
 from tests.lab.frames_nics import Ear, PacketNic, host_stack, packet_nic, vhost_nics
 from tests.lab.frames_scene import Scene, tagged, tunnelled, untagged
-from tests.lab.namespaces import connect, namespace
-from tests.lab.switch import SWITCH, silent_peer, switch
 
-FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
-PEER, VNI, VLAN = "10.9.0.254", 5001, 100
+VNI, VLAN = 5001, 100
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
     "flat": {"type": "flat", "physical_network": "physnet1", "vlan_id": None},
     "VLAN": {"type": "vlan", "physical_network": "physnet1", "vlan_id": VLAN},
@@ -47,11 +45,7 @@ class Hypervisor:
 def hypervisor() -> Iterator[Hypervisor]:
     """With two VMs on each network that is looked at, and one on every other."""
     with ExitStack() as stack:
-        stack.enter_context(switch())
-        stack.enter_context(silent_peer(PEER))
-        stack.enter_context(namespace(FAR))
-        made = stack.enter_context(host(1, uplinks=[WIRE], cabled=False, memory_mb=128))
-        connect(made.name, WIRE, FAR, FAR_WIRE)
+        made = stack.enter_context(wired_ovs())
         for name, vni in (("blue", VNI), ("red", OTHER_VNI)):
             made.network(name, vni, made.address, PEER, mtu=1450)
         names = [f"{who}-{where}" for where in ON_TRIAL for who in ("sender", "neighbour")]
@@ -106,7 +100,7 @@ def scene(hypervisor: Hypervisor, network: str) -> Iterator[Scene]:
         if who != neighbour
     }
     unwrap = {"flat": untagged, "VLAN": tagged(VLAN), "VXLAN": tunnelled(VNI)}[network]
-    far = (SWITCH, f"{made.name}-eth1") if overlay else (FAR, FAR_WIRE)
+    far = outside(made.name, overlay=overlay)
     with packet_nic(*far) as wire, host_stack(made.name) as stack:
         others["the host's own protocols"] = stack
         yield Scene(

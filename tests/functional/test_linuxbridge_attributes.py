@@ -20,6 +20,7 @@ from tests.functional.attributes_linuxbridge import (
     UPLINK,
     Attribute,
 )
+from tests.lab.linuxbridge_strangers import THEIRS
 from tests.lab.processes import CommandError
 from tests.lab.switch import switch, wire
 from tests.lab.traffic_driver import driven
@@ -30,20 +31,6 @@ from tests.nested import machine
 EACH = [
     pytest.param(each, id=each.name, marks=pytest.mark.nested if each.nested else ()) for each in ATTRIBUTES
 ]
-#: What another program has on the host: of each kind that we make, one.
-THEIRS = (
-    "ip link add theirs-br type bridge",
-    "ip link add theirs0 type veth peer theirs1",
-    "ip link set theirs0 master theirs-br up",
-    "ip link add theirs-vx type vxlan id 7777 dstport 4789 local 10.9.0.1",
-    "bridge fdb append 00:00:00:00:00:00 dev theirs-vx dst 10.9.0.7",
-    "ip link add theirs-ifb type ifb",
-    "tc qdisc add dev theirs-ifb root tbf rate 10mbit burst 20kb latency 10ms",
-    "tc qdisc add dev theirs0 ingress",
-    "nft add table bridge theirs",
-    "nft add chain bridge theirs filter { type filter hook prerouting priority 0; }",
-    "nft add rule bridge theirs filter ether type 0x9999 drop",
-)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +116,7 @@ def test_what_is_not_ours_stays_as_it_is(hypervisor: Machine, attribute: Attribu
         hypervisor.unplug(PORT)
         assert unmanaged(hypervisor) == before
     finally:
-        for device in ("theirs-br", "theirs0", "theirs-vx", "theirs-ifb"):
+        for device in ("theirs-br", "theirs0", "theirs-vx", "theirs-ifb", "theirs-tap"):
             hypervisor.sh("ip", "link", "delete", device)
         hypervisor.sh("nft", "delete table bridge theirs")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,16 +18,13 @@ from tests.functional.migrate_parts import (
     of,
     plain,
 )
-from tests.lab.agent import PrivateAgent
+from tests.functional.wired_hosts import PEER, outside, wired_linuxbridge
 from tests.lab.frames_nics import PacketNic, packet_nic, tap_nic
 from tests.lab.frames_scene import tunnelled
-from tests.lab.namespaces import connect, namespace
 from tests.lab.processes import wait_for
-from tests.lab.switch import SWITCH, silent_peer, switch
-from tests.lab.traffic_hosts import BASE, Host, bare_machine, make_spec, overlay
+from tests.lab.traffic_hosts import Host, make_spec, overlay
 
-FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
-PEER, VNI = "10.9.0.254", 5001
+VNI = 5001
 FLAT = {"type": "flat", "physical_network": "physnet1"}
 #: With a filter the bridge has a fixed entry of the MAC, without one it learns it.
 FILTERS = [{"enabled": True}, {"enabled": False}]
@@ -44,18 +40,11 @@ class Site:
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     with ExitStack() as stack:
-        stack.enter_context(switch())
-        stack.enter_context(silent_peer(PEER))
-        stack.enter_context(namespace(FAR))
-        name, address = stack.enter_context(bare_machine(1))
-        connect(name, WIRE, FAR, FAR_WIRE)
-        options = {"physical_interfaces": f"physnet1:{WIRE}", "local_ip": address}
-        stack.callback(shutil.rmtree, BASE / name, ignore_errors=True)
-        agent = PrivateAgent(BASE / name, options={"linuxbridge": options}, netns=name)
-        made = Host(name, address, stack.enter_context(agent))
-        made.network("blue", VNI, [address, PEER], mtu=1450)
-        wire = stack.enter_context(packet_nic(FAR, FAR_WIRE))
-        peer = stack.enter_context(packet_nic(SWITCH, f"{name}-eth1"))
+        made = stack.enter_context(wired_linuxbridge())
+        made.network("blue", VNI, [made.address, PEER], mtu=1450)
+        wire, peer = (
+            stack.enter_context(packet_nic(*outside(made.name, overlay=overlay))) for overlay in (False, True)
+        )
         yield Site(made, wire, peer)
 
 

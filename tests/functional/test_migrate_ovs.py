@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import Host, host
+from tests.functional.hosts_ovs import Host
 from tests.functional.migrate_parts import (
     DEADLINE_S,
     Side,
@@ -21,14 +21,12 @@ from tests.functional.migrate_parts import (
     of,
     plain,
 )
+from tests.functional.wired_hosts import PEER, outside, wired_ovs
 from tests.lab.frames_nics import PacketNic, packet_nic, vhost_nics
 from tests.lab.frames_scene import tagged, tunnelled
-from tests.lab.namespaces import connect, namespace
 from tests.lab.processes import wait_for
-from tests.lab.switch import SWITCH, silent_peer, switch
 
-FAR, FAR_WIRE, WIRE = "np-far", "far2", "eth2"
-PEER, VNI, VLAN = "10.9.0.254", 5001, 100
+VNI, VLAN = 5001, 100
 VXLAN = {"type": "vxlan", "network_id": "blue", "physical_network": None, "vlan_id": None}
 
 
@@ -44,14 +42,11 @@ class Site:
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     with ExitStack() as stack:
-        stack.enter_context(switch())
-        stack.enter_context(silent_peer(PEER))
-        stack.enter_context(namespace(FAR))
-        made = stack.enter_context(host(1, uplinks=[WIRE], cabled=False, memory_mb=128))
-        connect(made.name, WIRE, FAR, FAR_WIRE)
+        made = stack.enter_context(wired_ovs())
         made.network("blue", VNI, made.address, PEER, mtu=1450)
-        wire = stack.enter_context(packet_nic(FAR, FAR_WIRE))
-        peer = stack.enter_context(packet_nic(SWITCH, f"{made.name}-eth1"))
+        wire, peer = (
+            stack.enter_context(packet_nic(*outside(made.name, overlay=overlay))) for overlay in (False, True)
+        )
         yield Site(made, wire, peer)
 
 

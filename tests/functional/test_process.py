@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -57,16 +59,23 @@ def make_spec(number: int, **fields: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def out_of_descriptors(agent: PrivateAgent, left: int = 1) -> Iterator[None]:
-    """The agent can open so many more (one is the connection of a call), and then gets EMFILE."""
+def descriptors_below(agent: PrivateAgent, limit: int) -> Iterator[None]:
+    """What is open stays open, and the agent gets EMFILE for a number from the limit on."""
     before = resource.prlimit(agent.daemon.pid, resource.RLIMIT_NOFILE)
-    opened = {int(number) for number in os.listdir(f"/proc/{agent.daemon.pid}/fd")}
-    free = [number for number in range(len(opened) + left + 1) if number not in opened]
-    resource.prlimit(agent.daemon.pid, resource.RLIMIT_NOFILE, (free[left], before[1]))
+    resource.prlimit(agent.daemon.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
         yield
     finally:
         resource.prlimit(agent.daemon.pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def out_of_descriptors(agent: PrivateAgent, left: int = 1) -> Iterator[None]:
+    """The agent can open so many more (one is the connection of a call), and those that it closes."""
+    opened = {int(number) for number in os.listdir(f"/proc/{agent.daemon.pid}/fd")}
+    free = [number for number in range(len(opened) + left + 1) if number not in opened]
+    with descriptors_below(agent, free[left]):
+        yield
 
 
 @contextmanager
@@ -94,20 +103,38 @@ def unexpected(agent: PrivateAgent, where: str) -> float:
 # -- errors that are the system's ------------------------------------------------------------------
 
 
+def assert_undone(agent: PrivateAgent, status: int, answer: Any) -> None:
+    assert (status, answer["code"]) == (502, "host_error"), answer
+    assert "Too many open files" in answer["detail"], answer
+    wait_for(lambda: agent.get("/v1/ports/p1")[0] == 404, DEADLINE_S, "the port is gone")
+    assert taps() == set()
+
+
+def test_a_plug_without_a_descriptor_is_undone(agent: PrivateAgent) -> None:
+    """The call comes on a connection that was there; whatever the agent closes, it can open nothing."""
+    where = urlsplit(agent.url)
+    with closing(http.client.HTTPConnection(where.hostname or "", where.port, timeout=DEADLINE_S)) as kept:
+        kept.request("GET", "/readyz")
+        assert kept.getresponse().read()
+        with descriptors_below(agent, limit=3):
+            kept.request(
+                "PUT", "/v1/ports/p1", json.dumps(make_spec(1)), {"content-type": "application/json"}
+            )
+            answered = kept.getresponse()
+            status, answer = answered.status, json.load(answered)
+    assert_undone(agent, status, answer)
+
+
 def test_a_plug_that_runs_out_of_descriptors_anywhere_is_undone(agent: PrivateAgent) -> None:
     """Each plug gets one step further: to the kernel, to the tap, to the program for the filters."""
-    failed = 0
+    status = 0
     for left in range(1, 12):
         with out_of_descriptors(agent, left):
             status, answer = agent.call("PUT", "/v1/ports/p1", make_spec(1))
         if status == 200:
             break
-        failed += 1
-        assert (status, answer["code"]) == (502, "host_error"), answer
-        assert "Too many open files" in answer["detail"], answer
-        wait_for(lambda: agent.get("/v1/ports/p1")[0] == 404, DEADLINE_S, "the port is gone")
-        assert taps() == set()
-    assert failed
+        assert_undone(agent, status, answer)
+    assert status == 200, "with enough of them it is made"
 
 
 def test_a_change_that_runs_out_of_descriptors_goes_back(agent: PrivateAgent) -> None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.ovs.commands import CreateBridge, add_port
+from drivers.ovs.commands import CreateBridge
+from drivers.ovs.row_writes import add_port
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovsdb_writes import Tables, Write

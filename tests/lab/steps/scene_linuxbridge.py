@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.lab.linuxbridge_strangers import THEIRS
 from tests.lab.namespaces import connect, namespace, within
 from tests.lab.processes import run
 from tests.lab.service import service
@@ -16,21 +17,6 @@ from tests.lab.steps.agent import SteppedAgent
 from tests.lab.steps.matrix import OPERATION_S, Scene
 
 _HOST, _OUTSIDE = "np-faults", "np-faults-far"
-#: What others have on the host: of each kind that the agent makes, one.
-_THEIRS = (
-    "ip link add theirs-br type bridge",
-    "ip link add theirs0 type veth peer theirs1",
-    "ip link set theirs0 master theirs-br up",
-    "ip link add theirs-vx type vxlan id 7777 dstport 4789 local 10.9.0.1",
-    "bridge fdb append 00:00:00:00:00:00 dev theirs-vx dst 10.9.0.7",
-    "ip link add theirs-ifb type ifb",
-    "tc qdisc add dev theirs-ifb root tbf rate 10mbit burst 20kb latency 10ms",
-    "tc qdisc add dev theirs0 ingress",
-    "ip tuntap add theirs-tap mode tap",
-    "nft add table bridge theirs",
-    "nft add chain bridge theirs filter { type filter hook prerouting priority 0; }",
-    "nft add rule bridge theirs filter ether type 0x9999 drop",
-)
 _KEPT = ("lo", "eth1", "eth2", "eth3", "svc0")
 
 
@@ -44,7 +30,7 @@ def scene(directory: Path, vlans: bool = False) -> Iterator[Scene]:
         for device in ("eth1", "eth2", "eth3"):
             connect(host, device, outside, device, mtu=9000)
         run(within(host, "ip address add 10.9.0.1/24 dev eth1".split()))
-        for command in _THEIRS:
+        for command in THEIRS:
             run(within(host, command.split(maxsplit=2 if command.startswith("nft") else -1)))
         served = stack.enter_context(service("np-svc", "svc0", "52:54:00:00:05:01", "10.0.0.5", host))
         options = {
