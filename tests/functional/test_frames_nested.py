@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 
 from drivers.linuxbridge.segments import Segment
-from tests.functional.test_frames_linuxbridge import (
-    FAR,
-    FAR_WIRE,
-    WIRE,
-    scene,
-    send_all,
-)
+from tests.functional.test_frames_linuxbridge import scene, send_all
+from tests.functional.wired_hosts import FAR, FAR_WIRE, WIRE
 from tests.lab.frames import OTHER_VLAN
 from tests.lab.frames_scene import tagged
 from tests.lab.namespaces import connect, namespace
