@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import ssl
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests.functional.conftest import BASE, make_spec
+from tests.lab import preloaded
 from tests.lab.agent import PrivateAgent
 from tests.lab.processes import run
 
@@ -164,20 +164,18 @@ def not_started(directory: Path, status: int = 2, **groups: Mapping[str, str]) -
     lines = [f"[{g}]\n" + "".join(f"{k} = {v}\n" for k, v in vs.items()) for g, vs in config.items()]
     file = directory / "netplugin.conf"
     file.write_text("".join(lines))
-    done = subprocess.run(
-        [sys.executable, "-m", "agents.main", "--config-file", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.strip().splitlines()[-1].startswith("netplugin-agent: ")
+    log = directory / "agent.log"
+    with log.open("wb") as output:
+        started = preloaded.agent().start(["--config-file", str(file)], os.environ, output.fileno())
+    ended = started.wait(DEADLINE_S)
+    said = log.read_text()
+    assert ended == status, said
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith("netplugin-agent: ")
     for host in ("127.0.0.1", ADDRESS):
         with closing(socket.socket()) as probe:
             assert probe.connect_ex((host, port)) != 0, "something listens"
-    return done.stderr, state
+    return said, state
 
 
 # -- it does not start ---------------------------------------------------------------------------

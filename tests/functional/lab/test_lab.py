@@ -1,6 +1,7 @@
 """The lab works: real guests ping each other through a private OVS-DPDK and a Linux bridge.
 
-Run in a sandbox: `python -m tests.lab.sandbox --guests --hugepages 180 -- python -m pytest ...`
+The tests of the product need all of it, with guests of their own; this says which part of the lab it is.
+Run in a sandbox: `python -m tests.lab.sandbox --guests --hugepages 180 -- python -m pytest -m long ...`
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ OVS = Path("/run/lab-ovs")
 MACS = ("52:54:00:00:00:01", "52:54:00:00:00:02")
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 Pair = tuple[Guest, Guest]
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
