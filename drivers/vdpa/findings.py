@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from drivers.ovs.findings import of_bridges
@@ -11,20 +12,18 @@ from drivers.vdpa.multicast import multicast_findings
 from drivers.vf.usability import pool_findings
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsRoot
-from netplugin.host.ovs_versions import probes_all_devices
+from netplugin.host.ovs_versions import disables_pci, dpdk_words, probes_all_devices, with_pci
 from netplugin.host.usability import Usability
-
-_NO_DEVICE = "-a 0000:00:00.0"
 
 
 def no_pci(root: OvsRoot) -> Usability | None:
     """Return why OVS cannot use a VF if ``dpdk-extra`` disables PCI; None if it does not."""
-    if "--no-pci" not in _words(root):
+    if not disables_pci(root.other_config):
         return None
     return Usability(
         False,
         "OVS runs with dpdk-extra --no-pci, and so without any NIC",
-        f'ovs-vsctl set Open_vSwitch . other_config:dpdk-extra="{_NO_DEVICE}", restart ovs-vswitchd',
+        f"{_set_extra(root)}, restart ovs-vswitchd",
         "dpdk-extra",
     )
 
@@ -46,13 +45,11 @@ def _own(seen: OvsObservation) -> OvsObservation:
 def _probing(root: OvsRoot) -> Finding:
     """Report whether vswitchd probes every vfio device at its start, including the VFs of VMs."""
     expected = "at its start vswitchd takes no device but those of its ports"
-    words = _words(root)
-    listed = any(word in ("-a", "--allow", "-w", "--no-pci") for word in words)
-    if listed or not probes_all_devices(root.version):
+    if not probes_all_devices(root.version, root.other_config):
         return Finding(
             id="dpdk-probing",
             status="ok",
-            found=f"dpdk-extra is {' '.join(words) or 'empty'}",
+            found=f"dpdk-extra is {' '.join(dpdk_words(root.other_config)) or 'empty'}",
             expected=expected,
         )
     return Finding(
@@ -61,10 +58,10 @@ def _probing(root: OvsRoot) -> Finding:
         expected=expected,
         found="dpdk-extra lists no device: at its start vswitchd takes every one that is bound to "
         "vfio-pci and not in use, and with them the VFs of VMs that are not started yet",
-        fix=f'ovs-vsctl set Open_vSwitch . other_config:dpdk-extra="{_NO_DEVICE}" (which is no '
-        "device), and restart ovs-vswitchd",
+        fix=f"{_set_extra(root)} (-a: an address that no device has), and restart ovs-vswitchd",
     )
 
 
-def _words(root: OvsRoot) -> list[str]:
-    return root.other_config.get("dpdk-extra", "").split()
+def _set_extra(root: OvsRoot) -> str:
+    extra = with_pci(root.other_config)
+    return f"ovs-vsctl set Open_vSwitch . other_config:dpdk-extra={shlex.quote(extra)}"

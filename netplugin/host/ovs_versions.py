@@ -1,6 +1,7 @@
 """What differs between versions of OVS, from 3.1 to 4.0 (pure).
 
-What the running OVS reports otherwise, such as its interface types, is not decided by its version.
+Only what the running OVS does not report is decided by its version. Its interface types are read, and the
+output of its commands is recognised by its form: ``netplugin.pmd.read`` knows both forms of the counters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Version: TypeAlias = tuple[int, int, int]
 _SEGMENTS = (3, 3)
 #: The same for frames that go into a tunnel (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
 _SEGMENTS_INTO_TUNNELS = (3, 5)
-#: Since then vswitchd probes only the devices of its ports (NEWS, v4.0.0).
+#: Since then vswitchd probes only the devices of its ports, unless asked to (NEWS, v4.0.0).
 _PROBES_NO_MORE = (4, 0)
 #: pmd-rxq-assign=group assigns queues by load without a fixed number of queues per thread (NEWS, v2.16.0).
 _ASSIGNS_BY_GROUP = (2, 16)
@@ -38,11 +39,6 @@ def segments(version: Version) -> bool:
 def segments_into_tunnels(version: Version) -> bool:
     """The same for segments that go into a tunnel."""
     return version >= _SEGMENTS_INTO_TUNNELS
-
-
-def probes_all_devices(version: Version) -> bool:
-    """Whether vswitchd probes all devices of vfio-pci at its start, unless ``dpdk-extra`` lists some."""
-    return version < _PROBES_NO_MORE
 
 
 def assigns_by_group(version: Version) -> bool:
@@ -71,3 +67,63 @@ def sleep_max(other_config: Mapping[str, str]) -> str | None:
     Newer versions read the old name too, and warn in their log.
     """
     return other_config.get("pmd-sleep-max", other_config.get("pmd-maxsleep"))
+
+
+# -- Which devices DPDK probes when vswitchd starts: other_config:dpdk-extra and dpdk-probe-at-init. ----
+
+
+_DPDK_EXTRA = "dpdk-extra"
+#: Words of ``dpdk-extra`` that stop OVS 4.0 from listing devices itself (dpdk_init__ in lib/dpdk.c). It
+#: compares whole words: ``--allow=...`` does not count.
+_STOPS_LISTING = frozenset(("-a", "--allow", "-b", "--block"))
+_NO_PCI = "--no-pci"
+#: Makes DPDK probe only this PCI address, which no device has. All versions start with it.
+_NO_DEVICE = "-a 0000:00:00.0"
+
+
+def dpdk_words(other_config: Mapping[str, str]) -> list[str]:
+    """The words of ``dpdk-extra``."""
+    return other_config.get(_DPDK_EXTRA, "").split()
+
+
+def disables_pci(other_config: Mapping[str, str]) -> bool:
+    """Whether ``dpdk-extra`` leaves OVS without any PCI device."""
+    return _NO_PCI in dpdk_words(other_config)
+
+
+def probes_all_devices(version: Version, other_config: Mapping[str, str]) -> bool:
+    """Whether vswitchd probes all devices of vfio-pci when it starts, and not only those of its ports."""
+    if disables_pci(other_config) or any(map(_allows, dpdk_words(other_config))):
+        return False
+    return version < _PROBES_NO_MORE or _probes_at_init(other_config)
+
+
+def may_not_start(version: Version, other_config: Mapping[str, str]) -> bool:
+    """Whether vswitchd fails to start with DPDK if DPDK lacks the driver of a bus.
+
+    OVS 4.0 then names for each bus that it was built with a device that does not exist. DPDK refuses a name
+    whose bus has no driver installed. Distributions package these drivers apart.
+    """
+    if version < _PROBES_NO_MORE or _probes_at_init(other_config):
+        return False
+    return _STOPS_LISTING.isdisjoint(dpdk_words(other_config))
+
+
+def with_no_device(other_config: Mapping[str, str]) -> str:
+    """The same ``dpdk-extra`` with a PCI address that no device has."""
+    return " ".join([*dpdk_words(other_config), _NO_DEVICE])
+
+
+def with_pci(other_config: Mapping[str, str]) -> str:
+    """The same ``dpdk-extra`` without ``--no-pci``, so that OVS probes the devices of its ports alone."""
+    words = [word for word in dpdk_words(other_config) if word != _NO_PCI]
+    return " ".join(words if any(map(_allows, words)) else [*words, _NO_DEVICE])
+
+
+def _allows(word: str) -> bool:
+    """Whether a word lists a device for DPDK; ``-w`` until DPDK 20.11."""
+    return word in ("--allow", "--pci-whitelist") or word.startswith(("-a", "-w", "--allow="))
+
+
+def _probes_at_init(other_config: Mapping[str, str]) -> bool:
+    return other_config.get("dpdk-probe-at-init", "").lower() == "true"

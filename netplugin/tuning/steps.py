@@ -269,6 +269,7 @@ TOPOLOGY: Final = _linux("Documentation/admin-guide/cputopology.rst (thread_sibl
 DISTANCES: Final = _linux("Documentation/ABI/stable/sysfs-devices-node (distance)", "05909cd9a0c8")
 
 OVS_CONFIG: Final = Source("ovs-vswitchd.conf.db(5)", _OVS)
+OVS_DPDK: Final = Source("OVS lib/dpdk.c, dpdk_init__", _OVS)
 OVS_MEMORY: Final = Source("OVS Documentation/topics/dpdk/memory.rst", _OVS)
 OVS_PMD: Final = Source("OVS Documentation/topics/dpdk/pmd.rst", _OVS)
 OVS_SCHEDULING: Final = Source("OVS lib/dpif-netdev.c, sched_numa_list_schedule", _OVS)

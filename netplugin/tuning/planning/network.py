@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from netplugin.host.cpus import from_mask, to_mask
-from netplugin.host.ovs_versions import assigns_by_group, parse_version
+from netplugin.host.ovs_versions import (
+    Version,
+    assigns_by_group,
+    may_not_start,
+    parse_version,
+    with_no_device,
+)
 from netplugin.tuning import steps
 from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts, Live
 from netplugin.tuning.intent import HostIntent
@@ -125,6 +131,7 @@ def ovs_settings(
         "OVS starts DPDK only if configured to",
         steps.OVS_CONFIG,
     )
+    yield from _listed(live)
     yield _mask(live, partition)
     if isinstance(_now(live, LCORES), str):
         yield _step(
@@ -162,9 +169,30 @@ def ovs_settings(
             yield _step(live, key, now, Effect.OVS_RESTART, why, steps.OVS_CONFIG)
 
 
+def _listed(live: Live) -> Iterator[Step]:
+    """The step for dpdk-extra if OVS may not start without it. An OVS that runs with DPDK needs none."""
+    if isinstance(live.ovs, Unknown) or not may_not_start(_version(live), live.ovs.other_config):
+        return
+    # The database keeps dpdk_initialized when a newer vswitchd could not start; then none answers.
+    if live.ovs.dpdk_initialized and live.ovs.silent is None:
+        return
+    yield _step(
+        live,
+        "dpdk-extra",
+        with_no_device(live.ovs.other_config),
+        Effect.OVS_RESTART,
+        "this OVS does not start with DPDK if it lacks the driver of a bus and no device is listed; no "
+        "device has this address",
+        steps.OVS_DPDK,
+    )
+
+
 def _assign(live: Live) -> str:
-    version = None if isinstance(live.ovs, Unknown) else live.ovs.version
-    return "group" if assigns_by_group(parse_version(version)) else "cycles"
+    return "group" if assigns_by_group(_version(live)) else "cycles"
+
+
+def _version(live: Live) -> Version:
+    return parse_version(None if isinstance(live.ovs, Unknown) else live.ovs.version)
 
 
 def _now(live: Live, key: str) -> Fact[str | None]:

@@ -79,6 +79,31 @@ def test_a_mask_of_ovs_that_is_none_is_unknown_and_not_done() -> None:
     assert isinstance(mask.now, Unknown) and not mask.done
 
 
+@pytest.mark.parametrize(
+    ("version", "initialized", "silent", "extra", "wanted"),
+    [
+        ("4.0.0", False, False, None, "-a 0000:00:00.0"),
+        ("4.0.0", False, False, "--in-memory", "--in-memory -a 0000:00:00.0"),
+        # It was true with the version before, and this one could not start.
+        ("4.0.0", True, True, "--in-memory", "--in-memory -a 0000:00:00.0"),
+        ("4.0.0", True, False, "--in-memory", None),
+        ("4.0.0", False, False, "-a 0000:03:00.0", None),
+        ("3.5.0", False, False, "--in-memory", None),
+    ],
+)
+def test_a_device_is_listed_where_ovs_may_not_start_without(
+    version: str, initialized: bool, silent: bool, extra: str | None, wanted: str | None
+) -> None:
+    config = {} if extra is None else {"dpdk-extra": extra}
+    silence = Unknown("ovs-vswitchd", "does not answer") if silent else None
+    live = Live(ovs=OvsLive(version, None, initialized, config, silent=silence))
+    steps = planned("small", live, pmd_cores=1).steps
+    found = [s for s in steps if s.target == OtherConfig("dpdk-extra")]
+    assert [(s.now, s.wanted, s.effect) for s in found] == (
+        [(extra, wanted, Effect.OVS_RESTART)] if wanted else []
+    )
+
+
 def test_a_host_without_ovs_dpdk() -> None:
     plan = planned("published", pmd_cores=0, vm_cores=4)
     assert not [s for s in plan.steps if isinstance(s.target, OtherConfig)]

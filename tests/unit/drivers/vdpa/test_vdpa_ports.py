@@ -705,7 +705,12 @@ def test_a_relay_stays_one_on_an_ovs_that_could_do_native(world: VdpaWorld) -> N
 
 @pytest.mark.parametrize(
     ("version", "extra", "status"),
-    [("3.1.0", "", "warn"), ("3.1.0", "-a 0000:00:00.0", "ok"), ("4.0.1", "", "ok")],
+    [
+        ("3.1.0", "", "warn"),
+        ("3.1.0", "-a 0000:00:00.0", "ok"),
+        ("3.1.0", "--allow=0000:00:00.0", "ok"),
+        ("4.0.1", "", "ok"),
+    ],
 )
 def test_devices_that_vswitchd_takes_by_itself(
     world: VdpaWorld, version: str, extra: str, status: str
@@ -720,6 +725,7 @@ def test_an_ovs_without_pci_is_unusable(world: VdpaWorld) -> None:
     world.switch.reported = replace(RELAY_ROOT, other_config={"dpdk-extra": "--no-pci --in-memory"})
     state = world.driver.probe()
     assert not state.usable and state.step == "dpdk-extra" and "restart" in str(state.fix)
+    assert "dpdk-extra='--in-memory -a 0000:00:00.0'" in str(state.fix)
 
 
 def test_a_plug_is_one_dump(world: VdpaWorld) -> None:
