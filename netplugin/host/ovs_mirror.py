@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from netplugin.host.names import DERIVED, Mark, unmarked
 from netplugin.host.ovs_rows import (
@@ -33,6 +33,7 @@ from netplugin.host.processes import remaining
 _PREFIX = 3
 
 Owner = tuple[str, str]
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -163,13 +164,12 @@ class Mirror:
     def networks_on(self, bridge: OvsBridge) -> Counter[tuple[str, int]]:
         """The VXLAN networks of the ports on a bridge, with their UDP ports, and how many ports each has."""
         with self._changed:
-            return +self._networks_on[bridge.name]
+            return self._networks_on.get(bridge.name, Counter()).copy()
 
     def networks(self, backend: str) -> dict[int, str]:
         """The VXLAN networks of this backend's ports, by their local VLAN tag."""
         with self._changed:
-            bridges = [name for name, networks in self._networks_on.items() if networks]
-            ports = [self._ports[uuid] for name in bridges for uuid in self._owned_on[name]]
+            ports = [self._ports[uuid] for name in self._networks_on for uuid in self._owned_on[name]]
         return {
             port.tag: port.external_ids[NETWORK_MARK]
             for port in ports
@@ -370,9 +370,7 @@ class Mirror:
     def _put_qos(self, change: RowChange) -> MirrorDrift | None:
         old = self._qos.pop(change.uuid, None)
         if old and old.owner:
-            self._qos_owned[old.owner].discard(change.uuid)
-            if not self._qos_owned[old.owner]:
-                del self._qos_owned[old.owner]
+            _discard(self._qos_owned, old.owner, change.uuid)
         if change.was is not Was.DELETED:
             new = self._qos[change.uuid] = OvsQos.read(change.uuid, change.row)
             if new.owner:
@@ -385,7 +383,7 @@ class Mirror:
         if old:
             self._types[old.type] -= 1
             for option in old.options:
-                self._with[option].discard(change.uuid)
+                _discard(self._with, option, change.uuid)
         if change.was is Was.DELETED:
             return False
         new = self._interfaces[change.uuid] = OvsInterface.read(change.row)
@@ -436,7 +434,7 @@ class Mirror:
         """Remove a port from the indices. Another port may have the same mark: it stays."""
         if self._named.get(port.name) == uuid:
             del self._named[port.name]
-        self._prefixed[port.name[:_PREFIX]].discard(uuid)
+        _discard(self._prefixed, port.name[:_PREFIX], uuid)
         for name in _given_by(port):
             self._given.pop(name, None)
             self._given_now = None
@@ -444,11 +442,24 @@ class Mirror:
         if port.serves and kept_in.get(port.serves) == uuid:
             del kept_in[port.serves]
         if port.bridge is not None:
-            (self._owned_on if port.owner else self._unmanaged_on)[port.bridge].discard(uuid)
+            _discard(self._owned_on if port.owner else self._unmanaged_on, port.bridge, uuid)
             if port.owner and port.network:
-                self._networks_on[port.bridge][port.network] -= 1
+                networks = self._networks_on[port.bridge]
+                networks[port.network] -= 1
+                if not networks[port.network]:
+                    del networks[port.network]
+                if not networks:
+                    del self._networks_on[port.bridge]
         if port.qos:
-            self._users_of_qos[port.qos.uuid].discard(uuid)
+            _discard(self._users_of_qos, port.qos.uuid, uuid)
+
+
+def _discard(index: dict[K, set[str]], key: K, uuid: str) -> None:
+    """Remove an element, and the key of the last one: an index would grow with all that ever was."""
+    there = index.get(key, set())
+    there.discard(uuid)
+    if not there:
+        index.pop(key, None)
 
 
 def _given_by(port: OvsPort) -> list[str]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 #: The columns to read, by table.
@@ -24,8 +25,8 @@ Row = dict[str, Any]
 
 _DEFAULTS: Mapping[str, Any] = {"string": "", "integer": 0, "real": 0.0, "boolean": False}
 _NO_KEYS: dict[str, Any] = {}
-# Short values of maps are alike in all rows: "1", "disconnected".
-_SHORT = 16
+# Short values of maps are alike in all rows ("1", "disconnected"), or are those of one port.
+_SHORT, _SHARED = 16, 256
 
 
 class MalformedUpdate(LookupError):
@@ -196,4 +197,14 @@ def _atom(json: Any) -> Any:
 
 
 def _shared(value: Any) -> Any:
-    return sys.intern(value) if isinstance(value, str) and len(value) <= _SHORT else _atom(value)
+    return _same(value) if isinstance(value, str) and len(value) <= _SHORT else _atom(value)
+
+
+@lru_cache(maxsize=_SHARED)
+def _same(value: str) -> str:
+    """One string for all that are equal.
+
+    Not ``sys.intern``: its table keeps the places of strings that have gone until it doubles, so that an
+    agent would take a megabyte more after some thousand ports.
+    """
+    return value

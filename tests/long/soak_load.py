@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import sqlite3
 import statistics
 import threading
@@ -23,6 +24,8 @@ from tests.long.soak_record import LATENCY
 
 #: Callers, and the seconds from one port of a caller to its next.
 CALLERS, EVERY_S = 4, 1.0
+#: The first port's number. Each has its own id, VM and addresses: what is kept of one that is gone grows.
+_FIRST = 1500
 #: What the agent answers while vswitchd is away, or has just come.
 AWAY = {"backend_unavailable", "host_error", "timeout", "no answer"}
 
@@ -60,10 +63,10 @@ class Load:
         return statistics.median(found) if found else None
 
     def _call(self, caller: int) -> None:
-        turn = 0
+        numbers = itertools.count(_FIRST + caller, CALLERS)
         while not self._ended.wait(EVERY_S):
-            self._port(f"soak{caller}", 1500 + CALLERS * (turn % 100) + caller)
-            turn += 1
+            number = next(numbers)
+            self._port(f"soak{number}", number)
 
     def _port(self, port_id: str, number: int) -> None:
         """One port's life. What was refused is removed too: it may be there nevertheless."""
@@ -73,6 +76,7 @@ class Load:
                 self._latencies_ms.append((time.perf_counter() - start) * 1e3)
             changed = spec_of(number, 3)
             changed["network"]["vlan_id"] = 4000
+            changed["qos"] = {"ingress_kbps": 1_000_000}
             self._ask("change", "PUT", port_id, changed)
         # The agent removes later what it could not remove now; a port that stays would be the next one's.
         while not self._ask("unplug", "DELETE", port_id, None):

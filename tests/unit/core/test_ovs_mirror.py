@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -116,3 +117,45 @@ def test_a_status_that_is_no_number_is_unknown(text: str) -> None:
     rows["Interface"]["i-1"]["status"] = text_map(dict.fromkeys(("n_rxq", "num_of_vrings", "numa_id"), text))
     [seen] = mirror_of(rows).interfaces().values()
     assert (seen.queues, seen.numa_node) == (None, None)
+
+
+def test_nothing_is_kept_of_what_has_gone() -> None:
+    """A host's agent runs for months: an index would have each port, QoS row and network that ever was."""
+    mirror = mirror_of({})
+    empty = _sizes(mirror)
+    tables = vhost_rows("1", 1)
+    network = {"netplugin-network": "n1", "netplugin-udp-port": "4789"}
+    tables["Port"]["p-1"]["external_ids"] = text_map(marks("dpdkvhostuser", "1") | network)
+    tables["Port"]["p-1"]["qos"] = ["uuid", "q-1"]
+    qos = {"type": "egress-policer", "external_ids": text_map(marks("dpdkvhostuser", "1"))}
+    others = {"name": "eth7", "interfaces": ["uuid", "i-7"], "external_ids": text_map({})}
+    tables["Port"]["p-7"] = others
+    tables["Interface"]["i-7"] = {"name": "eth7", "type": "dpdk", "options": text_map({"dpdk-devargs": "7"})}
+    tables |= {"QoS": {"q-1": qos}, "Bridge": {"b": bridge_row("br-a", "p-1", "p-7", network="physnet1")}}
+    mirror.update(inserted(tables))
+    bridge = mirror.bridge("br-a")
+    assert bridge and mirror.networks_on(bridge) == {("n1", 4789): 1}
+    assert mirror.networks("dpdkvhostuser") == {100: "n1"}
+    assert [q.uuid for q in mirror.qos_of("dpdkvhostuser", "1")] == ["q-1"]
+    assert mirror.devices("dpdk-devargs") == {"7": "eth7"}
+    mirror.update({table: {uuid: {"delete": None} for uuid in rows} for table, rows in tables.items()})
+    assert mirror.networks_on(bridge) == {} and mirror.networks("dpdkvhostuser") == {}
+    assert _sizes(mirror) == empty
+
+
+def _sizes(mirror: Mirror) -> dict[str, int]:
+    """How much is in each collection of the mirror; counts of types are as many as there are types."""
+    tables = {f"rows of {name}": len(rows) for name, rows in mirror._rows.tables.items()}
+    own = {n: len(v) for n, v in vars(mirror).items() if isinstance(v, dict) and n != "_types"}
+    return tables | own
+
+
+def test_ids_that_come_and_go_do_not_fill_the_interned_strings() -> None:
+    """Their table would get larger with the ports that ever were."""
+    port_id = "-".join(("comes", "and", "goes"))
+    mirror = mirror_of({**vhost_rows(port_id, 1), "Bridge": {"b": bridge_row("br-a", "p-1")}})
+    owned = mirror.owned("dpdkvhostuser", port_id)
+    assert owned and owned.external_ids["netplugin-port"] == port_id
+    assert len(port_id) <= 16, "a longer one is not shared"
+    equal = "-".join(("comes", "and", "goes"))
+    assert sys.intern(equal) is equal, "it is interned already"
