@@ -26,7 +26,7 @@ def made_of(routes: Iterable[Declared]) -> dict[str, Any]:
         description="Configures the network interfaces of VMs on this hypervisor.",
         routes=[_route(each) for each in routes if each.in_document],
     )
-    return _with_problems(document)
+    return _with_links(_with_problems(document))
 
 
 def _route(declared: Declared) -> APIRoute:
@@ -85,6 +85,24 @@ def _reader(mark: FromRequest) -> Any:
         ]
     )
     return reader
+
+
+def _with_links(document: dict[str, Any]) -> dict[str, Any]:
+    """Say what can be done with an object that was put or deleted (OpenAPI 3.1, "Link Object")."""
+    paths = document["paths"]
+    for path, operations in paths.items():
+        if "put" not in operations or "{" not in path:
+            continue
+        names = [each["name"] for each in operations["put"]["parameters"] if each["in"] == "path"]
+        same = {name: f"$request.path.{name}" for name in names}
+        of_object = [operations.get("get"), operations.get("delete"), operations["put"]]
+        of_object += [each.get("post") for other, each in paths.items() if other.startswith(f"{path}:")]
+        ids = [each["operationId"] for each in of_object if each is not None]
+        links = {name: {"operationId": name, "parameters": same} for name in ids}
+        for method, status in (("put", "200"), ("delete", "204")):
+            if method in operations:
+                operations[method]["responses"].setdefault(status, {"description": ""})["links"] = links
+    return document
 
 
 def _with_problems(document: dict[str, Any]) -> dict[str, Any]:

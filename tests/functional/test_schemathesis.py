@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
+from hypothesis.stateful import run_state_machine_as_test
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    ensure_resource_availability,
+    response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
+    use_after_free,
 )
 
 from netplugin.api.pmd_models import PmdRequest
@@ -34,7 +38,11 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = 60
+#: Of calls that follow each other: what was made is there, and what was removed is not.
+IN_ORDER = [*CHECKS, response_headers_conformance, ensure_resource_availability, use_after_free]
+#: Examples of each operation, and sequences of calls for each kind of object.
+FEW, MANY = 20, 300
+FEW_SEQUENCES, MANY_SEQUENCES = 5, 300
 #: What pydantic takes for true in a query.
 _TRUE = ("true", "t", "1", "1.0", "yes", "y", "on")
 #: What most service ports are given.
@@ -127,8 +135,20 @@ def _lead_to_the_host(case: Any) -> None:
             address.update(ip="10.0.0.5", mac=None)
 
 
-def _try(operation: Any, answers: Counter[int]) -> None:
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def _limits(count: int, **more: Any) -> settings:
+    """Few are always the same: by chance they could all be refused."""
+    return settings(
+        max_examples=count,
+        derandomize=count in (FEW, FEW_SEQUENCES),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        **more,
+    )
+
+
+def _try(operation: Any, answers: Counter[int], count: int) -> None:
+    @_limits(count)
     @given(case=_cases(operation))
     def examples(case: Any) -> None:
         _lead_to_the_host(case)
@@ -138,14 +158,15 @@ def _try(operation: Any, answers: Counter[int]) -> None:
     examples()
 
 
-def test_every_operation_is_as_documented(agent: PrivateAgent) -> None:
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+def test_every_operation_is_as_documented(agent: PrivateAgent, count: int) -> None:
     document: Any = schemathesis.openapi.from_url(f"{agent.url}/openapi.json")
     wrong, answers = [], {}
     for found in document.get_all_operations():
         operation = found.ok()
         counted = answers[operation.definition.raw["operationId"]] = Counter[int]()
         try:
-            _try(operation, counted)
+            _try(operation, counted, count)
         except Exception as error:
             error.add_note(operation.label)
             wrong.append(error)
@@ -162,3 +183,25 @@ def test_every_operation_is_as_documented(agent: PrivateAgent) -> None:
         needs = 404 if name in of_others else None
         assert set(counted) & {200, 204, needs}, f"{name}: {counted}"
     assert len(answers) == sum(len(path) for path in document.raw_schema["paths"].values())
+
+
+@pytest.mark.parametrize("count", [FEW_SEQUENCES, pytest.param(MANY_SEQUENCES, marks=pytest.mark.long)])
+@pytest.mark.parametrize("objects", ["ports", "networks", "service-ports", "physical-networks"])
+def test_what_was_made_is_there_until_it_is_removed(agent: PrivateAgent, objects: str, count: int) -> None:
+    """Sequences of calls along the links of the document: PUT, GET, DELETE, ``:migrate`` of one object."""
+    document: Any = schemathesis.openapi.from_url(f"{agent.url}/openapi.json")
+    # What the document does not allow makes nothing that a call could follow.
+    document.config.generation.update(modes=[GenerationMode.POSITIVE])
+    answers: Counter[str] = Counter()
+
+    class Sequences(document.include(path_regex=f"^/v1/{objects}/").as_state_machine()):  # type: ignore[misc]
+        def before_call(self, case: Any) -> None:
+            _lead_to_the_host(case)
+
+        def validate_response(self, response: Any, case: Any, **_: Any) -> None:
+            answers[f"{case.method} {response.status_code}"] += 1
+            case.validate_response(response, checks=IN_ORDER)
+
+    run_state_machine_as_test(Sequences, settings=_limits(count, stateful_step_count=6))
+    print(objects, dict(answers))
+    assert {answer.split()[0] for answer in answers} >= {"PUT", "GET", "DELETE"}

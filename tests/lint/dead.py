@@ -30,7 +30,16 @@ LIBRARIES = [
     ),
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
     *("SelectPoll", "feed"),
-    *("text_factory", "indentless", "ignore_aliases", "preserve_quotes", "startup", "collect", "globals"),
+    *(
+        "before_call",
+        "text_factory",
+        "indentless",
+        "ignore_aliases",
+        "preserve_quotes",
+        "startup",
+        "collect",
+        "globals",
+    ),
     *("redirect_slashes", "__signature__"),
     # The last argument of __exit__.
     "trace",
