@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
 from drivers.ovs.findings import of_bridges
@@ -12,7 +11,13 @@ from drivers.vdpa.multicast import multicast_findings
 from drivers.vf.usability import pool_findings
 from netplugin.api.models import Finding
 from netplugin.host.ovs_rows import OvsRoot
-from netplugin.host.ovs_versions import disables_pci, dpdk_words, probes_all_devices, with_pci
+from netplugin.host.ovs_versions import (
+    disables_pci,
+    dpdk_words,
+    probes_all_devices,
+    setting_dpdk_extra,
+    with_pci,
+)
 from netplugin.host.usability import Usability
 
 
@@ -63,5 +68,4 @@ def _probing(root: OvsRoot) -> Finding:
 
 
 def _set_extra(root: OvsRoot) -> str:
-    extra = with_pci(root.other_config)
-    return f"ovs-vsctl set Open_vSwitch . other_config:dpdk-extra={shlex.quote(extra)}"
+    return setting_dpdk_extra(with_pci(root.other_config))

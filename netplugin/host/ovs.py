@@ -19,6 +19,7 @@ from netplugin.host.names import Claimed, Mark, nothing_claimed, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_sockets import OvsSockets
+from netplugin.host.ovs_versions import fix_of_start
 from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.ovsdb_writes import Touch
 from netplugin.host.physical_networks import Derived, Networks, PhysicalNetworks, bridge_of
@@ -248,7 +249,9 @@ class OvsHost:
         except BackendUnavailable as missing:
             return Usability.without(missing)
         if not self.vswitchd.alive():
-            return Usability.without(self.vswitchd.missing())
+            gone, root = Usability.without(self.vswitchd.missing()), self.mirror.root
+            fixes = (gone.fix, fix_of_start(root.version, root.other_config))
+            return replace(gone, fix="; ".join(filter(None, fixes)) or None)
         if not self._settled.is_set():
             return Usability(
                 False,

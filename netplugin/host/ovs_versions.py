@@ -7,6 +7,7 @@ output of its commands is recognised by its form: ``netplugin.pmd.read`` knows b
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -109,6 +110,14 @@ def may_not_start(version: Version, other_config: Mapping[str, str]) -> bool:
     return _STOPS_LISTING.isdisjoint(dpdk_words(other_config))
 
 
+def fix_of_start(version: Version, other_config: Mapping[str, str]) -> str | None:
+    """What may have to be done before vswitchd starts with DPDK; None if nothing of the configuration."""
+    asked = other_config.get("dpdk-init", "").lower() in ("true", "try")
+    if not asked or not may_not_start(version, other_config):
+        return None
+    return f'if its log has "Cannot init EAL": {setting_dpdk_extra(with_no_device(other_config))}'
+
+
 def with_no_device(other_config: Mapping[str, str]) -> str:
     """The same ``dpdk-extra`` with a PCI address that no device has."""
     return " ".join([*dpdk_words(other_config), _NO_DEVICE])
@@ -118,6 +127,11 @@ def with_pci(other_config: Mapping[str, str]) -> str:
     """The same ``dpdk-extra`` without ``--no-pci``, so that OVS probes the devices of its ports alone."""
     words = [word for word in dpdk_words(other_config) if word != _NO_PCI]
     return " ".join(words if any(map(_allows, words)) else [*words, _NO_DEVICE])
+
+
+def setting_dpdk_extra(extra: str) -> str:
+    """The command of a shell that sets ``dpdk-extra``; it takes effect when vswitchd starts."""
+    return f"ovs-vsctl --no-wait set Open_vSwitch . other_config:dpdk-extra={shlex.quote(extra)}"
 
 
 def _allows(word: str) -> bool:

@@ -153,7 +153,7 @@ class PmdCounters:
     def processing_cycles_per_packet(self) -> float | None:
         if not self.packets or not self.cycles or self.busy_error > _CERTAIN * self.busy_cycles:
             return None
-        return round(self.busy_cycles / self.packets, 1)
+        return round(min(self.busy_cycles, self.cycles) / self.packets, 1)
 
 
 @dataclass

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.host.ovs_versions import may_not_start, parse_version, with_no_device, with_pci
+from netplugin.host.ovs_versions import (
+    may_not_start,
+    parse_version,
+    setting_dpdk_extra,
+    with_no_device,
+    with_pci,
+)
 from tests.lab.kernel import CACHE
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import LabError
+from tests.lab.processes import LabError, run
 
 DIRECTORY = Path("/run/np/start")
 KEY = "dpdk-extra"
@@ -28,8 +34,11 @@ def stopped() -> Iterator[PrivateOvs]:
 
 
 def starts(ovs: PrivateOvs, extra: str) -> bool:
+    """With what the command sets that an operator is told."""
     ovs.stop_vswitchd()
-    ovs.set_other_config({KEY: extra}, wait=False)
+    command = setting_dpdk_extra(extra).replace("ovs-vsctl", f"ovs-vsctl --db={ovs.connection}")
+    run(["sh", "-c", command])
+    assert ovs.get("Open_vSwitch", ".", f"other_config:{KEY}") == extra
     try:
         ovs.start_vswitchd()
     except LabError:

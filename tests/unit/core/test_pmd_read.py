@@ -166,6 +166,15 @@ def test_a_window_too_short_for_rounded_shares_has_the_queues_own() -> None:
     assert core.processing_cycles_per_packet is None
 
 
+def test_rounded_cycles_of_packets_are_no_more_than_all_cycles() -> None:
+    """OVS 4.0, which rounds them up, on a thread that is always busy."""
+    before = reading({2: PmdCounters()})
+    after = reading({2: PmdCounters(1000, 1_011_400, 1_012_000, 500)})
+    core = between(before, after, 1.0).cores[0]
+    assert core.cycles_per_packet == core.processing_cycles_per_packet == 1011.4
+    assert core.busy_percent == 100.0
+
+
 # -- settings ------------------------------------------------------------------------------------
 
 

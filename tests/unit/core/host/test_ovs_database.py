@@ -213,6 +213,26 @@ def test_a_configuration_that_no_vswitchd_carries_out(switch: PrivateOvs, ovs: O
     usable(ovs)
 
 
+def test_what_a_vswitchd_of_4_0_needs_to_start_is_told(switch: PrivateOvs, ovs: OvsHost) -> None:
+    version = switch.get("Open_vSwitch", ".", "ovs_version")
+    switch.stop_vswitchd()
+    try:
+        wait_for(lambda: not ovs.vswitchd.alive(), PATIENCE_S, "vswitchd is gone")
+        usual = str(ovs.answers().fix)
+        assert "dpdk-extra" not in usual
+        configured = ("other_config:dpdk-init=true", "other_config:dpdk-extra=--in-memory")
+        switch.vsctl("--no-wait", "set", "Open_vSwitch", ".", "ovs_version=4.0.0", *configured)
+        wait_for(lambda: "dpdk-extra" in str(ovs.answers().fix), PATIENCE_S, "the fix is told")
+        assert str(ovs.answers().fix).startswith(usual)
+        assert "dpdk-extra='--in-memory -a 0000:00:00.0'" in str(ovs.answers().fix)
+    finally:
+        keys = ("dpdk-init", "dpdk-extra")
+        remove = ("--", "remove", "Open_vSwitch", ".", "other_config", *keys)
+        switch.vsctl("--no-wait", "set", "Open_vSwitch", ".", f"ovs_version={version}", *remove)
+        switch.start_vswitchd()
+    usable(ovs)
+
+
 def test_waiting_ends_with_the_change_that_it_waits_for(switch: PrivateOvs, ovs: OvsHost) -> None:
     ovs.db.write([bridge("wait")], soon())
     held: list[bool] = []
