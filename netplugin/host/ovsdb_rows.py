@@ -12,7 +12,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
 from typing import Any
 
 #: The columns to read, by table.
@@ -25,8 +24,8 @@ Row = dict[str, Any]
 
 _DEFAULTS: Mapping[str, Any] = {"string": "", "integer": 0, "real": 0.0, "boolean": False}
 _NO_KEYS: dict[str, Any] = {}
-# Short values of maps are alike in all rows ("1", "disconnected"), or are those of one port.
-_SHORT, _SHARED = 16, 256
+# Short values of maps are alike in all rows: "1", "disconnected".
+_SHORT = 16
 
 
 class MalformedUpdate(LookupError):
@@ -197,14 +196,4 @@ def _atom(json: Any) -> Any:
 
 
 def _shared(value: Any) -> Any:
-    return _same(value) if isinstance(value, str) and len(value) <= _SHORT else _atom(value)
-
-
-@lru_cache(maxsize=_SHARED)
-def _same(value: str) -> str:
-    """One string for all that are equal.
-
-    Not ``sys.intern``: its table keeps the places of strings that have gone until it doubles, so that an
-    agent would take a megabyte more after some thousand ports.
-    """
-    return value
+    return sys.intern(value) if isinstance(value, str) and len(value) <= _SHORT else _atom(value)

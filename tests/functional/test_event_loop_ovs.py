@@ -16,10 +16,7 @@ NETWORK = {"type": "vxlan", "vni": 5001}
 def watched(ovs: PrivateOvs, path: Path) -> PrivateAgent:
     """An agent that writes to ``path`` what its event loop waits for."""
     private = PrivateAgent(BASE / "agent", ovs, as_installed=True)
-    own = ("tests.lab.loop_watch", str(path))
-    private.daemon.args = tuple(
-        word for given in private.daemon.args for word in (own if given == "agents.main" else (given,))
-    )
+    private.run_by("tests.lab.loop_watch", path)
     return private
 
 

@@ -128,6 +128,16 @@ class PrivateAgent(Running):
     def begin(self) -> None:
         self.start(ready=self._ready)
 
+    def run_by(self, module: str, *arguments: Argument) -> None:
+        """From its next start on a module runs it, which takes these arguments before the agent's own.
+
+        For one that is started ``as_installed``.
+        """
+        by = (module, *map(str, arguments))
+        self.daemon.args = tuple(
+            word for given in self.daemon.args for word in (by if given == COMMAND[-1] else (given,))
+        )
+
     def start(self, ready: bool = True) -> None:
         """Start it; with ``ready`` wait until it has looked at the host, else until it listens."""
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from netplugin import store_file
 from tests.bench.process import taken
 from tests.bench.ways.agent import Caller, spec_of
 from tests.lab.agent import PrivateAgent
+from tests.lab.memory_watch import InUse
 from tests.long.soak_record import LATENCY
 
 #: Callers, and the seconds from one port of a caller to its next.
@@ -111,6 +112,8 @@ class Sampler:
 
     agent: PrivateAgent
     load: Load
+    #: Where the agent writes what it has in use.
+    memory: Path
     clock: Callable[[], float] = time.monotonic
     times_s: list[float] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
@@ -125,9 +128,12 @@ class Sampler:
         if latency_ms is None:
             return
         now = taken(self.agent.daemon.pid)
+        in_use = InUse.read(self.memory)
         database = self.agent.directory / "state" / store_file.DATABASE
         found = {
             "RSS, MB": now.rss_mb,
+            "malloc, MB": in_use.malloc_mb,
+            "blocks, k": in_use.blocks / 1000,
             "descriptors": float(now.descriptors),
             "threads": float(now.threads),
             "rows": float(rows(database)),

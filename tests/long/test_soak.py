@@ -40,13 +40,15 @@ DEADLINE_S = 60
 def test_nothing_grows() -> None:
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with on_ovs(OPTIONS) as lab:
+        memory = lab.agent.directory / "memory.json"
         lab.agent.stop()
         make_old(database(lab))
+        lab.agent.run_by("tests.lab.memory_watch", memory)
         lab.agent.start()
         lab.fill(STAYING)
         before = lab.agent.get("/v1/ports")[1]
         with Load(lab.agent) as load:
-            sampler = Sampler(lab.agent, load)
+            sampler = Sampler(lab.agent, load, memory)
             kills = soak(lab, sampler)
         soaked = Soak(
             started=started,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -148,14 +147,3 @@ def _sizes(mirror: Mirror) -> dict[str, int]:
     tables = {f"rows of {name}": len(rows) for name, rows in mirror._rows.tables.items()}
     own = {n: len(v) for n, v in vars(mirror).items() if isinstance(v, dict) and n != "_types"}
     return tables | own
-
-
-def test_ids_that_come_and_go_do_not_fill_the_interned_strings() -> None:
-    """Their table would get larger with the ports that ever were."""
-    port_id = "-".join(("comes", "and", "goes"))
-    mirror = mirror_of({**vhost_rows(port_id, 1), "Bridge": {"b": bridge_row("br-a", "p-1")}})
-    owned = mirror.owned("dpdkvhostuser", port_id)
-    assert owned and owned.external_ids["netplugin-port"] == port_id
-    assert len(port_id) <= 16, "a longer one is not shared"
-    equal = "-".join(("comes", "and", "goes"))
-    assert sys.intern(equal) is equal, "it is interned already"
