@@ -192,6 +192,8 @@ class Database:
         self._thread = ThreadPoolExecutor(1, "store")
         #: Why the last transaction failed to commit; empty if it succeeded.
         self.failure = ""
+        #: Whether the file could not be opened again when it had to be closed for that.
+        self._closed = False
         self.sql = self._open_whole(path)
         try:
             self._bring_to_this_version(path)
@@ -253,9 +255,10 @@ class Database:
                 yield
                 self.sql.execute("COMMIT")
             except BaseException as failed:
-                if self.sql.in_transaction:
+                if not self._closed and self.sql.in_transaction:
                     self.sql.execute("ROLLBACK")
-                if isinstance(failed, sqlite3.OperationalError):  # of the disk or file, not of us
+                of_file = sqlite3.Error if self._closed else sqlite3.OperationalError
+                if isinstance(failed, of_file):  # of the disk or file, not of us
                     self.failure = str(failed)
                     raise HostError(
                         f"the store cannot be written: {failed}",
@@ -281,17 +284,29 @@ class Database:
 
     def _opened_again(self, failed: BaseException | None) -> bool:
         """SQLite opens a file that it may not write to for reading, and stays with that."""
-        if getattr(failed, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
+        if not self._closed and getattr(failed, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_READONLY:
             return False
         with self.lock:
             try:
-                fresh = _connect(self.path)
+                self._open_again()
             except (OSError, sqlite3.Error) as refused:
                 LOG.warning("the store cannot be opened for writing: %s", refused)
                 return False
+        return True
+
+    def _open_again(self) -> None:
+        """Keep the connection if there is no other. Raises: OSError, sqlite3.Error."""
+        if not self._closed:
+            fresh = _connect(self.path)
             self.sql.close()
             self.sql = fresh
-        return True
+            if _is_writable(fresh):
+                return
+            # All connections of a process share how the -shm file was opened, until the last is closed.
+            fresh.close()
+            self._closed = True
+        self.sql = _connect(self.path)
+        self._closed = False
 
     def _own_identity(self) -> str:
         row = self.sql.execute("SELECT value FROM meta WHERE key = 'store'").fetchone()
@@ -340,6 +355,18 @@ class Database:
             f"{_UNRELEASED} is taken over: run the last such build once, or move the file away; the ports on "
             "the host then stay, and their next PUT adopts them"
         )
+
+
+def _is_writable(sql: sqlite3.Connection) -> bool:
+    """Whether a transaction can begin. Raises: sqlite3.Error if another writes for too long, say."""
+    try:
+        sql.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as failed:
+        if failed.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+            return False
+        raise
+    sql.execute("ROLLBACK")
+    return True
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -559,6 +559,64 @@ def test_a_file_that_could_not_be_opened_for_writing_is_opened_again(path: Path)
     store.close()
 
 
+def test_shared_memory_that_could_not_be_opened_for_writing_is_opened_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections of a process have the same -shm, and it stays as it was opened by the first of them."""
+    before = Store(path)
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for end in ("", "-wal", "-shm"):
+        shutil.copy(f"{path}{end}", killed / f"{path.name}{end}")
+    before.close()
+    real = sqlite3.connect
+    with monkeypatch.context() as refusing:
+
+        def connect(where: Path, **options: Any) -> sqlite3.Connection:
+            return real(f"file:{where}?readonly_shm=1", uri=True, **options)  # as if open(2) gave EACCES
+
+        refusing.setattr(sqlite3, "connect", connect)
+        store = Store(killed / path.name)
+        assert "readonly" in store.database.failure
+        store.database.try_to_write()
+        assert "readonly" in store.database.failure
+    store.database.try_to_write()
+    assert not store.database.failure
+    store.save([record()])
+    assert store.get("p1") is not None
+    store.close()
+
+
+def test_a_file_that_cannot_be_opened_again_is_opened_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two attempts of which the first was for reading only."""
+    store = Store(path)
+    real, opened = sqlite3.connect, 0
+
+    def connect(where: Path, **options: Any) -> sqlite3.Connection:
+        nonlocal opened
+        opened += 1
+        if opened > 1:
+            raise sqlite3.OperationalError("unable to open database file")
+        return real(f"file:{where}?mode=ro", uri=True, **options)
+
+    store.database.sql.close()
+    store.database.sql = real(f"file:{path}?mode=ro", uri=True, isolation_level=None, check_same_thread=False)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(sqlite3, "connect", connect)
+        for _ in range(2):
+            store.database.try_to_write()
+            assert store.database.failure
+            with pytest.raises(HostError, match="the store cannot be written"):
+                store.save([record()])
+    store.database.try_to_write()
+    assert not store.database.failure
+    store.save([record()])
+    assert store.get("p1") is not None
+    store.close()
+
+
 # -- tasks ---------------------------------------------------------------------------------------
 
 
