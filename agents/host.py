@@ -67,8 +67,8 @@ class HostView:
             raise OperationTimeout(
                 f"the host could not be read within {self._within_s:g} s",
                 step="host",
-                fix="see which file of /sys or /proc hangs: netplugin host facts; if none does, a higher"
-                " [agent] operation_timeout, of which half is for this",
+                fix="see which file of /sys or /proc hangs, or which daemon does not answer (libvirtd, OVS): "
+                "netplugin host facts; if all do, a higher [agent] operation_timeout: half of it is for this",
             ) from None
 
     def close(self) -> None:
