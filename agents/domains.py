@@ -98,6 +98,19 @@ class Domains:
         await self._refuse_bad_pins(domain)
         return await self._compute(_completed, domain, bindings, request.policy)
 
+    async def would_place(self, vm_id: str, request: RenderRequest) -> None:
+        """Find out whether ``render`` could place a VM that has no ports here yet; nothing is kept.
+
+        Raises: as ``render``.
+        """
+        domain = await self._compute(parse_domain, request.xml, RENDER)
+        if request.policy.pin or request.policy.realtime:
+            scene = await self._view.within(self._planned)
+            place = partial(self._render_placed, keep=False)
+            await self._in_thread(place, vm_id, domain, [], request.policy, scene)
+        else:
+            await self._refuse_bad_pins(domain)
+
     async def check(self, vm_id: str, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing domain. Raises: NotFound, InvalidRequest."""
         ports = self._of(vm_id, CHECK)
@@ -141,6 +154,8 @@ class Domains:
         bindings: list[Binding],
         policy: DomainPolicy,
         scene: Scene,
+        *,
+        keep: bool = True,
     ) -> None:
         ground = _ground(scene)
         assert ground is not None
@@ -158,7 +173,7 @@ class Domains:
                     raise _none_for_realtime(full, ground.cpus & scene.polling) from None
                 others = held(placements.values(), live)
                 placement = _beside_polling(place, scene, others, before)
-            if placement != before:
+            if keep and placement != before:
                 self._store.placements.save(vm_id, placement)
 
     def _planned(self) -> Scene:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from netplugin.api.errors import NetpluginError
 from netplugin.api.migration_models import MigrateCheck
 from netplugin.api.models import BackendInfo, Finding
 
@@ -14,12 +15,22 @@ _OFFERED = ("userspace_tso",)
 _VHOST_USER = "vhost_postcopy"
 
 
-def compared(wanted: MigrateCheck, here: BackendInfo | None, refused: str | None) -> list[Finding]:
+def compared(
+    wanted: MigrateCheck,
+    here: BackendInfo | None,
+    refused: str | None,
+    *,
+    moves: BackendInfo | None = None,
+    unplaced: NetpluginError | None = None,
+) -> list[Finding]:
     """The findings, ``ok`` ones included. ``here``: the backend on this host; None: it is not enabled.
 
-    ``refused`` is why this host would refuse the port.
+    ``refused`` is why this host would refuse the port. ``moves``: the backend of the NIC that the VM
+    migrates with, if that is the standby of a VF. ``unplaced`` is why this host cannot place the VM.
     """
-    found = [*_backend(wanted, here, refused), *_spec(wanted)]
+    found = [*_backend(wanted, here, refused), *_steps(moves or here), *_spec(wanted)]
+    if wanted.domain is not None:
+        found.append(_placement(unplaced))
     if here is not None:
         found += [*_features(wanted, here), *_postcopy(wanted, here)]
     return found
@@ -44,20 +55,35 @@ def _backend(wanted: MigrateCheck, here: BackendInfo | None, refused: str | None
         f"backend {name} is usable on the destination",
         (here and here.fix) or "enable it on the destination",
     )
-    moves = here is not None and here.features.live_migration
-    yield _finding(
-        "steps",
-        moves,
-        f"backend {name} {'migrates' if moves else 'does not migrate'} ports",
-        "features.live_migration is true",
-        "plug the port by PUT on the destination, and DELETE it on the source",
-    )
     yield _finding(
         "port",
         refused is None,
         refused or "the destination takes the port",
         "the destination takes the port",
         "see what was found",
+    )
+
+
+def _steps(here: BackendInfo | None) -> Iterator[Finding]:
+    moves = here is not None and here.features.live_migration
+    name = f"backend {here.name}" if here is not None else "a backend that is not enabled"
+    yield _finding(
+        "steps",
+        moves,
+        f"{name} {'migrates' if moves else 'does not migrate'} ports",
+        "features.live_migration is true",
+        "plug the port by PUT on the destination, and DELETE it on the source; or ask for a VF with "
+        "vf.teaming",
+    )
+
+
+def _placement(unplaced: NetpluginError | None) -> Finding:
+    return _finding(
+        "placement",
+        unplaced is None,
+        unplaced.detail if unplaced else "this host has what the VM's policy asks for",
+        "the VM can be placed on the destination",
+        (unplaced and unplaced.fix) or "see what was found",
     )
 
 

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from agents.migration_check import compared
 from agents.ports.migration import outcome
 from agents.ports.operations import Migrate
+from agents.ports.teams import Teams
 from agents.store.port_table import Record
-from netplugin.api.errors import NetpluginError, Unsupported
+from netplugin.api.errors import Conflict, NetpluginError
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
-from netplugin.api.models import BackendInfo, Finding, Port, PortSpec
+from netplugin.api.models import BackendInfo, Finding, Port, PortSpec, RenderRequest, VfInfo
 
 
 class Migrations:
@@ -23,22 +24,26 @@ class Migrations:
     def __init__(
         self,
         timeout_s: float,
-        is_team: Callable[[str, PortSpec | None], bool],
+        teams: Teams,
+        vfs: Callable[[], Awaitable[list[VfInfo]]],
         check_put: Callable[[str, PortSpec | None], object],
         backend_with: Callable[[str], str | None],
         submit: Callable[[Migrate], Awaitable[Record | None]],
         describe: Callable[[Record], Port],
         backends: Callable[[], Awaitable[list[BackendInfo]]],
         validate: Callable[[PortSpec], Awaitable[None]],
+        would_place: Callable[[str, RenderRequest], Awaitable[None]],
     ) -> None:
         self._timeout_s = timeout_s
-        self._is_team = is_team
+        self._teams = teams
+        self._vfs = vfs
         self._check_put = check_put
         self._backend_with = backend_with
         self._submit = submit
         self._describe = describe
         self._backends = backends
         self._validate = validate
+        self._would_place = would_place
 
     async def check(self, wanted: MigrateCheck) -> list[Finding]:
         """What does not fit between the port on the source and the one that this host would have."""
@@ -49,7 +54,15 @@ class Migrations:
             await self._validate(wanted.port)
         except NetpluginError as error:
             refused = error.detail
-        return compared(wanted, infos.get(wanted.port.backend), refused)
+        unplaced: NetpluginError | None = None
+        if wanted.domain is not None:
+            try:
+                await self._would_place(wanted.port.vm_id, wanted.domain)
+            except NetpluginError as error:
+                unplaced = error
+        moves = infos.get(self._teams.backend) if wanted.port.vf.teaming else None
+        here = infos.get(wanted.port.backend)
+        return compared(wanted, here, refused, moves=moves, unplaced=unplaced)
 
     async def step(self, port_id: str, request: MigrateRequest) -> Port | None:
         """Carry out a step. Returns the port; None if it was removed, or there is none to remove.
@@ -57,19 +70,33 @@ class Migrations:
         Raises: Conflict if the step does not follow the phase of the port, NotFound, Unsupported, and
         what a PUT raises.
         """
-        if self._is_team(port_id, request.port):
-            raise Unsupported(
-                "a VF with a standby NIC (vf.teaming) is not migrated by phases",
-                step="validate",
-                port_id=port_id,
-                fix="docs/live-migration.md has the order of calls for teams",
-            )
         self._check_put(port_id, request.port)
+        if self._teams.concerns(port_id, request.port):
+            if request.phase == "leave":
+                await self._require_detached(port_id)
+            both = await self._teams.migrate(port_id, request, self._submitted)
+            return None if both is None else self._describe(both)
         if request.port is None and self._backend_with(port_id) is None:
             outcome(request.phase, request.activation, None, None, datetime.now(UTC))
             return None
-        deadline = time.monotonic() + self._timeout_s
-        record = await self._submit(
-            Migrate(port_id, request.phase, request.activation, deadline, Future(), request.port)
-        )
+        record = await self._submitted(port_id, request)
         return None if record is None else self._describe(record)
+
+    async def _submitted(
+        self, port_id: str, request: MigrateRequest, standby_of: str | None = None
+    ) -> Record | None:
+        deadline = time.monotonic() + self._timeout_s
+        step = Migrate(port_id, request.phase, request.activation, deadline, Future(), request.port)
+        step.standby_of = standby_of
+        return await self._submit(step)
+
+    async def _require_detached(self, port_id: str) -> None:
+        """Raises: Conflict if a VM has the VF of this port, with which it cannot be migrated."""
+        for vf in await self._vfs():
+            if vf.port_id == port_id and vf.state == "allocated":
+                raise Conflict(
+                    f"VF {vf.pci_address} is in use: the VM cannot be migrated with it",
+                    step="migrate",
+                    port_id=port_id,
+                    fix="detach the VF from the VM (virsh detach-device --live), and wait until it has gone",
+                )

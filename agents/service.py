@@ -47,6 +47,7 @@ from netplugin.api.models import (
     PortState,
     ReconcileReport,
     ReconcileRequest,
+    RenderRequest,
 )
 from netplugin.backend import Backend, Intent, Observation
 from netplugin.host.shared import Host
@@ -129,14 +130,19 @@ class Service:
         self.service_ports = ServicePorts(store, self._put_alone, self._delete_alone, self._describe)
         self.migrations = Migrations(
             self._timeout_s,
-            self.teams.concerns,
+            self.teams,
+            self.vfs.all,
             self._check_step,
             lambda port_id: self._backend_with(port_id) or self._keeper_of(port_id),
             self._submit,
             self.describe,
             self.health.backends,
             self._validate,
+            self._would_place,
         )
+
+    async def _would_place(self, vm_id: str, request: RenderRequest) -> None:
+        await (await self.domains()).would_place(vm_id, request)
 
     async def domains(self) -> Domains:
         """Imported by the first call, as what it places VMs with is, and not on the event loop."""

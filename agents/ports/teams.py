@@ -15,16 +15,20 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
+from agents.ports.migration import outcome
 from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.conditions import NO_CONDITION, Condition
 from netplugin.api.errors import Conflict, NetpluginError, NotFound, Unsupported
+from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import Binding, DomainRequirements, Port, PortSpec, PortState
 from netplugin.host.names import device_name
 from netplugin.host.supervisor import Supervisor
-from netplugin.libvirt.interfaces import team_interfaces
+from netplugin.libvirt.interfaces import fragments, team_interfaces
+from netplugin.libvirt.interfaces import text as interface_text
 
 LOG = logging.getLogger(__name__)
 
@@ -33,6 +37,8 @@ _PREFIX = "standby-"
 _COMPARE_S = 5.0
 
 PutPort = Callable[[str, PortSpec, str | None, Condition], Awaitable[Record]]
+#: A step of a migration for a single port: its ID, the step, and the port that it is the standby of.
+Step = Callable[[str, MigrateRequest, str | None], Awaitable[Record | None]]
 DeletePort = Callable[[str, str | None, Condition], Awaitable[None]]
 
 
@@ -61,7 +67,8 @@ class Teams:
         supervisor: Supervisor,
     ) -> None:
         self._store = store
-        self._backend = backend
+        #: Of the virtio NICs of new teams; empty: no teams.
+        self.backend = backend
         self._put = put
         self._delete = delete
         self._is_at_hand = is_at_hand
@@ -124,6 +131,35 @@ class Teams:
             await self._settle_or_later(port_id)
             raise
 
+    async def migrate(self, port_id: str, request: MigrateRequest, step: Step) -> Record | None:
+        """Carry out a step of a live migration: the standby has the phases, and ``prepare`` claims a VF.
+
+        The NIC has the MAC of that VF only while a VM uses it, so a prepared VF takes no frame. Returns
+        the record of the port; None if both were removed. Raises: as ``put`` and ``Migrations.step``.
+        """
+        async with self._lock(port_id):
+            self.refuse_half(port_id, None)
+            if request.port is not None:
+                return await self._prepare(port_id, request, request.port, step)
+            standby = self._standby(port_id)
+            there = (standby.spec, standby.migration) if standby else None
+            if outcome(request.phase, request.activation, None, there, datetime.now(UTC)).removes:
+                await self._delete(port_id, None, NO_CONDITION)
+                await self._settle(port_id)
+                return None
+            await step(standby_id(port_id), request, port_id)
+            return self._store.get(port_id)
+
+    async def _prepare(self, port_id: str, request: MigrateRequest, spec: PortSpec, step: Step) -> Record:
+        self._refuse_change(port_id, spec)
+        beside = standby_spec(spec, self._chosen_backend())
+        try:
+            await step(standby_id(port_id), request.model_copy(update={"port": beside}), port_id)
+            return await self._put(port_id, spec, None, NO_CONDITION)
+        except BaseException:
+            await self._settle_or_later(port_id)
+            raise
+
     async def delete(self, port_id: str, condition: Condition = NO_CONDITION) -> None:
         async with self._lock(port_id):
             await self._delete(port_id, None, condition)
@@ -136,13 +172,13 @@ class Teams:
         return lock
 
     def _chosen_backend(self) -> str:
-        if not self._backend:
+        if not self.backend:
             raise Unsupported(
                 "vf.teaming: no backend is chosen for the virtio NIC of the VF's team",
                 step="validate",
                 fix="set [agent] teaming_backend, or ask without vf.teaming",
             )
-        return self._backend
+        return self.backend
 
     def refuse_half(self, port_id: str, standby_of: str | None) -> None:
         """Refuse direct calls for a standby, and a standby whose ID another port has.
@@ -231,14 +267,21 @@ class Teams:
     # -- reporting -------------------------------------------------------------------------------
 
     def reported(self, port: Port, describe: Callable[[Record], Port]) -> Port:
-        """The port with the standby's NIC first in the binding, and degraded if the standby is not active."""
+        """The port with the standby's NIC first in the binding, and degraded if the standby is not active.
+
+        While it migrates, the binding has no VF: the VM moves with the standby alone.
+        """
         if not port.spec.vf.teaming or port.binding is None:
             return port
         record = self._standby(port.port_id)
         standby = describe(record) if record is not None else None
         if standby is None or standby.binding is None:
             return port  # a call is between its two steps
-        changed: dict[str, object] = {"binding": _joined(standby.port_id, standby.binding, port.binding)}
+        both = _joined(standby.port_id, standby.binding, port.binding)
+        if standby.migration is not None:
+            alone = interface_text(fragments(both.interface_xml)[0])
+            both = both.model_copy(update={"interface_xml": alone})
+        changed: dict[str, object] = {"binding": both, "migration": standby.migration}
         if port.state is PortState.ACTIVE and standby.state is not PortState.ACTIVE:
             changed |= {"state": PortState.DEGRADED, "error": standby.error}
         return port.model_copy(update=changed)

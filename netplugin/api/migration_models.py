@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from netplugin.api.fields import Flag, Name, PortId, Value
 from netplugin.api.migration import Activation
-from netplugin.api.models import PortSpec
+from netplugin.api.models import PortSpec, RenderRequest
 
 #: What a caller asks of a port.
 MigrationStep = Literal["prepare", "activate", "commit", "abort", "leave"]
@@ -38,7 +38,8 @@ class MigrateCheck(Value):
     """A port that is to come here: its spec here, and as it is on the source.
 
     ``source_facts`` are the ``facts`` of its backend there (``GET /v1/backends``); what is not in them
-    is not compared. ``postcopy``: whether the VM's memory is to follow after the VM.
+    is not compared. ``postcopy``: whether the VM's memory is to follow after the VM. ``domain``: the
+    VM's domain on the source, and the policy by which it is rendered here: whether it can be placed.
     """
 
     port_id: PortId
@@ -46,3 +47,4 @@ class MigrateCheck(Value):
     source: PortSpec
     source_facts: Annotated[dict[Name, str | int | bool], Field(max_length=64)] = Field(default={})
     postcopy: Flag = False
+    domain: RenderRequest | None = None

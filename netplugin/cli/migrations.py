@@ -57,6 +57,10 @@ class PortMigrateCheck(FindingLister):
         parser.add_argument("port_id", metavar="ID")
         parser.add_argument("--spec", metavar="FILE", required=True, help="the port on this host as JSON")
         parser.add_argument("--source", metavar="FILE", required=True, help="the port on the source as JSON")
+        parser.add_argument(
+            "--domain", metavar="FILE", help="the VM's domain on the source, to be placed here"
+        )
+        parser.add_argument("--pin", action="store_true", help="the VM is to be pinned by this host's plan")
         parser.add_argument("--postcopy", action="store_true", help="the memory is to follow after the VM")
         return parser
 
@@ -67,6 +71,8 @@ class PortMigrateCheck(FindingLister):
             "source": read_spec(parsed_args.source),
             "postcopy": parsed_args.postcopy,
         }
+        if parsed_args.domain:
+            fields["domain"] = {"xml": show.read_text(parsed_args.domain), "policy": {"pin": parsed_args.pin}}
         try:
             wanted = MigrateCheck.model_validate(fields)
         except ValidationError as wrong:

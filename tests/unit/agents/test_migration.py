@@ -20,10 +20,10 @@ from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from netplugin.api.client import Client
-from netplugin.api.errors import Conflict, HostError, NetpluginError, NotFound
+from netplugin.api.errors import CapacityExhausted, Conflict, HostError, NetpluginError, NotFound
 from netplugin.api.migration import Activation, Migration, MigrationPhase
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest, MigrationStep
-from netplugin.api.models import BackendInfo, Features, PortSpec, PortState
+from netplugin.api.models import BackendInfo, DomainPolicy, Features, PortSpec, PortState, RenderRequest
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost
 
@@ -432,6 +432,17 @@ def test_what_does_not_fit_is_found_before() -> None:
     both = {"userspace_tso": False, "vhost_postcopy": True}
     here = info.model_copy(update={"facts": both})
     assert failed(same.model_copy(update={"postcopy": True}), here) == {"migrate-postcopy"}
+    teamed = PORT.model_copy(update={"vf": PORT.vf.model_copy(update={"teaming": True})})
+    fixed = info.model_copy(update={"features": Features()})
+    team = same.model_copy(update={"port": teamed, "source": teamed})
+    assert failed(team, fixed) == {"migrate-steps"}
+    assert not any(f.status == "fail" for f in compared(team, fixed, None, moves=info))
+    placed = same.model_copy(update={"domain": RenderRequest(xml="<domain/>")})
+    assert failed(placed, info) == set()
+    full = CapacityExhausted("no CPUs are left", step="render")
+    assert [f.found for f in compared(placed, info, None, unplaced=full) if f.status == "fail"] == [
+        "no CPUs are left"
+    ]
     ready = same.model_copy(update={"postcopy": True, "source_facts": both})
     assert failed(ready, here) == set()
 
@@ -443,5 +454,10 @@ def test_the_destination_answers_what_does_not_fit(running: tuple[Agent, str]) -
         fits = client.check_migration(MigrateCheck(port_id="p", port=PORT, source=PORT))
         assert {finding.status for finding in fits} == {"ok"}
         found = client.check_migration(MigrateCheck(port_id="p", port=other, source=PORT))
+        pinned = RenderRequest(xml="<domain/>", policy=DomainPolicy(pin=True))
+        asked = MigrateCheck(port_id="p", port=PORT, source=PORT, domain=pinned)
+        unplaced = client.check_migration(asked)
     assert {f.id for f in found if f.status == "fail"} >= {"migrate-backend", "migrate-port"}
-    assert made.host.written == []
+    [finding] = [f for f in unplaced if f.status == "fail"]
+    assert finding.id == "migrate-placement" and finding.found.endswith("and it has none")
+    assert made.host.written == [] and made.store.placements.all() == {}

@@ -19,6 +19,7 @@ from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.errors import Conflict, HostError, Unsupported
+from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import (
     Binding,
     DomainRequirements,
@@ -27,6 +28,7 @@ from netplugin.api.models import (
     PortState,
     ReconcileRequest,
     RenderRequest,
+    VfInfo,
 )
 from netplugin.libvirt.interfaces import hostdev_interface
 from tests.unit.agent import DEADLINE_S, Agent, agent
@@ -365,3 +367,74 @@ def test_the_port_of_a_standby_is_stored(tmp_path: Path) -> None:
     again = Store(tmp_path / "agent.db")
     assert [record.standby_of for record in again.records()] == ["p0", None]
     again.close()
+
+
+# -- live migration ------------------------------------------------------------------------------------
+
+
+def step(running: Agent, phase: str, **fields: Any) -> Any:
+    request = MigrateRequest.model_validate({"phase": phase, **fields})
+    return asyncio.run(running.service.migrations.step("p1", request))
+
+
+def prepare(running: Agent) -> Any:
+    return step(running, "prepare", port=SPEC)
+
+
+def kinds(port: Any) -> list[str | None]:
+    return [nic.get("type") for nic in etree.fromstring(f"<a>{port.binding.interface_xml}</a>")]
+
+
+def test_a_team_migrates_with_its_standby_and_has_its_vf_before(running: Agent, hosts: Hosts) -> None:
+    port = prepare(running)
+    assert port.migration.phase == "prepared" and kinds(port) == ["ethernet"]
+    assert (set(hosts.card.ports), hosts.soft.shut) == ({"p1"}, {BESIDE})
+    assert prepare(running).migration == port.migration
+    with pytest.raises(Conflict, match="being migrated"):
+        put(running)
+    assert step(running, "activate").migration.phase == "activated" and hosts.soft.shut == set()
+    port = step(running, "commit")
+    assert port.migration is None and kinds(port) == ["ethernet", "hostdev"]
+    left = step(running, "leave")
+    assert left.migration.phase == "left" and hosts.soft.shut == {BESIDE} and kinds(left) == ["ethernet"]
+    assert step(running, "abort").migration is None and hosts.soft.shut == set()
+    step(running, "leave")
+    assert step(running, "commit") is None and hosts.ports() == set()
+    assert step(running, "commit") is None
+    assert prepare(running).migration.phase == "prepared"
+    assert step(running, "abort") is None and hosts.ports() == set() and running.store.records() == []
+
+
+def test_nothing_is_prepared_of_a_team_that_gets_no_vf(running: Agent, hosts: Hosts) -> None:
+    def refuse(change: Write) -> None:
+        if change.spec is not None:
+            raise HostError("no VF", step="apply")
+
+    hosts.card.on_apply = refuse
+    with pytest.raises(HostError):
+        prepare(running)
+    assert hosts.ports() == set() and running.store.records() == []
+
+
+def test_a_team_does_not_leave_while_its_vm_has_the_vf(running: Agent, hosts: Hosts) -> None:
+    port = put(running)
+    found = [VfInfo(pci_address="0000:03:10.1", pf="pf", state="allocated", port_id="p1")]
+
+    async def vfs() -> list[VfInfo]:
+        return found
+
+    running.service.migrations._vfs = vfs
+    with pytest.raises(Conflict, match=r"03:10\.1 is in use"):
+        step(running, "leave")
+    assert running.service.port("p1") == port
+    found.clear()
+    assert step(running, "leave").migration.phase == "left"
+
+
+def test_a_team_that_was_prepared_is_still_so_after_a_kill(hosts: Hosts, tmp_path: Path) -> None:
+    with on(tmp_path, hosts) as first:
+        prepare(first)
+    with on(tmp_path, hosts) as second:
+        asyncio.run(second.service.teams.settle())
+        assert second.service.port("p1").migration.phase == "prepared" and hosts.soft.shut == {BESIDE}
+        assert step(second, "abort") is None and hosts.ports() == set()
