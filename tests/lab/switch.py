@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tests.lab.namespaces import entered, namespace, within
-from tests.lab.processes import run
+from tests.lab.processes import CommandError, run
 
 SWITCH = "np-switch"
 VXLAN_PORT = 4789
@@ -26,8 +26,14 @@ def switch() -> Iterator[str]:
 
 
 def wire(host: str, device: str = "eth1", mtu: int = 9600) -> None:
-    """Join a device of a host, with this MTU, to the switch, whose end has the name of both."""
+    """Join a device of a host, with this MTU, to the switch, whose end has the name of both.
+
+    The kernel takes a namespace apart after it has been removed: the end of the last host of this name may
+    still be there.
+    """
     far = f"{host}-{device}"[-15:]
+    with suppress(CommandError):
+        run(within(SWITCH, ["ip", "link", "del", far]))
     peer = f"type veth peer name {far} netns {SWITCH} mtu 9600".split()
     run(within(host, ["ip", "link", "add", device, "mtu", str(mtu), *peer]))
     run(within(host, ["ip", "link", "set", device, "up"]))
