@@ -14,12 +14,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from tests.lab.steps import scene_linuxbridge, scene_ovs
+from tests.lab.steps import scene_linuxbridge, scene_ovs, scene_vdpa
 from tests.lab.steps.matrix import Matrix, Report, Scene
 
 SCENES: dict[str, Callable[[Path], AbstractContextManager[Scene]]] = {
     "dpdkvhostuser": scene_ovs.scene,
     "linuxbridge": scene_linuxbridge.scene,
+    "vdpa": scene_vdpa.scene,
 }
 _DIRECTORY = Path("/run/np/faults")
 
@@ -29,7 +30,7 @@ def injected(
 ) -> Report:
     """Run cases of a scene for so long; ``sampled``: of so few operations; ``shard``: 2 of 4 is (2, 4)."""
     with SCENES[name](_DIRECTORY) as scene:
-        names = [op.name for op in scene.operations]
+        names = [op.name for op in scene.operations if op.sampled or sampled is None]
         only = names if sampled is None else random.Random(seed).sample(names, sampled)
         matrix = Matrix(scene, seed, only)
         cases = matrix.record()[shard[0] - 1 :: shard[1]]

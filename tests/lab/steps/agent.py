@@ -16,9 +16,9 @@ from tests.lab.steps.watch import StepWatch
 
 
 @functools.cache
-def _program() -> preloaded.Program:
+def _program(launched: str) -> preloaded.Program:
     drivers = (driver.module for driver in entry_points(group=preloaded.DRIVERS))
-    return preloaded.Program("tests.lab.steps.launched", *preloaded.WITH_AGENT, *drivers)
+    return preloaded.Program(launched, *preloaded.WITH_AGENT, *drivers)
 
 
 class SteppedAgent(PrivateAgent):
@@ -30,19 +30,21 @@ class SteppedAgent(PrivateAgent):
         ovs: PrivateOvs | None = None,
         options: Mapping[str, Mapping[str, str]] | None = None,
         netns: str | None = None,
+        launched: str = "tests.lab.steps.launched",
     ) -> None:
+        """``launched`` is the module whose ``main`` it is."""
         super().__init__(directory, ovs, options, netns=netns)
         self.watch = StepWatch(self.port, netns)
-        self.daemon = _Stepped(self.config, self.log, netns, self.watch)
+        self.daemon = _Stepped(self.config, self.log, netns, self.watch, launched)
 
 
 class _Stepped(Daemon):
-    def __init__(self, config: Path, log: Path, netns: str | None, watch: StepWatch) -> None:
+    def __init__(self, config: Path, log: Path, netns: str | None, watch: StepWatch, launched: str) -> None:
         super().__init__("netplugin-agent", ["--config-file", config], log)
-        self._netns, self._watch = netns, watch
+        self._netns, self._watch, self._launched = netns, watch, launched
 
     def _spawned(self, log: int, env: Mapping[str, str]) -> Process:
         with entered(self._netns):
-            run = _program().start(self.args, env, log, self._netns is not None)
+            run = _program(self._launched).start(self.args, env, log, self._netns is not None)
         self._watch.attach(run.pid)
         return run

@@ -21,7 +21,7 @@ SETTLED_S = 20.0
 OPERATION_S = 4
 _IDLE_S = 0.15
 #: How many cases of an operation follow each other, on average.
-_TOGETHER = 10
+_TOGETHER = 3
 #: In how many of the cases that leave the agent alive it is killed afterwards: the store tells the same.
 _RESTARTED = 0.25
 _LISTS = ("ports", "service-ports", "networks", "physical-networks")
@@ -43,6 +43,8 @@ class Operation:
     undo: Sequence[Call]
     prepare: Sequence[Call] = ()
     tidy: Sequence[Call] = ()
+    #: Whether a sample may have it.
+    sampled: bool = True
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ class Matrix:
     def _in_order(self, cases: list[Case]) -> list[Case]:
         """By the seed; first one of each (operation, name of the step, fault), then the repetitions.
 
-        Those of an operation are together, a few at a time: what it needs is prepared once for them.
+        Those of an operation are together, a few at a time: what it needs is prepared once for them. The
+        operations take turns in an order by the seed, each time in another: no run ends before the same.
         """
         order = random.Random(self.seed)
         order.shuffle(cases)
@@ -164,7 +167,12 @@ class Matrix:
         mixed = [case for _, case in sorted(ranked, key=lambda entry: entry[0])]
         block = _TOGETHER * len(self._operations)
         parts = [mixed[start : start + block] for start in range(0, len(mixed), block)]
-        return [case for part in parts for case in sorted(part, key=lambda case: case[0])]
+        turns = [order.sample(list(self._operations), len(self._operations)) for _ in parts]
+        return [
+            case
+            for part, turn in zip(parts, turns, strict=True)
+            for case in sorted(part, key=lambda case: turn.index(case[0]))
+        ]
 
     # -- the cases -------------------------------------------------------------------------------
 
@@ -293,9 +301,10 @@ class Matrix:
         for kind in _LISTS:
             for entry in self.agent.get(f"/v1/{kind}")[1]:
                 identity = entry.get("port_id") or entry.get("network_id") or entry.get("name")
-                found[f"{kind} {identity}"] = entry.get("spec") or {
+                spec = entry.get("spec") or {
                     key: value for key, value in entry.items() if key not in ("findings", "errors", "ports")
                 }
+                found[f"{kind} {identity}"] = (spec, (entry.get("migration") or {}).get("phase"))
         return found
 
 

@@ -136,6 +136,21 @@ def of_ports(calls: Calls, damage: Callable[[], None]) -> list[Operation]:
     ]
 
 
+def of_migrations(calls: Calls) -> list[Operation]:
+    """The phases that change what is forwarded: of a destination, and of a source."""
+
+    def step(phase: str, **fields: Any) -> Call:
+        return calls.call("POST", "/v1/ports/p1:migrate", {"phase": phase, **fields})
+
+    put, delete = calls.put("p1", port_security=_FILTER), calls.delete("p1")
+    prepare, abort = step("prepare", port=calls.spec(port_security=_FILTER)), step("abort")
+    return [
+        Operation("migration: prepare", [prepare], [abort], sampled=False),
+        Operation("migration: activate", [step("activate")], [delete, prepare], [prepare], [delete], False),
+        Operation("migration: leave", [step("leave")], [abort], [put], [delete], False),
+    ]
+
+
 def of_overlays(calls: Calls) -> list[Operation]:
     """A VXLAN network with its first port, and peers that change below it."""
     on_it = calls.put("p1", network={"type": "vxlan", "network_id": "blue"})

@@ -82,6 +82,7 @@ def scene(directory: Path, vlans: bool = False) -> Iterator[Scene]:
             agent,
             [
                 *operations.of_ports(calls, damage),
+                *operations.of_migrations(calls),
                 *operations.of_overlays(calls),
                 *operations.of_physical_networks(calls, storage),
                 *operations.of_service_ports(

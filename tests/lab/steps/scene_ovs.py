@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
@@ -26,16 +28,54 @@ _THEIR_FLOWS = ("priority=7,in_port=theirs-i,actions=drop", "cookie=0x77,priorit
 _DEVICE = "net_af_packet0,iface=nic0,qdisc_bypass=1"
 
 
+@dataclass(frozen=True)
+class OvsHost:
+    """A host whose ``agent`` has one backend on ``ovs``; ``damage`` breaks the port p1 on the host.
+
+    ``wires`` are devices that vswitchd takes, and leaves in another state.
+    """
+
+    ovs: PrivateOvs
+    agent: SteppedAgent
+    calls: operations.Calls
+    wires: Collection[str]
+
+    def state(self) -> host_state.State:
+        return host_state.compared(
+            host_state.of_ovs(self.ovs),
+            host_state.of_links(without=("nic0", *self.wires)),
+            host_state.of_files(self.agent.directory / "vhost", self.agent.directory / "state"),
+            host_state.of_store(self.agent.directory / "state" / "agent.db"),
+        )
+
+    def reset(self) -> None:
+        self.agent.kill()
+        for name in self.ovs.vsctl("list-br").split():
+            if name != "br-theirs":
+                self.ovs.vsctl("del-br", name)
+        shutil.rmtree(self.agent.directory, ignore_errors=True)
+        self.agent.start()
+        status, body = self.calls.put(operations.NEIGHBOUR, 9)()
+        assert status == 200, body
+
+    def damage(self) -> None:
+        name = self.ovs.vsctl("--bare", "--columns=name", "find", "Port", "external_ids:netplugin-port=p1")
+        for each in name.split():
+            self.ovs.vsctl("--if-exists", "del-port", each)
+
+
 @contextmanager
-def scene(directory: Path) -> Iterator[Scene]:
-    """The backend dpdkvhostuser. ``directory`` is short, for sockets."""
+def host(
+    directory: Path,
+    backend: str,
+    options: Mapping[str, Mapping[str, str]],
+    wires: Collection[str] = (),
+    **more: Any,
+) -> Iterator[OvsHost]:
+    """With what others have on it. ``more`` are arguments of the agent."""
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         ovs = stack.enter_context(PrivateOvs(directory / "ovs"))
-        receiver = Receiver()
-        receiver.start()
-        stack.callback(receiver.stop)
-        served = stack.enter_context(service("np-svc", "svc0", "52:54:00:00:05:01", "10.0.0.5"))
         stack.enter_context(_nics())
         for words in _THEIRS:
             ovs.vsctl(*words.split())
@@ -43,53 +83,42 @@ def scene(directory: Path) -> Iterator[Scene]:
         run("ip link set br-theirs up".split())
         for flow in _THEIR_FLOWS:
             ovs.ofctl("add-flow", "br-theirs", flow)
+        groups = {"agent": {"enabled_backends": backend, "operation_timeout": str(OPERATION_S)}, **options}
+        agent = SteppedAgent(directory / "agent", ovs, groups, **more)
+        made = OvsHost(ovs, agent, operations.Calls(agent, backend), wires)
+        stack.enter_context(agent)
+        made.reset()
+        yield made
+
+
+@contextmanager
+def scene(directory: Path) -> Iterator[Scene]:
+    """The backend dpdkvhostuser. ``directory`` is short, for sockets."""
+    with ExitStack() as stack:
+        receiver = Receiver()
+        receiver.start()
+        stack.callback(receiver.stop)
+        served = stack.enter_context(service("np-svc", "svc0", "52:54:00:00:05:01", "10.0.0.5"))
         options = {
-            "agent": {"operation_timeout": str(OPERATION_S)},
             "ovs": {"local_ip": "10.9.0.1"},
             "tasks": {"callback_allow": receiver.url, "callback_timeout": "3"},
         }
-        agent = SteppedAgent(directory / "agent", ovs, options)
-        calls = operations.Calls(agent, "dpdkvhostuser")
-
-        def state() -> host_state.State:
-            return host_state.compared(
-                host_state.of_ovs(ovs),
-                host_state.of_links(without=("nic0",)),
-                host_state.of_files(agent.directory / "vhost", agent.directory / "state"),
-                host_state.of_store(agent.directory / "state" / "agent.db"),
-            )
-
-        def reset() -> None:
-            agent.kill()
-            for name in ovs.vsctl("list-br").split():
-                if name != "br-theirs":
-                    ovs.vsctl("del-br", name)
-            shutil.rmtree(agent.directory, ignore_errors=True)
-            agent.start()
-            status, body = calls.put(operations.NEIGHBOUR, 9)()
-            assert status == 200, body
-
-        stack.enter_context(agent)
-        reset()
-        device = "np" + "x"
-
-        def damage() -> None:
-            name = ovs.vsctl("--bare", "--columns=name", "find", "Port", "external_ids:netplugin-port=p1")
-            ovs.vsctl("--if-exists", "del-port", name.strip() or device)
-
+        made = stack.enter_context(host(directory, "dpdkvhostuser", options))
+        calls = made.calls
         storage = {"bridge": "br-storage", "keep": True, "ovs": {"devices": [_DEVICE]}}
         yield Scene(
             "dpdkvhostuser on OVS-DPDK",
-            agent,
+            made.agent,
             [
-                *operations.of_ports(calls, damage),
+                *operations.of_ports(calls, made.damage),
+                *operations.of_migrations(calls),
                 *operations.of_overlays(calls),
                 *operations.of_physical_networks(calls, storage),
                 *operations.of_service_ports(calls, served.spec("dpdkvhostuser")),
                 *operations.of_callbacks(calls, receiver),
             ],
-            state,
-            reset,
+            made.state,
+            made.reset,
         )
 
 
