@@ -28,7 +28,7 @@ from tests.lab.kernel import CACHE, QUICK_BOOT
 from tests.lab.processes import Daemon, LabError, LabTimeout, tail_of
 from tests.nested import monitor
 from tests.nested.prepare import Parts
-from tests.nested.pulse import Pulse
+from tests.nested.pulse import SILENCE_S, Pulse
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 INSIDE = Path("/run/netplugin-lab-nested")
@@ -138,10 +138,10 @@ class Ends:
 class Machine:
     """A guest that was started."""
 
-    def __init__(self, share: Path, ends: Ends) -> None:
+    def __init__(self, share: Path, ends: Ends, silence_s: float = SILENCE_S) -> None:
         self._share = share
         self._ends = ends
-        self._pulse = Pulse(ends.pulse)
+        self._pulse = Pulse(ends.pulse, silence_s)
         self._received = b""
 
     def receive(self, deadline_s: float) -> dict[str, Any] | None:
@@ -195,14 +195,17 @@ class Machine:
 
 
 @contextmanager
-def started(needs: Needs, parts: Parts, job: Job) -> Iterator[Machine]:
-    """A guest that runs a job, for the time of the block at most."""
+def started(needs: Needs, parts: Parts, job: Job, disk: Path | None = None) -> Iterator[Machine]:
+    """A guest that runs a job, for the time of the block at most.
+
+    With a ``disk`` (an image, virtio's first) it may reboot, and runs the same job again.
+    """
     with shared_directory() as share, _ends() as (ours, theirs):
         (share / JOB).write_text(json.dumps(asdict(job)))
         modules = parts.kernel.load_order(ROOT_MODULES)
         init = init_script(modules, job.command[0])
         (share / INITRD).write_bytes(initramfs.build(parts.kernel, modules, init))
-        args = qemu_args(needs, parts, share, theirs)
+        args = qemu_args(needs, parts, share, theirs, disk)
         environment = parts.emulator.environment
         passed = [each.fileno() for each in (theirs.channel, theirs.pulse, theirs.monitor)]
         qemu = Daemon("qemu", args, share / CONSOLE, environment, pass_fds=passed)
@@ -211,7 +214,8 @@ def started(needs: Needs, parts: Parts, job: Job) -> Iterator[Machine]:
             # QEMU alone has them now: they end with QEMU.
             for each in (theirs.channel, theirs.pulse, theirs.monitor):
                 each.close()
-            yield Machine(share, ours)
+            # While it boots again it has no heartbeat.
+            yield Machine(share, ours, *([BOOT_DEADLINE_S] if disk else []))
         finally:
             qemu.kill()
 
@@ -258,12 +262,13 @@ def _remove_if_left(directory: Path) -> None:
         os.close(lock)
 
 
-def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends) -> list[str]:
-    """QEMU's command line."""
+def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends, disk: Path | None = None) -> list[str]:
+    """QEMU's command line. A reboot ends the guest, unless it has a disk that outlives it."""
     return [
         str(parts.emulator.program),
         *(word for directory in parts.emulator.data for word in ("-L", str(directory))),
-        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-nodefaults", "-no-user-config", "-display", "none"),
+        *(["-drive", f"file={disk},format=raw,if=virtio"] if disk else ["-no-reboot"]),
         # One thread for all CPUs, as a precaution: a few guests of several CPUs with a thread for each
         # stood, and why is not known. It could not be made to happen: of 74 small guests with 2 or 4
         # CPUs on a busy machine none did (95 %: less than 4.9 %).
