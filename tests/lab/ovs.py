@@ -146,8 +146,8 @@ class PrivateOvs(Running):
             )
             if client.status != 0:
                 raise LabError(f"ovs-vswitchd does not come up\n{self.vswitchd.tail()}")
-        if self.options.dpdk and not self.dpdk_initialized:
-            raise LabError(f"DPDK is not initialized\n{self.vswitchd.tail()}")
+        if self.options.dpdk:  # written in a transaction of its own
+            self.vswitchd.wait_for(lambda: self.dpdk_initialized, deadline_s, "DPDK is initialized")
 
     def stop_vswitchd(self) -> None:
         self.vswitchd.stop()

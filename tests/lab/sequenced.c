@@ -84,6 +84,20 @@ static int bound(int kind, struct sockaddr_in own)
     return made;
 }
 
+/* Addresses and ports are those of the run before: its last segment may not be acknowledged yet. */
+static int connected(struct sockaddr_in own, struct sockaddr_in other)
+{
+    for (int left = 300;; left--) {
+        int made = bound(SOCK_STREAM, own);
+        if (!connect(made, (struct sockaddr *)&other, sizeof other))
+            return made;
+        if (!left || (errno != EADDRNOTAVAIL && errno != ECONNREFUSED))
+            fail("connect");
+        close(made);
+        usleep(100000);
+    }
+}
+
 static void send_due(int udp, uint64_t *begun, uint64_t rate)
 {
     uint64_t due = (now(CLOCK_MONOTONIC) - *begun) * rate / 1000000000;
@@ -229,11 +243,11 @@ int main(int count, char **words)
     int udp = bound(SOCK_DGRAM, own);
     if (connect(udp, (struct sockaddr *)&other, sizeof other))
         fail("connect");
-    int tcp = bound(SOCK_STREAM, own);
+    int tcp;
     if (connects) {
-        if (connect(tcp, (struct sockaddr *)&other, sizeof other))
-            fail("connect");
+        tcp = connected(own, other);
     } else {
+        tcp = bound(SOCK_STREAM, own);
         listen(tcp, 1);
         printf("listening\n");
         fflush(stdout);

@@ -64,6 +64,20 @@ class Traveller:
         know_at_peer(self.nic.address, self.nic.mac)
         self.guest.wait_pings(PEER_ADDRESS)
 
+    def renew(self) -> None:
+        """End it wherever it is, with its ports, and boot it again: a test has failed."""
+        for host in (self.home, self.away):
+            host.destroy([self.nic])
+            host.unplug([self.nic])
+        self.guest = self._guest(self.home)
+        self.boot()
+        self.configure()
+
+    def has_lost_memory(self) -> bool:
+        """Whether its rings are no longer as it wrote them: QEMU 7.2 without KVM may not copy a page again
+        that the guest wrote in the first pass of a migration (see ``change_tables`` in sequenced.c)."""
+        return "is not a head" in self.guest.files.console.read_text(errors="replace")
+
     def domain(self, host: Hypervisor) -> Any:
         return host.libvirt.connect().lookupByName(self.nic.vm_id)
 
