@@ -191,6 +191,13 @@ class Migrates(Protocol):
         more (``Intent.follows_guest``). A backend that wakes it in any case has nothing to do.
         """
 
+    def hand_over(self, intents: Sequence[Intent], deadline: float) -> None:
+        """Ask the hosts that wait for these VMs to announce them: their guests have stopped here, and the
+        ports are not closed yet. A backend whose ports are announced in time without it does nothing.
+
+        Raises: as ``announce``.
+        """
+
     @abstractmethod
     def announce(self, intents: Sequence[Intent], deadline: float) -> None:
         """Tell the network that the MACs of these ports are here: by frames that the VM could have sent.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from netplugin.host.usability import Usability
 from netplugin.optional import Extras
 
 LOG = logging.getLogger(__name__)
+_SEND_S = 2.0
 
 
 class BackendPorts:
@@ -96,6 +98,15 @@ class BackendPorts:
                 self.extras.migrates.follow_guest(self.intent(record))
             except Exception as error:  # the next look at the whole host tries it again
                 logged(error, "follow")
+
+    def hand_over(self, records: Sequence[Record]) -> None:
+        """Ask the destinations of ports whose guests have stopped here to announce them."""
+        if not records or self.extras.migrates is None:
+            return
+        try:
+            self.extras.migrates.hand_over(self.intents(records), time.monotonic() + _SEND_S)
+        except Exception as error:  # they announce themselves when the guests run there
+            logged(error, "hand-over")
 
     def save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
         """Save the records. If the store fails (a full disk), save them before any other work.

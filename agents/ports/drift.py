@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.converge import Converged, Stopwatch, converge, faults_of
-from agents.ports.migration import followed, is_news, opens
+from agents.ports.migration import followed, hands_over, is_news, opens
 from agents.ports.operations import LOOK_S
 from agents.ports.orphans import Orphans, findings
 from agents.ports.quarantines import Quarantines
@@ -221,9 +221,9 @@ class Drift:
                 moved[record.port_id] = replace(record, migration=migration)
         if moved:
             self._ports.store.save(moved.values())
-            self._ports.announcer.expect(
-                i for i, r in moved.items() if opens(records[i].migration, r.migration)
-            )
+            before = {i: records[i].migration for i in moved}
+            self._ports.hand_over([r for i, r in moved.items() if hands_over(before[i], r.migration)])
+            self._ports.announcer.expect(i for i, r in moved.items() if opens(before[i], r.migration))
         return moved
 
     def _converge_in_chunks(

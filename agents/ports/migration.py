@@ -122,6 +122,11 @@ def opens(had: Migration | None, has: Migration | None) -> bool:
     return had.is_closed or (had.phase, has.phase) == (_LEAVING, _RETURNED)
 
 
+def hands_over(had: Migration | None, has: Migration | None) -> bool:
+    """Whether the guest has just stopped here, so that the destination may announce the port."""
+    return had is not None and has is not None and (had.phase, has.phase) == (_LEAVING, _LEFT)
+
+
 def is_news(migration: Migration | None, now: datetime) -> bool:
     """Whether the port may have been opened so lately that an agent that was killed then announced it to
     nobody."""

@@ -11,7 +11,7 @@ from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import chosen_sockets, networks, service_ports, sockets, usability
-from drivers.ovs.announce import announce
+from drivers.ovs.announce import announce, hand_over
 from drivers.ovs.apply import Applier
 from drivers.ovs.ports import VHOST_TYPE, port_name
 from drivers.ovs.usability import dpdk_usable
@@ -215,6 +215,9 @@ class DpdkVhostUser(
 
     def announce(self, intents: Sequence[Intent], deadline: float) -> None:
         announce(self._ovs, self.name, intents, deadline)
+
+    def hand_over(self, intents: Sequence[Intent], deadline: float) -> None:
+        hand_over(self._ovs, self.name, intents, deadline)
 
     def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
         self._ovs.follow_connections(self.name, tell)

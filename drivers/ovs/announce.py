@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from netplugin.backend import Intent
-from netplugin.host.announcement import announcement
+from netplugin.host.announcement import announcement, handover
 from netplugin.host.ovs import OvsHost
 
 
 def announce(ovs: OvsHost, backend: str, intents: Sequence[Intent], deadline: float) -> None:
-    """See ``netplugin.optional.Migrates``.
+    """See ``netplugin.optional.Migrates``."""
+    _send(ovs, backend, intents, announcement, deadline)
+
+
+def hand_over(ovs: OvsHost, backend: str, intents: Sequence[Intent], deadline: float) -> None:
+    """See ``netplugin.optional.Migrates``."""
+    _send(ovs, backend, intents, handover, deadline)
+
+
+def _send(
+    ovs: OvsHost, backend: str, intents: Sequence[Intent], frame: Callable[[str], bytes], deadline: float
+) -> None:
+    """Send a frame of each of these VMs.
 
     The frames go through the flows of their ports: the bridge learns the MACs, and uplinks, VXLAN
     peers or the relay VF get them.
@@ -21,6 +33,6 @@ def announce(ovs: OvsHost, backend: str, intents: Sequence[Intent], deadline: fl
         row = ovs.mirror.owned(backend, intent.port_id)
         ofport = row.interface.works_at if row and row.interface else None
         if row is not None and ofport and intent.spec is not None:
-            frames[str(row.bridge)].append((ofport, announcement(intent.spec.mac)))
+            frames[str(row.bridge)].append((ofport, frame(intent.spec.mac)))
     for bridge, those in frames.items():
         ovs.flows.send(bridge, those, deadline)

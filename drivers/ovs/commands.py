@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from drivers.ovs import filters, sockets
-from drivers.ovs.model import base_flows
+from drivers.ovs.model import base_flows, doors
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPort, is_marked
 from drivers.ovs.row_writes import add_port, delete_port, set_port, set_row
 from drivers.ovs.service_ports import index_of
@@ -351,26 +352,32 @@ class SetFilter(FlowChange):
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         beside = self.port.beside
         own, other = ofport(ovs, self.port.name), ofport(ovs, beside.name) if beside else None
-        flows, ports = tuple(self.flows(own, other)), (own,) if own is not None and beside is None else ()
+        bridge = None if self.foreign else ovs.mirror.bridge(self.bridge)
+        open_to = doors(ovs.mirror, bridge, ovs.settings.service_ports) if bridge else ()
+        ports = (own,) if own is not None and beside is None else ()
         return FlowEdit(
             (filters.port_cookie(self.port.port_id),),
-            flows,
+            tuple(self.flows(own, other, open_to)),
             shut=ports if self.port.closed else (),
             opened=ports if self.reopens else (),
         )
 
-    def flows(self, ofport: int | None, other: int | None) -> frozenset[Flow]:
-        """The flows; empty if vswitchd could not create one of the ports."""
+    def flows(self, ofport: int | None, other: int | None, open_to: Iterable[int]) -> frozenset[Flow]:
+        """The flows; empty if vswitchd could not create one of the ports. ``open_to``: ``doors``."""
         port_id, spec = self.port.port_id, self.port.spec
         if ofport is None or (self.port.beside and other is None):
             return frozenset()
         if self.port.closed:
             return filters.closed_flows(port_id, ofport, *(() if other is None else (other,)))
         if other is not None:
-            return filters.relay_flows(port_id, ofport, other, spec)
-        if self.foreign and not spec.port_security.enabled:
-            return filters.foreign_flows(port_id, ofport)
-        return filters.port_flows(port_id, ofport, spec)
+            open_to, flows = (other,), filters.relay_flows(port_id, ofport, other, spec)
+        elif self.foreign and not spec.port_security.enabled:
+            flows = filters.foreign_flows(port_id, ofport)
+        else:
+            flows = filters.port_flows(port_id, ofport, spec)
+        if self.port.follows and not self.foreign:
+            flows |= filters.handover_flows(port_id, ofport, spec, self.port.tag, open_to)
+        return flows
 
     def describe(self) -> str:
         security, beside = self.port.spec.port_security, self.port.beside

@@ -12,8 +12,9 @@ import hashlib
 from collections.abc import Collection, Iterable
 
 from netplugin.api.models import PortSpec, Role
+from netplugin.host.announcement import group_of
 from netplugin.host.flow import COOKIE_MARK, Flow
-from netplugin.host.flow_actions import DROP, NORMAL, output
+from netplugin.host.flow_actions import DROP, NORMAL, POP_VLAN, output, resubmit, set_field, take_as_from
 from netplugin.host.names import link_local
 
 _PORT = 100
@@ -88,6 +89,26 @@ def closed_flows(port_id: str, *ofports: int) -> frozenset[Flow]:
     return frozenset(Flow.make(cookie, _HIGHEST, f"in_port={ofport}", DROP) for ofport in ofports)
 
 
+def handover_flows(
+    port_id: str, ofport: int, spec: PortSpec, tag: int, doors: Iterable[int]
+) -> frozenset[Flow]:
+    """Flows of a port that follows its guest: the bridge announces the VM when the host that it left asks.
+
+    That host's request (``netplugin.host.announcement.handover``) is passed on to a group address, as if
+    this port had received it. So the network has learned where the VM is before it runs, and
+    without the agent or the main loop of vswitchd. ``doors`` are the ports of the bridge that belong to
+    no VM, so no other VM can ask; ``tag`` is the VLAN of the port, 0 without one. Only a broadcast is a
+    request, so two hosts that wait for the VM do not answer each other. (OVS rewrites no field of a
+    RARP's body: ``commit_set_nw_action`` in lib/odp-util.c.)
+    """
+    cookie, target = port_cookie(port_id), "arp_tha=00:00:00:00:00:00"
+    vlan = f"dl_vlan={tag}" if tag else _UNTAGGED
+    asked = f"{_announced(spec.mac)},dl_dst=ff:ff:ff:ff:ff:ff,{target},{vlan}"
+    does = (POP_VLAN if tag else b"") + set_field(f"dl_dst={group_of(spec.mac)}")
+    does += take_as_from(ofport) + resubmit(0)
+    return frozenset(Flow.make(cookie, _HIGHEST, f"in_port={door},{asked}", does) for door in doors)
+
+
 def are_closed(flows: Collection[Flow]) -> bool:
     """Whether these are the flows of a port that is closed."""
     return bool(flows) and all(flow.priority == _HIGHEST and _is_of_port(flow) for flow in flows)
@@ -138,9 +159,7 @@ def _refused(roles: Collection[Role]) -> Iterable[str]:
 def _allowed(spec: PortSpec) -> Iterable[tuple[int, str]]:
     """The permitted frames of the VM, as (priority, match)."""
     security = spec.port_security
-    # QEMU and DPDK's vhost library announce a migrated VM with this RARP.
-    announced = f"rarp,dl_src={spec.mac},arp_op=3,arp_sha={spec.mac},arp_spa=0.0.0.0"
-    yield _ARP, announced
+    yield _ARP, _announced(spec.mac)
     if not security.allowed_addresses:
         yield _PORT, f"dl_src={spec.mac}"
         yield _ARP, f"arp,dl_src={spec.mac},arp_sha={spec.mac}"
@@ -156,6 +175,11 @@ def _allowed(spec: PortSpec) -> Iterable[tuple[int, str]]:
         _PORT,
         f"udp,dl_src={spec.mac},nw_src=0.0.0.0,nw_dst=255.255.255.255,tp_src=68,tp_dst=67",
     )
+
+
+def _announced(mac: str) -> str:
+    """The RARP by which QEMU and DPDK's vhost library announce a migrated VM."""
+    return f"rarp,dl_src={mac},arp_op=3,arp_sha={mac},arp_spa=0.0.0.0"
 
 
 def _ipv4(mac: str, ip: str) -> Iterable[tuple[int, str]]:

@@ -47,7 +47,9 @@ class ObservedOvsBridge:
     #: dropped.
     services: tuple[OvsPort, ...] = ()
     unmanaged: tuple[OvsPort, ...] = ()
-    #: The desired base flows, for the ports that exist now.
+    #: The ports that exist now and whose frames it admits though they are those of no VM.
+    doors: tuple[int, ...] = ()
+    #: The desired base flows, for these.
     wanted_flows: frozenset[Flow] = frozenset()
     #: The observed base flows; None if they were not read.
     flows: frozenset[Flow] | None = None
@@ -149,8 +151,11 @@ def base_flows(
     ``fixed`` are the base flows of a bridge that does not switch. ``services`` are ``[ovs]
     service_ports``.
     """
-    if fixed is not None:
-        return fixed
+    return filters.bridge_flows(doors(mirror, bridge, services)) if fixed is None else fixed
+
+
+def doors(mirror: Mirror, bridge: OvsBridge, services: Collection[str]) -> tuple[int, ...]:
+    """The ports of a bridge of ours that it admits all frames from (``forwards``), sorted."""
     ports = [port for port in mirror.unmanaged_on(bridge) if forwards(port, services)]
     ofports = (interface.works_at for port in ports for interface in port.interfaces)
-    return filters.bridge_flows(ofport for ofport in ofports if ofport)
+    return tuple(sorted(ofport for ofport in ofports if ofport))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from drivers.ovs import chosen_sockets, filters, sockets, usability
-from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows
+from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
@@ -237,6 +237,7 @@ class OvsReader:
             used_by_others=bool(others) or addressed,
             services=tuple(named) if ours and fixed is None else (),
             unmanaged=tuple(p for p in others if fixed is not None or p not in named) if ours else (),
+            doors=doors(mirror, bridge, services) if ours and fixed is None else (),
             wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
             matches_fragments=self._ovs.flows.matches_fragments(name, scope.until())

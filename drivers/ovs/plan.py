@@ -336,7 +336,7 @@ def has_its_flows(port: VhostPort, seen: OvsObservation) -> bool:
     """Whether the observed flows of the port are exactly the desired ones."""
     port_id = port.port_id
     row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
-    flows = _set_filter(port, seen).flows(_works_at(row), _works_at(beside))
+    flows = _set_filter(port, seen).flows(_works_at(row), _works_at(beside), _doors(port, seen))
     return bool(flows) and not port.closed and flows == seen.flows.get(port_id)
 
 
@@ -355,10 +355,15 @@ def _filter(
     change = _set_filter(port, seen)
     if row is None or (port.beside and beside is None):
         return [change]
-    flows = change.flows(_works_at(row), _works_at(beside))
+    flows = change.flows(_works_at(row), _works_at(beside), _doors(port, seen))
     # No flows: vswitchd could not create the port, which is reported as a fault.
     is_open = port.closed and not port.beside and port.port_id not in seen.shut
     return [change] if flows and (is_open or flows != seen.flows.get(port.port_id)) else []
+
+
+def _doors(port: VhostPort, seen: OvsObservation) -> tuple[int, ...]:
+    bridge = seen.bridges.get(port.bridge)
+    return bridge.doors if bridge else ()
 
 
 def _works_at(row: OvsPort | None) -> int | None:

@@ -168,6 +168,8 @@ class VhostPort:
     chosen: Claim | None = None
     #: Whether nothing is forwarded from or to it.
     closed: bool = False
+    #: Whether it is announced at the request of the host that its VM leaves.
+    follows: bool = False
 
     @staticmethod
     def of(backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool) -> VhostPort:
@@ -191,6 +193,7 @@ class VhostPort:
             stamp=intent.stamp,
             chosen=next(filter(is_chosen, intent.claims), None),
             closed=intent.closed,
+            follows=intent.follows_guest,
         )
 
     @property

@@ -9,6 +9,8 @@ from netplugin.host.oxm import BY_NAME, parse_word, port_number
 
 _VENDOR = 0xFFFF
 _NICIRA = 0x2320
+_NXM_IN_PORT = 0x00000002
+_LOAD = struct.Struct(">HHIHHIQ")
 
 
 def output(ofport: int) -> bytes:
@@ -38,12 +40,16 @@ def resubmit(table: int) -> bytes:
     return struct.pack(">HHIHHB3x", _VENDOR, 16, _NICIRA, 14, 0xFFF8, table)
 
 
+def take_as_from(ofport: int) -> bytes:
+    """Go on as if the frame had come from this port (NXAST_REG_LOAD of NXM_OF_IN_PORT)."""
+    return _LOAD.pack(_VENDOR, 24, _NICIRA, 7, 15, _NXM_IN_PORT, ofport)
+
+
 # -- Learned flows. The structures are those of lib/ofp-actions.c. ------------------------------------
 
 TUN_ID, ETH_DST, ETH_SRC, IN_PORT = 0x00012008, 0x00000206, 0x00000406, BY_NAME["in_port"].header
 TUN_IPV4_SRC, TUN_IPV4_DST = BY_NAME["tun_src"].header, BY_NAME["tun_dst"].header
 TUN_IPV6_SRC, TUN_IPV6_DST = BY_NAME["tun_ipv6_src"].header, BY_NAME["tun_ipv6_dst"].header
-_LOAD = struct.Struct(">HHIHHIQ")
 
 
 def learn(

@@ -141,6 +141,7 @@ _ALL = (
     _Field("arp_spa", _oxm(22, 4), _parse_ip4, _show_ip4),
     _Field("arp_tpa", _oxm(23, 4), _parse_ip4, _show_ip4),
     _Field("arp_sha", _oxm(24, 6), _parse_mac, _show_mac),
+    _Field("arp_tha", _oxm(25, 6), _parse_mac, _show_mac),
     _Field("ipv6_src", _oxm(26, 16), _parse_ip6, _show_ip6),
     _Field("icmp_type", _oxm(29, 1), _parse_number, _show_number),  # of ICMPv6
     _Field("nd_target", _oxm(31, 16), _parse_ip6, _show_ip6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from netplugin.host.announcement import announcement, group_of, handover
 from tests.functional.conftest import make_spec
 from tests.functional.hosts_ovs import Host
 from tests.functional.migrate_parts import (
@@ -23,10 +25,13 @@ from tests.functional.migrate_parts import (
 )
 from tests.functional.wired_hosts import PEER, outside, wired_ovs
 from tests.lab.frames_nics import PacketNic, packet_nic, vhost_nics
-from tests.lab.frames_scene import tagged, tunnelled
+from tests.lab.frames_scene import Unwrap, tagged, tunnelled
+from tests.lab.namespaces import entered
 from tests.lab.processes import wait_for
+from tests.lab.switch import SWITCH, VXLAN_PORT
 
 VNI, VLAN = 5001, 100
+SO_NO_CHECK = 11  # <asm-generic/socket.h>
 VXLAN = {"type": "vxlan", "network_id": "blue", "physical_network": None, "vlan_id": None}
 
 
@@ -176,6 +181,79 @@ def test_vxlan_peers_learn_at_once(clean: Site) -> None:
         comes(vm, mover.spec, clean.peer)
 
 
+def passed_on(ear: PacketNic, mac: str, unwrap: Unwrap) -> int:
+    """How many requests of the VM have come since the last look that were passed on."""
+    wanted = bytes.fromhex(group_of(mac).replace(":", "")) + handover(mac)[6:42]
+    frames = (unwrap(each) or b"" for each in ear.received())
+    return sum(each[:42] == wanted for each in frames)
+
+
+def hears_once(ear: PacketNic, mac: str, unwrap: Unwrap) -> None:
+    """It is announced, and an announcement asks for no other."""
+    heard: list[int] = []
+
+    def is_there() -> bool:
+        heard.append(passed_on(ear, mac, unwrap))
+        return heard[-1] > 0
+
+    wait_for(is_there, DEADLINE_S, f"{mac} is announced")
+    assert sum(heard) == 1
+
+
+def in_vlan(sent: bytes) -> bytes:
+    return sent[:12] + b"\x81\x00" + VLAN.to_bytes(2, "big") + sent[12:]
+
+
+def test_a_vm_is_announced_when_the_host_that_it_left_asks(clean: Site) -> None:
+    here, mover, near = clean.host, Side(clean.host.agent, "mover", make_spec(1)), make_spec(2)
+    mac, other = mover.spec["mac"], near["mac"]
+    beside = here.plug("near", near | {"port_security": {"enabled": False}})
+    mover.prepare("auto")
+    with guests(beside) as (neighbour,):
+        here.ovs.wait_connected(beside["binding"]["device"], 90.0)
+        comes(neighbour, near, clean.wire, clean.wire, neighbour)
+        # Not another VM, not of another VM, not on another network.
+        neighbour.send(handover(mac))
+        clean.wire.send(in_vlan(handover(other)))
+        clean.wire.send(handover(mac))
+        comes(neighbour, near, clean.wire)
+        assert passed_on(neighbour, mac, plain) == 0
+        for _ in range(3):
+            clean.wire.send(in_vlan(handover(mac)))
+            hears_once(clean.wire, mac, tagged(VLAN))
+            hears_once(neighbour, mac, plain)
+        # A second host that waits for it, with what the first has passed on.
+        group = bytes.fromhex(group_of(mac).replace(":", ""))
+        clean.wire.send(in_vlan(group + handover(mac)[6:]))
+        clean.wire.send(in_vlan(announcement(mac)))
+        comes(neighbour, near, clean.wire)
+        assert passed_on(clean.wire, mac, tagged(VLAN)) == 0
+    assert here.planned() == []
+    here.agent.kill()
+    here.agent.start()
+    clean.wire.send(in_vlan(handover(mac)))
+    hears_once(clean.wire, mac, tagged(VLAN))
+    mover.step("abort", 204)
+    wait_for(lambda: here.planned() == [], DEADLINE_S, "nothing is left of it")
+
+
+def test_vxlan_peers_learn_when_the_host_that_the_vm_left_asks(clean: Site) -> None:
+    mover = Side(clean.host.agent, "mover", make_spec(3, network=VXLAN))
+    mover.prepare("auto")
+    with entered(SWITCH):
+        peer = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with peer:
+        peer.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)  # no NIC sums for the kernel here
+        peer.bind((PEER, 0))
+        head = b"\x08" + bytes(3) + VNI.to_bytes(3, "big") + b"\0"  # RFC 7348, section 5
+        peer.sendto(head + handover(mover.spec["mac"]), (clean.host.address, VXLAN_PORT))
+        hears_once(clean.peer, mover.spec["mac"], tunnelled(VNI))
+
+
+def asks(ear: PacketNic, mac: str) -> bool:
+    return any((tagged(VLAN)(each) or b"")[:42] == handover(mac)[:42] for each in ear.received())
+
+
 def test_the_agent_follows_the_guest(clean: Site) -> None:
     here = clean.host
     mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
@@ -191,7 +269,9 @@ def test_the_agent_follows_the_guest(clean: Site) -> None:
         assert mover.step("leave", activation="auto")["migration"]["phase"] == "leaving"
         comes(vm, mover.spec, neighbour)
         comes(neighbour, near, vm)
-    wait_for(lambda: mover.phase == "left", DEADLINE_S, "the guest has stopped here")
+        assert not asks(clean.wire, mover.spec["mac"])
+    wait_for(lambda: asks(clean.wire, mover.spec["mac"]), DEADLINE_S, "the guest has stopped here")
+    wait_for(lambda: mover.phase == "left", DEADLINE_S, "the port is closed")
     with guests(prepared, beside) as (vm, neighbour):
         wait_for(lambda: mover.phase == "leaving", DEADLINE_S, "the guest goes on here")
         comes(vm, mover.spec, neighbour)

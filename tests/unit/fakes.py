@@ -73,6 +73,8 @@ class FakeHost:
     guests: dict[str, bool] = field(default_factory=dict)
     #: The ports that were announced, oldest first; each was open then.
     announced: list[str] = field(default_factory=list)
+    #: Those whose destinations were asked to announce them, before they were closed.
+    handed_over: list[str] = field(default_factory=list)
     usability: Usability = field(default_factory=lambda: Usability(True))
     #: Writes to these ports are accepted and not kept.
     forgetful: set[str] = field(default_factory=set)
@@ -184,6 +186,11 @@ class FakeBackend(Backend[Seen]):
 
     def follow_guest(self, intent: Intent) -> None:
         """A test wakes the agent itself."""
+
+    def hand_over(self, intents: Sequence[Intent], deadline: float) -> None:
+        for intent in intents:
+            assert intent.port_id in self.host.ports and intent.port_id not in self.host.shut
+            self.host.handed_over.append(intent.port_id)
 
     def announce(self, intents: Sequence[Intent], deadline: float) -> None:
         for intent in intents:

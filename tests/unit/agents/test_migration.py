@@ -335,8 +335,9 @@ def test_the_agent_follows_guests(world: World) -> None:
     world.done("leave", "auto")
     assert (world.phase, world.look()) == ("leaving", "open")
     world.host.guests["p"] = False
+    assert world.host.handed_over == []
     world.restart()
-    assert (world.phase, world.look()) == ("left", "closed")
+    assert (world.phase, world.look(), world.host.handed_over) == ("left", "closed", ["p"])
     world.host.guests["p"] = True
     world.reconciler.check(["p"])
     assert (world.phase, world.look()) == ("leaving", "open")

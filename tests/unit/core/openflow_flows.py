@@ -6,7 +6,7 @@ import itertools
 import struct
 
 from drivers.dpdkvhostuser import tunnels
-from drivers.ovs.filters import bridge_flows, foreign_flows, port_flows, relay_flows
+from drivers.ovs.filters import bridge_flows, foreign_flows, handover_flows, port_flows, relay_flows
 from netplugin.api.models import NetworkSpec, PortSpec
 from netplugin.backend import Overlay
 from netplugin.host import openflow_messages as m
@@ -44,6 +44,8 @@ def of_filters() -> set[Flow]:
     for number, security in enumerate(EVERY_MODE, 1):
         flows |= port_flows(f"p{number}", number, spec_of(**security))
         flows |= relay_flows(f"r{number}", 100 + number, 200 + number, spec_of(**security))
+    for tag in (0, 7):
+        flows |= handover_flows(f"h{tag}", 300 + tag, spec_of(), tag, [0xFFFE, 400 + tag])
     return flows
 
 

@@ -152,7 +152,7 @@ class Model:
                 names = (each.name if each else None for each in (change.port, change.port.beside))
                 own, other = (self._ofport(change.bridge, name) for name in names)
                 self.drop(change.bridge, filters.port_cookie(change.port.port_id))
-                self.bridges[change.bridge].flows |= change.flows(own, other)
+                self.bridges[change.bridge].flows |= change.flows(own, other, self._doors(change.bridge))
             case c.SetBridgeFlows():
                 self.drop(change.bridge, COOKIE_MARK)
                 assert change.fixed == self.layout.base.get(change.bridge)
@@ -272,6 +272,7 @@ class Model:
             nics=self.nics,
             used_by_others=any(_is_strangers(p) for p in unmanaged.values())
             or bool(self.underlay and self.underlay.device == name),
+            doors=self._doors(name) if bridge.ours else (),
             wanted_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
             matches_fragments=bridge.matches_fragments if whole else None,
@@ -302,11 +303,14 @@ class Model:
         )
 
     def _wanted_flows(self, name: str) -> frozenset[Flow]:
+        return self.layout.base.get(name, filters.bridge_flows(self._doors(name)))
+
+    def _doors(self, name: str) -> tuple[int, ...]:
         if name in self.layout.base:
-            return self.layout.base[name]
+            return ()
         ports = [p for p in self.bridges[name].ports.values() if not p.owner]
         trusted = [p for p in ports if forwards(p, self.settings.service_ports)]
-        return filters.bridge_flows(i.works_at for p in trusted for i in p.interfaces if i.works_at)
+        return tuple(sorted(i.works_at for p in trusted for i in p.interfaces if i.works_at))
 
     def _set(
         self,
