@@ -13,7 +13,7 @@ from tests.long.trend import Trend, trend
 #: What a figure may grow over the time that is judged; of others nothing. Resident memory has the gaps
 #: between what is in use, and what malloc counts has the freed pieces that each thread keeps at hand.
 BOUNDS = {
-    "RSS, MB": 1.5,
+    "RSS, MB": 1.0,
     "malloc, MB": 0.5,
     "blocks, k": 2.0,
     "descriptors": 1.0,
