@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from drivers.ovs import commands as c
 from drivers.ovs.commands import FlowChange, FlowEdit, RowChange
 from drivers.ovs.pace import Pace
-from drivers.ovs.ports import policer_refused
+from drivers.ovs.ports import VhostPort, policer_refused
 from drivers.ovs.usability import keeps_old_actions
 from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.backend import Applied, Change, chosen_name
@@ -81,6 +81,8 @@ class Applier:
         #: Whether datapath flows may still have old actions; initially true, because a killed agent
         #: may have left some.
         self._purge_due = True
+        #: Bridges with a port that has left its VLAN since the last purge.
+        self._retagged: set[str] = set()
         self._pace = Pace()
         #: The flows that the last ``apply`` read back, by bridge and cookie.
         self.read: dict[str, dict[int, list[Flow]]] = {}
@@ -93,7 +95,9 @@ class Applier:
         of_files = [each for each in changes if isinstance(each, c.SocketChange)]
         _write_files([each for each in of_files if each.before_rows], failed)
         _refuse_devices(changes, failed)
-        by_purge = [each for each in changes if isinstance(each, c.PurgeDatapath) or self._retags(each)]
+        retags = [each for each in changes if isinstance(each, c.SetPort) and self._retags(each.port)]
+        by_purge = [*(each for each in changes if isinstance(each, c.PurgeDatapath)), *retags]
+        self._retagged |= {each.port.bridge for each in retags}
         self._purge_due |= bool(by_purge)
         self._write_rows(changes, deadline, failed, of_networks)
         self._wait_for_mtu(changes, failed, deadline)
@@ -278,12 +282,10 @@ class Applier:
         port = self._ovs.mirror.port(name)
         return bool(port and port.interface and port.interface.link_state == "up")
 
-    def _retags(self, change: Change) -> bool:
+    def _retags(self, wanted: VhostPort) -> bool:
         """Whether a port leaves a VLAN, in which the datapath may go on forwarding its frames."""
-        if not isinstance(change, c.SetPort):
-            return False
-        port = self._ovs.mirror.port(change.port.name)
-        return port is not None and port.tag != change.port.tag
+        port = self._ovs.mirror.port(wanted.name)
+        return port is not None and port.tag != wanted.tag
 
     def _purge_if_due(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
         """``changes``: those that are not in effect before the purge."""
@@ -295,11 +297,22 @@ class Applier:
                 self._fail(changes, error, failed)
 
     def _purge(self, deadline: float) -> None:
-        """Purge once: it covers all bridges of the host. A failure is planned again until it succeeds."""
-        if keeps_old_actions(self._ovs.mirror.root):
+        """Purge once: it covers all bridges of the host. A failure is planned again until it succeeds.
+
+        OVS forgets the MACs of a port that leaves a VLAN, but a revalidator that is at work learns them
+        again from the flow that it has (``revalidate_ukey``, ofproto/ofproto-dpif-upcall.c), and ``NORMAL``
+        sends to the port of a MAC whatever the VLAN of that port is. The purge ends the flows, so what is
+        forgotten after it stays so.
+        """
+        sockets = self._ovs.settings.sockets
+        if self._retagged or keeps_old_actions(self._ovs.mirror.root):
             self._ovs.purge_failed = True
             until = max(deadline, time.monotonic() + _PURGE_S)
-            appctl(self._ovs.settings.sockets, "revalidator/purge", deadline=until)
+            appctl(sockets, "revalidator/purge", deadline=until)
+            for bridge in sorted(self._retagged):
+                if self._ovs.mirror.bridge(bridge) is not None:
+                    appctl(sockets, "fdb/flush", bridge, deadline=until)
+        self._retagged.clear()
         self._ovs.purge_failed = self._purge_due = False
 
     def _bundle(
