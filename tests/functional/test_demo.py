@@ -93,7 +93,9 @@ def test_the_demo_pings_and_searches_over_each_backend() -> None:
     assert NOTHING in output
 
 
-@pytest.mark.parametrize("step", ["A private OVS-DPDK", "two guests boot", "trial 1.1"])
+@pytest.mark.parametrize(
+    "step", ["A private OVS-DPDK", "two guests boot", pytest.param("trial 1.1", marks=pytest.mark.long)]
+)
 def test_an_interrupted_demo_leaves_nothing(step: str) -> None:
     with demo() as running:
         assert running.stdout is not None

@@ -217,6 +217,9 @@ def test_a_mirror_is_kept_as_it_would_be_read(server: PrivateOvs, wanted: list[l
             if number is not None:
                 wait_for(lambda n=number: kept.root.next_cfg == n, PATIENCE_S, "the notice")  # type: ignore[misc]
         with ovsdbapp(server) as peer:
+            # It is ready with the first that it is sent, which may be an older state and its changes later.
+            last = peer.db_get("Open_vSwitch", ".", "next_cfg")
+            wait_for(lambda: last.execute(check_error=True) == kept.root.next_cfg, PATIENCE_S, "all is read")
             assert of_ours(kept) == of_ovsdbapp(peer)
         with connected(server) as read:
             assert everything(kept) == everything(read)
