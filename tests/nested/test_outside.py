@@ -154,6 +154,7 @@ def read(path: Path) -> bytes:
         return b""  # it ended
 
 
+@pytest.mark.long  # three guests, and a minute and a half
 def test_each_outcome_in_guests_is_one_outside(tmp_path: Path) -> None:
     """The first guest has no heartbeat from the fifth test on; the second ends in the sixth."""
     with outer(tmp_path, TESTS) as running:
