@@ -150,12 +150,14 @@ def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
 
 
 def _ports(mirror: Mirror) -> tuple[OvsPortLive, ...]:
-    return tuple(
+    """By name: the database sends rows in an order of its own each time."""
+    ports = (
         OvsPortLive(i.name, port.name, i.type, i.mtu, port.bond_mode)
         for port in mirror.ports()
         for i in port.interfaces
         if i.type.startswith(_POLLED)
     )
+    return tuple(sorted(ports, key=lambda port: port.name))
 
 
 def _pmd(mirror: Mirror, sockets: OvsSockets) -> Fact[PmdState]:

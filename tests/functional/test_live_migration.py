@@ -6,6 +6,7 @@ platform does then, the guest is reached on exactly one side, and nothing is lef
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from tests.bench.live_migration import BACKENDS, booted, moved_under_traffic, row
 from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND
 from tests.lab.mishaps import Mishap, Moment, Victim, assert_one_side, kill, moving, recover
+from tests.lab.processes import LabError
 from tests.lab.traveller import Traveller, Way
 from tests.lab.two_hosts import two_hosts
 
@@ -84,16 +86,17 @@ def _kills() -> Iterator[object]:
 
 
 def attempted(traveller: Traveller, case: Callable[[], None]) -> None:
-    """Do it, and again if QEMU's emulation of a CPU has spoilt it. The next case has a VM in any case."""
+    """Do it, and again if the guest has lost memory, which is told. The next case has a VM in any case."""
     for left in reversed(range(TRIES)):
         try:
             case()
             return
-        except Exception:
+        except (AssertionError, LabError, libvirt.libvirtError) as failed:
             again = left and traveller.has_lost_memory()
             traveller.renew()
             if not again:
                 raise
+            warnings.warn(f"once more, for the guest had lost memory: {failed}", stacklevel=1)
 
 
 @pytest.mark.parametrize(("traveller", "way", "mishap"), list(_kills()), indirect=["traveller"])

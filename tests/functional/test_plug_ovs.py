@@ -213,7 +213,10 @@ def test_delete_leaves_nothing_and_may_be_said_again(ovs: PrivateOvs, agent: Pri
 
 @contextmanager
 def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
-    """Every state in which a row of Port ever was, as the database reported to a monitor."""
+    """Every state in which a row of Port ever was, as the database reported to a monitor.
+
+    Reports come in the order of the transactions: what went before the last bridge has been seen with it.
+    """
     seen: list[dict[str, Any]] = []
     monitor = subprocess.Popen(
         [
@@ -231,14 +234,17 @@ def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
     )
     try:
         yield seen
-    finally:
-        monitor.terminate()
+        ovs.vsctl("--no-wait", "add-br", "br-last")
         assert monitor.stdout is not None
-        for line in monitor.stdout:
+        while "br-last" not in {row["name"] for row in seen}:
+            line = monitor.stdout.readline()
+            assert line, "the monitor has ended"
             for row in json.loads(line)["data"]:
                 _, action, name, tag, mode = row
                 seen.append({"action": action, "name": name, "tag": tag, "vlan_mode": mode})
-        monitor.wait(60)
+    finally:
+        monitor.kill()
+        monitor.communicate(timeout=60)
 
 
 def test_no_port_is_ever_without_its_tag(ovs: PrivateOvs, agent: PrivateAgent) -> None:

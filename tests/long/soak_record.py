@@ -14,7 +14,7 @@ from tests.long.trend import Trend, trend
 #: between what is in use, and what malloc counts has the freed pieces that each thread keeps at hand.
 BOUNDS = {
     "RSS, MB": 1.0,
-    "malloc, MB": 0.5,
+    "malloc, MB": 0.25,
     "blocks, k": 2.0,
     "descriptors": 1.0,
     "threads": 0.5,

@@ -26,9 +26,10 @@ def test_libraries_and_open_vswitch_are_unpacked_and_programs_of_others_are_not(
 
 
 def test_an_apt_of_one_suite_knows_no_other_and_no_installed_package(tmp_path: Path) -> None:
-    PrivateApt(tmp_path / "apt", apt.sources(["http://packages.example/debian"], "forky"))
+    mirror = (tmp_path / "debian").as_uri()
+    PrivateApt(tmp_path / "apt", apt.sources([mirror], "forky"))
     (source,) = (tmp_path / "apt/sources.list.d").iterdir()
-    assert source.read_text().endswith(" http://packages.example/debian forky main\n")
+    assert source.read_text().endswith(f" {mirror} forky main\n")
     settings = (tmp_path / "apt/apt.conf").read_text()
     assert 'Dir::Etc::sourcelist "/dev/null";' in settings and 'Dir::State::status "/dev/null";' in settings
 

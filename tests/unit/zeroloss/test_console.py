@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from tests.unit.zeroloss.stand_ins import Change, console
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_QUIET_S", 0.1)
+    monkeypatch.setattr(module, "_CAREFUL_S", 0.5)
     monkeypatch.setattr(module, "_AGAIN_S", 0.5)
 
 
@@ -152,6 +154,31 @@ def test_a_password_that_is_wrong_or_missing(described: ConsoleMachine) -> None:
         described.password_file.write_text("other")
         with pytest.raises(MachineError, match="rejects root and its password"):
             Console(described, time.monotonic() + 30)
+
+
+def _slowly(data: bytes) -> bytes:
+    """As a busy VM prints: a while after what it was sent."""
+    time.sleep(0.2)
+    return data
+
+
+def test_a_slow_vm_is_given_time_for_each_prompt(described: ConsoleMachine) -> None:
+    """An empty line sent meanwhile would be the password."""
+    with machine(described, from_vm=_slowly) as vm:
+        assert vm.run(["echo", "there"]) == "there\n"
+
+
+def test_a_log_in_that_another_user_had_begun(described: ConsoleMachine) -> None:
+    with console(Path(described.path)):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(described.path)
+            other.sendall(b"root\n")
+            received = b""
+            while b"Password:" not in received:
+                received += other.recv(4096)
+        vm = Console(described, time.monotonic() + 30)
+        assert vm.run(["echo", "there"]) == "there\n"
+        vm.close()
 
 
 def test_a_console_that_is_not_there(described: ConsoleMachine) -> None:

@@ -35,6 +35,11 @@ from netplugin_zeroloss.machines.contract import (
 
 #: A prompt is complete if nothing follows it for so many seconds.
 _QUIET_S: Final = 0.3
+#: A VM has so many seconds to say something after what it was sent: an empty line that comes too early is
+#: taken for the password.
+_PATIENCE_S: Final = 10.0
+#: What ``_QUIET_S`` is after a log-in that was rejected: no prompt of before is answered again.
+_CAREFUL_S: Final = 3.0
 #: An answer that does not come is requested again after so many seconds.
 _AGAIN_S: Final = 5.0
 #: Seconds beyond those of a command, for a slow console.
@@ -46,6 +51,7 @@ _TRIES: Final = 3
 #: Characters a line; a terminal keeps no more than 4,095 of one.
 _CHUNK: Final = 512
 _ANSI: Final = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
+_PASSWORD: Final = ("assword:", "asswort:")
 _READY: Final = re.compile(r"^zl-ready (/\S+) *\n", re.MULTILINE)
 _ANSWER: Final = re.compile(r"zl ((\d+) (\d+|\?) \.(\S*) \.(\S*)) ([0-9a-f]{16})")
 #: Sent as one line to the shell, which may echo it: no marker occurs in it as it is printed. Lines that it
@@ -143,36 +149,43 @@ class Console(Machine):
 
     def _log_in(self, deadline: float) -> str:
         """Come from any state of the console to the loop. Raises: MachineError."""
-        path, asked = self._description.path, 0
+        path, patience, quiet = self._description.path, 0.0, _QUIET_S
+        named = asked = False  # it has our name, our password
         while True:
             if found := _READY.search(self._received):
                 self._received = self._received[found.end() :]
                 return found[1]
-            if self._read(_QUIET_S):
+            if self._read(quiet):
                 continue
             seen = self._received.rstrip()
             last = seen.rpartition("\n")[2]
-            if "Login incorrect" in seen or asked > 1:
-                raise MachineError(f"{path}: the VM rejects {self._description.user} and its password")
             if time.monotonic() > deadline:
                 raise MachineError(f"{path}: no shell on it in time; its last words:\n{seen[-300:]}")
+            if asked and ("Login incorrect" in seen or last.endswith(_PASSWORD)):
+                if quiet == _CAREFUL_S:
+                    raise MachineError(f"{path}: the VM rejects {self._description.user} and its password")
+                # A slow VM may have printed two prompts, of which the first was answered: once more.
+                named, asked, quiet, self._received = False, False, _CAREFUL_S, last
+                continue
             if last.endswith("login:"):
-                self._answer_prompt(self._description.user)
-            elif last.endswith(("assword:", "asswort:")):
-                asked += 1
-                self._answer_prompt(self._password())
+                named, answer = True, self._description.user
+            elif last.endswith(_PASSWORD):
+                # Without our name it is the prompt of another user of the console.
+                asked, answer = named, self._password() if named else ""
             elif last.endswith(("#", "$")):
-                self._answer_prompt(f"exec sh -c '{_LOOP}'")
+                answer = f"exec sh -c '{_LOOP}'"
             elif last == "zl-loop":
-                self._answer_prompt("bye")  # of a run that was killed
+                answer = "bye"  # of a run that was killed
+            elif time.monotonic() < patience:
+                continue
             else:
                 # Only this: a boot loader takes letters for commands.
                 self._send("")
                 self._read(1.0)
-
-    def _answer_prompt(self, text: str) -> None:
-        self._received = ""
-        self._send(text)
+                continue
+            self._received = ""
+            self._send(answer)
+            patience = time.monotonic() + _PATIENCE_S
 
     def _password(self) -> str:
         file = self._description.password_file
