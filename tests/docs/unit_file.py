@@ -17,3 +17,8 @@ def settings(path: Path = UNIT) -> dict[str, list[str]]:
         if equals and not line.startswith(("#", "[")):
             found.setdefault(name, []).extend(value.split())
     return found
+
+
+def environment() -> dict[str, str]:
+    """What the unit adds to the agent's environment."""
+    return dict(word.split("=", 1) for word in settings()["Environment"])

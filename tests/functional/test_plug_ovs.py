@@ -177,15 +177,15 @@ def test_all_ports_of_a_vlan_change_in_one_transaction(ovs: PrivateOvs, agent: P
         status, body = agent.call("POST", "/v1/ports:retag", wanted)
         assert status == 200 and {r["status"] for r in body["results"]} == {200}
         assert len(body["results"]) == 80
-    assert _transactions(ovs) == before + 2, "ours, and vswitchd's that it has it (cur_cfg)"
-    tags = {row["name"]: row["tag"] for row in rows(ovs, "Port", "name", "tag")}
-    assert {tags[device_name(VHOST, f"p{n}")] for n in range(80)} == {200}
-    assert tags[device_name(VHOST, "other")] == 7
+        assert _transactions(ovs) == before + 2, "ours, and vswitchd's that it has it (cur_cfg)"
+        tags = {row["name"]: row["tag"] for row in rows(ovs, "Port", "name", "tag")}
+        assert {tags[device_name(VHOST, f"p{n}")] for n in range(80)} == {200}
+        assert tags[device_name(VHOST, "other")] == 7
+        assert rows(ovs, "Interface", "name", "ofport") == ofports
+        assert ovs.ofctl("dump-flows", "br-phys1", "--no-stats") == flows, "filters do not depend on the VLAN"
+        assert agent.call("POST", "/v1/ports:retag", wanted) == (200, {"results": []})
+        assert _transactions(ovs) == before + 2 and planned(agent) == []
     assert not [row for row in seen if row["action"] == "delete"], "no port was made again"
-    assert rows(ovs, "Interface", "name", "ofport") == ofports
-    assert ovs.ofctl("dump-flows", "br-phys1", "--no-stats") == flows, "filters do not depend on the VLAN"
-    assert agent.call("POST", "/v1/ports:retag", wanted) == (200, {"results": []})
-    assert _transactions(ovs) == before + 2 and planned(agent) == []
 
 
 def test_what_cannot_change_live_is_a_conflict_that_says_what(ovs: PrivateOvs, agent: PrivateAgent) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.docs.unit_file import environment
 from tests.lab import preloaded
 from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
@@ -77,8 +78,8 @@ class PrivateAgent(Running):
         ``netns`` is the network namespace it runs in, and is called in. ``capabilities`` are all that
         it has of root's (``tests.docs.unit_file`` has the systemd unit's).
 
-        ``as_installed``: started as operators start it, imports and all; the others are forks of one
-        that has imported (``preloaded``). ``env``: more of its environment, of one started so.
+        ``as_installed``: started as operators start it, imports, environment and all; the others are
+        forks of one that has imported (``preloaded``). ``env``: more of its environment, of one started so.
 
         ``ready`` false: a host on which the agent will not be ready.
         """
@@ -121,7 +122,9 @@ class PrivateAgent(Running):
         if as_installed:
             if capabilities is not None:
                 args = with_capabilities(capabilities, args)
-            self.daemon = Daemon("netplugin-agent", within(netns, args), self.log, env)
+            self.daemon = Daemon(
+                "netplugin-agent", within(netns, args), self.log, environment() | dict(env or {})
+            )
         else:
             self.daemon = _Preloaded("netplugin-agent", args, self.log, netns, capabilities)
 

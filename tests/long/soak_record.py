@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from tests.long.trend import Trend, trend
 
 #: What a figure may grow over the time that is judged; of others nothing. Resident memory has the gaps
-#: between what is in use, and what malloc counts has the freed pieces that each thread keeps at hand.
+#: between what is in use.
 BOUNDS = {
     "RSS, MB": 1.0,
     "malloc, MB": 0.25,
