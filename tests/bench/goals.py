@@ -134,11 +134,11 @@ def _open_loop_at_50(run: Run, figure: str) -> Series | None:
 
 
 def _open_loop(run: Run) -> float | None:
-    series = _open_loop_at_50(run, "plug")
+    series = _open_loop_at_50(run, f"plug, {names.PLUGS}")
     found = quantile(series.samples, 0.99) if series else None
     return found.value if found else None
 
 
 def _refused(run: Run) -> float | None:
-    series = _open_loop_at_50(run, "refused")
+    series = _open_loop_at_50(run, f"refused, {names.PLUGS}")
     return sum(series.samples) if series else None

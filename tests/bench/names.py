@@ -14,3 +14,5 @@ RECOVERY = "recovery"
 LINUXBRIDGE = "linuxbridge"
 
 ALL = (RESOURCES, ONE_PORT, DEFAULT_LOG, TOGETHER, OPEN_LOOP, FROM_NOTHING, START, RECOVERY, LINUXBRIDGE)
+#: The kinds of open loop: nothing is unplugged, or as much as is plugged.
+PLUGS, TURNOVER = KINDS = "plugs", "turnover"

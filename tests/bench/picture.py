@@ -66,10 +66,10 @@ def _over_ports(run: Run) -> _Panel:
 
 def _over_rates(run: Run) -> _Panel:
     lines: _Lines = {}
-    for series in run.of(names.OPEN_LOOP, "plug"):
+    for series in run.of(names.OPEN_LOOP, f"plug, {names.PLUGS}"):
         for share in (0.5, 0.99, 0.999):
             _add(lines, f"p{share * 100:g}", series.rate or 0, series, share)
-    ports = next((series.ports for series in run.of(names.OPEN_LOOP, "plug")), 0)
+    ports = next((series.ports for series in run.of(names.OPEN_LOOP, f"plug, {names.PLUGS}")), 0)
     # An agent that cannot keep up answers a hundred times later than one that can.
     return _Panel(f"Open loop with {ports} ports", "plugs a second", lines, "log")
 

@@ -23,7 +23,8 @@ class Sizes:
     starts: int
     #: How often vswitchd is killed with all ports.
     recoveries: int
-    #: Seconds of open loop by the rate of plugs, and the ports that are there already.
+    #: Seconds of open loop by the rate of plugs, and the ports that are there already: with all that are
+    #: plugged no more than OVS takes.
     open_loop_s: Mapping[float, float]
     open_loop_ports: int
     #: Turns on Linux bridges, by the number of ports that are there already.
@@ -41,7 +42,7 @@ FULL = Sizes(
     many=1000,
     starts=5,
     recoveries=3,
-    open_loop_s={1: 20, 10: 20, 25: 20, 50: 60, 100: 20},
+    open_loop_s={1: 20, 10: 20, 25: 20, 50: 10, 100: 5},
     open_loop_ports=500,
     bridge_turns={0: 100, 100: 50},
     idle_s=10,

@@ -136,14 +136,16 @@ def _together(run: Run) -> str:
 
 def _open_loop(run: Run) -> str:
     rows = []
-    for series in run.of(names.OPEN_LOOP, "plug"):
+    found = [(each, kind) for kind in names.KINDS for each in run.of(names.OPEN_LOOP, f"plug, {kind}")]
+    for series, kind in found:
         ports, rate = series.ports, series.rate
-        refused = run.find(names.OPEN_LOOP, "refused", "agent", ports, series.addresses, rate)
-        stall = run.find(names.OPEN_LOOP, "longest stall", "ovs-vswitchd", ports, rate=rate)
-        unplug = run.find(names.OPEN_LOOP, "unplug", "agent", ports, rate=rate)
+        refused = run.find(names.OPEN_LOOP, f"refused, {kind}", "agent", ports, series.addresses, rate)
+        stall = run.find(names.OPEN_LOOP, f"longest stall, {kind}", "ovs-vswitchd", ports, rate=rate)
+        unplug = run.find(names.OPEN_LOOP, f"unplug, {kind}", "agent", ports, rate=rate)
         rows.append(
             [
                 f"{series.rate:g}",
+                "as many" if kind == names.TURNOVER else "none",
                 f"{series.ports:,}",
                 str(len(series.samples)),
                 *(_shown(quantile(series.samples, share)) for share in (0.5, 0.99, 0.999)),
@@ -154,6 +156,7 @@ def _open_loop(run: Run) -> str:
         )
     head = [
         "plugs/s",
+        "unplugs",
         "ports",
         "answers",
         "p50 ms",

@@ -51,6 +51,7 @@ def _fill(ovs: PrivateOvs, count: int) -> None:
         ovs.vsctl(*args[1:], timeout=120)
 
 
+@pytest.mark.long
 def test_the_1025th_vhost_port(ovs: PrivateOvs) -> None:
     _fill(ovs, MAX_SOCKETS - 2)
     with PrivateAgent(BASE / "agent", ovs) as agent:

@@ -72,6 +72,7 @@ def written(plan: TuningPlan, facts: Facts, path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_strictest_profile_of_the_linter_has_nothing_to_say(ovs: PrivateOvs, tmp_path: Path) -> None:
     facts, live = this_machine(ovs)
     here = make_plan(facts, HostIntent(pmd_cores=1, realtime=True), live)

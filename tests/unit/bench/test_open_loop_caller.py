@@ -9,15 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 from tests.bench.arrivals import outcome, poisson
-from tests.bench.open_loop_caller import OpenLoop
+from tests.bench.names import PLUGS, TURNOVER
+from tests.bench.open_loop_caller import OpenLoop, port_of
 from tests.lab.processes import wait_for
 
 TIMES = poisson(200, 0.2, seed=1)
 
 
 class Agent(ThreadingHTTPServer):
-    """Has ports; refuses those of which ``refuses`` has the id. ``held`` stops all PUTs until it is set."""
+    """Has ports; refuses those of which ``refuses`` has the id. ``held`` stops all PUTs until it is set,
+    ``kept`` all DELETEs."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -26,6 +30,8 @@ class Agent(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.refuses = refuses
         self.ports: set[str] = set()
+        self.kept = threading.Event()
+        self.kept.set()
         self.come: list[str] = []
         self.seen: list[str] = []
         self.held = threading.Event()
@@ -49,6 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"state": "active"})
 
     def do_DELETE(self) -> None:
+        self.server.kept.wait()
         self.server.ports.remove(self.path.rsplit("/", 1)[1])
         self._answer(204, None)
 
@@ -78,7 +85,7 @@ def served(agent: Agent) -> Iterator[int]:
 def test_each_call_is_made_once_and_its_port_is_removed() -> None:
     agent = Agent(refuses=frozenset({"open3", "open7"}))
     with served(agent) as port:
-        loop = OpenLoop(port, "dpdkvhostuser", until=60)
+        loop = OpenLoop(port, "dpdkvhostuser", TURNOVER, until=60)
         loop.run(TIMES)
     assert sorted(agent.seen) == sorted(f"open{n}" for n in range(len(TIMES)))
     assert agent.ports == set()
@@ -94,7 +101,7 @@ def test_calls_do_not_wait_for_each_other() -> None:
     agent = Agent()
     agent.held.clear()
     with served(agent) as port:
-        loop = OpenLoop(port, "dpdkvhostuser", until=60)
+        loop = OpenLoop(port, "dpdkvhostuser", TURNOVER, until=60)
         thread = threading.Thread(target=loop.run, args=(TIMES,))
         thread.start()
         wait_for(lambda: len(agent.come) == len(TIMES), 20, "all calls are made")
@@ -107,11 +114,36 @@ def test_calls_do_not_wait_for_each_other() -> None:
     assert latest >= (TIMES[-1] - TIMES[0]) * 1e3
 
 
+def test_plugs_do_not_wait_for_removals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which there are fewer connections than ports."""
+    monkeypatch.setattr("tests.bench.open_loop_caller.CONNECTIONS", 8)
+    agent = Agent()
+    agent.kept.clear()
+    with served(agent) as port:
+        loop = OpenLoop(port, "dpdkvhostuser", TURNOVER, until=60)
+        thread = threading.Thread(target=loop.run, args=(TIMES,))
+        thread.start()
+        wait_for(lambda: len(agent.ports) == len(TIMES), 20, "all ports are made")
+        agent.kept.set()
+        thread.join()
+    assert agent.ports == set()
+    assert len(outcome(loop.calls).removals_ms) == len(TIMES)
+
+
+def test_ports_stay_without_turnover() -> None:
+    agent = Agent()
+    with served(agent) as port:
+        loop = OpenLoop(port, "dpdkvhostuser", PLUGS, until=60)
+        loop.run(TIMES)
+    assert agent.ports == {port_of(number) for number in range(len(TIMES))}
+    assert outcome(loop.calls).removals_ms == ()
+
+
 def test_nobody_answers() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         nobody = probe.getsockname()[1]
-    loop = OpenLoop(nobody, "dpdkvhostuser", until=60)
+    loop = OpenLoop(nobody, "dpdkvhostuser", TURNOVER, until=60)
     loop.run(TIMES)
     assert outcome(loop.calls).refused == {"no answer": len(TIMES)}
 
@@ -119,7 +151,7 @@ def test_nobody_answers() -> None:
 def test_calls_whose_time_is_over_are_not_made() -> None:
     agent = Agent()
     with served(agent) as port:
-        loop = OpenLoop(port, "dpdkvhostuser", until=0.0)
+        loop = OpenLoop(port, "dpdkvhostuser", TURNOVER, until=0.0)
         loop.run(TIMES)
     assert agent.seen == []
     assert outcome(loop.calls).refused == {"no answer": len(TIMES)}

@@ -34,8 +34,8 @@ def measured(factor: float = 1.0) -> Run:
     record.add(names.FROM_NOTHING, "longest stall", 200.0 * factor, way="ovs-vswitchd", ports=1000)
     record.add(names.LINUXBRIDGE, "plug", *[20.0 * factor] * times, ports=0, addresses=1)
     record.add(names.RESOURCES, "RSS", 70.0 * factor, ports=1000, unit="MB")
-    record.add(names.OPEN_LOOP, "plug", *[100.0 * factor] * times, ports=500, addresses=1, rate=50)
-    record.add(names.OPEN_LOOP, "refused", factor - 1, ports=500, addresses=1, rate=50, unit="")
+    record.add(names.OPEN_LOOP, "plug, plugs", *[100.0 * factor] * times, ports=500, addresses=1, rate=50)
+    record.add(names.OPEN_LOOP, "refused, plugs", factor - 1, ports=500, addresses=1, rate=50, unit="")
     return run_of(record)
 
 
