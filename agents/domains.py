@@ -43,7 +43,7 @@ from netplugin.libvirt.domain import (
 from netplugin.libvirt.interfaces import Element, fragments
 from netplugin.libvirt.pins import Placement
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Cpus
+from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.placing.capacity import (
     Held,
     HostCapacity,
@@ -176,8 +176,8 @@ class Domains:
             if keep and placement != before:
                 self._store.placements.save(vm_id, placement)
 
-    def _planned(self) -> Scene:
-        scene = self._view.scene()
+    def _planned(self, facts: Facts, live: Live) -> Scene:
+        scene = self._view.scene(facts, live)
         if scene.plan is None:
             raise Conflict(
                 "policy.pin and policy.realtime place a VM by the host's plan, and it has none",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, OperationTimeout
@@ -29,7 +30,11 @@ _LOOK_PART = 0.5
 
 
 class HostView:
-    """Reads the host on every call, without a cache. Use it from the event loop only through ``within``."""
+    """Reads the host for every call, without a cache. Use it from the event loop only through ``within``.
+
+    Calls that wait at the same time share one read, which begins after all of them: none gets an answer
+    from before it asked, and none waits for more than two reads.
+    """
 
     def __init__(
         self,
@@ -46,7 +51,12 @@ class HostView:
         self._libvirt_uri = libvirt_uri
         self._root = root
         # A single thread: reads that hang must not use up the threads of the event loop.
-        self._thread = ThreadPoolExecutor(1, "host")
+        self._reads = ThreadPoolExecutor(1, "host")
+        # Apart from the reads: what has been read is not held up by the next read.
+        self._looks = ThreadPoolExecutor(1, "plan")
+        self._lock = Lock()
+        #: A read that has not begun.
+        self._next: Future[tuple[Facts, Live]] | None = None
 
     @classmethod
     def read(cls, conf: Any) -> HostView:
@@ -55,14 +65,16 @@ class HostView:
         within_s = max(_LOOK_S, _LOOK_PART * conf.agent.operation_timeout)
         return cls(intent, OvsSockets.read(conf), conf[GROUP].libvirt_uri, within_s=within_s)
 
-    async def within(self, look: Callable[[], T]) -> T:
-        """Run ``look`` (a method of this object) in a thread and return its result.
+    async def within(self, look: Callable[[Facts, Live], T]) -> T:
+        """Read the host, run ``look`` (such as a method of this object) on it in a thread, return its result.
 
         Raises: OperationTimeout if it takes too long; what ``look`` raises.
         """
-        begun = asyncio.get_running_loop().run_in_executor(self._thread, look)
         try:
-            return await asyncio.wait_for(begun, self._within_s)
+            async with asyncio.timeout(self._within_s):
+                # Shielded: others may wait for the same read.
+                facts, live = await asyncio.shield(asyncio.wrap_future(self._shared_read()))
+                return await asyncio.get_running_loop().run_in_executor(self._looks, look, facts, live)
         except TimeoutError:
             raise OperationTimeout(
                 f"the host could not be read within {self._within_s:g} s",
@@ -72,8 +84,21 @@ class HostView:
             ) from None
 
     def close(self) -> None:
-        """Stop the thread without waiting for a read in progress."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads without waiting for a read in progress."""
+        self._reads.shutdown(wait=False, cancel_futures=True)
+        self._looks.shutdown(wait=False, cancel_futures=True)
+
+    def _shared_read(self) -> Future[tuple[Facts, Live]]:
+        """The read that begins next."""
+        with self._lock:
+            if self._next is None:
+                self._next = self._reads.submit(self._begun)
+            return self._next
+
+    def _begun(self) -> tuple[Facts, Live]:
+        with self._lock:
+            self._next = None
+        return self.facts()
 
     def facts(self) -> tuple[Facts, Live]:
         from netplugin.tuning.read import read_facts
@@ -82,31 +107,28 @@ class HostView:
 
         return read_facts(self._root or Root()), read_live(self._ovs_sockets, self._libvirt_uri)
 
-    def state(self) -> HostState:
+    def state(self, facts: Facts, live: Live) -> HostState:
         from netplugin.tuning.output.text import as_json
 
-        facts, live = self.facts()
         return HostState(facts=as_json(facts), live=as_json(live))
 
-    def scene(self) -> Scene:
-        """Facts, daemons and plan, read at one time; no plan without ``[host] pmd_cores``.
+    def scene(self, facts: Facts, live: Live) -> Scene:
+        """Facts, daemons and plan; no plan without ``[host] pmd_cores``.
 
         Raises: HostError as ``make_plan``, and Conflict if the host cannot satisfy ``[host]``.
         """
         from netplugin.tuning.checks.scene import Scene
 
-        facts, live = self.facts()
         try:
             plan = self._plan(facts, live)
         except InvalidRequest as wrong:
             raise Conflict(f"[host] {wrong.detail}", step="plan", fix=wrong.fix) from wrong
         return Scene(facts, live, plan)
 
-    def planned_or_not(self) -> Scene:
+    def planned_or_not(self, facts: Facts, live: Live) -> Scene:
         """As ``scene``, but without a plan if the host cannot satisfy ``[host]``."""
         from netplugin.tuning.checks.scene import Scene
 
-        facts, live = self.facts()
         try:
             plan = self._plan(facts, live)
         except NetpluginError:
@@ -119,7 +141,7 @@ class HostView:
 
         return make_plan(facts, self._intent, live) if self._intent else None
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self, facts: Facts, live: Live) -> tuple[Finding, ...]:
         """The findings about the host.
 
         The one with the id ``plan`` says which CPUs are for VMs, or why there is no plan; without ``[host]
@@ -128,7 +150,6 @@ class HostView:
         from netplugin.tuning.checks import check
         from netplugin.tuning.checks.scene import Scene
 
-        facts, live = self.facts()
         try:
             plan = self._plan(facts, live)
         except NetpluginError as impossible:

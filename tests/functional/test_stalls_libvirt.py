@@ -12,6 +12,8 @@ from tests.functional.test_placed_guest import PLAN, template
 from tests.lab.hypervisor import BRIDGE_BACKEND, Hypervisor, Nic
 from tests.lab.processes import wait_for
 
+#: Calls of each kind at a time: more than could each have a read of the host of its own in their time.
+CALLERS = 5
 #: More than the agent takes to read a host on which a daemon says nothing, in seconds.
 ANSWER_S, SOON_S = 90.0, 60.0
 NIC, OTHER = Nic(BRIDGE_BACKEND, 1), Nic(BRIDGE_BACKEND, 2)
@@ -51,7 +53,9 @@ class Asking:
     def __init__(self, host: Hypervisor) -> None:
         self._host = host
         self.answers: list[tuple[int, Any]] = []
-        self._callers = [threading.Thread(target=self._ask, args=call, daemon=True) for call in asking()]
+        self._callers = [
+            threading.Thread(target=self._ask, args=call, daemon=True) for call in CALLERS * asking()
+        ]
         for each in self._callers:
             each.start()
 

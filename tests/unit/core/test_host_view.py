@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from agents import main
 from agents.host import HostView
 from netplugin import options
 from netplugin.api.client import Client
-from netplugin.api.errors import OperationTimeout
+from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.intent import HostIntent
 from tests.unit.agent import DEADLINE_S, agent, served_agent, view_of
@@ -56,7 +59,7 @@ def test_the_machine_is_checked_too(
 
 def test_the_cpus_of_vms_are_a_finding(tmp_path: Path) -> None:
     view = view_of(tree(load("published")), tmp_path, HostIntent(pmd_cores=8, vm_cores=4))
-    [plan] = [finding for finding in view.findings() if finding.id == "plan"]
+    [plan] = [finding for finding in view.findings(*view.facts()) if finding.id == "plan"]
     assert (plan.status, plan.fix) == ("ok", None) and plan.found.endswith("are for VMs")
 
 
@@ -87,6 +90,86 @@ def test_a_file_that_hangs_costs_its_deadline_and_no_more(tmp_path: Path) -> Non
             assert client.backends()[0].usable, "all else goes on"
         finally:
             answers.set()
+
+
+class Slow(HostView):
+    """Each read ends when the test lets it; it has the number of the read as the name of OVS's version."""
+
+    def __init__(self, view: HostView) -> None:
+        super().__init__(None, view._ovs_sockets, "", view._root)
+        self._answer = super().facts()
+        self.begun, self.go_on = 0, threading.Semaphore(0)
+
+    def facts(self) -> tuple[Facts, Live]:
+        self.begun += 1
+        number = self.begun
+        assert self.go_on.acquire(timeout=DEADLINE_S)
+        facts, live = self._answer
+        return facts, replace(live, versions={"read": str(number)})
+
+
+def number_of(_: Facts, live: Live) -> int:
+    return int(live.versions["read"])
+
+
+def test_calls_that_wait_share_one_read_that_begins_after_them(tmp_path: Path) -> None:
+    view = Slow(view_of(SMALL, tmp_path))
+
+    async def calls() -> None:
+        first = asyncio.create_task(view.within(number_of))
+        await until(lambda: view.begun == 1)
+        others = [asyncio.create_task(view.within(number_of)) for _ in range(20)]
+        gone = asyncio.create_task(view.within(number_of))
+        await asyncio.sleep(0)
+        gone.cancel()  # whoever hangs up takes the read from nobody
+        view.go_on.release()
+        assert await first == 1
+        await until(lambda: view.begun == 2)
+        late = asyncio.create_task(view.within(number_of))
+        await asyncio.sleep(0)
+        view.go_on.release()
+        assert await asyncio.gather(*others) == [2] * 20
+        view.go_on.release()
+        assert await late == 3, "not from before it asked"
+        assert gone.cancelled() and view.begun == 3
+
+    try:
+        asyncio.run(calls())
+    finally:
+        view.close()
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not done():
+            await asyncio.sleep(0.005)
+
+
+def test_a_read_that_fails_fails_those_that_share_it_alone(tmp_path: Path) -> None:
+    class Fails(Slow):
+        def facts(self) -> tuple[Facts, Live]:
+            facts, live = super().facts()
+            if self.begun == 2:
+                raise HostError("not to be read", step="host")
+            return facts, live
+
+    view = Fails(view_of(SMALL, tmp_path))
+
+    async def calls() -> None:
+        first = asyncio.create_task(view.within(number_of))
+        await until(lambda: view.begun == 1)
+        others = [asyncio.create_task(view.within(number_of)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for _ in range(3):
+            view.go_on.release()
+        found = await asyncio.gather(first, *others, return_exceptions=True)
+        assert found[0] == 1 and all(isinstance(each, HostError) for each in found[1:])
+        assert await view.within(number_of) == 3
+
+    try:
+        asyncio.run(calls())
+    finally:
+        view.close()
 
 
 @pytest.mark.parametrize(
