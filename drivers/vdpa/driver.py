@@ -1,4 +1,4 @@
-"""The vdpa backend: OVS-DPDK connects a VM's vhost-user port to a VF of the pool."""
+"""The vdpa backend: OVS-DPDK connects a VM to a VF of the pool, or (mode ``vduse``) to a network's bridge."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any, ClassVar
 
 from drivers.ovs import chosen_sockets, networks, sockets
 from drivers.ovs.commands import AddBeside, RemoveBeside
+from drivers.vdpa import vduse_plan
 from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.model import (
     BACKEND,
     Mode,
     VdpaObservation,
     check_mode,
+    claim_vduse,
     lacks_native,
+    lacks_vduse,
     mode_for_new,
     mode_of,
     mode_on_host,
@@ -25,6 +28,9 @@ from drivers.vdpa.model import (
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
 from drivers.vdpa.switch import Switch
+from drivers.vdpa.vduse_binding import vduse_binding
+from drivers.vdpa.vduse_commands import DeviceChange, VduseHost
+from drivers.vdpa.vduse_commands import apply as apply_devices
 from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
@@ -65,11 +71,12 @@ from netplugin.optional import (
     HasFindings,
     HasVfs,
     NeedsClaims,
+    OffersFeatures,
     UsesPhysicalNetworks,
 )
 
 #: Changes that affect neither OVS's database nor its flows.
-_ELSEWHERE = (VfChange, DetachVf)
+_ELSEWHERE = (VfChange, DetachVf, DeviceChange)
 
 
 class Vdpa(
@@ -79,6 +86,7 @@ class Vdpa(
     HasVfs[VdpaObservation],
     HasFindings[VdpaObservation],
     HasFacts,
+    OffersFeatures,
     UsesPhysicalNetworks[VdpaObservation],
 ):
     """See ``netplugin.backend.Backend``."""
@@ -92,6 +100,7 @@ class Vdpa(
         needs_shared_memory=True,
         virtual_functions=True,
         port_names=True,
+        vdpa_devices=True,
     )
     # It leaves ``keep`` to dpdkvhostuser, which shares the bridges of physical networks with it.
     network_parts: ClassVar[Mapping[str, bool]] = {"ovs": False, "sriov": False}
@@ -106,8 +115,9 @@ class Vdpa(
         *,
         kernel: VfKernel | None = None,
         switch: Switch | None = None,
+        vduse: VduseHost | None = None,
     ) -> None:
-        """``kernel`` and ``switch``: models of the host, for tests; None for the real ones."""
+        """``kernel``, ``switch`` and ``vduse``: models of the host, for tests; None for the real ones."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._option: str = conf[GROUP].mode
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
@@ -117,6 +127,7 @@ class Vdpa(
             assert host is not None
             switch = Switch(host.ovs)
         self._switch = switch
+        self._vduse = vduse or VduseHost()
         #: The settings of OVS that the last observation was made with.
         self._observed_with = switch.settings
 
@@ -133,29 +144,52 @@ class Vdpa(
 
     def probe(self) -> Usability:
         usable = self._switch.usable()
+        if usable.usable and self._mode is Mode.VDUSE:
+            return lacks_vduse(self._switch.root) or self._vduse.usability()
         if usable.usable and self._mode is Mode.NATIVE:
             usable = lacks_native(self._switch.root) or usable
         elif usable.usable:
             usable = no_pci(self._switch.root) or usable
         return self._pool.kernel.usability(for_dpdk=True) if usable.usable else usable
 
+    def offered(self) -> Features:
+        """What a new port may have."""
+        if self._mode is Mode.VDUSE:
+            return self.features.model_copy(update={"max_queues": 1, "virtual_functions": False})
+        return self.features.model_copy(update={"vdpa_devices": False})
+
     def validate(self, spec: PortSpec) -> None:
         """Features that depend on the port's mode are checked with its claim."""
         super().validate(spec)
-        chosen_sockets.check(self._switch.settings, spec)
-        networks = {device.network for device in self._pool.kernel.devices}
-        name = spec.network.physical_network
-        if name not in networks:
-            raise unknown_network(name, "[sriov] devices", networks)
+        settings = self._switch.settings
+        chosen_sockets.check(settings, spec)
+        of_vfs, name = self._vf_networks, str(spec.network.physical_network)
+        if self._mode is Mode.VDUSE and name not in of_vfs | settings.bridge_mappings.keys():
+            raise unknown_network(name, "[ovs] bridge_mappings", settings.bridge_mappings)
+        # A port in mode ``vduse`` stays although new ones get another.
+        if name not in of_vfs and not (self._has_vduse() and name in settings.bridge_mappings):
+            raise unknown_network(name, "[sriov] devices", of_vfs)
         check_vlan_qos(spec)
+
+    def _has_vduse(self) -> bool:
+        """Whether there are ports in mode ``vduse``, or new ones get it."""
+        return self._mode is Mode.VDUSE or bool(self._vduse.look())
+
+    @property
+    def _vf_networks(self) -> frozenset[str]:
+        return frozenset(device.network for device in self._pool.kernel.devices)
 
     def claims(
         self, intent: Intent, observed: VdpaObservation, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
         assert intent.spec is not None
         row, beside = (m.get(intent.port_id) for m in (observed.ovs.rows, observed.ovs.beside))
-        mode = mode_of(intent) or mode_on_host(row, beside) or self._mode
-        check_mode(intent.spec, mode, self._switch.settings.bridge_mappings)
+        mode = mode_of(intent) or mode_on_host(row, beside, observed.vduse_directory) or self._mode
+        of_vfs = None if claim_of(intent) else self._vf_networks
+        here = observed.ovs.bridges.get(str(row.bridge)) if row else None
+        check_mode(intent.spec, mode, self._switch.settings.bridge_mappings, of_vfs, here)
+        if mode is Mode.VDUSE:
+            return (claim_vduse(intent, taken), *claim_name(intent, taken))
         had = vf_on_host(row, beside)
         # If a VF keeps its kernel driver, only OVS's rows show that OVS uses it.
         used = {Claim(KIND, d): name for d, name in observed.devices.items() if d != had}
@@ -219,6 +253,9 @@ class Vdpa(
         }
 
     def binding(self, intent: Intent) -> Binding:
+        """Raises: HostError if the device of a port in mode ``vduse`` is not there now."""
+        if mode_of(intent) is Mode.VDUSE:
+            return self._binding_of_vduse(intent)
         claim, mode = claim_of(intent), mode_of(intent)
         assert intent.spec is not None and claim is not None and mode is not None
         row = self._switch.row(intent.port_id)
@@ -241,6 +278,13 @@ class Vdpa(
                 **place(remembered(claim)),
             }
         )
+
+    def _binding_of_vduse(self, intent: Intent) -> Binding:
+        assert intent.spec is not None
+        network = str(intent.spec.network.physical_network)
+        row, mapped = self._switch.row(intent.port_id), self._switch.settings.bridge_mappings.get(network)
+        device = self._vduse.device(vduse_plan.vduse_name(intent.port_id))
+        return vduse_binding(intent, device, row.bridge if row else mapped, hugepages=self._guest_hugepages)
 
     # -- reading and changing the host ------------------------------------------------------------
 
@@ -268,18 +312,33 @@ class Vdpa(
     ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
         self._observed_with = self._switch.settings
-        ovs, word, devices = self._switch.look(ports, deadline, after_apply=after_apply)
+        ovs, word, devices = self._switch.look(
+            ports, deadline, networks=self._has_vduse(), after_apply=after_apply
+        )
         start = time.monotonic()
         inventory = look()
         timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}
         marked = dict.fromkeys(ovs.beside, ObservedPort())
         marked |= {i: ObservedPort(stamp=row.stamp) for i, row in ovs.rows.items()}
         return VdpaObservation(
-            marked, ovs, inventory, word, devices, timings_ms=timings, store_mark=ovs.store_mark
+            marked,
+            ovs,
+            inventory,
+            word,
+            devices,
+            # First the process, then what it may have done meanwhile.
+            vduse_pending=self._vduse.pending(),
+            vduse=self._vduse.look(),
+            vduse_directory=str(self._vduse.directory),
+            timings_ms=timings,
+            store_mark=ovs.store_mark,
         )
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
-        """Apply VF changes before OVS changes; skip the OVS changes of ports whose VF failed."""
+        """Apply changes of VFs and vDPA devices before and after those of OVS, as they say.
+
+        The rest of the changes of a port that failed are skipped.
+        """
         start = time.monotonic()
         of_vfs = [change for change in changes if isinstance(change, VfChange)]
         failed: dict[str, NetpluginError]
@@ -288,10 +347,27 @@ class Vdpa(
         for change in changes:
             if isinstance(change, DetachVf) and (error := self._let_go(change, deadline)):
                 failed.update({port: error.for_port(port) for port in change.ports})
+        device_ms = self._apply_devices(changes, failed, deadline, before_rows=True)
         rest = [c for c in changes if not isinstance(c, _ELSEWHERE) and not _hopeless(c, failed)]
         done = self._switch.apply(rest, deadline)
-        timings = {**done.timings_ms, "vf": vf_ms}
-        return Applied({**done.failed, **failed}, timings, unfit, done.of_networks)
+        failed = {**done.failed, **failed}
+        device_ms += self._apply_devices(changes, failed, deadline, before_rows=False)
+        timings = {**done.timings_ms, "vf": vf_ms, "vdpa-device": device_ms}
+        return Applied(failed, timings, unfit, done.of_networks)
+
+    def _apply_devices(
+        self,
+        changes: Sequence[Change],
+        failed: dict[str, NetpluginError],
+        deadline: float,
+        *,
+        before_rows: bool,
+    ) -> float:
+        """Apply the changes of vDPA devices, add to ``failed``, and return the milliseconds it took."""
+        start = time.monotonic()
+        own = [c for c in changes if isinstance(c, DeviceChange) and c.before_rows is before_rows]
+        failed.update(apply_devices(self._vduse, [c for c in own if not _hopeless(c, failed)], deadline))
+        return (time.monotonic() - start) * 1e3
 
     def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
         try:
@@ -310,6 +386,7 @@ class Vdpa(
 
     def close(self) -> None:
         self._pool.close()
+        self._vduse.close()
 
 
 def _hopeless(change: Change, failed: Mapping[str, NetpluginError]) -> bool:

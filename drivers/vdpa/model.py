@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -11,17 +11,28 @@ from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.mapping import bridge_of, unmapped
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.ports import RelayVfPort, VhostPort
-from drivers.ovs.sockets import socket_path
+from drivers.ovs.sockets import path_of, socket_path
+from drivers.vdpa.vduse_devices import VduseDevice
+from drivers.vdpa.vduse_processes import DeviceStep
+from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory
 from drivers.vf.ledger import Use
 from drivers.vf.memory import remembered
 from drivers.vf.plan import claim_of
-from netplugin.api.errors import Unsupported
+from netplugin.api.errors import Conflict, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec, Qos, VfOptions
-from netplugin.backend import Intent, Observation, unknown_network
-from netplugin.host.names import RELAY, VHOST, device_name
+from netplugin.backend import (
+    NOBODY,
+    Change,
+    Claim,
+    Intent,
+    Observation,
+    unknown_network,
+)
+from netplugin.host.names import RELAY, VDUSE, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
+from netplugin.host.ovs_versions import has_vduse
 from netplugin.host.usability import Usability
 
 # -- The observed state of the host. -----------------------------------------------------------------
@@ -36,11 +47,34 @@ class VdpaObservation(Observation):
     word: VswitchdFacts = field(default_factory=lambda: VswitchdFacts(OvsRoot()))
     #: Devices that any interface of OVS names, with the interface.
     devices: Mapping[str, str] = field(default_factory=dict)
+    #: VDUSE devices and vDPA devices of our names, by name.
+    vduse: Mapping[str, VduseDevice] = field(default_factory=dict)
+    #: The step on such a device that the kernel has not finished; none can be made before.
+    vduse_pending: DeviceStep | None = None
+    #: Where VDUSE devices are.
+    vduse_directory: str = "/dev/vduse"
 
 
-# -- The two modes that join a VM's vhost-user port to its VF, and the choice of a port's mode. ---
-# The mode is saved in the claim on the VF, in the same transaction as the intent, and never changes
-# during the life of the port: not when OVS is replaced, and not when the option is changed.
+@dataclass(frozen=True)
+class Steps:
+    """What one port needs, as the plan of its mode says: the plan of the backend joins those of all ports.
+
+    ``wish``: the desired rows. ``leaves``: its rows are removed. ``before`` and ``after``: the changes of
+    its VF or vDPA device, made before and after those of OVS.
+    """
+
+    wish: VhostPort | None = None
+    leaves: bool = False
+    before: tuple[Change, ...] = ()
+    after: tuple[Change, ...] = ()
+    refused: NetpluginError | None = None
+    kept: NetpluginError | None = None
+
+
+# -- The modes of a port, and the choice of a port's mode. ------------------------------------------
+# The mode is saved in the claim on the VF or on the name of the VDUSE device, in the same transaction as
+# the intent, and never changes during the life of the port: not when OVS is replaced, and not when the
+# option is changed.
 
 
 _NOTE = "mode"
@@ -49,15 +83,18 @@ NATIVE_TYPE = "dpdkvdpa"
 
 
 class Mode(StrEnum):
-    """How frames travel between the VM and its VF."""
+    """How frames travel between the VM and its network."""
 
     #: The VF is a DPDK port of OVS, and two flows join it to the VM's port. Works with any OVS-DPDK.
     RELAY = "relay"
     #: One ``dpdkvdpa`` port relays frames; the VF's representor is on the network's bridge.
     NATIVE = "native"
+    #: OVS serves a vDPA device of the kernel, on the network's bridge. Needs no VF.
+    VDUSE = "vduse"
 
     @property
     def use(self) -> Use:
+        """How a VF is used: in mode ``vduse`` there is none."""
         return Use.REPRESENTED if self is Mode.NATIVE else Use.EMBEDDED
 
     @property
@@ -73,18 +110,39 @@ def mode_for_new(option: str, root: OvsRoot) -> Mode:
     return Mode(option)
 
 
+#: The kind of claim that holds the name of a port's VDUSE device.
+VDUSE_KIND = "vduse"
+
+
 def mode_of(intent: Intent) -> Mode | None:
     """Return the mode of a port from its claim; None without a claim."""
-    claim = claim_of(intent)
-    return Mode(claim.memory[_NOTE]) if claim else None
+    claims = (claim for claim in intent.claims if claim.kind in (KIND, VDUSE_KIND))
+    return next((Mode(claim.memory[_NOTE]) for claim in claims), None)
 
 
-def mode_on_host(row: OvsPort | None, beside: OvsPort | None) -> Mode | None:
+def mode_on_host(
+    row: OvsPort | None, beside: OvsPort | None, vduse_directory: str = "/dev/vduse"
+) -> Mode | None:
     """Return the mode of a port from its OVS rows, for ports whose claim was lost with the store."""
     interface = row.interface if row else None
+    if row is not None and (path_of(row) or "").startswith(f"{vduse_directory}/"):
+        return Mode.VDUSE
     if interface is not None and interface.type == NATIVE_TYPE:
         return Mode.NATIVE
     return Mode.RELAY if interface is not None or beside is not None else None
+
+
+def claim_vduse(intent: Intent, taken: Mapping[Claim, str]) -> Claim:
+    """Claim the name of a port's VDUSE device, which follows from its id. Raises: Conflict."""
+    claim = Claim(VDUSE_KIND, device_name(VDUSE, intent.port_id), Mode.VDUSE.notes)
+    holder = taken.get(claim, NOBODY)
+    if holder not in (NOBODY, intent.port_id):
+        raise Conflict(
+            f"the name {claim.key} of the VDUSE device is that of port {holder}",
+            step="claim",
+            fix="choose another port id",
+        )
+    return claim
 
 
 def lacks_native(root: OvsRoot) -> Usability | None:
@@ -96,6 +154,18 @@ def lacks_native(root: OvsRoot) -> Usability | None:
         f"this OVS has no interface type {NATIVE_TYPE}, which native mode needs",
         "install the NIC vendor's OVS that has it; or, for new ports, set [vdpa] mode = relay",
         "iface-types",
+    )
+
+
+def lacks_vduse(root: OvsRoot) -> Usability | None:
+    """Return why this OVS has no VDUSE; None if it may have it: its interface types do not tell."""
+    if not root.ovs_version or has_vduse(root.version):
+        return None
+    return Usability(
+        False,
+        f"OVS {root.ovs_version} has no VDUSE, which mode vduse needs",
+        "install OVS 3.5 or newer; or, for new ports, set [vdpa] mode = relay",
+        "ovs-version",
     )
 
 
@@ -187,20 +257,62 @@ def vf_on_host(row: OvsPort | None, beside: OvsPort | None) -> str | None:
 # -- Checks of a port request against the limits of software vDPA, before anything is stored. -----
 
 
-def check_mode(spec: PortSpec, mode: Mode, bridge_mappings: Mapping[str, str]) -> None:
-    """Refuse what a port in this mode does not support. Raises: Unsupported, InvalidRequest."""
-    refusals = _of_native(spec) if mode is Mode.NATIVE else _of_relay(spec)
-    for asked, why, fix in refusals:
+def check_mode(
+    spec: PortSpec,
+    mode: Mode,
+    bridge_mappings: Mapping[str, str],
+    vf_networks: Collection[str] | None,
+    here: ObservedOvsBridge | None = None,
+) -> None:
+    """Refuse what a port in this mode does not support.
+
+    ``vf_networks``: those that have VFs; None for a port that has one. ``here``: the bridge that it is on.
+
+    Raises: Unsupported, InvalidRequest.
+    """
+    for asked, why, fix in _REFUSALS[mode](spec):
         if asked:
             raise Unsupported(f"backend vdpa in {mode} mode: {why}", step="validate", fix=fix)
     name = str(spec.network.physical_network)
-    if mode is Mode.NATIVE and name not in bridge_mappings:
+    if mode is not Mode.VDUSE and vf_networks is not None and name not in vf_networks:
+        raise unknown_network(name, "[sriov] devices", vf_networks)
+    # A live port stays on the bridge of its network if that is taken out of the option.
+    stays = mode is Mode.VDUSE and here is not None and here.mark == name
+    if mode is not Mode.RELAY and name not in bridge_mappings and not stays:
         raise unknown_network(name, "[ovs] bridge_mappings", bridge_mappings)
+
+
+def _of_vduse(spec: PortSpec) -> list[tuple[bool, str, str]]:
+    """There is no VF and no socket, and the kernel makes such devices with one queue pair only."""
+    return [
+        (
+            spec.queues > 1,
+            "the kernel makes a VDUSE device with one queue pair",
+            "ask with queues 1, or for the backend dpdkvhostuser",
+        ),
+        (
+            spec.vf != VfOptions(),
+            "the port has no VF",
+            "ask without vf, or set [vdpa] mode = relay for new ports",
+        ),
+        (
+            spec.vhost_user_socket is not None or spec.qemu_user is not None,
+            "the port has no vhost-user socket: libvirt opens its device as root",
+            "ask without vhost_user_socket and qemu_user",
+        ),
+    ]
+
+
+_NO_DEVICE = (
+    "it has no vDPA device of the kernel",
+    "ask without attachment, or set [vdpa] mode = vduse for new ports",
+)
 
 
 def _of_relay(spec: PortSpec) -> list[tuple[bool, str, str]]:
     others = [a.mac for a in spec.port_security.allowed_addresses if a.mac not in (None, spec.mac)]
     return [
+        (spec.attachment is not None, *_NO_DEVICE),
         (
             bool(others),
             "its VF takes frames for the port's own MAC only",
@@ -218,6 +330,7 @@ def _of_native(spec: PortSpec) -> list[tuple[bool, str, str]]:
     """In switchdev mode, settings belong to the VF's representor, and OVS can make only some of them."""
     plain = VfOptions(pci_address=spec.vf.pci_address)
     return [
+        (spec.attachment is not None, *_NO_DEVICE),
         (
             spec.qos != Qos(),
             "rates are not available: no OVS that has the type could be tried",
@@ -229,3 +342,10 @@ def _of_native(spec: PortSpec) -> list[tuple[bool, str, str]]:
             "ask with nothing but pci_address in vf",
         ),
     ]
+
+
+_REFUSALS: Mapping[Mode, Callable[[PortSpec], list[tuple[bool, str, str]]]] = {
+    Mode.RELAY: _of_relay,
+    Mode.NATIVE: _of_native,
+    Mode.VDUSE: _of_vduse,
+}

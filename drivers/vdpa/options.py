@@ -1,4 +1,7 @@
-"""Options of the vdpa backend. Its NICs are those of ``[sriov] devices``: both share one pool."""
+"""Options of the vdpa backend. Its NICs are those of ``[sriov] devices``: both share one pool.
+
+In mode ``vduse`` it needs none: its networks are those of ``[ovs] bridge_mappings``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ OPTIONS = [
             ("auto", "native if this OVS has the interface type dpdkvdpa, else relay"),
             ("relay", "two flows join the VF and the vhost-user port; works with any OVS-DPDK"),
             ("native", "one port of type dpdkvdpa, which only the OVS of some NIC vendors has"),
+            (
+                "vduse",
+                "OVS 3.5 or newer serves a vDPA device of the kernel, which QEMU opens; needs no VF and no "
+                "[sriov] devices",
+            ),
         ],
         help="The mode of new ports. A port keeps the mode that it was created with.",
     ),

@@ -1,8 +1,9 @@
-"""Plan the changes from the observed state of OVS and the VFs to the desired one. Pure.
+"""Plan the changes from the observed to the desired state: each port in its mode, and OVS for all. Pure.
 
-To a VM: first the VF's attributes and driver, then the rows, then the flows; a port without flows passes
-no traffic. Back to the host: the rows and flows are removed, a read-back confirms that OVS has released
-the VF (if not, DPDK is asked to detach it), and a later round restores the VF.
+A port in mode ``vduse`` is planned in ``vduse_plan``, one on a VF here. To a VM: first the VF's attributes
+and driver, then the rows, then the flows; a port without flows passes no traffic. Back to the host: the rows
+and flows are removed, a read-back confirms that OVS has released the VF (if not, DPDK is asked to detach it),
+and a later round restores the VF.
 """
 
 from __future__ import annotations
@@ -23,7 +24,17 @@ from drivers.ovs.plan import (
     port_refusal,
 )
 from drivers.ovs.ports import VhostPort
-from drivers.vdpa.model import LAYOUT, Mode, VdpaObservation, lacks_native, mode_of, wanted
+from drivers.vdpa import vduse_plan
+from drivers.vdpa.model import (
+    LAYOUT,
+    Mode,
+    Steps,
+    VdpaObservation,
+    lacks_native,
+    mode_of,
+    mode_on_host,
+    wanted,
+)
 from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from drivers.vf.memory import locate, remembered
@@ -54,39 +65,58 @@ class DetachVf(Change):
 
 
 def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObservation) -> Plan:
-    """See ``netplugin.backend.Backend.plan``."""
-    vfs: list[Change] = []
-    wishes: dict[str, VhostPort] = {}
-    kept: dict[str, NetpluginError] = {}
-    refused: dict[str, NetpluginError] = {}
+    """See ``netplugin.backend.Backend.plan``. Each port is planned in its mode, and OVS for all together."""
+    steps: dict[str, Steps] = {}
     room = MAX_VHOST_SOCKETS - seen.ovs.vhost_sockets
     for intent in sorted(intents, key=lambda i: i.port_id):
-        port_id = intent.port_id
-        try:
-            if intent.spec is not None:
-                wishes[port_id] = _wish(settings, intent, seen, room)
-                bridge = wishes[port_id].bridge
-                if mode_of(intent) is Mode.NATIVE and (
-                    missing := left_out(settings, intent.spec, bridge, seen.ovs)
-                ):
-                    kept[port_id] = missing
-                room -= port_id not in seen.ovs.rows
-            elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
-                continue  # OVS must release the VF first
-            elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:
-                vfs.append(DetachVf((port_id,), vf.address, vf.iommu_group))
-                continue
-            want = partial(_want, wishes.get(port_id), seen.ovs)
-            vfs += vf_changes(intent, seen.inventory, want, for_dpdk=True)
-            vfs += _trust(intent, wishes.get(port_id), seen)
-            vfs += _driver_back(intent, seen.inventory)
-        except NetpluginError as error:
-            refused[port_id] = error
-            wishes.pop(port_id, None)
-    leaving = {i.port_id for i in intents if i.spec is None}
+        of_mode = vduse_plan.make_steps if _is_vduse(intent, seen) else _vf_steps
+        steps[intent.port_id] = of_mode(settings, intent, seen, room)
+        room -= steps[intent.port_id].wish is not None and intent.port_id not in seen.ovs.rows
+    wishes = {port_id: each.wish for port_id, each in steps.items() if each.wish is not None}
+    leaving = {port_id for port_id, each in steps.items() if each.leaves}
     before, after = bridge_changes(settings, LAYOUT, wishes, leaving, seen.ovs)
     ports = port_changes(settings, wishes, leaving, seen.ovs)
-    return Plan((*vfs, *before, *ports, *after), refused, kept)
+    return Plan(
+        (
+            *(change for each in steps.values() for change in each.before),
+            *before,
+            *ports,
+            *after,
+            *(change for each in steps.values() for change in each.after),
+        ),
+        {port_id: each.refused for port_id, each in steps.items() if each.refused is not None},
+        {port_id: each.kept for port_id, each in steps.items() if each.kept is not None},
+    )
+
+
+def _is_vduse(intent: Intent, seen: VdpaObservation) -> bool:
+    row, beside = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.beside))
+    mode = mode_of(intent) or mode_on_host(row, beside, seen.vduse_directory)
+    # Without a claim and a row: what is left over of a port whose removal was cut off.
+    return mode is Mode.VDUSE or (mode is None and vduse_plan.vduse_name(intent.port_id) in seen.vduse)
+
+
+def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:
+    """What a port on a VF needs, in either mode."""
+    port_id, leaves = intent.port_id, intent.spec is None
+    wish: VhostPort | None = None
+    kept: NetpluginError | None = None
+    vfs: list[Change] = []
+    try:
+        if intent.spec is not None:
+            wish = _wish(settings, intent, seen, room)
+            if mode_of(intent) is Mode.NATIVE:
+                kept = left_out(settings, intent.spec, wish.bridge, seen.ovs)
+        elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
+            return Steps(leaves=leaves)  # OVS must release the VF first
+        elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:
+            return Steps(leaves=leaves, before=(DetachVf((port_id,), vf.address, vf.iommu_group),))
+        vfs += vf_changes(intent, seen.inventory, partial(_want, wish, seen.ovs), for_dpdk=True)
+        vfs += _trust(intent, wish, seen)
+        vfs += _driver_back(intent, seen.inventory)
+    except NetpluginError as error:
+        return Steps(leaves=leaves, before=tuple(vfs), refused=error, kept=kept)
+    return Steps(wish=wish, leaves=leaves, before=tuple(vfs), kept=kept)
 
 
 def _open_vf(intent: Intent, inventory: Inventory) -> Vf | None:
@@ -190,6 +220,9 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
     for intent in intents:
         mode = mode_of(intent)
         if intent.spec is None or mode is None:
+            continue
+        if mode is Mode.VDUSE:
+            found[intent.port_id] = vduse_plan.observed(intent, seen)
             continue
         vf = observed_vf(intent, seen.inventory, mode.use) or ObservedPort()
         row, beside = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.beside))

@@ -57,22 +57,29 @@ class Switch:
         return dpdk_usable(self._ovs, VHOST_TYPE, "dpdk")
 
     def look(
-        self, ports: Collection[str] | None, deadline: float, *, after_apply: bool = False
+        self,
+        ports: Collection[str] | None,
+        deadline: float,
+        *,
+        networks: bool = False,
+        after_apply: bool = False,
     ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
         """Return the observed state of these ports (None: all), facts that are not in the database, and
         the devices that interfaces name.
 
-        ``after_apply``: with the flows that ``apply`` has read from the bridges together with its writes.
+        ``networks``: with the bridges of all physical networks; else only those that ports in scope are on,
+        unless ports in native mode may come. ``after_apply``: with the flows that ``apply`` has read from
+        the bridges together with its writes.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         scope = self._reader.scope(ports, deadline)
-        # Only ports in native mode use the bridges of networks; without them, do not read these bridges.
-        native = NATIVE_TYPE in self.root.iface_types or any(
+        # Ports in relay mode do not use the bridges of networks; without others, do not read these bridges.
+        networks |= NATIVE_TYPE in self.root.iface_types or any(
             row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
         )
         read = self._applier.read if after_apply else NOT_READ
-        seen, _ = self._reader.seen(scope, self._reader.bridges(scope, native), read=read)
+        seen, _ = self._reader.seen(scope, self._reader.bridges(scope, networks), read=read)
         word = VswitchdFacts(self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope))
         return seen, word, self._ovs.mirror.devices(*DEVICE_OPTIONS)
 

@@ -275,6 +275,15 @@ class PortSpec(Value):
             purpose="it is for vhost-user sockets",
         ),
     ] = None
+    #: Of a vDPA device of the kernel: who uses it. ``vhost-vdpa`` (the default): QEMU, by a character
+    #: device. ``netdev``: the host, by a network interface that the caller moves into a container.
+    attachment: Annotated[
+        Literal["vhost-vdpa", "netdev"] | None,
+        FieldRule(
+            supported=lambda spec, features: features.vdpa_devices,
+            purpose="it is for vDPA devices of the kernel",
+        ),
+    ] = None
     vf: Annotated[
         VfOptions,
         FieldRule(
@@ -400,6 +409,8 @@ class Features(Value):
     virtual_functions: bool = False
     #: Whether the name of a port may be chosen (``port_name``).
     port_names: bool = False
+    #: Whether a port is a vDPA device of the kernel (``attachment``).
+    vdpa_devices: bool = False
     #: Whether a standby virtio NIC can be added to the VF (``vf.teaming``).
     teaming: bool = False
     #: Whether a device of the host can be a port (``PUT /v1/service-ports``).

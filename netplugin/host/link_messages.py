@@ -156,6 +156,10 @@ def new_mtu(mtu: int) -> bytes:
     return attribute(_MTU, _u32(mtu))
 
 
+def new_address(address: str) -> bytes:
+    return attribute(_ADDRESS, bytes.fromhex(address.replace(":", "")))
+
+
 def new_alias(alias: str) -> bytes:
     return attribute(_IFALIAS, alias.encode())
 

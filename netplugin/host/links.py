@@ -33,6 +33,7 @@ from netplugin.host.link_messages import (
     creation,
     identity,
     name_of,
+    new_address,
     new_alias,
     new_group,
     new_master,
@@ -194,6 +195,7 @@ class Links:
         name: str,
         *,
         mtu: int | None = None,
+        address: str | None = None,
         alias: str | None = None,
         master: str | None = None,
         up: bool | None = None,
@@ -214,6 +216,7 @@ class Links:
             self._ask("set-bridge", name, NEWLINK, bridge_options(index, bridge))
         plain = {
             "set-mtu": new_mtu(mtu) if mtu is not None else b"",
+            "set-address": new_address(address) if address is not None else b"",
             "set-alias": new_alias(alias) if alias is not None else b"",
             "set-group": new_group(group) if group is not None else b"",
             "enslave": new_master(self._there(master, "enslave").index if master else 0)

@@ -30,6 +30,8 @@ DERIVED = "np"
 TAP_GROUP = 0x6E70
 #: Not a device: the directory of a port's vhost-user socket.
 SOCKETS = "nps"
+#: Not a network device: the VDUSE device of a port, and the vDPA device that the kernel has for it.
+VDUSE = "npd"
 
 #: Longest path of a UNIX socket, in bytes.
 MAX_SOCKET_PATH = 107

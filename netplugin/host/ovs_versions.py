@@ -17,6 +17,8 @@ Version: TypeAlias = tuple[int, int, int]
 _SEGMENTS = (3, 3)
 #: The same for frames that go into a tunnel (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
 _SEGMENTS_INTO_TUNNELS = (3, 5)
+#: The first version whose vhost-user ports may be VDUSE devices (NEWS, v3.5.0).
+_HAS_VDUSE = (3, 5)
 #: Since then vswitchd probes only the devices of its ports, unless asked to (NEWS, v4.0.0).
 _PROBES_NO_MORE = (4, 0)
 #: pmd-rxq-assign=group assigns queues by load without a fixed number of queues per thread (NEWS, v2.16.0).
@@ -40,6 +42,11 @@ def segments(version: Version) -> bool:
 def segments_into_tunnels(version: Version) -> bool:
     """The same for segments that go into a tunnel."""
     return version >= _SEGMENTS_INTO_TUNNELS
+
+
+def has_vduse(version: Version) -> bool:
+    """Whether a ``vhost-server-path`` below /dev/vduse makes a VDUSE device."""
+    return version >= _HAS_VDUSE
 
 
 def assigns_by_group(version: Version) -> bool:

@@ -126,10 +126,10 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
             address=_address(interface),
             queues=max(1, _number(interface.find("driver"), "queues", 1)),
             mtu=mtu or None,
-            ours=of in ("vhostuser", "hostdev")
+            ours=of in ("vhostuser", "vdpa", "hostdev")
             or interface.tag == "hostdev"
             or (of == "ethernet" and _attribute(interface, "target", "managed") == "no"),
-            vhostuser=of == "vhostuser",
+            vhostuser=of in ("vhostuser", "vdpa"),
             teamed=interface.find("teaming") is not None,
         )
 

@@ -35,6 +35,18 @@ def vhostuser_interface(spec: PortSpec, socket: str) -> str:
     return text(interface)
 
 
+def vdpa_interface(spec: PortSpec, device: str) -> str:
+    """A NIC on a character device of ``vhost_vdpa``, which libvirt opens as root (since libvirt 6.9).
+
+    Source: libvirt's formatdomain, "vDPA devices". No ring sizes: the device has its own. The guest's MAC is
+    that of the element, because a VDUSE device of OVS has none.
+    """
+    interface = _interface("vdpa", spec.mac)
+    etree.SubElement(interface, "source", dev=device)
+    etree.SubElement(interface, "model", type="virtio")
+    return text(interface)
+
+
 def tap_interface(spec: PortSpec, device: str) -> str:
     """A NIC on an existing tap device (``managed='no'``: libvirt neither creates nor changes it).
 

@@ -196,6 +196,7 @@ WHOLE_SPEC = make_spec(
     numa_node=None,
     port_name=None,
     vhost_user_socket=None,
+    attachment=None,
     port_security={"roles": ["router"], "allowed_addresses": [{"ip": "10.0.0.5", "mac": None}]},
     device=None,
     internal=False,

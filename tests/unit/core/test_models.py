@@ -120,7 +120,7 @@ def test_the_walk_finds_the_fields() -> None:
     assert ("vm_id",) in LEAVES
     assert ("network", "vlan_id") in LEAVES
     assert ("port_security", "allowed_addresses", 0, "ip") in LEAVES
-    assert len(LEAVES) == 33
+    assert len(LEAVES) == 34
     PortSpec.model_validate(FULL)
 
 

@@ -92,8 +92,8 @@ def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[s
 
 
 def _end(interface: Element) -> str:
-    """The host end of a NIC: its socket path, tap or PCI function."""
-    for tag, name in (("source", "path"), ("target", "dev")):
+    """The host end of a NIC: its socket path, vDPA device, tap or PCI function."""
+    for tag, name in (("source", "path"), ("source", "dev"), ("target", "dev")):
         element = interface.find(tag)
         if element is not None and element.get(name):
             return str(element.get(name))
@@ -119,6 +119,8 @@ def _serves(interface: Element, case: Case) -> Iterator[Finding]:
         "no more queues than vCPUs",
         "ask for the port with fewer queues",
     )
+    if interface.get("type") == "vdpa":
+        return  # its rings are those of the device
     small = f"{name} has a ring of {ring} frames to receive from" if ring < _RING else None
     yield graded(
         "rings",

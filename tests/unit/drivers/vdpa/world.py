@@ -79,7 +79,12 @@ class ModelSwitch(Switch):
         return Usability(True)
 
     def look(
-        self, ports: Collection[str] | None, deadline: float, *, after_apply: bool = False
+        self,
+        ports: Collection[str] | None,
+        deadline: float,
+        *,
+        networks: bool = False,
+        after_apply: bool = False,
     ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
         self.kernel.tick()
         return self.ovs.common(ports), VswitchdFacts(self.reported), self.devices()

@@ -1,0 +1,187 @@
+"""Plan one port in mode ``vduse`` after the table in docs/vduse.md, and what is observed of it. Pure.
+
+The port of OVS comes first and the vDPA device last, and the vDPA device goes first. Each state between two
+steps is a row of the table, so a crash there needs no special handling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from drivers.ovs import findings
+from drivers.ovs.mapping import bridge_of, left_out, unmapped
+from drivers.ovs.model import ObservedOvsBridge
+from drivers.ovs.plan import bridge_refusal, port_refusal
+from drivers.ovs.ports import VhostPort
+from drivers.vdpa.model import BACKEND, Steps, VdpaObservation
+from drivers.vdpa.vduse_commands import (
+    BindDevice,
+    CreateDevice,
+    DeleteDevice,
+    DestroyDevice,
+    SetInterface,
+)
+from drivers.vdpa.vduse_devices import NO_DEVICE, VHOST_VDPA, VIRTIO_VDPA, Interface, VduseDevice
+from drivers.vdpa.vduse_processes import waits
+from netplugin.api.errors import NetpluginError
+from netplugin.api.models import PortSpec
+from netplugin.backend import Change, Intent, ObservedPort
+from netplugin.host.names import VDUSE, device_name
+from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_rows import OvsPort
+
+
+def vduse_name(port_id: str) -> str:
+    """The name of a port's VDUSE device and vDPA device."""
+    return device_name(VDUSE, port_id)
+
+
+def wanted_port(
+    settings: OvsSettings,
+    intent: Intent,
+    row: OvsPort | None,
+    bridges: Mapping[str, ObservedOvsBridge],
+    directory: str,
+    *,
+    tso: bool,
+) -> VhostPort:
+    """The desired rows: of a vhost-user port with a path below ``directory``, where VDUSE devices are.
+
+    Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
+    """
+    assert intent.spec is not None
+    bridge = bridge_of(settings, intent.spec, row, bridges)
+    if bridge is None:
+        raise unmapped(intent.spec)
+    path = f"{directory}/{vduse_name(intent.port_id)}"
+    return VhostPort.of(BACKEND, intent, bridge, intent.spec.network.vlan_id or 0, socket=path, tso=tso)
+
+
+def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:
+    """What the port needs next. ``room``: the number of free vhost sockets."""
+    row, device = seen.ovs.rows.get(intent.port_id), device_of(intent.port_id, seen)
+    try:
+        if intent.spec is None:
+            return _removal(intent.port_id, row, device, seen)
+        wish = wanted_port(settings, intent, row, seen.ovs.bridges, seen.vduse_directory, tso=seen.ovs.tso)
+        if error := port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs):
+            raise error
+        kept = left_out(settings, intent.spec, wish.bridge, seen.ovs)
+        if row is None and kept:
+            raise kept
+        steps = _repair(intent.port_id, row, device) or replace(_addition(wish, row, device), kept=kept)
+        _refuse_while_pending(steps, seen)
+        return steps
+    except NetpluginError as error:
+        return Steps(refused=error)
+
+
+def _addition(wish: VhostPort, row: OvsPort | None, device: VduseDevice) -> Steps:
+    """The rows, and after them the vDPA device with its driver."""
+    ids, name = (wish.port_id,), vduse_name(wish.port_id)
+    changes: list[Change] = []
+    # OVS finds a device of before again, or refuses the port: the next look shows which.
+    waits_for_row = row is None and device.offered
+    is_lost = row is not None and not device.offered
+    if not device.on_bus and not waits_for_row and not is_lost:
+        changes.append(CreateDevice(ids, name))
+    driver = driver_of(wish.spec)
+    if device.driver != driver and (device.on_bus or changes):
+        changes.append(BindDevice(ids, name, driver))
+    if driver == VIRTIO_VDPA and (changes or _differs(wish, device.interface)):
+        changes.append(SetInterface(ids, name, wish.spec.mac, wish.mtu))
+    return Steps(wish=wish, after=tuple(changes))
+
+
+def driver_of(spec: PortSpec) -> str:
+    """The driver of the vDPA bus for who uses the port."""
+    return VIRTIO_VDPA if spec.attachment == "netdev" else VHOST_VDPA
+
+
+def _differs(wish: VhostPort, found: Interface | None) -> bool:
+    """Whether an interface in our namespace differs. One that was moved away is its owner's."""
+    return found is not None and (found.mac, found.mtu) != (wish.spec.mac, wish.mtu)
+
+
+def _repair(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps | None:
+    """Delete and make all again if OVS refuses the port for the device of before; None if it does not.
+
+    It does after a restart if its record of the device below /var/run/vduse is lost.
+    """
+    broken = row is not None and row.interface is not None and findings.of_interface(row.interface)
+    if not broken or not device.offered or device.networked:
+        return None  # a container would lose its interface: its owner decides, see ``_fault``
+    return _away(port_id, row, device)
+
+
+def _removal(port_id: str, row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> Steps:
+    pending = seen.vduse_pending
+    if pending is not None and pending.name == vduse_name(port_id):
+        # It is not seen below /sys/bus/vdpa while it is deleted, although OVS must go on to serve it.
+        raise waits(pending)
+    steps = _away(port_id, row, device)
+    _refuse_while_pending(steps, seen)
+    return steps
+
+
+def _away(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps:
+    ids, name = (port_id,), vduse_name(port_id)
+    if device.on_bus:
+        return Steps(before=(DeleteDevice(ids, name),))
+    # With its port OVS destroys the device, unless it does not serve it.
+    destroys = (DestroyDevice(ids, name),) if device.offered else ()
+    return Steps(leaves=True, after=destroys)
+
+
+def _refuse_while_pending(steps: Steps, seen: VdpaObservation) -> None:
+    """Another step would wait in the kernel behind one that has not ended. Raises: TryAgain."""
+    if seen.vduse_pending is not None and (steps.before or steps.after):
+        raise waits(seen.vduse_pending)
+
+
+# -- observed state ----------------------------------------------------------------------------------
+
+
+def device_of(port_id: str, seen: VdpaObservation) -> VduseDevice:
+    """The devices of a port."""
+    return seen.vduse.get(vduse_name(port_id), NO_DEVICE)
+
+
+def observed(intent: Intent, seen: VdpaObservation) -> ObservedPort:
+    """The state of a port in this mode on the host."""
+    row, device = seen.ovs.rows.get(intent.port_id), device_of(intent.port_id, seen)
+    details: dict[str, Any] = {
+        "mode": "vduse",
+        "vdpa_device": vduse_name(intent.port_id),
+        "vhost_vdpa_device": device.character,
+        "driver": device.driver,
+        "interface": device.interface.name if device.interface else None,
+        **(findings.details(row) if row else {}),
+    }
+    pending = seen.vduse_pending
+    fault = _fault(row, device, seen) or _interface_fault(intent, device)
+    return ObservedPort(fault, details, passes=fault is not None and pending is not None)
+
+
+def _interface_fault(intent: Intent, device: VduseDevice) -> str | None:
+    if device.driver != VIRTIO_VDPA or device.networked:
+        return None
+    return "the kernel has made no network interface of the device: modprobe virtio_net"
+
+
+def _fault(row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> str | None:
+    if row is None:
+        return None  # planned
+    broken = findings.of_port(row, seen.word.starved)
+    if not device.offered:
+        why = f" ({broken})" if broken else ""
+        return (
+            f"OVS has made no VDUSE device for {row.name}{why}: it needs OVS 3.5 or newer and the kernel "
+            "module vduse, loaded before the port was added (see ovs-vswitchd.log)"
+        )
+    if broken and device.networked:
+        return f"{broken}; if it does not end: DELETE the port and PUT it again, for a new interface"
+    bridge = seen.ovs.bridges.get(str(row.bridge))
+    return broken or (findings.of_uplinks(row, bridge, seen.word) if bridge else None)

@@ -1,0 +1,334 @@
+"""The vdpa backend in mode vduse over OVS 4.0 and 3.5 and a kernel that has VDUSE."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.store.store import Store
+from drivers.vdpa.driver import Vdpa
+from drivers.vdpa.vduse_plan import vduse_name
+from drivers.vdpa.vduse_processes import DeviceProcesses
+from netplugin.api.errors import Conflict, NetpluginError, OperationTimeout
+from netplugin.api.models import PortState
+from netplugin.host.openflow import OpenFlow
+from netplugin.host.ovsdb import Ovsdb
+from netplugin.libvirt.domain import complete, parse_domain, written
+from tests.lab import ovs_releases
+from tests.lab.driven import Driven
+from tests.lab.libvirtd import PrivateLibvirt
+from tests.lab.namespaces import namespace, within
+from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import CommandError, Daemon, run, wait_for
+from tests.nested import nics
+
+pytestmark = [
+    pytest.mark.long,
+    # A guest of their own: the other tests in it have the machine's own OVS.
+    pytest.mark.nested(cpus=2, memory_mb=2400, hugepages=400),
+    pytest.mark.timeout(600),
+]
+
+BUS = Path("/sys/bus/vdpa")
+VDUSE = Path("/dev/vduse")
+#: Where DPDK keeps what it needs to find its devices again (lib/vhost/vduse.c).
+RECORDS = Path("/var/run/vduse")
+WAIT_S = 90.0
+OPTIONS = {
+    "vdpa": {"mode": "vduse", "guest_hugepages": "false"},
+    "ovs": {"bridge_mappings": "physnet1:br-phys1", "timeout": "60"},
+}
+
+
+@pytest.fixture(scope="module", params=("forky", "trixie"))
+def ovs(request: pytest.FixtureRequest) -> Iterator[PrivateOvs]:
+    nics.modprobe("vduse", "vhost_vdpa", "virtio_vdpa", "virtio_net")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", ovs_releases.chosen(request.param, fetched=True).path(os.environ["PATH"]))
+        directory = Path(f"/run/np-{request.param}")
+        with PrivateOvs(directory, pmd_mask="0x2", other_config={"per-port-memory": "true"}) as private:
+            yield private
+
+
+@pytest.fixture
+def process(ovs: PrivateOvs, tmp_path: Path) -> Iterator[Driven]:
+    """The agent without its front end."""
+    made = Driven(Path("/run/np-agent") / tmp_path.name, ovs, OPTIONS, Vdpa, WAIT_S)
+    yield made
+    for record in made.store.records():
+        made.delete(record.port_id)
+    made.close()
+    assert_nothing_left(ovs)
+
+
+def make_spec(number: int, vlan_id: int = 100, **fields: Any) -> dict[str, Any]:
+    return {
+        "vm_id": f"vm{number}",
+        "mac": f"52:54:00:00:00:{number:02x}",
+        "backend": "vdpa",
+        "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": vlan_id},
+        **fields,
+    }
+
+
+def netdev(number: int, vlan_id: int = 100) -> dict[str, Any]:
+    return make_spec(number, vlan_id, attachment="netdev")
+
+
+def devices() -> tuple[list[str], list[str]]:
+    """The VDUSE devices and the vDPA devices."""
+    offered = [name for name in os.listdir(VDUSE) if name != "control"]
+    return sorted(offered), sorted(os.listdir(BUS / "devices"))
+
+
+def assert_nothing_left(ovs: PrivateOvs) -> None:
+    assert devices() == ([], []) and ovs.vsctl("list-br") == ""
+
+
+def driver(name: str) -> str:
+    return (BUS / "devices" / name / "driver").resolve().name
+
+
+def into(container: str, binding: Any, number: int) -> None:
+    """Move the interface of a port into a namespace, as who makes a container does."""
+    run(["ip", "link", "set", binding.interface, "netns", container, "name", "eth0"])
+    run(within(container, ["ip", "addr", "add", f"10.7.0.{number}/24", "dev", "eth0"]))
+    run(within(container, ["ip", "link", "set", "eth0", "up"]))
+
+
+def pings(source: str, number: int, count: int = 1) -> bool:
+    words = ["ping", "-c", str(count), "-i", "0.2", "-W", "1", f"10.7.0.{number}"]
+    try:
+        run(within(source, words), timeout=10 + count)
+    except CommandError:
+        return False
+    return True
+
+
+@contextmanager
+def vm(binding: Any, number: int, log: Path) -> Iterator[Daemon]:
+    """dpdk-testpmd in the VM's place: it opens the device as QEMU does, and answers ARP and pings."""
+    device = f"net_virtio_user0,path={binding.vhost_vdpa_device},mac=52:54:00:00:00:{number:02x}"
+    words = ["dpdk-testpmd", "--lcores", "0@0,1@0", "-m", "64", "--in-memory", "--single-file-segments"]
+    words += ["--no-pci", "--no-telemetry", f"--file-prefix={binding.device}", f"--vdev={device}", "--"]
+    words += ["--forward-mode=icmpecho", "--total-num-mbufs=4096", "--nb-cores=1", "--auto-start"]
+    words += ["--no-lsc-interrupt", "--stats-period=5"]  # else it ends with its standard input
+    daemon = Daemon("testpmd", words, log)
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+@contextmanager
+def held(device: str) -> Iterator[None]:
+    """A process has the device open."""
+    opened = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.close(opened)
+
+
+def settled(process: Driven) -> bool:
+    process.reconciler.check()
+    return process.planned() == [] and not process.reconciler.unsettled()
+
+
+# -- what a container and a VM get ---------------------------------------------------------------
+
+
+def test_containers_meet_on_their_vlan_alone(process: Driven, ovs: PrivateOvs) -> None:
+    with namespace("na"), namespace("nb"):
+        for number, port in ((1, "a"), (2, "b")):
+            binding = process.put(port, netdev(number))
+            assert (binding.vif_type, binding.model_dump()["mode"]) == ("virtio_vdpa", "vduse")
+            into(f"n{port}", binding, number)
+        wait_for(lambda: pings("na", 2), WAIT_S, "they meet", ovs.vswitchd.tail)
+        mac = run(within("na", ["cat", "/sys/class/net/eth0/address"])).strip()
+        assert mac == "52:54:00:00:00:01" and settled(process), "it is found where it was moved to"
+        process.put("b", netdev(2, 200))
+        assert not pings("na", 2, 3)
+        process.put("b", netdev(2))
+        wait_for(lambda: pings("na", 2), WAIT_S, "they meet again", ovs.vswitchd.tail)
+        run(within("na", ["ip", "link", "set", "eth0", "address", "52:54:00:00:00:99"]))
+        assert not pings("na", 2, 3), "from another MAC nothing is heard"
+        run(within("na", ["ip", "link", "set", "eth0", "address", "52:54:00:00:00:01"]))
+        ovs.kill_vswitchd()
+        ovs.start_vswitchd()
+        process.wait_for_ovs()
+        wait_for(lambda: settled(process), WAIT_S, "it is right again")
+        wait_for(lambda: pings("na", 2), WAIT_S, "they meet after a restart", ovs.vswitchd.tail)
+        process.delete("a")
+        process.delete("b")
+
+
+def test_a_vm_holds_its_device(process: Driven, ovs: PrivateOvs, tmp_path: Path) -> None:
+    with namespace("nb"):
+        into("nb", process.put("b", netdev(2)), 2)
+        binding: Any = process.put("a", make_spec(1))
+        assert driver(vduse_name("a")) == "vhost_vdpa"
+        with vm(binding, 1, tmp_path / "testpmd.log") as running:
+            wait_for(lambda: pings("nb", 1), WAIT_S, "the VM answers", running.tail)
+            with pytest.raises(Conflict, match="open"):
+                process.delete("a")
+            record = process.store.get("a")
+            assert record is not None and record.state is PortState.REMOVING
+            assert pings("nb", 1, 3), "it still has its network"
+        process.reconciler.check()
+        assert process.store.get("a") is None and vduse_name("a") not in devices()[1]
+
+
+DOMAIN = """
+<domain type='qemu'>
+  <name>vm1</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>
+  <os><type arch='x86_64' machine='q35'>hvm</type></os>
+  <devices><emulator>/usr/bin/qemu-system-x86_64</emulator></devices>
+</domain>
+"""
+
+
+def test_libvirt_opens_the_device_for_qemu(process: Driven) -> None:
+    """This domain has no system to boot: QEMU has the device, and its firmware does not use it."""
+    domain = parse_domain(DOMAIN, "render-domain")
+    complete(domain, [process.put("a", make_spec(1))])
+    with PrivateLibvirt() as libvirtd:
+        running = libvirtd.connect().createXML(written(domain))
+        assert "<interface type='vdpa'>" in running.XMLDesc()
+        with pytest.raises(Conflict, match="open"):
+            process.delete("a")
+        running.destroy()
+        wait_for(lambda: gone(process, "a"), WAIT_S, "it is removed")
+
+
+def gone(process: Driven, port: str) -> bool:
+    process.reconciler.check()
+    return process.store.get(port) is None
+
+
+# -- traps ---------------------------------------------------------------------------------------
+
+
+def test_a_deletion_that_waits_is_found_and_waited_for(process: Driven) -> None:
+    """Whoever has begun it: an agent of before, or its process that was left alone."""
+    binding: Any = process.put("a", make_spec(1))
+    with held(binding.vhost_vdpa_device):
+        deletion = subprocess.Popen(["vdpa", "dev", "del", vduse_name("a")])
+        wait_for(lambda: vduse_name("a") not in devices()[1], WAIT_S, "the deletion waits")
+        process.end()
+        process.start()
+        with pytest.raises(OperationTimeout, match="has not finished"):
+            _late(process, lambda: process.put("b", make_spec(2)))
+        assert deletion.poll() is None
+    deletion.wait(WAIT_S)
+    wait_for(lambda: settled(process), WAIT_S, "it is made again")
+    assert driver(vduse_name("a")) == "vhost_vdpa"
+
+
+def _late(process: Driven, call: Callable[[], object]) -> None:
+    """A caller that waits for a few seconds only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "_deadline_s", 12.0)
+        call()
+
+
+def test_a_port_is_removed_while_vswitchd_is_dead(process: Driven, ovs: PrivateOvs) -> None:
+    process.put("a", make_spec(1))
+    ovs.kill_vswitchd()
+    with pytest.raises(NetpluginError):
+        _late(process, lambda: process.delete("a"))
+    ovs.start_vswitchd()
+    process.wait_for_ovs()
+
+    wait_for(lambda: gone(process, "a"), WAIT_S, "it is removed")
+    assert_nothing_left(ovs)
+
+
+def test_lost_records_are_repaired_when_nobody_holds_the_device(
+    process: Driven, ovs: PrivateOvs, tmp_path: Path
+) -> None:
+    with namespace("nb"):
+        binding: Any = process.put("a", make_spec(1))
+        with held(binding.vhost_vdpa_device):
+            ovs.kill_vswitchd()
+            shutil.rmtree(RECORDS)
+            ovs.start_vswitchd()
+            process.wait_for_ovs()
+            process.reconciler.check()
+            record = process.store.get("a")
+            assert record is not None and record.error is not None and record.state is PortState.FAILED
+            assert "open" in record.error.detail, record.error
+        wait_for(lambda: settled(process), WAIT_S, "it is made anew")
+        into("nb", process.put("b", netdev(2)), 2)
+        with vm(process.put("a", make_spec(1)), 1, tmp_path / "testpmd.log") as running:
+            wait_for(lambda: pings("nb", 1), WAIT_S, "the VM answers", running.tail)
+
+
+# -- a process that ends between two steps -------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process ends here: nothing of ours may catch it."""
+
+
+@contextmanager
+def dies_after(owner: type, method: str, times: int = 1) -> Iterator[None]:
+    """The process ends when it has done this so often."""
+    real: Callable[..., Any] = getattr(owner, method)
+    left = times
+
+    def done_and_dead(*arguments: Any, **options: Any) -> None:
+        nonlocal left
+        real(*arguments, **options)
+        left -= 1
+        if not left:
+            raise Crash
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Crash):
+        patch.setattr(owner, method, done_and_dead)
+        yield
+
+
+Step = tuple[type, str, int]
+#: Claim, rows, flows, create, bind.
+PLUG: list[Step] = [
+    (Store, "save", 1),
+    (Ovsdb, "write", 1),
+    (OpenFlow, "replace", 1),
+    (DeviceProcesses, "run", 1),
+    (DeviceProcesses, "run", 2),
+]
+#: Intent, delete, rows.
+UNPLUG: list[Step] = [(Store, "save", 1), (DeviceProcesses, "run", 1), (Ovsdb, "write", 1)]
+
+
+def test_killed_between_any_two_steps(process: Driven, ovs: PrivateOvs) -> None:
+    """Every boundary is in tests/unit/drivers/vdpa/test_vduse_ports.py; this is the real host's part."""
+    name = vduse_name("a")
+    for plug, unplug in zip_longest(PLUG, UNPLUG):
+        with dies_after(*plug):
+            process.put("a", make_spec(1))
+        process.end()
+        process.start()
+        record = process.store.get("a")
+        assert record is not None and record.state is PortState.ACTIVE, (plug, record)
+        assert process.planned() == [] and driver(name) == "vhost_vdpa", plug
+        assert devices() == ([name], [name]), plug
+        if unplug is None:
+            process.delete("a")
+        else:
+            with dies_after(*unplug):
+                process.delete("a")
+            process.end()
+            process.start()
+        assert process.store.records() == [], unplug
+        assert_nothing_left(ovs)
