@@ -6,8 +6,7 @@ platform does then, the guest is reached on exactly one side, and nothing is lef
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import libvirt  # type: ignore[import-untyped]
@@ -15,25 +14,13 @@ import pytest
 
 from tests.bench.live_migration import BACKENDS, booted, moved_under_traffic, row
 from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND
-from tests.lab.mishaps import Mishap, Moment, Victim, assert_one_side, kill, moving, recover
-from tests.lab.processes import LabError
+from tests.lab.mishaps import Mishap, Moment, Victim, assert_one_side, befall, mishaps, moving, recover
 from tests.lab.traveller import Traveller, Way
 from tests.lab.two_hosts import two_hosts
 
 #: What may be lost beyond the downtime: what was on its way.
 ON_THE_WAY = 10
 RUNS = 5
-TRIES = 3
-MISHAPS = [
-    (backend, Mishap(moment, victim, at_destination))
-    for backend in BACKENDS
-    for moment in Moment
-    for victim in Victim
-    for at_destination in (False, True)
-    if (victim is not Victim.VSWITCHD or backend == OVS_BACKEND)
-    # Before libvirt is called there is no QEMU on the destination, and after it none on the source.
-    and (victim is not Victim.QEMU or moment is Moment.MOVING or at_destination == (moment is Moment.MOVED))
-]
 #: Those of `make test`.
 SAMPLE = ((OVS_BACKEND, Way.AUTO, Mishap(Moment.MOVING, Victim.AGENT, True)),)
 
@@ -79,52 +66,21 @@ def test_a_stream_survives_with_hooks_before_and_after_only(traveller: Traveller
 
 
 def _kills() -> Iterator[object]:
-    for backend, mishap in MISHAPS:
+    for backend, mishap in mishaps(BACKENDS):
         for way in (Way.MANUAL, Way.AUTO):
             marks = [] if (backend, way, mishap) in SAMPLE else [pytest.mark.long]
             yield pytest.param(backend, way, mishap, marks=marks, id=f"{backend}-{way.value}-{mishap}")
-
-
-def attempted(traveller: Traveller, case: Callable[[], None]) -> None:
-    """Do it, and again if the guest has lost memory, which is told. The next case has a VM in any case."""
-    for left in reversed(range(TRIES)):
-        try:
-            case()
-            return
-        except (AssertionError, LabError, libvirt.libvirtError) as failed:
-            again = left and traveller.has_lost_memory()
-            traveller.renew()
-            if not again:
-                raise
-            warnings.warn(f"once more, for the guest had lost memory: {failed}", stacklevel=1)
 
 
 @pytest.mark.parametrize(("traveller", "way", "mishap"), list(_kills()), indirect=["traveller"])
 def test_a_kill_leaves_the_guest_on_one_side(
     traveller: Traveller, way: Way, mishap: Mishap, tmp_path: Path
 ) -> None:
-    attempted(traveller, lambda: _kill_and_recover(traveller, way, mishap, tmp_path))
-
-
-def _kill_and_recover(traveller: Traveller, way: Way, mishap: Mishap, tmp_path: Path) -> None:
-    where = traveller.away if mishap.at_destination else traveller.home
-    with traveller.traffic(tmp_path) as peer:
-        traveller.prepare(way)
-        if mishap.moment is Moment.PREPARED:
-            kill(where, mishap.victim, traveller)
-        elif mishap.moment is Moment.MOVING:
-            with moving(traveller):
-                kill(where, mishap.victim, traveller)
-        else:
-            traveller.start_migration()
-            kill(where, mishap.victim, traveller)
-        lives = recover(traveller, way)
-        assert_one_side(traveller)
-        if lives:
-            peer.wait_heard()
-    if not lives:
-        traveller.boot()
-        traveller.configure()
+    try:
+        befall(traveller, way, mishap, tmp_path)
+    except BaseException:
+        traveller.renew()  # the next case has a VM in any case
+        raise
 
 
 def _backends(*quick: str) -> list[object]:

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import libvirt  # type: ignore[import-untyped]
@@ -51,7 +52,7 @@ class PrivateLibvirt(Running):
         self.host_uuid = str(uuid.uuid4())
         self.virtlogd = Daemon("virtlogd", self._command("virtlogd"), directory / "virtlogd.log")
         self.libvirtd = Daemon("libvirtd", self._command("libvirtd"), directory / "libvirtd.log")
-        self._connections: list[libvirt.virConnect] = []
+        self._connection: libvirt.virConnect | None = None
 
     def start(self) -> None:
         if not sandbox.inside():
@@ -87,10 +88,11 @@ class PrivateLibvirt(Running):
         self._close()
 
     def connect(self) -> libvirt.virConnect:
-        """A new connection; closed when this libvirt stops."""
-        connection = libvirt.open(self.uri)
-        self._connections.append(connection)
-        return connection
+        """The connection, opened if there is none that works; closed when this libvirt stops."""
+        if self._connection is None or not self._connection.isAlive():
+            self._close()
+            self._connection = libvirt.open(self.uri)
+        return self._connection
 
     def destroy_domain(self, name: str) -> None:
         """Destroy a domain if it runs; needs no connection of the test."""
@@ -131,12 +133,10 @@ class PrivateLibvirt(Running):
             self._virsh("destroy", name)
 
     def _close(self) -> None:
-        for connection in self._connections:
-            try:
-                connection.close()
-            except libvirt.libvirtError:
-                pass  # its libvirtd is gone
-        self._connections.clear()
+        if self._connection is not None:
+            with suppress(libvirt.libvirtError):  # its libvirtd is gone
+                self._connection.close()
+            self._connection = None
 
     def _kill_orphans(self) -> None:
         """Domains of a libvirtd that was killed: their QEMU runs on without it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from pathlib import Path
 
 import libvirt  # type: ignore[import-untyped]
@@ -47,6 +48,42 @@ class Mishap:
     def __str__(self) -> str:
         side = "destination" if self.at_destination else "source"
         return f"{self.moment.value}-{self.victim.value}-{side}"
+
+
+def mishaps(backends: Sequence[str]) -> Iterator[tuple[str, Mishap]]:
+    """Every backend's."""
+    for backend, moment, victim, at_destination in product(backends, Moment, Victim, (False, True)):
+        # Before libvirt is called there is no QEMU on the destination, and after it none on the source.
+        has_qemu = moment is Moment.MOVING or at_destination == (moment is Moment.MOVED)
+        if {Victim.VSWITCHD: backend == OVS_BACKEND, Victim.QEMU: has_qemu}.get(victim, True):
+            yield backend, Mishap(moment, victim, at_destination)
+
+
+def befall(traveller: Traveller, way: Way, mishap: Mishap, directory: Path) -> Hypervisor | None:
+    """Migrate under traffic, let it happen, and do what a platform does then.
+
+    Returns where the VM runs then and is reached, with nothing left on the other side; None if it has ended,
+    and was booted again.
+    """
+    where = traveller.away if mishap.at_destination else traveller.home
+    with traveller.traffic(directory) as peer:
+        traveller.prepare(way)
+        if mishap.moment is Moment.PREPARED:
+            kill(where, mishap.victim, traveller)
+        elif mishap.moment is Moment.MOVING:
+            with moving(traveller):
+                kill(where, mishap.victim, traveller)
+        else:
+            traveller.start_migration()
+            kill(where, mishap.victim, traveller)
+        lives = recover(traveller, way)
+        assert_one_side(traveller)
+        if lives:
+            peer.wait_heard()
+            return traveller.home
+    traveller.boot()
+    traveller.configure()
+    return None
 
 
 def qemu_pids(host: Hypervisor, vm_id: str) -> list[int]:

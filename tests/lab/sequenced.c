@@ -214,27 +214,11 @@ static void print_counts(void)
     fflush(stdout);
 }
 
-/* Let the guest change page tables at every tick, as one with more to do does anyway: QEMU's emulation of a
- * CPU then empties its TLB. Without that it would go on writing, for as long as the migration's first pass
- * takes, by entries from before the pass that do not mark a page as dirty, and what it wrote would be lost. */
-static void change_tables(void)
-{
-    struct timespec tick = {0, 1000000};
-    pid_t parent = getpid();
-    if (fork())
-        return;
-    while (getppid() == parent)
-        nanosleep(&tick, 0);
-    exit(0);
-}
-
 int main(int count, char **words)
 {
     if (count != 6)
         return 2;
     int connects = !strcmp(words[1], "connect");
-    if (connects)
-        change_tables();
     struct sockaddr_in own = address(words[2], words[4]), other = address(words[3], words[4]);
     struct sigaction action = {.sa_handler = on_signal};
     sigaction(SIGUSR1, &action, 0);

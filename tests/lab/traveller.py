@@ -52,7 +52,7 @@ class Traveller:
     def boot(self) -> None:
         """Plug its port and start it; it knows its peer for good, and is known by it."""
         self.home.plug(self.nic)
-        domain = apply_tcg_workaround(self.home.render(self.nic))
+        domain = apply_tcg_workaround(self.home.render(self.nic), migrates=True)
         self.guest.start(self.home.libvirt.connect(), domain)
 
     def configure(self) -> None:
@@ -73,11 +73,6 @@ class Traveller:
         self.boot()
         self.configure()
 
-    def has_lost_memory(self) -> bool:
-        """Whether its rings are no longer as it wrote them: QEMU 7.2 without KVM may not copy a page again
-        that the guest wrote in the first pass of a migration (see ``change_tables`` in sequenced.c)."""
-        return "is not a head" in self.guest.files.console.read_text(errors="replace")
-
     def domain(self, host: Hypervisor) -> Any:
         return host.libvirt.connect().lookupByName(self.nic.vm_id)
 
@@ -85,7 +80,8 @@ class Traveller:
         """The domain as it runs, with the NIC that the destination's agent renders."""
         xml = self.domain(self.home).XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE)
         path = f"/v1/vms/{self.nic.vm_id}:render-domain"
-        return apply_tcg_workaround(str(self.away.call("POST", path, {"xml": xml})["xml"]))
+        rendered = str(self.away.call("POST", path, {"xml": xml})["xml"])
+        return apply_tcg_workaround(rendered, migrates=True)
 
     def migrate(self) -> Moved:
         """Migrate to the other hypervisor, where its port must be. Raises: libvirt.libvirtError."""

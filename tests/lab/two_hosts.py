@@ -20,6 +20,8 @@ PEER_DEVICE = "eth1"
 MTU = 1500
 # A hypervisor's wire to the switch. The networks are flat: not every kernel has VLAN devices.
 UPLINK = {OVS_BACKEND: "eth1", BRIDGE_BACKEND: "eth2"}
+#: The device of OVS on a wire: DPDK's AF_PACKET driver is its NIC.
+UPLINK_DEVICE = "net_af_packet0,iface={},qdisc_bypass=1,framesz=2048,framecnt=4096,blocksz=16384"
 # Both OVS together need no more hugepages than the sandboxes of other tests.
 OVS_MEMORY_MB = 128
 
@@ -39,7 +41,7 @@ def two_hosts(backends: Sequence[str]) -> Iterator[TwoHosts]:
     with ExitStack() as stack:
         stack.enter_context(switch())
         stack.enter_context(namespace(PEER))
-        _make_peer()
+        make_peer()
         hosts = [stack.enter_context(_hypervisor(name, backends)) for name in NAMES]
         yield TwoHosts(*hosts)
 
@@ -49,7 +51,8 @@ def know_at_peer(address: str, mac: str) -> None:
     run(within(PEER, ["ip", "neigh", "replace", address, "lladdr", mac, "dev", PEER_DEVICE]))
 
 
-def _make_peer() -> None:
+def make_peer() -> None:
+    """Wire the peer, whose namespace is there, to the switch."""
     wire(PEER, PEER_DEVICE, MTU)
     # There is no NIC that sums or cuts for the stack.
     run(within(PEER, ["ethtool", "-K", PEER_DEVICE, "tx", "off", "tso", "off", "gso", "off"]))
@@ -71,11 +74,11 @@ def _hypervisor(name: str, backends: Sequence[str]) -> Iterator[Hypervisor]:
 
 
 def _uplinks(backends: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The agent's options with the wires as the uplinks: DPDK's AF_PACKET driver is OVS's NIC."""
+    """The agent's options with the wires as the uplinks."""
     bridge = f"{PHYSICAL_NETWORK[BRIDGE_BACKEND]}:{UPLINK[BRIDGE_BACKEND]}"
-    driver = f"net_af_packet0,iface={UPLINK[OVS_BACKEND]},qdisc_bypass=1,framesz=2048,framecnt=4096"
+    driver = UPLINK_DEVICE.format(UPLINK[OVS_BACKEND])
     options = {
         BRIDGE_BACKEND: ("linuxbridge", {"physical_interfaces": bridge}),
-        OVS_BACKEND: ("ovs", {"uplinks": f"'\"{PHYSICAL_NETWORK[OVS_BACKEND]}:{driver},blocksz=16384\"'"}),
+        OVS_BACKEND: ("ovs", {"uplinks": f"'\"{PHYSICAL_NETWORK[OVS_BACKEND]}:{driver}\"'"}),
     }
     return dict(options[backend] for backend in backends)
