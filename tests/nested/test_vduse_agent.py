@@ -163,6 +163,10 @@ def test_containers_meet_on_their_vlan_alone(process: Driven, ovs: PrivateOvs) -
         run(within("na", ["ip", "link", "set", "eth0", "address", "52:54:00:00:00:99"]))
         assert not pings("na", 2, 3), "from another MAC nothing is heard"
         run(within("na", ["ip", "link", "set", "eth0", "address", "52:54:00:00:00:01"]))
+        security = {"allowed_addresses": [{"ip": "10.7.0.9"}]}
+        process.put("a", netdev(1) | {"port_security": security})
+        assert not pings("na", 2, 3), "nor from another address"
+        process.put("a", netdev(1))
         ovs.kill_vswitchd()
         ovs.start_vswitchd()
         process.wait_for_ovs()

@@ -46,6 +46,7 @@ class ModelVduse(VduseHost):
             (self.root / place).mkdir(parents=True)
         super().__init__(VduseTree(self.root / "dev", self.root / "sys"))
         self._tick = tick
+        self._interfaces = 0
         self.links = self
         self.devices = self.root / "sys/bus/vdpa/devices"
         #: The devices that vswitchd serves, those that a process holds, and those whose record is lost.
@@ -64,7 +65,8 @@ class ModelVduse(VduseHost):
         return self.stuck
 
     def run(self, step: DeviceStep, deadline: float) -> None:
-        assert self.stuck is None, "nothing is begun behind a step that waits"
+        if self.stuck is not None:
+            raise waits(self.stuck)  # as DeviceProcesses does
         self._tick()
         steps = {"create": self._create, "bind": self._bind, "delete": self._delete, "destroy": self._destroy}
         steps[step.verb](step)
@@ -107,7 +109,8 @@ class ModelVduse(VduseHost):
             free = next(n for n in range(999) if f"vhost-vdpa-{n}" not in used)
             (self.devices / name / f"vhost-vdpa-{free}").mkdir()
         else:
-            net = self.devices / name / "virtio0/net" / f"eth{len(self.look())}"
+            self._interfaces += 1
+            net = self.devices / name / "virtio0/net" / f"eth{self._interfaces}"
             net.mkdir(parents=True)
             os.symlink("../../../drivers/virtio_net", self.devices / name / "virtio0/driver")
             self.set(net.name, mtu=1500, address="00:00:00:00:00:00")
