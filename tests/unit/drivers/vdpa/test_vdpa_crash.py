@@ -19,7 +19,8 @@ from hypothesis.stateful import invariant, rule
 from agents.ports.operations import Operation
 from drivers.vdpa.model import BRIDGE
 from netplugin.api.models import PortSpec
-from tests.unit.agents.test_reconciler_crash import LONG, may_be
+from tests.unit.agents.test_reconciler_crash import LONG
+from tests.unit.drivers.sriov.crash_points import crash_at_every_step
 from tests.unit.drivers.sriov.world import CrashMachine, crash_settings, make_spec
 from tests.unit.drivers.vdpa.world import Both, VdpaWorld, vdpa_spec
 
@@ -69,28 +70,7 @@ CASES: Mapping[str, tuple[Prepare, Mapping[str, PortSpec | None]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_crash_at_every_step(name: str) -> None:
-    prepare, asked = CASES[name]
-    boundary, through = 0, False
-    while not through:
-        with world_at() as world:
-            prepare(world)
-            before = {r.port_id: r.spec for r in world.store.records()}
-            ops: list[Operation] = [
-                world.delete(i) if spec is None else world.put(i, spec) for i, spec in asked.items()
-            ]
-            through = world.serve(*ops, crash_at=boundary)
-            world.restart()
-            world.assert_one_each()
-            assert world.check() and world.check()
-            world.assert_settled()
-            found = {r.port_id: r.spec for r in world.store.records()}
-            for op in ops:
-                assert found.get(op.port_id) in may_be(op, before.get(op.port_id))
-            for port_id in found:
-                assert world.unplug(port_id) is None
-            world.assert_settled()
-        boundary += 1
-    assert boundary > 10, "so many steps there are at least"
+    assert crash_at_every_step(world_at, *CASES[name]) > 10, "so many steps there are at least"
 
 
 # -- two backends, any order of anything ---------------------------------------------------------

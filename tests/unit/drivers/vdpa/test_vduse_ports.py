@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from agents.ports.operations import Operation
 from drivers.vdpa.model import BRIDGE
 from drivers.vdpa.vduse_devices import VHOST_VDPA, VIRTIO_VDPA
 from drivers.vdpa.vduse_plan import vduse_name
@@ -25,7 +24,7 @@ from netplugin.libvirt.domain import complete, parse_domain, written
 from netplugin.libvirt.interfaces import Element
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import Case, DomainNic
-from tests.unit.agents.test_reconciler_crash import may_be
+from tests.unit.drivers.sriov.crash_points import crash_at_every_step
 from tests.unit.drivers.vdpa.vduse_world import VduseWorld, plugged, vduse_spec
 from tests.unit.drivers.vdpa.world import RELAY_ROOT, vdpa_spec
 
@@ -454,24 +453,4 @@ CASES: Mapping[str, tuple[Callable[[VduseWorld], None], Mapping[str, PortSpec | 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_crash_at_every_step(name: str) -> None:
-    prepare, asked = CASES[name]
-    boundary, through = 0, False
-    while not through:
-        with world_at() as world:
-            prepare(world)
-            before = {r.port_id: r.spec for r in world.store.records()}
-            ops: list[Operation] = [
-                world.delete(i) if spec is None else world.put(i, spec) for i, spec in asked.items()
-            ]
-            through = world.serve(*ops, crash_at=boundary)
-            world.restart()
-            assert world.check() and world.check()
-            world.assert_settled()
-            found = {r.port_id: r.spec for r in world.store.records()}
-            for op in ops:
-                assert found.get(op.port_id) in may_be(op, before.get(op.port_id))
-            for port_id in found:
-                assert world.unplug(port_id) is None
-            world.assert_settled()
-        boundary += 1
-    assert boundary > 4, "so many steps there are at least"
+    assert crash_at_every_step(world_at, *CASES[name]) > 4, "so many steps there are at least"
