@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from agents.store.store import Store
-from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.vduse_plan import vduse_name
 from drivers.vdpa.vduse_processes import DeviceProcesses
 from netplugin.api.errors import Conflict, NetpluginError, OperationTimeout
@@ -22,13 +21,25 @@ from netplugin.api.models import PortState
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovsdb import Ovsdb
 from netplugin.libvirt.domain import complete, parse_domain, written
-from tests.lab import ovs_releases
 from tests.lab.driven import Driven
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.namespaces import namespace, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import CommandError, Daemon, run, wait_for
-from tests.nested import nics
+from tests.lab.processes import Daemon, run, wait_for
+from tests.nested.vduse_host import (
+    RECORDS,
+    WAIT_S,
+    agent_on,
+    assert_nothing_left,
+    devices,
+    driver,
+    into,
+    make_spec,
+    netdev,
+    pings,
+    served_by,
+    settled,
+)
 
 pytestmark = [
     pytest.mark.long,
@@ -37,80 +48,17 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-BUS = Path("/sys/bus/vdpa")
-VDUSE = Path("/dev/vduse")
-#: Where DPDK keeps what it needs to find its devices again (lib/vhost/vduse.c).
-RECORDS = Path("/var/run/vduse")
-WAIT_S = 90.0
-OPTIONS = {
-    "vdpa": {"mode": "vduse", "guest_hugepages": "false"},
-    "ovs": {"bridge_mappings": "physnet1:br-phys1", "timeout": "60"},
-}
-
 
 @pytest.fixture(scope="module", params=("forky", "trixie"))
 def ovs(request: pytest.FixtureRequest) -> Iterator[PrivateOvs]:
-    nics.modprobe("vduse", "vhost_vdpa", "virtio_vdpa", "virtio_net")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", ovs_releases.chosen(request.param, fetched=True).path(os.environ["PATH"]))
-        directory = Path(f"/run/np-{request.param}")
-        with PrivateOvs(directory, pmd_mask="0x2", other_config={"per-port-memory": "true"}) as private:
-            yield private
+    with served_by(request.param) as private:
+        yield private
 
 
 @pytest.fixture
 def process(ovs: PrivateOvs, tmp_path: Path) -> Iterator[Driven]:
-    """The agent without its front end."""
-    made = Driven(Path("/run/np-agent") / tmp_path.name, ovs, OPTIONS, Vdpa, WAIT_S)
-    yield made
-    for record in made.store.records():
-        made.delete(record.port_id)
-    made.close()
-    assert_nothing_left(ovs)
-
-
-def make_spec(number: int, vlan_id: int = 100, **fields: Any) -> dict[str, Any]:
-    return {
-        "vm_id": f"vm{number}",
-        "mac": f"52:54:00:00:00:{number:02x}",
-        "backend": "vdpa",
-        "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": vlan_id},
-        **fields,
-    }
-
-
-def netdev(number: int, vlan_id: int = 100) -> dict[str, Any]:
-    return make_spec(number, vlan_id, attachment="netdev")
-
-
-def devices() -> tuple[list[str], list[str]]:
-    """The VDUSE devices and the vDPA devices."""
-    offered = [name for name in os.listdir(VDUSE) if name != "control"]
-    return sorted(offered), sorted(os.listdir(BUS / "devices"))
-
-
-def assert_nothing_left(ovs: PrivateOvs) -> None:
-    assert devices() == ([], []) and ovs.vsctl("list-br") == ""
-
-
-def driver(name: str) -> str:
-    return (BUS / "devices" / name / "driver").resolve().name
-
-
-def into(container: str, binding: Any, number: int) -> None:
-    """Move the interface of a port into a namespace, as who makes a container does."""
-    run(["ip", "link", "set", binding.interface, "netns", container, "name", "eth0"])
-    run(within(container, ["ip", "addr", "add", f"10.7.0.{number}/24", "dev", "eth0"]))
-    run(within(container, ["ip", "link", "set", "eth0", "up"]))
-
-
-def pings(source: str, number: int, count: int = 1) -> bool:
-    words = ["ping", "-c", str(count), "-i", "0.2", "-W", "1", f"10.7.0.{number}"]
-    try:
-        run(within(source, words), timeout=10 + count)
-    except CommandError:
-        return False
-    return True
+    with agent_on(ovs, Path("/run/np-agent") / tmp_path.name) as made:
+        yield made
 
 
 @contextmanager
@@ -137,11 +85,6 @@ def held(device: str) -> Iterator[None]:
         yield
     finally:
         os.close(opened)
-
-
-def settled(process: Driven) -> bool:
-    process.reconciler.check()
-    return process.planned() == [] and not process.reconciler.unsettled()
 
 
 # -- what a container and a VM get ---------------------------------------------------------------
