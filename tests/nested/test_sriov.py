@@ -453,18 +453,19 @@ def answered(log: Path) -> list[int]:
 
 
 @contextmanager
-def with_libvirt(pf: str, mac: str) -> Iterator[None]:
+def with_libvirt(pf: str, mac: str, netns: str | None = None) -> Iterator[None]:
     """What libvirt does around the time that a VM has a VF, but for the MAC at the end: it is that of
     one that found the VM's when it began, as of an agent that did not take it away."""
     saved = LIBVIRT_STATE / f"{pf}_vf0"
     saved.parent.mkdir(parents=True, exist_ok=True)
     saved.touch()
-    run(["ip", "link", "set", pf, "vf", "0", "mac", mac])
+    sets = within(netns, ["ip", "link", "set", pf, "vf", "0", "mac", mac])
+    run(sets)
     try:
         yield
     finally:
         saved.unlink()
-        run(["ip", "link", "set", pf, "vf", "0", "mac", mac])
+        run(sets)
 
 
 def test_frames_are_lost_only_while_a_vf_comes_and_goes(

@@ -55,9 +55,9 @@ def driver(address: str) -> str | None:
     return link.resolve().name if link.exists() else None
 
 
-def vf_info(pf: str) -> dict[int, dict[str, Any]]:
-    """What ``ip`` tells of the VFs, by number."""
-    [reported] = json.loads(run(["ip", "-j", "-d", "link", "show", "dev", pf]))
+def vf_info(pf: str, netns: str | None = None) -> dict[int, dict[str, Any]]:
+    """What ``ip`` tells of the VFs, by number, in the namespace of the PF."""
+    [reported] = json.loads(run(within(netns, ["ip", "-j", "-d", "link", "show", "dev", pf])))
     return {vf["vf"]: vf for vf in reported.get("vfinfo_list", [])}
 
 

@@ -2,6 +2,7 @@
 
     python -m tests.lab.sandbox --guests --hugepages 200 -- python -m tests.lab.steps linuxbridge
 
+``--operations migration`` runs those alone whose names begin so.
 It ends with status 1 if a case did not end as it should.
 """
 
@@ -26,11 +27,20 @@ _DIRECTORY = Path("/run/np/faults")
 
 
 def injected(
-    name: str, seconds: float, seed: int, sampled: int | None = None, shard: tuple[int, int] = (1, 1)
+    name: str,
+    seconds: float,
+    seed: int,
+    sampled: int | None = None,
+    shard: tuple[int, int] = (1, 1),
+    prefix: str = "",
 ) -> Report:
-    """Run cases of a scene for so long; ``sampled``: of so few operations; ``shard``: 2 of 4 is (2, 4)."""
+    """Run cases of a scene for so long; ``sampled``: of so few operations; ``shard``: 2 of 4 is (2, 4).
+
+    ``prefix``: of the operations whose names begin so.
+    """
     with SCENES[name](_DIRECTORY) as scene:
-        names = [op.name for op in scene.operations if op.sampled or sampled is None]
+        operations = [op for op in scene.operations if op.name.startswith(prefix)]
+        names = [op.name for op in operations if op.sampled or sampled is None]
         only = names if sampled is None else random.Random(seed).sample(names, sampled)
         matrix = Matrix(scene, seed, only)
         cases = matrix.record()[shard[0] - 1 :: shard[1]]
@@ -44,8 +54,9 @@ def main() -> int:
     parser.add_argument("backend", choices=SCENES)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    parser.add_argument("--operations", default="", metavar="PREFIX")
     asked = parser.parse_args()
-    report = injected(asked.backend, asked.seconds, asked.seed)
+    report = injected(asked.backend, asked.seconds, asked.seed, prefix=asked.operations)
     print(report.text())
     return 1 if report.findings else 0
 

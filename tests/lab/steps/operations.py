@@ -137,17 +137,26 @@ def of_ports(calls: Calls, damage: Callable[[], None]) -> list[Operation]:
 
 
 def of_migrations(calls: Calls) -> list[Operation]:
-    """The phases that change what is forwarded: of a destination, and of a source."""
+    """The phases at a destination and at a source, called by the platform."""
 
     def step(phase: str, **fields: Any) -> Call:
         return calls.call("POST", "/v1/ports/p1:migrate", {"phase": phase, **fields})
 
     put, delete = calls.put("p1", port_security=_FILTER), calls.delete("p1")
-    prepare, abort = step("prepare", port=calls.spec(port_security=_FILTER)), step("abort")
+    prepare = step("prepare", port=calls.spec(port_security=_FILTER))
+    activate, leave, commit, abort = map(step, ("activate", "leave", "commit", "abort"))
+
+    def phase(name: str, do: Call, undo: Sequence[Call], of: Sequence[Call] = ()) -> Operation:
+        return Operation(f"migration: {name}", [do], undo, of, [delete] if of else [], sampled=False)
+
     return [
-        Operation("migration: prepare", [prepare], [abort], sampled=False),
-        Operation("migration: activate", [step("activate")], [delete, prepare], [prepare], [delete], False),
-        Operation("migration: leave", [step("leave")], [abort], [put], [delete], False),
+        phase("prepare", prepare, [delete]),
+        phase("activate", activate, [delete, prepare], [prepare]),
+        phase("commit at the destination", commit, [delete, prepare], [prepare]),
+        phase("abort at the destination", abort, [prepare], [prepare]),
+        phase("leave", leave, [delete, put], [put]),
+        phase("commit at the source", commit, [put, leave], [put, leave]),
+        phase("abort at the source", abort, [leave], [put, leave]),
     ]
 
 
