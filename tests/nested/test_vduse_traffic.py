@@ -21,6 +21,7 @@ from tests.lab.driven import Driven
 from tests.lab.namespaces import entered, namespace, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
+from tests.lab.sequenced import PORT, RATE, Peer
 from tests.nested.vduse_host import WAIT_S, agent_on, into, netdev, pings, served_by, settled
 
 pytestmark = [
@@ -30,7 +31,6 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-PORT = 7000
 STREAM = 4 << 20
 LIMIT = 2000  # kbit/s, far below what the emulated machine carries
 BURST_S = 0.8
@@ -256,3 +256,41 @@ def test_vswitchd_is_killed_under_traffic(process: Driven, ovs: PrivateOvs, tmp_
         before = [number for number in lost if number < min(after)]
         assert lost == before, "when they come again, none is lost any more"
         assert settled(process)
+
+
+@contextmanager
+def connected(program: Path) -> Iterator[None]:
+    """The exchange's other end, in ``na``."""
+    words = within("na", ["setpriv", "--pdeathsig", "KILL", "--", program])
+    words += ["connect", "10.7.0.1", "10.7.0.2", PORT, RATE]
+    running = subprocess.Popen([str(word) for word in words], stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_a_stream_outlives_vswitchd(process: Driven, ovs: PrivateOvs, tmp_path: Path) -> None:
+    """Datagrams each way and a TCP stream, more than the rings hold while nobody serves them."""
+    with (
+        two_containers(process, ovs),
+        Peer(tmp_path, within("nb", []), "10.7.0.2", "10.7.0.1") as peer,
+        connected(tmp_path / "sequenced"),
+    ):
+        peer.wait_connected()
+        peer.wait_heard(deadline_s=WAIT_S)
+        before = peer.counts()
+        ovs.kill_vswitchd()
+        ovs.start_vswitchd()
+        process.wait_for_ovs()
+        wait_for(lambda: settled(process), WAIT_S, "the agent has set the flows again")
+        peer.wait_heard(deadline_s=WAIT_S)
+        # The stream waits for its next repetition, which is later with each one that was lost.
+        wait_for(lambda: peer.counts().stream_back > before.stream_back + 1000, WAIT_S, "TCP goes on")
+        found = peer.counts()
+        print(
+            f"OVS {ovs.version}, {RATE} datagrams a second each way: lost {found.missing}, "
+            f"longest gap {found.silence_ms:.0f} ms, {found.stream_back} bytes of TCP"
+        )
+        assert not found.stream_broken and found.stream_wrong == found.twice == 0
