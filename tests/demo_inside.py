@@ -16,8 +16,8 @@ import libvirt  # type: ignore[import-untyped]
 from tests.demo_search import search
 from tests.demo_steps import Steps
 from tests.demo_traces import hand_over_namespace
-from tests.lab import guest as lab_guest
-from tests.lab.guest import Accelerator, Guest
+from tests.lab.accelerator import Accelerator, accelerator
+from tests.lab.guest import Guest
 from tests.lab.hypervisor import OVS_BACKEND, Hypervisor, Nic
 from tests.lab.ovs import DATAPATH_TAP
 from tests.lab.processes import LabError
@@ -143,7 +143,7 @@ class _Demo:
 
 
 def _accelerator() -> str:
-    if lab_guest.accelerator() is Accelerator.KVM:
+    if accelerator() is Accelerator.KVM:
         return "guests run on KVM, which booted the guests' kernel just now"
     why = "/dev/kvm boots no kernel here" if os.path.exists("/dev/kvm") else "there is no /dev/kvm"
     return (

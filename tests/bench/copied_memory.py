@@ -22,7 +22,8 @@ from typing import Any
 
 from tests.bench.live_migration import row
 from tests.lab import kernel
-from tests.lab.guest import COMMAND_LINE, EMULATOR, MORE_KIB, Guest
+from tests.lab.accelerator import COMMAND_LINE, EMULATOR
+from tests.lab.guest import MORE_KIB, Guest
 from tests.lab.hypervisor import silence
 from tests.lab.namespaces import namespace, within
 from tests.lab.ovs import PrivateOvs

@@ -36,7 +36,7 @@ def outcome(traveller: Traveller, way: Way, mishap: Mishap) -> str:
     try:
         with tempfile.TemporaryDirectory(dir="/run") as directory:
             return _side(befall(traveller, way, mishap, Path(directory)), source)
-    except Exception:
+    except Exception:  # counted, and the exit status says so: the other kills are still tried
         traceback.print_exc()
         traveller.renew()
         return FAILED

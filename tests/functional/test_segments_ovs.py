@@ -11,8 +11,8 @@ import pytest
 from drivers.dpdkvhostuser.model import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
 from tests.functional.conftest import make_spec
 from tests.functional.hosts_ovs import UNDERLAY, Host, clean, host, let_in_by_peers_alone, mac, spec_on
-from tests.lab.namespaces import namespace, within
-from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.namespaces import namespace, pings, within
+from tests.lab.processes import run, wait_for
 from tests.lab.switch import switch, wire
 from tests.lab.vm import Vm
 
@@ -144,14 +144,6 @@ def kernel_host(number: int, vni: int, *peers: str) -> Iterator[str]:
         yield name
 
 
-def _pings_from(name: str, address: str) -> bool:
-    try:
-        run(within(name, ["ping", "-c", "1", "-W", "1", address]))
-    except CommandError:
-        return False
-    return True
-
-
 def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host]) -> None:
     """And the third peer is a kernel: what we send is VXLAN to others too."""
     one, other = hosts
@@ -175,7 +167,7 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
         stream.start()
         for each in hosts:
             each.network("blue", 5001, *ours, "10.9.0.7")
-        wait_for(lambda: _pings_from(third, a.address), 20, "the kernel reaches the VM")
+        wait_for(lambda: pings(third, a.address), 20, "the kernel reaches the VM")
         changed = set(one.flows(TUNNELS)) ^ set(before)
         about_it = ("table=20", f"tun_src={third_address}")
         assert changed and all(any(w in flow for w in about_it) for flow in changed), changed

@@ -12,8 +12,9 @@ from netplugin.host.names import UPLINK, device_name
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import planned, plug
 from tests.lab.agent import PrivateAgent
+from tests.lab.namespaces import pings
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.processes import run, wait_for
 from tests.lab.testpmd import Testpmd, TestpmdOptions
 
 # DPDK's af_packet driver replaces a NIC: the other end of the veth is the wire.
@@ -42,14 +43,6 @@ def agent(ovs: PrivateOvs, wire: str) -> Iterator[PrivateAgent]:
     shutil.rmtree(BASE / "agent")
 
 
-def _pings(address: str) -> bool:
-    try:
-        run(["ping", "-c", "1", "-W", "1", address])
-    except CommandError:
-        return False
-    return True
-
-
 def test_a_vm_is_reached_from_the_wire(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     spec = make_spec(1, vlan_id=None)
     body = plug(agent, "p1", spec)
@@ -60,13 +53,13 @@ def test_a_vm_is_reached_from_the_wire(ovs: PrivateOvs, agent: PrivateAgent) -> 
     socket = Path(body["binding"]["socket_path"])
     with Testpmd(socket, TestpmdOptions(mac=spec["mac"])):
         ovs.wait_connected(body["binding"]["device"])
-        wait_for(lambda: _pings("10.9.0.2"), 20, "the VM answers")
+        wait_for(lambda: pings(None, "10.9.0.2"), 20, "the VM answers")
         # On a VLAN of its own it receives nothing of the untagged wire.
         plug(agent, "p1", make_spec(1, vlan_id=7))
         run(["ip", "neighbour", "flush", "dev", "wire0"])
-        assert not any(_pings("10.9.0.2") for _ in range(3))
+        assert not any(pings(None, "10.9.0.2") for _ in range(3))
         plug(agent, "p1", spec)
-        wait_for(lambda: _pings("10.9.0.2"), 20, "the VM answers again")
+        wait_for(lambda: pings(None, "10.9.0.2"), 20, "the VM answers again")
     assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
     assert ovs.vsctl("list-br").split() == []
 

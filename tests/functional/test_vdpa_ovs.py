@@ -31,9 +31,9 @@ from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import rows
 from tests.lab.agent import PrivateAgent
 from tests.lab.driven import Driven
-from tests.lab.namespaces import namespace, within
+from tests.lab.namespaces import namespace, pings, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.processes import run, wait_for
 from tests.lab.raw_frames import hearing, mouth, send_all
 from tests.lab.testpmd import Testpmd, TestpmdOptions
 from tests.lab.vm import DEVICE as NIC
@@ -108,14 +108,6 @@ def hosted(directory: Path, ovs: PrivateOvs, *nics: ModelPf, **model: Any) -> It
 
 def spec_of(number: int = 1, **fields: Any) -> dict[str, Any]:
     return make_spec(number, **{"backend": "vdpa", **fields})
-
-
-def ping(address: str) -> bool:
-    try:
-        run(within(FAR, ["ping", "-c", "1", "-W", "1", address]))
-    except CommandError:
-        return False
-    return True
 
 
 def dropped(ovs: PrivateOvs) -> int:
@@ -207,7 +199,7 @@ def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
         path = Path(new_path(driven.host.ovs.settings, "p1"))
         with Testpmd(path, TestpmdOptions(mac=spec_of()["mac"])) as vm:
             ovs.wait_connected(device_name(VHOST, "p1"))
-            wait_for(lambda: ping("10.7.0.5"), WAIT_S, "the VM answers", vm.daemon.tail)
+            wait_for(lambda: pings(FAR, "10.7.0.5"), WAIT_S, "the VM answers", vm.daemon.tail)
             ovs.kill_vswitchd()
         ovs.start_vswitchd()
         driven.wait_for_ovs()
@@ -216,12 +208,12 @@ def test_a_relay_carries_frames_and_does_again_when_vswitchd_was_killed(
         assert kinds == {"SetFilter", "SetBridgeFlows"} and not report.errors
         with Testpmd(path, TestpmdOptions(mac=spec_of()["mac"])) as vm:
             ovs.wait_connected(device_name(VHOST, "p1"))
-            wait_for(lambda: ping("10.7.0.5"), WAIT_S, "and again", vm.daemon.tail)
+            wait_for(lambda: pings(FAR, "10.7.0.5"), WAIT_S, "and again", vm.daemon.tail)
         with Testpmd(path, TestpmdOptions(mac="52:54:00:99:99:99")):
             ovs.wait_connected(device_name(VHOST, "p1"))
             run(within(FAR, ["ip", "neigh", "flush", "all"]))
-            wait_for(lambda: ping("10.7.0.5") or dropped(ovs), WAIT_S, "another VM answers")
-            assert dropped(ovs) and not ping("10.7.0.5"), "and its MAC does not pass the filter"
+            wait_for(lambda: pings(FAR, "10.7.0.5") or dropped(ovs), WAIT_S, "another VM answers")
+            assert dropped(ovs) and not pings(FAR, "10.7.0.5"), "and its MAC does not pass the filter"
         driven.delete("p1")
         assert ovs.vsctl("list-br") == ""
         assert asdict(nic.vfs[0]) == before

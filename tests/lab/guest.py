@@ -7,17 +7,11 @@ a unix socket, so that neither can garble the other.
 from __future__ import annotations
 
 import base64
-import functools
 import itertools
-import os
-import select
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,26 +19,16 @@ import libvirt  # type: ignore[import-untyped]
 from lxml import etree
 
 from tests.lab import initramfs, kernel
+from tests.lab.accelerator import COMMAND_LINE, EMULATOR, Accelerator, accelerator
 from tests.lab.processes import LabError, LabTimeout, tail_of, wait_for
 
 GUESTS = Path("/run/lab-guests")
-EMULATOR = "/usr/bin/qemu-system-x86_64"
 BOOT_DEADLINE_S = 180.0
-KVM_DEADLINE_S = 5.0
 # Beyond the time a command has in the guest: for the guest and the host to be slow in.
 CHANNEL_SLACK_S = 60.0
-CHOICE = "NETPLUGIN_LAB_ACCEL"
-COMMAND_LINE = f"console=ttyS0 {kernel.QUICK_BOOT}"
 #: More memory of a guest that migrates, so that it is no multiple of 256 KiB; QEMU rounds it to this.
 MORE_KIB = 8
 QEMU_NS = "http://libvirt.org/schemas/domain/qemu/1.0"
-
-
-class Accelerator(StrEnum):
-    """The domain types of libvirt; QEMU is TCG."""
-
-    KVM = "kvm"
-    TCG = "qemu"
 
 
 class Result(NamedTuple):
@@ -199,54 +183,6 @@ def _own_alias(nic: etree._Element, name: str) -> str:
 
 def _written(element: etree._Element) -> str:
     return etree.tostring(element, encoding="unicode", pretty_print=True)
-
-
-@functools.cache
-def accelerator() -> Accelerator:
-    """KVM if it boots the guests' kernel for real, else TCG; asked once a process.
-
-    /dev/kvm may be there and still run no ordinary kernel. The environment may choose.
-    """
-    chosen = os.environ.get(CHOICE)
-    if chosen is not None:
-        return Accelerator[chosen.upper()]
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return Accelerator.TCG
-    # Under /run, which is the sandbox's: a kill must not leave it behind.
-    with tempfile.TemporaryDirectory(dir="/run") as directory:
-        return Accelerator.KVM if _kvm_boots(Path(directory)) else Accelerator.TCG
-
-
-def _kvm_boots(directory: Path) -> bool:
-    initrd = directory / "initramfs"
-    initrd.write_bytes(initramfs.build(kernel.cached()))
-    args = [EMULATOR, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
-    args += ["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "128"]
-    args += ["-kernel", str(kernel.cached().image), "-initrd", str(initrd)]
-    # init opens the second port: the first has the kernel's messages.
-    args += ["-append", COMMAND_LINE, "-serial", "null", "-serial", "stdio"]
-    with subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", "--", *args],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as qemu:
-        try:
-            return qemu.stdout is not None and _says_ready(qemu.stdout.fileno())
-        finally:
-            qemu.kill()
-
-
-def _says_ready(output: int) -> bool:
-    said = b""
-    end = time.monotonic() + KVM_DEADLINE_S
-    while initramfs.READY.encode() not in said:
-        readable, _, _ = select.select([output], [], [], max(0.0, end - time.monotonic()))
-        more = os.read(output, 4096) if readable else b""
-        if not more:
-            return False
-        said += more
-    return True
 
 
 class Guest:

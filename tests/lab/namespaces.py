@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from pyroute2 import netns
 
-from tests.lab.processes import Argument, run
+from tests.lab.processes import Argument, CommandError, run
 
 
 @contextmanager
@@ -24,6 +24,15 @@ def namespace(name: str) -> Iterator[str]:
 def within(name: str | None, command: Sequence[Argument]) -> list[Argument]:
     """The command as it is run in a namespace (with its /sys), or (None) where we are."""
     return [*(("ip", "netns", "exec", name) if name else ()), *command]
+
+
+def pings(source: str | None, address: str, count: int = 1) -> bool:
+    """Whether an address answers to each of these pings from a namespace, or (None) from where we are."""
+    try:
+        run(within(source, ["ping", "-c", str(count), "-i", "0.2", "-W", "1", address]), timeout=10 + count)
+    except CommandError:
+        return False
+    return True
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.lab.namespaces import entered, namespace, within
-from tests.lab.processes import CommandError, Daemon, run, wait_for
+from tests.lab.namespaces import entered, namespace, pings, within
+from tests.lab.processes import Daemon, run, wait_for
 
 INSIDE = "eth0"
 #: The MAC of the host's end, which sends nothing.
@@ -76,11 +76,7 @@ class Service:
         return run(within(self.name, ["ip", *words]))
 
     def pings(self, address: str) -> bool:
-        try:
-            run(within(self.name, ["ping", "-c", "1", "-W", "1", address]))
-        except CommandError:
-            return False
-        return True
+        return pings(self.name, address)
 
     def dnsmasq(self, directory: Path, first: str, last: str) -> Daemon:
         """A DHCP server for addresses of this range."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import ovs_releases
-from tests.lab.namespaces import namespace, within
+from tests.lab.namespaces import namespace, pings, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import CommandError, run, wait_for
 from tests.nested import nics
@@ -81,6 +81,10 @@ def removed(ovs: PrivateOvs, *names: str) -> None:
     assert {state(name) for name in names} == {(False, False)}
 
 
+def address(number: int) -> str:
+    return f"10.7.0.{number}"
+
+
 def into(namespace_name: str, name: str, number: int) -> None:
     """Bind virtio_vdpa, and move its interface into a namespace, with a MAC and an address."""
     bind(name, "virtio_vdpa")
@@ -91,16 +95,7 @@ def into(namespace_name: str, name: str, number: int) -> None:
         ["up"],
     ):
         run(within(namespace_name, ["ip", "link", "set", "eth0", *words]))
-    run(within(namespace_name, ["ip", "addr", "add", f"10.7.0.{number}/24", "dev", "eth0"]))
-
-
-def pings(source: str, number: int, count: int = 1) -> bool:
-    words = ["ping", "-c", str(count), "-i", "0.2", "-W", "1", f"10.7.0.{number}"]
-    try:
-        run(within(source, words), timeout=10 + count)
-    except CommandError:
-        return False
-    return True
+    run(within(namespace_name, ["ip", "addr", "add", f"{address(number)}/24", "dev", "eth0"]))
 
 
 def process_state(pid: int) -> str:
@@ -126,14 +121,14 @@ def test_two_meet_on_their_vlan_and_outlive_vswitchd(switch: PrivateOvs) -> None
             wait_for(lambda n=name: state(n)[0], DEADLINE_S, "OVS offers the device")
             add_device(name)
             into(f"n{name}", name, number)
-        wait_for(lambda: pings("na", 2), DEADLINE_S, "they meet", switch.vswitchd.tail)
-        assert pings("na", 2, 5)
+        wait_for(lambda: pings("na", address(2)), DEADLINE_S, "they meet", switch.vswitchd.tail)
+        assert pings("na", address(2), 5)
         switch.vsctl("set", "Port", "b", "tag=200")
-        assert not pings("na", 2, 3)
+        assert not pings("na", address(2), 3)
         switch.vsctl("set", "Port", "b", "tag=100")
         switch.kill_vswitchd()
         switch.start_vswitchd()
-        wait_for(lambda: pings("na", 2), DEADLINE_S, "and again", switch.vswitchd.tail)
+        wait_for(lambda: pings("na", address(2)), DEADLINE_S, "and again", switch.vswitchd.tail)
         removed(switch, "a", "b")
 
 

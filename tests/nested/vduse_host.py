@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from drivers.vdpa.driver import Vdpa
-from tests.lab import ovs_releases
+from tests.lab import namespaces, ovs_releases
 from tests.lab.driven import Driven
 from tests.lab.namespaces import within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import CommandError, run
+from tests.lab.processes import run
 from tests.nested import nics
 
 BUS = Path("/sys/bus/vdpa")
@@ -87,12 +87,7 @@ def into(container: str, binding: Any, number: int) -> None:
 
 
 def pings(source: str, number: int, count: int = 1) -> bool:
-    words = ["ping", "-c", str(count), "-i", "0.2", "-W", "1", f"10.7.0.{number}"]
-    try:
-        run(within(source, words), timeout=10 + count)
-    except CommandError:
-        return False
-    return True
+    return namespaces.pings(source, f"10.7.0.{number}", count)
 
 
 def settled(process: Driven) -> bool:

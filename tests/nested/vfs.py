@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from netplugin.host.vfs import read_interfaces
-from tests.lab.namespaces import namespace, within
-from tests.lab.processes import CommandError, run, wait_for
+from tests.lab.namespaces import namespace, pings, within
+from tests.lab.processes import run, wait_for
 from tests.nested import nics
 from tests.nested.nics import PF, WIRE
 
@@ -83,9 +83,4 @@ def functions() -> list[str]:
 
 def ping(address: str, count: int = 1) -> bool:
     """Whether it answers, from the far end."""
-    command = ["ping", "-c", str(count), "-i", "0.2", "-W", "1", address]
-    try:
-        run(within(FAR, command), timeout=10 + count)
-    except CommandError:
-        return False
-    return True
+    return pings(FAR, address, count)

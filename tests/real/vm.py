@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab import initramfs
-from tests.lab.guest import COMMAND_LINE, EMULATOR
+from tests.lab.accelerator import COMMAND_LINE, EMULATOR
 from tests.lab.kernel import Kernel
 from tests.lab.processes import run
 from tests.nested import prepare

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -186,6 +186,20 @@ class CrashMachine(RuleBasedStateMachine):
         self._directory = tempfile.TemporaryDirectory()
         self.world = self.make_world(Path(self._directory.name))
         self.world.patient = False
+
+    def asked(self, specs: Mapping[str, PortSpec | None], crash_at: int | None) -> None:
+        """Make calls at the same time, None being a DELETE; after a crash the agent starts again."""
+        world = self.world
+        ops: list[Operation] = [world.delete(i) if s is None else world.put(i, s) for i, s in specs.items()]
+        if world.serve(*ops, crash_at=crash_at):
+            assert all(op.future.done() for op in ops)
+        else:
+            world.restart()
+
+    def looked(self, crash_at: int | None) -> None:
+        """Look at the whole host; after a crash the agent starts again."""
+        if not self.world.check(crash_at):
+            self.world.restart()
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from agents.ports.operations import Operation
 from drivers.vdpa.model import BRIDGE
 from netplugin.api.models import PortSpec
 from tests.unit.agents.test_reconciler_crash import LONG
@@ -104,20 +103,13 @@ class Machine(CrashMachine):
 
     @rule(asked=_ASKED, crash_at=_CRASH)
     def ask(self, asked: Mapping[str, Mapping[str, object] | None], crash_at: int | None) -> None:
-        world = self.world
-        ops: list[Operation] = [
-            world.delete(i) if fields is None else world.put(i, spec_of(i, fields))
-            for i, fields in asked.items()
-        ]
-        if world.serve(*ops, crash_at=crash_at):
-            assert all(op.future.done() for op in ops)
-        else:
-            world.restart()
+        self.asked(
+            {i: None if fields is None else spec_of(i, fields) for i, fields in asked.items()}, crash_at
+        )
 
     @rule(crash_at=_CRASH)
     def look(self, crash_at: int | None) -> None:
-        if not self.world.check(crash_at):
-            self.world.restart()
+        self.looked(crash_at)
 
     @rule()
     def vswitchd_restarts(self) -> None:

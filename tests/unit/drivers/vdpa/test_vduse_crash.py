@@ -14,7 +14,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from agents.ports.operations import Operation
 from drivers.vdpa.vduse_devices import VHOST_VDPA, VIRTIO_VDPA
 from drivers.vdpa.vduse_processes import DeviceStep
 from netplugin.api.models import PortSpec
@@ -56,20 +55,17 @@ class Machine(CrashMachine):
 
     @rule(asked=_ASKED, crash_at=_CRASH)
     def ask(self, asked: Mapping[str, Mapping[str, object] | None], crash_at: int | None) -> None:
-        world = self.world
-        ops: list[Operation] = [
-            world.delete(i) if fields is None else world.put(i, spec_of(i, world.mode, fields))
-            for i, fields in asked.items()
-        ]
-        if world.serve(*ops, crash_at=crash_at):
-            assert all(op.future.done() for op in ops)
-        else:
-            world.restart()
+        self.asked(
+            {
+                i: None if fields is None else spec_of(i, self.world.mode, fields)
+                for i, fields in asked.items()
+            },
+            crash_at,
+        )
 
     @rule(crash_at=_CRASH)
     def look(self, crash_at: int | None) -> None:
-        if not self.world.check(crash_at):
-            self.world.restart()
+        self.looked(crash_at)
 
     @rule(mode=st.sampled_from(["vduse", "vduse", "relay"]))
     def the_option_changes(self, mode: str) -> None:
