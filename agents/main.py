@@ -22,7 +22,7 @@ from typing import Any
 import uvicorn
 from oslo_config import cfg
 
-from agents import backends
+from agents import backends, memory
 from agents.api import http
 from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
@@ -196,6 +196,7 @@ async def _serve(
     gc.enable()
     usability = supervisor.every("backend-events", _COMPARE_S, service.compare_usability)
     comparison = asyncio.create_task(usability)
+    trim = asyncio.create_task(supervisor.every("memory", memory.EVERY_S, memory.give_back))
     try:
         await server._serve()
     except OSError as unbound:
@@ -204,6 +205,7 @@ async def _serve(
     finally:
         heartbeat.cancel()
         comparison.cancel()
+        trim.cancel()
         await tasks.stop()
         await service.teams.stop()
     return 0

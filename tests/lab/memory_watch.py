@@ -1,4 +1,4 @@
-"""What an agent has in use of its memory, without what its allocators keep. Also an agent that is watched so.
+"""What an agent has in use of its memory, without what malloc keeps. Also an agent that is watched so.
 
     python -m tests.lab.memory_watch FILE ARGUMENTS...
 
@@ -37,10 +37,9 @@ class _Mallinfo2(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """``malloc_mb`` is for libraries and for objects of more than 512 bytes, ``blocks`` are all others."""
+    """What malloc has given out: all of it with ``PYTHONMALLOC=malloc``, which an installed agent has."""
 
     malloc_mb: float
-    blocks: int
 
     @staticmethod
     def now() -> InUse:
@@ -48,7 +47,7 @@ class InUse:
         mallinfo2 = ctypes.CDLL(None).mallinfo2
         mallinfo2.restype = _Mallinfo2
         found = mallinfo2()
-        return InUse((found.uordblks + found.hblkhd) / 2**20, sys.getallocatedblocks())
+        return InUse((found.uordblks + found.hblkhd) / 2**20)
 
     @staticmethod
     def read(path: Path) -> InUse:

@@ -132,8 +132,7 @@ class Sampler:
         database = self.agent.directory / "state" / store_file.DATABASE
         found = {
             "RSS, MB": now.rss_mb,
-            "malloc, MB": in_use.malloc_mb,
-            "blocks, k": in_use.blocks / 1000,
+            "in use, MB": in_use.malloc_mb,
             "descriptors": float(now.descriptors),
             "threads": float(now.threads),
             "rows": float(rows(database)),

@@ -14,8 +14,7 @@ from tests.long.trend import Trend, trend
 #: between what is in use.
 BOUNDS = {
     "RSS, MB": 1.0,
-    "malloc, MB": 0.25,
-    "blocks, k": 2.0,
+    "in use, MB": 0.25,
     "descriptors": 1.0,
     "threads": 0.5,
     "rows": 20.0,
