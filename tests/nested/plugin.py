@@ -30,8 +30,6 @@ START_DEADLINE_S = 180.0
 # What a test may take beyond its own timeout, to be set up, torn down and reported.
 SLACK_S = 60.0
 NO_TIMEOUT_S = 3600.0
-# Nothing nested uses them, and without KVM to import them takes longer than to boot.
-SLOW_PLUGINS = ("anyio", "schemathesis", "xdist")
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 Phase = Literal["setup", "teardown"]
@@ -223,8 +221,8 @@ def inner_command(config: pytest.Config, nodeids: Sequence[str]) -> list[str]:
     found = ["-c", str(config.inipath)] if config.inipath else []
     # The last of an option counts.
     own = [*found, f"--rootdir={config.rootpath}", "--basetemp=/run/pytest", "--junit-xml="]
-    own += ["-p", "no:cacheprovider", "-p", __name__]
-    own += [word for plugin in SLOW_PLUGINS for word in ("-p", f"no:{plugin}")]
+    # Nothing nested uses xdist, and without KVM to import it takes long.
+    own += ["-p", "no:cacheprovider", "-p", "no:xdist", "-p", __name__]
     warnings = [f"-W{option}" for option in sys.warnoptions]
     tests = [str(config.rootpath / nodeid) for nodeid in nodeids]
     return [sys.executable, *warnings, "-m", "pytest", *options, *own, *tests]
