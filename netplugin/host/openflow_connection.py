@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -89,7 +90,11 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()  # what vswitchd sent before it closed the connection is read
+            # What vswitchd sent before is read, and nothing is waited for: it may not have closed the
+            # connection (ENOBUFS), and would close it after its inactivity probe.
+            self._unsent.clear()
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> list[m.Message]:
         """The messages that have come whole. Raises: HostError."""

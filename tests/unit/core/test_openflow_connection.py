@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import tempfile
@@ -199,6 +200,26 @@ def test_a_peer_that_does_not_read_takes_no_longer_than_the_deadline(directory: 
         with pytest.raises(OperationTimeout):
             flows.replace(BRIDGE, [7], many, time.monotonic() + SHORT_S)
         flows.close()
+
+
+def test_a_send_that_fails_is_not_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may refuse it, with the connection open at both ends."""
+
+    def first(connection: socket.socket, messages: list[m.Message]) -> None:
+        assert messages == []
+        gone(connection)
+
+    with served(directory, first, good) as flows:
+        with monkeypatch.context() as patch:
+            patch.setattr("netplugin.host.openflow_connection.socket.socket", _Refused)
+            with pytest.raises(HostError, match="closed the connection"):
+                flows.dump(BRIDGE, [7], soon())
+        assert flows.dump(BRIDGE, [7], soon()) == [FLOW]
+
+
+class _Refused(socket.socket):
+    def send(self, *_: object) -> int:
+        raise OSError(errno.ENOBUFS, "no buffers")
 
 
 def test_a_bundle_is_not_committed_after_an_error(directory: Path) -> None:
