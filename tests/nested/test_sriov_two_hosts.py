@@ -91,7 +91,7 @@ def host(name: str, nic: Nic, directory: Path, number: int) -> Iterator[Host]:
         stack.callback(run, within(name, ["ip", "link", "set", pf, "netns", "1"]))
         run(within(name, ["ip", "link", "set", pf, "up"]))
         functions = stack.enter_context(nics.virtual_functions(nic, 3))
-        # A promiscuous PF of igb takes a VLAN for its own only if a VF has it, on the emulated NIC.
+        # On the emulated NIC frames of this VLAN reached the other PF only once a VF of each had it.
         run(within(name, ["ip", "link", "set", pf, "vf", "2", "vlan", "100"]))
         options = {
             "agent": {"enabled_backends": "sriov,linuxbridge", "teaming_backend": "linuxbridge"},
