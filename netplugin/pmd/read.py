@@ -115,7 +115,7 @@ class PmdCounters:
     """Counters of one thread since it started or was cleared; cycles are TSC cycles.
 
     ``busy_cycles`` are those of polls that returned packets. OVS 4.0 prints them as a rounded
-    share, so they may be off by ``busy_error``.
+    share, so they may be off by ``busy_error``. A TSC that goes back makes either less than 0.
     """
 
     packets: int = 0
@@ -141,17 +141,17 @@ class PmdCounters:
     @property
     def busy_percent(self) -> float | None:
         """The share of busy cycles in percent; None if unknown or too inaccurate."""
-        if not self.cycles or self.busy_error > _CERTAIN * self.cycles:
+        if self.cycles <= 0 or self.busy_error > _CERTAIN * self.cycles:
             return None
-        return round(100 * min(self.busy_cycles, self.cycles) / self.cycles, 2)
+        return round(100 * min(max(0, self.busy_cycles), self.cycles) / self.cycles, 2)
 
     @property
     def cycles_per_packet(self) -> float | None:
-        return round(self.cycles / self.packets, 1) if self.packets and self.cycles else None
+        return round(self.cycles / self.packets, 1) if self.packets and self.cycles > 0 else None
 
     @property
     def processing_cycles_per_packet(self) -> float | None:
-        if not self.packets or not self.cycles or self.busy_error > _CERTAIN * self.busy_cycles:
+        if not self.packets or self.cycles <= 0 or self.busy_error > _CERTAIN * self.busy_cycles:
             return None
         return round(min(self.busy_cycles, self.cycles) / self.packets, 1)
 
@@ -171,8 +171,8 @@ class _Section:
         found = {name: int(value) for name, value in self.found.items()}
         counts = {name: found.get(name, 0) for name in ("packets", "upcalls", "lost_upcalls")}
         if "cycles" not in found:
-            busy = found.get("busy_cycles", 0)
-            return PmdCounters(cycles=busy + found.get("idle_cycles", 0), busy_cycles=busy, **counts)
+            busy, idle = (_signed(found.get(name, 0)) for name in ("busy_cycles", "idle_cycles"))
+            return PmdCounters(cycles=busy + idle, busy_cycles=busy, **counts)
         # OVS prints a share with one decimal and whole cycles per packet. Use the more accurate
         # one.
         cycles, packets = found["cycles"], counts["packets"]
@@ -182,6 +182,15 @@ class _Section:
             choices.append((packets // 2, packets * found["packet_cycles"]))
         error, busy = min(choices)
         return PmdCounters(cycles=cycles, busy_cycles=busy, busy_error=error, **counts)
+
+
+def _signed(cycles: int) -> int:
+    """OVS adds up differences of the TSC in 64 bits without a sign.
+
+    Where the TSC goes back, as it may in a VM when a thread changes its CPU, the sum of a thread that has
+    just started may be below 0.
+    """
+    return cycles - (1 << 64) if cycles >= 1 << 63 else cycles
 
 
 def parse_counters(text: str) -> dict[int, PmdCounters]:

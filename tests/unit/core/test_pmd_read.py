@@ -109,6 +109,19 @@ def test_what_is_not_measured_is_not_zero() -> None:
     assert parse_threads("").threads == () and parse_threads("").seconds is None
 
 
+def test_a_thread_whose_tsc_went_back_has_no_share() -> None:
+    """OVS adds up in 64 bits without a sign."""
+    for busy, idle, share in (
+        (2**64 - 500, 2_000, 0.0),
+        (2**64 - 5_000, 2_000, None),
+        (2_000, 2**64 - 500, 100.0),
+    ):
+        text = f"  packets received: 4\n  idle cycles: {idle} (1.00%)\n  processing cycles: {busy} (1.00%)\n"
+        [found] = parse_counters(f"pmd thread numa_id 0 core_id 1:\n{text}").values()
+        assert found.busy_percent == share
+        assert found.cycles == (busy + idle + 2**63) % 2**64 - 2**63
+
+
 # -- queues that nobody polls --------------------------------------------------------------------
 
 

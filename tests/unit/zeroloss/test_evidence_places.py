@@ -103,6 +103,23 @@ def test_two_readings_of_a_real_ovs() -> None:
         place.between(after, before, 1.0)
 
 
+def _printed_by_3(packets: int, idle: int, busy: int) -> ovs.CounterReading:
+    load = (
+        f"pmd thread numa_id 0 core_id 1:\n  packets received: {packets}\n"
+        f"  idle cycles: {idle} (90.00%)\n  processing cycles: {busy} (10.00%)\n"
+    )
+    return ovs.reading({}, "", "", load, "")
+
+
+def test_a_thread_whose_tsc_went_back_as_it_started() -> None:
+    place = ovs.OvsCounters(Path("/nowhere"), [])
+    before = _printed_by_3(10, 1_000_000, 2**64 - 70_000)
+    readings = place.between(before, _printed_by_3(110, 1_900_000, 30_000), 1.0).readings
+    assert readings["pmd_busy_share"] == 0.1 and readings["pmd_cycles_per_packet"] == 1000
+    with pytest.raises(EvidenceError, match="busy_cycles went back by 70000 "):
+        place.between(_printed_by_3(10, 1_000_000, 0), before, 1.0)
+
+
 def _printed_by_4(packets: int, cycles: int, cycles_per_packet: int) -> ovs.CounterReading:
     """A reading of an OVS 4.0, whose pmd-stats-show prints what pmd-perf-show does."""
     load = (
