@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -102,7 +102,11 @@ class Traveller:
         }
         if bandwidth_mb_s is not None:
             wanted[libvirt.VIR_MIGRATE_PARAM_BANDWIDTH] = bandwidth_mb_s
-        self.domain(self.home).migrateToURI3(self.away.libvirt.uri, wanted, FLAGS)
+        # A connection of its own: once, with libvirt 9.0, a call beside this one on the same connection never
+        # came back, while libvirtd answered others.
+        with closing(libvirt.open(self.home.libvirt.uri)) as own:
+            domain = own.lookupByName(self.nic.vm_id)
+            domain.migrateToURI3(self.away.libvirt.uri, wanted, FLAGS)
 
     def has_moved(self) -> None:
         """It runs on the other hypervisor now: commands go there."""
