@@ -446,7 +446,7 @@ def test_a_call_on_a_busy_nic_is_undone_when_the_agent_stops(world: World) -> No
 def test_a_look_does_not_begin_the_patience_of_a_call_anew(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
+    now = time.monotonic()  # that of the deadlines: it may be small, as on a machine that has just booted
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now))
     world.model.refuses = Refuses(errno.EAGAIN, "vlan")
     put = world.put("a", named())
