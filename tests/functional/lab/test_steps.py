@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.processes import wait_for
+from tests.lab.steps import host_state
 from tests.lab.steps.faults import Fault, faults_of
 from tests.lab.steps.watch import StepWatch
 
@@ -192,3 +194,18 @@ def test_each_step_has_its_faults(short_path: Path) -> None:
         *("error ENOSPC", "error EIO", "error EDQUOT", "late"),
     ]
     assert "error EROFS" in steps["openat one"] and "kill in half" not in steps["openat one"]
+
+
+def test_a_store_that_an_agent_has_for_itself_is_read(tmp_path: Path) -> None:
+    """SQLite opens a file so if it can make no memory to share (agents/store/database.py)."""
+    path = tmp_path / "agent.db"
+    owner = sqlite3.connect(path, isolation_level=None)
+    try:
+        owner.execute("PRAGMA locking_mode=EXCLUSIVE")
+        owner.execute("PRAGMA journal_mode=WAL")
+        for table, columns in host_state._STORED.items():
+            owner.execute(f"CREATE TABLE {table} ({columns})")
+        owner.execute("INSERT INTO quarantine VALUES ('vf', '0000:03:10.0')")
+        assert list(host_state.of_store(path)) == ["stored quarantine ('vf', '0000:03:10.0')"]
+    finally:
+        owner.close()

@@ -6,10 +6,13 @@ and filters by ip, bridge, tc and nft, files by the kernel, the store by SQLite.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,13 +161,33 @@ def of_files(*directories: Path) -> Iterator[str]:
 
 def of_store(path: Path) -> Iterator[str]:
     """The intents and all that they have claimed."""
-    store = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=10)
+    with tempfile.TemporaryDirectory() as directory:
+        store = _opened(path, Path(directory))
+        try:
+            for table, columns in _STORED.items():
+                for row in store.execute(f"SELECT {columns} FROM {table}"):
+                    yield f"stored {table} {row}"
+        finally:
+            store.close()
+
+
+def _opened(path: Path, directory: Path) -> sqlite3.Connection:
+    """The store; or a copy of its files, which an agent keeps locked if SQLite could not share them.
+
+    The agent writes nothing while it is copied, as it has settled.
+    """
+    store = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=3)
     try:
-        for table, columns in _STORED.items():
-            for row in store.execute(f"SELECT {columns} FROM {table}"):
-                yield f"stored {table} {row}"
-    finally:
+        store.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as locked:
         store.close()
+        if locked.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+            raise
+        for name in (path.name, f"{path.name}-wal"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(path.with_name(name), directory)
+        return sqlite3.connect(directory / path.name)
+    return store
 
 
 def differences(expected: State, found: State) -> str:
