@@ -66,6 +66,14 @@ def _parse_vid(text: str) -> bytes:
     return (_VID_PRESENT | vid).to_bytes(2, "big")
 
 
+def _parse_tci(text: str, size: int) -> bytes:
+    """A tag, or the bits of one: OXM_OF_VLAN_VID has no priority. Raises: ValueError."""
+    value = int(text, 0)
+    if not 0 <= value <= _VID_BITS:
+        raise ValueError(f"bits of a VLAN tag {value:#x}")
+    return value.to_bytes(size, "big")
+
+
 def _show_mac(value: bytes) -> str:
     return value.hex(":")
 
@@ -120,7 +128,7 @@ class _Field:
 
 
 _ETH_TYPE = _Field("dl_type", _oxm(5, 2), _parse_number, _show_hex)
-_VLAN = _Field("vlan_tci", _oxm(6, 2), _parse_number, _show_vlan)
+_VLAN = _Field("vlan_tci", _oxm(6, 2), _parse_tci, _show_vlan)
 _PROTOCOL = _Field("nw_proto", _oxm(10, 1), _parse_number, _show_number)
 _ALL = (
     _Field("tun_src", _nxm(31, 4), _parse_ip4, _show_ip4),

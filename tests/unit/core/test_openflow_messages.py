@@ -131,7 +131,8 @@ def test_words_that_mean_the_same_are_the_same_match() -> None:
 @pytest.mark.parametrize(
     "word",
     "tcp in_port in_port=eth0 in_port=-1 dl_src=52:54 nw_src=10.0.0 nw_src=10.0.0.0/33 ipv6_src=10.0.0.1 "
-    "icmp_type=256 dl_vlan=4096 dl_vlan=-1 tun_id=x vlan_tci=0x10000/1".split(),
+    "icmp_type=256 dl_vlan=4096 dl_vlan=-1 tun_id=x vlan_tci=0x10000/1 "
+    "vlan_tci=0x4000 vlan_tci=0x1007/0x2fff".split(),
 )
 def test_what_is_not_in_the_vocabulary_is_no_flow(word: str) -> None:
     with pytest.raises(MalformedFlow, match=re.escape(word.partition("=")[0])):
