@@ -27,6 +27,8 @@ from netplugin.host.processes import remaining
 LOG = logging.getLogger(__name__)
 _DATABASE = "Open_vSwitch"
 _LEAST_S = 0.1  # for the answer of a transaction
+#: Seconds for an answer while the rows are read: all of 5,000 ports take a few.
+_READ_S = 30.0
 #: The name of the lock. Locks of ovsdb-server are distinguished by name only.
 LOCK = "netplugin"
 _ASSERT: Operation = {"op": "assert", "lock": LOCK}
@@ -251,8 +253,8 @@ class Ovsdb:
     def connected(self) -> None:
         # The server answers in order, so the lock is known before the rows are read.
         if self._holder is not None:
-            self._session.request("lock", [LOCK], self._lock_answered)
-        self._session.request("get_schema", [_DATABASE], self._monitor)
+            self._session.request("lock", [LOCK], self._lock_answered, _READ_S)
+        self._session.request("get_schema", [_DATABASE], self._monitor, _READ_S)
 
     def disconnected(self) -> None:
         self._read = self._has_lock = False
@@ -269,7 +271,7 @@ class Ovsdb:
             self._report()
 
     def _lock_answered(self, result: Any, failed: Exception | None) -> None:
-        if failed is None:
+        if not self._refused(failed):
             self._has_lock = result["locked"]
             self._report()
 
@@ -284,12 +286,12 @@ class Ovsdb:
                 self._read, self._failures = True, 0
                 self._report()
 
-        self._session.request("monitor_cond", [_DATABASE, None, rows.requests()], read)
+        self._session.request("monitor_cond", [_DATABASE, None, rows.requests()], read, _READ_S)
 
     def _refused(self, failed: Exception | None) -> bool:
-        """Whether a request to read failed. A server without the database is asked again."""
+        """Whether a request failed. A server that refuses, for want of the database say, is asked again."""
         if isinstance(failed, Refused):
-            LOG.warning("the OVS database at %s cannot be read: %s", self.remote, failed)
+            LOG.warning("the OVS database at %s cannot be used: %s", self.remote, failed)
             self._session.reconnect()
         return failed is not None
 

@@ -13,7 +13,9 @@ import re
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
+from math import ceil
 from typing import Any, Protocol
 
 from ovs import json as ovs_json
@@ -83,6 +85,8 @@ class OvsdbSession:
         self._session.reconnect.set_backoff(*_BACKOFF_MS)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Answer] = {}
+        #: When requests with a time limit are late (``time.monotonic``), by number.
+        self._late_at: dict[int, float] = {}
         self._state = (0, False)
         self._stop = threading.Event()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -93,8 +97,11 @@ class OvsdbSession:
     def start(self) -> None:
         self._thread.start()
 
-    def request(self, method: str, params: Any, answer: Answer) -> None:
+    def request(self, method: str, params: Any, answer: Answer, within_s: float | None = None) -> None:
         """Send a request; its answer comes in the session's thread, also if the connection is lost.
+
+        ``within_s``: connect again if there is no answer by then. Not for what changes the database: the
+        server may still carry it out.
 
         Callable from any thread.
         """
@@ -105,6 +112,8 @@ class OvsdbSession:
                 lost = False
                 number = next(self._numbers)
                 self._waiting[number] = answer
+                if within_s is not None:
+                    self._late_at[number] = time.monotonic() + within_s
                 message = jsonrpc.Message(jsonrpc.Message.T_REQUEST, method, params, None, None, number)
                 sent = not self._session.send(message) and not self._session.get_backlog()
         if lost:
@@ -116,6 +125,8 @@ class OvsdbSession:
         """Connect again, and so read everything again."""
         with self._lock:
             self._session.force_reconnect()
+            # Disconnects at once: a message that was received first would make the connection active again.
+            self._session.run()
         self._wake()
 
     def close(self) -> None:
@@ -141,8 +152,7 @@ class OvsdbSession:
                 except Exception:
                     # A notice may be lost. Only reading all rows again recovers from that.
                     LOG.exception("the session with the OVS database starts again")
-                    with self._lock:
-                        self._session.force_reconnect()
+                    self.reconnect()
                 self._wait()
         finally:
             self._end()
@@ -151,6 +161,10 @@ class OvsdbSession:
         """Read what there is to read."""
         with self._lock:
             self._session.run()
+            if any(at <= time.monotonic() for at in self._late_at.values()):
+                LOG.warning("the server of the OVS database leaves a request without an answer")
+                self._late_at.clear()
+                self.reconnect()
         self._follow()
         while message := self._receive():
             self._handle(message)
@@ -166,6 +180,7 @@ class OvsdbSession:
                 return
             self._state = state
             lost, self._waiting = self._waiting, {}
+            self._late_at.clear()
         if not state[1]:
             self._listener.disconnected()
         for answer in lost.values():
@@ -187,6 +202,7 @@ class OvsdbSession:
         elif message.type in (jsonrpc.Message.T_REPLY, jsonrpc.Message.T_ERROR):
             with self._lock:
                 answer = self._waiting.pop(message.id, None)
+                self._late_at.pop(message.id, None)
             if answer is not None:
                 answer(message.result, None if message.error is None else Refused(str(message.error)))
 
@@ -195,6 +211,9 @@ class OvsdbSession:
         with self._lock:
             self._session.wait(poller)
             self._session.recv_wait(poller)
+            if self._late_at:
+                left_s = min(self._late_at.values()) - time.monotonic()
+                poller.timer_wait(max(0, ceil(left_s * 1e3)))
         poller.fd_wait(self._wake_reader, ovs_poller.POLLIN)
         poller.block()
         with contextlib.suppress(BlockingIOError):

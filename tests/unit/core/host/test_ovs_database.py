@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from itertools import chain, repeat
 
 import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host import ovsdb
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovsdb_writes import SetOtherConfig
 from netplugin.host.supervisor import Supervisor
@@ -261,6 +266,59 @@ def test_a_server_that_starts_later(switch: PrivateOvs) -> None:
     finally:
         host.close()
     assert "never" not in _names(switch, "Bridge")
+
+
+@contextmanager
+def between(switch: PrivateOvs, *changed: Callable[[bytes], bytes]) -> Iterator[str]:
+    """An address of the server; what is sent to it on its n-th connection is changed by the n-th of these."""
+    path = switch.directory / "between.sock"
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as ends:
+        listening.bind(str(path))
+        listening.listen()
+        ends.callback(path.unlink)
+        ends.callback(listening.shutdown, socket.SHUT_RDWR)
+        threading.Thread(target=_accept, args=(listening, switch, changed), daemon=True).start()
+        yield f"unix:{path}"
+
+
+def _accept(
+    listening: socket.socket, switch: PrivateOvs, changed: Sequence[Callable[[bytes], bytes]]
+) -> None:
+    with suppress(OSError):  # it is shut down
+        for change in chain(changed, repeat(bytes)):
+            client, _ = listening.accept()
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(switch.connection.removeprefix("unix:"))
+            for ends in ((client, server, change), (server, client, bytes)):
+                threading.Thread(target=_relay, args=ends, daemon=True).start()
+
+
+def _relay(one: socket.socket, other: socket.socket, change: Callable[[bytes], bytes]) -> None:
+    with suppress(OSError):
+        while data := one.recv(1 << 20):
+            other.sendall(change(data))
+        other.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("method", ["lock", "get_schema", "monitor_cond"])
+def test_a_request_that_is_never_answered_is_made_again(
+    switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """On the first connection the server does not get it, and on the second it does not know it."""
+    monkeypatch.setattr(ovsdb, "_READ_S", 1.0, raising=False)
+    word = f'"method":"{method}"'.encode()
+
+    def lost(data: bytes) -> bytes:
+        return b"" if word in data else data
+
+    def refused(data: bytes) -> bytes:
+        return data.replace(word, b'"method":"unknown"')
+
+    with between(switch, lost, refused) as address:
+        with started(replace(settings_of(switch), connection=address), holder="agent one") as host:
+            host.db.require_lock(PATIENCE_S)
+            host.db.write([bridge(f"answered-{method}")], soon())
+    assert f"answered-{method}" in _names(switch, "Bridge")
 
 
 def test_a_transaction_whose_connection_is_lost_is_made_again(switch: PrivateOvs, ovs: OvsHost) -> None:
