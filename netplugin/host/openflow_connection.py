@@ -16,6 +16,9 @@ from netplugin.host.processes import remaining
 
 STEP = "openflow"
 _CHUNK = 1 << 18  # bytes
+#: Seconds without a byte from vswitchd, after which an exchange has failed whatever its deadline is. At a
+#: start the deadline is minutes away, and a new connection may be answered.
+_SILENT_S = 30.0
 
 
 class Connection:
@@ -73,7 +76,7 @@ class Connection:
         while True:
             if not self._unsent:
                 poll.modify(self._socket, select.POLLIN)
-            if not poll.poll(math.ceil(remaining(deadline) * 1000)):
+            if not poll.poll(math.ceil(min(remaining(deadline), _SILENT_S) * 1000)):
                 raise self._late()
             self._send()
             for message in self._receive():

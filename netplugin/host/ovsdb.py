@@ -27,8 +27,8 @@ from netplugin.host.processes import remaining
 LOG = logging.getLogger(__name__)
 _DATABASE = "Open_vSwitch"
 _LEAST_S = 0.1  # for the answer of a transaction
-#: Seconds for an answer while the rows are read: all of 5,000 ports take a few.
-_READ_S = 30.0
+#: Seconds for an answer, after which the agent connects again: to read all of 5,000 ports takes a few.
+_ANSWER_S = 30.0
 #: The name of the lock. Locks of ovsdb-server are distinguished by name only.
 LOCK = "netplugin"
 _ASSERT: Operation = {"op": "assert", "lock": LOCK}
@@ -209,7 +209,10 @@ class Ovsdb:
             else:
                 answered.set_exception(failed)
 
-        self._session.request("transact", [_DATABASE, *operations], answer)
+        # The server may still carry out what it did not answer, but not once this process has the lock by
+        # another connection: until then ``require_lock`` refuses. Without the lock the outcome stays open.
+        within_s = None if self._holder is None else _ANSWER_S
+        self._session.request("transact", [_DATABASE, *operations], answer, within_s)
 
     def require_certain(self) -> None:
         """Require that the database is online and locked, without a pending transaction of ours.
@@ -253,8 +256,8 @@ class Ovsdb:
     def connected(self) -> None:
         # The server answers in order, so the lock is known before the rows are read.
         if self._holder is not None:
-            self._session.request("lock", [LOCK], self._lock_answered, _READ_S)
-        self._session.request("get_schema", [_DATABASE], self._monitor, _READ_S)
+            self._session.request("lock", [LOCK], self._lock_answered, _ANSWER_S)
+        self._session.request("get_schema", [_DATABASE], self._monitor, _ANSWER_S)
 
     def disconnected(self) -> None:
         self._read = self._has_lock = False
@@ -286,7 +289,7 @@ class Ovsdb:
                 self._read, self._failures = True, 0
                 self._report()
 
-        self._session.request("monitor_cond", [_DATABASE, None, rows.requests()], read, _READ_S)
+        self._session.request("monitor_cond", [_DATABASE, None, rows.requests()], read, _ANSWER_S)
 
     def _refused(self, failed: Exception | None) -> bool:
         """Whether a request failed. A server that refuses, for want of the database say, is asked again."""

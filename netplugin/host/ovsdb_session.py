@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from math import ceil
 from typing import Any, Protocol
 
 from ovs import json as ovs_json
@@ -27,6 +26,9 @@ from netplugin.host.json_stream import StreamParser
 LOG = logging.getLogger(__name__)
 # The default back-off (1 s growing to 8 s) is longer than a VM should wait for its NIC.
 _BACKOFF_MS = (100, 1000)
+# How often late requests are looked for. A thread that sends a request does not wake that of the session,
+# which would take longer than to send it.
+_LATE_MS = 2000
 
 
 class _Poll:
@@ -100,8 +102,7 @@ class OvsdbSession:
     def request(self, method: str, params: Any, answer: Answer, within_s: float | None = None) -> None:
         """Send a request; its answer comes in the session's thread, also if the connection is lost.
 
-        ``within_s``: connect again if there is no answer by then. Not for what changes the database: the
-        server may still carry it out.
+        ``within_s``: connect again if there is no answer by then. The server may still carry the request out.
 
         Callable from any thread.
         """
@@ -211,9 +212,7 @@ class OvsdbSession:
         with self._lock:
             self._session.wait(poller)
             self._session.recv_wait(poller)
-            if self._late_at:
-                left_s = min(self._late_at.values()) - time.monotonic()
-                poller.timer_wait(max(0, ceil(left_s * 1e3)))
+            poller.timer_wait(_LATE_MS)
         poller.fd_wait(self._wake_reader, ovs_poller.POLLIN)
         poller.block()
         with contextlib.suppress(BlockingIOError):

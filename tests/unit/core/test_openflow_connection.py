@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host import openflow_connection
 from netplugin.host import openflow_messages as m
 from netplugin.host.flow import Flow
 from netplugin.host.openflow import OpenFlow
@@ -189,6 +190,16 @@ def test_a_silent_peer_takes_no_longer_than_the_deadline(directory: Path, answer
             flows.dump(BRIDGE, [7], begin + SHORT_S)
         assert SHORT_S <= time.monotonic() - begin < PATIENCE_S / 2
         assert flows.dump(BRIDGE, [7], soon()) == [FLOW], "and what comes late is not taken for its answer"
+
+
+def test_a_silent_peer_is_not_waited_for_until_a_deadline_of_minutes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openflow_connection, "_SILENT_S", SHORT_S, raising=False)
+    with served(directory, lambda connection, messages: gone(connection), good) as flows:
+        with pytest.raises(OperationTimeout):
+            flows.dump(BRIDGE, [7], soon())
+        assert flows.dump(BRIDGE, [7], soon()) == [FLOW]
 
 
 def test_a_peer_that_does_not_read_takes_no_longer_than_the_deadline(directory: Path) -> None:

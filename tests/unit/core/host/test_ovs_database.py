@@ -305,7 +305,7 @@ def test_a_request_that_is_never_answered_is_made_again(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """On the first connection the server does not get it, and on the second it does not know it."""
-    monkeypatch.setattr(ovsdb, "_READ_S", 1.0, raising=False)
+    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0, raising=False)
     word = f'"method":"{method}"'.encode()
 
     def lost(data: bytes) -> bytes:
@@ -319,6 +319,23 @@ def test_a_request_that_is_never_answered_is_made_again(
             host.db.require_lock(PATIENCE_S)
             host.db.write([bridge(f"answered-{method}")], soon())
     assert f"answered-{method}" in _names(switch, "Bridge")
+
+
+def test_a_transaction_that_is_never_answered_is_made_again(
+    switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while another connection of this agent has the lock: it may be carried out there still."""
+    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0, raising=False)
+
+    def lost(data: bytes) -> bytes:
+        return b"" if b"never-answered" in data else data
+
+    with between(switch, lost) as address:
+        with started(replace(settings_of(switch), connection=address), holder="agent one") as host:
+            host.db.require_lock(PATIENCE_S)
+            host.db.write([bridge("never-answered")], soon())
+            host.db.require_certain()
+    assert "never-answered" in _names(switch, "Bridge")
 
 
 def test_a_transaction_whose_connection_is_lost_is_made_again(switch: PrivateOvs, ovs: OvsHost) -> None:
