@@ -27,8 +27,9 @@ from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 _RETRY_S = 0.05
-#: The least time that a command gets, in seconds.
-_LEAST_S = 0.05
+#: The least and the most time that a command gets, in seconds. What another wait has used up must not make a
+#: quick command fail, and at a start, whose deadline is minutes away, it is better made again.
+_LEAST_S, _MOST_S = 0.05, 30.0
 _STEP = "vswitchd"
 _FIX = "start ovs-vswitchd, or correct [ovs] control_socket"
 
@@ -119,8 +120,7 @@ def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
     Raises: BackendUnavailable if vswitchd does not run, HostError with its error text,
     OperationTimeout.
     """
-    # As for programs: what another wait has used up must not make a quick command fail.
-    deadline = max(deadline, time.monotonic() + _LEAST_S)
+    deadline = _until(deadline)
     path = sockets.control()
     failed, stream = _connect(path, deadline)
     if failed:
@@ -156,7 +156,7 @@ class Unixctl:
 
         Raises: BackendUnavailable if vswitchd does not run, HostError, OperationTimeout.
         """
-        deadline = max(deadline, time.monotonic() + _LEAST_S)
+        deadline = _until(deadline)
         if not self._lock.acquire(timeout=remaining(deadline)):
             raise _without_answer(Path(), commands[0], errno.ETIMEDOUT)
         try:
@@ -248,6 +248,12 @@ class _Connection(jsonrpc.Connection):  # type: ignore[misc]
     def recv_wait(self, poller: Any) -> None:
         poller.timer_wait(_milliseconds(self.deadline))
         super().recv_wait(poller)
+
+
+def _until(deadline: float) -> float:
+    """The deadline of one command within this one (both ``time.monotonic``)."""
+    now = time.monotonic()
+    return min(max(deadline, now + _LEAST_S), now + _MOST_S)
 
 
 def _milliseconds(deadline: float) -> int:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.host import vswitchd
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.supervisor import Supervisor
@@ -121,6 +123,23 @@ def test_an_answer_that_comes_drop_by_drop_ends_at_the_deadline(tmp_path: Path) 
         finally:
             over.set()
     assert SHORT_S <= time.monotonic() - begin < PATIENCE_S / 2
+
+
+def test_a_stopped_vswitchd_is_not_waited_for_until_a_deadline_of_minutes(
+    switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vswitchd, "_MOST_S", SHORT_S, raising=False)
+    kept = vswitchd.Unixctl(switch.sockets)
+    switch.pause_vswitchd()
+    try:
+        for ask in (partial(appctl, switch.sockets, "version"), partial(kept.ask, [("version",)])):
+            begin = time.monotonic()
+            with pytest.raises(OperationTimeout):
+                ask(deadline=begin + 2 * PATIENCE_S)
+            assert time.monotonic() - begin < PATIENCE_S
+    finally:
+        switch.resume_vswitchd()
+        kept.close()
 
 
 def test_a_stopped_vswitchd_ends_at_the_deadline(switch: PrivateOvs) -> None:
