@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from drivers.dpdkvhostuser.findings import findings
-from drivers.dpdkvhostuser.model import BACKEND, OVERLAY, VhostUserObservation
+from drivers.dpdkvhostuser.model import BACKEND, VhostUserObservation
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import chosen_sockets, networks, service_ports, sockets, usability
 from drivers.ovs.announce import announce, hand_over
 from drivers.ovs.apply import Applier
+from drivers.ovs.mapping import mapped_bridge
 from drivers.ovs.ports import VHOST_TYPE, port_name
 from drivers.ovs.usability import dpdk_usable
 from netplugin.api.errors import NetpluginError
@@ -30,7 +31,6 @@ from netplugin.backend import (
 )
 from netplugin.data_path import DataPath
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.ovs_underlay import problem, read_underlay
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
@@ -103,12 +103,7 @@ class DpdkVhostUser(
         if spec.device is not None:
             service_ports.refuse(self._ovs, spec, spec.device)
         if spec.overlay_id is not None:
-            # The other requirements of tunnels depend on the network's MTU: ``plan`` checks them
-            # before the host is changed.
-            refusal = None if self._settings.local_ip else problem(None)
-            refusal = refusal or usability.refuse_tunnels(self._ovs.mirror.root)
-            if refusal:
-                raise refusal
+            networks.check_vxlan(self._settings, self._ovs.mirror.root)
             return
         known, name = self._settings.bridge_mappings, spec.network.physical_network
         if name not in known:
@@ -124,16 +119,12 @@ class DpdkVhostUser(
         }
 
     def held_vlans(self) -> Mapping[int, str]:
-        if self._settings.local_ip is not None:
-            # Until the database has been read, networks would appear to have no local VLANs.
-            self._ovs.db.require_online()
-        return self._ovs.mirror.networks(BACKEND)
+        return networks.held_vlans(self._ovs)
 
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None
         row = self._ovs.mirror.owned(BACKEND, intent.port_id)
-        network = str(intent.spec.network.physical_network)
-        mapped = OVERLAY if intent.overlay else self._settings.bridge_mappings.get(network)
+        mapped = mapped_bridge(self._settings, intent)
         if intent.spec.device:
             return Binding.model_validate(
                 {
@@ -182,12 +173,7 @@ class DpdkVhostUser(
         return networks.network_remains(name, observed)
 
     def network_holders(self, name: str) -> Sequence[str]:
-        settings, mirror = self._settings, self._ovs.mirror
-        underlay = read_underlay(settings.local_ip, mirror) if settings.local_ip else None
-        holders = networks.network_holders(settings, mirror, name)
-        if underlay is not None and underlay.device == settings.bridge_mappings.get(name):
-            holders += [f"VXLAN network {network}" for network in sorted(mirror.networks(BACKEND).values())]
-        return holders
+        return networks.network_holders(self._settings, self._ovs.mirror, name)
 
     def findings(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Sequence[Finding]:
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
-from drivers.dpdkvhostuser.model import OVERLAY, VhostUserObservation, vxlan_name
-from drivers.dpdkvhostuser.plan import network_of
-from drivers.ovs import findings as ovs_findings
-from drivers.ovs import usability
-from drivers.ovs.findings import VswitchdFacts, of_bridges
+from drivers.dpdkvhostuser.model import VhostUserObservation
+from drivers.ovs.findings import VswitchdFacts, of_bridges, of_path, of_port, of_underlay
+from drivers.ovs.overlays import OVERLAY
 from drivers.ovs.ports import QUEUES_MARK
 from netplugin.api.models import Finding
 from netplugin.host import ovs_bonds
-from netplugin.host.ovs_rows import NETWORK_MARK, OvsPort
-from netplugin.host.ovs_underlay import problem
+from netplugin.host.ovs_rows import OvsPort
 
 
 def findings(seen: VhostUserObservation, local_ip: str | None) -> list[Finding]:
     """Return the findings; ``seen`` must cover the whole host. Pure."""
-    found = ovs_bonds.findings(seen.bonds)
-    found += of_bridges(seen)
-    found += _queues(seen)
-    if local_ip is not None or any(row.bridge == OVERLAY for row in seen.rows.values()):
-        found.append(_underlay(seen))
-    return found
+    of_bonds = ovs_bonds.findings(seen.bonds)
+    return [*of_bonds, *of_bridges(seen), *_queues(seen), *of_underlay(seen, local_ip)]
 
 
 def _queues(seen: VhostUserObservation) -> list[Finding]:
@@ -65,60 +57,12 @@ def _threads_near(node: int | None, threads: Mapping[int, int]) -> int:
     return threads.get(node, sum(threads.values()))
 
 
-def _underlay(seen: VhostUserObservation) -> Finding:
-    underlay = seen.tunnels.underlay
-    mtus = [
-        (row.interface and row.interface.needed_mtu) or 0
-        for row in seen.rows.values()
-        if row.bridge == OVERLAY
-    ]
-    error = problem(underlay, max(mtus, default=None))
-    expected = "[ovs] local_ip is on a netdev bridge that is up, with room for VXLAN on every hop"
-    if error is None and underlay is not None:
-        hops = ", ".join(f"{name} {mtu}" for name, mtu in underlay.hops)
-        found = f"{underlay.local_ip} is on {underlay.device} (MTU: {hops})"
-        return Finding(id="underlay", status="ok", found=found, expected=expected)
-    found = error.detail if error else "the tunnels' address was not looked for"
-    return Finding(
-        id="underlay",
-        status="fail",
-        found=found,
-        expected=expected,
-        fix=error.fix if error else None,
-    )
-
-
 # -- Faults that OVS reports for a port whose rows are correct, and for its uplinks, tunnels and bonds.
-
-
-def details(row: OvsPort) -> Mapping[str, Any]:
-    """Return the details of a port that the API reports."""
-    found = ovs_findings.details(row)
-    if NETWORK_MARK in row.external_ids:
-        found["network_id"] = row.external_ids[NETWORK_MARK]
-    return found
 
 
 def fault(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -> str | None:
     """Return why the port does not work; None if OVS reports no fault."""
-    bridge = seen.bridges.get(str(row.bridge))
-    return (
-        ovs_findings.of_port(row, word.starved)
-        or (ovs_findings.of_uplinks(row, bridge, word) if bridge else None)
-        or (_of_tunnels(row, seen, word) if row.bridge == OVERLAY else None)
-        or _of_bonds(row, seen)
-    )
-
-
-def _of_tunnels(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -> str | None:
-    for udp_port in network_of(row.external_ids).values():
-        tunnel = seen.tunnels.ports.get(vxlan_name(udp_port))
-        broken = ovs_findings.of_interface(tunnel.interface) if tunnel and tunnel.interface else None
-        if broken:
-            return f"{broken} (has somebody else tunnels on UDP port {udp_port}?)"
-    mtu = (row.interface and row.interface.needed_mtu) or None
-    error = problem(seen.tunnels.underlay, mtu) or usability.refuse_tunnels(word.root)
-    return f"{error.detail}. Fix: {error.fix}" if error else None
+    return of_port(row, word.starved) or of_path(row, seen, word) or _of_bonds(row, seen)
 
 
 def _of_bonds(row: OvsPort, seen: VhostUserObservation) -> str | None:

@@ -1,31 +1,21 @@
-"""Read the state of OVS as values: the common parts, and tunnels, the underlay and bonds."""
+"""Read the state of OVS as values: the common parts, and bonds and PMD threads."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from drivers.dpdkvhostuser import tunnels
-from drivers.dpdkvhostuser.findings import details, fault
-from drivers.dpdkvhostuser.model import (
-    OVERLAY,
-    SHARED_NAMES,
-    TUNNELS,
-    ObservedTunnels,
-    VhostUserObservation,
-)
-from drivers.dpdkvhostuser.plan import network_of
-from drivers.ovs.findings import VswitchdFacts, without_link
-from drivers.ovs.observe import NOT_READ, Also, OvsReader, ReadFlows, Scope
+from drivers.dpdkvhostuser.findings import fault
+from drivers.dpdkvhostuser.model import LAYOUT, VhostUserObservation
+from drivers.ovs.findings import VswitchdFacts, details, without_link
+from drivers.ovs.observe import NOT_READ, OvsReader, ReadFlows, Scope
 from netplugin.backend import ObservedPort
 from netplugin.host import cpus
-from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_rows import TUNNEL_MARK, OvsBridge, OvsPort
-from netplugin.host.ovs_underlay import Underlay, read_underlay
+from netplugin.host.ovs_rows import OvsBridge
+from netplugin.host.ovs_underlay import Underlay
 from netplugin.pmd.settings import MASK, threads_by_node
 
 
@@ -34,7 +24,7 @@ class Observer:
 
     def __init__(self, ovs: OvsHost) -> None:
         self._ovs = ovs
-        self._reader = OvsReader(ovs, tunnels.LAYOUT)
+        self._reader = OvsReader(ovs, LAYOUT)
 
     @property
     def _mirror(self) -> Mirror:
@@ -46,16 +36,10 @@ class Observer:
         """``read``: see ``OvsReader.seen``."""
         scope = self._reader.scope(ports, deadline)
         bridges = self._reader.bridges(scope)
-        also = Also({TUNNELS: self._network_cookies(scope)}, {TUNNELS: tunnels.LEARNED_BIT})
-        common, flows = self._reader.seen(scope, bridges, also, read)
-        local_ip = self._ovs.settings.local_ip
-        underlay = read_underlay(local_ip, self._mirror) if local_ip else None
-        shared = self._mirror.ports_named(SHARED_NAMES)
-        taken = {p.name for p in shared if TUNNEL_MARK not in p.external_ids}
+        common = self._reader.seen(scope, bridges, read)
         seen = VhostUserObservation(
-            **{**vars(common), "taken_names": common.taken_names | taken},
-            tunnels=self._tunnels(bridges, flows, scope, shared, underlay),
-            bonds=self._bonds(bridges, underlay, scope) if scope.whole else (),
+            **vars(common),
+            bonds=self._bonds(bridges, common.tunnels.underlay, scope) if scope.whole else (),
             pmd_threads=self._pmd_threads() if scope.whole else {},
         )
         word = VswitchdFacts(
@@ -74,37 +58,6 @@ class Observer:
             for i, row in scope.rows.items()
         }
         return replace(seen, ports=observed)
-
-    # -- networks --------------------------------------------------------------------------------
-
-    def _tunnels(
-        self,
-        bridges: Mapping[str, OvsBridge],
-        flows: Mapping[str, list[Flow]],
-        scope: Scope,
-        shared: Sequence[OvsPort],
-        underlay: Underlay | None,
-    ) -> ObservedTunnels:
-        by_cookie: dict[int, set[Flow]] = {c: set() for c in self._network_cookies(scope)}
-        if TUNNELS not in flows:
-            by_cookie = {}
-        for flow in flows.get(TUNNELS, ()):
-            if flow.cookie != COOKIE_MARK and (scope.whole or flow.cookie in by_cookie):
-                by_cookie.setdefault(flow.cookie, set()).add(flow)
-        overlay = bridges.get(OVERLAY)
-        users = self._mirror.networks_on(overlay) if overlay else Counter()
-        users -= Counter(row.network for row in scope.rows.values() if row.network)
-        return ObservedTunnels(
-            ports={p.name: p for p in shared if TUNNEL_MARK in p.external_ids},
-            flows={cookie: frozenset(found) for cookie, found in by_cookie.items()},
-            neighbours=dict(users.keys()),
-            underlay=underlay,
-        )
-
-    def _network_cookies(self, scope: Scope) -> list[int]:
-        """Return the cookies of the networks that the ports in scope are on."""
-        ids = (row.external_ids for row in scope.rows.values() if row.bridge == OVERLAY)
-        return sorted({tunnels.network_cookie(n) for marks in ids for n in network_of(marks)})
 
     # -- PMD threads -----------------------------------------------------------------------------
 

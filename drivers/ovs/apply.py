@@ -13,7 +13,7 @@ from drivers.ovs.commands import FlowChange, FlowEdit, RowChange
 from drivers.ovs.pace import Pace
 from drivers.ovs.ports import VhostPort, policer_refused
 from drivers.ovs.usability import keeps_old_actions
-from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.backend import Applied, Change, chosen_name
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
@@ -157,7 +157,7 @@ class Applier:
     ) -> None:
         """Commit one transaction.
 
-        If the database refuses it, commit one per port, so that the error is attributed to the
+        If the database or a change refuses it, commit one per port, so that the error is attributed to the
         right port, and one per physical network for the changes that are for no port.
 
         Raises: NetpluginError if OVS does not answer in time, or not at all.
@@ -165,7 +165,7 @@ class Applier:
         try:
             self._commit(rows, deadline)
         except NetpluginError as error:
-            if error.code != "host_error":
+            if not isinstance(error, HostError | TryAgain):
                 raise
             ports = sorted({*_ports(rows)})
             LOG.warning("a transaction for %d ports was refused: %s", len(ports), error)
@@ -196,6 +196,8 @@ class Applier:
         start = time.monotonic()
         try:
             self._ovs.db.write(changes, min(deadline, start + self._ovs.settings.timeout_s))
+        except TryAgain:
+            raise  # nothing was sent
         except OperationTimeout:
             self._pace = self._pace.after(changes, time.monotonic() - start)
             raise
@@ -318,7 +320,14 @@ class Applier:
     def _bundle(
         self, bridge: str, group: Sequence[FlowChange], idle: Collection[str], deadline: float
     ) -> None:
-        """Apply all flow changes of a bridge in one bundle, so no frame meets a partial set of flows."""
+        """Apply all flow changes of a bridge in one bundle, so no frame meets a partial set of flows.
+
+        What they are depends on the ports and flows that there are, so no other backend edits meanwhile.
+        """
+        with self._ovs.flows.editing(bridge, deadline):
+            self._edit(bridge, group, idle, deadline)
+
+    def _edit(self, bridge: str, group: Sequence[FlowChange], idle: Collection[str], deadline: float) -> None:
         if self._ovs.mirror.bridge(bridge) is None:
             return  # the bridge was deleted, and its flows with it
         cookies: list[int] = []

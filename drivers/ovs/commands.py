@@ -10,14 +10,14 @@ from typing import ClassVar
 from drivers.ovs import filters, sockets
 from drivers.ovs.model import base_flows, doors
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPort, is_marked
-from drivers.ovs.row_writes import add_port, delete_port, set_port, set_row
+from drivers.ovs.row_writes import add_or_set_port, add_port, delete_port, owned_ports, set_port, set_row
 from drivers.ovs.service_ports import index_of
 from drivers.ovs.sockets import Directory
-from netplugin.api.errors import HostError
+from netplugin.api.errors import HostError, TryAgain
 from netplugin.backend import Change
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_rows import BRIDGE_MARK
+from netplugin.host.ovs_rows import BRIDGE_MARK, UPLINK_MARK
 from netplugin.host.ovsdb_writes import Tables
 
 
@@ -117,10 +117,19 @@ class SecureBridge(RowChange):
 
 @dataclass(frozen=True)
 class RemoveBridge(RowChange):
+    """Remove a bridge without ports of VMs, or (``home``) one that serves a bridge without."""
+
     name: str
+    home: str = ""
 
     def write(self, tables: Tables) -> None:
-        """Its ports are its children in the schema. No error if it is gone, or of others by now."""
+        """Its ports are its children in the schema. No error if it is gone, or of others by now.
+
+        Raises: TryAgain if another backend has added a port meanwhile.
+        """
+        home = self.home or self.name
+        if owned_ports(tables, home):
+            raise TryAgain(f"bridge {home} has got a port meanwhile", step="plan")
         bridge = tables.find("Bridge", self.name)
         if bridge is not None and BRIDGE_MARK in bridge.keys("external_ids"):
             tables.root.remove("bridges", bridge)
@@ -171,7 +180,8 @@ class AddUplink(RowChange):
     uplink: OvsUplink
 
     def write(self, tables: Tables) -> None:
-        add_port(tables, self.uplink, new=self.uplink.new_interfaces())
+        """Another backend may have added it meanwhile."""
+        add_or_set_port(tables, self.uplink, UPLINK_MARK, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.uplink.name, self.uplink.mtu, False),)

@@ -8,10 +8,11 @@ from typing import Any
 
 from drivers.ovs import usability
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
+from drivers.ovs.overlays import OVERLAY, network_of, vxlan_name
 from drivers.ovs.ports import QUEUES_MARK, SERVICE_TYPE
 from netplugin.api.models import Finding
-from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
-from netplugin.host.ovs_underlay import too_narrow
+from netplugin.host.ovs_rows import NETWORK_MARK, OvsInterface, OvsPort, OvsRoot
+from netplugin.host.ovs_underlay import problem, too_narrow
 
 #: Begins the error of OVS for a NIC or VF that DPDK cannot take (lib/netdev-dpdk.c).
 _NOT_ATTACHED = "Error attaching device"
@@ -86,6 +87,27 @@ def _fragments(bridge: ObservedOvsBridge) -> Finding:
     )
 
 
+def of_underlay(seen: OvsObservation, local_ip: str | None) -> list[Finding]:
+    """The finding about the path of tunnels, if they are configured or ports need them."""
+    if local_ip is None and all(row.bridge != OVERLAY for row in seen.rows.values()):
+        return []
+    underlay = seen.tunnels.underlay
+    mtus = [
+        (row.interface and row.interface.needed_mtu) or 0
+        for row in seen.rows.values()
+        if row.bridge == OVERLAY
+    ]
+    error = problem(underlay, max(mtus, default=None))
+    expected = "[ovs] local_ip is on a netdev bridge that is up, with room for VXLAN on every hop"
+    if error is None and underlay is not None:
+        hops = ", ".join(f"{name} {mtu}" for name, mtu in underlay.hops)
+        found = f"{underlay.local_ip} is on {underlay.device} (MTU: {hops})"
+        return [Finding(id="underlay", status="ok", found=found, expected=expected)]
+    found = error.detail if error else "the tunnels' address was not looked for"
+    fix = error.fix if error else None
+    return [Finding(id="underlay", status="fail", found=found, expected=expected, fix=fix)]
+
+
 # -- Faults of a port and its bridge as reported by OVS, the same for all backends. ---------------
 
 
@@ -115,6 +137,7 @@ def details(row: OvsPort) -> dict[str, Any]:
         "queues_asked": int(asked) if asked.isdecimal() else None,
         "queues_found": interface.queues if interface else None,
         **({} if interface is None or interface.moved is None else {"moved": interface.moved}),
+        **({"network_id": row.external_ids[NETWORK_MARK]} if NETWORK_MARK in row.external_ids else {}),
     }
 
 
@@ -170,6 +193,25 @@ def of_segments(interface: OvsInterface, word: VswitchdFacts) -> str | None:
         f"userspace-tso-enable is on, the NIC of {interface.name} cannot segment, and OVS "
         f"{word.root.ovs_version} drops what it cannot (OVS 3.3 segments by itself)"
     )
+
+
+def of_path(row: OvsPort, seen: OvsObservation, word: VswitchdFacts) -> str | None:
+    """The fault of the uplinks of the port's bridge, or of the tunnels of its VXLAN network; None if there
+    is none."""
+    bridge = seen.bridges.get(str(row.bridge))
+    found = of_uplinks(row, bridge, word) if bridge else None
+    return found or (_of_tunnels(row, seen, word) if row.bridge == OVERLAY else None)
+
+
+def _of_tunnels(row: OvsPort, seen: OvsObservation, word: VswitchdFacts) -> str | None:
+    for udp_port in network_of(row.external_ids).values():
+        tunnel = seen.tunnels.ports.get(vxlan_name(udp_port))
+        broken = of_interface(tunnel.interface) if tunnel and tunnel.interface else None
+        if broken:
+            return f"{broken} (has somebody else tunnels on UDP port {udp_port}?)"
+    mtu = (row.interface and row.interface.needed_mtu) or None
+    error = problem(seen.tunnels.underlay, mtu) or usability.refuse_tunnels(word.root)
+    return f"{error.detail}. Fix: {error.fix}" if error else None
 
 
 def of_uplinks(row: OvsPort, bridge: ObservedOvsBridge, word: VswitchdFacts) -> str | None:

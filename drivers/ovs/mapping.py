@@ -1,4 +1,4 @@
-"""The bridge of a port on a physical network: ``[ovs] bridge_mappings``, or the one that it is on.
+"""The bridge of a port: that of VXLAN networks, that of ``[ovs] bridge_mappings``, or the one that it is on.
 
 A port cannot move to another bridge while its VM runs. If the option changes, it stays on the
 bridge of its network and reports a conflict. The bridge's mark names its network; a bridge of the
@@ -10,22 +10,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
+from drivers.ovs.overlays import OVERLAY
 from drivers.ovs.ports import OvsUplink, VhostPort
 from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.api.models import PortSpec
+from netplugin.backend import Intent
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.ovs_underlay import problem
+
+
+def mapped_bridge(settings: OvsSettings, intent: Intent) -> str | None:
+    """The bridge that a new port of this intent would be on; None if its network has none."""
+    assert intent.spec is not None
+    return OVERLAY if intent.overlay else settings.bridge_mappings.get(_network(intent.spec))
 
 
 def bridge_of(
     settings: OvsSettings,
-    spec: PortSpec,
+    intent: Intent,
     row: OvsPort | None,
     bridges: Mapping[str, ObservedOvsBridge],
 ) -> str | None:
     """The bridge of a port; None if the port has no row and its network no bridge."""
-    network = str(spec.network.physical_network)
-    mapped = settings.bridge_mappings.get(network)
+    assert intent.spec is not None
+    network, mapped = _network(intent.spec), mapped_bridge(settings, intent)
+    if intent.overlay:
+        return mapped
     here = row.bridge if row else None
     if here is None or mapped in (None, here):
         return here or mapped
@@ -36,13 +47,15 @@ def bridge_of(
 
 
 def left_out(
-    settings: OvsSettings, spec: PortSpec, bridge: str | None, seen: OvsObservation
+    settings: OvsSettings, intent: Intent, bridge: str | None, seen: OvsObservation
 ) -> NetpluginError | None:
     """Why the configuration would not put the port on this bridge as it is; None if it would."""
-    network = str(spec.network.physical_network)
-    mapped = settings.bridge_mappings.get(network)
+    assert intent.spec is not None
+    network, mapped = _network(intent.spec), mapped_bridge(settings, intent)
+    if intent.overlay:
+        return problem(None) if settings.local_ip is None else None
     if mapped is None:
-        return unmapped(spec)
+        return unmapped(intent.spec)
     if mapped == bridge:
         there = seen.bridges.get(mapped)
         if there is None:
@@ -72,7 +85,7 @@ def mapping_conflict(settings: OvsSettings, port: VhostPort, seen: OvsObservatio
     The bridge or its NIC may still be used by ports that were created before the option was
     changed.
     """
-    row, network = seen.rows.get(port.port_id), str(port.spec.network.physical_network)
+    row, network = seen.rows.get(port.port_id), _network(port.spec)
     if settings.bridge_mappings.get(network) != port.bridge or (row and row.bridge == port.bridge):
         return None
     bridge = seen.bridges.get(port.bridge)
@@ -132,3 +145,7 @@ def _other_uplinks(
         fix=f"give {bridge.mark} {devices} in [ovs] uplinks again and restart the agent; or, with the "
         "VMs stopped, DELETE the ports of the bridge and PUT them again",
     )
+
+
+def _network(spec: PortSpec) -> str:
+    return str(spec.network.physical_network)

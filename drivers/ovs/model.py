@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from drivers.ovs import filters
+from drivers.ovs.overlays import NO_TUNNELS, ObservedTunnels
 from drivers.ovs.sockets import NOTHING, ObservedSockets
 from netplugin.backend import Observation
 from netplugin.host.flow import Flow
@@ -71,6 +72,7 @@ class OvsObservation(Observation):
     #: The ports to which their bridge forwards nothing; read only of those whose flows are closed.
     shut: frozenset[str] = frozenset()
     bridges: Mapping[str, ObservedOvsBridge] = field(default_factory=dict)
+    tunnels: ObservedTunnels = NO_TUNNELS
     #: QoS rows with our mark, including those of deleted ports.
     qos: tuple[OvsQos, ...] = ()
     #: Names of our ports that another port uses.
@@ -101,14 +103,18 @@ class OvsObservation(Observation):
 
 @dataclass(frozen=True)
 class Layout:
-    """Bridges of physical networks are shared by all backends; a backend may also have its own."""
+    """Bridges of physical networks are shared by all backends; a backend has others too.
+
+    These are its own, or (those of VXLAN networks) are in the layout of several backends: the last one with
+    a port there removes them.
+    """
 
     backend: str
-    #: The backend's own bridges with their marks, which contain a colon, unlike physical networks.
+    #: Bridges of no physical network with their marks, which contain a colon, unlike physical networks.
     marks: Mapping[str, str] = field(default_factory=dict)
     #: Auxiliary bridges without VMs' ports, each with the bridge that it serves.
     homes: Mapping[str, str] = field(default_factory=dict)
-    #: The backend's own bridges that do not switch, each with its base flows.
+    #: Those bridges that do not switch, each with its base flows.
     base: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
     #: The name prefixes of its ports.
     prefixes: tuple[str, ...] = (VHOST,)
@@ -121,12 +127,12 @@ class Layout:
         return self.homes.get(bridge, bridge)
 
     def is_foreign(self, bridge: OvsBridge) -> bool:
-        """Whether the bridge belongs to another backend."""
+        """Whether the bridge belongs to other backends alone."""
         mark = bridge.external_ids.get(BRIDGE_MARK, "")
         return ":" in mark and mark not in self.marks.values()
 
     def is_ours(self, bridge: OvsBridge) -> bool:
-        """Whether netplugin created the bridge, for this backend or for all."""
+        """Whether netplugin created the bridge, for this backend among others or for all."""
         mark = bridge.external_ids.get(BRIDGE_MARK)
         if mark is None or self.is_foreign(bridge):
             return False

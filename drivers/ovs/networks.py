@@ -1,17 +1,21 @@
-"""Physical networks that the API makes on OVS: what is refused, and whether they are as they should be."""
+"""Networks on OVS: what is refused, whether physical ones are as they should be, and what uses them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from drivers.ovs.findings import of_interface
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import OvsUplink
+from drivers.ovs.usability import refuse_tunnels
 from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
 from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
 from netplugin.host.links import Links
 from netplugin.host.names import UPLINK, device_name, is_our_device
-from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_rows import BESIDE_MARK, BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK
+from netplugin.host.ovs_rows import BESIDE_MARK, BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK, OvsRoot
+from netplugin.host.ovs_underlay import problem, read_underlay
 from netplugin.host.physical_networks import bridge_of
 from netplugin.host.uplink_devices import has_interface
 
@@ -44,15 +48,39 @@ def check_network(mirror: Mirror, name: str, spec: PhysicalNetworkSpec) -> None:
             )
 
 
+def check_vxlan(settings: OvsSettings, root: OvsRoot) -> None:
+    """Refuse a port on a VXLAN network where no tunnels can be. The rest depends on the network's MTU:
+    ``plan`` checks it before the host is changed.
+
+    Raises: BackendUnavailable, Unsupported.
+    """
+    refusal = (None if settings.local_ip else problem(None)) or refuse_tunnels(root)
+    if refusal:
+        raise refusal
+
+
+def held_vlans(ovs: OvsHost) -> Mapping[int, str]:
+    """See ``netplugin.optional.HasLocalVlans``; those of all backends, which share the bridge."""
+    if ovs.settings.local_ip is not None:
+        # Until the database has been read, networks would appear to have no local VLANs.
+        ovs.db.require_online()
+    return ovs.mirror.networks()
+
+
 def network_holders(settings: OvsSettings, mirror: Mirror, name: str) -> list[str]:
     """See ``netplugin.optional.UsesPhysicalNetworks``; a bridge of an operator stays in any case."""
-    bridge = mirror.bridge(settings.bridge_mappings.get(name, ""))
-    if bridge is None or bridge.external_ids.get(BRIDGE_MARK) != name:
-        return []
-    ours = {UPLINK_MARK, TUNNEL_MARK, BESIDE_MARK}
-    strangers = [p.name for p in mirror.unmanaged_on(bridge) if not ours & p.external_ids.keys()]
-    ports = [f"port {port}" for port in sorted(strangers) if port != bridge.name]
-    return ports + [f"address {address}" for address in Links().addresses().get(bridge.name, ())]
+    mapped = settings.bridge_mappings.get(name, "")
+    underlay = read_underlay(settings.local_ip, mirror) if settings.local_ip else None
+    bridge = mirror.bridge(mapped)
+    holders: list[str] = []
+    if bridge is not None and bridge.external_ids.get(BRIDGE_MARK) == name:
+        ours = {UPLINK_MARK, TUNNEL_MARK, BESIDE_MARK}
+        strangers = [p.name for p in mirror.unmanaged_on(bridge) if not ours & p.external_ids.keys()]
+        holders += [f"port {port}" for port in sorted(strangers) if port != bridge.name]
+        holders += [f"address {address}" for address in Links().addresses().get(bridge.name, ())]
+    if underlay is not None and mapped and underlay.device == mapped:
+        holders += [f"VXLAN network {network}" for network in sorted(mirror.networks().values())]
+    return holders
 
 
 def network_remains(name: str, seen: OvsObservation) -> list[str]:

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from drivers.ovs import chosen_sockets, filters, sockets, usability
+from drivers.ovs import chosen_sockets, filters, sockets, tunnels, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors
+from drivers.ovs.overlays import OVERLAY, SHARED_NAMES, TUNNELS, ObservedTunnels
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
@@ -24,6 +25,7 @@ from netplugin.host.ovs_rows import (
     OvsBridge,
     OvsPort,
 )
+from netplugin.host.ovs_underlay import read_underlay
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
 
@@ -47,6 +49,12 @@ class Scope:
         return self.ports is None
 
     @cached_property
+    def network_cookies(self) -> frozenset[int]:
+        """The cookies of the VXLAN networks that the ports are on."""
+        rows = [row for row in self.rows.values() if row.bridge == OVERLAY]
+        return frozenset(tunnels.network_cookie(row.network[0]) for row in rows if row.network)
+
+    @cached_property
     def on(self) -> Counter[str | None]:
         """How many of the ports are on each bridge."""
         return Counter(row.bridge for row in self.rows.values())
@@ -55,16 +63,6 @@ class Scope:
         """The deadline of one read (``time.monotonic``)."""
         return min(self.deadline, time.monotonic() + _READ_S + _READ_PORT_S * len(self.rows))
 
-
-@dataclass(frozen=True)
-class Also:
-    """Additional flows to read, by bridge: ``cookies`` to include, and cookie bits to exclude."""
-
-    cookies: Mapping[str, Sequence[int]]
-    without: Mapping[str, int]
-
-
-NOTHING_ELSE = Also({}, {})
 
 #: All flows of some cookies, by bridge and cookie.
 ReadFlows = Mapping[str, Mapping[int, Sequence[Flow]]]
@@ -118,18 +116,14 @@ class OvsReader:
         }
 
     def seen(
-        self,
-        scope: Scope,
-        bridges: Mapping[str, OvsBridge],
-        also: Also = NOTHING_ELSE,
-        read: ReadFlows = NOT_READ,
-    ) -> tuple[OvsObservation, dict[str, list[Flow]]]:
-        """The observed state without ``ports``, and all flows that were read, by bridge.
+        self, scope: Scope, bridges: Mapping[str, OvsBridge], read: ReadFlows = NOT_READ
+    ) -> OvsObservation:
+        """The observed state without ``ports``.
 
         ``read``: flows that were read when the last changes were applied.
         """
         start = time.monotonic()
-        flows = self._flows(bridges, scope, also, read)
+        flows = self._flows(bridges, scope, read)
         flows_ms = (time.monotonic() - start) * 1e3
         mirror, backend = self._mirror, self._layout.backend
         rows, claimed = scope.rows, self._ovs.claimed(sockets.KIND)
@@ -142,15 +136,18 @@ class OvsReader:
         )
         addressed = self._addressed(scope, bridges)
         of_ports = self._by_port(rows, flows)
-        found = OvsObservation(
+        shared = mirror.ports_named(SHARED_NAMES)
+        return OvsObservation(
             ports={},
             rows=rows,
             beside=scope.beside,
             flows=of_ports,
             shut=self._shut(rows, of_ports, scope),
             bridges={name: self._bridge(b, flows, scope, name in addressed) for name, b in bridges.items()},
+            tunnels=self._tunnels(bridges, flows, scope, shared),
             qos=tuple(qos),
-            taken_names=self._taken_names(scope.ports),
+            taken_names=self._taken_names(scope.ports)
+            | {port.name for port in shared if TUNNEL_MARK not in port.external_ids},
             given_names=mirror.given_names(),
             vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
             tso=usability.tso_enabled(mirror.root),
@@ -160,7 +157,6 @@ class OvsReader:
             timings_ms={"openflow": flows_ms},
             store_mark=mirror.root.store_mark if scope.whole else "",
         )
-        return found, flows
 
     def starved(self, scope: Scope) -> frozenset[str]:
         """Ports that have no mbufs according to the database and that indeed no PMD thread polls.
@@ -267,12 +263,40 @@ class OvsReader:
         rows = {name: self._mirror.port(name) for name in wanted}
         return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
 
+    # -- VXLAN networks --------------------------------------------------------------------------
+
+    def _tunnels(
+        self,
+        bridges: Mapping[str, OvsBridge],
+        flows: Mapping[str, list[Flow]],
+        scope: Scope,
+        shared: Sequence[OvsPort],
+    ) -> ObservedTunnels:
+        by_cookie: dict[int, set[Flow]] = {}
+        if TUNNELS in flows:
+            by_cookie = {cookie: set() for cookie in scope.network_cookies}
+        for flow in flows.get(TUNNELS, ()):
+            if flow.cookie != COOKIE_MARK and (scope.whole or flow.cookie in by_cookie):
+                by_cookie.setdefault(flow.cookie, set()).add(flow)
+        overlay, local_ip, backend = bridges.get(OVERLAY), self._settings.local_ip, self._layout.backend
+        users = self._mirror.networks_on(overlay) if overlay else Counter()
+        own = self._mirror.networks_on(overlay, backend) if overlay else Counter()
+        here = Counter(row.network for row in scope.rows.values() if row.network)
+        return ObservedTunnels(
+            ports={p.name: p for p in shared if TUNNEL_MARK in p.external_ids},
+            flows={cookie: frozenset(found) for cookie, found in by_cookie.items()},
+            neighbours=dict((users - here).keys()),
+            of_others=frozenset(network for network, _ in users.keys() - (own - here).keys()),
+            underlay=read_underlay(local_ip, self._mirror) if local_ip else None,
+        )
+
     # -- flows -----------------------------------------------------------------------------------
 
     def _flows(
-        self, bridges: Mapping[str, OvsBridge], scope: Scope, also: Also, read: ReadFlows
+        self, bridges: Mapping[str, OvsBridge], scope: Scope, read: ReadFlows
     ) -> dict[str, list[Flow]]:
-        """Our flows by bridge, read only from the bridges of ports in scope; ``read`` has been read already.
+        """Our flows by bridge, read only from the bridges of ports in scope, and those of their networks
+        from the tunnel bridge; ``read`` has been read already. Without flows that vswitchd has learned.
 
         If only some ports are in scope, a bridge that does not answer in time is left out. ``plan``
         treats its flows as missing, so a port can be removed even while vswitchd hangs.
@@ -280,8 +304,7 @@ class OvsReader:
         cookies: dict[str, list[int]] = defaultdict(list)
         for port_id, row in scope.rows.items():
             cookies[str(row.bridge)].append(filters.port_cookie(port_id))
-        for bridge, more in also.cookies.items():
-            cookies[bridge] += more
+        cookies[TUNNELS] += scope.network_cookies
         wanted = {name for name in bridges if scope.whole or cookies[name]}
         flows: dict[str, list[Flow]] = {}
         for bridge in sorted(wanted):
@@ -290,9 +313,8 @@ class OvsReader:
                 flows[bridge] = [flow for cookie in sorted({*those}) for flow in known[cookie]]
                 continue
             try:
-                flows[bridge] = self._ovs.flows.dump(
-                    bridge, those, scope.until(), also.without.get(bridge, 0)
-                )
+                without = tunnels.LEARNED_BIT if bridge == TUNNELS else 0
+                flows[bridge] = self._ovs.flows.dump(bridge, those, scope.until(), without)
             except OperationTimeout:
                 if scope.whole:
                     raise

@@ -1,7 +1,8 @@
-"""Plan the changes of OVS that its backends share: bridges, uplinks and the ports of VMs (pure)."""
+"""Plan the changes of OVS that its backends share: bridges, uplinks, tunnels and the ports of VMs (pure)."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,14 +11,39 @@ from drivers.ovs import filters
 from drivers.ovs.chosen_sockets import arrivals, departures
 from drivers.ovs.mapping import mapping_conflict, uplinks_stay
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
+from drivers.ovs.overlay_plan import network_changes, tunnel_address
+from drivers.ovs.overlays import OVERLAY, PATCHES, TUNNELS, vxlan_name
 from drivers.ovs.ports import OvsUplink, RelayVfPort, VhostPort
 from drivers.ovs.sockets import wanted_directory
-from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError, Unsupported
-from netplugin.backend import Change
+from netplugin.api.errors import (
+    CapacityExhausted,
+    Conflict,
+    FieldError,
+    InvalidRequest,
+    NetpluginError,
+    Unsupported,
+)
+from netplugin.backend import Change, Overlay
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
-from netplugin.host.ovs_underlay import too_narrow
+from netplugin.host.ovs_underlay import problem, too_narrow
+
+
+def ovs_changes(
+    settings: OvsSettings,
+    layout: Layout,
+    wanted: Mapping[str, VhostPort],
+    leaving: set[str],
+    seen: OvsObservation,
+) -> list[Change]:
+    """All changes for the ports of a backend, in the order to apply them."""
+    overlays = {port_id: port.overlay for port_id, port in wanted.items() if port.overlay}
+    bridges, after_bridges = bridge_changes(settings, layout, wanted, leaving, seen)
+    tunnels, after_tunnels = network_changes(settings, overlays, leaving | wanted.keys(), seen)
+    ports = port_changes(settings, wanted, leaving, seen)
+    return [*bridges, *tunnels, *ports, *after_bridges, *after_tunnels]
+
 
 # -- Plan bridges and uplinks: create them with the first port, remove them with the last. Those that
 # are kept are there without a port.
@@ -78,7 +104,7 @@ def _of_bridge_changes(
     elif not bridge.ours:
         return before, after
     elif not (used or stays or bridge.used_by_others):
-        after.append(c.RemoveBridge(tuple(sorted(leaving)), name))
+        after.append(c.RemoveBridge(tuple(sorted(leaving)), name, layout.homes.get(name, "")))
         return before, after
     else:
         # A bridge kept only because others use it is closed to their ports as well.
@@ -168,6 +194,8 @@ def bridge_refusal(settings: OvsSettings, port: VhostPort, seen: OvsObservation)
             step="plan",
             fix="choose another name",
         )
+    if port.overlay:
+        return _of_overlay(settings, port, port.overlay, seen)
     refused = _of_bridge(port, bridge) if bridge else None
     refused = refused or mapping_conflict(settings, port, seen)
     if refused or not needs_room(port, seen):
@@ -215,6 +243,35 @@ def _of_bridge(port: VhostPort, bridge: ObservedOvsBridge) -> NetpluginError | N
             "own ports; or ask for the port with port_security.enabled false",
         )
     return None
+
+
+def _of_overlay(
+    settings: OvsSettings, port: VhostPort, overlay: Overlay, seen: OvsObservation
+) -> NetpluginError | None:
+    local_ip = tunnel_address(settings, seen)
+    if local_ip is None:
+        return problem(None)
+    for name in (OVERLAY, TUNNELS):
+        bridge = seen.bridges.get(name)
+        if bridge and not bridge.ours:
+            return Conflict(
+                f"a bridge named {name} exists in OVS and is not ours",
+                step="plan",
+                fix=f"remove it: ovs-vsctl del-br {name}",
+            )
+    for name in (*PATCHES, vxlan_name(overlay.spec.udp_port)):
+        if name in seen.taken_names:
+            return name_taken(name)
+    version = ipaddress.ip_address(local_ip).version
+    others = [p for p in overlay.spec.peers if ipaddress.ip_address(p).version != version]
+    if others:
+        message = f"{others[0]} is not IPv{version}, as this host's [ovs] local_ip is"
+        return InvalidRequest(
+            f"peers of network {overlay.network_id}: {message}",
+            step="plan",
+            errors=[FieldError(field="peers", message=message)],
+        )
+    return problem(seen.tunnels.underlay, port.mtu) if needs_room(port, seen) else None
 
 
 def needs_room(port: VhostPort, seen: OvsObservation) -> bool:

@@ -265,6 +265,12 @@ class VhostPort:
         return found != self.qos_columns()
 
 
+def access_vlan(intent: Intent) -> int:
+    """The tag of a port on the bridge of its network; a flat port has 0."""
+    assert intent.spec is not None
+    return intent.overlay.local_vlan if intent.overlay else intent.spec.network.vlan_id or 0
+
+
 def port_name(port_id: str, spec: PortSpec) -> str:
     """The name of a port in OVS."""
     return spec.device or spec.port_name or device_name(VHOST, port_id)

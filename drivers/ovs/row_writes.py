@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from drivers.ovs.ports import Rows, is_marked
+from netplugin.api.errors import TryAgain
+from netplugin.host.ovs_rows import BACKEND_MARK, PORT_MARK
 from netplugin.host.ovsdb_writes import Row, Tables
 
 _Columns = Mapping[str, Mapping[str, Any]]
@@ -14,13 +16,35 @@ _Columns = Mapping[str, Mapping[str, Any]]
 def add_port(
     tables: Tables, rows: Rows, qos: Mapping[str, Any] | None = None, new: _Columns | None = None
 ) -> None:
-    """Create a port with its interfaces (several for a bond), their ``new`` columns, and its QoS row."""
+    """Create a port with its interfaces (several for a bond), their ``new`` columns, and its QoS row.
+
+    Raises: TryAgain if its bridge is gone: another backend has removed its own last port from it.
+    """
+    bridge = tables.find("Bridge", rows.bridge)
+    if bridge is None:
+        raise TryAgain(f"bridge {rows.bridge} is not there any more", step="plan")
     port = tables.insert("Port", name=rows.name, **rows.port_columns())
     for name, columns in rows.interfaces().items():
         port.add("interfaces", tables.insert("Interface", name=name, **columns, **(new or {}).get(name, {})))
     if qos is not None:
         port.set("qos", [tables.insert("QoS", **qos)])
-    tables.get("Bridge", rows.bridge).add("ports", port)
+    bridge.add("ports", port)
+
+
+def add_or_set_port(
+    tables: Tables,
+    rows: Rows,
+    mark: str,
+    merged: Collection[str] = ("external_ids",),
+    new: _Columns | None = None,
+) -> None:
+    """As ``add_port``, for a port that several backends share: another may have added it, with this mark."""
+    found, bridge = tables.find("Port", rows.name), tables.find("Bridge", rows.bridge)
+    is_ours = found is not None and mark in found.keys("external_ids")
+    if is_ours and bridge is not None and found in bridge.rows("ports"):
+        set_port(tables, rows, merged, new)
+    else:
+        add_port(tables, rows, new=new)
 
 
 def set_port(
@@ -77,3 +101,10 @@ def delete_port(tables: Tables, bridge_name: str, name: str, backend: str | None
     for interface in port.rows("interfaces"):
         interface.delete()
     port.delete()
+
+
+def owned_ports(tables: Tables, bridge_name: str) -> list[Row]:
+    """The ports of VMs that a bridge has, of all backends, without those that this transaction removes."""
+    bridge = tables.find("Bridge", bridge_name)
+    ports = [port for port in bridge.rows("ports") if not port.is_deleted] if bridge else []
+    return [port for port in ports if {PORT_MARK, BACKEND_MARK} <= port.keys("external_ids").keys()]

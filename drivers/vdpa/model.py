@@ -10,8 +10,10 @@ from typing import Any
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.mapping import bridge_of, unmapped
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
+from drivers.ovs.overlays import BRIDGE_MARKS, HOMES, TUNNELS
 from drivers.ovs.ports import RelayVfPort, VhostPort
 from drivers.ovs.sockets import path_of, socket_path
+from drivers.ovs.tunnels import BASE_FLOWS
 from drivers.vdpa.vduse_devices import VduseDevice
 from drivers.vdpa.vduse_processes import DeviceStep
 from drivers.vf.commands import KIND
@@ -177,7 +179,13 @@ BACKEND = "vdpa"
 #: relays on one bridge are isolated from each other. A bridge per relay would cost a tap and a set of
 #: datapath tables each.
 BRIDGE = "np-relay"
-LAYOUT = Layout(BACKEND, {BRIDGE: "vdpa:relay"}, base={BRIDGE: frozenset()}, prefixes=(VHOST, RELAY))
+LAYOUT = Layout(
+    BACKEND,
+    {**BRIDGE_MARKS, BRIDGE: "vdpa:relay"},
+    homes=HOMES,
+    base={TUNNELS: BASE_FLOWS, BRIDGE: frozenset()},
+    prefixes=(VHOST, RELAY),
+)
 #: The options that name the VF of a row.
 _ACCELERATOR = "vdpa-accelerator-devargs"
 DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)
@@ -231,7 +239,7 @@ def _native(
     claim = claim_of(intent)
     assert intent.spec is not None and claim is not None
     network, memory = intent.spec.network, remembered(claim)
-    bridge = bridge_of(settings, intent.spec, row, bridges)
+    bridge = bridge_of(settings, intent, row, bridges)
     if not bridge:
         raise unmapped(intent.spec)
     socket, tag = socket_path(settings, intent, row), network.vlan_id or 0
@@ -273,6 +281,8 @@ def check_mode(
     for asked, why, fix in _REFUSALS[mode](spec):
         if asked:
             raise Unsupported(f"backend vdpa in {mode} mode: {why}", step="validate", fix=fix)
+    if spec.overlay_id is not None:
+        return
     name = str(spec.network.physical_network)
     if mode is not Mode.VDUSE and vf_networks is not None and name not in vf_networks:
         raise unknown_network(name, "[sriov] devices", vf_networks)
@@ -309,10 +319,21 @@ _NO_DEVICE = (
 )
 
 
+def _of_vf(spec: PortSpec) -> list[tuple[bool, str, str]]:
+    return [
+        (spec.attachment is not None, *_NO_DEVICE),
+        (
+            spec.overlay_id is not None,
+            "a VF has no VXLAN networks",
+            "ask for the backend dpdkvhostuser, or set [vdpa] mode = vduse for new ports",
+        ),
+    ]
+
+
 def _of_relay(spec: PortSpec) -> list[tuple[bool, str, str]]:
     others = [a.mac for a in spec.port_security.allowed_addresses if a.mac not in (None, spec.mac)]
     return [
-        (spec.attachment is not None, *_NO_DEVICE),
+        *_of_vf(spec),
         (
             bool(others),
             "its VF takes frames for the port's own MAC only",
@@ -330,7 +351,7 @@ def _of_native(spec: PortSpec) -> list[tuple[bool, str, str]]:
     """In switchdev mode, settings belong to the VF's representor, and OVS can make only some of them."""
     plain = VfOptions(pci_address=spec.vf.pci_address)
     return [
-        (spec.attachment is not None, *_NO_DEVICE),
+        *_of_vf(spec),
         (
             spec.qos != Qos(),
             "rates are not available: no OVS that has the type could be tried",

@@ -17,10 +17,9 @@ from drivers.ovs.mapping import left_out
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.plan import (
     MAX_VHOST_SOCKETS,
-    bridge_changes,
     bridge_refusal,
     has_its_flows,
-    port_changes,
+    ovs_changes,
     port_refusal,
 )
 from drivers.ovs.ports import VhostPort
@@ -74,14 +73,10 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObserv
         room -= steps[intent.port_id].wish is not None and intent.port_id not in seen.ovs.rows
     wishes = {port_id: each.wish for port_id, each in steps.items() if each.wish is not None}
     leaving = {port_id for port_id, each in steps.items() if each.leaves}
-    before, after = bridge_changes(settings, LAYOUT, wishes, leaving, seen.ovs)
-    ports = port_changes(settings, wishes, leaving, seen.ovs)
     return Plan(
         (
             *(change for each in steps.values() for change in each.before),
-            *before,
-            *ports,
-            *after,
+            *ovs_changes(settings, LAYOUT, wishes, leaving, seen.ovs),
             *(change for each in steps.values() for change in each.after),
         ),
         {port_id: each.refused for port_id, each in steps.items() if each.refused is not None},
@@ -106,7 +101,7 @@ def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room
         if intent.spec is not None:
             wish = _wish(settings, intent, seen, room)
             if mode_of(intent) is Mode.NATIVE:
-                kept = left_out(settings, intent.spec, wish.bridge, seen.ovs)
+                kept = left_out(settings, intent, wish.bridge, seen.ovs)
         elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
             return Steps(leaves=leaves)  # OVS must release the VF first
         elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:

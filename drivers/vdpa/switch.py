@@ -8,6 +8,7 @@ from drivers.ovs import sockets
 from drivers.ovs.apply import Applier
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import OvsObservation
+from drivers.ovs.networks import held_vlans
 from drivers.ovs.observe import NOT_READ, OvsReader
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
@@ -45,6 +46,10 @@ class Switch:
     def root(self) -> OvsRoot:
         return self._ovs.mirror.root
 
+    def held_vlans(self) -> Mapping[int, str]:
+        """See ``netplugin.optional.HasLocalVlans``."""
+        return held_vlans(self._ovs)
+
     def row(self, port_id: str) -> OvsPort | None:
         """Return a port from the mirror of the database. Callable from any thread."""
         return self._ovs.mirror.owned(BACKEND, port_id)
@@ -79,7 +84,7 @@ class Switch:
             row.interface and row.interface.type == NATIVE_TYPE for row in scope.rows.values()
         )
         read = self._applier.read if after_apply else NOT_READ
-        seen, _ = self._reader.seen(scope, self._reader.bridges(scope, networks), read=read)
+        seen = self._reader.seen(scope, self._reader.bridges(scope, networks), read)
         word = VswitchdFacts(self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope))
         return seen, word, self._ovs.mirror.devices(*DEVICE_OPTIONS)
 

@@ -14,7 +14,7 @@ from drivers.ovs import findings
 from drivers.ovs.mapping import bridge_of, left_out, unmapped
 from drivers.ovs.model import ObservedOvsBridge
 from drivers.ovs.plan import bridge_refusal, port_refusal
-from drivers.ovs.ports import VhostPort
+from drivers.ovs.ports import VhostPort, access_vlan
 from drivers.vdpa.model import BACKEND, Steps, VdpaObservation
 from drivers.vdpa.vduse_commands import (
     BindDevice,
@@ -52,11 +52,11 @@ def wanted_port(
     Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
     """
     assert intent.spec is not None
-    bridge = bridge_of(settings, intent.spec, row, bridges)
+    bridge = bridge_of(settings, intent, row, bridges)
     if bridge is None:
         raise unmapped(intent.spec)
     path = f"{directory}/{vduse_name(intent.port_id)}"
-    return VhostPort.of(BACKEND, intent, bridge, intent.spec.network.vlan_id or 0, socket=path, tso=tso)
+    return VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=tso)
 
 
 def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:
@@ -68,7 +68,7 @@ def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, roo
         wish = wanted_port(settings, intent, row, seen.ovs.bridges, seen.vduse_directory, tso=seen.ovs.tso)
         if error := port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs):
             raise error
-        kept = left_out(settings, intent.spec, wish.bridge, seen.ovs)
+        kept = left_out(settings, intent, wish.bridge, seen.ovs)
         if row is None and kept:
             raise kept
         steps = _repair(intent.port_id, row, device) or replace(_addition(wish, row, device), kept=kept)
@@ -183,5 +183,4 @@ def _fault(row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> s
         )
     if broken and device.networked:
         return f"{broken}; if it does not end: DELETE the port and PUT it again, for a new interface"
-    bridge = seen.ovs.bridges.get(str(row.bridge))
-    return broken or (findings.of_uplinks(row, bridge, seen.word) if bridge else None)
+    return broken or findings.of_path(row, seen.ovs, seen.word)

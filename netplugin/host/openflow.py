@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -28,9 +29,13 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Kept:
-    """The connection to one bridge; used by one thread at a time."""
+    """The connection to one bridge; used by one thread at a time.
+
+    ``editing`` is held for longer than ``lock``, which each exchange takes.
+    """
 
     lock: threading.Lock = field(default_factory=threading.Lock)
+    editing: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
 
     def drop(self) -> None:
@@ -62,6 +67,20 @@ class OpenFlow:
         for kept in bridges:
             with kept.lock:
                 kept.drop()
+
+    @contextmanager
+    def editing(self, bridge: str, deadline: float) -> Iterator[None]:
+        """Meanwhile no other thread is ``editing`` the bridge: what an edit was made for does not change.
+
+        Raises: OperationTimeout.
+        """
+        kept = self._kept(bridge)
+        if not kept.editing.acquire(timeout=remaining(max(deadline, time.monotonic() + _LEAST_S))):
+            raise OperationTimeout(f"{bridge}: another edit has not ended in time", step=STEP)
+        try:
+            yield
+        finally:
+            kept.editing.release()
 
     def dump(
         self, bridge: str, cookies: Collection[int] | None, deadline: float, without: int = 0
@@ -187,8 +206,7 @@ class OpenFlow:
         the connection is closed, and with it goes a bundle that was not committed.
         """
         deadline = max(deadline, time.monotonic() + _LEAST_S)
-        with self._lock:
-            kept = self._bridges.setdefault(bridge, _Kept())
+        kept = self._kept(bridge)
         if not kept.lock.acquire(timeout=remaining(deadline)):
             raise OperationTimeout(f"{bridge}: another exchange has not ended in time", step=STEP)
         try:
@@ -207,6 +225,10 @@ class OpenFlow:
             raise
         finally:
             kept.lock.release()
+
+    def _kept(self, bridge: str) -> _Kept:
+        with self._lock:
+            return self._bridges.setdefault(bridge, _Kept())
 
     def _connection(self, bridge: str, kept: _Kept, deadline: float) -> Connection:
         """The kept connection, or a new one if vswitchd has closed it."""

@@ -102,7 +102,7 @@ class Mirror:
         self._besides: dict[Owner, str] = {}
         self._owned_on: dict[str, set[str]] = defaultdict(set)
         self._unmanaged_on: dict[str, set[str]] = defaultdict(set)
-        self._networks_on: dict[str, Counter[tuple[str, int]]] = defaultdict(Counter)
+        self._networks_on: dict[str, Counter[tuple[str, tuple[str, int]]]] = defaultdict(Counter)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -161,19 +161,24 @@ class Mirror:
         with self._changed:
             return len(self._owned_on.get(bridge.name, ()))
 
-    def networks_on(self, bridge: OvsBridge) -> Counter[tuple[str, int]]:
-        """The VXLAN networks of the ports on a bridge, with their UDP ports, and how many ports each has."""
+    def networks_on(self, bridge: OvsBridge, backend: str | None = None) -> Counter[tuple[str, int]]:
+        """The VXLAN networks of the ports on a bridge, with their UDP ports, and how many ports each has;
+        those of this backend, or (None) of all."""
+        found: Counter[tuple[str, int]] = Counter()
         with self._changed:
-            return self._networks_on.get(bridge.name, Counter()).copy()
+            for (owner, network), ports in self._networks_on.get(bridge.name, Counter()).items():
+                if backend in (None, owner):
+                    found[network] += ports
+        return found
 
-    def networks(self, backend: str) -> dict[int, str]:
-        """The VXLAN networks of this backend's ports, by their local VLAN tag."""
+    def networks(self) -> dict[int, str]:
+        """The VXLAN networks of the ports of all backends, by their local VLAN tag."""
         with self._changed:
             ports = [self._ports[uuid] for name in self._networks_on for uuid in self._owned_on[name]]
         return {
             port.tag: port.external_ids[NETWORK_MARK]
             for port in ports
-            if port.tag and NETWORK_MARK in port.external_ids and (port.owner or ("",))[0] == backend
+            if port.tag and NETWORK_MARK in port.external_ids
         }
 
     def qos_of(self, backend: str, port_id: str) -> list[OvsQos]:
@@ -426,7 +431,7 @@ class Mirror:
         if port.bridge is not None:
             (self._owned_on if port.owner else self._unmanaged_on)[port.bridge].add(uuid)
             if port.owner and port.network:
-                self._networks_on[port.bridge][port.network] += 1
+                self._networks_on[port.bridge][port.owner[0], port.network] += 1
         if port.qos:
             self._users_of_qos[port.qos.uuid].add(uuid)
 
@@ -444,10 +449,10 @@ class Mirror:
         if port.bridge is not None:
             _discard(self._owned_on if port.owner else self._unmanaged_on, port.bridge, uuid)
             if port.owner and port.network:
-                networks = self._networks_on[port.bridge]
-                networks[port.network] -= 1
-                if not networks[port.network]:
-                    del networks[port.network]
+                networks, key = self._networks_on[port.bridge], (port.owner[0], port.network)
+                networks[key] -= 1
+                if not networks[key]:
+                    del networks[key]
                 if not networks:
                     del self._networks_on[port.bridge]
         if port.qos:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from typing import Any
 
-from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host.names import CarriedMark, Mark, unmarked
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, KEYS, STORE_MARK
@@ -134,7 +134,8 @@ class Ovsdb:
         If the connection is lost before the answer, they are composed again from the rows of the new
         one.
 
-        Raises: BackendUnavailable, HostError with the error text of ovsdb-server, OperationTimeout.
+        Raises: BackendUnavailable, HostError with the error text of ovsdb-server, OperationTimeout, and
+        what the writes raise.
         """
         deadline = max(deadline, time.monotonic() + _LEAST_S)
         while True:
@@ -178,7 +179,10 @@ class Ovsdb:
         return int(results[counted]["rows"][0]["next_cfg"])
 
     def _composed(self, writes: Sequence[Write]) -> tuple[list[Operation], int]:
-        """The operations, and the place of the one whose result has ``next_cfg``. Raises: HostError."""
+        """The operations, and the place of the one whose result has ``next_cfg``.
+
+        Raises: HostError, and the typed errors of the writes.
+        """
         # The store is asked without the lock of the mirror.
         mark = self._carried.after(self.mirror.root.found_mark)
         with self.mirror.held():
@@ -189,6 +193,8 @@ class Ovsdb:
                 root = tables.root
                 if mark:
                     root.set_key("external_ids", STORE_MARK, mark)
+            except NetpluginError:
+                raise
             except Exception as failed:  # of a write, which may read the host too
                 raise HostError(str(failed), step="ovsdb-commit") from failed
             if not tables.operations():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivers.dpdkvhostuser.model import OVERLAY, TO_OVERLAY, TO_TUNNELS, TUNNELS, vxlan_name
+from drivers.ovs.overlays import OVERLAY, TO_OVERLAY, TO_TUNNELS, TUNNELS, vxlan_name
 from drivers.ovs.ports import OvsUplink
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsSettings

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from drivers.dpdkvhostuser.model import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
+from drivers.ovs.overlays import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
 from tests.functional.conftest import make_spec
 from tests.functional.hosts_ovs import UNDERLAY, Host, clean, host, let_in_by_peers_alone, mac, spec_on
 from tests.lab.namespaces import namespace, pings, within

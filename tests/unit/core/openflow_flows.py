@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 
-from drivers.dpdkvhostuser import tunnels
+from drivers.ovs import tunnels
 from drivers.ovs.filters import bridge_flows, foreign_flows, handover_flows, port_flows, relay_flows
 from netplugin.api.models import NetworkSpec, PortSpec
 from netplugin.backend import Overlay
@@ -50,7 +50,7 @@ def of_filters() -> set[Flow]:
 
 
 def of_tunnels() -> set[Flow]:
-    flows = {*tunnels.base_flows()}
+    flows = {*tunnels.BASE_FLOWS}
     for number, peers in enumerate((("10.9.0.1", "10.9.0.2", "10.9.0.3"), ("fd00::1", "fd00::2"))):
         overlay = Overlay(f"n{number}", NetworkSpec(type="vxlan", vni=5001 + number, peers=peers), 7 + number)
         flows |= tunnels.network_flows(overlay, peers[0], 2, 1)

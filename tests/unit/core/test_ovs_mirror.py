@@ -134,11 +134,11 @@ def test_nothing_is_kept_of_what_has_gone() -> None:
     mirror.update(inserted(tables))
     bridge = mirror.bridge("br-a")
     assert bridge and mirror.networks_on(bridge) == {("n1", 4789): 1}
-    assert mirror.networks("dpdkvhostuser") == {100: "n1"}
+    assert mirror.networks() == {100: "n1"}
     assert [q.uuid for q in mirror.qos_of("dpdkvhostuser", "1")] == ["q-1"]
     assert mirror.devices("dpdk-devargs") == {"7": "eth7"}
     mirror.update({table: {uuid: {"delete": None} for uuid in rows} for table, rows in tables.items()})
-    assert mirror.networks_on(bridge) == {} and mirror.networks("dpdkvhostuser") == {}
+    assert mirror.networks_on(bridge) == {} and mirror.networks() == {}
     assert _sizes(mirror) == empty
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, stale, with_learned
 from drivers.ovs.filters import port_cookie, port_flows
+from drivers.ovs.tunnels import network_cookie, network_flows, stale, with_learned
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.api.models import NetworkSpec
 from netplugin.backend import Overlay

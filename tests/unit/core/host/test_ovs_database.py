@@ -13,7 +13,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout, TryAgain
 from netplugin.host import ovsdb
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovsdb_writes import SetOtherConfig
@@ -66,7 +66,7 @@ def test_a_transaction_that_the_database_refuses_leaves_nothing(switch: PrivateO
 
 
 def test_a_command_that_fails_leaves_nothing_of_the_others(switch: PrivateOvs, ovs: OvsHost) -> None:
-    with pytest.raises(HostError, match="nowhere"):
+    with pytest.raises(TryAgain, match="nowhere"):
         ovs.db.write([bridge("half"), port("nowhere", "half-p")], soon())
     assert "half" not in _names(switch, "Bridge")
 

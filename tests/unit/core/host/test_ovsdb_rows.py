@@ -141,14 +141,14 @@ def everything(mirror: Mirror) -> dict[str, Any]:
         "interfaces": mirror.interfaces(),
         "types": [mirror.count_interfaces(kind) for kind in _TYPES],
         "devices": mirror.devices("dpdk-devargs", "x"),
-        "networks": mirror.networks("b"),
+        "networks": mirror.networks(),
     }
     for bridge in mirror.bridges():
         found[bridge.name] = (
             {p.name for p in mirror.owned_on(bridge)},
             {p.name for p in mirror.unmanaged_on(bridge)},
             mirror.count_owned_on(bridge),
-            mirror.networks_on(bridge),
+            [mirror.networks_on(bridge, backend) for backend in (None, "b", "other")],
         )
     return found
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from drivers.dpdkvhostuser.model import TunnelPort
+from drivers.ovs.overlays import TunnelPort
 from drivers.ovs.ports import OvsUplink, RelayVfPort, VhostPort
 from netplugin.host.names import device_name
 from netplugin.host.ovs_rows import OvsInterface, OvsPort

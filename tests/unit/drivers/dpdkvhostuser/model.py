@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from drivers.dpdkvhostuser import commands as t
-from drivers.dpdkvhostuser import tunnels
-from drivers.dpdkvhostuser.model import (
+from drivers.dpdkvhostuser.model import LAYOUT, VhostUserObservation
+from drivers.ovs import commands as c
+from drivers.ovs import filters, tunnels
+from drivers.ovs import overlay_commands as t
+from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, forwards
+from drivers.ovs.overlays import (
     OVERLAY,
+    PATCHES,
     SHARED_NAMES,
     TO_OVERLAY,
     TUNNELS,
     ObservedTunnels,
-    VhostUserObservation,
+    network_of,
     vxlan_name,
 )
-from drivers.dpdkvhostuser.plan import network_of
-from drivers.ovs import commands as c
-from drivers.ovs import filters
-from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, forwards
 from drivers.ovs.ports import is_marked
+from drivers.vdpa.model import LAYOUT as OF_VDPA
+from netplugin.api.errors import TryAgain
 from netplugin.backend import Change, ObservedPort
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsSettings
@@ -51,6 +53,8 @@ SETTINGS = OvsSettings(
     local_ip=LOCAL_IP,
     service_ports=frozenset({"foreign-br1"}),
 )
+#: The base flows of bridges that do not switch, of whichever backend.
+BASE = {**LAYOUT.base, **OF_VDPA.base}
 UNDERLAY = Underlay(LOCAL_IP, "br-underlay", True, True, (("br-underlay", 9100), ("dpdk0", 9100)))
 
 
@@ -70,7 +74,7 @@ class Bridge:
 class Model:
     """What OVS holds. Foreign objects are ports without a mark and flows without our cookie."""
 
-    def __init__(self, settings: OvsSettings = SETTINGS, layout: Layout = tunnels.LAYOUT) -> None:
+    def __init__(self, settings: OvsSettings = SETTINGS, layout: Layout = LAYOUT) -> None:
         self.settings = settings
         self.layout = layout
         self.bridges: dict[str, Bridge] = {}
@@ -115,11 +119,15 @@ class Model:
             case c.SecureBridge():
                 self.bridges[change.name].fail_mode = "secure"
             case c.RemoveBridge():
-                assert not any(p.owner for p in self.bridges[change.name].ports.values())
+                home = self.bridges.get(change.home or change.name)
+                if home and any(port.owner for port in home.ports.values()):
+                    raise TryAgain("a port has come meanwhile", step="plan")
                 del self.bridges[change.name]
             case c.AddPort(port=wish):
                 self.made[wish.name] = columns.of_port(wish)
                 self.add_port(wish.bridge, wish.name, *self.made[wish.name], columns.of_qos(wish))
+            case t.AddTunnelPort(port=wish) if self._has(wish.bridge, wish.name):
+                self._apply(t.SetTunnelPort(change.ports, wish))
             case c.AddUplink(uplink=wish) | c.AddBeside(port=wish) | t.AddTunnelPort(port=wish):
                 self.made[wish.name] = columns.of_port(wish)
                 self.add_port(wish.bridge, wish.name, *self.made[wish.name])
@@ -135,9 +143,11 @@ class Model:
                 self.made[wish.name] = columns.of_port(wish, known)
                 merged = ("external_ids", "options") if isinstance(change, c.SetUplink) else ("external_ids",)
                 ports[wish.name] = self._set(row, *self.made[wish.name], merged)
+            case t.RemoveTunnelPort(is_remade=False) if change.name in self._needed():
+                raise TryAgain("a port has come meanwhile", step="plan")
             case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
                 gone = self.bridges[change.bridge].ports.pop(change.name)
-                if gone.qos and is_marked(gone.qos.external_ids, self.layout.backend):
+                if gone.qos and gone.qos.owner == gone.owner:
                     del self.qos[gone.qos.uuid]
             case c.SetQos(port=row):
                 self._set_qos(row.bridge, row.name, columns.of_qos(row))
@@ -155,18 +165,19 @@ class Model:
                 self.bridges[change.bridge].flows |= change.flows(own, other, self._doors(change.bridge))
             case c.SetBridgeFlows():
                 self.drop(change.bridge, COOKIE_MARK)
-                assert change.fixed == self.layout.base.get(change.bridge)
+                assert change.fixed == BASE.get(change.bridge)
                 self.bridges[change.bridge].matches_fragments = True
                 self.bridges[change.bridge].flows |= self._wanted_flows(change.bridge)
             case t.SetNetwork():
-                ofports = [
-                    port.interface.ofport
-                    for name in (vxlan_name(change.overlay.spec.udp_port), TO_OVERLAY)
-                    if (port := self.bridges[TUNNELS].ports[name]).interface
-                ]
-                tunnel, patch = (ofport for ofport in ofports if ofport)
+                names = (vxlan_name(change.overlay.spec.udp_port), TO_OVERLAY)
+                tunnel, patch = (self._ofport(TUNNELS, name) for name in names)
+                if not (tunnel and patch):
+                    return
                 self.drop(TUNNELS, tunnels.network_cookie(change.overlay.network_id))
                 self.bridges[TUNNELS].flows |= tunnels.network_flows(change.overlay, LOCAL_IP, tunnel, patch)
+            case t.DropNetwork():
+                if change.cookie not in map(tunnels.network_cookie, self._networks()):
+                    self.drop(change.bridge, change.cookie)
             case c.DropFlows():
                 for cookie in change.cookies:
                     self.drop(change.bridge, cookie)
@@ -175,29 +186,25 @@ class Model:
 
     def observe(self, ports: Collection[str] | None = None) -> VhostUserObservation:
         """As the dpdkvhostuser backend does."""
-        common = self.common(ports)
+        return VhostUserObservation(**vars(self.common(ports, LAYOUT)))
+
+    def common(self, ports: Collection[str] | None = None, layout: Layout | None = None) -> OvsObservation:
+        """As the backends on OVS do."""
         named = self._named()
+        backend = (layout or self.layout).backend
+        rows, beside = (
+            {
+                owner[1]: p
+                for p in named.values()
+                if (owner := whose(p)) and owner[0] == backend and (ports is None or owner[1] in ports)
+            }
+            for whose in (_owner, _beside)
+        )
         taken = {
             name
             for name, p in named.items()
             if name.startswith(SHARED_NAMES) and TUNNEL_MARK not in p.external_ids
         }
-        return VhostUserObservation(
-            **{**vars(common), "taken_names": common.taken_names | taken},
-            tunnels=self._seen_tunnels(common.rows, named, whole=ports is None),
-        )
-
-    def common(self, ports: Collection[str] | None = None) -> OvsObservation:
-        """As the backends on OVS do."""
-        named = self._named()
-        rows, beside = (
-            {
-                owner[1]: p
-                for p in named.values()
-                if (owner := whose(p)) and (ports is None or owner[1] in ports)
-            }
-            for whose in (_owner, _beside)
-        )
         known = {*self.settings.bridge_mappings.values(), *self.layout.marks}
         known |= {str(row.bridge) for row in rows.values()}
         return OvsObservation(
@@ -210,10 +217,16 @@ class Model:
                 for name, b in self.bridges.items()
                 if b.ours or name in known
             },
-            qos=tuple(q for q in self.qos.values() if q.owner and (ports is None or q.owner[1] in ports)),
+            tunnels=self._seen_tunnels(rows, named, backend, whole=ports is None),
+            qos=tuple(
+                q
+                for q in self.qos.values()
+                if q.owner and q.owner[0] == backend and (ports is None or q.owner[1] in ports)
+            ),
             taken_names=frozenset(
                 name for name, p in named.items() if name.startswith(self.layout.prefixes) and not p.serves
-            ),
+            )
+            | taken,
             vhost_sockets=len(rows),
         )
 
@@ -236,6 +249,19 @@ class Model:
 
     def _named(self) -> dict[str, OvsPort]:
         return {name: p for b in self.bridges.values() for name, p in b.ports.items()}
+
+    def _has(self, bridge: str, name: str) -> bool:
+        return bridge in self.bridges and name in self.bridges[bridge].ports
+
+    def _networks(self) -> dict[str, int]:
+        """Those of the ports of VMs, each with its UDP port."""
+        bridge = self.bridges.get(OVERLAY)
+        ports = [port for port in bridge.ports.values() if port.owner] if bridge else []
+        return {name: udp for port in ports for name, udp in network_of(port.external_ids).items()}
+
+    def _needed(self) -> set[str]:
+        networks = self._networks()
+        return {*PATCHES, *map(vxlan_name, networks.values())} if networks else set()
 
     def _ofport(self, bridge: str, name: str | None) -> int | None:
         port = self.bridges[bridge].ports.get(name or "")
@@ -280,7 +306,7 @@ class Model:
         )
 
     def _seen_tunnels(
-        self, rows: Mapping[str, OvsPort], named: Mapping[str, OvsPort], *, whole: bool
+        self, rows: Mapping[str, OvsPort], named: Mapping[str, OvsPort], backend: str, *, whole: bool
     ) -> ObservedTunnels:
         here = [row for row in rows.values() if row.bridge == OVERLAY]
         read = {tunnels.network_cookie(n) for row in here for n in network_of(row.external_ids)}
@@ -290,23 +316,26 @@ class Model:
             if ours and flow.cookie != COOKIE_MARK and (whole or flow.cookie in read):
                 flows.setdefault(flow.cookie, set()).add(flow)
         neighbours: dict[str, int] = {}
+        own: set[str] = set()
         for port in self.bridges[OVERLAY].ports.values() if OVERLAY in self.bridges else ():
             if port.owner and port.owner[1] not in rows:
                 neighbours |= network_of(port.external_ids)
+                own |= network_of(port.external_ids).keys() if port.owner[0] == backend else set()
         return ObservedTunnels(
             ports={n: p for n, p in named.items() if TUNNEL_MARK in p.external_ids},
             flows={cookie: frozenset(found) for cookie, found in flows.items()}
             if TUNNELS in self.bridges
             else {},
             neighbours=neighbours,
+            of_others=frozenset(neighbours.keys() - own),
             underlay=self.underlay,
         )
 
     def _wanted_flows(self, name: str) -> frozenset[Flow]:
-        return self.layout.base.get(name, filters.bridge_flows(self._doors(name)))
+        return BASE.get(name, filters.bridge_flows(self._doors(name)))
 
     def _doors(self, name: str) -> tuple[int, ...]:
-        if name in self.layout.base:
+        if name in BASE:
             return ()
         ports = [p for p in self.bridges[name].ports.values() if not p.owner]
         trusted = [p for p in ports if forwards(p, self.settings.service_ports)]

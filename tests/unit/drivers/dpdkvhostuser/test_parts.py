@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from drivers.dpdkvhostuser import tunnels
 from drivers.dpdkvhostuser.findings import fault, findings
-from drivers.dpdkvhostuser.model import ObservedTunnels, VhostUserObservation
-from drivers.dpdkvhostuser.tunnels import network_cookie, network_flows, with_learned
-from drivers.ovs import apply, usability
+from drivers.dpdkvhostuser.model import VhostUserObservation
+from drivers.ovs import apply, tunnels, usability
 from drivers.ovs.apply import Applier
 from drivers.ovs.commands import DropFlows, FlowEdit, PurgeDatapath
 from drivers.ovs.findings import VswitchdFacts, of_interface
 from drivers.ovs.model import ObservedOvsBridge
+from drivers.ovs.overlays import ObservedTunnels
 from drivers.ovs.ports import Policer, policer_refused
+from drivers.ovs.tunnels import network_cookie, network_flows, with_learned
 from netplugin.api.errors import HostError
 from netplugin.api.models import NetworkSpec
 from netplugin.backend import Overlay
@@ -132,7 +133,9 @@ def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.Mon
     mirror = SimpleNamespace(
         root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
     )
-    flows = SimpleNamespace(replace=lambda *arguments: [])
+    flows = SimpleNamespace(
+        replace=lambda *arguments: [], editing=lambda bridge, deadline: contextlib.nullcontext()
+    )
     settings = SimpleNamespace(sockets=OvsSockets.below(Path("/nowhere")))
     ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, settings=settings, purge_failed=False)
     works: list[bool] = []

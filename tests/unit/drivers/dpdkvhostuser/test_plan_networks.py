@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.dpdkvhostuser.model import OVERLAY, TUNNELS, vxlan_name
 from drivers.dpdkvhostuser.plan import make_plan as plan
-from drivers.dpdkvhostuser.tunnels import network_cookie, with_learned
-from drivers.ovs import commands as c
+from drivers.ovs.overlay_commands import DropNetwork
+from drivers.ovs.overlays import OVERLAY, TUNNELS, vxlan_name
+from drivers.ovs.tunnels import network_cookie
 from netplugin.backend import Intent
 from netplugin.host import netlink
 from netplugin.host.ovs_mirror import Mirror
@@ -28,8 +28,8 @@ def test_the_first_port_brings_bridges_and_tunnels_and_the_last_takes_them() -> 
     host = model.observe(["c"])
     changes = plan(SETTINGS, [Intent("c", None)], host).changes
     assert "RemoveTunnelPort" in kinds(changes)
-    dropped = [ch.cookies for ch in changes if isinstance(ch, c.DropFlows) and ch.bridge == TUNNELS]
-    assert dropped == [with_learned(network_cookie("net-2"))]
+    dropped = [change.cookie for change in changes if isinstance(change, DropNetwork)]
+    assert dropped == [network_cookie("net-2")]
     model.apply(changes)
     for port in ("a", "b"):
         model.apply(plan(SETTINGS, [Intent(port, None)], model.observe([port])).changes)

@@ -49,7 +49,7 @@ class Ports:
     def seen(self, *ports: str, deadline: float | None = None) -> OvsObservation:
         """These ports, or the whole host."""
         scope = self.reader.scope(ports or None, deadline or soon())
-        return self.reader.seen(scope, self.reader.bridges(scope))[0]
+        return self.reader.seen(scope, self.reader.bridges(scope))
 
     def flows(self) -> set[str]:
         """The flows of the bridge, by ovs-ofctl."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from drivers.dpdkvhostuser.commands import AddTunnelPort
-from drivers.dpdkvhostuser.model import TunnelPort
 from drivers.ovs import apply
 from drivers.ovs import commands as c
 from drivers.ovs.commands import RowChange
 from drivers.ovs.filters import port_cookie, port_flows
+from drivers.ovs.overlay_commands import AddTunnelPort
+from drivers.ovs.overlays import TunnelPort
 from drivers.ovs.ports import VHOST_TYPE, OvsUplink, Policer, RelayVfPort
 from netplugin.host.names import device_name
 from netplugin.host.ovs_sockets import OvsSockets
@@ -137,7 +137,7 @@ def test_a_port_changes_in_place_and_keeps_what_others_wrote(ports: Ports) -> No
 
 
 def test_the_error_of_one_port_is_that_of_no_other(ports: Ports) -> None:
-    good, bad = vhost("good"), vhost("bad", bridge="br-gone")
+    good, bad = vhost("good"), vhost("bad", tag=5000)
     applied = ports.apply(
         c.CreateBridge(("good", "bad"), BRIDGE, "net1"),
         c.AddPort(("bad",), bad),
@@ -362,7 +362,7 @@ def test_ports_that_there_was_no_time_for_are_not_touched(ports: Ports) -> None:
 
 def test_a_refused_port_of_many_fails_alone(ports: Ports) -> None:
     made = [vhost(f"p{n:03}") for n in range(100)]
-    bad = vhost("bad", bridge="br-gone")
+    bad = vhost("bad", tag=5000)
     adds = [c.AddPort((vm.port_id,), vm) for vm in (*made[:90], bad, *made[90:])]
     ids = tuple(vm.port_id for vm in (*made, bad))
     applied = ports.apply(c.CreateBridge(ids, BRIDGE, "net1"), *adds)

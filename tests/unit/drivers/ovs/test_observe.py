@@ -67,7 +67,7 @@ def test_flows_that_were_read_with_the_changes_are_not_read_again(
     read = dict(ports.applier.read)
     scope = ports.reader.scope(["p1", "p2"], soon())
     bridges = ports.reader.bridges(scope)
-    dumped, _ = ports.reader.seen(scope, bridges)
+    dumped = ports.reader.seen(scope, bridges)
     assert dumped.flows["p1"] and dumped.bridges[BRIDGE].flows is not None
     asked: list[object] = []
     dump = ports.ovs.flows.dump
@@ -77,7 +77,7 @@ def test_flows_that_were_read_with_the_changes_are_not_read_again(
         return dump(*arguments)
 
     monkeypatch.setattr(ports.ovs.flows, "dump", noted)
-    assert ports.reader.seen(scope, bridges, read=read)[0] == dumped and asked == []
+    assert ports.reader.seen(scope, bridges, read=read) == dumped and asked == []
     ports.apply(filter_of(vhost("p1")))
     assert ports.applier.read[BRIDGE].keys() == {port_cookie("p1"), COOKIE_MARK}, "of the last changes only"
     ports.reader.seen(scope, bridges, read=ports.applier.read)

@@ -1,15 +1,24 @@
-"""Changes to OVS that only the dpdkvhostuser backend makes: tunnel ports and flows of VXLAN networks."""
+"""The changes of VXLAN networks: the ports that they share, and their flows.
+
+Several backends may have ports on one network, and each works on what it observed before. Changes of the
+database are composed one transaction at a time, so a removal looks there whether a port has come that needs
+what it removes. The flows of a bridge are edited by one thread at a time, and a port is in the database
+before its flows: so an edit looks there too.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from drivers.dpdkvhostuser import tunnels
-from drivers.dpdkvhostuser.model import TO_OVERLAY, TunnelPort, vxlan_name
+from drivers.ovs import tunnels
 from drivers.ovs.commands import FlowChange, FlowEdit, RowChange, ofport
-from drivers.ovs.row_writes import add_port, delete_port, set_port
+from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TunnelPort, network_of, vxlan_name
+from drivers.ovs.row_writes import add_or_set_port, delete_port, owned_ports, set_port
+from netplugin.api.errors import TryAgain
 from netplugin.backend import Overlay
 from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_rows import TUNNEL_MARK
 from netplugin.host.ovsdb_writes import Tables
 
 
@@ -18,7 +27,8 @@ class AddTunnelPort(RowChange):
     port: TunnelPort
 
     def write(self, tables: Tables) -> None:
-        add_port(tables, self.port)
+        """Another backend may have added it meanwhile."""
+        add_or_set_port(tables, self.port, TUNNEL_MARK)
 
     def describe(self) -> str:
         return f"add {self.port.type} port {self.port.name} to {self.port.bridge}"
@@ -37,14 +47,28 @@ class SetTunnelPort(RowChange):
 
 @dataclass(frozen=True)
 class RemoveTunnelPort(RowChange):
+    """Remove a port that no network needs, or (``is_remade``) one that is made again."""
+
     bridge: str
     name: str
+    is_remade: bool = False
 
     def write(self, tables: Tables) -> None:
+        """Raises: TryAgain if a port has come that needs it."""
+        if not self.is_remade and self.name in _needed(tables):
+            raise TryAgain(f"a port on a VXLAN network needs {self.name} by now", step="plan")
         delete_port(tables, self.bridge, self.name)
 
     def describe(self) -> str:
         return f"remove port {self.name} from {self.bridge}"
+
+
+def _needed(tables: Tables) -> set[str]:
+    """The shared ports that the VMs' ports on the overlay bridge need."""
+    networks: dict[str, int] = {}
+    for port in owned_ports(tables, OVERLAY):
+        networks |= network_of(port.keys("external_ids"))
+    return {*PATCHES, *map(vxlan_name, networks.values())} if networks else set()
 
 
 @dataclass(frozen=True)
@@ -77,3 +101,20 @@ class SetNetwork(FlowChange):
             f"set flows of network {self.overlay.network_id}: VNI {spec.vni} is VLAN "
             f"{self.overlay.local_vlan}, {len(spec.peers)} peers"
         )
+
+
+@dataclass(frozen=True)
+class DropNetwork(FlowChange):
+    """Remove the flows of a network without ports, with those that were learned."""
+
+    cookie: int
+
+    def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
+        overlay = ovs.mirror.bridge(OVERLAY)
+        networks: Mapping[tuple[str, int], int] = ovs.mirror.networks_on(overlay) if overlay else {}
+        if self.cookie in {tunnels.network_cookie(network_id) for network_id, _ in networks}:
+            return FlowEdit()  # another backend has got a port on it meanwhile
+        return FlowEdit(tunnels.with_learned(self.cookie))
+
+    def describe(self) -> str:
+        return f"remove the flows of a network without ports from {self.bridge} ({self.cookie:#x})"

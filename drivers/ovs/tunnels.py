@@ -18,13 +18,10 @@ import hashlib
 import ipaddress
 from collections.abc import Iterable
 
-from drivers.dpdkvhostuser.model import BACKEND, BRIDGE_MARKS, OVERLAY, TUNNELS
-from drivers.ovs.model import Layout
 from netplugin.backend import Overlay
 from netplugin.host import flow_actions as do
 from netplugin.host.flow import COOKIE_MARK, Flow
 
-BRIDGE = TUNNELS
 _FROM_PEER, _LEARNED, _FLOOD = 5, 10, 20
 _PRIORITY = 100
 #: The default MAC aging time of OVS (vswitch.xml, mac-aging-time), in seconds.
@@ -48,13 +45,8 @@ def with_learned(cookie: int) -> tuple[int, int]:
     return cookie, cookie | LEARNED_BIT
 
 
-def base_flows() -> frozenset[Flow]:
-    """Return the flows common to all networks: a frame to an unknown destination is flooded."""
-    return frozenset({Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", do.resubmit(_FLOOD))})
-
-
-#: The tunnel bridge exists while the overlay bridge has ports.
-LAYOUT = Layout(BACKEND, BRIDGE_MARKS, homes={TUNNELS: OVERLAY}, base={TUNNELS: base_flows()}, keeps=True)
+#: The flows common to all networks: a frame to an unknown destination is flooded.
+BASE_FLOWS = frozenset({Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", do.resubmit(_FLOOD))})
 
 
 def peers(overlay: Overlay, local_ip: str) -> list[str]:
