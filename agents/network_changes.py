@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,6 +62,17 @@ class OneAtATime:
             yield limits
         finally:
             self._lock.release()
+
+
+async def come_to_rest(workers: Iterable[BackendWorker], until: Until) -> None:
+    """Wait until each worker has ended the work that it is at, which may be with what was stored before.
+
+    Backends share what a network has on the host: without this, one of them could write the state before a
+    change after another has applied it. A worker that does not end in time is no error here.
+    """
+    for worker in workers:
+        with suppress(NetpluginError):  # the change itself is refused too, or comes after the work
+            await answer(worker.job(lambda: None, until.work), until.work, grace_s=0.0)
 
 
 async def apply_on(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-from agents.network_changes import Limits, OneAtATime, Until, apply_on
+from agents.network_changes import Limits, OneAtATime, Until, apply_on, come_to_rest
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker
@@ -120,8 +120,11 @@ class Networks:
     async def _converge(self, network_id: str, until: Until) -> NetworkOutcome:
         """Apply the network on all backends that have ports on it."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
+        workers = [self._workers[name] for name in sorted(backends & set(self._workers))]
+        if len(workers) > 1:
+            await come_to_rest(workers, until)
         return await apply_on(
-            [self._workers[name] for name in sorted(backends & set(self._workers))],
+            workers,
             until,
             lambda reconciler, deadline: reconciler.converge_network(network_id, deadline),
         )

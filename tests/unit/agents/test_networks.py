@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ from netplugin.backend import Change
 from netplugin.host.usability import Usability
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost, Write, WriteNetwork
+
+#: For what must not happen meanwhile.
+WHILE_S = 1.0
 
 
 def network(vni: int = 5001, *peers: str, **fields: Any) -> NetworkSpec:
@@ -215,6 +219,39 @@ def test_a_host_that_cannot_be_read_is_told(client: Client, running: Agent) -> N
         "fail",
         "the host is away",
     )
+
+
+def test_no_backend_writes_the_network_of_before_after_another_has_changed_it(tmp_path: Path) -> None:
+    """A plug of one backend is under way with the old peers, and fails: it has no port that could go on."""
+    host, at_work, changed, goes_on = FakeHost(), threading.Event(), threading.Event(), threading.Event()
+    backends = {name: FakeBackend(name, host) for name in ("fake", "other")}
+
+    def slowly(change: Change) -> None:
+        if "p2" in change.ports and not at_work.is_set():
+            at_work.set()
+            assert goes_on.wait(DEADLINE_S)
+        elif isinstance(change, WriteNetwork) and "p1" in change.ports:
+            changed.set()
+
+    with (
+        agent(tmp_path, backends=backends) as made,
+        served_agent(made) as url,
+        Client(url) as client,
+        ThreadPoolExecutor() as threads,
+    ):
+        client.put_network("net-1", network(5001, "10.0.0.2"))
+        client.put_port("p1", port())
+        host.networks.clear()  # somebody has taken it away
+        host.forgetful, host.on_apply = {"p2"}, slowly
+        plugged = threads.submit(client.put_port, "p2", port(backend="other"))
+        assert at_work.wait(DEADLINE_S)
+        put = threads.submit(client.put_network, "net-1", network(5001, "10.0.0.3"))
+        changed.wait(WHILE_S)  # in vain: the worker that is at work comes first
+        goes_on.set()
+        with pytest.raises(HostError):
+            plugged.result(DEADLINE_S)
+        put.result(DEADLINE_S)
+        assert host.networks["net-1"].spec.peers == ("10.0.0.3",)
 
 
 def test_an_unusable_backend_is_a_finding(client: Client, running: Agent) -> None:
