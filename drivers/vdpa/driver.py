@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from drivers.ovs import chosen_sockets, networks, sockets
 from drivers.ovs.commands import AddBeside, RemoveBeside
+from drivers.ovs.mapping import mapped_bridge
 from drivers.vdpa import vduse_plan
 from drivers.vdpa.findings import findings, no_pci
 from drivers.vdpa.model import (
@@ -69,6 +70,7 @@ from netplugin.optional import (
     FindsPortsByClaims,
     HasFacts,
     HasFindings,
+    HasLocalVlans,
     HasVfs,
     NeedsClaims,
     OffersFeatures,
@@ -85,6 +87,7 @@ class Vdpa(
     FindsPortsByClaims[VdpaObservation],
     HasVfs[VdpaObservation],
     HasFindings[VdpaObservation],
+    HasLocalVlans,
     HasFacts,
     OffersFeatures,
     UsesPhysicalNetworks[VdpaObservation],
@@ -93,7 +96,7 @@ class Vdpa(
 
     name: ClassVar[str] = BACKEND
     features: ClassVar[Features] = Features(
-        networks=("flat", "vlan"),
+        networks=("flat", "vlan", "vxlan"),
         qos=True,
         port_security=("mac", "ip"),
         max_queues=128,
@@ -156,13 +159,18 @@ class Vdpa(
         """What a new port may have."""
         if self._mode is Mode.VDUSE:
             return self.features.model_copy(update={"max_queues": 1, "virtual_functions": False})
-        return self.features.model_copy(update={"vdpa_devices": False})
+        return self.features.model_copy(update={"networks": ("flat", "vlan"), "vdpa_devices": False})
 
     def validate(self, spec: PortSpec) -> None:
         """Features that depend on the port's mode are checked with its claim."""
         super().validate(spec)
         settings = self._switch.settings
         chosen_sockets.check(settings, spec)
+        if spec.overlay_id is not None:
+            if not self._has_vduse():
+                check_mode(spec, self._mode, {}, None)
+            networks.check_vxlan(settings, self._switch.root)
+            return
         of_vfs, name = self._vf_networks, str(spec.network.physical_network)
         if self._mode is Mode.VDUSE and name not in of_vfs | settings.bridge_mappings.keys():
             raise unknown_network(name, "[ovs] bridge_mappings", settings.bridge_mappings)
@@ -229,7 +237,7 @@ class Vdpa(
     def findings(self, intents: Sequence[Intent], observed: VdpaObservation) -> Sequence[Finding]:
         ovs = observed.ovs
         of_sockets = sockets.findings(self._switch.settings, ovs.rows, ovs.sockets)
-        return [*findings(observed, self._mode), *of_sockets]
+        return [*findings(observed, self._mode, self._switch.settings.local_ip), *of_sockets]
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         networks.check_network(self._switch.mirror, name, spec)
@@ -243,6 +251,9 @@ class Vdpa(
 
     def network_holders(self, name: str) -> Sequence[str]:
         return networks.network_holders(self._switch.settings, self._switch.mirror, name)
+
+    def held_vlans(self) -> Mapping[int, str]:
+        return self._switch.held_vlans()
 
     def facts(self) -> Mapping[str, str | int | bool]:
         root = self._switch.root
@@ -280,9 +291,7 @@ class Vdpa(
         )
 
     def _binding_of_vduse(self, intent: Intent) -> Binding:
-        assert intent.spec is not None
-        network = str(intent.spec.network.physical_network)
-        row, mapped = self._switch.row(intent.port_id), self._switch.settings.bridge_mappings.get(network)
+        row, mapped = self._switch.row(intent.port_id), mapped_bridge(self._switch.settings, intent)
         device = self._vduse.device(vduse_plan.vduse_name(intent.port_id))
         return vduse_binding(intent, device, row.bridge if row else mapped, hugepages=self._guest_hugepages)
 

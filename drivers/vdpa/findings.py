@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drivers.ovs.findings import of_bridges
+from drivers.ovs.findings import of_bridges, of_underlay
 from drivers.ovs.model import OvsObservation
 from drivers.vdpa.model import BRIDGE, Mode, VdpaObservation
 from drivers.vdpa.multicast import multicast_findings
@@ -33,9 +33,10 @@ def no_pci(root: OvsRoot) -> Usability | None:
     )
 
 
-def findings(seen: VdpaObservation, mode: Mode) -> list[Finding]:
+def findings(seen: VdpaObservation, mode: Mode, local_ip: str | None) -> list[Finding]:
     """Return the findings; ``seen`` must cover the whole host. Pure."""
     found = [*pool_findings(seen.inventory, mode.use), *of_bridges(_own(seen.ovs))]
+    found += of_underlay(seen.ovs, local_ip if mode is Mode.VDUSE else None)
     if mode is Mode.NATIVE:
         return found
     return [*found, _probing(seen.word.root), *multicast_findings(seen.inventory)]

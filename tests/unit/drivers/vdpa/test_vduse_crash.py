@@ -19,7 +19,7 @@ from drivers.vdpa.vduse_processes import DeviceStep
 from netplugin.api.models import PortSpec
 from tests.unit.agents.test_reconciler_crash import LONG
 from tests.unit.drivers.sriov.world import CrashMachine, crash_settings
-from tests.unit.drivers.vdpa.vduse_world import VduseWorld, vduse_spec
+from tests.unit.drivers.vdpa.vduse_world import NETWORKS, VduseWorld, overlay_spec, vduse_spec
 from tests.unit.drivers.vdpa.world import vdpa_spec
 
 #: The last is one on a VF if it comes while the option says so.
@@ -29,6 +29,7 @@ _VARIANT = st.fixed_dictionaries(
     optional={
         "vlan_id": st.sampled_from([None, 100, 200]),
         "attachment": st.sampled_from([None, "netdev"]),
+        "network_id": st.sampled_from(NETWORKS),
     },
 )
 _ASKED = st.dictionaries(st.sampled_from(PORTS), st.none() | _VARIANT, min_size=1, max_size=3)
@@ -39,6 +40,8 @@ def spec_of(port_id: str, mode: str, fields: Mapping[str, object]) -> PortSpec:
     number = PORTS.index(port_id) + 1
     if mode == "relay":
         return vdpa_spec(number, vlan_id=100)
+    if "network_id" in fields:
+        return overlay_spec(number, **{name: fields[name] for name in fields if name != "vlan_id"})  # type: ignore[arg-type]
     return vduse_spec(number, **fields)  # type: ignore[arg-type]
 
 

@@ -132,12 +132,6 @@ def test_what_it_cannot_is_refused(world: VduseWorld, why: str) -> None:
     assert world.store.records() == []
 
 
-def test_vxlan_is_refused(world: VduseWorld) -> None:
-    spec = vduse_spec().model_dump() | {"network": {"type": "vxlan", "network_id": "n1"}}
-    with pytest.raises(Unsupported, match="vxlan"):
-        world.driver.validate(PortSpec.model_validate(spec))
-
-
 def test_a_network_without_a_bridge_is_refused(world: VduseWorld) -> None:
     refused = world.plug("a", vduse_spec(network={"physical_network": "net7"}))
     assert isinstance(refused, InvalidRequest) and "[ovs] bridge_mappings" in refused.detail

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from drivers.ovs.overlays import OVERLAY, TO_OVERLAY, TUNNELS, vxlan_name
 from drivers.ovs.sockets import path_of
+from drivers.ovs.tunnels import network_flows
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, VDUSE_KIND
 from drivers.vdpa.options import GROUP, OPTIONS
@@ -20,9 +22,11 @@ from drivers.vdpa.vduse_plan import driver_of, vduse_name
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin import options
 from netplugin.api.errors import Conflict, HostError
-from netplugin.api.models import PortSpec, PortState
+from netplugin.api.models import NetworkSpec, PortSpec, PortState
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.usability import Usability
+from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS
 from tests.unit.drivers.sriov.model import ModelPf
 from tests.unit.drivers.vdpa.world import RELAY_ROOT, ModelSwitch, VdpaWorld, vdpa_spec
@@ -32,9 +36,24 @@ VDUSE_ROOT = replace(RELAY_ROOT, ovs_version="4.0.0", dpdk_version="DPDK 25.11.4
 VDUSE_SETTINGS = replace(SETTINGS, bridge_mappings={"net1": "br1", "net9": "br9"}, uplinks={})
 
 
+#: VXLAN networks, each on a UDP port of its own.
+NETWORKS = ("blue", "red")
+
+
+def network_spec(number: int, *peers: str) -> NetworkSpec:
+    peers = peers or ("10.9.0.2",)
+    return NetworkSpec(type="vxlan", vni=5001 + number, peers=peers, udp_port=4789 + number)
+
+
 def vduse_spec(number: int = 1, vlan_id: int | None = 100, **fields: Any) -> PortSpec:
     network = {"physical_network": "net9", **fields.pop("network", {})}
     return vdpa_spec(number, vlan_id, network=network, **fields)
+
+
+def overlay_spec(number: int = 1, network_id: str = "blue", **fields: Any) -> PortSpec:
+    """On a VXLAN network of the world; with the MTU of the network."""
+    network = {"type": "vxlan", "physical_network": None, "network_id": network_id}
+    return vduse_spec(number, None, network=network, **fields)
 
 
 class ModelVduse(VduseHost):
@@ -191,6 +210,13 @@ class VduseWorld(VdpaWorld):
         self.has_vfs = vfs or bool(pfs)
         super().__init__(directory, *pfs, mode=mode)
 
+    def start(self) -> None:
+        """Once the platform has made its VXLAN networks: again, if the store was lost."""
+        super().start()
+        for number, name in enumerate(NETWORKS):
+            if self.store.network(name) is None:
+                self.store.save_network(name, network_spec(number), self.driver.held_vlans())
+
     @property
     def vduse(self) -> ModelVduse:
         if self._vduse is None:
@@ -246,9 +272,27 @@ class VduseWorld(VdpaWorld):
         for port_id in ports:
             assert path_of(seen.rows[port_id]) == f"{self.vduse.directory}/{vduse_name(port_id)}"
             assert seen.flows[port_id], port_id
-        used = {row.bridge for row in seen.rows.values()}
-        assert self.switch.ovs.bridges.keys() == used and (BRIDGE in used) == bool(of_vfs)
+        used = {n for n, b in self.switch.ovs.bridges.items() if any(p.owner for p in b.ports.values())}
+        assert (BRIDGE in used) == bool(of_vfs)
+        assert self.switch.ovs.bridges.keys() == used | ({TUNNELS} if OVERLAY in used else set())
+        self.assert_networks()
         assert self.reconciler.check(dry_run=True).changes == []
+
+    def assert_networks(self) -> None:
+        """The tunnel bridge has the flows of networks with ports, and no others."""
+        bridges = self.switch.ovs.bridges
+        specs = [record.spec for record in self.store.records()]
+        networks = {i: self.store.network(i) for i in {spec.overlay_id for spec in specs} if i}
+        assert (OVERLAY in bridges) == bool(networks)
+        found = {flow for flow in bridges[TUNNELS].flows if flow.cookie != COOKIE_MARK} if networks else set()
+        wanted: set[Flow] = set()
+        for network in networks.values():
+            assert network is not None
+            names = (vxlan_name(network.spec.udp_port), TO_OVERLAY)
+            tunnel, patch = (row.interface for row in (bridges[TUNNELS].ports[name] for name in names))
+            assert tunnel and patch and tunnel.ofport and patch.ofport
+            wanted |= network_flows(network, LOCAL_IP, tunnel.ofport, patch.ofport)
+        assert found == wanted
 
 
 def plugged(world: VduseWorld, ports: Sequence[str] = ("a",)) -> None:

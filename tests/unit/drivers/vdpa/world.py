@@ -13,6 +13,7 @@ from agents.ports.reconciler import Reconciler
 from drivers.ovs.commands import FlowChange
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import OvsObservation
+from drivers.ovs.overlays import OVERLAY
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
@@ -68,6 +69,11 @@ class ModelSwitch(Switch):
     @property
     def root(self) -> OvsRoot:
         return self.reported
+
+    def held_vlans(self) -> dict[int, str]:
+        bridge = self.ovs.bridges.get(OVERLAY)
+        rows = bridge.ports.values() if bridge else ()
+        return {row.tag: row.network[0] for row in rows if row.tag and row.network}
 
     def row(self, port_id: str) -> OvsPort | None:
         return self.ovs.common([port_id]).rows.get(port_id)
