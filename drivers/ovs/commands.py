@@ -161,12 +161,19 @@ class SetBridgeFlows(FlowChange):
 
 @dataclass(frozen=True)
 class DropFlows(FlowChange):
-    """Remove our flows that belong to no existing port."""
+    """Remove our flows that belong to no existing port.
+
+    ``strays``: they belonged to none when they were read, and another backend may have added it since.
+    """
 
     cookies: tuple[int, ...]
+    strays: bool = False
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        return FlowEdit(self.cookies)
+        bridge = ovs.mirror.bridge(self.bridge) if self.strays else None
+        owners = [port.owner for port in ovs.mirror.owned_on(bridge)] if bridge else []
+        there = {filters.port_cookie(owner[1]) for owner in owners if owner}
+        return FlowEdit(tuple(cookie for cookie in self.cookies if cookie not in there))
 
     def describe(self) -> str:
         return f"remove flows left on {self.bridge} ({', '.join(f'{c:#x}' for c in self.cookies)})"

@@ -94,7 +94,7 @@ def _of_bridge_changes(
     ids = tuple(sorted(users))
     bridge = seen.bridges.get(name)
     if bridge and bridge.stray_cookies:
-        after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies))))
+        after.append(c.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies)), strays=True))
     used = bool(users) or seen.is_used(home, leaving | wanted.keys())
     # A bridge that was made for another network goes before it can be kept for this one.
     stays = settings.keeps(name, bridge.mark if bridge else networks.get(name, ""))

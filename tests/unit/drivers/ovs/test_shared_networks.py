@@ -184,7 +184,7 @@ def test_neither_cuts_the_other_and_nothing_is_left(
 def test_a_look_of_before_takes_no_flows_of_a_port_that_has_come(
     ovs: OvsHost, sides: tuple[Side, Side]
 ) -> None:
-    """The flows of a network without ports are dropped, unless one has come since."""
+    """Those of a network without ports are dropped, and those of no port, unless it has come since."""
     one, other = sides
     one.ask(a=NET, c=NEAR)
     one.go_on()
@@ -193,7 +193,8 @@ def test_a_look_of_before_takes_no_flows_of_a_port_that_has_come(
     del one.wanted["c"]
     stale = one.plan(whole=True)
     assert DropNetwork((), TUNNELS, network_cookie(NEAR.network_id)) in stale
-    other.ask(b=NEAR)
+    assert "DropFlows" in [type(change).__name__ for change in stale]
+    other.ask(c=NEAR)
     other.go_on()
     assert one.apply(stale)
     assert_right(ovs, one, other)
