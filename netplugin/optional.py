@@ -179,12 +179,18 @@ class UsesPhysicalNetworks(Protocol[ObservationT]):
 class Migrates(Protocol):
     """Its ports may be closed (``Intent.closed``) and announced. Without it, they are not migrated.
 
-    Such a backend says ``features.live_migration``.
+    Such a backend says ``features.live_migration``, and by ``OffersFeatures`` whether new ports have it.
     """
 
     #: Whether nothing is forwarded from or to a port while no guest runs behind it, without the agent.
     #: Otherwise the agent keeps it closed until the guest runs.
     shut_without_guest: ClassVar[bool]
+
+    def check_migration(self, intent: Intent) -> None:
+        """Refuse to migrate this port: one that is there, or (without claims) one that would be made. Quick.
+
+        Raises: Unsupported.
+        """
 
     def follow_guest(self, intent: Intent) -> None:
         """Wake the agent when the guest of this port starts or stops to run here, from now on; or not any

@@ -86,6 +86,7 @@ class Admission:
             gone = before is None or before.state is PortState.REMOVING
             there = None if before is None or gone else (before.spec, before.migration)
             spec = self._with_network(op.spec) if op.spec else None
+            self._check_migration(op.port_id, None if gone else before, spec)
             now = datetime.now(UTC)
             op.outcome = outcome(op.step, op.activation, spec, there, now)
             if not op.outcome.removes:
@@ -97,6 +98,13 @@ class Admission:
             op.future.set_exception(logged(error, "validate").for_port(op.port_id))
             return False
         return True
+
+    def _check_migration(self, port_id: str, before: Record | None, spec: PortSpec | None) -> None:
+        """Refuse a step for a port that the backend does not migrate. Raises: Unsupported."""
+        migrates = self._ports.extras.migrates
+        intent = self._ports.intent(before) if before is not None else Intent(port_id, spec)
+        if migrates is not None and intent.spec is not None:
+            migrates.check_migration(intent)
 
     def _stored(self, record: Record | None) -> PortSpec:
         """The spec that an amendment changes. Raises: NotFound."""

@@ -78,6 +78,8 @@ class FakeHost:
     usability: Usability = field(default_factory=lambda: Usability(True))
     #: Writes to these ports are accepted and not kept.
     forgetful: set[str] = field(default_factory=set)
+    #: Ports that are not migrated.
+    unmovable: set[str] = field(default_factory=set)
     on_observe: Callable[[Collection[str] | None], None] = _nothing
     on_apply: Callable[[Change], None] = _nothing
     #: All changes that were made, oldest first.
@@ -183,6 +185,10 @@ class FakeBackend(Backend[Seen]):
                 (self.host.shut.add if change.shut else self.host.shut.discard)(port_id)
                 self.host.ports[port_id] = change.spec
                 self.host.stamps[port_id] = change.stamp
+
+    def check_migration(self, intent: Intent) -> None:
+        if intent.port_id in self.host.unmovable:
+            raise Unsupported("this port stays", step="validate")
 
     def follow_guest(self, intent: Intent) -> None:
         """A test wakes the agent itself."""

@@ -20,7 +20,14 @@ from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from netplugin.api.client import Client
-from netplugin.api.errors import CapacityExhausted, Conflict, HostError, NetpluginError, NotFound
+from netplugin.api.errors import (
+    CapacityExhausted,
+    Conflict,
+    HostError,
+    NetpluginError,
+    NotFound,
+    Unsupported,
+)
 from netplugin.api.migration import Activation, Migration, MigrationPhase
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest, MigrationStep
 from netplugin.api.models import BackendInfo, DomainPolicy, Features, PortSpec, PortState, RenderRequest
@@ -312,6 +319,19 @@ def test_a_step_that_the_host_refuses_is_kept_and_done_later(world: World) -> No
     assert world.look() == "open" and world.host.announced == ["p"]
 
 
+def test_a_port_that_the_backend_does_not_migrate_stays_as_it_is(world: World) -> None:
+    world.host.unmovable.add("p")
+    with pytest.raises(Unsupported, match="this port stays"):
+        world.done("prepare")
+    assert world.look() == "gone"
+    world.done("commit")
+    world.put()
+    for step in ("leave", "activate"):
+        with pytest.raises(Unsupported, match="this port stays"):
+            world.done(step)
+    assert (world.phase, world.look()) == (None, "open")
+
+
 def test_a_prepare_that_the_host_refuses_leaves_nothing(world: World) -> None:
     def refuse(change: Any) -> None:
         if change.spec is not None:
@@ -438,6 +458,9 @@ def test_what_does_not_fit_is_found_before() -> None:
     team = same.model_copy(update={"port": teamed, "source": teamed})
     assert failed(team, fixed) == {"migrate-steps"}
     assert not any(f.status == "fail" for f in compared(team, fixed, None, moves=info))
+    moded = fixed.model_copy(update={"facts": {"mode": "vduse"}})
+    [steps] = [f for f in compared(same, moded, None) if f.fix]
+    assert steps.found == "backend fake in vduse mode does not migrate ports"
     placed = same.model_copy(update={"domain": RenderRequest(xml="<domain/>")})
     assert failed(placed, info) == set()
     full = CapacityExhausted("no CPUs are left", step="render")
