@@ -386,9 +386,9 @@ class SetFilter(FlowChange):
             return frozenset()
         if self.port.closed:
             return filters.closed_flows(port_id, ofport, *(() if other is None else (other,)))
-        if other is not None:
-            open_to, flows = (other,), filters.relay_flows(port_id, ofport, other, spec)
-        elif self.foreign and not spec.port_security.enabled:
+        if other is not None:  # closed until its guest runs, so it is not announced before
+            return filters.relay_flows(port_id, ofport, other, spec)
+        if self.foreign and not spec.port_security.enabled:
             flows = filters.foreign_flows(port_id, ofport)
         else:
             flows = filters.port_flows(port_id, ofport, spec)

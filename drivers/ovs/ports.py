@@ -17,6 +17,7 @@ from netplugin.host.ovs_rows import (
     BESIDE_MARK,
     IFINDEX_MARK,
     INTERNAL_TYPE,
+    MAC_MARK,
     MTU_MARK,
     NETWORK_MARK,
     PORT_MARK,
@@ -119,22 +120,28 @@ class RelayVfPort:
     device: str
     mtu: int
     queues: int
+    #: The MAC with which OVS must have opened it, where that is not the VM's and matters.
+    opened_with: str = ""
 
     def port_columns(self) -> dict[str, Any]:
         return {"external_ids": {BESIDE_MARK: self.port_id, BACKEND_MARK: self.backend}}
 
     def interfaces(self) -> dict[str, dict[str, Any]]:
         """The columns of Interface. OVS uses a device with fewer receive queues with those that it has."""
+        ids = {BESIDE_MARK: self.port_id} | ({MAC_MARK: self.opened_with} if self.opened_with else {})
         columns = {
             "type": "dpdk",
             "options": {"dpdk-devargs": self.device, "n_rxq": str(self.queues)},
             "mtu_request": [self.mtu],
-            "external_ids": {BESIDE_MARK: self.port_id},
+            "external_ids": ids,
         }
         return {self.name: columns}
 
     def must_be_remade(self, row: OvsPort) -> bool:
-        return cannot_become(row, self.bridge, "dpdk", {"dpdk-devargs": self.device})
+        """Whether it must be deleted and added again: OVS opens the VF then, with the MAC that it has."""
+        if cannot_become(row, self.bridge, "dpdk", {"dpdk-devargs": self.device}) or row.interface is None:
+            return True
+        return row.interface.external_ids.get(MAC_MARK, "") != self.opened_with
 
     def differs(self, row: OvsPort) -> bool:
         return rows_differ(row, self)

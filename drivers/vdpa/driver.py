@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from drivers.ovs import chosen_sockets, networks, sockets
+from drivers.ovs import chosen_sockets, networks, sockets, usability
 from drivers.ovs.commands import AddBeside, RemoveBeside
 from drivers.ovs.mapping import mapped_bridge
 from drivers.vdpa import vduse_plan
@@ -16,6 +16,7 @@ from drivers.vdpa.model import (
     BACKEND,
     Mode,
     VdpaObservation,
+    check_migration,
     check_mode,
     claim_vduse,
     lacks_native,
@@ -72,6 +73,7 @@ from netplugin.optional import (
     HasFindings,
     HasLocalVlans,
     HasVfs,
+    Migrates,
     NeedsClaims,
     OffersFeatures,
     UsesPhysicalNetworks,
@@ -91,12 +93,14 @@ class Vdpa(
     HasFacts,
     OffersFeatures,
     UsesPhysicalNetworks[VdpaObservation],
+    Migrates,
 ):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = BACKEND
     features: ClassVar[Features] = Features(
         networks=("flat", "vlan", "vxlan"),
+        live_migration=True,
         qos=True,
         port_security=("mac", "ip"),
         max_queues=128,
@@ -107,6 +111,8 @@ class Vdpa(
     )
     # It leaves ``keep`` to dpdkvhostuser, which shares the bridges of physical networks with it.
     network_parts: ClassVar[Mapping[str, bool]] = {"ovs": False, "sriov": False}
+    # The NIC of a relay delivers to its VF by the VM's MAC, whether or not a guest runs.
+    shut_without_guest: ClassVar[bool] = False
     data_path: ClassVar[DataPath] = DataPath(
         "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
     )
@@ -157,9 +163,15 @@ class Vdpa(
 
     def offered(self) -> Features:
         """What a new port may have."""
+        update: dict[str, Any] = {"live_migration": self._mode is Mode.RELAY}
         if self._mode is Mode.VDUSE:
-            return self.features.model_copy(update={"max_queues": 1, "virtual_functions": False})
-        return self.features.model_copy(update={"networks": ("flat", "vlan"), "vdpa_devices": False})
+            update |= {"max_queues": 1, "virtual_functions": False}
+        else:
+            update |= {"networks": ("flat", "vlan"), "vdpa_devices": False}
+        return self.features.model_copy(update=update)
+
+    def check_migration(self, intent: Intent) -> None:
+        check_migration(mode_of(intent) or self._mode)
 
     def validate(self, spec: PortSpec) -> None:
         """Features that depend on the port's mode are checked with its claim."""
@@ -261,6 +273,8 @@ class Vdpa(
             "mode": self._mode.value,
             "ovs_version": root.ovs_version or "unknown",
             "dpdk_version": root.dpdk_version or "none",
+            "userspace_tso": usability.tso_enabled(root),
+            "vhost_postcopy": usability.postcopy_enabled(root),
         }
 
     def binding(self, intent: Intent) -> Binding:
@@ -346,16 +360,17 @@ class Vdpa(
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         """Apply changes of VFs and vDPA devices before and after those of OVS, as they say.
 
-        The rest of the changes of a port that failed are skipped.
+        DPDK lets go of VFs first. The rest of the changes of a port that failed are skipped.
         """
         start = time.monotonic()
-        of_vfs = [change for change in changes if isinstance(change, VfChange)]
-        failed: dict[str, NetpluginError]
-        failed, unfit = self._pool.apply(of_vfs, deadline)
-        vf_ms = (time.monotonic() - start) * 1e3
+        failed: dict[str, NetpluginError] = {}
         for change in changes:
             if isinstance(change, DetachVf) and (error := self._let_go(change, deadline)):
                 failed.update({port: error.for_port(port) for port in change.ports})
+        of_vfs = [c for c in changes if isinstance(c, VfChange) and not _hopeless(c, failed)]
+        of_pool, unfit = self._pool.apply(of_vfs, deadline)
+        failed = {**of_pool, **failed}
+        vf_ms = (time.monotonic() - start) * 1e3
         device_ms = self._apply_devices(changes, failed, deadline, before_rows=True)
         rest = [c for c in changes if not isinstance(c, _ELSEWHERE) and not _hopeless(c, failed)]
         done = self._switch.apply(rest, deadline)
@@ -385,6 +400,10 @@ class Vdpa(
         except NetpluginError as error:
             return error
         return in_use(change.address, change.group)  # another process than OVS has it open
+
+    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+        """The frames leave by the VFs."""
+        self._switch.announce(intents, deadline)
 
     def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
         self._switch.follow_connections(tell)

@@ -365,6 +365,23 @@ def _of_native(spec: PortSpec) -> list[tuple[bool, str, str]]:
     ]
 
 
+_UNMOVABLE: Mapping[Mode, str] = {
+    Mode.NATIVE: "no OVS that has the type could be tried",
+    Mode.VDUSE: "QEMU migrates a device of vhost-vdpa by its shadow virtqueues and the state of the device, "
+    "which a VDUSE device does not give",
+}
+
+
+def check_migration(mode: Mode) -> None:
+    """Refuse the live migration of a port whose mode has none. Raises: Unsupported."""
+    if mode in _UNMOVABLE:
+        raise Unsupported(
+            f"backend vdpa in {mode} mode: ports are not live-migrated: {_UNMOVABLE[mode]}",
+            step="validate",
+            fix="migrate VMs with ports in relay mode ([vdpa] mode, for new ports), or of another backend",
+        )
+
+
 _REFUSALS: Mapping[Mode, Callable[[PortSpec], list[tuple[bool, str, str]]]] = {
     Mode.RELAY: _of_relay,
     Mode.NATIVE: _of_native,

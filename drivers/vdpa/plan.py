@@ -3,7 +3,8 @@
 A port in mode ``vduse`` is planned in ``vduse_plan``, one on a VF here. To a VM: first the VF's attributes
 and driver, then the rows, then the flows; a port without flows passes no traffic. Back to the host: the rows
 and flows are removed, a read-back confirms that OVS has released the VF (if not, DPDK is asked to detach it),
-and a later round restores the VF.
+and a later round restores the VF. Where OVS must open a VF again for another MAC (``relay_mac``), its row is
+removed first in the same way, and a later round sets the MAC and adds the row and the flows.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ from drivers.vdpa.model import (
     wanted,
 )
 from drivers.vdpa.multicast import lost_by, needs_trust
+from drivers.vdpa.relay_mac import mac_for_now, mac_of, opened_with, opens_again
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from drivers.vf.memory import locate, remembered
 from drivers.vf.plan import attributes_of, bind_vf, claim_of, no_vf, observed_vf, set_vf, vf_changes
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Change, Intent, ObservedPort, Plan
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.ovs_rows import MAC_MARK, OvsPort
 from netplugin.host.ovs_underlay import too_narrow
 from netplugin.host.vf_messages import VfAttributes
 from netplugin.host.vfs import is_vfio
@@ -104,8 +106,10 @@ def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room
                 kept = left_out(settings, intent, wish.bridge, seen.ovs)
         elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
             return Steps(leaves=leaves)  # OVS must release the VF first
-        elif (vf := _open_vf(intent, seen.inventory)) and vf.address not in seen.devices:
-            return Steps(leaves=leaves, before=(DetachVf((port_id,), vf.address, vf.iommu_group),))
+        elif detach := _detach(intent, seen):
+            return Steps(leaves=leaves, before=(detach,))
+        if wish is not None and _keeps_other_mac(intent, wish, seen) and (detach := _detach(intent, seen)):
+            vfs.append(detach)
         vfs += vf_changes(intent, seen.inventory, partial(_want, wish, seen.ovs), for_dpdk=True)
         vfs += _trust(intent, wish, seen)
         vfs += _driver_back(intent, seen.inventory)
@@ -114,11 +118,27 @@ def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room
     return Steps(wish=wish, leaves=leaves, before=tuple(vfs), kept=kept)
 
 
-def _open_vf(intent: Intent, inventory: Inventory) -> Vf | None:
-    """Return the VF of a port if a process has it open."""
+def _vf(intent: Intent, inventory: Inventory) -> Vf | None:
+    """Return the VF of a port if it is there."""
     claim = claim_of(intent)
     vf = locate(inventory, claim) if claim else None
-    return vf if isinstance(vf, Vf) and vf.is_open else None
+    return vf if isinstance(vf, Vf) else None
+
+
+def _detach(intent: Intent, seen: VdpaObservation) -> DetachVf | None:
+    """Have DPDK let go of a port's VF if it has the VF open although no row names it."""
+    vf = _vf(intent, seen.inventory)
+    if vf is None or not vf.is_open or vf.address in seen.devices:
+        return None
+    return DetachVf((intent.port_id,), vf.address, vf.iommu_group)
+
+
+def _keeps_other_mac(intent: Intent, wish: VhostPort, seen: VdpaObservation) -> bool:
+    """Whether what has a relay's VF open without a row must close it, so that the VF gets another MAC."""
+    vf = _vf(intent, seen.inventory)
+    if vf is None or vf.attributes is None or wish.beside is None or intent.port_id in seen.ovs.beside:
+        return False
+    return vf.attributes.mac != mac_of(intent) and opens_again(seen.inventory.pf_of(vf), vf, wish.spec)
 
 
 def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
@@ -143,7 +163,7 @@ def _want(wish: VhostPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, v
     assert wish is not None and intent.spec is not None and vf.attributes is not None
     if mode_of(intent) is Mode.NATIVE:
         return replace(vf.attributes, mac=intent.spec.mac)
-    want = attributes_of(intent.spec)
+    want = replace(attributes_of(intent.spec), mac=mac_for_now(intent, vf, wish, ovs))
     if not want.trusted and not needs_trust(pf, vf, intent.spec.network.vlan_id):
         return want
     is_ready = not _is_live(wish, ovs) or (want.trusted and has_its_flows(wish, ovs))
@@ -157,9 +177,8 @@ def _is_live(wish: VhostPort, ovs: OvsObservation) -> bool:
 
 def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> list[Change]:
     """Trust the VF of a working relay. If the NIC refuses, the relay keeps working without trust."""
-    claim = claim_of(intent)
-    vf = locate(seen.inventory, claim) if claim else None
-    if wish is None or mode_of(intent) is Mode.NATIVE or not isinstance(vf, Vf):
+    vf = _vf(intent, seen.inventory)
+    if wish is None or mode_of(intent) is Mode.NATIVE or vf is None:
         return []
     have, pf, spec = vf.attributes, seen.inventory.pf_of(vf), wish.spec
     if have is None or have.trusted or spec.vf.trusted or not has_its_flows(wish, seen.ovs):
@@ -173,9 +192,8 @@ def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> lis
 
 def _lost_multicast(intent: Intent, seen: VdpaObservation) -> str | None:
     """Return what multicast the VM of a relay may lose, see ``lost_by``."""
-    claim = claim_of(intent)
-    vf = locate(seen.inventory, claim) if claim else None
-    if intent.spec is None or mode_of(intent) is Mode.NATIVE or not isinstance(vf, Vf):
+    vf = _vf(intent, seen.inventory)
+    if intent.spec is None or mode_of(intent) is Mode.NATIVE or vf is None:
         return None
     return lost_by(seen.inventory.pf_of(vf), vf, intent.spec.network.vlan_id)
 
@@ -186,11 +204,20 @@ def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: in
         raise no_vf()
     row = seen.ovs.rows.get(intent.port_id)
     wish = wanted(settings, intent, row, seen.ovs.bridges, tso=seen.ovs.tso)
-    wish = replace(wish, reopen=_must_reopen(intent, seen))
+    beside = replace(wish.beside, opened_with=_opened_with(intent, seen)) if wish.beside else None
+    wish = replace(wish, reopen=_must_reopen(intent, seen), beside=beside)
     error = port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs)
     if error:
         raise error
     return wish
+
+
+def _opened_with(intent: Intent, seen: VdpaObservation) -> str:
+    """Return ``RelayVfPort.opened_with`` of a port; while its VF is not reported, what the row has."""
+    vf, beside = _vf(intent, seen.inventory), seen.ovs.beside.get(intent.port_id)
+    if vf is not None and vf.attributes is not None:
+        return opened_with(intent, seen.inventory.pf_of(vf), vf)
+    return beside.interface.external_ids.get(MAC_MARK, "") if beside and beside.interface else ""
 
 
 def _must_reopen(intent: Intent, seen: VdpaObservation) -> bool:
@@ -237,7 +264,8 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
         fault = vf.fault or _fault(mode, row, beside, seen)
         passes = vf.passes and fault == vf.fault
         impaired = vf.impaired or _lost_multicast(intent, seen)
-        found[intent.port_id] = ObservedPort(fault, reported, impaired=impaired, passes=passes)
+        guest = row.interface.connection if row and row.interface and mode is Mode.RELAY else None
+        found[intent.port_id] = ObservedPort(fault, reported, impaired=impaired, passes=passes, guest=guest)
     return found
 
 

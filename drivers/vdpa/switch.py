@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from drivers.ovs import sockets
+from drivers.ovs.announce import announce
 from drivers.ovs.apply import Applier
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import OvsObservation
@@ -14,7 +15,7 @@ from drivers.ovs.ports import VHOST_TYPE
 from drivers.ovs.usability import dpdk_usable
 from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from netplugin.api.errors import HostError
-from netplugin.backend import Applied, Change
+from netplugin.backend import Applied, Change, Intent
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
@@ -90,6 +91,10 @@ class Switch:
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         return self._applier.apply(changes, deadline)
+
+    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+        """See ``netplugin.optional.Migrates``."""
+        announce(self._ovs, BACKEND, intents, deadline)
 
     def detach(self, device: str, deadline: float) -> bool:
         """Make DPDK detach a device; return whether DPDK had it.

@@ -5,6 +5,7 @@ It is committed with the intent before the host is changed, so the VF can be res
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
@@ -171,6 +172,16 @@ def no_mac(pf: Pf, vf: Vf) -> str:
     return PLACEHOLDER_MAC if pf.driver in REFUSE_NO_MAC or is_refused else NO_MAC
 
 
+def provisional_mac(mac: str) -> str:
+    """Return the MAC of a VF that DPDK has open while the VM with this MAC runs on another host.
+
+    Not ``no_mac``: DPDK's driver of a VF without a MAC chooses one, and its PF then reports that one. A
+    unicast address of the quadrant for local administration (IEEE 802c); no frame has it.
+    """
+    first, *rest = hashlib.sha256(mac.encode()).digest()[:6]
+    return bytes([(first & 0xF0) | 0x02, *rest]).hex(":")
+
+
 def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     """Return the attributes to restore.
 
@@ -183,7 +194,7 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     if mac == NO_MAC:
         is_elsewhere = vf.driver is not None and not vf.interfaces and not is_vfio(vf.driver)
         chosen = is_elsewhere or any(i.own_mac for i in vf.interfaces)
-        if chosen and original.has_driver(vf) and now.mac != memory.mac:
+        if chosen and original.has_driver(vf) and now.mac not in (memory.mac, provisional_mac(memory.mac)):
             mac = now.mac
         else:
             mac = no_mac(pf, vf)

@@ -21,6 +21,8 @@ UPLINK_MARK = "netplugin-uplink"
 TUNNEL_MARK = "netplugin-tunnel"
 #: In a relay's VF port: the port id of the VM's port it serves (with the backend's mark).
 BESIDE_MARK = "netplugin-beside"
+#: In the interface of such a port: the MAC that its VF had when OVS opened it, if that is not the VM's.
+MAC_MARK = "netplugin-opened-with"
 #: In a VM's port: its VXLAN network, and the UDP port of that network's tunnels.
 NETWORK_MARK = "netplugin-network"
 UDP_MARK = "netplugin-udp-port"

@@ -46,7 +46,8 @@ def of_port(
                 "type": "dpdk",
                 "options": {"dpdk-devargs": wish.device, "n_rxq": str(wish.queues)},
                 "mtu_request": wish.mtu,
-                "external_ids": {"netplugin-beside": wish.port_id},
+                "external_ids": {"netplugin-beside": wish.port_id}
+                | ({"netplugin-opened-with": wish.opened_with} if wish.opened_with else {}),
             }
             return {"external_ids": marks}, {wish.name: interface}
         case TunnelPort():

@@ -493,7 +493,7 @@ def test_only_a_vf_that_dpdk_does_not_have_is_in_use_by_others(
 def test_a_vf_that_stays_open_is_not_touched_and_the_port_waits(world: VdpaWorld) -> None:
     assert world.plug("a", vdpa_spec()) is None
     address = world.address_of("a")
-    world.switch.opened.discard(address)  # whoever has it open, it is not vswitchd
+    world.switch.opened.pop(address)  # whoever has it open, it is not vswitchd
     refused = world.unplug("a")
     assert isinstance(refused, Conflict) and "in use" in refused.detail
     assert world.state("a") is PortState.REMOVING and world.switch.ovs.common().rows == {}

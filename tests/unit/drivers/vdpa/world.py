@@ -24,7 +24,7 @@ from drivers.vf.plan import attributes_of
 from netplugin import options
 from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
-from netplugin.backend import Applied, Change
+from netplugin.backend import Applied, Change, Intent
 from netplugin.host.flow_actions import DROP, output
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
@@ -56,7 +56,11 @@ class ModelSwitch(Switch):
         self.kernel = kernel
         self.ovs = OvsModel(settings, LAYOUT)
         self.reported = RELAY_ROOT
-        self.opened: set[str] = set()
+        #: The VFs that are open, each with the MAC that it had when it was opened.
+        self.opened: dict[str, str] = {}
+        #: Whether a guest runs behind a port, as far as vswitchd tells.
+        self.guests: dict[str, bool] = {}
+        self.announced: list[str] = []
         #: VFs that DPDK does not let go of with their port, and those that it was asked to.
         self.sticky: set[str] = set()
         self.detached: list[str] = []
@@ -93,7 +97,9 @@ class ModelSwitch(Switch):
         after_apply: bool = False,
     ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
         self.kernel.tick()
-        return self.ovs.common(ports), VswitchdFacts(self.reported), self.devices()
+        seen = self.ovs.common(ports)
+        rows = {i: self._with_guest(row, self.guests.get(i)) for i, row in seen.rows.items()}
+        return replace(seen, rows=rows), VswitchdFacts(self.reported), self.devices()
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         """Rows are one transaction; flows come after, and a crash may come between any two."""
@@ -107,6 +113,10 @@ class ModelSwitch(Switch):
                     self.ovs.apply([change])
         self.kernel.tick()
         return Applied({})
+
+    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+        self.kernel.tick()
+        self.announced += [intent.port_id for intent in intents]
 
     def detach(self, device: str, deadline: float) -> bool:
         self.kernel.tick()
@@ -128,7 +138,7 @@ class ModelSwitch(Switch):
         """It dies and comes again: the flows are lost, and what it had open was closed meanwhile."""
         for address in self.opened:
             self._close(address)
-        self.opened = set()
+        self.opened = {}
         for bridge in self.ovs.bridges.values():
             bridge.flows.clear()
             bridge.matches_fragments = False
@@ -137,9 +147,9 @@ class ModelSwitch(Switch):
     def reconfigure(self) -> None:
         """Have open what the rows name, no more and no less; a row that fails reports it."""
         named = self.devices()
-        for address in self.opened - named.keys() - self.sticky:
+        for address in self.opened.keys() - named.keys() - self.sticky:
             self._close(address)
-            self.opened.discard(address)
+            del self.opened[address]
         for bridge in self.ovs.bridges.values():
             for name, row in bridge.ports.items():
                 bridge.ports[name] = self._made(row)
@@ -173,8 +183,13 @@ class ModelSwitch(Switch):
             vf.is_open = vf.dirty = True
         elif vf.driver != "mlx5_core":
             return False
-        self.opened.add(address)
+        self.opened[address] = vf.attributes.mac
         return True
+
+    @staticmethod
+    def _with_guest(row: OvsPort, guest: bool | None) -> OvsPort:
+        [interface] = row.interfaces
+        return replace(row, interfaces=(replace(interface, connection=guest),))
 
     def _close(self, address: str) -> None:
         if address in self.kernel.addresses():

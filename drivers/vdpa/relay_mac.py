@@ -1,0 +1,61 @@
+"""Which MAC the VF of a relay has on its NIC, and whether OVS must open the VF again for another one. Pure.
+
+The switch of a NIC delivers by MAC, so a VF has the VM's MAC only while the VM runs here: a VF that is
+prepared for a VM would take the frames that others on this NIC send to it, and the VF that it left would keep
+them. The functions named below are in Linux's drivers/net/ethernet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from drivers.ovs.model import OvsObservation
+from drivers.ovs.ports import VhostPort
+from drivers.vdpa.multicast import needs_trust
+from drivers.vf.inventory import Pf, Vf
+from drivers.vf.memory import provisional_mac
+from netplugin.api.models import PortSpec
+from netplugin.backend import Intent
+
+#: PF drivers that give an open VF another MAC at once, with the source: they write the receive address of
+#: the VF, and neither reset it nor tell its driver. i40e and ice reset it (``i40e_ndo_set_vf_mac``,
+#: ``ice_set_vf_mac``), bnxt_en and qede leave it to firmware and to the VF's driver (``bnxt_set_vf_mac``,
+#: ``qede_set_vf_mac``), and the switch of mlx5_core has the addresses that the VF's driver asks for
+#: (``esw_update_vport_addr_list``).
+TAKEN_AT_ONCE: Mapping[str, str] = MappingProxyType(
+    {
+        "igb": "igb_set_vf_mac, intel/igb/igb_main.c",
+        "ixgbe": "ixgbe_set_vf_mac, intel/ixgbe/ixgbe_sriov.c",
+    }
+)
+
+
+def opens_again(pf: Pf, vf: Vf, spec: PortSpec) -> bool:
+    """Whether OVS must open a relay's VF again when its MAC changes, as it must unless this is known.
+
+    A trusted VF may set its MAC itself (``ixgbe_set_vf_mac_addr``), and does when its DPDK port restarts: to
+    the one with which it was opened (``eth_dev_mac_restore`` in DPDK's lib/ethdev/rte_ethdev.c).
+    """
+    is_trusted = spec.vf.trusted or needs_trust(pf, vf, spec.network.vlan_id)
+    return is_trusted or pf.driver not in TAKEN_AT_ONCE
+
+
+def mac_of(intent: Intent) -> str:
+    """Return the MAC that the VF of a relay should have."""
+    assert intent.spec is not None
+    return provisional_mac(intent.spec.mac) if intent.closed else intent.spec.mac
+
+
+def opened_with(intent: Intent, pf: Pf, vf: Vf) -> str:
+    """Return ``RelayVfPort.opened_with`` of a relay."""
+    assert intent.spec is not None
+    return mac_of(intent) if intent.closed and opens_again(pf, vf, intent.spec) else ""
+
+
+def mac_for_now(intent: Intent, vf: Vf, wish: VhostPort, seen: OvsObservation) -> str:
+    """Return the MAC that a relay's VF gets now: another one not before OVS has closed the VF, if it must."""
+    row = seen.beside.get(intent.port_id)
+    assert vf.attributes is not None
+    is_to_be_closed = row is not None and wish.beside is not None and wish.beside.must_be_remade(row)
+    return vf.attributes.mac if is_to_be_closed else mac_of(intent)
