@@ -36,7 +36,10 @@ def scene(directory: Path) -> Iterator[Scene]:
             yield Scene(
                 "vdpa on OVS-DPDK and model NICs",
                 made.agent,
-                operations.of_ports(made.calls, made.damage),
+                [
+                    *operations.of_ports(made.calls, made.damage),
+                    *operations.of_migrations(made.calls),
+                ],
                 state,
                 made.reset,
             )
