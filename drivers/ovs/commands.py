@@ -386,7 +386,7 @@ class SetFilter(FlowChange):
             return frozenset()
         if self.port.closed:
             return filters.closed_flows(port_id, ofport, *(() if other is None else (other,)))
-        if other is not None:  # closed until its guest runs, so it is not announced before
+        if other is not None:  # no host asks it to announce its VM: it is closed until the guest runs
             return filters.relay_flows(port_id, ofport, other, spec)
         if self.foreign and not spec.port_security.enabled:
             flows = filters.foreign_flows(port_id, ofport)
