@@ -70,8 +70,8 @@ class DeviceProcesses:
     _left: list[_Running] = field(default_factory=list)
     _has_searched: bool = False
 
-    def run(self, step: DeviceStep, deadline: float) -> None:
-        """Start a process for the step and wait for its end, at most ``wait_s``.
+    def run(self, step: DeviceStep, deadline: float) -> str:
+        """Start a process for the step, wait for its end, at most ``wait_s``, and return what it has printed.
 
         Raises: Conflict if another process has the device open; HostError with the words of the kernel;
         TryAgain if it did not end in time, or one before it has not ended.
@@ -98,6 +98,7 @@ class DeviceProcesses:
             )
         if status:
             raise HostError(f"{step}: {text or f'exit status {status}'}", step=STEP)
+        return text
 
     def pending(self) -> DeviceStep | None:
         """The step whose process has not ended; None if there is none."""
@@ -129,7 +130,7 @@ class DeviceProcesses:
             process = subprocess.Popen(
                 list(self.command(step)),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
+                stdout=words,
                 stderr=words,
                 start_new_session=True,  # a signal to the group of the agent is not for it
             )

@@ -2,9 +2,10 @@
 
     vduse_step.py create|bind|delete NAME DRIVER
     vduse_step.py destroy NAME
+    vduse_step.py try NAME
 
 Each of these may wait in the kernel for as long as somebody holds a device, and SIGKILL does not end it.
-The program needs the standard library only, so that it starts quickly.
+The program needs the standard library only, so that it starts quickly. ``try`` changes nothing.
 
 The character device of ``vhost_vdpa`` can be open once. To delete a device that somebody has open waits until
 it is closed. So the program opens it first, which nobody can do after it. It closes it as soon as the kernel
@@ -15,21 +16,38 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import select
+import struct
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 #: Exit statuses: refused, for what standard error says; and the device is held by another process.
 REFUSED, HELD = 1, 3
 
 _BUS = Path("/sys/bus/vdpa")
 _DEVICES = _BUS / "devices"
+_CONTROL = "/dev/vduse/control"
 #: VDUSE_DESTROY_DEV of linux/vduse.h: _IOW(0x81, 0x03, char[256])
 _NAME_BYTES = 256
 _DESTROY = 1 << 30 | _NAME_BYTES << 16 | 0x81 << 8 | 3
+#: VDUSE_SET_API_VERSION: _IOW(0x81, 0x01, __u64)
+_SET_VERSION = 1 << 30 | 8 << 16 | 0x81 << 8 | 1
+#: VDUSE_CREATE_DEV: _IOW(0x81, 0x02, struct vduse_dev_config), which has name, vendor, kind, features, number
+#: and alignment of queues, what is reserved, and how many bytes follow.
+_REQUEST = struct.Struct("=256sIIQII52xI")
+_CREATE = 1 << 30 | _REQUEST.size << 16 | 0x81 << 8 | 2
+_VIRTIO_NET = 1
+#: What follows a request: ``struct virtio_net_config``. Never 0, see ``_would_make``.
+_CONFIG_BYTES = 24
+#: Features of virtio 1.0: VERSION_1 and ACCESS_PLATFORM, which the kernel needs; MQ and CTRL_VQ.
+_ALWAYS, _SEVERAL = 1 << 32 | 1 << 33, 1 << 22 | 1 << 17
+#: The most queue pairs that OVS gives a device (``vhost-max-queue-pairs`` in vswitch.xml).
+MOST_PAIRS = 128
 _LOOK_S = 0.02
 #: What the kernel answers to who opens the device of a VDUSE device that nobody serves: by then nobody else
 #: can open it either (vduse_dev_msg_sync in drivers/vdpa/vdpa_user/vduse_dev.c).
@@ -50,6 +68,8 @@ def main(arguments: Sequence[str]) -> int:
             return _without_holder(name, "vdpa", "dev", "del", name)
         if verb == "destroy":
             return _destroy(name)
+        if verb == "try":
+            return _try(name)
     except OSError as refused:
         print(f"{verb} {name}: {refused}", file=sys.stderr)
         return REFUSED
@@ -77,7 +97,7 @@ def _bind(name: str, driver: str) -> int:
 def _destroy(name: str) -> int:
     if not os.path.lexists(f"/dev/vduse/{name}"):
         return 0
-    with open("/dev/vduse/control", "rb+", buffering=0) as control:
+    with open(_CONTROL, "rb+", buffering=0) as control:
         try:
             fcntl.ioctl(control, _DESTROY, name.encode().ljust(_NAME_BYTES, b"\0"))
         except OSError as refused:
@@ -86,6 +106,50 @@ def _destroy(name: str) -> int:
                 return HELD
             raise
     return 0
+
+
+def _try(name: str) -> int:
+    """Print with how many queue pairs the kernel makes a network device: ``MOST_PAIRS``, 1 or 0."""
+    with open(_CONTROL, "rb+", buffering=0) as control:
+        fcntl.ioctl(control, _SET_VERSION, bytes(8))  # 0, as DPDK does
+        print(next((pairs for pairs in (MOST_PAIRS, 1) if _would_make(control, name, pairs)), 0))
+    return 0
+
+
+def _would_make(control: IO[bytes], name: str, pairs: int) -> bool:
+    """Whether the kernel would make a network device with so many queue pairs; it makes none.
+
+    The request is that of DPDK (vduse_device_create in lib/vhost/vduse.c): for several pairs with a control
+    queue. The kernel first refuses a request that is not valid for it (EINVAL), and then reads the device's
+    configuration behind the request (vduse_ioctl in drivers/vdpa/vdpa_user/vduse_dev.c). There is no memory:
+    it ends with EFAULT before there is a device.
+    """
+    features, queues = (_ALWAYS | _SEVERAL, 2 * pairs + 1) if pairs > 1 else (_ALWAYS, 2)
+    asked = (name.encode(), 0, _VIRTIO_NET, features, queues, mmap.PAGESIZE, _CONFIG_BYTES)
+    try:
+        fcntl.ioctl(control, _CREATE, at_the_end(_REQUEST.pack(*asked)))
+    except OSError as refused:
+        if refused.errno not in (errno.EINVAL, errno.EFAULT):
+            raise
+        return refused.errno == errno.EFAULT
+    return _destroy(name) == 0  # no kernel is known that gets here
+
+
+def at_the_end(request: bytes) -> memoryview:
+    """Place a request where the memory ends: nobody can read what follows it, nor can the kernel.
+
+    It is longer than what ``fcntl.ioctl`` copies (1024 bytes), so that the kernel gets this address.
+    """
+    page = mmap.PAGESIZE
+    file = os.memfd_create("request", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, 2 * page)
+        memory = mmap.mmap(file, 2 * page)
+        memory[page - len(request) : page] = request
+        os.ftruncate(file, page)
+    finally:
+        os.close(file)
+    return memoryview(memory)[page - len(request) :]
 
 
 def _without_holder(name: str, *step: str) -> int:
