@@ -67,7 +67,7 @@ def _backend(wanted: MigrateCheck, here: BackendInfo | None, refused: str | None
 def _steps(here: BackendInfo | None) -> Iterator[Finding]:
     moves = here is not None and here.features.live_migration
     name = f"backend {here.name}" if here is not None else "a backend that is not enabled"
-    if here is not None and "mode" in here.facts:
+    if here is not None and not moves and "mode" in here.facts:
         name += f" in {here.facts['mode']} mode"
     yield _finding(
         "steps",

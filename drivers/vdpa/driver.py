@@ -11,7 +11,8 @@ from drivers.ovs import chosen_sockets, networks, sockets, usability
 from drivers.ovs.commands import AddBeside, RemoveBeside
 from drivers.ovs.mapping import mapped_bridge
 from drivers.vdpa import vduse_plan
-from drivers.vdpa.findings import findings, no_pci
+from drivers.vdpa.findings import findings
+from drivers.vdpa.mode_choice import ModeChoice, first_that_has
 from drivers.vdpa.model import (
     BACKEND,
     Mode,
@@ -19,9 +20,6 @@ from drivers.vdpa.model import (
     check_migration,
     check_mode,
     claim_vduse,
-    lacks_native,
-    lacks_vduse,
-    mode_for_new,
     mode_of,
     mode_on_host,
     vf_on_host,
@@ -128,7 +126,6 @@ class Vdpa(
     ) -> None:
         """``kernel``, ``switch`` and ``vduse``: models of the host, for tests; None for the real ones."""
         conf.register_opts(OPTIONS, group=GROUP)
-        self._option: str = conf[GROUP].mode
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
         kernel = kernel or VfKernel(pool_devices(conf, networks_of(host)))
         self._pool = Pool(BACKEND, kernel, supervisor_of(host), locks_of(host))
@@ -137,6 +134,7 @@ class Vdpa(
             switch = Switch(host.ovs)
         self._switch = switch
         self._vduse = vduse or VduseHost()
+        self._choice = ModeChoice(conf[GROUP].mode, switch, kernel, self._vduse)
         #: The settings of OVS that the last observation was made with.
         self._observed_with = switch.settings
 
@@ -144,8 +142,8 @@ class Vdpa(
 
     @property
     def _mode(self) -> Mode:
-        """The mode of new ports."""
-        return mode_for_new(self._option, self._switch.root)
+        """The mode of new ports, but for what ``ModeChoice.possible`` says."""
+        return self._choice.preferred
 
     def hold(self) -> Usability:
         held = self._switch.hold()
@@ -153,25 +151,15 @@ class Vdpa(
 
     def probe(self) -> Usability:
         usable = self._switch.usable()
-        if usable.usable and self._mode is Mode.VDUSE:
-            return lacks_vduse(self._switch.root) or self._vduse.usability()
-        if usable.usable and self._mode is Mode.NATIVE:
-            usable = lacks_native(self._switch.root) or usable
-        elif usable.usable:
-            usable = no_pci(self._switch.root) or usable
-        return self._pool.kernel.usability(for_dpdk=True) if usable.usable else usable
+        return self._choice.usability() if usable.usable else usable
 
     def offered(self) -> Features:
         """What a new port may have."""
-        update: dict[str, Any] = {"live_migration": self._mode is Mode.RELAY}
-        if self._mode is Mode.VDUSE:
-            update |= {"max_queues": 1, "virtual_functions": False}
-        else:
-            update |= {"networks": ("flat", "vlan"), "vdpa_devices": False}
-        return self.features.model_copy(update=update)
+        return self._choice.offered(self.features)
 
     def check_migration(self, intent: Intent) -> None:
-        check_migration(mode_of(intent) or self._mode)
+        mode = mode_of(intent)
+        first_that_has((mode,) if mode else self._choice.possible(), check_migration)
 
     def validate(self, spec: PortSpec) -> None:
         """Features that depend on the port's mode are checked with its claim."""
@@ -204,10 +192,17 @@ class Vdpa(
     ) -> tuple[Claim, ...]:
         assert intent.spec is not None
         row, beside = (m.get(intent.port_id) for m in (observed.ovs.rows, observed.ovs.beside))
-        mode = mode_of(intent) or mode_on_host(row, beside, observed.vduse_directory) or self._mode
-        of_vfs = None if claim_of(intent) else self._vf_networks
-        here = observed.ovs.bridges.get(str(row.bridge)) if row else None
-        check_mode(intent.spec, mode, self._switch.settings.bridge_mappings, of_vfs, here)
+        has = mode_of(intent) or mode_on_host(row, beside, observed.vduse_directory)
+        check = partial(
+            check_mode,
+            intent.spec,
+            bridge_mappings=self._switch.settings.bridge_mappings,
+            vf_networks=None if claim_of(intent) else self._vf_networks,
+            here=observed.ovs.bridges.get(str(row.bridge)) if row else None,
+            vduse_pairs=observed.vduse_pairs,
+            migrates=intent.closed,
+        )
+        mode = first_that_has((has,) if has else self._choice.possible(), check)
         if mode is Mode.VDUSE:
             return (claim_vduse(intent, taken), *claim_name(intent, taken))
         had = vf_on_host(row, beside)
@@ -270,7 +265,7 @@ class Vdpa(
     def facts(self) -> Mapping[str, str | int | bool]:
         root = self._switch.root
         return {
-            "mode": self._mode.value,
+            **self._choice.facts(),
             "ovs_version": root.ovs_version or "unknown",
             "dpdk_version": root.dpdk_version or "none",
             "userspace_tso": usability.tso_enabled(root),
@@ -335,6 +330,7 @@ class Vdpa(
     ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
         self._observed_with = self._switch.settings
+        self._vduse.learn(deadline)
         ovs, word, devices = self._switch.look(
             ports, deadline, networks=self._has_vduse(), after_apply=after_apply
         )
@@ -353,6 +349,7 @@ class Vdpa(
             vduse_pending=self._vduse.pending(),
             vduse=self._vduse.look(),
             vduse_directory=str(self._vduse.directory),
+            vduse_pairs=self._vduse.pairs,
             timings_ms=timings,
             store_mark=ovs.store_mark,
         )

@@ -53,8 +53,9 @@ class VdpaObservation(Observation):
     vduse: Mapping[str, VduseDevice] = field(default_factory=dict)
     #: The step on such a device that the kernel has not finished; none can be made before.
     vduse_pending: DeviceStep | None = None
-    #: Where VDUSE devices are.
+    #: Where VDUSE devices are, and the most queue pairs of one.
     vduse_directory: str = "/dev/vduse"
+    vduse_pairs: int = 1
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,6 @@ class Mode(StrEnum):
     def notes(self) -> Mapping[str, Any]:
         """The values to save in the claim."""
         return {_NOTE: self.value}
-
-
-def mode_for_new(option: str, root: OvsRoot) -> Mode:
-    """Return the mode of a new port from ``[vdpa] mode`` and the interface types of this OVS."""
-    if option == "auto":
-        return Mode.NATIVE if NATIVE_TYPE in root.iface_types else Mode.RELAY
-    return Mode(option)
 
 
 #: The kind of claim that holds the name of a port's VDUSE device.
@@ -271,16 +265,22 @@ def check_mode(
     bridge_mappings: Mapping[str, str],
     vf_networks: Collection[str] | None,
     here: ObservedOvsBridge | None = None,
+    *,
+    vduse_pairs: int = 1,
+    migrates: bool = False,
 ) -> None:
     """Refuse what a port in this mode does not support.
 
     ``vf_networks``: those that have VFs; None for a port that has one. ``here``: the bridge that it is on.
+    ``vduse_pairs``: the most queue pairs of a VDUSE device. ``migrates``: the VM of the port is to come here.
 
     Raises: Unsupported, InvalidRequest.
     """
-    for asked, why, fix in _REFUSALS[mode](spec):
+    for asked, why, fix in _REFUSALS[mode](spec, vduse_pairs):
         if asked:
             raise Unsupported(f"backend vdpa in {mode} mode: {why}", step="validate", fix=fix)
+    if migrates:
+        check_migration(mode)
     if spec.overlay_id is not None:
         return
     name = str(spec.network.physical_network)
@@ -292,13 +292,13 @@ def check_mode(
         raise unknown_network(name, "[ovs] bridge_mappings", bridge_mappings)
 
 
-def _of_vduse(spec: PortSpec) -> list[tuple[bool, str, str]]:
-    """There is no VF and no socket, and the kernel makes such devices with one queue pair only."""
+def _of_vduse(spec: PortSpec, pairs: int) -> list[tuple[bool, str, str]]:
+    """There is no VF and no socket, and the kernel says how many queue pairs such a device may have."""
     return [
         (
-            spec.queues > 1,
-            "the kernel makes a VDUSE device with one queue pair",
-            "ask with queues 1, or for the backend dpdkvhostuser",
+            spec.queues > pairs,
+            f"the kernel makes no VDUSE device with {spec.queues} queue pairs, the most is {pairs}",
+            f"ask with queues {max(pairs, 1)}, or for the backend dpdkvhostuser",
         ),
         (
             spec.vf != VfOptions(),
@@ -330,7 +330,7 @@ def _of_vf(spec: PortSpec) -> list[tuple[bool, str, str]]:
     ]
 
 
-def _of_relay(spec: PortSpec) -> list[tuple[bool, str, str]]:
+def _of_relay(spec: PortSpec, _: int) -> list[tuple[bool, str, str]]:
     others = [a.mac for a in spec.port_security.allowed_addresses if a.mac not in (None, spec.mac)]
     return [
         *_of_vf(spec),
@@ -347,7 +347,7 @@ def _of_relay(spec: PortSpec) -> list[tuple[bool, str, str]]:
     ]
 
 
-def _of_native(spec: PortSpec) -> list[tuple[bool, str, str]]:
+def _of_native(spec: PortSpec, _: int) -> list[tuple[bool, str, str]]:
     """In switchdev mode, settings belong to the VF's representor, and OVS can make only some of them."""
     plain = VfOptions(pci_address=spec.vf.pci_address)
     return [
@@ -382,7 +382,7 @@ def check_migration(mode: Mode) -> None:
         )
 
 
-_REFUSALS: Mapping[Mode, Callable[[PortSpec], list[tuple[bool, str, str]]]] = {
+_REFUSALS: Mapping[Mode, Callable[[PortSpec, int], list[tuple[bool, str, str]]]] = {
     Mode.RELAY: _of_relay,
     Mode.NATIVE: _of_native,
     Mode.VDUSE: _of_vduse,

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from drivers.vdpa.vduse_abilities import VduseAbilities
 from drivers.vdpa.vduse_devices import VduseDevice, VduseTree
 from drivers.vdpa.vduse_processes import DeviceProcesses, DeviceStep
-from netplugin.api.errors import NetpluginError, OperationTimeout
+from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 from netplugin.backend import Change
 from netplugin.host.links import Links
+from netplugin.host.names import VDUSE
 from netplugin.host.usability import Usability
 
 
@@ -121,13 +123,21 @@ class DestroyDevice(DeviceChange):
         return f"destroy VDUSE device {self.name}"
 
 
+#: The name of which the kernel is asked. It is never that of a port, which has no hyphen.
+_TRIED = f"{VDUSE}-try"
+
+
 class VduseHost:
-    """The devices of this host, and the processes that change them. Not thread-safe, but ``device``."""
+    """The devices of this host, and the processes that change them.
+
+    Not thread-safe, but ``device``, ``pairs`` and ``usability`` in both forms.
+    """
 
     def __init__(self, tree: VduseTree | None = None, processes: DeviceProcesses | None = None) -> None:
         """Without arguments: those of the host. A test has its own."""
         self.tree = tree or VduseTree()
         self.processes = processes or DeviceProcesses()
+        self.abilities = VduseAbilities(self.tree.control, self._tried)
         self.links: InterfaceSetter = Links()
 
     @property
@@ -140,7 +150,21 @@ class VduseHost:
         usable = self.tree.usability()
         if usable.usable and shutil.which("vdpa") is None:
             return Usability(False, "the program vdpa is not installed", "install iproute2", "vduse")
-        return usable
+        return self.abilities.usability() if usable.usable else usable
+
+    def usability_for_auto(self) -> Usability:
+        """The same for ``auto``, where nobody has chosen this mode."""
+        usable = self.usability()
+        return self.abilities.usability_for_auto() if usable.usable else usable
+
+    def learn(self, deadline: float) -> None:
+        """Ask the kernel and libvirt what is not known of them."""
+        self.abilities.learn(deadline)
+
+    @property
+    def pairs(self) -> int:
+        """The most queue pairs of a device, as far as it is known."""
+        return self.abilities.pairs
 
     def look(self) -> Mapping[str, VduseDevice]:
         """The devices of our names, by name."""
@@ -158,6 +182,13 @@ class VduseHost:
 
     def close(self) -> None:
         self.processes.close()
+
+    def _tried(self, deadline: float) -> int:
+        """Ask the kernel for the most queue pairs. Raises: as ``DeviceProcesses.run``."""
+        said = self.processes.run(DeviceStep("try", _TRIED), deadline)
+        if not said.isdecimal():
+            raise HostError(f"not a number of queue pairs: {said!r}", step="vdpa-device")
+        return int(said)
 
 
 def apply(host: DeviceHost, changes: Iterable[DeviceChange], deadline: float) -> dict[str, NetpluginError]:

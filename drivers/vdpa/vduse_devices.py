@@ -64,6 +64,11 @@ class VduseTree:
         """Where VDUSE devices are."""
         return self._vduse
 
+    @property
+    def control(self) -> Path:
+        """What takes requests for devices; it is there as long as the kernel module vduse is loaded."""
+        return self._vduse / "control"
+
     def look(self) -> Mapping[str, VduseDevice]:
         """The devices of our names, by name."""
         offered = {*_names(self._vduse)}
@@ -89,8 +94,8 @@ class VduseTree:
 
     def usability(self) -> Usability:
         """Whether the kernel has what new ports need. Reads few files; any thread may call it."""
-        if not (self._vduse / "control").exists():
-            return _lacks(f"there is no {self._vduse}/control: the kernel module vduse is not loaded")
+        if not self.control.exists():
+            return _lacks(f"there is no {self.control}: the kernel module vduse is not loaded")
         if not (self._bus / "drivers" / VHOST_VDPA).exists():
             return _lacks(f"the driver {VHOST_VDPA} of the vDPA bus is not loaded")
         return Usability(True)

@@ -32,6 +32,9 @@ from netplugin.host.names import VDUSE, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 
+#: Read when OVS makes the device (netdev_dpdk_vhost_client_set_config in lib/netdev-dpdk.c, since 3.5).
+_MAX_PAIRS = "vhost-max-queue-pairs"
+
 
 def vduse_name(port_id: str) -> str:
     """The name of a port's VDUSE device and vDPA device."""
@@ -56,7 +59,10 @@ def wanted_port(
     if bridge is None:
         raise unmapped(intent.spec)
     path = f"{directory}/{vduse_name(intent.port_id)}"
-    return VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=tso)
+    port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=tso)
+    if (queues := intent.spec.queues) == 1:  # as OVS has it without the option
+        return port
+    return replace(port, options={**port.options, _MAX_PAIRS: str(queues)})
 
 
 def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:

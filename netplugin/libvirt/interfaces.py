@@ -44,6 +44,8 @@ def vdpa_interface(spec: PortSpec, device: str) -> str:
     interface = _interface("vdpa", spec.mac)
     etree.SubElement(interface, "source", dev=device)
     etree.SubElement(interface, "model", type="virtio")
+    if spec.queues > 1:
+        etree.SubElement(interface, "driver", queues=str(spec.queues))
     return text(interface)
 
 

@@ -97,7 +97,9 @@ def _of_vm(port: VhostPort) -> PortColumns:
 
 def _options(port: VhostPort) -> Mapping[str, str]:
     if port.type == "dpdkvhostuserclient":
-        return {"vhost-server-path": port.socket}
+        of_vduse = "/dev/vduse/" in port.socket and port.spec.queues > 1
+        pairs = {"vhost-max-queue-pairs": str(port.spec.queues)} if of_vduse else {}
+        return {"vhost-server-path": port.socket, **pairs}
     if port.spec.device:
         assert port.type == ("internal" if port.spec.internal else "") and port.name == port.spec.device
         return {}

@@ -201,7 +201,7 @@ class Model(VfKernel):
                 pf.make_vfs(pf.total)
 
     def usability(self, *, for_dpdk: bool = False) -> Usability:
-        return Usability(True)
+        return Usability(True) if self.devices else super().usability(for_dpdk=for_dpdk)
 
     def nics(self) -> tuple[str, ...]:
         return tuple(self.pfs)

@@ -16,15 +16,17 @@ from drivers.ovs.tunnels import network_flows
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, VDUSE_KIND
 from drivers.vdpa.options import GROUP, OPTIONS
+from drivers.vdpa.vduse_abilities import VduseAbilities
 from drivers.vdpa.vduse_commands import VduseHost
 from drivers.vdpa.vduse_devices import VHOST_VDPA, VduseTree
 from drivers.vdpa.vduse_plan import driver_of, vduse_name
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin import options
-from netplugin.api.errors import Conflict, HostError
+from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.ovs_versions import Version
 from netplugin.host.usability import Usability
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS
@@ -64,6 +66,10 @@ class ModelVduse(VduseHost):
         for place in ("dev/vduse/control", "sys/bus/vdpa/devices", f"sys/bus/vdpa/drivers/{VHOST_VDPA}"):
             (self.root / place).mkdir(parents=True)
         super().__init__(VduseTree(self.root / "dev", self.root / "sys"))
+        #: What the kernel and libvirt say if they are asked.
+        self.says: int | NetpluginError = 1
+        self.libvirt: Version | None = None
+        self.abilities = VduseAbilities(self.tree.control, self._say_pairs, lambda deadline: self.libvirt)
         self._tick = tick
         self._interfaces = 0
         self.links = self
@@ -78,7 +84,21 @@ class ModelVduse(VduseHost):
         self.stuck: DeviceStep | None = None
 
     def usability(self) -> Usability:
-        return self.tree.usability()
+        usable = self.tree.usability()
+        return self.abilities.usability() if usable.usable else usable
+
+    def load(self, says: int | NetpluginError, libvirt: Version | None = None) -> None:
+        """Another kernel module, which makes its file anew."""
+        self.says, self.libvirt = says, libvirt
+        other = self.tree.control.with_suffix(".new")
+        other.mkdir()
+        self.tree.control.rmdir()
+        other.rename(self.tree.control)
+
+    def _say_pairs(self, deadline: float) -> int:
+        if isinstance(self.says, NetpluginError):
+            raise self.says
+        return self.says
 
     def pending(self) -> DeviceStep | None:
         return self.stuck
