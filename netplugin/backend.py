@@ -178,8 +178,9 @@ class Backend(ABC, Generic[ObservationT]):
 
     name: ClassVar[str]
     features: ClassVar[Features]
-    #: For netplugin-zeroloss; None: it cannot measure this backend.
-    data_path: ClassVar[DataPath | None] = None
+    #: For netplugin-zeroloss, of each port, or by the ``vif_type`` of its binding; None: it cannot measure
+    #: this backend.
+    data_path: ClassVar[DataPath | Mapping[str, DataPath] | None] = None
 
     def hold(self) -> Usability:
         """Lock what only one agent may manage at a time (an OVSDB, a network namespace, NICs).

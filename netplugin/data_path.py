@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Literal
@@ -12,12 +13,12 @@ GROUP = "netplugin.backends"
 
 @dataclass(frozen=True, slots=True)
 class DataPath:
-    """The way of the frames of a backend's ports. The strings name fields of a port's ``Binding``."""
+    """The way of the frames of a port. The strings name fields of its ``Binding``."""
 
-    #: What a test program attaches to in place of the VM: the vhost-user socket that it listens on, a tap
-    #: that it opens, a VF bound to vfio-pci.
-    vm_side: Literal["vhostuser", "tap", "vfio"]
-    #: The socket's path, the tap's name or the VF's PCI address.
+    #: What a test program attaches to in place of the VM: the vhost-user socket that it listens on, a
+    #: character device of vhost_vdpa or a tap that it opens, a VF bound to vfio-pci.
+    vm_side: Literal["vhostuser", "vhostvdpa", "tap", "vfio"]
+    #: The path of socket or character device, the tap's name or the VF's PCI address.
     device: str
     #: OVS bridge and OVS port of the VM's side, whose counters show the drops; empty: there are none.
     ovs_bridge: str = ""
@@ -27,26 +28,53 @@ class DataPath:
     #: Whether PMD threads forward the frames, so that the rate depends on their number.
     pmd_threads: bool = False
 
+    @property
+    def shares_memory(self) -> bool:
+        """Whether another process moves the frames out of the VM's memory and into it."""
+        return self.vm_side in ("vhostuser", "vhostvdpa")
+
 
 class NoDataPath(Exception):
-    """zeroloss cannot measure a backend: not installed here, not loadable, or without a data path."""
+    """zeroloss cannot measure a backend or port: not installed here, not loadable, or no data path."""
 
 
-def data_path(backend: str) -> DataPath:
-    """Return what an installed backend declares, without creating an instance. Raises: NoDataPath."""
-    found = getattr(_loaded(backend), "data_path", None)
-    if not isinstance(found, DataPath):
-        raise NoDataPath(f"backend {backend} declares no data_path (docs/writing-a-backend.md)")
-    return found
+def data_path(backend: str, vif_type: str) -> DataPath:
+    """Return the data path of a port whose binding has this ``vif_type``. Raises: NoDataPath."""
+    declared = _declared(backend)
+    if isinstance(declared, DataPath):
+        return declared
+    if vif_type not in declared:
+        known = ", ".join(sorted(declared))
+        raise NoDataPath(f"a {backend} port with vif_type {vif_type} has no data_path; {known} has")
+    return declared[vif_type]
 
 
-def uplink_parts(backend: str) -> frozenset[str]:
+def data_paths(backend: str) -> tuple[DataPath, ...]:
+    """Return each data path that a port of a backend may have. Raises: NoDataPath."""
+    declared = _declared(backend)
+    return (declared,) if isinstance(declared, DataPath) else tuple(declared.values())
+
+
+def uplink_parts(backend: str, virtual_functions: bool) -> frozenset[str]:
     """Return the fields of a ``PhysicalNetworkSpec`` that name the NICs of a backend's frames.
 
-    Where a backend uses VFs, its frames leave by them, also if OVS forwards them. Raises: NoDataPath.
+    ``virtual_functions``: new ports have VFs. Their frames leave by them, also if OVS forwards them.
+
+    Raises: NoDataPath.
     """
     parts = frozenset(getattr(_loaded(backend), "network_parts", ()))
-    return parts & {"sriov"} or parts
+    vfs = parts & {"sriov"}
+    return (vfs if virtual_functions else parts - vfs) or parts
+
+
+def _declared(backend: str) -> DataPath | Mapping[str, DataPath]:
+    """Read the attribute of an installed backend, without creating an instance. Raises: NoDataPath."""
+    found = getattr(_loaded(backend), "data_path", None)
+    if isinstance(found, DataPath):
+        return found
+    if isinstance(found, Mapping) and found and all(isinstance(path, DataPath) for path in found.values()):
+        return found
+    raise NoDataPath(f"backend {backend} declares no data_path (docs/writing-a-backend.md)")
 
 
 def _loaded(backend: str) -> object:

@@ -31,6 +31,7 @@ from drivers.vdpa.switch import Switch
 from drivers.vdpa.vduse_binding import vduse_binding
 from drivers.vdpa.vduse_commands import DeviceChange, VduseHost
 from drivers.vdpa.vduse_commands import apply as apply_devices
+from drivers.vdpa.vduse_devices import VHOST_VDPA
 from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
@@ -111,9 +112,14 @@ class Vdpa(
     network_parts: ClassVar[Mapping[str, bool]] = {"ovs": False, "sriov": False}
     # The NIC of a relay delivers to its VF by the VM's MAC, whether or not a guest runs.
     shut_without_guest: ClassVar[bool] = False
-    data_path: ClassVar[DataPath] = DataPath(
-        "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
-    )
+    data_path: ClassVar[Mapping[str, DataPath]] = {
+        "vhostuser": DataPath(
+            "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
+        ),
+        VHOST_VDPA: DataPath(
+            "vhostvdpa", "vhost_vdpa_device", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
+        ),
+    }
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ from netplugin.api.physical_models import (
     PhysicalNetworkInfo,
 )
 from netplugin.api.pmd_models import PmdCore, PmdRequest, PmdState
-from netplugin.data_path import data_path
+from netplugin.data_path import data_paths
 from tests.unit.zeroloss.matrix_runs import with_agent
 
 #: The host has a plan.
@@ -55,6 +55,8 @@ class MadeUpAgent(Client):
             BackendInfo(name=name, usable=True, features=Features(networks=("flat",), max_queues=4))
             for name in ("dpdkvhostuser", "linuxbridge")
         ]
+        #: The ``vif_type`` of new ports, of backends that have several.
+        self.vif_types = {"vdpa": "vhostuser"}
         self.vfs: list[VfInfo] = []
         self.findings = [PLAN]
         self.networks = [
@@ -92,8 +94,9 @@ class MadeUpAgent(Client):
 
     def put_port(self, port_id: str, spec: PortSpec) -> Port:
         self._called("put")
-        device = {data_path(spec.backend).device: f"dev-{port_id}"}
-        binding = Binding.model_validate({"vif_type": "made-up", "interface_xml": "<interface/>", **device})
+        vif_type = self.vif_types.get(spec.backend, "made-up")
+        device = {path.device: f"dev-{port_id}" for path in data_paths(spec.backend)}
+        binding = Binding.model_validate({"vif_type": vif_type, "interface_xml": "<interface/>", **device})
         port = Port(port_id=port_id, state=self.state, spec=spec, binding=binding)
         self.ports[port_id] = port
         return port

@@ -341,10 +341,10 @@ def _binding(vif_type: str, **fields: str) -> Binding:
 def test_the_bindings_say_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_dump", lambda: (LINKS, []))
     vhost = (
-        data_path("dpdkvhostuser"),
+        data_path("dpdkvhostuser", "vhostuser"),
         _binding("vhostuser", bridge="br-phys1", device="vm0", socket_path="/run/x"),
     )
-    tap = data_path("linuxbridge"), _binding("tap", bridge="br0", device="tap0")
+    tap = data_path("linuxbridge", "tap"), _binding("tap", bridge="br0", device="tap0")
     nics = (NicCounters(device="eth0", lost=("rx_discards",)),)
     assert [place.name for place in make(LossDescription(), [vhost])] == ["host", "ovs"]
     assert [place.name for place in make(LossDescription(ovs_rundir=None), [vhost])] == ["host"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.progress import view
 from netplugin_zeroloss.values import TrialRequest, UnusableInput
+from netplugin_zeroloss.vnf import choose as vnfs
+from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfPort
 
 from netplugin.api.client import Readiness
 from netplugin.api.errors import HostError
@@ -152,6 +155,45 @@ def test_a_backend_of_another_package_is_measured_by_what_it_declares(
     with bench.stand(search_of(run)) as stand:
         assert stand.generator.run(_ASKED).readings["links.dev-zeroloss-2"] == 0
         assert ("pmd" in stand.setup) is pmd
+
+
+@pytest.mark.parametrize(
+    ("vif_type", "attachment"),
+    [("vhostuser", Attachment.VHOST_USER), ("vhost_vdpa", Attachment.VHOST_VDPA)],
+)
+def test_the_binding_tells_how_a_port_of_several_kinds_is_attached(
+    agent: MadeUpAgent, monkeypatch: pytest.MonkeyPatch, vif_type: str, attachment: Attachment
+) -> None:
+    _vdpa(agent, vif_type)
+    run = cell_description(matrix={"backends": ["vdpa"], "pmd_cores": ["2-3"]})
+    attached: list[VnfPort] = []
+    real = vnfs.make
+
+    def make(description: vnfs.Description, ports: Sequence[VnfPort], cores: VnfCores) -> Vnf:
+        attached.extend(ports)
+        return real(description, ports, cores)
+
+    monkeypatch.setattr(vnfs, "make", make)
+    with bench_on(run, "1").stand(search_of(run)) as stand:
+        assert stand.setup["pmd"]["cpus"] == "2-3"
+    assert [(port.attachment, port.device) for port in attached] == [
+        (attachment, "dev-zeroloss-1"),
+        (attachment, "dev-zeroloss-2"),
+    ]
+
+
+def test_a_port_that_no_vnf_can_take_fails_its_cell(agent: MadeUpAgent) -> None:
+    _vdpa(agent, "virtio_vdpa")
+    run = cell_description(matrix={"backends": ["vdpa"], "pmd_cores": ["2-3"]})
+    with pytest.raises(CellError, match="vif_type virtio_vdpa has no data_path"):
+        with bench_on(run, "1").stand(search_of(run)):
+            pass
+    assert agent.ports == {}
+
+
+def _vdpa(agent: MadeUpAgent, vif_type: str) -> None:
+    agent.vif_types["vdpa"] = vif_type
+    agent.infos.append(BackendInfo(name="vdpa", usable=True, features=Features(networks=("flat",))))
 
 
 class _Links(DropCounters):

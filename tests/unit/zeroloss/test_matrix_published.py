@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from netplugin_zeroloss.journal import Part
+from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.matrix.pmd_cpus import planned_cpus, unfit
 from netplugin_zeroloss.values import UnusableInput
 
@@ -114,6 +114,41 @@ def test_the_network_with_the_fewest_queues_decides(host: PublishedHost) -> None
     run = host.description()
     assert host.bench(run)._ports._most_queues("sriov") == 4
     assert host.bench(run)._ports._most_queues("vdpa") == 128, "its VM has a vhost-user port"
+
+
+def _without_vfs(host: PublishedHost) -> None:
+    """The agent has ``[vdpa] mode = vduse``, and no VF."""
+    of_vduse = {"virtual_functions": False, "vdpa_devices": True, "max_queues": 1}
+    host.agent.infos = [
+        info.model_copy(update={"features": info.features.model_copy(update=of_vduse)})
+        if info.name == "vdpa"
+        else info
+        for info in host.agent.infos
+    ]
+    host.agent.networks = [each.model_copy(update={"sriov": None}) for each in host.agent.networks]
+
+
+_VDPA = ("backends: [linuxbridge, dpdkvhostuser, vdpa, sriov]", "backends: [vdpa]")
+_FEWER = ("fewer_queues: [vdpa, sriov]", "fewer_queues: [vdpa]")
+
+
+def test_without_vfs_vdpa_has_the_nics_of_its_bridges_and_one_queue(host: PublishedHost) -> None:
+    cell = Cell("vdpa", queues=8)
+    assert [need.dpdk for need in host.bench(host.description())._wanted([cell])] == [False, False]
+    _without_vfs(host)
+    run = host.description(_VDPA, _FEWER)
+    assert [(need.address, need.dpdk) for need in host.bench(run)._wanted([cell])] == [
+        (nic, True) for nic in NICS
+    ]
+    host.check(run)
+    with ExitStack() as parts:
+        specs = [port.spec for port in host.bench(run)._ports.plug(parts, host.tasks(run)[-1].cell)]
+    assert [spec.queues for spec in specs] == [1, 1]
+    with pytest.raises(UnusableInput, match="vdpa has 1 queues at most, not 8"):
+        host.check(host.description(_VDPA, (_FEWER[0], "fewer_queues: []")))
+    host.agent.networks[0] = host.agent.networks[0].model_copy(update={"ovs": None})
+    with pytest.raises(UnusableInput, match="physnet1 has no ovs part for backend vdpa"):
+        host.check(run)
 
 
 # -- what is missing -----------------------------------------------------------------------------

@@ -20,8 +20,10 @@ from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 from pydantic import ValidationError
 
 from netplugin.api.errors import InvalidRequest
+from netplugin.api.models import PortSpec
 from netplugin.libvirt.guest import read_domain
 from netplugin.libvirt.image_domain import MANAGEMENT, NICS, SSH_PORT, domain
+from netplugin.libvirt.interfaces import vdpa_interface
 from netplugin.tuning.guest.plan import guest_text, plan_guest
 from netplugin.tuning.guest.settings import GuestOptions
 from tests.unit.zeroloss.made_up_agent import cell_description
@@ -279,6 +281,18 @@ def test_nics_are_at_fixed_addresses_in_the_order_of_the_ends() -> None:
     assert turned.count('type="pci"') == placed.count('type="pci"')
     with pytest.raises(UnusableInput, match="no NIC 52:54:00:00:00:09"):
         with_fixed_addresses(placed, ["52:54:00:00:00:09"], iommu=True)
+
+
+def test_nics_of_vhost_vdpa_are_placed_as_those_of_vhost_user() -> None:
+    mac = "52:54:00:5a:00:01"
+    spec = PortSpec.model_validate(
+        {"vm_id": "vm", "mac": mac, "backend": "vdpa", "network": {"type": "flat", "physical_network": "p"}}
+    )
+    xml = _domain().replace("</devices>", f"{vdpa_interface(spec, '/dev/vhost-vdpa-0')}</devices>")
+    placed = etree.fromstring(with_fixed_addresses(xml, [mac], iommu=True))
+    [nic] = placed.findall("devices/interface[@type='vdpa']")
+    assert [address.get("bus") for address in nic.iterfind("address")] == ["0x01"]
+    assert placed.find("devices/iommu") is None, "it is virtio"
 
 
 def test_only_nics_that_are_not_virtio_need_an_iommu() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import threading
@@ -30,7 +31,7 @@ from netplugin_zeroloss.vnf.contract import (
 from pydantic import TypeAdapter, ValidationError
 
 from netplugin.api.models import Binding, PortSpec
-from netplugin.data_path import data_path
+from netplugin.data_path import NoDataPath, data_path
 from netplugin.host.program import Program, ProgramError, Telemetry, free_socket, own_directory
 
 MAC, PEER = "52:54:00:00:0a:01", "52:54:00:00:0b:01"
@@ -82,7 +83,7 @@ def test_descriptions_by_their_type() -> None:
 
 def test_what_a_binding_means_to_a_vnf() -> None:
     def port(backend: str, binding: Binding) -> VnfPort:
-        return choose.vnf_port(data_path(backend), binding, SPEC, PEER)
+        return choose.vnf_port(data_path(backend, binding.vif_type), binding, SPEC, PEER)
 
     vhost = port("dpdkvhostuser", _binding("vhostuser", socket_path="/run/x", device="v"))
     assert vhost == VnfPort(Attachment.VHOST_USER, "/run/x", MAC, PEER, 4, 512, 1500)
@@ -90,8 +91,14 @@ def test_what_a_binding_means_to_a_vnf() -> None:
     assert (tap.attachment, tap.device) == (Attachment.TAP, "tap0")
     vf = port("sriov", _binding("hostdev", pci_address="0000:01:10.0"))
     assert (vf.attachment, vf.device) == (Attachment.VFIO, "0000:01:10.0")
+    vdpa = port("vdpa", _binding("vhost_vdpa", vhost_vdpa_device="/dev/vhost-vdpa-3", device="v"))
+    assert vdpa == VnfPort(Attachment.VHOST_VDPA, "/dev/vhost-vdpa-3", MAC, PEER, 4, 256, 1500), "as a VM"
+    relayed = port("vdpa", _binding("vhostuser", socket_path="/run/x", device="v"))
+    assert (relayed.attachment, relayed.ring) == (Attachment.VHOST_USER, 512)
     with pytest.raises(VnfError, match="no socket_path"):
         port("vdpa", _binding("vhostuser"))
+    with pytest.raises(NoDataPath, match="vif_type virtio_vdpa has no data_path; vhost_vdpa, vhostuser has"):
+        port("vdpa", _binding("virtio_vdpa", interface="eth0"))
 
 
 def test_ports_come_in_pairs() -> None:
@@ -125,6 +132,8 @@ def test_devices() -> None:
     vhost = _port(Attachment.VHOST_USER, "/run/s", queues=2, ring=256)
     virtio = f"queues=2,queue_size=256,mac={MAC}"
     assert text(vhost) == f"net_virtio_user1,path=/run/s,server=1,{virtio}"
+    vdpa = _port(Attachment.VHOST_VDPA, "/dev/vhost-vdpa-0", ring=256)
+    assert text(vdpa) == f"net_virtio_user1,path=/dev/vhost-vdpa-0,queues=1,queue_size=256,mac={MAC}"
     tap = _port(Attachment.TAP, "tap0", queues=2, ring=256)
     assert text(tap, True) == f"net_virtio_user1,path=/dev/vhost-net,iface=tap0,{virtio}"
     assert text(tap) == f"net_tap1,iface=tap0,mac={MAC}"
@@ -202,6 +211,21 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
     ):
         with pytest.raises(ProgramError, match=word):
             dpdk.devices_of([port, port])
+
+
+def test_a_vdpa_device_is_there_and_nobody_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = _port(Attachment.VHOST_VDPA, str(tmp_path / "vhost-vdpa-0"), ring=256)
+    with pytest.raises(VnfError, match="vhost-vdpa-0: No such file"):
+        dpdk.devices_of([port])
+    (tmp_path / "vhost-vdpa-0").touch()
+    assert [device.name for device in dpdk.devices_of([port])] == ["net_virtio_user0"]
+
+    def taken(path: str, flags: int) -> int:
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(dpdk.os, "open", taken)
+    with pytest.raises(VnfError, match="vhost-vdpa-0 is taken"):
+        dpdk.devices_of([port])
 
 
 # -- sockets and processes -----------------------------------------------------------------------

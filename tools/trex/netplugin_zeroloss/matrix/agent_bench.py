@@ -13,7 +13,7 @@ from typing import Any
 from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo, Binding, Port
-from netplugin.data_path import DataPath, data_path
+from netplugin.data_path import DataPath, NoDataPath, data_path
 from netplugin.host.polling import polled
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.read import read_facts
@@ -174,7 +174,7 @@ class AgentBench(Bench):
         placement = description.vm.placement if description.vm is not None else None
         if placement is not None and (placement.pin or placement.realtime or description.matrix.numa):
             yield from preflight.about_plan(self._client)
-        yield from preflight.about_networks(networks, description, backends, unfit)
+        yield from preflight.about_networks(networks, description, self._infos(searched), unfit)
         yield from preflight.about_nics(self.nics, wanted, description.rebind)
         workers = 1 if description.vm is not None else self._workers
         for backend in backends:
@@ -245,8 +245,13 @@ class AgentBench(Bench):
     def _wanted(self, searched: Sequence[Cell]) -> list[NicNeed]:
         """Return the NICs of these cells, each with the driver that it needs. Raises: NetpluginError."""
         networks = {network.name: network for network in self._client.list_physical_networks()}
+        return preflight.needs(networks, self._description, self._infos(searched), self.nics.sys)
+
+    def _infos(self, searched: Sequence[Cell]) -> list[BackendInfo]:
+        """Return the backends of these cells, as far as the agent has them. Raises: NetpluginError."""
+        infos = {info.name: info for info in self._client.backends()}
         backends = dict.fromkeys(cell.backend for cell in searched)
-        return preflight.needs(networks, self._description, backends, self.nics.sys)
+        return [infos[name] for name in backends if name in infos]
 
     def _planned_cpus(self, backend: str, count: int) -> str:
         wanted = self._wanted([Cell(backend)])
@@ -280,11 +285,10 @@ class AgentBench(Bench):
                 self._bind_nics(task.cell)
                 plugged = self._ports.plug(parts, task.cell)
                 checks.append(self._ports.check)
-                path = data_path(task.cell.backend)
-                bindings = [(path, _binding(port)) for port in plugged]
+                bindings = [_bound(port) for port in plugged]
                 vnf_ports = [
-                    vnfs.vnf_port(path, _binding(port), port.spec, end.peer_mac)
-                    for port, end in zip(plugged, self._ports.ends, strict=True)
+                    vnfs.vnf_port(path, binding, port.spec, end.peer_mac)
+                    for (path, binding), port, end in zip(bindings, plugged, self._ports.ends, strict=True)
                 ]
                 self._start_vm(parts, task.cell, setup)
             elif task.part is Part.VNF:
@@ -442,8 +446,11 @@ def addressed(description: generators.Description, ends: Sequence[End]) -> gener
     return description.model_copy(update={"paths": tuple(found)})
 
 
-def _binding(port: Port) -> Binding:
-    """Return the binding of a port. Raises: CellError if it has none."""
+def _bound(port: Port) -> tuple[DataPath, Binding]:
+    """Return the binding of a port with its data path. Raises: CellError if it has none."""
     if port.binding is None:
         raise CellError(f"the agent gave no binding for port {port.port_id}")
-    return port.binding
+    try:
+        return data_path(port.spec.backend, port.binding.vif_type), port.binding
+    except NoDataPath as problem:
+        raise CellError(str(problem)) from problem

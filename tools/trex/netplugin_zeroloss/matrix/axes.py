@@ -51,7 +51,7 @@ class Axes(Section):
     bursts: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(min_length=1)] = (1,)
     #: NUMA node of the VM or VNF, relative to the NICs. Empty: as its description has it.
     numa: tuple[NumaPlacement, ...] = ()
-    #: Backends whose ports get fewer queues where their VFs have fewer than ``queues``.
+    #: Backends whose ports get fewer queues where they, or their VFs, have fewer than ``queues``.
     fewer_queues: tuple[Name, ...] = ()
 
     @field_validator("pmd_cores")

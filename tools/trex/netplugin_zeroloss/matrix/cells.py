@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from netplugin.api.pmd_models import PmdRequest
-from netplugin.data_path import NoDataPath, data_path
+from netplugin.data_path import NoDataPath, data_paths
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
 from netplugin_zeroloss.matrix.axes import Axes, frame_bytes, pmd_count
@@ -67,7 +67,7 @@ def _has_pmd_threads(axes: Axes, backend: str) -> bool:
     if axes.without_pmd is not None:
         return backend not in axes.without_pmd
     try:
-        return data_path(backend).pmd_threads
+        return any(path.pmd_threads for path in data_paths(backend))
     except NoDataPath:
         return True  # simulations may name any; with an agent, ``AgentBench.check`` refuses it
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError
+from netplugin.api.models import BackendInfo
 from netplugin.api.physical_models import PhysicalNetworkInfo
 from netplugin.data_path import uplink_parts
 from netplugin.host.links import Links
@@ -42,9 +43,9 @@ class NicNeed:
         return driver is not None and not with_dpdk
 
 
-def needs_of(network: PhysicalNetworkInfo, backend: str, sys: Path) -> Iterator[NicNeed]:
+def needs_of(network: PhysicalNetworkInfo, info: BackendInfo, sys: Path) -> Iterator[NicNeed]:
     """Yield the NICs of a backend on a network; not its virtual devices. Raises: NoDataPath."""
-    parts = uplink_parts(backend)
+    backend, parts = info.name, uplink_parts(info.name, info.features.virtual_functions)
     of_dpdk = [d for e in (network.ovs.devices if network.ovs else ()) if _PCI.match(d := _plain(e, ","))]
     names: list[str] = []
     if "sriov" in parts and network.sriov:

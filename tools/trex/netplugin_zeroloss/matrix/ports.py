@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from netplugin.api.client import Client
 from netplugin.api.models import BackendInfo, Port, PortSecurity, PortSpec, PortState, VfInfo
 from netplugin.api.pmd_models import PmdRequest, PmdState
-from netplugin.data_path import data_path
+from netplugin.data_path import data_paths
 from netplugin.host.polling import polled
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.matrix import cells
@@ -135,7 +135,7 @@ class Ports:
     def _most_queues(self, backend: str) -> int:
         """Raises: NetpluginError."""
         [info] = [each for each in self._client.backends() if each.name == backend]
-        vfs = self._client.list_vfs() if data_path(backend).vm_side == "vfio" else ()
+        vfs = self._client.list_vfs() if gives_vfs(backend) else ()
         return most_queues(info, networks_of(self.ends, backend), vfs)
 
     def _spec(self, end: End, cell: Cell) -> PortSpec:
@@ -166,15 +166,18 @@ def networks_of(ends: Sequence[End], backend: str) -> list[str]:
     return list(dict.fromkeys(name for name in found if name is not None))
 
 
+def gives_vfs(backend: str) -> bool:
+    """Whether a VM gets the VF itself. Raises: NoDataPath."""
+    return any(path.vm_side == "vfio" for path in data_paths(backend))
+
+
 def most_queues(info: BackendInfo, networks: Collection[str], vfs: Collection[VfInfo]) -> int:
     """Return the most queues that a port of a backend can have on each of these networks (pure).
 
-    A backend reports the queues of its best NIC; where the VM gets the VF itself, the VFs of the
-    network decide.
+    ``vfs``: those that VMs get themselves. A backend reports the queues of its best NIC, and here the
+    VFs of the network decide.
     """
     most = info.features.max_queues
-    if data_path(info.name).vm_side != "vfio":
-        return most
     for network in networks:
         there = [vf for vf in vfs if vf.physical_network == network and not vf.left_out]
         most = min(most, max((vf.max_queues for vf in there if vf.max_queues), default=most))

@@ -14,7 +14,7 @@ from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo
 from netplugin.api.models import Finding as Check
 from netplugin.api.physical_models import PhysicalNetworkInfo
-from netplugin.data_path import NoDataPath, data_path, uplink_parts
+from netplugin.data_path import NoDataPath, data_paths, uplink_parts
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.root import known
 from netplugin_zeroloss.generators import choose as generators
@@ -27,7 +27,7 @@ from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.nics import NicNeed, Nics, needs_of
 from netplugin_zeroloss.matrix.pmd_cpus import planned_cpus, unfit
-from netplugin_zeroloss.matrix.ports import most_queues, networks_of, taken
+from netplugin_zeroloss.matrix.ports import gives_vfs, most_queues, networks_of, taken
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 from netplugin_zeroloss.vnf import contract as vnfs
 
@@ -68,7 +68,7 @@ def about_backends(
             yield Finding("agent", f"it has no backend {name!r}; it has {has}", fix)
             continue
         try:
-            path = data_path(name)
+            with_vfs = gives_vfs(name)
         except NoDataPath as problem:
             yield Finding("agent", str(problem), f"install the package of {name} here, or leave it out")
             continue
@@ -80,7 +80,7 @@ def about_backends(
             yield Finding("agent", found, info.fix or "netplugin backend list")
             continue
         queues = max(cell.queues for cell in searched if cell.backend == name)
-        vfs = agent.list_vfs() if path.vm_side == "vfio" else ()
+        vfs = agent.list_vfs() if with_vfs else ()
         most = most_queues(info, networks_of(description.ends or (), name), vfs)
         if queues > most and name not in description.matrix.fewer_queues:
             fix = f"add it to matrix.fewer_queues, which takes {most}; or other queues"
@@ -131,13 +131,13 @@ def of_check(check: Check) -> Finding:
 def needs(
     networks: Mapping[str, PhysicalNetworkInfo],
     description: RunDescription,
-    backends: Iterable[str],
+    backends: Iterable[BackendInfo],
     sys: Path,
 ) -> list[NicNeed]:
     """Return the NICs of these backends at the ends, each with the driver that it needs there."""
     found: dict[NicNeed, None] = {}
     for backend in backends:
-        for name in networks_of(description.ends or (), backend):
+        for name in networks_of(description.ends or (), backend.name):
             try:
                 found |= dict.fromkeys(needs_of(networks[name], backend, sys) if name in networks else ())
             except NoDataPath:
@@ -148,15 +148,16 @@ def needs(
 def about_networks(
     networks: Mapping[str, PhysicalNetworkInfo],
     description: RunDescription,
-    backends: Iterable[str],
+    backends: Iterable[BackendInfo],
     unfit: Sequence[NicNeed],
 ) -> Iterator[Finding]:
     """Yield what the physical networks of the ends lack for the backends, with what the agent finds of their
     devices; not the NICs with the wrong driver (``unfit``), which ``about_nics`` reports."""
     addresses = {need.address for need in unfit}
-    for backend in backends:
+    for each in backends:
+        backend = each.name
         try:
-            parts = uplink_parts(backend)
+            parts = uplink_parts(backend, each.features.virtual_functions)
         except NoDataPath:
             continue  # about_backends reports it
         for name in networks_of(description.ends or (), backend):
@@ -337,10 +338,10 @@ def about_hugepages(memory_mb: int, whose: str, facts: Facts, node: int | None =
 
 
 def shares_memory(searched: Sequence[Cell]) -> bool:
-    """Whether the VM of some cell has vhost-user ports, for which the agent asks for hugepages."""
+    """Whether the VM of some cell shares its memory, for which the agent asks for hugepages."""
     for backend in {cell.backend for cell in searched}:
         with suppress(NoDataPath):  # about_backends reports it
-            if data_path(backend).vm_side == "vhostuser":
+            if any(path.shares_memory for path in data_paths(backend)):
                 return True
     return False
 

@@ -27,6 +27,9 @@ from netplugin_zeroloss.vnf.vpp import Vpp
 
 __all__ = ["Description", "PortDescription", "make", "vnf_port"]
 
+#: Ring size of a vDPA device in a VM: its interface XML names none, and this is QEMU's default.
+_VDPA_RING = 256
+
 
 def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) -> Vnf:
     """Create a VNF without starting it. Raises: VnfError if it does not support the ports."""
@@ -51,9 +54,11 @@ def vnf_port(path: DataPath, binding: Binding, spec: PortSpec, peer_mac: str) ->
     device = (binding.model_extra or {}).get(path.device)
     if not device:
         raise VnfError(f"the binding of a {spec.backend} port has no {path.device}")
-    # The VM's tx ring is OVS's rx ring and vice versa.
-    ring = min(spec.rx_queue_size, spec.tx_queue_size)
     attachment = Attachment(path.vm_side)
+    # The VM's tx ring is OVS's rx ring and vice versa.
+    ring: int = min(spec.rx_queue_size, spec.tx_queue_size)
+    if attachment is Attachment.VHOST_VDPA:
+        ring = _VDPA_RING
     return VnfPort(attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu)
 
 

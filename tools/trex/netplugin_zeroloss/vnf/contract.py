@@ -30,6 +30,8 @@ class Attachment(StrEnum):
 
     #: vhost-user socket on which the VNF listens, as QEMU does for ``dpdkvhostuserclient``.
     VHOST_USER = "vhostuser"
+    #: Character device of vhost_vdpa, opened by path. One process at a time has it open.
+    VHOST_VDPA = "vhostvdpa"
     #: Persistent tap device, opened by name.
     TAP = "tap"
     #: A VF bound to vfio-pci.
@@ -43,7 +45,7 @@ class Attachment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VnfPort:
-    """A port of the VNF. ``device`` is a socket path, a device name or a PCI address."""
+    """A port of the VNF. ``device`` is the path of a socket or device, a device name or a PCI address."""
 
     attachment: Attachment
     device: str
@@ -279,7 +281,7 @@ class PortDescription(Value):
     """An existing port, for a control without the backend."""
 
     attachment: Attachment
-    #: Socket path, name of a tap or kernel device, or PCI address.
+    #: Path of a socket or vhost_vdpa device, name of a tap or kernel device, or PCI address.
     device: Annotated[str, StringConstraints(pattern=r"^[^,\s]+$", max_length=107, strict=True)]
     mac: Mac
     peer_mac: Mac

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,8 @@ def device_of(port: VnfPort, number: int, vhost_net: bool) -> DpdkDevice:
     match port.attachment:
         case Attachment.VHOST_USER:
             return DpdkDevice(f"net_virtio_user{number}", f"path={port.device},server=1,{virtio}")
+        case Attachment.VHOST_VDPA:
+            return DpdkDevice(f"net_virtio_user{number}", f"path={port.device},{virtio}")
         case Attachment.TAP if vhost_net:
             path = f"path={VHOST_NET},iface={port.device}"
             return DpdkDevice(f"net_virtio_user{number}", f"{path},{virtio}")
@@ -71,6 +75,8 @@ def _check(port: VnfPort, vhost_net: bool) -> None:
     match port.attachment:
         case Attachment.VHOST_USER | Attachment.VHOST_BACKEND:
             free_socket(port.device)
+        case Attachment.VHOST_VDPA:
+            _free_device(port.device)
         case Attachment.VFIO:
             driver = _PCI / port.device / "driver"
             if not driver.exists() or driver.resolve().name != "vfio-pci":
@@ -83,6 +89,16 @@ def _check(port: VnfPort, vhost_net: bool) -> None:
                     f"{port.device} is a tap of one queue, which DPDK opens through vhost_net alone:"
                     " modprobe vhost_net, plug the port with 2 queues, or use the VNF 'taps'"
                 )
+
+
+def _free_device(path: str) -> None:
+    """Check that a vDPA device is there and nobody has it open. Raises: VnfError."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise VnfError(f"{path} is taken: another program (a VM?) has it open; stop it") from error
+        raise VnfError(f"{path}: {error.strerror}") from error
 
 
 def _many(tap: str) -> bool:
