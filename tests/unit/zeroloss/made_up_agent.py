@@ -12,7 +12,7 @@ from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription, read
 
 from netplugin.api.client import Client, Readiness
-from netplugin.api.errors import HostError
+from netplugin.api.errors import Conflict, HostError
 from netplugin.api.models import (
     BackendInfo,
     Binding,
@@ -57,6 +57,8 @@ class MadeUpAgent(Client):
         ]
         #: The ``vif_type`` of new ports, of backends that have several.
         self.vif_types = {"vdpa": "vhostuser"}
+        #: So often a port is not deleted, because another process has its VM side.
+        self.held = 0
         self.vfs: list[VfInfo] = []
         self.findings = [PLAN]
         self.networks = [
@@ -107,6 +109,9 @@ class MadeUpAgent(Client):
 
     def delete_port(self, port_id: str) -> None:
         self._called("delete")
+        if self.held:
+            self.held -= 1
+            raise Conflict(f"a process has the device of {port_id} open", step="vdpa-device")
         self.ports.pop(port_id, None)
 
     def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:

@@ -13,7 +13,7 @@ from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.loss import choose as evidence
 from netplugin_zeroloss.loss.contract import CounterReading, DropCounters
-from netplugin_zeroloss.matrix import cells, session
+from netplugin_zeroloss.matrix import cells, ports, session
 from netplugin_zeroloss.matrix.agent_bench import addressed
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.cells import CellTask
@@ -23,7 +23,7 @@ from netplugin_zeroloss.vnf import choose as vnfs
 from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfCores, VnfPort
 
 from netplugin.api.client import Readiness
-from netplugin.api.errors import HostError
+from netplugin.api.errors import Conflict, HostError
 from netplugin.api.models import BackendInfo, Features, PortState
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent, bench_on, cell_description, search_of
 from tests.unit.zeroloss.matrix_runs import with_agent, write
@@ -98,6 +98,30 @@ def test_ports_of_a_run_that_was_killed_are_taken_away_and_those_of_others_are_n
     assert list(agent.ports) == ["zeroloss-1"], "it is not ours to delete"
     with pytest.raises(UnusableInput, match="port zeroloss-1 is there already"):
         bench.check([task])
+
+
+def test_a_port_is_deleted_again_until_nobody_holds_it(
+    agent: MadeUpAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The VNF of a run that was killed may still be ending."""
+    monkeypatch.setattr(ports, "_HELD_S", 0.01)
+    run = cell_description(timeouts={"active": 60, "forwarding": 0.2})
+    task = search_of(run)
+    with bench_on(run, "1").stand(task):
+        agent.held = 3
+    assert agent.ports == {} and agent.cpus == "1"
+    left = bench_on(run, "1")
+    agent.put_port("zeroloss-1", left._ports._spec(left._ports.ends[0], task.cell))
+    agent.held = 3
+    left.recover()
+    assert agent.ports == {}
+
+
+def test_a_port_that_stays_held_is_said_with_the_agents_words(agent: MadeUpAgent) -> None:
+    run = cell_description()
+    with pytest.raises(Conflict, match="zeroloss-1 open"), bench_on(run, "1").stand(search_of(run)):
+        agent.held = 1_000_000
+    assert agent.cpus == "1", "the rest is given back"
 
 
 def test_a_port_that_does_not_become_active_is_said(agent: MadeUpAgent) -> None:

@@ -205,7 +205,7 @@ class Timeouts(Section):
 
     #: One request to the agent.
     agent: Seconds = 60.0
-    #: Until a port is active and its VM side connected.
+    #: Until a port is active and its VM side connected; and until nobody holds that of a deleted port.
     active: Seconds = 60.0
     #: Until the VM accepts SSH connections.
     boot: Seconds = 180.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 
 from netplugin.api.client import Client
+from netplugin.api.errors import Conflict
 from netplugin.api.models import BackendInfo, Port, PortSecurity, PortSpec, PortState, VfInfo
 from netplugin.api.pmd_models import PmdRequest, PmdState
 from netplugin.data_path import data_paths
@@ -15,8 +16,8 @@ from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import End, RunDescription
 
-#: Polling interval for a port, in seconds.
-_LOOK_S = 0.1
+#: Polling interval for a port, and for one whose VM side another process still has, in seconds.
+_LOOK_S, _HELD_S = 0.1, 0.5
 
 
 class Ports:
@@ -61,7 +62,7 @@ class Ports:
         if cell.backend in self._description.matrix.fewer_queues:
             self._queues[cell] = min(cell.queues, self._most_queues(cell.backend))
         for end in self.ends:
-            parts.callback(self._client.delete_port, end.port_id)
+            parts.callback(self._delete, end.port_id)
         for end in self.ends:
             self._client.put_port(end.port_id, self._spec(end, cell))
         request = cells.pmd_request(self._description, cell)
@@ -103,8 +104,26 @@ class Ports:
         for port in found:
             if port.spec.vm_id != self._vm_id:
                 raise CellError(taken(port))
-            self._client.delete_port(port.port_id)
+            self._delete(port.port_id)
         return bool(found)
+
+    def _delete(self, port_id: str) -> None:
+        """Delete a port, and wait while its VM side is held: a VNF of a killed run may still be ending.
+
+        Raises: NetpluginError.
+        """
+        seconds = self._description.timeouts.active
+        refused = polled(lambda: self._held(port_id), lambda held: held is None, seconds, _HELD_S)
+        if refused is not None:
+            raise refused
+
+    def _held(self, port_id: str) -> Conflict | None:
+        """Delete a port; returns the agent's answer if another process has its VM side."""
+        try:
+            self._client.delete_port(port_id)
+        except Conflict as held:
+            return held
+        return None
 
     def put_back_pmd(self) -> None:
         """Restore the original PMD cores, as far as the agent can; see ``not_restored``.
