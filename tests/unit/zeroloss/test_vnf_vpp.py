@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -202,8 +203,10 @@ def _details(index: int) -> list[Any]:
 
 
 def test_ports_that_vpp_cannot_have() -> None:
-    with pytest.raises(VnfError, match="Put it into a VM"):
-        Vpp(VppDescription(type="vpp"), PORTS, CORES)
+    for attachment in (Attachment.VHOST_USER, Attachment.VHOST_VDPA, Attachment.TAP):
+        ports = tuple(replace(port, attachment=attachment) for port in PORTS)
+        with pytest.raises(VnfError, match="Put it into a VM"):
+            Vpp(VppDescription(type="vpp"), ports, CORES)
     with pytest.raises(VnfError, match="1 nics for 2 ports"):
         Vpp(_in_a_vm(nics=NICS[:1]), PORTS, CORES)
     with pytest.raises(VnfError, match="say in `nics`"):

@@ -310,10 +310,11 @@ def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
     """Check that VPP supports the ports on its machine. Raises: VnfError."""
     check_nics("vpp", description, ports)
     for port in () if description.nics else ports:
-        if port.attachment in (Attachment.VHOST_USER, Attachment.TAP):
+        if port.attachment in (Attachment.VHOST_USER, Attachment.VHOST_VDPA, Attachment.TAP):
             raise VnfError(
                 f"vpp cannot take {port.device} on this machine: it is the switch's side of"
-                " vhost-user, as OVS is. Put it into a VM (machine: ssh or console), or use testpmd"
+                " vhost-user, as OVS is, and takes no tap or vDPA device of a port. Put it into a VM"
+                " (machine: ssh or console), or use testpmd"
             )
 
 
