@@ -347,6 +347,8 @@ def test_the_bindings_say_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     tap = data_path("linuxbridge", "tap"), _binding("tap", bridge="br0", device="tap0")
     nics = (NicCounters(device="eth0", lost=("rx_discards",)),)
     assert [place.name for place in make(LossDescription(), [vhost])] == ["host", "ovs"]
+    [_, counters] = make(LossDescription(), [vhost], 77.0)
+    assert isinstance(counters, ovs.OvsCounters) and counters._timeout_s == 77.0
     assert [place.name for place in make(LossDescription(ovs_rundir=None), [vhost])] == ["host"]
     assert [place.name for place in make(LossDescription(nics=nics), [tap])] == [
         "host",

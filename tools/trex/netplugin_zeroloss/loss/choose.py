@@ -47,8 +47,12 @@ class LossDescription(Value):
         return self.model_copy(update={"devices": devices, "nics": nics})
 
 
-def make(description: LossDescription, ports: Iterable[tuple[DataPath, Binding]]) -> tuple[DropCounters, ...]:
+def make(
+    description: LossDescription, ports: Iterable[tuple[DataPath, Binding]], timeout_s: float = 10.0
+) -> tuple[DropCounters, ...]:
     """Return the components of a cell with these ports, without the VNF.
+
+    ``timeout_s``: seconds that OVS has to answer with its counters.
 
     Raises: EvidenceError if a device does not exist.
     """
@@ -62,7 +66,8 @@ def make(description: LossDescription, ports: Iterable[tuple[DataPath, Binding]]
         devices |= _values(named, *path.links)
     places: list[DropCounters] = [_host(description)]
     if bridges and description.ovs_rundir is not None:
-        places.append(OvsCounters(description.ovs_rundir, sorted(bridges), sorted(vhost_ports)))
+        rundir = description.ovs_rundir
+        places.append(OvsCounters(rundir, sorted(bridges), sorted(vhost_ports), timeout_s))
     if devices:
         places.append(LinkCounters(devices))
     if description.nics:

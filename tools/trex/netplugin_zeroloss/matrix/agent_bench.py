@@ -294,7 +294,8 @@ class AgentBench(Bench):
             elif task.part is Part.VNF:
                 vnf_ports = self._control_ports(task.cell)
             # A NIC of OVS-DPDK has no kernel device in this cell: OVS counts what it drops.
-            places = list(evidence.make(self._description.evidence.without(self.nics.hides), bindings))
+            counted = self._description.evidence.without(self.nics.hides)
+            places = list(evidence.make(counted, bindings, self._description.timeouts.counters))
             if vnf_ports:
                 vnf = self._start_vnf(parts, task, vnf_ports, setup)
                 checks.append(vnf.check)

@@ -207,6 +207,8 @@ class Timeouts(Section):
     agent: Seconds = 60.0
     #: Until a port is active and its VM side connected; and until nobody holds that of a deleted port.
     active: Seconds = 60.0
+    #: One reading of the counters of OVS.
+    counters: Seconds = 10.0
     #: Until the VM accepts SSH connections.
     boot: Seconds = 180.0
     #: Until the first frames are forwarded.
