@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.long,
     # A guest of their own: the other tests in it have the machine's own OVS.
     pytest.mark.nested(cpus=2, memory_mb=2400, hugepages=400),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
 ]
 
 UNDERLAY, NIC, WIRE = "br-underlay", "np-u0", "np-u1"

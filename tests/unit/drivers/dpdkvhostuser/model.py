@@ -147,7 +147,7 @@ class Model:
                 raise TryAgain("a port has come meanwhile", step="plan")
             case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
                 gone = self.bridges[change.bridge].ports.pop(change.name)
-                if gone.qos and gone.qos.owner == gone.owner:
+                if gone.qos and gone.owner and is_marked(gone.qos.external_ids, gone.owner[0]):
                     del self.qos[gone.qos.uuid]
             case c.SetQos(port=row):
                 self._set_qos(row.bridge, row.name, columns.of_qos(row))
