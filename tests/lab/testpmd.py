@@ -1,15 +1,14 @@
-"""A guest without a VM: dpdk-testpmd as the VM's side of a `dpdkvhostuserclient` port."""
+"""A guest without a VM: dpdk-testpmd on the VM's side of a `dpdkvhostuserclient` port or a vDPA device."""
 
 from __future__ import annotations
 
 import os
-import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from tests.lab.namespaces import within
-from tests.lab.processes import Argument, Daemon, LabError, Running
+from tests.lab.processes import Argument, Daemon, LabError, Running, opened_files
 
 START_DEADLINE_S = 30.0
 #: It polls: it leaves two thirds of its core to those who work, and still gets its turn in milliseconds.
@@ -61,37 +60,46 @@ class TestpmdOptions:
 
 
 class Testpmd(Running):
-    """One testpmd that listens on a socket path, as QEMU does for a client port."""
+    """One testpmd that does as QEMU does: it listens on a client port's socket, or opens a vDPA device."""
 
     __test__ = False  # the name looks like a test to pytest
 
-    def __init__(self, socket: Path, options: TestpmdOptions | None = None) -> None:
-        check_path(socket)
-        self.socket = socket
+    def __init__(self, path: Path, options: TestpmdOptions | None = None, log: Path | None = None) -> None:
+        """``path`` is the socket's, or that of a device of ``vhost_vdpa``, which is there already. The
+        ``log`` is beside the socket unless it is given."""
+        check_path(path)
+        self.path = path
         self.options = options or TestpmdOptions()
-        args = within(self.options.netns, [*POLITELY, *_arguments(socket, self.options)])
-        self.daemon = Daemon("testpmd", args, socket.with_suffix(".testpmd.log"))
+        self._opens = path.is_char_device()
+        args = within(self.options.netns, [*POLITELY, *_arguments(path, self._opens, self.options)])
+        self.daemon = Daemon("testpmd", args, log or path.with_suffix(".testpmd.log"))
 
     def start(self) -> None:
         """Start it and wait until it listens; OVS connects by itself (see `wait_connected`)."""
-        self.socket.unlink(missing_ok=True)
+        self._unlink()
         self.daemon.start()
-        self.daemon.wait_for(self._listens, START_DEADLINE_S, "testpmd listens")
+        self.daemon.wait_for(self._is_there, START_DEADLINE_S, f"testpmd has {self.path}")
 
     def stop(self) -> None:
         self.daemon.stop()
-        self.socket.unlink(missing_ok=True)
+        self._unlink()
 
     def kill(self) -> None:
         self.daemon.kill()
 
-    def _listens(self) -> bool:
-        return self.socket.exists() and stat.S_ISSOCK(self.socket.stat().st_mode)
+    def _unlink(self) -> None:
+        if not self._opens:
+            self.path.unlink(missing_ok=True)
+
+    def _is_there(self) -> bool:
+        if self._opens:
+            return str(self.path) in opened_files(self.daemon.pid)
+        return self.path.is_socket()
 
 
-def _arguments(socket: Path, options: TestpmdOptions) -> list[Argument]:
-    vdev = f"net_virtio_user0,path={socket},server=1,queues={options.queues}"
-    vdev += f",queue_size={options.ring_size},mac={options.mac}"
+def _arguments(path: Path, opens: bool, options: TestpmdOptions) -> list[Argument]:
+    vdev = f"net_virtio_user0,path={path},queues={options.queues}"
+    vdev += f",queue_size={options.ring_size},mac={options.mac}{'' if opens else ',server=1'}"
     vdevs = [f"--vdev={vdev}"]
     if options.wire and options.jumbo:
         # DPDK's af_packet driver takes no frame of more than 1518 bytes.
@@ -111,7 +119,7 @@ def _arguments(socket: Path, options: TestpmdOptions) -> list[Argument]:
         "--single-file-segments",
         "--no-pci",
         "--no-telemetry",
-        f"--file-prefix={socket.stem}",
+        f"--file-prefix={path.stem}",
         *vdevs,
         "--",
         *size,

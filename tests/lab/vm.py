@@ -1,4 +1,4 @@
-"""A VM without a guest: a network namespace whose NIC testpmd joins to a vhost-user socket.
+"""A VM without a guest: a network namespace whose NIC testpmd joins to a vhost-user socket or a vDPA device.
 
 The kernel's own stack is the VM's: it pings, and frames are sent and counted by hand. It is there in
 a second, where a guest takes ten.
@@ -29,7 +29,7 @@ _RCVBUFFORCE = 33
 
 
 class Vm(AbstractContextManager["Vm"]):
-    """One NIC with an address, on the VM's side of a `dpdkvhostuserclient` port."""
+    """One NIC with an address, on the VM's side of a `dpdkvhostuserclient` port or of a vDPA device."""
 
     def __init__(
         self,
@@ -41,8 +41,12 @@ class Vm(AbstractContextManager["Vm"]):
         queues: int = 1,
         *,
         tagged: bool = False,
+        log: Path | None = None,
     ) -> None:
-        """``tagged``: VLAN tags pass too; DPDK's af_packet driver takes the outer one off."""
+        """``tagged``: VLAN tags pass too; DPDK's af_packet driver takes the outer one off.
+
+        ``path`` and ``log`` are testpmd's.
+        """
         self.name = name
         self.mac = mac
         self.address = address
@@ -60,6 +64,7 @@ class Vm(AbstractContextManager["Vm"]):
                 # The largest ring: nothing is lost while testpmd waits for a busy core.
                 ring_size=1024,
             ),
+            log,
         )
         self._stack = ExitStack()
 
@@ -70,6 +75,8 @@ class Vm(AbstractContextManager["Vm"]):
             wide = str(max(self.mtu, 1500) + 500)
             self._ip("link", "add", DEVICE, "mtu", wide, "type", "veth", "peer", "name", _BACK)
             self._ip("link", "set", _BACK, "mtu", wide, "up")
+            # There is no NIC that sums for the stack.
+            run(within(self.name, ["ethtool", "-K", DEVICE, "tx", "off"]))
             self._ip("link", "set", DEVICE, "address", self.mac)
             self._ip("link", "set", DEVICE, "up")
             self._ip("address", "add", f"{self.address}/24", "dev", DEVICE)

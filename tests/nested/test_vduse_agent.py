@@ -25,7 +25,7 @@ from tests.lab.driven import Driven
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.namespaces import namespace, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import Daemon, run, wait_for
+from tests.lab.processes import run, wait_for
 from tests.nested.vduse_host import (
     RECORDS,
     WAIT_S,
@@ -39,6 +39,7 @@ from tests.nested.vduse_host import (
     pings,
     served_by,
     settled,
+    vm,
 )
 
 pytestmark = [
@@ -59,22 +60,6 @@ def ovs(request: pytest.FixtureRequest) -> Iterator[PrivateOvs]:
 def process(ovs: PrivateOvs, tmp_path: Path) -> Iterator[Driven]:
     with agent_on(ovs, Path("/run/np-agent") / tmp_path.name) as made:
         yield made
-
-
-@contextmanager
-def vm(binding: Any, number: int, log: Path) -> Iterator[Daemon]:
-    """dpdk-testpmd in the VM's place: it opens the device as QEMU does, and answers ARP and pings."""
-    device = f"net_virtio_user0,path={binding.vhost_vdpa_device},mac=52:54:00:00:00:{number:02x}"
-    words = ["dpdk-testpmd", "--lcores", "0@0,1@0", "-m", "64", "--in-memory", "--single-file-segments"]
-    words += ["--no-pci", "--no-telemetry", f"--file-prefix={binding.device}", f"--vdev={device}", "--"]
-    words += ["--forward-mode=icmpecho", "--total-num-mbufs=4096", "--nb-cores=1", "--auto-start"]
-    words += ["--no-lsc-interrupt", "--stats-period=5"]  # else it ends with its standard input
-    daemon = Daemon("testpmd", words, log)
-    daemon.start()
-    try:
-        yield daemon
-    finally:
-        daemon.stop()
 
 
 @contextmanager
@@ -125,7 +110,7 @@ def test_a_vm_holds_its_device(process: Driven, ovs: PrivateOvs, tmp_path: Path)
         binding: Any = process.put("a", make_spec(1))
         assert driver(vduse_name("a")) == "vhost_vdpa"
         with vm(binding, 1, tmp_path / "testpmd.log") as running:
-            wait_for(lambda: pings("nb", 1), WAIT_S, "the VM answers", running.tail)
+            wait_for(lambda: pings("nb", 1), WAIT_S, "the VM answers", running.daemon.tail)
             with pytest.raises(Conflict, match="open"):
                 process.delete("a")
             record = process.store.get("a")
@@ -217,7 +202,7 @@ def test_lost_records_are_repaired_when_nobody_holds_the_device(
         wait_for(lambda: settled(process), WAIT_S, "it is made anew")
         into("nb", process.put("b", netdev(2)), 2)
         with vm(process.put("a", make_spec(1)), 1, tmp_path / "testpmd.log") as running:
-            wait_for(lambda: pings("nb", 1), WAIT_S, "the VM answers", running.tail)
+            wait_for(lambda: pings("nb", 1), WAIT_S, "the VM answers", running.daemon.tail)
 
 
 # -- a process that ends between two steps -------------------------------------------------------

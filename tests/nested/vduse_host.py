@@ -16,6 +16,7 @@ from tests.lab.driven import Driven
 from tests.lab.namespaces import within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
+from tests.lab.testpmd import Testpmd, TestpmdOptions
 from tests.nested import nics
 
 BUS = Path("/sys/bus/vdpa")
@@ -54,11 +55,19 @@ def agent_on(ovs: PrivateOvs, directory: Path) -> Iterator[Driven]:
 def make_spec(number: int, vlan_id: int = 100, **fields: Any) -> dict[str, Any]:
     return {
         "vm_id": f"vm{number}",
-        "mac": f"52:54:00:00:00:{number:02x}",
+        "mac": mac(number),
         "backend": "vdpa",
         "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": vlan_id},
         **fields,
     }
+
+
+def mac(number: int) -> str:
+    return f"52:54:00:00:00:{number:02x}"
+
+
+def address(number: int) -> str:
+    return f"10.7.0.{number}"
 
 
 def netdev(number: int, vlan_id: int = 100) -> dict[str, Any]:
@@ -82,12 +91,17 @@ def driver(name: str) -> str:
 def into(container: str, binding: Any, number: int) -> None:
     """Move the interface of a port into a namespace, as who makes a container does."""
     run(["ip", "link", "set", binding.interface, "netns", container, "name", "eth0"])
-    run(within(container, ["ip", "addr", "add", f"10.7.0.{number}/24", "dev", "eth0"]))
+    run(within(container, ["ip", "addr", "add", f"{address(number)}/24", "dev", "eth0"]))
     run(within(container, ["ip", "link", "set", "eth0", "up"]))
 
 
 def pings(source: str, number: int, count: int = 1) -> bool:
-    return namespaces.pings(source, f"10.7.0.{number}", count)
+    return namespaces.pings(source, address(number), count)
+
+
+def vm(binding: Any, number: int, log: Path) -> Testpmd:
+    """dpdk-testpmd in the VM's place: it opens the device as QEMU does, and answers ARP and pings."""
+    return Testpmd(Path(binding.vhost_vdpa_device), TestpmdOptions(mac=mac(number)), log)
 
 
 def settled(process: Driven) -> bool:
