@@ -8,12 +8,12 @@ import re
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +22,20 @@ from tests.lab.namespaces import entered, namespace, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
 from tests.lab.sequenced import PORT, RATE, Peer
-from tests.nested.vduse_host import WAIT_S, agent_on, into, netdev, pings, served_by, settled
+from tests.lab.vm import Vm
+from tests.nested.vduse_host import (
+    WAIT_S,
+    address,
+    agent_on,
+    into,
+    mac,
+    make_spec,
+    netdev,
+    pings,
+    served_by,
+    settled,
+    streamed,
+)
 
 pytestmark = [
     pytest.mark.long,
@@ -70,30 +83,8 @@ def two_containers(process: Driven, ovs: PrivateOvs) -> Iterator[dict[str, str]]
 # -- TCP -----------------------------------------------------------------------------------------
 
 
-def streamed(data: bytes) -> str:
-    """Send it by TCP from the one container to the other; the digest of what arrived."""
-    with entered("nb"):
-        listening = socket.create_server(("10.7.0.2", PORT))
-    digest = hashlib.sha256()
-
-    def take() -> None:
-        taken, _ = listening.accept()
-        with taken:
-            taken.settimeout(WAIT_S)
-            while part := taken.recv(1 << 16):
-                digest.update(part)
-
-    taker = threading.Thread(target=take, daemon=True)
-    with listening:
-        listening.settimeout(WAIT_S)
-        taker.start()
-        with entered("na"):
-            sending = socket.create_connection(("10.7.0.2", PORT), WAIT_S)
-        with sending:
-            sending.sendall(data)
-        taker.join(2 * WAIT_S)
-        assert not taker.is_alive(), "the stream has not ended"
-    return digest.hexdigest()
+def mbits_since(start: float) -> float:
+    return STREAM * 8 / 1e6 / (time.monotonic() - start)
 
 
 def test_a_stream_of_tcp_arrives_whole(process: Driven, ovs: PrivateOvs) -> None:
@@ -101,9 +92,29 @@ def test_a_stream_of_tcp_arrives_whole(process: Driven, ovs: PrivateOvs) -> None
     data = os.urandom(STREAM)
     with two_containers(process, ovs):
         start = time.monotonic()
-        assert streamed(data) == hashlib.sha256(data).hexdigest()
-        mbits = STREAM * 8 / 1e6 / (time.monotonic() - start)
-        print(f"TCP by virtio_vdpa, OVS {ovs.version}: {STREAM >> 20} MiB at {mbits:.1f} Mbit/s")
+        assert streamed(data, "na", "nb", 2) == hashlib.sha256(data).hexdigest()
+        print(f"TCP by virtio_vdpa, OVS {ovs.version}: {STREAM >> 20} MiB at {mbits_since(start):.1f} Mbit/s")
+
+
+def test_a_stream_of_tcp_passes_a_vm_whole(process: Driven, ovs: PrivateOvs, tmp_path: Path) -> None:
+    """Both ways between a container and a VM: testpmd has the device by vhost-vdpa, and joins it to an
+    interface of the kernel, whose stack is the VM's."""
+    data = os.urandom(STREAM)
+    binding: Any = process.put("a", make_spec(1))
+    with namespace("nb"):
+        into("nb", process.put("b", netdev(2)), 2)
+        path = binding.vhost_vdpa_device
+        with Vm("na", path, mac(1), address(1), log=tmp_path / "testpmd.log"):
+            wait_for(lambda: pings("na", 2), WAIT_S, "they meet", ovs.vswitchd.tail)
+            for source, target, number in (("na", "nb", 2), ("nb", "na", 1)):
+                start = time.monotonic()
+                assert streamed(data, source, target, number) == hashlib.sha256(data).hexdigest()
+                print(
+                    f"TCP by vhost-vdpa, OVS {ovs.version}, {source} to {target}: "
+                    f"{STREAM >> 20} MiB at {mbits_since(start):.1f} Mbit/s"
+                )
+        process.delete("a")
+        process.delete("b")
 
 
 # -- rates and counters --------------------------------------------------------------------------

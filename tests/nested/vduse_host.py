@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +16,10 @@ import pytest
 from drivers.vdpa.driver import Vdpa
 from tests.lab import namespaces, ovs_releases
 from tests.lab.driven import Driven
-from tests.lab.namespaces import within
+from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
+from tests.lab.sequenced import PORT
 from tests.lab.testpmd import Testpmd, TestpmdOptions
 from tests.nested import nics
 
@@ -102,6 +106,32 @@ def pings(source: str, number: int, count: int = 1) -> bool:
 def vm(binding: Any, number: int, log: Path) -> Testpmd:
     """dpdk-testpmd in the VM's place: it opens the device as QEMU does, and answers ARP and pings."""
     return Testpmd(Path(binding.vhost_vdpa_device), TestpmdOptions(mac=mac(number)), log)
+
+
+def streamed(data: bytes, source: str, target: str, number: int) -> str:
+    """Send it by TCP from a namespace to another, which has this address; the digest of what arrived."""
+    with entered(target):
+        listening = socket.create_server((address(number), PORT))
+    digest = hashlib.sha256()
+
+    def take() -> None:
+        taken, _ = listening.accept()
+        with taken:
+            taken.settimeout(WAIT_S)
+            while part := taken.recv(1 << 16):
+                digest.update(part)
+
+    taker = threading.Thread(target=take, daemon=True)
+    with listening:
+        listening.settimeout(WAIT_S)
+        taker.start()
+        with entered(source):
+            sending = socket.create_connection((address(number), PORT), WAIT_S)
+        with sending:
+            sending.sendall(data)
+        taker.join(2 * WAIT_S)
+        assert not taker.is_alive(), "the stream has not ended"
+    return digest.hexdigest()
 
 
 def settled(process: Driven) -> bool:
