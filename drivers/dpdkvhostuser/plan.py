@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drivers.dpdkvhostuser.model import LAYOUT, VhostUserObservation, vhost_port
-from drivers.ovs.mapping import bridge_of, left_out, unmapped
+from drivers.ovs.mapping import bridge_of, left_out, on_bridge, unmapped
 from drivers.ovs.plan import MAX_VHOST_SOCKETS, bridge_refusal, ovs_changes, port_refusal
 from drivers.ovs.ports import VhostPort
 from drivers.ovs.sockets import socket_path
@@ -30,7 +30,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserO
             refused[intent.port_id] = missing or unmapped(intent.spec)
             continue
         socket = "" if intent.spec.device else socket_path(settings, intent, row)
-        port = vhost_port(intent, bridge, socket, seen.tso)
+        port = on_bridge(vhost_port(intent, bridge, socket, seen.tso), seen.bridges)
         error = port_refusal(port, seen, room) or bridge_refusal(settings, port, seen)
         if error:
             refused[intent.port_id] = error

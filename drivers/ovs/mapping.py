@@ -2,12 +2,14 @@
 
 A port cannot move to another bridge while its VM runs. If the option changes, it stays on the
 bridge of its network and reports a conflict. The bridge's mark names its network; a bridge of the
-operator has no mark, and the option names its network.
+operator has no mark, and that of the port names it. A port without one, from before there was this
+mark, gets it at the next look: until then the option names the network of its bridge.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlays import OVERLAY
@@ -42,8 +44,16 @@ def bridge_of(
         return here or mapped
     there = bridges.get(here)
     networks = {bridge: name for name, bridge in settings.bridge_mappings.items()}
-    stands_for = (there.mark if there else "") or networks.get(here)
-    return here if stands_for in (network, None) else mapped
+    marked = (there.mark if there else "") or (row.mapped_network if row else "")
+    return here if (marked or networks.get(here)) in (network, None) else mapped
+
+
+def on_bridge(port: VhostPort, bridges: Mapping[str, ObservedOvsBridge]) -> VhostPort:
+    """The port with a mark of its network if its bridge, one of the operator's, has none."""
+    there = bridges.get(port.bridge)
+    if there is None or there.ours:
+        return port
+    return replace(port, mapped_network=str(port.spec.network.physical_network))
 
 
 def left_out(

@@ -18,6 +18,7 @@ from netplugin.host.ovs_rows import (
     IFINDEX_MARK,
     INTERNAL_TYPE,
     MAC_MARK,
+    MAPPING_MARK,
     MTU_MARK,
     NETWORK_MARK,
     PORT_MARK,
@@ -177,6 +178,8 @@ class VhostPort:
     closed: bool = False
     #: Whether it is announced at the request of the host that its VM leaves.
     follows: bool = False
+    #: The physical network to mark it with, on a bridge that has no mark (``mapping.on_bridge``).
+    mapped_network: str = ""
 
     @staticmethod
     def of(backend: str, intent: Intent, bridge: str, tag: int, *, socket: str, tso: bool) -> VhostPort:
@@ -221,6 +224,8 @@ class VhostPort:
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
         if self.overlay is not None:
             ids |= {NETWORK_MARK: self.overlay.network_id, UDP_MARK: str(self.overlay.spec.udp_port)}
+        if self.mapped_network:
+            ids[MAPPING_MARK] = f"{self.mapped_network}:{self.bridge}"
         if self.stamp:
             ids[STORE_MARK] = self.stamp
         return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from drivers.ovs.findings import VswitchdFacts
-from drivers.ovs.mapping import bridge_of, unmapped
+from drivers.ovs.mapping import bridge_of, on_bridge, unmapped
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlays import BRIDGE_MARKS, HOMES, TUNNELS
 from drivers.ovs.ports import RelayVfPort, VhostPort
@@ -237,7 +237,7 @@ def _native(
     if not bridge:
         raise unmapped(intent.spec)
     socket, tag = socket_path(settings, intent, row), network.vlan_id or 0
-    port = VhostPort.of(BACKEND, intent, bridge, tag, socket=socket, tso=tso)
+    port = on_bridge(VhostPort.of(BACKEND, intent, bridge, tag, socket=socket, tso=tso), bridges)
     options = {
         "vdpa-socket-path": port.socket,
         _ACCELERATOR: address,

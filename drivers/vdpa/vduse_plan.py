@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from drivers.ovs import findings
-from drivers.ovs.mapping import bridge_of, left_out, unmapped
+from drivers.ovs.mapping import bridge_of, left_out, on_bridge, unmapped
 from drivers.ovs.model import ObservedOvsBridge
 from drivers.ovs.plan import bridge_refusal, port_refusal
 from drivers.ovs.ports import VhostPort, access_vlan
@@ -60,9 +60,9 @@ def wanted_port(
         raise unmapped(intent.spec)
     path = f"{directory}/{vduse_name(intent.port_id)}"
     port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=tso)
-    if (queues := intent.spec.queues) == 1:  # as OVS has it without the option
-        return port
-    return replace(port, options={**port.options, _MAX_PAIRS: str(queues)})
+    if (queues := intent.spec.queues) > 1:  # with one, OVS has it without the option
+        port = replace(port, options={**port.options, _MAX_PAIRS: str(queues)})
+    return on_bridge(port, bridges)
 
 
 def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:

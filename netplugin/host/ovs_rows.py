@@ -26,6 +26,9 @@ MAC_MARK = "netplugin-opened-with"
 #: In a VM's port: its VXLAN network, and the UDP port of that network's tunnels.
 NETWORK_MARK = "netplugin-network"
 UDP_MARK = "netplugin-udp-port"
+#: In a VM's port on a bridge of the operator's, which carries no mark itself: the entry of ``[ovs]
+#: bridge_mappings`` by which the port was added to it, such as ``physnet1:br-ex``.
+MAPPING_MARK = "netplugin-mapping"
 #: In the interface of a service port: the MTU of its network, which is not requested of the device.
 MTU_MARK = "netplugin-mtu"
 #: In the interface of a service port: the index of the device for which the port was added.
@@ -244,6 +247,12 @@ class OvsPort:
         """The VXLAN network of a VM's port, and the UDP port of its tunnels."""
         network, udp_port = self.external_ids.get(NETWORK_MARK), self.external_ids.get(UDP_MARK, "")
         return (network, int(udp_port)) if network and udp_port.isdecimal() else None
+
+    @property
+    def mapped_network(self) -> str:
+        """The physical network for which the port was put on the bridge that it is on; empty if unmarked."""
+        network, _, bridge = self.external_ids.get(MAPPING_MARK, "").partition(":")
+        return network if bridge == self.bridge else ""
 
     @property
     def serves(self) -> tuple[str, str] | None:

@@ -131,6 +131,40 @@ def test_a_network_mapped_to_another_bridge(one: Host) -> None:
     assert NIC in one.ovs.vsctl("list-ports", "br-new").split()
 
 
+def test_two_bridges_of_the_operators_exchanged(one: Host) -> None:
+    """They carry no mark of ours: that of each port says for which network it was put there."""
+    bridges = ("br-a", "br-b")
+    for bridge in bridges:
+        one.ovs.vsctl("add-br", bridge, "--", "set", "Bridge", bridge, "datapath_type=netdev")
+        one.ovs.vsctl("set-fail-mode", bridge, "secure")
+    try:
+        one.agent.restart_with({"ovs": {"bridge_mappings": "physnet1:br-a,physnet2:br-b", "uplinks": ""}})
+        live = {"a": one.plug("a", make_spec(1)), "b": one.plug("b", make_spec(2, network=OTHER_NETWORK))}
+        before = {port_id: interface(one, port_id) for port_id in live}
+        # As a version that did not write this mark left it: the next look writes it.
+        one.ovs.vsctl("remove", "Port", vhost("a"), "external_ids", "netplugin-mapping")
+        one.repair()
+        flows = [one.flows(bridge) for bridge in bridges]
+        one.agent.restart_with({"ovs": {"bridge_mappings": "physnet1:br-b,physnet2:br-a"}})
+        for port_id, bridge in zip(live, bridges, strict=True):
+            port = one.agent.get(f"/v1/ports/{port_id}")[1]
+            assert (port["state"], port["error"]["code"]) == ("degraded", "conflict")
+            assert f"the port is on bridge {bridge}" in port["error"]["detail"]
+            assert port["binding"] == live[port_id]["binding"]
+            assert one.ovs.vsctl("list-ports", bridge).split() == [vhost(port_id)]
+        assert "bridge_mappings" in findings(one)["dpdkvhostuser-ports-degraded"]["found"]
+        assert {port_id: interface(one, port_id) for port_id in live} == before
+        assert [one.flows(bridge) for bridge in bridges] == flows and one.planned() == []
+        one.agent.restart_with({"ovs": {"bridge_mappings": "physnet1:br-a,physnet2:br-b"}})
+        assert {port["state"] for port in one.agent.get("/v1/ports")[1]} == {"active"}
+        assert one.plug("a", make_spec(1, network=OTHER_NETWORK))["binding"]["bridge"] == "br-b"
+        for port_id in live:
+            assert one.agent.call("DELETE", f"/v1/ports/{port_id}")[0] == 204
+    finally:
+        for bridge in bridges:
+            one.ovs.vsctl("--if-exists", "del-br", bridge)
+
+
 def test_the_address_of_tunnels_taken_away(one: Host) -> None:
     one.network("blue", 5001, "10.9.0.2")
     one.plug("p", spec_on("blue", 1))

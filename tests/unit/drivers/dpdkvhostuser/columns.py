@@ -73,6 +73,8 @@ def _of_vm(port: VhostPort) -> PortColumns:
     if port.overlay:
         udp_port = str(port.overlay.spec.udp_port)
         ids |= {"netplugin-network": port.overlay.network_id, "netplugin-udp-port": udp_port}
+    if port.mapped_network:
+        ids["netplugin-mapping"] = f"{port.spec.network.physical_network}:{port.bridge}"
     if port.stamp:
         ids["netplugin-store"] = port.stamp
     # A port with an empty tag would be a trunk of all VLANs; tag 0 is that of a flat network.

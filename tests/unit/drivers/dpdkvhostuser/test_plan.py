@@ -308,6 +308,30 @@ def test_on_a_bridge_of_the_operators_a_port_stays_as_long_as_no_other_network_h
     assert found.changes == () and found.kept["p"].code == "conflict"
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_ports_stay_when_two_bridges_of_the_operators_are_exchanged(older: bool) -> None:
+    """Their own marks name their networks. ``older``: they were plugged when there was no such mark."""
+    model = Model(replace(SETTINGS, uplinks={}, bonds={}))
+    model.bridges |= {name: Bridge(ours=False) for name in ("br1", "br2")}
+    live = [Intent(f"p{n}", plain_spec(physical_network=f"net{n}")) for n in (1, 2)]
+    if older:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("drivers.dpdkvhostuser.plan.on_bridge", lambda port, bridges: port)
+            converge(model, live)
+        assert kinds(plan(model.settings, live, model.observe()).changes) == ["SetPort", "SetPort"]
+    converge(model, live)
+    before = model.copy()
+    exchanged = {"net1": "br2", "net2": "br1"}
+    model.settings = replace(model.settings, bridge_mappings=exchanged)
+    found = plan(model.settings, live, model.observe())
+    assert found.changes == () and found.refused == {}
+    assert [found.kept[port_id].code for port_id in ("p1", "p2")] == ["conflict", "conflict"]
+    assert model.bridges == before.bridges
+    model.settings = replace(model.settings, bridge_mappings={"net1": "br1", "net2": "br2"})
+    assert converge(model, [Intent("p1", plain_spec(physical_network="net2")), live[1]]) == set()
+    assert model.observe().rows["p1"].bridge == "br2", "a port that is asked for on another network moves"
+
+
 def test_ports_of_networks_stay_when_the_address_of_tunnels_is_not_configured_any_more() -> None:
     model = Model()
     network = overlay(1)

@@ -32,6 +32,7 @@ from netplugin.host.names import RELAY, SOCKETS, VHOST, device_name
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.vf_messages import VfAttributes
 from netplugin.host.vfs import VFIO
+from tests.unit.drivers.dpdkvhostuser.model import Bridge
 from tests.unit.drivers.sriov.model import ModelPf
 from tests.unit.drivers.vdpa.world import NATIVE_ROOT, RELAY_ROOT, VdpaWorld, vdpa_spec
 
@@ -634,6 +635,12 @@ def test_native_is_one_port_on_the_networks_bridge(native: VdpaWorld) -> None:
     assert native.unplug("a") is None
     assert asdict(native.model.vf("0000:81:10.0")) == before
     assert native.switch.ovs.bridges == {}
+
+
+def test_on_a_bridge_of_the_operators_a_native_port_is_marked_with_its_network(native: VdpaWorld) -> None:
+    native.switch.ovs.bridges["br1"] = Bridge(ours=False)
+    assert native.plug("a", vdpa_spec(port_security={"enabled": False})) is None
+    assert row(native, NPV, "br1").external_ids["netplugin-mapping"] == "net1:br1"
 
 
 @pytest.mark.parametrize(

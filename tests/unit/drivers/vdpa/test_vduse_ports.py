@@ -24,6 +24,7 @@ from netplugin.libvirt.domain import complete, parse_domain, written
 from netplugin.libvirt.interfaces import Element
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import Case, DomainNic
+from tests.unit.drivers.dpdkvhostuser.model import Bridge
 from tests.unit.drivers.sriov.crash_points import crash_at_every_step
 from tests.unit.drivers.vdpa.vduse_world import VduseWorld, plugged, vduse_spec
 from tests.unit.drivers.vdpa.world import RELAY_ROOT, vdpa_spec
@@ -365,6 +366,12 @@ def test_a_held_device_is_not_deleted(world: VduseWorld) -> None:
     assert world.check()
     assert world.store.records() == []
     world.assert_settled()
+
+
+def test_on_a_bridge_of_the_operators_a_port_is_marked_with_its_network(world: VduseWorld) -> None:
+    world.switch.ovs.bridges["br9"] = Bridge(ours=False)
+    assert world.plug("a", vduse_spec(port_security={"enabled": False})) is None
+    assert world.switch.ovs.bridges["br9"].ports[NPV].external_ids["netplugin-mapping"] == "net9:br9"
 
 
 def test_the_bridge_of_a_held_device_stays(world: VduseWorld) -> None:
