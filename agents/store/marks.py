@@ -12,9 +12,9 @@ from netplugin.api.models import Finding
 
 # -- Detects that another store, or a newer copy of this one, changed the host last. --------------
 # The state that ports share on the host (the OVS database, the rules of Linux bridges) carries the
-# identity of the store and its commit number, written together with each change. A store that finds a
-# higher number than its own is an older copy: the ports that it lists may have been deleted since,
-# which nothing on the host can show.
+# identity of the store and its last commit, written together with each change. A store that does not
+# have this commit is an older copy: the ports that it lists may have been deleted since, which nothing
+# on the host can show.
 
 
 LOG = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ class StoreMarks:
     def after(self, found: str) -> str:
         """The mark to write over ``found``, which this process did not write.
 
-        A mark that is newer than this store was when opened is kept until it was compared;
-        overwriting it would lose the information.
+        A mark of a commit that this store does not have is kept until it was compared; overwriting it
+        would lose the information.
         """
         compared = found[:_LENGTH] in self._store.compared.values()
         return self._store.mark if not found or compared or self._is_known(found) else found
@@ -49,12 +49,9 @@ class StoreMarks:
         compared = self._store.compared.get(backend) == found[:_LENGTH]
         if not found or compared or self._is_known(found):
             return
-        identity, number = _split(found)
+        identity, number, _ = _split(found)
         if identity == self._store.identity:
-            reported = (
-                f"the store is an older copy: it was at commit {self._store.opened_at}, and the host was "
-                f"last changed by commit {number}"
-            )
+            reported = f"the store is an older copy: it lacks commit {number}, which changed the host last"
         else:
             reported = f"another store changed the host last: {identity}"
         ports = sorted(plugged_again)
@@ -96,19 +93,17 @@ class StoreMarks:
         return backend in self._store.older
 
     def _is_known(self, found: str) -> bool:
-        """Whether a mark is of this store and not newer than its last commit when it was opened.
-
-        Later commits do not count: an older copy soon has as many commits as the newest.
-        """
-        identity, number = _split(found)
-        return identity == self._store.identity and number <= self._store.opened_at
+        """Whether a mark is of a commit that this store has."""
+        identity, number, run = _split(found)
+        return identity == self._store.identity and self._store.commits.has(number, run)
 
 
-def _split(mark: str) -> tuple[str, int]:
-    """Parse a mark; anything else counts as the mark of another store."""
-    identity, _, number = mark.partition("/")
+def _split(mark: str) -> tuple[str, int, str]:
+    """Parse a mark (``Store.mark``); anything else counts as the mark of another store."""
+    identity, _, commit = mark.partition("/")
+    number, _, run = commit.partition("/")
     whole = number.isascii() and number.isdecimal() and len(number) <= _DIGITS
-    return (identity[:_LENGTH], int(number)) if whole else (mark[:_LENGTH], 0)
+    return (identity[:_LENGTH], int(number), run) if whole else (mark[:_LENGTH], 0, "")
 
 
 # -- Findings about the store itself. -------------------------------------------------------------

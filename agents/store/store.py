@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from agents.store.commits import Commits
 from agents.store.database import Database
 from agents.store.event_log import EventLog, NewEvent
 from agents.store.physical_networks import StoredPhysicalNetworks
@@ -31,7 +32,7 @@ from netplugin.backend import NOBODY, Claim, Overlay
 
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
-_COMMIT, _OLDER, _COMPARED = "commit", "older/", "compared/"
+_OLDER, _COMPARED = "older/", "compared/"
 # Maximum number of remembered deleted ports; older ones are dropped.
 _FORGOTTEN = 20_000
 
@@ -59,9 +60,7 @@ class Store:
         self.set_aside = SetAside(self.database)
         #: Created with the store, and written to every port that it makes.
         self.identity = self.database.identity
-        self._commit = self._stored_commit()
-        #: The number of the last commit when the file was opened.
-        self.opened_at = self._commit
+        self.commits = Commits(self.database)
         self._older: Mapping[str, str] = self._stored_by_backend(_OLDER)
         self._compared: Mapping[str, str] = self._stored_by_backend(_COMPARED)
         #: The commit number of each port's record.
@@ -113,7 +112,7 @@ class Store:
             self._require_networks(records)
             before = {i: self._ports.committed(i) for i in (*forget, *(r.port_id for r in records))}
             with self.database.transaction():
-                commit = self._count()
+                commit = self.commits.write_next()
                 for port_id in forget:
                     self._forget(port_id)
                 for record in records:
@@ -126,7 +125,7 @@ class Store:
                     )
                 events = port_events(before, records)
                 self.events.write(events)
-            self._commit = commit
+            self.commits.made(commit)
             new = {record.port_id for record in records}
             # Before the records, so that a reader that finds a record finds its number.
             if forget or not new <= self._numbers.keys():
@@ -136,12 +135,6 @@ class Store:
             self._moves.note(before, self._ports.get)
         if events:
             self.events.announce()
-
-    def _count(self) -> int:
-        """The number of this commit; call within its transaction."""
-        commit = self._commit + 1
-        self.database.sql.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_COMMIT, str(commit)))
-        return commit
 
     def _forget(self, port_id: str) -> None:
         number = self._numbers.get(port_id)
@@ -159,7 +152,7 @@ class Store:
     @property
     def mark(self) -> str:
         """The mark of the host as a whole: the identity of this store and its last commit."""
-        return f"{self.identity}/{self._commit}"
+        return f"{self.identity}/{self.commits.mark}"
 
     @property
     def older(self) -> Mapping[str, str]:
@@ -179,11 +172,12 @@ class Store:
         Raises: HostError; in memory it is saved nevertheless.
         """
         with self._lock:
-            self._commit = max(self._commit, commit)
+            self.commits.skip_to(commit)
             self._older = {**self._older, backend: reported}
             self._compared = {**self._compared, backend: mark}
-            rows = {_COMMIT: str(self._commit), _OLDER + backend: reported, _COMPARED + backend: mark}
+            rows = {_OLDER + backend: reported, _COMPARED + backend: mark}
             with self.database.transaction():
+                self.commits.write_last()
                 self.database.sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
                 self.events.skip_numbers()
 
@@ -443,7 +437,3 @@ class Store:
     def _stored_by_backend(self, prefix: str) -> dict[str, str]:
         rows = self.database.sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{prefix}%",))
         return {key.removeprefix(prefix): value for key, value in rows}
-
-    def _stored_commit(self) -> int:
-        row = self.database.sql.execute("SELECT value FROM meta WHERE key = ?", (_COMMIT,)).fetchone()
-        return int(row[0]) if row else 0

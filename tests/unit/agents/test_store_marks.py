@@ -35,13 +35,19 @@ def commit(store: Store, port_id: str) -> str:
     return store.mark
 
 
+def numbered(mark: str) -> str:
+    """Without the name of the run."""
+    return mark.rpartition("/")[0]
+
+
 def test_the_mark_follows_the_commits_of_the_same_store(store: Store) -> None:
     marks = StoreMarks(store)
     carried = CarriedMark(marks.after)
     assert carried.after("") == store.mark == f"{store.identity}/0"
     first = commit(store, "p1")
     assert carried.after("") == first and commit(store, "p2") != first
-    assert carried.after(first) == store.mark == f"{store.identity}/2"
+    assert carried.after(first) == store.mark
+    assert numbered(store.mark) == f"{store.identity}/2"
     marks.compare("b", carried.found(first), [])
     assert marks.findings("b") == []
 
@@ -58,10 +64,10 @@ def test_an_older_copy_says_so_until_somebody_has_compared(store: Store, path: P
     assert marks.after(newest) == newest, "it stays until it was compared"
     marks.compare("b", newest, ["p1"])
     [finding] = marks.findings("b")
-    assert "an older copy: it was at commit 1" in finding.found
-    assert "last changed by commit 3" in finding.found and finding.found.endswith(": p1")
+    assert "an older copy: it lacks commit 3" in finding.found and finding.found.endswith(": p1")
     assert marks.findings("other") == []
-    assert commit(older, "p8") == marks.after(newest) == f"{store.identity}/6", "no number twice"
+    assert commit(older, "p8") == marks.after(newest)
+    assert numbered(older.mark) == f"{store.identity}/6", "no number twice"
     marks.compare("b", newest, [])
     assert len(StoreMarks(older).findings("b")) == 1, "it outlives the process"
     marks.accept("b")
@@ -104,8 +110,82 @@ def test_an_older_copy_tells_every_backend(store: Store, path: Path, tmp_path: P
     for backend in ("first", "second"):
         marks.compare(backend, newest, [])
         [finding] = marks.findings(backend)
-        assert "an older copy: it was at commit 1" in finding.found
+        assert "an older copy: it lacks commit 4" in finding.found
+    assert numbered(commit(older, "p9")) == f"{store.identity}/5", "no number twice"
     older.close()
+
+
+def test_an_older_copy_that_has_overtaken_the_host_before_its_first_look(
+    store: Store, path: Path, tmp_path: Path
+) -> None:
+    """It was restarted before it looked: nothing but the file says how it came to its number."""
+    commit(store, "p1")
+    shutil.copytree(path.parent, tmp_path / "copy")
+    newest = [commit(store, f"p{number}") for number in range(2, 5)][-1]
+    for _ in range(2):
+        older = Store(tmp_path / "copy" / path.name)
+        for number in range(5, 9):
+            commit(older, f"p{number}")
+        older.close()
+    older = Store(tmp_path / "copy" / path.name)
+    marks = StoreMarks(older)
+    assert marks.after(newest) == newest, "it stays until it was compared"
+    marks.compare("b", newest, [])
+    [finding] = marks.findings("b")
+    assert "an older copy: it lacks commit 4" in finding.found
+    older.close()
+
+
+def test_what_one_backend_was_told_another_is_told_after_a_restart(
+    store: Store, path: Path, tmp_path: Path
+) -> None:
+    """The numbers that the copy skips are those of the other, not of its own run before."""
+    commit(store, "p1")
+    shutil.copytree(path.parent, tmp_path / "copy")
+    newest = [commit(store, f"p{number}") for number in range(2, 5)][-1]
+    older = Store(tmp_path / "copy" / path.name)
+    StoreMarks(older).compare("first", newest, [])
+    older.close()
+    again = Store(tmp_path / "copy" / path.name)
+    marks = StoreMarks(again)
+    marks.compare("second", newest, [])
+    assert [len(marks.findings(backend)) for backend in ("first", "second")] == [1, 1]
+    again.close()
+
+
+def test_a_mark_that_an_earlier_build_wrote_is_of_this_store(store: Store, path: Path) -> None:
+    """Without the name of a run, as the commits in the store are."""
+    commit(store, "p1")
+    store.database.sql.execute("DELETE FROM meta WHERE key LIKE 'run/%'")
+    store.close()
+    again = Store(path)
+    marks, before = StoreMarks(again), f"{again.identity}/1"
+    assert again.mark == before, "an upgrade alone changes nothing on the host"
+    assert marks.after(before) == before and numbered(commit(again, "p2")) == f"{again.identity}/2"
+    marks.compare("b", before, [])
+    assert marks.findings("b") == [] and marks.after(before) == again.mark
+    assert marks.after(f"{again.identity}/2") == f"{again.identity}/2", "this commit has a run"
+    again.close()
+
+
+def test_the_runs_of_years_are_forgotten(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agents.store.commits._KEPT", 3)
+    made = [commit(store, "p1")]
+    store.close()
+    for _ in range(6):
+        again = Store(path)
+        made.append(commit(again, "p1"))
+        again.close()
+    last = Store(path)
+    marks = StoreMarks(last)
+    for mark in made:
+        marks.compare("b", mark, [])
+    assert marks.findings("b") == []
+    kept = last.database.sql.execute("SELECT COUNT(*) FROM meta WHERE key LIKE 'run/%'").fetchone()[0]
+    assert kept == 4, "and the one that was added last"
+    marks.compare("b", made[-1].replace(made[-1].rpartition("/")[2], "another"), [])
+    assert len(marks.findings("b")) == 1
+    last.close()
 
 
 def test_what_was_accepted_stays_so_after_a_restart(store: Store, path: Path) -> None:
@@ -136,4 +216,5 @@ def test_a_garbled_number_is_another_stores_and_stops_nothing(store: Store, numb
     marks.compare("b", found, [])
     [finding] = marks.findings("b")
     assert "another store" in finding.found and len(finding.found) < 200
-    assert commit(store, "p1") == marks.after(found) == f"{store.identity}/1"
+    assert commit(store, "p1") == marks.after(found) == store.mark
+    assert numbered(store.mark) == f"{store.identity}/1"

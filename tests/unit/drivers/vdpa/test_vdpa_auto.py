@@ -197,7 +197,7 @@ def test_a_port_whose_vm_comes_from_another_host_is_relayed(
     both: VduseWorld, without_vfs: VduseWorld
 ) -> None:
     """No other mode migrates; so a port that has been made here does not leave."""
-    assert (both.driver.offered().live_migration, without_vfs.driver.offered().live_migration) == (True, False)
+    assert both.driver.offered().live_migration and not without_vfs.driver.offered().live_migration
     for world in (both, without_vfs):
         operation = Migrate("a", "prepare", None, time.monotonic() + 30, Future(), vdpa_spec())
         assert world.serve(operation)
