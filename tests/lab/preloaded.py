@@ -101,7 +101,7 @@ class Program:
                 "env": dict(env),
                 "directory": os.getcwd(),
                 "own_sys": own_sys,
-                "capabilities": None if capabilities is None else _numbers(capabilities),
+                "capabilities": None if capabilities is None else numbers(capabilities),
             }
             return Run(self, self._call(call, [log, network]))
         finally:
@@ -164,7 +164,7 @@ def _become(call: Mapping[str, Any], log: int, network: int) -> None:
     os.environ.clear()
     os.environ.update(call["env"])
     if call["capabilities"] is not None:
-        _keep(libc, call["capabilities"])
+        keep(call["capabilities"])
 
 
 def _mount_sys(libc: ctypes.CDLL) -> None:
@@ -178,14 +178,19 @@ def _mount_sys(libc: ctypes.CDLL) -> None:
         raise OSError(ctypes.get_errno(), "the namespace's own /sys")
 
 
-def _numbers(capabilities: Collection[str]) -> list[int]:
+def numbers(capabilities: Collection[str]) -> list[int]:
+    """Of capabilities by their names."""
     known = subprocess.run(["setpriv", "--list-caps"], capture_output=True, text=True, check=True)
     names = [f"CAP_{name.upper()}" for name in known.stdout.split()]
     return [names.index(name) for name in capabilities]
 
 
-def _keep(libc: ctypes.CDLL, capabilities: Collection[int]) -> None:
-    """Leave it these alone, as ``setpriv --bounding-set --no-new-privs`` leaves root (capabilities(7))."""
+def keep(capabilities: Collection[int]) -> None:
+    """Leave this thread these alone, as ``setpriv --bounding-set --no-new-privs`` leaves root.
+
+    What it starts then, threads and programs, has no others either (capabilities(7)).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     dropped = [number for number in range(last + 1) if number not in capabilities]
