@@ -20,6 +20,7 @@ from lxml import etree
 
 from tests.lab import initramfs, kernel
 from tests.lab.accelerator import COMMAND_LINE, EMULATOR, Accelerator, accelerator
+from tests.lab.kernel import Kernel
 from tests.lab.processes import LabError, LabTimeout, tail_of, wait_for
 
 GUESTS = Path("/run/lab-guests")
@@ -58,6 +59,14 @@ class GuestFiles:
         return self.directory / "initramfs"
 
 
+@dataclass(frozen=True, slots=True)
+class System:
+    """The kernel of a guest, and its modules in the order in which they are loaded."""
+
+    kernel: Kernel
+    modules: tuple[str, ...] = initramfs.MODULES
+
+
 def domain_xml(
     name: str,
     vcpus: int = 1,
@@ -65,11 +74,13 @@ def domain_xml(
     directory: Path = GUESTS,
     accel: Accelerator | None = None,
     spare_slots: int = 0,
+    system: System | None = None,
 ) -> str:
     """A minimal domain without interfaces, to which a test adds what it is about.
 
     `spare_slots` is how many devices can be plugged in while it runs.
     """
+    system = system or System(kernel.cached())
     files = GuestFiles(directory, name)
     root = "<controller type='pci' model='pcie-root'/>"
     spare = "<controller type='pci' model='pcie-root-port'/>" * spare_slots
@@ -81,7 +92,7 @@ def domain_xml(
   <vcpu>{vcpus}</vcpu>
   <os>
     <type arch='x86_64' machine='q35'>hvm</type>
-    <kernel>{kernel.cached().image}</kernel>
+    <kernel>{system.kernel.image}</kernel>
     <initrd>{files.initramfs}</initrd>
     <cmdline>{COMMAND_LINE}</cmdline>
   </os>
@@ -189,10 +200,15 @@ class Guest:
     """One domain and the channel to the shell in it."""
 
     def __init__(
-        self, name: str, directory: Path = GUESTS, programs: Mapping[str, bytes] | None = None
+        self,
+        name: str,
+        directory: Path = GUESTS,
+        programs: Mapping[str, bytes] | None = None,
+        system: System | None = None,
     ) -> None:
-        """``programs`` are more of what it has in /bin, by name."""
+        """``programs`` are more of what it has in /bin, by name. ``system`` is that of its domain."""
         self.name = name
+        self._system = system
         self._programs = dict(programs or {})
         self.files = GuestFiles(directory, name)
         self._numbers = itertools.count(1)
@@ -218,7 +234,8 @@ class Guest:
         self.files.directory.mkdir(parents=True, exist_ok=True)
         # Renamed into place: another guest may be booting from it.
         draft = self.files.directory / f"{self.name}.initramfs"
-        draft.write_bytes(initramfs.build(kernel.cached(), programs=self._programs))
+        system = self._system or System(kernel.cached())
+        draft.write_bytes(initramfs.build(system.kernel, system.modules, programs=self._programs))
         draft.replace(self.files.initramfs)
 
     def attach(self) -> None:

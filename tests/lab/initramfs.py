@@ -36,7 +36,7 @@ INIT = f"""#!/bin/busybox sh
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
-for module in {" ".join(MODULES)}; do insmod /modules/$module.ko || poweroff -f; done
+for module in $(cat /modules/order); do insmod /modules/$module.ko || poweroff -f; done
 ip link set lo up
 exec </dev/ttyS1 >/dev/ttyS1
 stty raw -echo
@@ -88,8 +88,10 @@ def _entries(
     yield _Entry("bin/busybox", stat.S_IFREG | 0o755, BUSYBOX.read_bytes())
     for name, program in programs.items():
         yield _Entry(f"bin/{name}", stat.S_IFREG | 0o755, program)
-    for name in modules:
+    order = tuple(modules)
+    for name in order:
         yield _Entry(f"modules/{name}.ko", stat.S_IFREG | 0o644, _content(kernel.module(name)))
+    yield _Entry("modules/order", stat.S_IFREG | 0o644, " ".join(order).encode())
     yield _Entry("init", stat.S_IFREG | 0o755, init.encode())
 
 

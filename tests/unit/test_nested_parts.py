@@ -67,8 +67,10 @@ def test_the_initrd_has_init_busybox_and_modules(tmp_path: Path, monkeypatch: py
     (tmp_path / "9p.ko").write_bytes(b"MODULE")
     monkeypatch.setattr(initramfs, "BUSYBOX", busybox)
     kernel = Kernel("6.12", tmp_path / "vmlinuz", tmp_path)
-    archive = initramfs.build(kernel, ["9p"], "INIT")
-    for name, content in (("bin/busybox", b"BUSYBOX"), ("modules/9p.ko", b"MODULE")):
+    (tmp_path / "netfs.ko").write_bytes(b"OTHER")
+    archive = initramfs.build(kernel, ["netfs", "9p"], "INIT")
+    files = {"bin/busybox": b"BUSYBOX", "modules/9p.ko": b"MODULE", "modules/order": b"netfs 9p"}
+    for name, content in files.items():
         assert name.encode() + b"\0" in archive and content in archive
     assert b"init\0" in archive and b"INIT" in archive
     assert b"virtio_net" not in archive and archive.endswith(b"\0")
