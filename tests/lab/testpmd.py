@@ -75,7 +75,7 @@ class Testpmd(Running):
         self.daemon = Daemon("testpmd", args, log or path.with_suffix(".testpmd.log"))
 
     def start(self) -> None:
-        """Start it and wait until it listens; OVS connects by itself (see `wait_connected`)."""
+        """Start it and wait until it listens or has the device; OVS connects by itself (`wait_connected`)."""
         self._unlink()
         self.daemon.start()
         self.daemon.wait_for(self._is_there, START_DEADLINE_S, f"testpmd has {self.path}")
