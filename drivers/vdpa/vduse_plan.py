@@ -70,7 +70,9 @@ def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, roo
     row, device = seen.ovs.rows.get(intent.port_id), device_of(intent.port_id, seen)
     try:
         if intent.spec is None:
-            return _removal(intent.port_id, row, device, seen)
+            steps = _away(intent.port_id, row, device)
+            _refuse_while_pending(intent.port_id, steps, seen)
+            return steps
         wish = wanted_port(settings, intent, row, seen.ovs.bridges, seen.vduse_directory, tso=seen.ovs.tso)
         if error := port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs):
             raise error
@@ -78,7 +80,7 @@ def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, roo
         if row is None and kept:
             raise kept
         steps = _repair(intent.port_id, row, device) or replace(_addition(wish, row, device), kept=kept)
-        _refuse_while_pending(steps, seen)
+        _refuse_while_pending(intent.port_id, steps, seen)
         return steps
     except NetpluginError as error:
         return Steps(refused=error)
@@ -122,16 +124,6 @@ def _repair(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps | N
     return _away(port_id, row, device)
 
 
-def _removal(port_id: str, row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> Steps:
-    pending = seen.vduse_pending
-    if pending is not None and pending.name == vduse_name(port_id):
-        # It is not seen below /sys/bus/vdpa while it is deleted, although OVS must go on to serve it.
-        raise waits(pending)
-    steps = _away(port_id, row, device)
-    _refuse_while_pending(steps, seen)
-    return steps
-
-
 def _away(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps:
     ids, name = (port_id,), vduse_name(port_id)
     if device.on_bus:
@@ -141,10 +133,16 @@ def _away(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps:
     return Steps(leaves=True, after=destroys)
 
 
-def _refuse_while_pending(steps: Steps, seen: VdpaObservation) -> None:
-    """Another step would wait in the kernel behind one that has not ended. Raises: TryAgain."""
-    if seen.vduse_pending is not None and (steps.before or steps.after):
-        raise waits(seen.vduse_pending)
+def _refuse_while_pending(port_id: str, steps: Steps, seen: VdpaObservation) -> None:
+    """Another step would wait in the kernel behind one that has not ended. Raises: TryAgain.
+
+    Of its own device that one is waited for in any case: a device that is deleted is not seen below
+    /sys/bus/vdpa, although OVS must go on to serve it; one that gets a driver is seen with it before it has
+    its interface.
+    """
+    pending = seen.vduse_pending
+    if pending is not None and (pending.name == vduse_name(port_id) or steps.before or steps.after):
+        raise waits(pending)
 
 
 # -- observed state ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from lxml import etree
 from drivers.vdpa.model import BRIDGE
 from drivers.vdpa.vduse_devices import VHOST_VDPA, VIRTIO_VDPA
 from drivers.vdpa.vduse_plan import vduse_name
-from drivers.vdpa.vduse_processes import DeviceStep
+from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin.api.errors import Conflict, InvalidRequest, OperationTimeout, Unsupported
 from netplugin.api.models import Binding, PortSpec, PortState
 from netplugin.backend import Intent
@@ -172,6 +172,34 @@ def test_a_container_gets_an_interface(world: VduseWorld) -> None:
     refused = world.plug("a", vduse_spec(network={"mtu": 1400}))
     assert isinstance(refused, Conflict) and "attachment" in refused.detail
     assert world.unplug("a") is None
+    world.assert_settled()
+
+
+def test_an_interface_that_takes_long_to_come_is_waited_for(
+    world: VduseWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device is seen with its driver while that is at work (really_probe in Linux's drivers/base/dd.c)."""
+    bind, looks = world.vduse._bind, 0
+
+    def slowly(step: DeviceStep) -> None:
+        bind(step)
+        world.vduse.move_away(NPD)
+        world.vduse.stuck = step
+        raise waits(step)
+
+    def pending() -> DeviceStep | None:
+        nonlocal looks
+        if world.vduse.stuck is not None:
+            looks += 1
+        if world.vduse.stuck is not None and looks == 3:
+            world.vduse.stuck = None
+            bind(DeviceStep("bind", NPD, VIRTIO_VDPA))
+        return world.vduse.stuck
+
+    monkeypatch.setattr(world.vduse, "_bind", slowly)
+    monkeypatch.setattr(world.vduse, "pending", pending)
+    assert world.plug("a", vduse_spec(attachment="netdev")) is None
+    assert binding_of(world)["interface"] == "eth2" and looks == 3
     world.assert_settled()
 
 
