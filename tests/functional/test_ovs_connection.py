@@ -163,7 +163,7 @@ def test_an_older_store_is_told_by_what_was_deleted_since(
     agent.start()
     found = {finding["id"]: finding for finding in agent.get("/v1/host/checks")[1]}
     reported = found["store-older-dpdkvhostuser"]["found"]
-    assert f"the host was last changed by commit {mark.partition('/')[2]}. " in reported
+    assert f"it lacks commit {mark.split('/')[1]}, which changed the host last. " in reported
     assert reported.endswith(": p1") and agent.get("/v1/ports/p1")[1]["state"] == "active"
 
 
