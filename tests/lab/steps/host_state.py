@@ -48,8 +48,8 @@ _COUNTED_OF_LINKS = {
     "topology_change", "topology_change_detected", "designated_port", "state", "backup_port",
     "parentbus", "parentdev",
 }  # fmt: skip
-#: The store's identity and the number of the intent in it, which grows.
-_OF_STORE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+")
+#: The identity of the store, the number of a commit, which grows, and the run of the agent that made it.
+_OF_STORE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/[0-9]+(/[0-9a-f]{16})?")
 _NUMBERED = re.compile(r'"handle": ?\d+,? ?|"packets": ?\d+,? ?|"bytes": ?\d+,? ?')
 #: SQLite makes and removes these when it likes.
 _OF_SQLITE = re.compile(r"-(wal|shm|journal)$|\.agent-.*new|backups")
