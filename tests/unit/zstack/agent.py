@@ -51,6 +51,8 @@ class StubAgent(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.text: str | None = None
         #: So many requests are answered with `overloaded` first.
         self.overloads = 0
+        #: The seconds after which who was answered so may ask again.
+        self.retry_after = "0.1"
         self.stopping = threading.Event()
 
     def writes(self) -> list[tuple[str, str, Json]]:
@@ -156,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.overloads:
             self.server.overloads -= 1
             problem = {"code": "overloaded", "detail": "the queue is full"}
-            self._send(503, problem, {"Retry-After": "0.1"})
+            self._send(503, problem, {"Retry-After": self.server.retry_after})
             return
         try:
             answer = self.server.answer(self.command, self.path, body)

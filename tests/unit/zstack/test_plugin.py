@@ -135,9 +135,9 @@ def test_an_agent_that_is_busy_is_asked_again(host: Host, network: StubAgent) ->
     network.overloads = 2
     assert host.kvmagent.call("listBrs").returned == [BRIDGE]
     assert len(network.requests) == 3
-    host.configure(deadline=0.3)
-    network.overloads = 10
-    assert host.kvmagent.call("listBrs").text == "the queue is full"
+    network.overloads, network.retry_after = 10, "3600"
+    assert host.kvmagent.call("listBrs").text == "the queue is full", "its deadline is earlier"
+    assert len(network.requests) == 4
 
 
 def test_another_program_at_the_socket(host: Host, agent: StubAgent) -> None:
