@@ -195,7 +195,7 @@ def test_a_silent_peer_takes_no_longer_than_the_deadline(directory: Path, answer
 def test_a_silent_peer_is_not_waited_for_until_a_deadline_of_minutes(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openflow_connection, "_SILENT_S", SHORT_S, raising=False)
+    monkeypatch.setattr(openflow_connection, "_SILENT_S", SHORT_S)
     with served(directory, lambda connection, messages: gone(connection), good) as flows:
         with pytest.raises(OperationTimeout):
             flows.dump(BRIDGE, [7], soon())

@@ -305,7 +305,7 @@ def test_a_request_that_is_never_answered_is_made_again(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """On the first connection the server does not get it, and on the second it does not know it."""
-    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0, raising=False)
+    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0)
     word = f'"method":"{method}"'.encode()
 
     def lost(data: bytes) -> bytes:
@@ -325,7 +325,7 @@ def test_a_transaction_that_is_never_answered_is_made_again(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not while another connection of this agent has the lock: it may be carried out there still."""
-    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0, raising=False)
+    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0)
 
     def lost(data: bytes) -> bytes:
         return b"" if b"never-answered" in data else data

@@ -128,7 +128,7 @@ def test_an_answer_that_comes_drop_by_drop_ends_at_the_deadline(tmp_path: Path) 
 def test_a_stopped_vswitchd_is_not_waited_for_until_a_deadline_of_minutes(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vswitchd, "_MOST_S", SHORT_S, raising=False)
+    monkeypatch.setattr(vswitchd, "_MOST_S", SHORT_S)
     kept = vswitchd.Unixctl(switch.sockets)
     switch.pause_vswitchd()
     try:
