@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-import httpx
 import pytest
 from oslo_config import cfg
 
@@ -31,7 +30,7 @@ from netplugin.optional import Extras
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.example_backend import GROUP, MARK, Files, list_opts
 from tests.docs.example_claims import Slots
-from tests.unit.agent import agent, served_agent
+from tests.unit.agent import agent, caller, served_agent
 
 PAGE = ROOT / "docs/writing-a-backend.md"
 
@@ -249,8 +248,11 @@ def test_a_package_by_the_book_is_a_backend_of_the_agent(
 
     loaded = backends.load(["files"], conf, Host(conf))
     assert loaded.broken == {}
-    with agent(tmp_path, backends=loaded.backends) as running, served_agent(running) as url:
-        client = httpx.Client(base_url=url)
+    with (
+        agent(tmp_path, backends=loaded.backends) as running,
+        served_agent(running) as url,
+        caller(url) as client,
+    ):
         spec = make_spec(backend="files").model_dump(mode="json")
         answer = client.put("/v1/ports/a", json=spec)
         assert (answer.status_code, answer.json()["state"]) == (200, "active"), answer.text

@@ -265,7 +265,7 @@ class TlsAgent(PrivateAgent):
         self.url = f"https://127.0.0.1:{self.port}"
         self.context = pki.client("platform")
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         shutil.rmtree(self.directory)
 
@@ -316,7 +316,7 @@ def test_certificates_are_taken_up_and_connections_go_on(pki: Pki) -> None:
     other = pki.client("of-other", "other")
     with TlsAgent(pki) as agent:
         limits = httpx.Limits(keepalive_expiry=None)
-        with httpx.Client(verify=agent.context, trust_env=False, limits=limits) as kept:
+        with httpx.Client(verify=agent.context, trust_env=False, limits=limits, timeout=DEADLINE_S) as kept:
             assert kept.get(f"{agent.url}/v1/ports").status_code == 200
             opened = _connection(kept)
             assert agent.name(agent.context) == "agent"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
 
 from agents.api import http
@@ -37,7 +38,7 @@ from tests.unit.tuning.machines import MemoryRoot, Tree, load
 from tests.unit.tuning.trees import tree
 
 #: Seconds after which a test that waits has failed. It is never reached when all is well.
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 SPEC: dict[str, Any] = {
     "vm_id": "vm-1",
@@ -138,6 +139,14 @@ def served_agent(running: Agent, tokens: tuple[bytes, ...] = (), **listen: Any) 
     """The agent behind its gate, as ``netplugin-agent`` serves it."""
     with served(_WithTasks(gated(running.app, running.tasks, tokens), running), **listen) as url:
         yield url
+
+
+def caller(url: str) -> httpx.Client:
+    """A client of one test for calls that have no method in the API's own client.
+
+    httpx itself would give up after 5 s, in which a disk may still be busy with a commit.
+    """
+    return httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S)
 
 
 GENEROUS = LimitSettings(10_000, 10_000)

@@ -22,7 +22,7 @@ from netplugin.api.errors import InvalidRequest, PreconditionFailed
 from netplugin.api.models import PortSpec
 from netplugin.api.page_models import MOST, Page, key_of, token_of
 from netplugin.host.physical_networks import PhysicalNetworks
-from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent
 from tests.unit.agents.keeper import Keeper, KeeperHost
 from tests.unit.fakes import FakeBackend, FakeHost
 
@@ -34,7 +34,7 @@ def called(directory: Path, **how: Any) -> Iterator[tuple[Agent, httpx.Client]]:
     with (
         agent(directory, **how) as running,
         served_agent(running) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S) as client,
+        caller(url) as client,
     ):
         yield running, client
 

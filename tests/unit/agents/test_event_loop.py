@@ -25,7 +25,7 @@ from agents.store import database
 from netplugin.api.batch_models import Batch
 from netplugin.host.usability import Usability
 from tests.lab.loop_watch import LoopWatch
-from tests.unit.agent import DEADLINE_S, SPEC, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, agent, caller, served_agent
 from tests.unit.fakes import FakeBackend
 
 NETWORK = {"type": "vxlan", "vni": 5001}
@@ -212,7 +212,7 @@ def test_long_lists_and_bodies_are_made_elsewhere(
     with (
         agent(tmp_path, callback_allow=[receiver]) as running,
         served_agent(running) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S) as client,
+        caller(url) as client,
     ):
         body = large_batch()
         assert len(json.dumps(body)) > bodies.SMALL
@@ -251,7 +251,7 @@ def test_a_backend_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
     with (
         agent(tmp_path, backends={"sick": sick, "fake": FakeBackend("fake")}) as running,
         served_agent(running) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S) as client,
+        caller(url) as client,
         ThreadPoolExecutor(20) as pool,
     ):
         sick.hangs, running.service.off_loop.look_s = True, 1.0

@@ -14,7 +14,7 @@ from agents.api import guard
 from agents.api.guard import LimitSettings
 from agents.api.roles import OPEN_PATHS
 from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, Overloaded
-from tests.unit.agent import GENEROUS, SPEC, Agent, gated, served
+from tests.unit.agent import GENEROUS, SPEC, Agent, caller, gated, served
 
 TOKENS = (b"first-token", b"second-token")
 CALLBACK = "http://127.0.0.1:1/cb"
@@ -182,11 +182,10 @@ def test_a_body_that_is_too_large_over_a_real_connection(
     running: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guard, "MAX_BODY", 1000)
-    with served(gated(running.app, running.tasks)) as url:
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            answer = client.put("/v1/ports/a", content=b"x" * 1001)
-            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-            assert client.put("/v1/ports/a", json=SPEC).status_code == 200
+    with served(gated(running.app, running.tasks)) as url, caller(url) as client:
+        answer = client.put("/v1/ports/a", content=b"x" * 1001)
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+        assert client.put("/v1/ports/a", json=SPEC).status_code == 200
 
 
 def test_what_it_refuses_is_in_the_openapi_document(running: Agent) -> None:
@@ -324,9 +323,9 @@ def test_the_path_keeps_its_shape_in_the_journal() -> None:
 def test_callbacks_are_checked_before_the_answer(
     running: Agent, callback: str | None, status: int, code: str
 ) -> None:
-    with served(gated(running.app, running.tasks)) as url:
+    with served(gated(running.app, running.tasks)) as url, caller(url) as client:
         headers = _async("t-1", callback)
-        answer = httpx.put(f"{url}/v1/ports/a", headers=headers, json=SPEC, trust_env=False)
+        answer = client.put("/v1/ports/a", headers=headers, json=SPEC)
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert running.store.tasks.get("t-1") is None
 

@@ -10,7 +10,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from agents.metrics import Metrics
@@ -31,7 +30,7 @@ from netplugin.api.errors import (
 from netplugin.api.migration import Activation, Migration, MigrationPhase
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest, MigrationStep
 from netplugin.api.models import BackendInfo, DomainPolicy, Features, PortSpec, PortState, RenderRequest
-from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -385,7 +384,7 @@ def running(tmp_path: Path) -> Iterator[tuple[Agent, str]]:
 
 def test_over_http(running: tuple[Agent, str]) -> None:
     _, url = running
-    with httpx.Client(base_url=url) as client:
+    with caller(url) as client:
 
         def step(status: int, **body: Any) -> Any:
             answer = client.post("/v1/ports/p:migrate", json=body)

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from agents.networks import Networks
@@ -29,7 +28,7 @@ from netplugin.api.errors import (
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.backend import Change
 from netplugin.host.usability import Usability
-from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost, Write, WriteNetwork
 
 #: For what must not happen meanwhile.
@@ -353,7 +352,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("body", "field"), WRONG)
 def test_a_wrong_field_is_named_and_nothing_changes(client: Client, body: dict[str, Any], field: str) -> None:
-    answer = httpx.put(f"{client.url}/v1/networks/net-1", json={"type": "vxlan", **body})
+    with caller(client.url) as plain:
+        answer = plain.put("/v1/networks/net-1", json={"type": "vxlan", **body})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [field]
     assert client.list_networks() == []
@@ -374,7 +374,8 @@ QOS_WRONG: list[tuple[dict[str, int], str]] = [
 
 @pytest.mark.parametrize(("qos", "field"), QOS_WRONG)
 def test_an_impossible_rate_is_refused(client: Client, qos: dict[str, int], field: str) -> None:
-    answer = httpx.put(f"{client.url}/v1/ports/p1", json={**SPEC, "qos": qos})
+    with caller(client.url) as plain:
+        answer = plain.put("/v1/ports/p1", json={**SPEC, "qos": qos})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == [field]
     assert client.list_ports() == []

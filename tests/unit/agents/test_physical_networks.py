@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from netplugin.api.client import Client
@@ -27,7 +26,7 @@ from netplugin.backend import Change
 from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.usability import Usability, Wake
 from tests.lab.processes import wait_for
-from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent
 from tests.unit.agents.keeper import Keep, Keeper, KeeperHost, VfKeeper
 
 NIC = "0000:03:00.0"
@@ -371,7 +370,8 @@ def test_what_no_backend_does_is_refused(client: Client, running: Agent, host: K
 def test_a_body_that_is_not_valid_names_the_field(
     client: Client, running: Agent, body: dict[str, Any], field: str
 ) -> None:
-    answer = httpx.put(f"{client.url}/v1/physical-networks/net-1", json=body, trust_env=False)
+    with caller(client.url) as plain:
+        answer = plain.put("/v1/physical-networks/net-1", json=body)
     assert answer.status_code == 422
     assert field in [error["field"] for error in answer.json()["errors"]], answer.text
     assert stored(running) == {}

@@ -16,7 +16,7 @@ from agents.api.routing import FromRequest, Query, Route, Routes
 from agents.off_loop import OffLoop
 from netplugin.api.models import NetworkSpec, PortSpec
 from netplugin.api.page_models import Page
-from tests.unit.agent import SPEC, agent, served, served_agent
+from tests.unit.agent import SPEC, agent, caller, served, served_agent
 
 
 def fields(answer: httpx.Response) -> list[str]:
@@ -25,7 +25,7 @@ def fields(answer: httpx.Response) -> list[str]:
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
-    with agent(tmp_path) as running, served_agent(running) as url, httpx.Client(base_url=url) as client:
+    with agent(tmp_path) as running, served_agent(running) as url, caller(url) as client:
         assert fields(client.put("/v1/ports/a b")) == ["port_id", "body"]
         assert fields(client.put("/v1/ports/a b", json={**SPEC, "queues": 0})) == ["port_id", "queues"]
         assert fields(client.put("/v1/ports/p", content=b"null")) == ["body"]
@@ -42,7 +42,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
 
 
 def test_a_path_that_has_other_methods_names_them(tmp_path: Path) -> None:
-    with agent(tmp_path) as running, served_agent(running) as url, httpx.Client(base_url=url) as client:
+    with agent(tmp_path) as running, served_agent(running) as url, caller(url) as client:
         answer = client.patch("/v1/host")
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
         assert answer.headers["content-type"] == "application/problem+json"
@@ -64,7 +64,7 @@ def test_endpoints_answer_with_values_of_several_kinds() -> None:
     async def nothing() -> None:
         """Answer nothing."""
 
-    with served(Application(routes, OffLoop())) as url, httpx.Client(base_url=url) as client:
+    with served(Application(routes, OffLoop())) as url, caller(url) as client:
         answer = client.post("/7", params={"limit": 3}, headers={"Host": "there"})
         assert (answer.status_code, answer.json()) == (201, {"number": 7, "limit": 3, "host": "there"})
         assert client.get("/nothing").status_code == 204

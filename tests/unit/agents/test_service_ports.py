@@ -21,7 +21,7 @@ from netplugin.api.errors import Conflict, InvalidRequest, NotFound
 from netplugin.api.models import PortSpec, PortState
 from netplugin.api.service_models import ServicePortSpec
 from netplugin.cli.main import main
-from tests.unit.agent import SPEC, Agent
+from tests.unit.agent import SPEC, Agent, caller
 
 SERVICE: dict[str, Any] = {
     "device": "veth0",
@@ -134,14 +134,16 @@ def test_a_vms_port_has_no_device(client: Client, running: Agent, field: str, va
     ],
 )
 def test_a_spec_that_is_none(client: Client, fields: dict[str, Any], word: str) -> None:
-    answer = httpx.put(f"{client.url}/v1/service-ports/svc", json={**SERVICE, **fields})
+    with caller(client.url) as plain:
+        answer = plain.put("/v1/service-ports/svc", json={**SERVICE, **fields})
     assert answer.status_code == 422 and word in answer.json()["detail"], answer.text
     assert client.list_service_ports() == []
 
 
 def test_a_service_port_that_fails_leaves_nothing(client: Client, running: Agent) -> None:
     running.host.forgetful.add("svc")
-    answer = httpx.put(f"{client.url}/v1/service-ports/svc", json=SERVICE)
+    with caller(client.url) as plain:
+        answer = plain.put("/v1/service-ports/svc", json=SERVICE)
     assert answer.status_code == 502, answer.text
     assert client.list_service_ports() == [] and running.store.get("svc") is None
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from agents.store.store import Store
-from tests.unit.agent import DEADLINE_S, SPEC, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, agent, caller, served_agent
 from tests.unit.fakes import FakeBackend
 
 NETWORK = {"type": "vxlan", "vni": 5001}
@@ -60,7 +60,7 @@ def test_all_else_goes_on(tmp_path: Path, writes: Call) -> None:
     with (
         agent(tmp_path, backends=backends) as running,
         served_agent(running) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S) as client,
+        caller(url) as client,
         ThreadPoolExecutor() as pool,
     ):
         assert client.put("/v1/networks/green", json={**NETWORK, "vni": 5002}).is_success
@@ -94,7 +94,7 @@ def test_a_disk_that_refuses_is_an_error_of_the_call(tmp_path: Path) -> None:
     with (
         agent(tmp_path) as running,
         served_agent(running) as url,
-        httpx.Client(base_url=url, trust_env=False) as client,
+        caller(url) as client,
     ):
         running.store.database.sql.execute("PRAGMA query_only=ON")
         answer = client.put("/v1/networks/blue", json=NETWORK)

@@ -27,7 +27,7 @@ from agents.store.database import Database, StoredClock
 from agents.store.task_journal import JournalledTask, TaskJournal
 from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, NotFound, Overloaded
 from netplugin.api.task_models import TaskState
-from tests.unit.agent import DEADLINE_S, SPEC, agent, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, agent, caller, served_agent
 
 # -- which callbacks are allowed -----------------------------------------------------------------
 
@@ -809,18 +809,18 @@ def test_through_the_agent_and_across_its_restart(tmp_path: Path, receiver: Rece
     """The whole way: PUT with taskuuid, an empty answer, the port, the callback, the task."""
     headers = {"taskuuid": "t1", "callbackurl": f"{receiver.url}/ports"}
     with agent(tmp_path, callback_allow=[receiver.url]) as running:
-        with served_agent(running) as url:
+        with served_agent(running) as url, caller(url) as client:
             for _ in range(3):
-                answer = httpx.put(f"{url}/v1/ports/p1", headers=headers, json=SPEC, trust_env=False)
+                answer = client.put("/v1/ports/p1", headers=headers, json=SPEC)
                 assert (answer.status_code, answer.content) == (200, b"")
             changed = {**SPEC, "queues": 2}
-            answer = httpx.put(f"{url}/v1/ports/p1", headers=headers, json=changed, trust_env=False)
+            answer = client.put("/v1/ports/p1", headers=headers, json=changed)
             assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
         host = running.host
     receiver.start()
     with agent(tmp_path, callback_allow=[receiver.url]) as running:
-        with served_agent(running) as url:
-            httpx.get(f"{url}/healthz", trust_env=False)  # the first call starts the tasks
+        with served_agent(running) as url, caller(url) as client:
+            client.get("/healthz")  # the first call starts the tasks
             path, taskuuid, reported = receiver.calls.get(timeout=DEADLINE_S)
             assert (path, taskuuid, reported["success"]) == ("/cb/ports", "t1", True)
             assert reported["result"]["port_id"] == "p1"

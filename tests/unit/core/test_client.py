@@ -28,7 +28,7 @@ from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.pmd.propose import propose
 from netplugin.pmd.read import PmdReading
-from tests.unit.agent import SPEC, Agent, agent, certificate, served, served_agent
+from tests.unit.agent import SPEC, Agent, agent, caller, certificate, served, served_agent
 
 TOKEN = b"s3cret-token"
 SPEC_MODEL = PortSpec.model_validate(SPEC)
@@ -319,7 +319,7 @@ def test_the_default_is_the_local_agent() -> None:
 
 
 def test_a_query_that_is_misspelt_lists_nothing(client: Client, running: Agent) -> None:
-    with served(running.app) as url, httpx.Client(base_url=url, trust_env=False) as plain:
+    with served(running.app) as url, caller(url) as plain:
         answer = plain.get("/v1/ports", params={"vmid": "vm1"})
     assert answer.status_code == 422
     assert [error["field"] for error in answer.json()["errors"]] == ["vmid"]

@@ -19,7 +19,7 @@ from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.fields import Mac, Name, PciAddress
 from netplugin.api.models import DomainPolicy, Network, PortSpec, ReconcileRequest
 from netplugin.api.pmd_models import PmdRequest
-from tests.unit.agent import SPEC, agent, served_agent
+from tests.unit.agent import SPEC, agent, caller, served_agent
 
 FULL: dict[str, Any] = {
     **SPEC,
@@ -143,7 +143,7 @@ def test_unknown_fields_are_refused(place: Place) -> None:
 
 def test_through_http_each_field_is_named(tmp_path: Path) -> None:
     with agent(tmp_path) as running, served_agent(running) as url:
-        with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+        with caller(url) as client:
             for place in LEAVES:
                 for value in refused(place):
                     _assert_refused(client, place, with_value(place, value))
@@ -185,18 +185,17 @@ def _assert_refused(client: httpx.Client, place: Place, spec: dict[str, Any]) ->
     ids=lambda body: repr(body[:12]),
 )
 def test_a_body_that_is_no_spec_is_a_problem_document(tmp_path: Path, body: bytes) -> None:
-    with agent(tmp_path) as running, served_agent(running) as url:
-        with httpx.Client(base_url=url, trust_env=False) as client:
-            headers = {"Content-Type": "application/json"}
-            answer = client.put("/v1/ports/p1", content=body, headers=headers)
-            assert answer.status_code == 422
-            assert answer.json()["code"] == "invalid_request"
-            assert answer.json()["errors"][0]["field"] == "body"
+    with agent(tmp_path) as running, served_agent(running) as url, caller(url) as client:
+        headers = {"Content-Type": "application/json"}
+        answer = client.put("/v1/ports/p1", content=body, headers=headers)
+        assert answer.status_code == 422
+        assert answer.json()["code"] == "invalid_request"
+        assert answer.json()["errors"][0]["field"] == "body"
 
 
 def test_names_in_paths_and_queries(tmp_path: Path) -> None:
     with agent(tmp_path) as running, served_agent(running) as url:
-        with httpx.Client(base_url=url, trust_env=False) as client:
+        with caller(url) as client:
             for name in ("%00", "a%0a", "%2e%2e", "a%20b", "a%3Fb", "a;b", "x" * 65):
                 answer = client.put(f"/v1/ports/{name}", json=SPEC)
                 assert answer.status_code == 422, name
