@@ -69,7 +69,8 @@ class Intent:
     store and the commit of the port's record; it is written to the host with the mark of the port.
     If empty, nothing is written. ``closed``: everything of the port is there, and nothing is forwarded
     from or to it (its VM runs on another host). ``follows_guest``: it is closed until its VM runs here,
-    which the backend reports (``ObservedPort.guest``).
+    which the backend reports (``ObservedPort.guest``). ``standby``: the VM has a VF with the same MAC, and
+    uses this port while it is without the VF.
     """
 
     port_id: str
@@ -79,6 +80,7 @@ class Intent:
     stamp: str = ""
     closed: bool = False
     follows_guest: bool = False
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,16 @@ class BackendPorts:
             return Intent(record.port_id, None, record.claims)
         overlay = self.store.network(record.spec.overlay_id)
         stamp = self.store.stamp(record.port_id)
-        closed, follows = self.is_closed(record), _follows_guest(record)
-        return Intent(record.port_id, record.spec, record.claims, overlay, stamp, closed, follows)
+        return Intent(
+            record.port_id,
+            record.spec,
+            record.claims,
+            overlay,
+            stamp,
+            closed=self.is_closed(record),
+            follows_guest=_follows_guest(record),
+            standby=record.standby_of is not None,
+        )
 
     def is_closed(self, record: Record) -> bool:
         """Whether nothing may be forwarded from or to the port, because of its migration.

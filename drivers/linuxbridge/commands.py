@@ -30,6 +30,7 @@ from netplugin.host.nftables import (
     SetChain,
 )
 from netplugin.host.tc import Tbf, Tc
+from netplugin.host.vf_macs import VfMacs
 from netplugin.host.vxlan_filter import VxlanFilter
 
 
@@ -43,6 +44,7 @@ class BridgeKernel:
     nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
     vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
     members: BridgeMembers = field(default_factory=lambda: BridgeMembers(Links()))
+    vf_macs: VfMacs = field(default_factory=VfMacs)
 
     @classmethod
     def make(cls, local_ip: str) -> BridgeKernel:
@@ -359,7 +361,7 @@ class SetTap(TapChange):
         if (link := kernel.ours(tap.name)) is None:
             return
         fixed = fix_mac(kernel, link.index, tap.mac)
-        links.set(tap.name, learning=not fixed, flooding=not tap.shut, up=True)
+        links.set(tap.name, learning=tap.learns(fixed), flooding=not tap.shut, up=True)
 
 
 @dataclass(frozen=True)
@@ -368,15 +370,15 @@ class RemoveTap(RemoveDevice):
         return f"remove tap {self.name}"
 
 
-def fix_mac(kernel: BridgeKernel, index: int, mac: str) -> bool:
-    """Fix a MAC at a bridge port, unless it is empty or another port has it; return whether it is fixed."""
+def fix_mac(kernel: BridgeKernel, index: int, mac: str) -> frozenset[str]:
+    """Fix a MAC at a bridge port, unless it is empty or another port has it; return what is fixed there."""
     fdb = kernel.fdb
     for other in fdb.fixed(index) - {mac}:
         fdb.release(index, other)
-    fixed = mac != "" and fdb.holder(index, mac) in (None, index)
-    if fixed:
-        fdb.fix(index, mac)
-    return fixed
+    if mac == "" or fdb.holder(index, mac) not in (None, index):
+        return frozenset()
+    fdb.fix(index, mac)
+    return frozenset({mac})
 
 
 # -- the nftables rules of ports -------------------------------------------------------------------

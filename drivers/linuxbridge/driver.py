@@ -86,7 +86,7 @@ class LinuxBridge(
         """``kernel``: a model, for tests; None for the real one."""
         conf.register_opts(OPTIONS, group=GROUP)
         configured = Settings.read(conf)
-        networks = networks_of(host)
+        self._networks = networks = networks_of(host)
         networks.configure(configured.networks())
         self._current = Derived(networks, configured.with_networks)
         #: Those that the last observation was made with.
@@ -229,10 +229,14 @@ class LinuxBridge(
     def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
         self._observed_with = self._settings
         number = self._watch.number() if self._watch else 0
-        seen = self._with_guests(BridgeReader(self._observed_with, self._kernel, ports).read(deadline))
+        with_vfs = any(network.sriov for network in self._networks.now.all.values())
+        reader = BridgeReader(self._observed_with, self._kernel, ports, with_vfs)
+        seen = self._with_guests(reader.read(deadline))
         if self._watch:
             indices = frozenset(bridge.link.index for bridge in seen.bridges.values())
             self._watch.observed(number, frozenset(seen.services), indices)
+            macs = {i: seen.macs[tap.name].own for i, tap in seen.taps.items() if tap.name in seen.macs}
+            self._watch.observed_macs(seen.vf_macs, macs, whole=ports is None)
         if ports is None:
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))
@@ -282,13 +286,16 @@ class LinuxBridge(
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         try:
-            self._watch = BridgeWatch(wake, self._interfaces, self._supervisor)
+            self._watch = BridgeWatch(wake, self._interfaces, self._nics, self._supervisor)
         except OSError as refused:
             LOG.warning("linuxbridge: no kernel events, so only periodic reads find drift: %s", refused)
         super().watch(wake)
 
     def _interfaces(self) -> frozenset[str]:
         return frozenset(filter(None, self._settings.physical_interfaces.values()))
+
+    def _nics(self) -> Mapping[str, int]:
+        return self._kernel.vf_macs.nics
 
     def close(self) -> None:
         if self._watch is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Self
 
@@ -26,6 +26,7 @@ from netplugin.host.link_values import BondMember, Link, LinuxBond
 from netplugin.host.names import TAP, TAP_GROUP, device_name
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing, Tbf
+from netplugin.host.vf_macs import VfMac
 from netplugin.host.vxlan_filter import VxlanSources
 
 # -- The observed state of the host for the linuxbridge backend, as ``plan`` needs it. ------------
@@ -80,11 +81,13 @@ class ObservedInterface:
 class ObservedMacs:
     """Static MACs that a bridge has on a tap (``netplugin.host.fdb``).
 
-    ``elsewhere``: the MAC of the port, if the bridge has it on another one.
+    ``elsewhere``: the MAC of the port, if the bridge has it on another one. ``own``: the MAC of the port, by
+    its rules; empty if its VM may use others.
     """
 
     here: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
+    own: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ class BridgeObservation(Observation):
     peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: By tap, for taps that are on a bridge.
     macs: Mapping[str, ObservedMacs] = field(default_factory=dict)
+    #: What VFs have; empty if no physical network of the agent has VFs.
+    vf_macs: frozenset[VfMac] = frozenset()
     #: The allowed senders of VXLAN networks; None if there is no table or no such network in scope.
     sources: VxlanSources | None = None
     #: VLAN and VXLAN devices that are not ours, by name.
@@ -216,6 +221,8 @@ class Tap:
     guard: BpfProgram
     #: The only MAC that the VM may use; empty if it may use others: the bridge then learns.
     mac: str = ""
+    #: Whether a VF of the VM has its MAC, so that the bridge must not have it here.
+    beside_vf: bool = False
     #: Rate limits of what the VM receives (ingress) and sends (egress).
     ingress: Tbf | None = None
     egress: Tbf | None = None
@@ -286,6 +293,10 @@ class Tap:
         other_kind = link.kind != "tun" or link.multi_queue != self.multi_queue
         return renamed or other_use or (other_kind and not self.service)
 
+    def learns(self, fixed: Collection[str]) -> bool:
+        """Whether the bridge learns MACs at the tap, where these are fixed."""
+        return not fixed and not self.beside_vf
+
     def differs(self, link: Link, macs: ObservedMacs) -> bool:
         """Whether anything that can be changed on a live tap differs from the desired state.
 
@@ -295,7 +306,7 @@ class Tap:
         fixed = frozenset({self.mac} - {""} - macs.elsewhere)
         stamped = not self.stamp or stamp_of(link) == self.stamp
         grouped = self.group in (None, link.group)
-        placed = self.in_place(link) and (link.learning, macs.here) == (not fixed, fixed)
+        placed = self.in_place(link) and (link.learning, macs.here) == (self.learns(fixed), fixed)
         placed = placed and (self.service or link.flooding == (not self.shut))
         return not (stamped and grouped and placed and (self.service or (link.up and not link.ipv6)))
 
@@ -308,7 +319,16 @@ class DesiredPort:
     overlay: Overlay | None
 
     @classmethod
-    def of(cls, intent: Intent) -> Self:
+    def of(cls, intent: Intent, vf_macs: frozenset[VfMac]) -> Self:
+        """``vf_macs``: what VFs have. A standby does not keep its MAC from its VM's VF, which is used first.
+
+        The guest drops what comes to the standby then (``net_failover_handle_frame`` in
+        drivers/net/net_failover.c). The bridge learns that the MAC is at its uplink, and floods what is sent to
+        it before. At the standby it learns nothing: what the guest sends there while the VF comes would keep
+        frames from the VF.
+        """
         assert intent.spec is not None
         tap = Tap.of(intent.port_id, intent.spec, intent.stamp, Gate.of(intent))
+        if intent.standby and VfMac(tap.mac, intent.spec.network.vlan_id or 0) in vf_macs:
+            tap = replace(tap, mac="", beside_vf=True)
         return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay)

@@ -48,7 +48,7 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
     for intent in sorted(intents, key=lambda i: i.port_id):
         if intent.spec is None:
             continue
-        one = DesiredPort.of(intent)
+        one = DesiredPort.of(intent, seen.vf_macs)
         error = _refusal(settings, one, seen)
         if error:
             refused[intent.port_id] = error

@@ -30,7 +30,7 @@ class PlaceDevice(TapChange):
         links.set(tap.name, alias=with_stamp(tap.mark, tap.stamp or stamp_of(link)))
         kernel.tc.set_guard(link.index, tap.guard)
         links.set(tap.name, master=tap.bridge)
-        links.set(tap.name, learning=not fix_mac(kernel, link.index, tap.mac))
+        links.set(tap.name, learning=tap.learns(fix_mac(kernel, link.index, tap.mac)))
 
 
 @dataclass(frozen=True)

@@ -109,13 +109,15 @@ def team_interfaces(persistent: str, transient: str, name: str) -> str:
     """The two NICs of a team, the persistent one first. ``name`` distinguishes teams of a domain.
 
     libvirt refers to the persistent NIC by its alias; an alias set by the user must begin with
-    ``ua-``.
+    ``ua-``. Both have one: by their MAC alone libvirt finds two devices (``virDomainNetFindIdx`` in
+    src/conf/domain_conf.c), and detaches neither.
     """
     alias = f"ua-{name}"
     stays, goes = fragments(persistent + transient)
     etree.SubElement(stays, "teaming", type="persistent")
     etree.SubElement(stays, "alias", name=alias)
     etree.SubElement(goes, "teaming", type="transient", persistent=alias)
+    etree.SubElement(goes, "alias", name=f"{alias}-vf")
     return text(stays) + text(goes)
 
 

@@ -472,8 +472,11 @@ def test_frames_are_lost_only_while_a_vf_comes_and_goes(
     pf: str, agent: PrivateAgent, far: str, tmp_path: Path
 ) -> None:
     """The VM's virtio NIC is on a bridge with the PF, and the wire has no other way to it. Pings go
-    all the time; the VM's two NICs are two processes that answer them."""
+    all the time; the VM's two NICs are two processes that answer them. A neighbour on that bridge finds
+    the VM where it is, too."""
     before = whole_state(pf, functions())
+    near_spec = make_spec(2, backend="linuxbridge")
+    near_tap = put(agent, "near", near_spec)["binding"]["device"]
     mac, log = make_spec()["mac"], tmp_path / "pings.log"
     binding = put(agent, "nic1", make_spec(vf={"teaming": True}))["binding"]
     standby = agent.get(f"/v1/ports/{binding['standby_port_id']}")[1]["binding"]
@@ -496,14 +499,38 @@ def test_frames_are_lost_only_while_a_vf_comes_and_goes(
         stream.wait_for(is_so, DEADLINE_S, way)
         return answered(log)[-1]
 
-    with TapVm("vm", None, tap, mac, "10.9.0.5"), Daemon("ping", pings, log) as stream:
+    def wait_near(near: TapVm, through_tap: bool) -> None:
+        """Wait until the neighbour's pings are answered this way."""
+
+        def are_so() -> bool:
+            frames = to_tap()
+            return all(near.pings("10.9.0.5") for _ in range(5)) and (to_tap() - frames >= 5) is through_tap
+
+        wait_for(are_so, DEADLINE_S, f"the neighbour reaches the VM: {'virtio NIC' if through_tap else 'VF'}")
+
+    # The emulated NIC gives what VFs send to the PF only for MACs that the PF has.
+    on_pf = [near_spec["mac"], "dev", pf, "self"]
+    run(["bridge", "fdb", "add", *on_pf, "permanent"])
+    with (
+        TapVm("vm", None, tap, mac, "10.9.0.5") as virtio,
+        TapVm("near", None, near_tap, near_spec["mac"], "10.9.0.6") as near,
+        Daemon("ping", pings, log) as stream,
+    ):
+        near.ip("neigh", "replace", "10.9.0.5", "lladdr", mac, "dev", "eth0")
         before_it = steady("the virtio NIC answers", through_tap=True)
+        wait_near(near, through_tap=True)
         with with_libvirt(pf, mac), vm(binding["pci_address"], tmp_path / "vm.log"):
             with_it = steady("the VF answers", through_tap=False)
+            virtio.ip("link", "set", "eth0", "down")  # a guest drops what comes here now
+            wait_near(near, through_tap=False)
+            virtio.ip("link", "set", "eth0", "up")
         without_it = steady("the virtio NIC answers again", through_tap=True)
+        wait_near(near, through_tap=True)
         assert vf_info(pf)[0]["address"] == NO_MAC
     lost = set(range(before_it, without_it)) - set(answered(log))
     comes = {number for number in lost if number < with_it}
     print(f"lost while the VF came: {len(comes)}, while it went: {len(lost - comes)}")
+    run(["bridge", "fdb", "delete", *on_pf])
+    delete(agent, "near")
     delete(agent, "nic1")
     assert whole_state(pf, functions()) == before

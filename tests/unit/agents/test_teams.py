@@ -127,6 +127,7 @@ def test_both_come_and_are_told_as_one(running: Agent, hosts: Hosts) -> None:
     alias = stays.find("alias").get("name")
     assert alias.startswith("ua-") and stays.find("teaming").attrib == {"type": "persistent"}
     assert goes.find("teaming").attrib == {"type": "transient", "persistent": alias}
+    assert goes.find("alias").get("name") == f"{alias}-vf", "libvirt finds each by its XML"
     assert stays.find("mac").get("address") == goes.find("mac").get("address") == SPEC.mac
     needs = port.binding.domain_requirements
     assert needs.vfio and needs.numa_node == 1
