@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from tests.lab.steps import scene_linuxbridge, scene_ovs, scene_vdpa
@@ -46,7 +47,7 @@ def injected(
         cases = matrix.record()[shard[0] - 1 :: shard[1]]
         if sampled is not None:  # each of these takes as long as the agent's deadlines
             cases = [case for case in cases if case[1].kind not in ("hang", "late")]
-        return matrix.run(cases, seconds, print)
+        return matrix.run(cases, seconds, partial(print, flush=True))
 
 
 def main() -> int:

@@ -208,7 +208,11 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                length = int(self.headers["Content-Length"])
+                sent = self.rfile.read(length)
+                if len(sent) < length:
+                    return  # the agent died in the middle of it
+                body = json.loads(sent)
                 with receiver.counted(self.path), receiver.counted("all"):
                     receiver.calls.put((self.path, self.headers["taskuuid"], body))
                     receiver.answers.wait(DEADLINE_S)
