@@ -20,6 +20,9 @@ LOG = logging.getLogger(__name__)
 #: ``announce-initial`` 50 ms, ``announce-step`` 100 ms in migration/options.c).
 _GAPS_S = (0.05, 0.15, 0.25, 0.35)
 _SEND_S = 2.0
+#: Seconds after which one that failed is sent again, and seconds for as long as that is tried. A vswitchd
+#: that is restarted or overloaded is there again within that time; later the guest has sent something itself.
+_AGAIN_S, _TRIED_S = 1.0, 60.0
 
 
 class Announcer:
@@ -47,9 +50,9 @@ class Announcer:
             self._expected.discard(port_id)
             self._count += 1
             self._going[port_id] = self._count
-            self._round(port_id, self._count, 0)
+            self._round(port_id, self._count, 0, time.monotonic() + _TRIED_S)
 
-    def _round(self, port_id: str, number: int, turn: int) -> None:
+    def _round(self, port_id: str, number: int, turn: int, until: float) -> None:
         record = self._ports.store.get(port_id)
         is_open = (
             record is not None
@@ -61,15 +64,18 @@ class Announcer:
         if self._going.get(port_id) != number or record is None or not is_open or migrates is None:
             self._end(port_id, number)
             return
+        gap_s = _GAPS_S[turn] if turn < len(_GAPS_S) else None
         try:
             migrates.announce([self._ports.intent(record)], time.monotonic() + _SEND_S)
+            turn += 1
         except NetpluginError as error:
+            gap_s = _AGAIN_S if time.monotonic() < until else None
             LOG.warning("not announced: %s", error, extra={"port_id": port_id})
-        if turn >= len(_GAPS_S) or self.later is None:
+        if gap_s is None or self.later is None:
             self._end(port_id, number)
             return
-        again = partial(self.later, partial(self._round, port_id, number, turn + 1))
-        timer = threading.Timer(_GAPS_S[turn], again)
+        again = partial(self.later, partial(self._round, port_id, number, turn, until))
+        timer = threading.Timer(gap_s, again)
         timer.daemon = True
         timer.start()
 

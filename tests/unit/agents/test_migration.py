@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -14,6 +14,7 @@ import pytest
 
 from agents.metrics import Metrics
 from agents.migration_check import compared
+from agents.ports import announcer
 from agents.ports.migration import followed, is_news, opens, outcome
 from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.reconciler import Reconciler
@@ -25,11 +26,14 @@ from netplugin.api.errors import (
     HostError,
     NetpluginError,
     NotFound,
+    OperationTimeout,
     Unsupported,
 )
 from netplugin.api.migration import Activation, Migration, MigrationPhase
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest, MigrationStep
 from netplugin.api.models import BackendInfo, DomainPolicy, Features, PortSpec, PortState, RenderRequest
+from netplugin.backend import Intent
+from tests.lab.processes import wait_for
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent
 from tests.unit.fakes import FakeBackend, FakeHost
 
@@ -425,6 +429,35 @@ def test_a_port_is_announced_five_times_unless_it_goes(running: tuple[Agent, str
         while made.host.announced.count("p") < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert made.host.announced.count("p") == 5 and 1 <= made.host.announced.count("q") < 5
+
+
+def test_an_announcement_that_fails_is_sent_again(
+    running: tuple[Agent, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when vswitchd is away: the network would not learn where the VM is before it sends something."""
+    made, url = running
+    monkeypatch.setattr(announcer, "_AGAIN_S", 0.01)
+    left, announce = [3], FakeBackend.announce
+
+    def fails(self: FakeBackend, intents: Sequence[Intent], deadline: float) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OperationTimeout("vswitchd does not answer", step="announce")
+        announce(self, intents, deadline)
+
+    monkeypatch.setattr(FakeBackend, "announce", fails)
+    with Client(url) as client:
+        client.migrate_port("p", MigrateRequest(phase="prepare", port=PORT))
+        client.migrate_port("p", MigrateRequest(phase="activate"))
+        wait_for(lambda: made.host.announced.count("p") == 5, DEADLINE_S, "all are sent")
+        # While it fails for longer than that, the rest is left to the guest.
+        left[0] = 1 << 30
+        monkeypatch.setattr(announcer, "_TRIED_S", 0.05)
+        client.migrate_port("q", MigrateRequest(phase="prepare", port=PORT))
+        client.migrate_port("q", MigrateRequest(phase="activate"))
+        going = made.service._workers["fake"].reconciler.announcer._going
+        wait_for(lambda: not going and left[0] < 1 << 30, DEADLINE_S, "it is given up")
+    assert made.host.announced.count("q") == 0
 
 
 # -- before a migration --------------------------------------------------------------------------------
