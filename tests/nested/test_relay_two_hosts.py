@@ -233,7 +233,7 @@ def test_the_mac_goes_with_the_vm(hosts: tuple[Host, Host], spec: dict[str, Any]
             f"leave {left_ms} ms, activate {activated_ms} ms, both neighbours answered {reached_ms} ms later"
         )
         assert not two.is_closed() and one.is_closed() and two.opened_with() == ""
-        wait_for(lambda: heard() >= 1, DEADLINE_S, "the network has heard of it")
+        wait_for(lambda: heard() >= 5, DEADLINE_S, "the network has heard of it")
         two.is_killed()
         assert two.phase() == "activated"
         wait_reached(hosts, "the agent was killed after activate")
@@ -282,7 +282,7 @@ def test_an_aborted_migration_gives_the_mac_back(hosts: tuple[Host, Host]) -> No
         with announced(two) as heard:
             one.step("abort")
             wait_reached(hosts, "it is open again at the source")
-            wait_for(lambda: heard() >= 1, DEADLINE_S, "the network has heard of it")
+            wait_for(lambda: heard() >= 5, DEADLINE_S, "the network has heard of it")
         one.is_killed()
         wait_reached(hosts, "the agent was killed after abort")
     assert one.agent.call("DELETE", "/v1/ports/nic1")[0] == 204

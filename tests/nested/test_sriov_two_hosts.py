@@ -90,11 +90,12 @@ def host(name: str, nic: Nic, directory: Path, number: int) -> Iterator[Host]:
         run(["ip", "link", "set", pf, "netns", name])
         stack.callback(run, within(name, ["ip", "link", "set", pf, "netns", "1"]))
         run(within(name, ["ip", "link", "set", pf, "up"]))
-        carrier = within(name, ["cat", f"/sys/class/net/{pf}/carrier"])
-        wait_for(lambda: run(carrier).strip() == "1", DEADLINE_S, f"{pf} has a carrier")
         functions = stack.enter_context(nics.virtual_functions(nic, 3))
         # On the emulated NIC frames of this VLAN reached the other PF only once a VF of each had it.
         run(within(name, ["ip", "link", "set", pf, "vf", "2", "vlan", "100"]))
+        # It was reset for its VFs.
+        carrier = within(name, ["cat", f"/sys/class/net/{pf}/carrier"])
+        wait_for(lambda: run(carrier).strip() == "1", DEADLINE_S, f"{pf} has a carrier")
         options = {
             "agent": {"enabled_backends": "sriov,linuxbridge", "teaming_backend": "linuxbridge"},
             "sriov": {"devices": f"physnet1:{pf}#0-1"},

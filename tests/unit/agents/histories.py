@@ -34,6 +34,9 @@ class Call:
     meets: Callable[[Any], bool] = lambda value: True
 
 
+#: The most open calls of one value: each may have taken effect, or not, or have found its condition unmet, so
+#: one more triples the search.
+MOST_OPEN = 4
 #: A value, and the open calls before it: the number of each, and whether its condition was met.
 Configuration = tuple[Any, frozenset[tuple[int, bool]]]
 
@@ -51,7 +54,12 @@ class History:
         #: All that came about, oldest first.
         self.told: list[str] = []
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._open) >= MOST_OPEN
+
     def begins(self, call: Call) -> None:
+        assert not self.is_full
         self._open[call.number] = call
         self.told.append(f"{call.number} begins: {call.what}")
 

@@ -162,6 +162,10 @@ class Machine(RuleBasedStateMachine):
         meets: Callable[[Any], bool] = lambda value: True,
         crash_at: int | None = None,
     ) -> None:
+        if any(self.histories[name].is_full for name in effects):
+            self.visited["too many open calls for one more"] += 1
+            call.close()
+            return
         number = next(self.numbers)
         for name, effect in effects.items():
             self.histories[name].begins(Call(number, what[name], effect, meets))
