@@ -25,7 +25,8 @@ from agents.ports.drift import CHECK_S
 from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.quarantines import Quarantines
 from agents.ports.reconciler import Reconciler
-from agents.ports.teams import Teams
+from agents.ports.team_vfs import TeamVfs
+from agents.ports.teams import Teams, standby_id
 from agents.service_ports import ServicePorts
 from agents.store.marks import StoreMarks
 from agents.store.port_table import Record
@@ -51,7 +52,7 @@ from netplugin.api.models import (
 )
 from netplugin.backend import Backend, Intent, Observation
 from netplugin.host.shared import Host
-from netplugin.host.usability import Usability
+from netplugin.host.usability import Usability, Wake
 
 if TYPE_CHECKING:
     from agents.domains import Domains
@@ -87,10 +88,11 @@ class Service:
         self._broken = broken
         self._timeout_s = float(conf.agent.operation_timeout)
         self.off_loop = OffLoop()
-        quarantines = Quarantines()
+        quarantines, team_vfs = Quarantines(), TeamVfs()
+        team_vfs.moved = self._wake_standby
         self._workers = {
             name: BackendWorker(
-                Reconciler(backend, store, metrics, marks, quarantines),
+                Reconciler(backend, store, metrics, marks, quarantines, team_vfs),
                 host.supervisor,
                 batch_size=conf.agent.batch_size,
                 interval_s=float(conf.agent.reconcile_interval),
@@ -140,6 +142,13 @@ class Service:
             self._validate,
             self._would_place,
         )
+
+    def _wake_standby(self, port_id: str) -> None:
+        """Have the standby of a team leave frames to the VF, or take them again (callable from any thread)."""
+        record = self._store.get(standby_id(port_id))
+        worker = self._workers.get(record.spec.backend) if record is not None else None
+        if record is not None and worker is not None:
+            worker.wake(Wake("its VM took its VF or gave it back", frozenset({record.port_id})))
 
     async def _would_place(self, vm_id: str, request: RenderRequest) -> None:
         await (await self.domains()).would_place(vm_id, request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
 from netplugin.api.errors import (
@@ -61,6 +62,19 @@ class Overlay:
     local_vlan: int
 
 
+class TeamVf(Enum):
+    """The VF of a VM that has a port as its standby: a virtio NIC with the same MAC.
+
+    ``IN_USE``: the VM has the VF, or is about to get it, so frames for the MAC are to be left to the VF.
+    ``UNKNOWN``: not seen yet, so what the host does with them stays.
+    """
+
+    NONE = "none"
+    UNKNOWN = "unknown"
+    IN_USE = "in use"
+    FREE = "free"
+
+
 @dataclass(frozen=True)
 class Intent:
     """The desired state of a port: its spec and claims, or (``spec`` None) its removal.
@@ -69,8 +83,8 @@ class Intent:
     store and the commit of the port's record; it is written to the host with the mark of the port.
     If empty, nothing is written. ``closed``: everything of the port is there, and nothing is forwarded
     from or to it (its VM runs on another host). ``follows_guest``: it is closed until its VM runs here,
-    which the backend reports (``ObservedPort.guest``). ``standby``: the VM has a VF with the same MAC, and
-    uses this port while it is without the VF.
+    which the backend reports (``ObservedPort.guest``).
+    ``team_vf``: of the VM, if this port is a standby.
     """
 
     port_id: str
@@ -80,7 +94,7 @@ class Intent:
     stamp: str = ""
     closed: bool = False
     follows_guest: bool = False
-    standby: bool = False
+    team_vf: TeamVf = TeamVf.NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +140,8 @@ class Change:
 
     #: Whether the host takes any number of such steps at once without holding up its other work.
     is_light: ClassVar[bool] = False
+    #: Whether the step follows from what a guest did, such as taking its VF: the host has not drifted.
+    follows_guest: ClassVar[bool] = False
 
     ports: tuple[str, ...]
     physical_network: str = field(default="", kw_only=True, compare=False)

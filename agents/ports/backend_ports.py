@@ -11,6 +11,7 @@ from agents.host_events import HostEvents
 from agents.metrics import Metrics
 from agents.ports.announcer import Announcer
 from agents.ports.operations import Begun
+from agents.ports.team_vfs import TeamVfs
 from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.errors import (
@@ -21,7 +22,7 @@ from netplugin.api.migration import MigrationPhase
 from netplugin.api.models import (
     PortState,
 )
-from netplugin.backend import Backend, Intent, Observation, ObservedPort
+from netplugin.backend import Backend, Intent, Observation, ObservedPort, TeamVf
 from netplugin.host.usability import Usability
 from netplugin.optional import Extras
 
@@ -33,9 +34,15 @@ class BackendPorts:
     """What plug, undo and drift share. Not thread-safe, but ``usable``, ``may_keep`` and ``observed``."""
 
     def __init__(
-        self, backend: Backend[Observation], store: Store, metrics: Metrics, events: HostEvents
+        self,
+        backend: Backend[Observation],
+        store: Store,
+        metrics: Metrics,
+        events: HostEvents,
+        team_vfs: TeamVfs | None = None,
     ) -> None:
         self.backend = backend
+        self._team_vfs = team_vfs or TeamVfs()
         self.extras = Extras.of(backend)
         self.store = store
         self.metrics = metrics
@@ -79,8 +86,13 @@ class BackendPorts:
             stamp,
             closed=self.is_closed(record),
             follows_guest=_follows_guest(record),
-            standby=record.standby_of is not None,
+            team_vf=self._team_vfs.of(record.standby_of) if record.standby_of else TeamVf.NONE,
         )
+
+    def see(self, observed: Mapping[str, ObservedPort], *, whole: bool = False) -> None:
+        """Use what the host has of these ports. ``whole``: it has no others."""
+        self.observed = dict(observed) if whole else {**self.observed, **observed}
+        self._team_vfs.see(self.store, observed)
 
     def is_closed(self, record: Record) -> bool:
         """Whether nothing may be forwarded from or to the port, because of its migration.

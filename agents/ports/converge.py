@@ -119,11 +119,11 @@ def converge(
     observed = dict(by_claims.observed_ports(intents, seen) if by_claims else seen.ports)
     kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
     for change in done:
-        ports.metrics.changed(backend.name, type(change).__name__, why)
+        ports.metrics.changed(backend.name, type(change).__name__, "guest" if change.follows_guest else why)
     for claim, reason in unfit.items():
         LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
     ports.store.quarantine(unfit)
-    ports.observed = {**ports.observed, **observed}
+    ports.see(observed)
     return Converged(failed, observed, tuple(done), kept, left, of_networks, seen)
 
 

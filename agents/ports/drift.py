@@ -137,9 +137,13 @@ class Drift:
         if dry_run:
             report.errors = [e.for_port(p).problem() for p, e in plan.refused.items()]
             return report
+        drifted = [
+            told for told, change in zip(planned, plan.changes, strict=True) if not change.follows_guest
+        ]
         for change in planned:
-            LOG.warning("drift: %s", change.detail, extra={"port_id": ",".join(change.ports)})
-        self._ports.events.drift_found(planned)
+            level, why = (logging.WARNING, "drift") if change in drifted else (logging.INFO, "its guest")
+            LOG.log(level, "%s: %s", why, change.detail, extra={"port_id": ",".join(change.ports)})
+        self._ports.events.drift_found(drifted)
         if ports is None:
             self._looks_again = False
         result = self._converge_in_chunks(intents, seen, plan, watch, ports is None, batch_size)
@@ -150,7 +154,7 @@ class Drift:
         if ports is None:
             self._ports.follow(records.values())
         left = {change.describe() for change in result.left}
-        self._ports.events.drift_handled(planned, {*result.failed, *left})
+        self._ports.events.drift_handled(drifted, {*result.failed, *left})
         if accepts:
             self._marks.accept(self._ports.backend.name)
         if ports is None and not planned:  # the observation is what the host has now
@@ -251,7 +255,7 @@ class Drift:
                 self._ports, intents, deadline, watch, "drift", whole=whole, seen=seen, plan=plan
             )
         if whole:
-            self._ports.observed = dict(result.observed)
+            self._ports.see(result.observed, whole=True)
             self._note_networks(result.seen)
         return result
 

@@ -14,6 +14,7 @@ from agents.ports.backend_ports import BackendPorts
 from agents.ports.drift import Drift
 from agents.ports.plug import Plug
 from agents.ports.quarantines import Quarantines
+from agents.ports.team_vfs import TeamVfs
 from agents.store.marks import StoreMarks
 from agents.store.store import Store
 from netplugin.api.errors import NetpluginError
@@ -33,12 +34,13 @@ class Reconciler:
         metrics: Metrics,
         marks: StoreMarks | None = None,
         quarantines: Quarantines | None = None,
+        team_vfs: TeamVfs | None = None,
     ) -> None:
-        """Backends that share a pool share ``quarantines``."""
+        """Backends that share a pool share ``quarantines``, and those of the ports of a team ``team_vfs``."""
         self.backend = backend
         self.quarantines = quarantines or Quarantines()
         self.events = HostEvents(store.events, backend.name)
-        self._ports = ports = BackendPorts(backend, store, metrics, self.events)
+        self._ports = ports = BackendPorts(backend, store, metrics, self.events, team_vfs)
         plug = Plug(ports)
         drift = Drift(ports, marks or StoreMarks(store), self.quarantines)
         self.announcer = ports.announcer

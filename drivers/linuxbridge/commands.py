@@ -30,7 +30,6 @@ from netplugin.host.nftables import (
     SetChain,
 )
 from netplugin.host.tc import Tbf, Tc
-from netplugin.host.vf_macs import VfMacs
 from netplugin.host.vxlan_filter import VxlanFilter
 
 
@@ -44,7 +43,6 @@ class BridgeKernel:
     nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
     vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
     members: BridgeMembers = field(default_factory=lambda: BridgeMembers(Links()))
-    vf_macs: VfMacs = field(default_factory=VfMacs)
 
     @classmethod
     def make(cls, local_ip: str) -> BridgeKernel:
@@ -349,6 +347,8 @@ class RenameTap(TapChange):
 class SetTap(TapChange):
     def describe(self) -> str:
         macs = f"MAC {self.tap.mac} fixed" if self.tap.mac else "MACs learned"
+        if self.tap.left_to_vf:
+            macs = f"MAC {self.tap.left_to_vf} left to the VF"
         where = f"put tap {self.tap.name} on {self.tap.bridge}"
         shut = ", closed to what it is not known to have" if self.tap.shut else ""
         return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}{shut}"
@@ -362,6 +362,15 @@ class SetTap(TapChange):
             return
         fixed = fix_mac(kernel, link.index, tap.mac)
         links.set(tap.name, learning=tap.learns(fixed), flooding=not tap.shut, up=True)
+        if tap.left_to_vf:
+            kernel.fdb.release(link.index, tap.left_to_vf)
+
+
+@dataclass(frozen=True)
+class MoveMac(SetTap):
+    """Only where the bridge has the MAC changes, because the VM took its VF or gave it back."""
+
+    follows_guest = True
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class LinuxBridge(
         """``kernel``: a model, for tests; None for the real one."""
         conf.register_opts(OPTIONS, group=GROUP)
         configured = Settings.read(conf)
-        self._networks = networks = networks_of(host)
+        networks = networks_of(host)
         networks.configure(configured.networks())
         self._current = Derived(networks, configured.with_networks)
         #: Those that the last observation was made with.
@@ -229,14 +229,10 @@ class LinuxBridge(
     def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
         self._observed_with = self._settings
         number = self._watch.number() if self._watch else 0
-        with_vfs = any(network.sriov for network in self._networks.now.all.values())
-        reader = BridgeReader(self._observed_with, self._kernel, ports, with_vfs)
-        seen = self._with_guests(reader.read(deadline))
+        seen = self._with_guests(BridgeReader(self._observed_with, self._kernel, ports).read(deadline))
         if self._watch:
             indices = frozenset(bridge.link.index for bridge in seen.bridges.values())
             self._watch.observed(number, frozenset(seen.services), indices)
-            macs = {i: seen.macs[tap.name].own for i, tap in seen.taps.items() if tap.name in seen.macs}
-            self._watch.observed_macs(seen.vf_macs, macs, whole=ports is None)
         if ports is None:
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))
@@ -269,8 +265,10 @@ class LinuxBridge(
         return replace(seen, ports=ports)
 
     def announce(self, intents: Sequence[Intent], deadline: float) -> None:
-        """The bridge has the MAC on the port as soon as the port is open. What QEMU and the guest send when
-        the guest goes on passes the tap, and tells the network."""
+        """The bridge has the MAC on the port as soon as the port is open (of a standby: and its VF is free).
+
+        What QEMU and the guest send when the guest goes on passes the tap, and tells the network.
+        """
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         ours = [change for change in changes if isinstance(change, BridgeChange)]
@@ -286,16 +284,13 @@ class LinuxBridge(
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         try:
-            self._watch = BridgeWatch(wake, self._interfaces, self._nics, self._supervisor)
+            self._watch = BridgeWatch(wake, self._interfaces, self._supervisor)
         except OSError as refused:
             LOG.warning("linuxbridge: no kernel events, so only periodic reads find drift: %s", refused)
         super().watch(wake)
 
     def _interfaces(self) -> frozenset[str]:
         return frozenset(filter(None, self._settings.physical_interfaces.values()))
-
-    def _nics(self) -> Mapping[str, int]:
-        return self._kernel.vf_macs.nics
 
     def close(self) -> None:
         if self._watch is not None:

@@ -20,13 +20,12 @@ from drivers.linuxbridge.segments import (
     without_stamp,
 )
 from netplugin.api.models import PortSpec
-from netplugin.backend import Intent, Observation, Overlay
+from netplugin.backend import Intent, Observation, Overlay, TeamVf
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.link_values import BondMember, Link, LinuxBond
 from netplugin.host.names import TAP, TAP_GROUP, device_name
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing, Tbf
-from netplugin.host.vf_macs import VfMac
 from netplugin.host.vxlan_filter import VxlanSources
 
 # -- The observed state of the host for the linuxbridge backend, as ``plan`` needs it. ------------
@@ -81,13 +80,11 @@ class ObservedInterface:
 class ObservedMacs:
     """Static MACs that a bridge has on a tap (``netplugin.host.fdb``).
 
-    ``elsewhere``: the MAC of the port, if the bridge has it on another one. ``own``: the MAC of the port, by
-    its rules; empty if its VM may use others.
+    ``elsewhere``: the MAC of the port, if the bridge has it on another one.
     """
 
     here: frozenset[str] = frozenset()
     elsewhere: frozenset[str] = frozenset()
-    own: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,6 @@ class BridgeObservation(Observation):
     peers: Mapping[str, frozenset[str]] = field(default_factory=dict)
     #: By tap, for taps that are on a bridge.
     macs: Mapping[str, ObservedMacs] = field(default_factory=dict)
-    #: What VFs have; empty if no physical network of the agent has VFs.
-    vf_macs: frozenset[VfMac] = frozenset()
     #: The allowed senders of VXLAN networks; None if there is no table or no such network in scope.
     sources: VxlanSources | None = None
     #: VLAN and VXLAN devices that are not ours, by name.
@@ -221,8 +216,10 @@ class Tap:
     guard: BpfProgram
     #: The only MAC that the VM may use; empty if it may use others: the bridge then learns.
     mac: str = ""
-    #: Whether a VF of the VM has its MAC, so that the bridge must not have it here.
-    beside_vf: bool = False
+    #: The MAC that the bridge leaves to a VF of the VM: neither fixed nor learned here; empty: none.
+    left_to_vf: str = ""
+    #: Whether it is not known yet if the VM has a VF: the bridge then has its MAC where it had it.
+    vf_unknown: bool = False
     #: Rate limits of what the VM receives (ingress) and sends (egress).
     ingress: Tbf | None = None
     egress: Tbf | None = None
@@ -295,7 +292,7 @@ class Tap:
 
     def learns(self, fixed: Collection[str]) -> bool:
         """Whether the bridge learns MACs at the tap, where these are fixed."""
-        return not fixed and not self.beside_vf
+        return not fixed and not self.left_to_vf
 
     def differs(self, link: Link, macs: ObservedMacs) -> bool:
         """Whether anything that can be changed on a live tap differs from the desired state.
@@ -304,9 +301,10 @@ class Tap:
         """
         # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
         fixed = frozenset({self.mac} - {""} - macs.elsewhere)
+        with_macs = self.vf_unknown or (link.learning, macs.here) == (self.learns(fixed), fixed)
         stamped = not self.stamp or stamp_of(link) == self.stamp
         grouped = self.group in (None, link.group)
-        placed = self.in_place(link) and (link.learning, macs.here) == (self.learns(fixed), fixed)
+        placed = self.in_place(link) and with_macs
         placed = placed and (self.service or link.flooding == (not self.shut))
         return not (stamped and grouped and placed and (self.service or (link.up and not link.ipv6)))
 
@@ -317,18 +315,17 @@ class DesiredPort:
     spec: PortSpec
     segment: Segment
     overlay: Overlay | None
+    is_standby: bool = False
 
     @classmethod
-    def of(cls, intent: Intent, vf_macs: frozenset[VfMac]) -> Self:
-        """``vf_macs``: what VFs have. A standby does not keep its MAC from its VM's VF, which is used first.
-
-        The guest drops what comes to the standby then (``net_failover_handle_frame`` in
-        drivers/net/net_failover.c). The bridge learns that the MAC is at its uplink, and floods what is sent to
-        it before. At the standby it learns nothing: what the guest sends there while the VF comes would keep
-        frames from the VF.
-        """
+    def of(cls, intent: Intent) -> Self:
         assert intent.spec is not None
         tap = Tap.of(intent.port_id, intent.spec, intent.stamp, Gate.of(intent))
-        if intent.standby and VfMac(tap.mac, intent.spec.network.vlan_id or 0) in vf_macs:
-            tap = replace(tap, mac="", beside_vf=True)
-        return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay)
+        if intent.team_vf is TeamVf.UNKNOWN and not intent.closed:
+            tap = replace(tap, vf_unknown=True)
+        elif intent.team_vf is TeamVf.IN_USE and not intent.closed:
+            # The guest drops what comes to the standby then (``net_failover_handle_frame`` in
+            # drivers/net/net_failover.c). What it sends there until it has the VF must not be learned.
+            tap = replace(tap, mac="", left_to_vf=intent.spec.mac)
+        is_standby = intent.team_vf is not TeamVf.NONE
+        return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay, is_standby)

@@ -42,8 +42,6 @@ class BridgeReader:
     settings: Settings
     kernel: BridgeKernel
     ports: Collection[str] | None
-    #: Whether VMs of this host may have VFs.
-    with_vfs: bool = False
 
     def read(self, deadline: float) -> BridgeObservation:
         start = time.monotonic()
@@ -115,7 +113,6 @@ class BridgeReader:
             queueing=self._queueing([*taps.values(), *shapers.values(), *guarded]),
             peers=self._peers(used, bridges, uplinks),
             macs=self._macs(table, taps, bridges),
-            vf_macs=self.kernel.vf_macs.read(anew=self.ports is None) if self.with_vfs else frozenset(),
             others={
                 name: link
                 for name, link in found.items()
@@ -210,7 +207,7 @@ class BridgeReader:
             mac = filters.only_mac(chain) if chain else ""
             if mac and not here and fdb.holder(tap.index, mac) not in (None, tap.index):
                 elsewhere = frozenset({mac})
-            found[tap.name] = ObservedMacs(here, elsewhere, mac)
+            found[tap.name] = ObservedMacs(here, elsewhere)
         return found
 
     def _queueing(self, devices: Iterable[Link]) -> dict[str, Queueing]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.commands import (
     CreateTap,
+    MoveMac,
     RemoveFilter,
     RemoveTable,
     RemoveTap,
@@ -48,7 +49,7 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
     for intent in sorted(intents, key=lambda i: i.port_id):
         if intent.spec is None:
             continue
-        one = DesiredPort.of(intent, seen.vf_macs)
+        one = DesiredPort.of(intent)
         error = _refusal(settings, one, seen)
         if error:
             refused[intent.port_id] = error
@@ -146,8 +147,10 @@ class _Ports:
             if found.guard != tap.guard:
                 guards.append(SetGuard((port_id,), tap.name, tap.guard))
             rates += set_rates(tap, link, self.seen)
-            if link is None or tap.differs(link, self.seen.macs.get(tap.name, ObservedMacs())):
-                plugged.append(SetTap((port_id,), tap))
+            macs = self.seen.macs.get(tap.name, ObservedMacs())
+            if link is None or tap.differs(link, macs):
+                has_moved = one.is_standby and link and not replace(tap, vf_unknown=True).differs(link, macs)
+                plugged.append((MoveMac if has_moved else SetTap)((port_id,), tap))
         rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
         return [*gone, *made, *guards, *self.filters(), *rates, *plugged]
 

@@ -32,7 +32,6 @@ from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
 from netplugin.host.usability import Wake
-from netplugin.host.vf_macs import VfMac, VfMacs
 
 # include/uapi/linux: rtnetlink.h (as a bit mask), netfilter/nfnetlink.h, netfilter.h
 _LINK_GROUP, _TC_GROUP, _NEIGH_GROUP = 1, 8, 3
@@ -111,51 +110,15 @@ class LinkNews:
         return []
 
 
-class VfNews:
-    """Decides which ports' MACs VFs got or lost. The kernel tells that something of a NIC changed, not what.
-
-    Not thread-safe.
-    """
-
-    def __init__(self, nics: Callable[[], Mapping[str, int]], vf_macs: VfMacs) -> None:
-        """``nics`` returns the indices of the NICs with VFs, by name."""
-        self._nics = nics
-        self._vf_macs = vf_macs
-        self._seen = frozenset[VfMac]()
-        self._ports: dict[str, str] = {}
-
-    def observed(self, seen: frozenset[VfMac], macs: Mapping[str, str], *, whole: bool) -> None:
-        """Use what was observed: what VFs have, and the MACs of ports by their IDs. ``whole``: of all ports."""
-        self._seen = seen
-        self._ports = {**({} if whole else self._ports), **macs}
-
-    def heard(self, event: LinkEvent) -> list[Wake]:
-        nics = self._nics()
-        if event.name not in nics:
-            return []
-        before, self._seen = self._seen, self._vf_macs.of(nics.values())
-        changed = {mac for mac, _ in before ^ self._seen}
-        ports = frozenset(port_id for port_id, mac in self._ports.items() if mac in changed)
-        return [Wake(f"a VF of {event.name} got or lost the MAC of a VM", ports)] if ports else []
-
-
 class BridgeWatch(KernelEventListener):
     """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
     ``suppress_own_events`` count as own. Events that the kernel dropped count as changes by others."""
 
     def __init__(
-        self,
-        wake: Callable[[Wake], None],
-        interfaces: Callable[[], frozenset[str]],
-        nics: Callable[[], Mapping[str, int]],
-        supervisor: Supervisor,
+        self, wake: Callable[[Wake], None], interfaces: Callable[[], frozenset[str]], supervisor: Supervisor
     ) -> None:
-        """``interfaces`` returns the uplinks, ``nics`` the indices of the NICs with VFs by name.
-
-        Raises: OSError if the kernel refuses the sockets.
-        """
+        """``interfaces`` returns the uplinks. Raises: OSError if the kernel refuses the sockets."""
         self._news = LinkNews(interfaces)
-        self._vf_news = VfNews(nics, VfMacs())
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
         self._links.bind((0, _LINK_GROUP | _TC_GROUP))
@@ -186,11 +149,6 @@ class BridgeWatch(KernelEventListener):
         with self._lock:
             self._tell(self._news.observed(since, services, bridges))
 
-    def observed_macs(self, seen: frozenset[VfMac], macs: Mapping[str, str], *, whole: bool) -> None:
-        """Wake for ports whose MACs VFs get or lose; see ``VfNews.observed``."""
-        with self._lock:
-            self._vf_news.observed(seen, macs, whole=whole)
-
     def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
         for kind, payload in _messages(self._links):
             if not kind:
@@ -199,7 +157,6 @@ class BridgeWatch(KernelEventListener):
                 yield from _of_rate(payload, own or frozenset())
             elif (event := link_event(kind, payload)) is not None:
                 yield from self._news.heard(event, own or frozenset())
-                yield from self._vf_news.heard(event)
         for kind, payload in _messages(self._learned):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if kind:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from drivers.vf.inventory import Inventory, Pf, Vf
-from drivers.vf.memory import no_mac
-from drivers.vf.plan import attributes_of, check_vlan_qos, observed_vf, vf_changes
+from drivers.vf.memory import locate, no_mac
+from drivers.vf.plan import attributes_of, check_vlan_qos, claim_of, observed_vf, vf_changes
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
@@ -141,8 +141,15 @@ def observed_ports(intents: Sequence[Intent], inventory: Inventory) -> Mapping[s
     for intent in intents:
         port = observed_vf(intent, inventory)
         if port is not None and intent.spec is not None:
+            port = replace(port, guest=_is_with_vm(intent, inventory))
             found[intent.port_id] = _with_rates(port, wanted(intent.spec))
     return found
+
+
+def _is_with_vm(intent: Intent, inventory: Inventory) -> bool | None:
+    claim = claim_of(intent)
+    vf = locate(inventory, claim) if claim is not None else None
+    return vf.is_with_vm if isinstance(vf, Vf) else None
 
 
 def _with_rates(port: ObservedPort, want: VfAttributes) -> ObservedPort:

@@ -6,6 +6,8 @@ kernel with igbvf and net_failover; it runs without KVM, in a guest that runs wi
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -106,6 +108,16 @@ class Pings:
 
     log: Path
     stream: Daemon
+    began: float
+
+    def sent(self) -> int:
+        """About how many were sent until now."""
+        return int((time.monotonic() - self.began) / EVERY_S)
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """The numbers of those between which two or more were not answered."""
+        there = sorted(set(answered(self.log)))
+        return [(before, after) for before, after in itertools.pairwise(there) if after - before > 2]
 
     def steady(self, at: Hypervisor, by_vf: bool) -> int:
         """Wait until some in a row are answered by this NIC of the VM; gives the number of the last."""
@@ -128,7 +140,7 @@ class Pings:
 def pings(host: Host, log: Path) -> Iterator[Pings]:
     command = ["stdbuf", "-oL", "ping", "-n", "-i", str(EVERY_S), ADDRESS]
     with Daemon("ping", within(host.peer.name, command), log) as stream:
-        yield Pings(log, stream)
+        yield Pings(log, stream, time.monotonic())
 
 
 @contextmanager
@@ -190,9 +202,12 @@ def test_libvirt_migrates_a_vm_with_a_vf(
         one.detach_vf()
         without = stream.steady(one, by_vf=False)
         one.host.step("leave", activation="auto")
+        leaves = stream.sent()
         downtime = one.migrates_to(two)
+        runs = stream.sent()
         moved = stream.steady(two, by_vf=False)
         lost = [stream.lost(with_it, without), stream.lost(without, moved)]
+        gaps = stream.gaps()
     two.host.step("commit")
     one.host.step("commit", 204)
     assert one.host.state() == here, "the source has given back the VF and the virtio NIC"
@@ -205,7 +220,7 @@ def test_libvirt_migrates_a_vm_with_a_vf(
     assert two.nics().keys() == {"ethernet", "hostdev"} and two.host.has_mac()
     assert one.libvirt.connect().listAllDomains() == []
     print(f"lost of a ping each {EVERY_S} s while the VF goes, the VM moves, a VF comes: {lost}")
-    print(f"downtime {downtime} ms")
+    print(f"downtime {downtime} ms; migration from ping {leaves} to {runs}; gaps of its pings: {gaps}")
     two.domain().destroy()
     assert two.host.agent.call("DELETE", "/v1/ports/nic1")[0] == 204
     assert two.host.state() == there

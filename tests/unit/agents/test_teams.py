@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,10 @@ from netplugin.api.models import (
     RenderRequest,
     VfInfo,
 )
+from netplugin.backend import Intent, TeamVf
+from netplugin.host.usability import Wake
 from netplugin.libvirt.interfaces import hostdev_interface
+from tests.lab.processes import wait_for
 from tests.unit.agent import DEADLINE_S, Agent, agent
 from tests.unit.fakes import FakeBackend, FakeHost, Write
 
@@ -439,3 +442,40 @@ def test_a_team_that_was_prepared_is_still_so_after_a_kill(hosts: Hosts, tmp_pat
         asyncio.run(second.service.teams.settle())
         assert second.service.port("p1").migration.phase == "prepared" and hosts.soft.shut == {BESIDE}
         assert step(second, "abort") is None and hosts.ports() == set()
+
+
+# -- the VF in use -------------------------------------------------------------------------------------
+
+
+def test_the_standby_learns_of_the_vf_that_its_vm_takes_and_gives_back(
+    running: Agent, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, TeamVf] = {}
+    plan = FakeBackend.plan
+
+    def noting(self: FakeBackend, intents: Sequence[Intent], observed: Any) -> Any:
+        seen.update({intent.port_id: intent.team_vf for intent in intents})
+        return plan(self, intents, observed)
+
+    monkeypatch.setattr(FakeBackend, "plan", noting)
+    put(running)
+    other = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
+    asyncio.run(running.service.put("alone", other))
+    card = running.service._workers["card"]
+    assert (seen[BESIDE], seen["p1"], seen["alone"]) == (TeamVf.UNKNOWN, TeamVf.NONE, TeamVf.NONE)
+    for has_it in (False, True, False):
+        hosts.card.guests["p1"] = has_it
+        card.wake(Wake("a NIC changed"))
+        expected = TeamVf.IN_USE if has_it else TeamVf.FREE
+        wait_for(lambda: seen[BESIDE] is expected, DEADLINE_S, "the standby is looked at")  # noqa: B023
+        assert (seen["p1"], seen["alone"]) == (TeamVf.NONE, TeamVf.NONE)
+    del hosts.card.guests["p1"]
+    seen.clear()
+    card.wake(Wake("the VF is not reported"))
+    running.service._workers["soft"].wake(Wake("a look"))
+    wait_for(lambda: {"p1", BESIDE} <= seen.keys(), DEADLINE_S, "both are looked at")
+    assert seen[BESIDE] is TeamVf.FREE, "a NIC that is reset says nothing of its VFs"
+    delete(running)
+    hosts.card.guests["p1"] = True
+    put(running)
+    wait_for(lambda: seen[BESIDE] is TeamVf.IN_USE, DEADLINE_S, "a team of the same name begins anew")

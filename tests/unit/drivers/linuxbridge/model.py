@@ -37,9 +37,6 @@ from netplugin.host.nftables import (
 from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.shared import Host
 from netplugin.host.tc import Queueing, Tbf, Tc
-from netplugin.host.vf_macs import VfMacs
-from netplugin.host.vf_messages import NicLink, VfAttributes
-from netplugin.host.vfs import Vfs
 from netplugin.host.vxlan_filter import VxlanFilter, VxlanKey, VxlanSources
 
 #: net1 stays on the host, net2 and net3 have an interface, net4 a bond.
@@ -323,29 +320,6 @@ class ModelVxlan(VxlanFilter):
         self.found = None
 
 
-class ModelVfs(Vfs):
-    """NICs with VFs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.nics: dict[int, NicLink] = {}
-        #: How often all interfaces were listed, and the NICs that were asked.
-        self.listed, self.asked = 0, list[int]()
-
-    def place(self, name: str, index: int, *vfs: tuple[str, int]) -> None:
-        """Have a NIC with these VFs: the MAC and the VLAN of each."""
-        numbered = enumerate(VfAttributes(mac, vlan) for mac, vlan in vfs)
-        self.nics[index] = NicLink(index, name, vfs=dict(numbered))
-
-    def links(self) -> dict[str, NicLink]:
-        self.listed += 1
-        return {link.name: link for link in self.nics.values()}
-
-    def link(self, index: int) -> NicLink | None:
-        self.asked.append(index)
-        return self.nics.get(index)
-
-
 class ModelNftables(Nftables):
     """The one table, at the level of the commands and of what is read."""
 
@@ -419,20 +393,13 @@ class Model:
         self.fdb = ModelFdb(self.links)
         self.tc = ModelTc(self.links)
         self.vxlan = ModelVxlan()
-        self.vfs = ModelVfs()
         self.links.deleted = self._forget
         self.links.unplugged = self.fdb.unplugged
         #: Its physical networks are those that the API made, which stay when the options change.
         self.host = Host(self._conf)
         self.host.locks = NoLocks()
         self._kernel = BridgeKernel(
-            self.links,
-            self.fdb,
-            self.tc,
-            self.nft,
-            self.vxlan,
-            ModelMembers(self.links),
-            VfMacs(self.vfs),
+            self.links, self.fdb, self.tc, self.nft, self.vxlan, ModelMembers(self.links)
         )
         self.configure(physical_interfaces=INTERFACES, local_ip=LOCAL_IP)
         for name in ("eth2", "eth3", UNDERLAY, "eth9"):

@@ -540,13 +540,19 @@ def test_a_teamed_vf_has_its_mac_in_the_nic_only_while_a_vm_has_it(
         is_done = world.reconciler.check(dry_run=True).changes == []
         return is_done and (vf.attributes.mac, vf.attributes.vlan) == (mac, 100)
 
-    assert settled(none) and vf.driver == VFIO
+    def guest() -> bool | None:
+        """What the standby is told of."""
+        assert world.check()
+        return world.reconciler.observed["a"].guest
+
+    assert settled(none) and vf.driver == VFIO and guest() is False
     world.model.start_vm(address, mac=spec.mac)
-    assert settled(spec.mac)
+    assert settled(spec.mac) and guest() is True
     vf.is_open = False
     assert settled(spec.mac), "libvirt starts a VM: it has written the MAC, and QEMU is to come"
+    assert guest() is True
     world.model.stop_vm(address)
-    assert settled(none)
+    assert settled(none) and guest() is False
     boundary, through = 0, False
     while not through:  # what is left, at whichever step the agent ends
         world.model.start_vm(address, mac=spec.mac)
