@@ -42,8 +42,6 @@ _FIRST_LOOK_S = 2.0
 GRACE_S = 10.0
 # First delay in seconds of a retry that the host requested; it doubles with each retry.
 _NEXT_TRY_FIRST_S = 0.05
-# Work that is handed back to the thread is not worth more waiting, in seconds.
-_LATER_S = 2.0
 # After a reconcile that a change of the host triggered, the next one waits for a multiple of its
 # duration, up to a limit. Frequent changes, and changes caused by reading, then use a fifth of the
 # thread.
@@ -228,9 +226,10 @@ class BackendWorker:
             self._wake.notify()
         return future
 
-    def _do_later(self, work: Work) -> None:
+    def _do_later(self, work: Work, within_s: float) -> None:
+        """Hand work back to the thread; if its turn does not come in time, it is left out."""
         with suppress(NetpluginError):  # the agent stops, or has too much to do for a repetition
-            self.job(work, self._clock() + _LATER_S)
+            self.job(work, self._clock() + within_s)
 
     def wake(self, why: Wake) -> None:
         """Schedule a reconcile because the host has changed (callable from any thread)."""

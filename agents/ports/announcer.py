@@ -20,6 +20,8 @@ LOG = logging.getLogger(__name__)
 #: ``announce-initial`` 50 ms, ``announce-step`` 100 ms in migration/options.c).
 _GAPS_S = (0.05, 0.15, 0.25, 0.35)
 _SEND_S = 2.0
+#: Seconds that a repetition may wait for its turn: it is not worth more.
+_TURN_S = 2.0
 #: Seconds after which one that failed is sent again, and seconds for as long as that is tried. A vswitchd
 #: that is restarted or overloaded is there again within that time; later the guest has sent something itself.
 _AGAIN_S, _TRIED_S = 1.0, 60.0
@@ -30,8 +32,9 @@ class Announcer:
 
     def __init__(self, ports: BackendPorts) -> None:
         self._ports = ports
-        #: Runs work in the worker's thread, in its turn. None: there are no later rounds.
-        self.later: Callable[[Callable[[], None]], None] | None = None
+        #: Runs work in the worker's thread, if its turn comes within so many seconds. None: there are no
+        #: later rounds.
+        self.later: Callable[[Callable[[], None], float], None] | None = None
         #: Ports to announce when they are known to be open on the host.
         self._expected: set[str] = set()
         #: The number of the last announcement of each port that is going on.
@@ -64,17 +67,18 @@ class Announcer:
         if self._going.get(port_id) != number or record is None or not is_open or migrates is None:
             self._end(port_id, number)
             return
-        gap_s = _GAPS_S[turn] if turn < len(_GAPS_S) else None
+        gap_s, turn_s = (_GAPS_S[turn] if turn < len(_GAPS_S) else None), _TURN_S
         try:
             migrates.announce([self._ports.intent(record)], time.monotonic() + _SEND_S)
             turn += 1
         except NetpluginError as error:
-            gap_s = _AGAIN_S if time.monotonic() < until else None
+            # What fails may keep the thread for seconds, so its repetition waits for as long as it is tried.
+            gap_s, turn_s = (_AGAIN_S if time.monotonic() < until else None), _TRIED_S
             LOG.warning("not announced: %s", error, extra={"port_id": port_id})
         if gap_s is None or self.later is None:
             self._end(port_id, number)
             return
-        again = partial(self.later, partial(self._round, port_id, number, turn, until))
+        again = partial(self.later, partial(self._round, port_id, number, turn, until), turn_s)
         timer = threading.Timer(gap_s, again)
         timer.daemon = True
         timer.start()

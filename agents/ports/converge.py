@@ -119,7 +119,8 @@ def converge(
     observed = dict(by_claims.observed_ports(intents, seen) if by_claims else seen.ports)
     kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
     for change in done:
-        ports.metrics.changed(backend.name, type(change).__name__, "guest" if change.follows_guest else why)
+        reason_of = "guest" if change.follows_guest and why == "drift" else why
+        ports.metrics.changed(backend.name, type(change).__name__, reason_of)
     for claim, reason in unfit.items():
         LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
     ports.store.quarantine(unfit)

@@ -137,12 +137,12 @@ class Drift:
         if dry_run:
             report.errors = [e.for_port(p).problem() for p, e in plan.refused.items()]
             return report
-        drifted = [
-            told for told, change in zip(planned, plan.changes, strict=True) if not change.follows_guest
-        ]
-        for change in planned:
-            level, why = (logging.WARNING, "drift") if change in drifted else (logging.INFO, "its guest")
-            LOG.log(level, "%s: %s", why, change.detail, extra={"port_id": ",".join(change.ports)})
+        drifted: list[PlannedChange] = []
+        for told, change in zip(planned, plan.changes, strict=True):
+            level, why = (logging.INFO, "its guest") if change.follows_guest else (logging.WARNING, "drift")
+            LOG.log(level, "%s: %s", why, told.detail, extra={"port_id": ",".join(told.ports)})
+            if not change.follows_guest:
+                drifted.append(told)
         self._ports.events.drift_found(drifted)
         if ports is None:
             self._looks_again = False

@@ -30,5 +30,6 @@ class TeamVfs:
             if record is not None and record.spec.vf.teaming:
                 self._in_use[port_id] = seen.guest
                 self.moved(port_id)
-        for port_id in [i for i in self._in_use if store.get(i) is None]:
-            self._in_use.pop(port_id, None)
+        for port_id in list(self._in_use):  # a copy at once: other backends add to it
+            if store.get(port_id) is None:
+                self._in_use.pop(port_id, None)

@@ -349,6 +349,8 @@ class SetTap(TapChange):
         macs = f"MAC {self.tap.mac} fixed" if self.tap.mac else "MACs learned"
         if self.tap.left_to_vf:
             macs = f"MAC {self.tap.left_to_vf} left to the VF"
+        if self.tap.vf_unknown:
+            macs = "MACs as they are"
         where = f"put tap {self.tap.name} on {self.tap.bridge}"
         shut = ", closed to what it is not known to have" if self.tap.shut else ""
         return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}{shut}"
@@ -360,8 +362,8 @@ class SetTap(TapChange):
         links.set(tap.name, mtu=tap.mtu, alias=alias, group=tap.group, master=tap.bridge)
         if (link := kernel.ours(tap.name)) is None:
             return
-        fixed = fix_mac(kernel, link.index, tap.mac)
-        links.set(tap.name, learning=tap.learns(fixed), flooding=not tap.shut, up=True)
+        learning = None if tap.vf_unknown else tap.learns(fix_mac(kernel, link.index, tap.mac))
+        links.set(tap.name, learning=learning, flooding=not tap.shut, up=True)
         if tap.left_to_vf:
             kernel.fdb.release(link.index, tap.left_to_vf)
 

@@ -315,17 +315,25 @@ class DesiredPort:
     spec: PortSpec
     segment: Segment
     overlay: Overlay | None
-    is_standby: bool = False
+    #: Of a standby: the tap if its VM did the other thing with its VF.
+    otherwise: Tap | None = None
 
     @classmethod
     def of(cls, intent: Intent) -> Self:
         assert intent.spec is not None
-        tap = Tap.of(intent.port_id, intent.spec, intent.stamp, Gate.of(intent))
-        if intent.team_vf is TeamVf.UNKNOWN and not intent.closed:
-            tap = replace(tap, vf_unknown=True)
-        elif intent.team_vf is TeamVf.IN_USE and not intent.closed:
-            # The guest drops what comes to the standby then (``net_failover_handle_frame`` in
-            # drivers/net/net_failover.c). What it sends there until it has the VF must not be learned.
-            tap = replace(tap, mac="", left_to_vf=intent.spec.mac)
-        is_standby = intent.team_vf is not TeamVf.NONE
-        return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay, is_standby)
+        tap = _tap_of(intent, intent.team_vf)
+        other = {TeamVf.IN_USE: TeamVf.FREE, TeamVf.FREE: TeamVf.IN_USE}.get(intent.team_vf)
+        otherwise = _tap_of(intent, other) if other else None
+        return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay, otherwise)
+
+
+def _tap_of(intent: Intent, team_vf: TeamVf) -> Tap:
+    assert intent.spec is not None
+    tap = Tap.of(intent.port_id, intent.spec, intent.stamp, Gate.of(intent))
+    if intent.closed:
+        return tap
+    if team_vf is TeamVf.IN_USE:
+        # The guest drops what comes to the standby then (``net_failover_handle_frame`` in
+        # drivers/net/net_failover.c). What it sends there until it has the VF must not be learned.
+        return replace(tap, mac="", left_to_vf=intent.spec.mac)
+    return replace(tap, vf_unknown=team_vf is TeamVf.UNKNOWN)

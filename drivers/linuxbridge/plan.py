@@ -148,9 +148,13 @@ class _Ports:
                 guards.append(SetGuard((port_id,), tap.name, tap.guard))
             rates += set_rates(tap, link, self.seen)
             macs = self.seen.macs.get(tap.name, ObservedMacs())
+            if tap.vf_unknown and not (link and link.master == tap.bridge and link.flooding):
+                tap = replace(tap, vf_unknown=False)  # the bridge does not have it yet
             if link is None or tap.differs(link, macs):
-                has_moved = one.is_standby and link and not replace(tap, vf_unknown=True).differs(link, macs)
-                plugged.append((MoveMac if has_moved else SetTap)((port_id,), tap))
+                moved = (
+                    link is not None and one.otherwise is not None and not one.otherwise.differs(link, macs)
+                )
+                plugged.append((MoveMac if moved else SetTap)((port_id,), tap))
         rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
         return [*gone, *made, *guards, *self.filters(), *rates, *plugged]
 

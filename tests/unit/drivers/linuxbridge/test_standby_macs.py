@@ -50,6 +50,13 @@ def test_what_others_did_has_drifted() -> None:
     converge(model, [FREE, Intent("a", make_spec(network=VLAN, mac="52:54:00:00:00:02"))])
     model.links.set(tap_of(model).name, mtu=1400)
     assert [change.follows_guest for change in planned(model, [IN_USE])] == [False]
+    converge(model, [FREE])
+    model.fdb.release(tap_of(model).index, MAC)
+    for learning in (False, True):
+        model.links.set(tap_of(model).name, learning=learning)
+        of_guest = planned(model, [FREE])[0].follows_guest
+        assert of_guest is not learning, "without the MAC and learning it is as with a VF"
+    converge(model, [FREE])
     other = model.links.links[device_name(TAP, "a")]
     model.fdb.release(other.index, "52:54:00:00:00:02")
     alone = Intent("a", make_spec(network=VLAN, mac="52:54:00:00:00:02"))
@@ -63,6 +70,17 @@ def test_until_the_vf_was_seen_the_mac_stays_where_it_is(before: Intent) -> None
     converge(model, [before])
     assert planned(model, [UNKNOWN]) == ()
     assert is_fixed(model) is (before is FREE)
+    model.links.set(tap_of(model).name, mtu=1400)
+    assert "MACs as they are" in planned(model, [UNKNOWN])[0].describe()
+    converge(model, [UNKNOWN])
+    assert tap_of(model).mtu == 1500 and is_fixed(model) is (before is FREE)
+
+
+def test_a_standby_that_is_opened_has_the_mac_until_its_vf_was_seen() -> None:
+    model = Model()
+    converge(model, [replace(UNKNOWN, closed=True)])
+    converge(model, [UNKNOWN])
+    assert is_fixed(model)
 
 
 def test_a_new_standby_has_the_mac() -> None:
