@@ -104,6 +104,8 @@ def host(name: str, nic: Nic, directory: Path, number: int) -> Iterator[Host]:
         agent = stack.enter_context(PrivateAgent(directory, options=options, netns=name))
         spec = make_spec(number, backend="linuxbridge")
         tap = put(agent, "peer", spec)["binding"]["device"]
+        # Its VLAN device would outlive the namespace for a while, and keep the next test from making one.
+        stack.callback(agent.call, "DELETE", "/v1/ports/peer")
         peer = stack.enter_context(TapVm(f"{name}-peer", name, tap, spec["mac"], f"10.9.0.{number}"))
         # The neighbour is known for good: where the VM is found is up to the NICs and bridges alone.
         peer.ip("neigh", "replace", ADDRESS, "lladdr", MAC, "dev", "eth0")
