@@ -144,7 +144,7 @@ class Service:
         )
 
     def _wake_standby(self, port_id: str) -> None:
-        """Have the standby of a team leave frames to the VF, or take them again (callable from any thread)."""
+        """Have the standby of a team leave frames to the VF, or take them (callable from any thread)."""
         record = self._store.get(standby_id(port_id))
         worker = self._workers.get(record.spec.backend) if record is not None else None
         if record is not None and worker is not None:

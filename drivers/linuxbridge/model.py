@@ -315,7 +315,7 @@ class DesiredPort:
     spec: PortSpec
     segment: Segment
     overlay: Overlay | None
-    #: Of a standby: the tap if its VM did the other thing with its VF.
+    #: Of a standby: the tap if its VM had given its VF back, or taken it.
     otherwise: Tap | None = None
 
     @classmethod
