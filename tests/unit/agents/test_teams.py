@@ -95,7 +95,11 @@ def running(tmp_path: Path, hosts: Hosts) -> Iterator[Agent]:
 
 
 def put(running: Agent, spec: PortSpec = SPEC, port_id: str = "p1") -> Any:
-    return asyncio.run(running.service.put(port_id, spec))
+    """With the states of both ports committed, which is after the answer."""
+    port = asyncio.run(running.service.put(port_id, spec))
+    for worker in running.service._workers.values():
+        worker.job(lambda: None, time.monotonic() + DEADLINE_S).result(DEADLINE_S)
+    return port
 
 
 def delete(running: Agent, port_id: str = "p1") -> None:
