@@ -169,11 +169,11 @@ def test_all_ports_of_a_vlan_change_in_one_transaction(ovs: PrivateOvs, agent: P
     plug_all(
         agent, {f"p{n}": make_spec(n, vlan_id=100) for n in range(80)} | {"other": make_spec(99, vlan_id=7)}
     )
-    ofports = rows(ovs, "Interface", "name", "ofport")
-    flows = ovs.ofctl("dump-flows", "br-phys1", "--no-stats")
-    before = _transactions(ovs)
     wanted = {"network": "physnet1", "from_vlan": 100, "to_vlan": 200}
     with monitored(ovs) as seen:
+        ofports = rows(ovs, "Interface", "name", "ofport")
+        flows = ovs.ofctl("dump-flows", "br-phys1", "--no-stats")
+        before = _transactions(ovs)
         status, body = agent.call("POST", "/v1/ports:retag", wanted)
         assert status == 200 and {r["status"] for r in body["results"]} == {200}
         assert len(body["results"]) == 80
@@ -216,8 +216,10 @@ def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
     """Every state in which a row of Port ever was, as the database reported to a monitor.
 
     Reports come in the order of the transactions: what went before the last bridge has been seen with it.
+    The monitor runs when it has reported the first one, which was there before it.
     """
     seen: list[dict[str, Any]] = []
+    ovs.vsctl("add-br", "br-first", "--", "set", "bridge", "br-first", "datapath_type=netdev")
     monitor = subprocess.Popen(
         [
             "ovsdb-client",
@@ -232,16 +234,21 @@ def monitored(ovs: PrivateOvs) -> Iterator[list[dict[str, Any]]]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    try:
-        yield seen
-        ovs.vsctl("--no-wait", "add-br", "br-last")
+
+    def read_until(bridge: str) -> None:
         assert monitor.stdout is not None
-        while "br-last" not in {row["name"] for row in seen}:
+        while bridge not in {row["name"] for row in seen}:
             line = monitor.stdout.readline()
             assert line, "the monitor has ended"
             for row in json.loads(line)["data"]:
                 _, action, name, tag, mode = row
                 seen.append({"action": action, "name": name, "tag": tag, "vlan_mode": mode})
+
+    try:
+        read_until("br-first")
+        yield seen
+        ovs.vsctl("--no-wait", "add-br", "br-last")
+        read_until("br-last")
     finally:
         monitor.kill()
         monitor.communicate(timeout=60)
