@@ -131,7 +131,7 @@ class SecureAgent(PrivateAgent):
         path: str,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
-        timeout: float = 20.0,
+        timeout: float = DEADLINE_S,
         *,
         context: ssl.SSLContext | None = None,
     ) -> tuple[int, Any]:

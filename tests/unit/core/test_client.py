@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 from lxml import etree
 
@@ -191,11 +190,11 @@ def test_a_name_that_is_none_never_leads_to_another_path(client: Client, name: s
 
 def test_task(tmp_path: Path) -> None:
     with agent(tmp_path, callback_allow=["http://127.0.0.1:1/cb"]) as running:
-        with served_agent(running) as url, Client(url) as client:
+        with served_agent(running) as url, Client(url) as client, caller(url) as platform:
             with pytest.raises(errors.NotFound):
                 client.task("t1")
             headers = {"taskuuid": "t1", "callbackurl": "http://127.0.0.1:1/cb"}
-            httpx.delete(f"{url}/v1/ports/p1", headers=headers)
+            platform.delete("/v1/ports/p1", headers=headers)
             task = client.task("t1")
             assert task.taskuuid == "t1"
             assert task.state in (TaskState.ACCEPTED, TaskState.DONE)

@@ -292,12 +292,12 @@ def _reported(path: Path, answers: dict[str, Any]) -> Iterator[Telemetry]:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        telemetry = Telemetry(path, answer_s=5.0)
+        telemetry = Telemetry(path, answer_s=60.0)
         try:
             yield telemetry
         finally:
             telemetry.close()
-            thread.join(10)
+            thread.join(60)
 
 
 def test_telemetry(tmp_path: Path) -> None:

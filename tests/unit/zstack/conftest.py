@@ -25,7 +25,7 @@ class Host:
     sysfs: Path
     kvmagent: Kvmagent
 
-    def configure(self, text: str = "", deadline: float = 5) -> None:
+    def configure(self, text: str = "", deadline: float = 60) -> None:
         self.options.write_text(
             f"[zstack]\nsocket = {self.socket}\ndeadline = {deadline}\nsync_deadline = {deadline}\n{text}"
         )
