@@ -38,7 +38,7 @@ def accelerator() -> Accelerator:
         return Accelerator[chosen.upper()]
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return Accelerator.TCG
-    with kernel.locked():
+    with kernel.locked("kvm"):
         return Accelerator.KVM if _boots(kernel.CACHE / _NO_KVM) else Accelerator.TCG
 
 

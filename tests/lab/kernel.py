@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 import shutil
 import sys
@@ -21,6 +20,7 @@ from tests.lab.processes import LabError
 
 METAPACKAGE = "linux-image-cloud-amd64"
 CACHE = Path(__file__).resolve().parents[2] / ".lab"
+PART = "kernel"
 # Arguments of a kernel in a guest, so that it boots quickly, and ends the guest if it cannot go on.
 QUICK_BOOT = (
     "quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on audit=0"
@@ -67,10 +67,10 @@ def cached() -> Kernel:
 
 def fetch(newest: bool = False) -> Kernel:
     """The cached kernel, fetched first if there is none or the `newest` one is requested."""
-    with locked():
+    with locked(PART):
         if not newest and any(CACHE.glob("kernel-*")):
             return cached()
-        with scratch() as directory:
+        with scratch(PART) as directory:
             return _fetch(directory)
 
 
@@ -124,25 +124,22 @@ def opened(directory: Path, version: str) -> Kernel:
 
 
 @contextmanager
-def locked() -> Iterator[None]:
-    """Be the only one that fetches into the cache."""
+def locked(part: str) -> Iterator[None]:
+    """Be the only one that makes this part of the cache. Other parts may take minutes: each has its lock."""
     CACHE.mkdir(exist_ok=True)
     # The cache keeps itself out of version control.
     (CACHE / ".gitignore").write_text("*\n")
-    handle = os.open(CACHE, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with (CACHE / f"{part}.lock").open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(handle)
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """A directory in the cache to fetch into, for the time of the block; for who has the lock."""
-    for unfinished in CACHE.glob("fetch-*"):  # of one that was killed
+def scratch(part: str) -> Iterator[Path]:
+    """A directory in the cache to fetch a part into, for the time of the block; for who has its lock."""
+    for unfinished in CACHE.glob(f"fetch-{part}-*"):  # of one that was killed
         shutil.rmtree(unfinished)
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as directory:
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=f"fetch-{part}-") as directory:
         yield Path(directory)
 
 

@@ -86,10 +86,11 @@ def fetch(release: str, newest: bool = False) -> OvsPrograms:
     """The cached programs, fetched first if there are none or the ``newest`` are requested."""
     if platform.machine() != "x86_64":
         raise LabError(f"what is unpacked runs on x86_64, and this machine is {platform.machine()}")
-    with locked():
+    part = f"ovs-{release}"
+    with locked(part):
         found = None if newest else _cached(release)
         if found is None:
-            with scratch() as directory:
+            with scratch(part) as directory:
                 found = _fetch(release, directory)
         return OvsPrograms(found / "usr")
 

@@ -21,9 +21,9 @@ def python27() -> Path:
         LabError: apt cannot fetch it.
     """
     target = kernel.CACHE / "python2.7"
-    with kernel.locked():
+    with kernel.locked("python"):
         if not target.exists():
-            with kernel.scratch() as directory:
+            with kernel.scratch("python") as directory:
                 apt = PrivateApt(directory)
                 apt.update()
                 apt.add_suite(RELEASE, SUITE)

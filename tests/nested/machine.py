@@ -233,7 +233,7 @@ def _ends() -> Iterator[tuple[Ends, Ends]]:
 @contextmanager
 def shared_directory() -> Iterator[Path]:
     """A directory in the cache. What a killed run left of its own is removed by the next one."""
-    with kernel.locked():
+    with kernel.locked("share"):
         for left in CACHE.glob(f"{SHARE_PREFIX}*"):
             _remove_if_left(left)
         directory = Path(tempfile.mkdtemp(dir=CACHE, prefix=SHARE_PREFIX))

@@ -58,10 +58,10 @@ def fetch(newest: bool = False) -> Parts:
         raise LabError(f"the guest is an x86_64 machine, and this one is {platform.machine()}")
     # The guests in the guest, which has no network to fetch it from.
     kernel.fetch(newest)
-    with kernel.locked():
+    with kernel.locked("nested"):
         if not newest and _cached("qemu") and _cached("kernel"):
             return _parts()
-        with kernel.scratch() as scratch:
+        with kernel.scratch("nested") as scratch:
             apt = PrivateApt(scratch)
             apt.update()
             _fetch_kernel(apt, scratch)
