@@ -294,6 +294,29 @@ def test_what_is_learned_before_the_purge_is_forgotten(ports: Ports, monkeypatch
     assert MAC not in ports.switch.appctl("fdb/show", BRIDGE)
 
 
+def test_a_flow_that_a_purge_passed_over_is_purged(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first purge finds all flows locked by another thread, as it does now and then for some."""
+    made = vhost("p1")
+    ports.plug(made)
+    ports.switch.vsctl("set", "Open_vSwitch", ".", *KEEP_DATAPATH_FLOWS)
+    ports.switch.vsctl("clear", "Open_vSwitch", ".", "ovs_version")
+    wait_for(lambda: not ports.ovs.mirror.root.ovs_version, PATIENCE_S, "the version is unknown")
+    ports.switch.appctl("netdev-dummy/receive", made.name, FRAME)
+    wait_for(lambda: "in_port" in ports.switch.appctl("dpif/dump-flows", BRIDGE), PATIENCE_S, "a frame")
+    purges: list[bool] = []
+
+    def purge(sockets: OvsSockets, *command: str, deadline: float) -> str:
+        if command == ("revalidator/purge",):
+            purges.append(True)
+            if len(purges) == 1:
+                return ""
+        return appctl(sockets, *command, deadline=deadline)
+
+    monkeypatch.setattr(apply, "appctl", purge)
+    assert ports.apply(filter_of(made)).failed == {}
+    assert "in_port" not in ports.switch.appctl("dpif/dump-flows", BRIDGE)
+
+
 def test_a_purge_that_fails_is_due(ports: Ports) -> None:
     made = vhost("p1")
     ports.plug(made)
