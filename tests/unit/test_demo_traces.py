@@ -1,9 +1,11 @@
 """What the demo counts as its own: links, and processes of its sandbox."""
 
 import os
+import shutil
 from pathlib import Path
 
-from tests.demo_traces import Sandboxed, hand_over_namespace, own_links
+from netplugin.host.program import own_directory
+from tests.demo_traces import Sandboxed, Traces, hand_over_namespace, own_links
 
 
 def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
@@ -19,6 +21,16 @@ def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
         (tmp_path / name / "ifalias").write_text(f"{alias}\n")
     (tmp_path / "going").mkdir()
     assert set(own_links(tmp_path)) == {"npt-a", "np-br", "ovs-netdev"}
+
+
+def test_folders_of_programs_that_others_measure_with_are_not_counted() -> None:
+    folder = own_directory()
+    try:
+        (folder / "log").touch()
+        found = Traces.now().files
+    finally:
+        shutil.rmtree(folder)
+    assert "/run/lock" in found and not any(path.startswith(str(folder)) for path in found)
 
 
 def test_processes_are_those_of_the_namespace_that_was_handed_over(tmp_path: Path) -> None:

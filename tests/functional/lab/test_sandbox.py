@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.demo_traces import OF_OTHERS
 from tests.lab import hugepages, kernel, sandbox
 from tests.lab.inmates import Inmates, open_namespace
 from tests.lab.processes import wait_for
@@ -25,8 +26,6 @@ PAGES = 140
 READY_DEADLINE_S = 120.0
 END_DEADLINE_S = 60.0
 MARK = "NETPLUGIN_LAB_MARK"
-# Of programs that the unit tests start next to these.
-OF_OTHERS = "/run/netplugin-vnf-"
 WRITTEN_TO = ("/run", "/dev", "/sys/class/net", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Everything that could stay: daemons, QEMU, an orphan, links, a namespace, mounts, files, pages.
 PAYLOAD = """
