@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
+from oslo_config import cfg
 from stevedore import named
 
+from netplugin import options
+from netplugin.api.errors import NetpluginError
 from netplugin.backend import Backend, Observation
 from netplugin.data_path import GROUP
 from netplugin.host.shared import Host
@@ -29,8 +33,13 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
     broken: dict[str, str] = {}
 
     def failed(manager: Any, entry_point: Any, error: BaseException) -> None:
-        broken[entry_point.name] = f"could not be loaded: {error}"
-        LOG.error("backend %s could not be loaded", entry_point.name, exc_info=error)
+        said = options.said(error)
+        broken[entry_point.name] = f"could not be loaded: {said}"
+        # Of what the operator can correct the sentence is enough.
+        known = isinstance(error, cfg.Error | ValueError | NetpluginError)
+        LOG.error(
+            "backend %s could not be loaded: %s", entry_point.name, said, exc_info=None if known else error
+        )
 
     manager = named.NamedExtensionManager(
         GROUP,
@@ -43,5 +52,13 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
     backends = {extension.name: extension.obj for extension in manager if extension.obj is not None}
     for name in names:
         if name not in backends and name not in broken:
-            broken[name] = f"no backend of this name is installed (entry point group {GROUP})"
+            broken[name] = _not_installed()
+            LOG.error("backend %s: %s", name, broken[name])
     return Loaded(backends, broken)
+
+
+def _not_installed() -> str:
+    installed = ", ".join(sorted(entry_points(group=GROUP).names))
+    return (
+        f"no backend of this name is installed: correct [agent] enabled_backends; installed are {installed}"
+    )

@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.setswitchinterval(_SWITCH_S)
     try:
         conf = options.load(arguments.config_file)
-        _log_to_stderr(conf.log_level)
         _read_all(conf)
+        _log_to_stderr(conf.log_level)
         listen = Listen.read(conf)
         view = HostView.read(conf)
         OvsSettings.read(conf)  # report errors in these options once, not per backend
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         audit = AuditLog(Path(conf.api.audit_log) if conf.api.audit_log else None)
         limits = Limits(LimitSettings.read(conf.api))
     except (cfg.Error, ValueError, OSError) as wrong:
-        print(f"netplugin-agent: {wrong}", file=sys.stderr)
+        print(f"netplugin-agent: {options.said(wrong)}", file=sys.stderr)
         return 2
     with contextlib.ExitStack() as held:
         held.callback(audit.close)
@@ -103,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 conf.agent.max_events,
             )
         except (store_file.InUse, ValueError, OSError, NetpluginError, sqlite3.Error) as wrong:
-            print(f"netplugin-agent: {wrong}", file=sys.stderr)
+            place = f"[DEFAULT] state_path {conf.state_path}: " if isinstance(wrong, OSError) else ""
+            print(f"netplugin-agent: {place}{wrong}", file=sys.stderr)
             return 1
         held.callback(store.close)
         return _run(conf, store, listen, credentials, audit, limits, task_settings, view)
@@ -122,6 +123,8 @@ def _run(
     marks = StoreMarks(store)
     host = Host(conf, store.identity, marks.after, store.claimed)
     loaded = backends.load(conf.agent.enabled_backends, conf, host)
+    for mistake in options.unread(conf):
+        LOG.warning("%s", mistake)
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
@@ -264,11 +267,14 @@ def _log_to_stderr(level: str) -> None:
 
 
 def _read_all(conf: Any) -> None:
-    """Read every option now: oslo.config validates a value only when it is read."""
+    """Read every option now: oslo.config validates a value only when it is read. Raises: ValueError."""
     for group, known in options.GROUPS.items():
         values = conf if group == "DEFAULT" else conf[group]
         for option in known:
-            getattr(values, option.dest)
+            try:
+                getattr(values, option.dest)
+            except cfg.Error as wrong:
+                raise ValueError(f"[{group}] {options.said(wrong)}") from None
 
 
 def _notify(state: str) -> None:

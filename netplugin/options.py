@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from oslo_config import cfg, types
 
+from netplugin.data_path import GROUP
 from netplugin.tuning import intent
 
 #: The UNIX socket that the agent listens on and that the client uses by default.
@@ -425,11 +429,43 @@ def register(conf: Any) -> None:
 def load(files: list[Path], argv: list[str] | None = None) -> Any:
     """Read the options from these files into a new ConfigOpts, not the global one.
 
-    Raises: oslo_config.cfg.Error naming the option and the file.
+    Raises: oslo_config.cfg.Error naming the option and the file (``said``); ValueError.
     """
+    for file in files:
+        if file.is_dir():
+            raise ValueError(f"--config-file {file} is a directory")
     conf = cfg.ConfigOpts()
     register(conf)
     conf(
         argv or [], project="netplugin", default_config_files=[str(f) for f in files], default_config_dirs=[]
     )
     return conf
+
+
+_WHERE = re.compile(r"Value for option (\S+) from LocationInfo\(location=<[^>]*>, detail='([^']*)'\)")
+
+
+def said(error: BaseException) -> str:
+    """The error's message, without the repr that oslo.config gives for the place of a value."""
+    return _WHERE.sub(r"option \1 in \2", str(error))
+
+
+def unread(conf: Any) -> Iterator[str]:
+    """Describe what the files of ``conf`` set and no option takes, such as a misspelled name.
+
+    Call it when the backends have registered their options. The section of a backend that is installed and
+    not enabled is no mistake.
+    """
+    backends = entry_points(group=GROUP).names
+    for file in conf.default_config_files:
+        sections: dict[str, dict[str, list[str]]] = {}
+        cfg.ConfigParser(file, sections).parse()
+        for section, values in sections.items():
+            if section != "DEFAULT" and section not in conf:
+                if section not in backends:
+                    yield f"{file}: there is no section [{section}]: it is ignored"
+                continue
+            known = conf if section == "DEFAULT" else conf[section]
+            for name in values:
+                if name.replace("-", "_") not in known:
+                    yield f"{file}: [{section}] has no option {name}: it is ignored"

@@ -94,7 +94,10 @@ def copy(source: sqlite3.Connection, target: Path) -> None:
 
 def backup(state_path: Path, target: Path) -> None:
     """Copy the database of ``state_path``. Raises: OSError, sqlite3.Error."""
-    with contextlib.closing(_read(state_path / DATABASE)) as source:
+    database = state_path / DATABASE
+    if not database.is_file():
+        raise FileNotFoundError(f"{database}: there is no store of an agent")
+    with contextlib.closing(_read(database)) as source:
         copy(source, target)
 
 

@@ -45,11 +45,15 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
     A line is ``<token>`` or ``<role>:<name> <token>``.
 
-    Raises: ValueError, OSError.
+    Raises: ValueError.
     """
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+    try:
+        mode, text = path.stat().st_mode, path.read_text()
+    except OSError as wrong:
+        raise ValueError(f"[api] token_file {path} cannot be read: {wrong.strerror}") from None
+    if stat.S_IMODE(mode) & 0o077:
         raise ValueError(f"{path} can be read by others: chmod 600 {path}")
-    lines = enumerate((line.strip() for line in path.read_text().splitlines()), start=1)
+    lines = enumerate((line.strip() for line in text.splitlines()), start=1)
     tokens = tuple(_token(path, n, line) for n, line in lines if line and not line.startswith("#"))
     if not tokens:
         raise ValueError(f"{path} has no token in it")

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from netplugin.api import field_errors
 from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.errors import FieldError, InvalidRequest
 
@@ -70,8 +71,8 @@ def _with_puts(document: Any) -> Any:
 
 
 def _errors(wrong: ValidationError, place: tuple[str, ...]) -> Iterator[FieldError]:
-    for error in wrong.errors(include_url=False, include_context=False, include_input=False):
-        yield _error((*place, *map(str, error["loc"])), error["msg"])
+    for error in wrong.errors(include_url=False, include_input=False):
+        yield _error((*place, *map(str, error["loc"])), field_errors.message(error))
 
 
 def _too_wide(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:

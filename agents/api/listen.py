@@ -160,7 +160,7 @@ class Listen:
         return listen
 
     def tokens(self) -> tuple[Token, ...]:
-        """Read the tokens from the file. Raises: ValueError, OSError."""
+        """Read the tokens from the file. Raises: ValueError."""
         return read_tokens(Path(self.token_file)) if self.token_file else ()
 
     def files(self) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 
 import netplugin.api.errors as errors
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound
+from netplugin.api.field_errors import message
 
 PROBLEM = "application/problem+json"
 # Maximum number of reported errors; a body of a megabyte could have a million.
@@ -70,6 +71,6 @@ def invalid(found: Sequence[Any]) -> InvalidRequest:
             del place[0]
         if finding["type"] == "json_invalid":
             place = []
-        fields.append(FieldError(field=".".join(place) or "body", message=str(finding["msg"])))
+        fields.append(FieldError(field=".".join(place) or "body", message=message(finding)))
     detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
     return InvalidRequest(detail, step="validate", errors=fields)

@@ -238,7 +238,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
 def _placed(wrong: ValidationError, place: tuple[str, ...]) -> list[Any]:
     return [
         {**error, "loc": (*place, *error["loc"])}
-        for error in wrong.errors(include_url=False, include_context=False, include_input=False)
+        for error in wrong.errors(include_url=False, include_input=False)
     ]
 
 

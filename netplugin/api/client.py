@@ -36,6 +36,7 @@ from netplugin.api.errors import (
 )
 from netplugin.api.event_models import EventFilter
 from netplugin.api.event_reader import EventReader
+from netplugin.api.field_errors import message
 from netplugin.api.fields import Name, PciAddress
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import (
@@ -426,8 +427,8 @@ def nobody_listens(error: BaseException) -> bool:
 def invalid_request(wrong: ValidationError) -> InvalidRequest:
     """Convert pydantic's errors to the error that the agent would return, with each field named."""
     fields = [
-        FieldError(field=".".join(map(str, found["loc"])) or "body", message=found["msg"])
-        for found in wrong.errors(include_url=False, include_context=False, include_input=False)
+        FieldError(field=".".join(map(str, found["loc"])) or "body", message=message(found))
+        for found in wrong.errors(include_url=False, include_input=False)
     ]
     detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
     return InvalidRequest(detail, step="validate", errors=fields)
@@ -462,11 +463,11 @@ def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
     try:
         return kind.validate_python(text)
     except ValidationError as wrong:
-        message = wrong.errors()[0]["msg"]
+        said = message(wrong.errors()[0])
         raise InvalidRequest(
-            f"{field}: {message}",
+            f"{field}: {said}",
             step="validate",
-            errors=[FieldError(field=field, message=message)],
+            errors=[FieldError(field=field, message=said)],
         ) from None
 
 

@@ -110,7 +110,10 @@ class NotFound(NetpluginError):
     code = "not_found"
     status = 404
     title = "No such object"
-    meaning = "No object has this name. Deleting an object that does not exist is not an error."
+    meaning = (
+        "No object has this name, or the API has no such path; with status 405, the path does not have this "
+        "method. Deleting an object that does not exist is not an error."
+    )
 
 
 class Conflict(NetpluginError):

@@ -13,7 +13,8 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN, strict=True)]
 PortId = Name
 # A network device: IFNAMSIZ is 16 with the final NUL (include/uapi/linux/if.h).
-DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", strict=True)]
+DEVICE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$"
+DeviceName = Annotated[str, StringConstraints(pattern=DEVICE_PATTERN, strict=True)]
 
 
 def _free_to_choose(name: str) -> str:
@@ -60,11 +61,8 @@ def _unicast(mac: str) -> str:
     return mac
 
 
-Mac = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$", strict=True),
-    AfterValidator(_unicast),
-]
+MAC_PATTERN = r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"
+Mac = Annotated[str, StringConstraints(pattern=MAC_PATTERN, strict=True), AfterValidator(_unicast)]
 
 
 def _address(text: str) -> str:
@@ -80,19 +78,11 @@ def _address(text: str) -> str:
     return str(network)
 
 
-IpAddress = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?$", strict=True),
-    AfterValidator(_address),
-]
-PciAddress = Annotated[
-    str,
-    StringConstraints(
-        pattern=r"^[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]$",
-        to_lower=True,  # applied after the pattern
-        strict=True,
-    ),
-]
+ADDRESS_PATTERN = r"^[0-9A-Fa-f.:]{2,45}(/[0-9]{1,3})?$"
+IpAddress = Annotated[str, StringConstraints(pattern=ADDRESS_PATTERN, strict=True), AfterValidator(_address)]
+PCI_PATTERN = r"^[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]$"
+# ``to_lower`` is applied after the pattern.
+PciAddress = Annotated[str, StringConstraints(pattern=PCI_PATTERN, to_lower=True, strict=True)]
 
 
 def _peer(text: str) -> str:
@@ -103,11 +93,8 @@ def _peer(text: str) -> str:
     return str(address)
 
 
-PeerAddress = Annotated[
-    str,
-    StringConstraints(pattern=r"^[0-9A-Fa-f.:]{2,45}$", strict=True),
-    AfterValidator(_peer),
-]
+PEER_PATTERN = r"^[0-9A-Fa-f.:]{2,45}$"
+PeerAddress = Annotated[str, StringConstraints(pattern=PEER_PATTERN, strict=True), AfterValidator(_peer)]
 
 
 T = TypeVar("T", int, str)

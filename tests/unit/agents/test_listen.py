@@ -190,7 +190,7 @@ def test_a_token_file_without_a_token_lets_nobody_in(tmp_path: Path, text: str) 
 
 
 def test_a_token_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="nonexistent"):
+    with pytest.raises(ValueError, match=r"token_file .*nonexistent cannot be read: No such file"):
         listen(token_file=str(tmp_path / "nonexistent"))
 
 
