@@ -77,8 +77,8 @@ def table(head: Cells, rows: Iterable[Cells]) -> str:
 def _machine(run: Run) -> str:
     m = run.machine
     text = (
-        f"Measured on {run.started} in {run.took_s / 60:.0f} minutes (form `{run.form}`, "
-        f"revision {run.revision}): {m.cpu}, {m.cpus} CPUs, {m.memory_gb} GB, Linux {m.kernel}, "
+        f"Measured on {run.started} in {run.took_s / 60:.0f} minutes (form `{run.form}`): "
+        f"{m.cpu}, {m.cpus} CPUs, {m.memory_gb} GB, Linux {m.kernel}, "
         f"Open vSwitch {m.open_vswitch}, {m.dpdk}, Python {m.python}, "
         f"ovsdbapp {m.ovsdbapp}, os-vif {m.os_vif}, libvirt {m.libvirt}; load before the run {m.load:g}."
     )

@@ -21,8 +21,8 @@ from tests.unit.agent import SPEC
         ({"vm_id": "../x"}, "vm_id: must be 1 to 64 letters, digits, dots, dashes and underscores"),
         ({"vmid": "vm"}, "vmid: there is no such field"),
         (
-            {"port_security": {"allowed_addresses": ["ten"]}},
-            "port_security.allowed_addresses.0: must be an IP",
+            {"port_security": {"allowed_addresses": [{"ip": "ten"}]}},
+            "port_security.allowed_addresses.0.ip: must be an IP address or prefix such as 192.0.2.5",
         ),
         ({"mac": 5}, "mac: Input should be a valid string"),
     ],
