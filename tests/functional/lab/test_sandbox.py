@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -15,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo_traces import OF_OTHERS
 from tests.lab import hugepages, kernel, sandbox
 from tests.lab.inmates import Inmates, open_namespace
 from tests.lab.processes import wait_for
@@ -29,12 +29,13 @@ MARK = "NETPLUGIN_LAB_MARK"
 WRITTEN_TO = ("/run", "/dev", "/sys/class/net", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Everything that could stay: daemons, QEMU, an orphan, links, a namespace, mounts, files, pages.
 PAYLOAD = """
-import os, signal, subprocess, sys
+import json, os, signal, subprocess, sys
 from pathlib import Path
 from tests.lab.guest import Guest, domain_xml
 from tests.lab.libvirtd import PrivateLibvirt
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
+from tests.functional.lab.test_sandbox import files
 
 subprocess.Popen(["sleep", "1000"], start_new_session=True)
 run(["ip", "netns", "add", "left"])
@@ -48,7 +49,7 @@ with PrivateLibvirt() as daemons, PrivateOvs(Path("/run/ovs")) as ovs:
     guest.start(daemons.connect(), domain_xml("left"))
     # Before it says that all is up: the signal may come the moment after.
     signal.signal(signal.SIGINT, lambda *_: sys.exit(5))
-    print("all is up", flush=True)
+    print(json.dumps(sorted(files())), flush=True)
     sys.stdin.readline()
     if sys.argv[1] == "wait":
         signal.pause()
@@ -60,7 +61,7 @@ sys.exit(7)
 
 @dataclass(frozen=True)
 class Traces:
-    """What a sandbox could change on the machine; others may run sandboxes meanwhile."""
+    """What a sandbox could change on the machine, on which others change things too."""
 
     pages: int
     mounts: frozenset[str]
@@ -69,15 +70,17 @@ class Traces:
 
 def traces() -> Traces:
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    found = {
+    return Traces(hugepages.own_pages(), frozenset(mounts), files())
+
+
+def files() -> frozenset[str]:
+    return frozenset(
         str(Path(parent) / name)
         for top in WRITTEN_TO
-        for parent, directories, files in os.walk(top)
-        for name in (*directories, *files)
+        for parent, directories, names in os.walk(top)
+        for name in (*directories, *names)
         if not parent.startswith(str(hugepages.LEDGER)) and name != hugepages.LEDGER.name
-    }
-    found = {path for path in found if not path.startswith(OF_OTHERS)}
-    return Traces(hugepages.own_pages(), frozenset(mounts), frozenset(found))
+    )
 
 
 def processes_with(mark: str) -> list[int]:
@@ -120,6 +123,9 @@ def _children(pid: int) -> list[int]:
 
 @contextmanager
 def running(how: str, temporary: Path) -> Iterator[Running]:
+    """A sandbox, of which nothing may be left afterwards."""
+    before = traces()
+    made: frozenset[str] = frozenset()
     mark = str(uuid.uuid4())
     args = [sys.executable, "-m", "tests.lab.sandbox", "--hugepages", str(PAGES), "--"]
     with subprocess.Popen(
@@ -132,9 +138,11 @@ def running(how: str, temporary: Path) -> Iterator[Running]:
     ) as outer:
         try:
             assert outer.stdin is not None and outer.stdout is not None
-            # The payload prints one short line, and only once everything is up.
+            # The payload prints one line, and only once everything is up.
             readable, _, _ = select.select([outer.stdout], [], [], READY_DEADLINE_S)
-            assert readable and outer.stdout.readline(), "the payload did not come up"
+            assert readable, "the payload did not come up"
+            made = frozenset(json.loads(outer.stdout.readline()))
+            assert {"/run/ovs", "/dev/shm/left", "/sys/class/net/left"} <= made
             with Inmates(open_namespace(_process_1(outer.pid))) as inmates:
                 assert len(inmates.pids()) > 1
                 outer.stdin.write("go on\n")
@@ -142,14 +150,11 @@ def running(how: str, temporary: Path) -> Iterator[Running]:
                 yield Running(outer, mark, inmates)
         finally:
             outer.kill()
-
-
-@contextmanager
-def nothing_stays(tmp_path: Path) -> Iterator[None]:
-    before = traces()
-    yield
-    assert traces() == before
-    assert not list(tmp_path.iterdir())
+    after = traces()
+    assert after.pages == before.pages
+    assert not after.mounts - before.mounts
+    assert not (after.files - before.files) & made, "new on the machine, and the sandbox had it"
+    assert not list(temporary.iterdir())
 
 
 def assert_gone(sandboxed: Running) -> None:
@@ -170,14 +175,14 @@ def guest_kernel() -> None:
 
 @pytest.mark.parametrize(("how", "status"), [("end", 7), ("crash", 128 + signal.SIGKILL)])
 def test_nothing_stays_after_the_command_ends(tmp_path: Path, how: str, status: int) -> None:
-    with nothing_stays(tmp_path), running(how, tmp_path) as sandboxed:
+    with running(how, tmp_path) as sandboxed:
         assert sandboxed.ended() == status
         assert_gone(sandboxed)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 5), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_nothing_stays_after_a_signal(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    with nothing_stays(tmp_path), running("wait", tmp_path) as sandboxed:
+    with running("wait", tmp_path) as sandboxed:
         # To the whole group, as a terminal does.
         os.killpg(sandboxed.outer.pid, number)
         assert sandboxed.ended() == status
@@ -185,7 +190,7 @@ def test_nothing_stays_after_a_signal(tmp_path: Path, number: signal.Signals, st
 
 
 def test_the_next_run_gives_back_what_a_killed_one_borrowed(tmp_path: Path) -> None:
-    with nothing_stays(tmp_path), running("wait", tmp_path) as sandboxed:
+    with running("wait", tmp_path) as sandboxed:
         sandboxed.outer.kill()
         sandboxed.ended()
         wait_for(lambda: not processes_with(sandboxed.mark), END_DEADLINE_S, "all is dead")
