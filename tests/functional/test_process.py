@@ -228,6 +228,18 @@ def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
     wait_for(lambda: "npt" in run(["nft", "list", "ruleset"]), DEADLINE_S, "the filter is back")
 
 
+def test_a_misspelled_option_is_told_and_the_agent_goes_on(agent: PrivateAgent) -> None:
+    logged = len(agent.log.read_text())
+    agent.restart_with({"agent": {"reconcile_intervall": "1"}})
+    try:
+        log = agent.log.read_text()[logged:]
+        assert f"{agent.config}: [agent] has no option reconcile_intervall: it is ignored" in log
+        assert log.count("it is ignored") == 1, "all others are options"
+    finally:
+        del agent.groups["agent"]["reconcile_intervall"]
+        agent.restart_with({})
+
+
 # -- calls, reads and looks take turns -------------------------------------------------------------
 
 
