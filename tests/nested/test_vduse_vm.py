@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from netplugin.api.errors import Conflict
 from netplugin.libvirt.domain import RENDER, complete, parse_domain, written
 from tests.lab import guest as guests
 from tests.lab.driven import Driven
@@ -22,6 +21,8 @@ from tests.nested.vduse_host import (
     WAIT_S,
     address,
     agent_on,
+    delete_refused,
+    gone,
     into,
     mac,
     make_spec,
@@ -79,15 +80,10 @@ def test_a_vm_of_libvirt_and_a_container_on_one_vlan(process: Driven, ovs: Priva
         process.wait_for_ovs()
         wait_for(lambda: settled(process), WAIT_S, "it is right again")
         vm.wait_pings(address(2), WAIT_S)
-        with pytest.raises(Conflict, match="open"):
-            process.delete("a")
+        delete_refused(process, "a")
         assert vm.pings(address(2)), "it still has its network"
         vm.close()
         domain.destroy()
 
-        def gone() -> bool:
-            process.reconciler.check()
-            return process.store.get("a") is None
-
-        wait_for(gone, WAIT_S, "it is removed")
+        wait_for(lambda: gone(process, "a"), WAIT_S, "it is removed")
         process.delete("b")

@@ -7,18 +7,19 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drivers.vdpa.driver import Vdpa
+from netplugin.api.errors import Conflict, TryAgain
 from tests.lab import namespaces, ovs_releases
 from tests.lab.driven import Driven
 from tests.lab.namespaces import entered, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import run
+from tests.lab.processes import run, wait_for
 from tests.lab.sequenced import PORT
 from tests.lab.testpmd import Testpmd, TestpmdOptions
 from tests.nested import nics
@@ -132,6 +133,38 @@ def streamed(data: bytes, source: str, target: str, number: int) -> str:
         taker.join(2 * WAIT_S)
         assert not taker.is_alive(), "the stream has not ended"
     return digest.hexdigest()
+
+
+def delete_refused(process: Driven, port: str) -> None:
+    """Delete a port whose device is open, until the answer says so.
+
+    Before it is "try again" as long as the process that asks the kernel is late, on a machine that is busy.
+    """
+
+    def refused() -> bool:
+        try:
+            process.delete(port)
+        except TryAgain:
+            return False
+        except Conflict as said:
+            assert "open" in said.detail
+            return True
+        raise AssertionError(f"{port} was deleted, and its device is open")
+
+    wait_for(refused, WAIT_S, "the answer is that the device is open")
+
+
+def removed(process: Driven, port: str) -> None:
+    """Delete a port whose device nobody has open, at once or when the agent tries again."""
+    with suppress(TryAgain):
+        process.delete(port)
+    wait_for(lambda: gone(process, port), WAIT_S, f"{port} is removed")
+
+
+def gone(process: Driven, port: str) -> bool:
+    """Whether a port is gone that was to be deleted."""
+    process.reconciler.check()
+    return process.store.get(port) is None
 
 
 def settled(process: Driven) -> bool:
