@@ -8,12 +8,15 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from drivers.vdpa import vduse_commands
 from drivers.vdpa.driver import Vdpa
+from drivers.vdpa.vduse_processes import DeviceProcesses
 from netplugin.api.errors import Conflict, TryAgain
 from tests.lab import namespaces, ovs_releases
 from tests.lab.driven import Driven
@@ -29,6 +32,9 @@ VDUSE = Path("/dev/vduse")
 #: Where DPDK keeps what it needs to find its devices again (lib/vhost/vduse.c).
 RECORDS = Path("/var/run/vduse")
 WAIT_S = 90.0
+#: How long the agent waits for a step. Beside OVS and a VM that poll on two emulated CPUs, a process takes
+#: seconds to start.
+STEP_S = 20.0
 OPTIONS = {
     "vdpa": {"mode": "vduse", "guest_hugepages": "false"},
     "ovs": {"bridge_mappings": "physnet1:br-phys1", "timeout": "60"},
@@ -49,11 +55,13 @@ def served_by(release: str) -> Iterator[PrivateOvs]:
 @contextmanager
 def agent_on(ovs: PrivateOvs, directory: Path) -> Iterator[Driven]:
     """The agent without its front end. In the end it removes its ports, and nothing is left."""
-    made = Driven(directory, ovs, OPTIONS, Vdpa, WAIT_S)
-    yield made
-    for record in made.store.records():
-        made.delete(record.port_id)
-    made.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vduse_commands, "DeviceProcesses", partial(DeviceProcesses, wait_s=STEP_S))
+        made = Driven(directory, ovs, OPTIONS, Vdpa, WAIT_S)
+        yield made
+        for record in made.store.records():
+            made.delete(record.port_id)
+        made.close()
     assert_nothing_left(ovs)
 
 

@@ -421,12 +421,13 @@ TestProtocol.settings = settings(
 
 
 def test_much_of_it_was_visited() -> None:
-    """Runs after the machine. Its long form comes by everything; it prints how often."""
+    """Runs after the machine, and prints what it came by: its short form may miss anything."""
     visited = Machine.visited
     for what, times in sorted(visited.items()):
         print(f"{times:9d}  {what}")
-    assert visited["came to rest"] and visited["port is active"] and visited["answer to PUT: done"]
+    assert visited["came to rest"]
     if LONG:
+        assert visited["answer to PUT: done"]
         assert {f"a write was {fate.value}" for fate in Fate} <= set(visited)
         assert {f"port is {state.value}" for state in PortState} <= set(visited)
         assert visited["crash in a call"] and visited["crash in a worker"] and visited["late writes"]

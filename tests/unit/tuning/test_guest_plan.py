@@ -316,9 +316,9 @@ def test_each_form_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--dpdk eth0", "dpdk.0: String should match pattern"),
+        ("--dpdk eth0", "dpdk.0: must be a MAC address such as"),
         ("--driver virtio", "driver: Input should be 'vfio-pci' or 'uio_pci_generic'"),
-        ("--hugepage-kb 4", "hugepage_kb: Value error, pages have 2048 or 1048576 KB"),
+        ("--hugepage-kb 4", "hugepage_kb: pages have 2048 or 1048576 KB"),
         ("--housekeeping 0", "housekeeping: Input should be greater than or equal to 1"),
     ],
 )

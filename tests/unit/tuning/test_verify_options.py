@@ -195,7 +195,7 @@ def command(line: str) -> int:
     [
         ("--rounds 0", "rounds: Input should be greater than or equal to 1"),
         ("--frame-size 9000", "frame_size: Input should be less than or equal to 1518"),
-        ("--label ../x", "label: String should match pattern"),
+        ("--label ../x", "label: must be 1 to 64 letters, digits"),
         ("--only packets", "only: Input should be 'latency' or 'throughput'"),
         ("--cpus 8191", "cpus: CPU 8191 is not on line"),
         ("--root /tmp", "root: only this machine can be measured"),
