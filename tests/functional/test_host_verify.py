@@ -56,7 +56,7 @@ def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
         "--duration",
         "2",
         "--window",
-        "1",
+        "5",
         "--label",
         "before",
     ]
@@ -80,9 +80,10 @@ def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
         assert found["min"] <= found["P99"] <= found["P99.9"] <= found["max"]
         assert found["samples"] > 1000
     assert shown["latency_us"]["overall"]["samples"] == sum(c["samples"] for c in cpus.values())
-    # A busy machine passes few: what is asked is whether the frames go round.
+    # Far less than any CPU passes, also one that is taken away for most of the window: what is asked is
+    # whether the frames go round.
     assert len(shown["throughput_pps"]["samples"]) == 2
-    assert shown["throughput_pps"]["min"] > 0
+    assert shown["throughput_pps"]["min"] > 1000
     assert shown["throughput_pps"]["settings"]["hugepage_node"] == 0
     assert shown["conditions"]["kernel"] == os.uname().release
 

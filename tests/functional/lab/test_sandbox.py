@@ -152,8 +152,8 @@ def running(how: str, temporary: Path) -> Iterator[Running]:
             outer.kill()
     after = traces()
     assert after.pages == before.pages
-    assert not after.mounts - before.mounts
-    assert not (after.files - before.files) & made, "new on the machine, and the sandbox had it"
+    assert after.mounts == before.mounts
+    assert not (after.files ^ before.files) & made, "the sandbox had it, and it came to the machine or went"
     assert not list(temporary.iterdir())
 
 

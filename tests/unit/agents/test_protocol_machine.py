@@ -415,19 +415,20 @@ TestProtocol = Machine.TestCase
 TestProtocol.settings = settings(
     max_examples=3000 if LONG else 40,
     stateful_step_count=60 if LONG else 30,
+    # So few steps, drawn anew in each run, would miss a port that is active now and then.
+    derandomize=not LONG,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 
 
 def test_much_of_it_was_visited() -> None:
-    """Runs after the machine, and prints what it came by: its short form may miss anything."""
+    """Runs after the machine. Its long form comes by everything; it prints how often."""
     visited = Machine.visited
     for what, times in sorted(visited.items()):
         print(f"{times:9d}  {what}")
-    assert visited["came to rest"]
+    assert visited["came to rest"] and visited["port is active"] and visited["answer to PUT: done"]
     if LONG:
-        assert visited["answer to PUT: done"]
         assert {f"a write was {fate.value}" for fate in Fate} <= set(visited)
         assert {f"port is {state.value}" for state in PortState} <= set(visited)
         assert visited["crash in a call"] and visited["crash in a worker"] and visited["late writes"]
