@@ -28,8 +28,24 @@ READY = "lab-ready"
 # A command comes as a line `lab <number> <seconds> <base64>` and is answered by a line
 # `lab <number> <status> <base64>`: whatever a command prints, a line ends where it should.
 # READY is repeated until the first line comes, so that it does not matter who was first.
-# A shell of its own reads the lines: the orphans of commands go to process 1, and busybox's `read`
-# forgets what it has of a line when a child ends.
+# A process of its own repeats it, and lives until that line is read: busybox's `read` forgets what it has
+# of a line when its time is up, and when a child ends.
+OBEY = f"""
+( while echo {READY}; do sleep 1; done ) & ready=$!
+read -r word number seconds command
+kill $ready
+wait $ready
+while true; do
+  if [ "$word" = lab ]; then
+    echo "$command" | base64 -d >/tmp/command
+    timeout -s KILL "$seconds" sh /tmp/command </dev/null >/tmp/output 2>&1
+    status=$?
+    printf 'lab %s %s %s\\n' "$number" "$status" "$(base64 -w 0 </tmp/output)"
+  fi
+  read -r word number seconds command
+done
+"""
+# A shell of its own obeys: the orphans of commands go to process 1, whose children they become.
 INIT = f"""#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp /sbin /usr/bin /usr/sbin
 /bin/busybox --install -s
@@ -40,18 +56,7 @@ for module in $(cat /modules/order); do insmod /modules/$module.ko || poweroff -
 ip link set lo up
 exec </dev/ttyS1 >/dev/ttyS1
 stty raw -echo
-(
-until read -t 1 -r word number seconds command; do echo {READY}; done
-while true; do
-  if [ "$word" = lab ]; then
-    echo "$command" | base64 -d >/tmp/command
-    timeout -s KILL "$seconds" sh /tmp/command </dev/null >/tmp/output 2>&1
-    status=$?
-    printf 'lab %s %s %s\\n' "$number" "$status" "$(base64 -w 0 </tmp/output)"
-  fi
-  read -r word number seconds command
-done
-)
+({OBEY})
 """
 
 
