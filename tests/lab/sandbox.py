@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lab import hugepages, kernel
+from tests.lab import hugepages, kernel, machine_settings
 from tests.lab.processes import LabError, run
 from tests.lab.python27 import python27
 
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _prepared(options: argparse.Namespace) -> int:
     if inside():
         raise LabError("this is a sandbox already; one in it could not borrow hugepages safely")
+    machine_settings.give_back()
     if options.guests:
         kernel.fetch()
         # Its tests are skipped without it.

@@ -1,13 +1,13 @@
 """``netplugin host apply`` on the real machine and a real OVS-DPDK: set, again, and put back.
 
-All that these tests may change is compared in the end, and put back by hand if it is not as before.
+The machine is as after a boot for their time. All that they may change is compared in the end, and put back.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -17,90 +17,37 @@ from typing import Any
 
 import pytest
 
-from netplugin.tuning.read.kernel import HALT_POLL
+from tests.lab.machine_settings import (
+    DEFAULT_AFFINITY,
+    PAGES,
+    THP,
+    WORKQUEUES,
+    changed,
+    threads,
+    untuned,
+    values,
+    wanted_pages,
+)
 from tests.lab.ovs import PrivateOvs
 
-PAGES = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
-DEFAULT_AFFINITY = Path("/proc/irq/default_smp_affinity")
-WORKQUEUES = Path("/sys/devices/virtual/workqueue/cpumask")
-THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-FILES = (
-    PAGES,
-    DEFAULT_AFFINITY,
-    WORKQUEUES,
-    WORKQUEUES.parent / "writeback" / "cpumask",
-    Path("/sys/kernel/mm/ksm/run"),
-    THP,
-    Path(HALT_POLL),
-    *(
-        Path("/proc/sys", *name.split("."))
-        for name in (
-            "kernel.nmi_watchdog",
-            "kernel.numa_balancing",
-            "kernel.sched_rt_runtime_us",
-            "kernel.soft_watchdog",
-            "kernel.timer_migration",
-            "vm.stat_interval",
-        )
-    ),
-)
-#: Pages of 2 MB that a plan with one PMD core and small frames has for OVS.
-PLANNED = 280
 # On a machine with much memory a plan has pages of 1 GB otherwise.
 SMALL_PAGES = ("--hugepage-kb", "2048")
 DEADLINE_S = 180.0
 LATER = ("needs-ovs-restart", "needs-reboot")
 
 
-def values() -> dict[str, str]:
-    """Everything of this machine that an apply may change, as text by file or thread."""
-    governors = Path("/sys/devices/system/cpu/cpufreq").glob("policy*/scaling_governor")
-    irqs = Path("/proc/irq").glob("[0-9]*/smp_affinity_list")
-    found = {str(p): p.read_text() for p in (*FILES, *governors, *irqs) if p.exists()}
-    found |= {f"thread {pid}": shown for pid, shown in threads().items()}
-    swaps = (row.split() for row in Path("/proc/swaps").read_text().splitlines()[1:])
-    return found | {f"swap {row[0]}": row[-1] for row in swaps}
-
-
-def threads() -> dict[int, str]:
-    """Policy and priority of ksoftirqd and rcuc by pid; none in a sandbox, which has its own /proc."""
-    found = {}
-    for entry in Path("/proc").glob("[0-9]*/comm"):
-        try:
-            name, pid = entry.read_text(), int(entry.parent.name)
-            if re.match(r"(ksoftirqd|ktimers|rcuc|rcub)/", name):
-                priority = os.sched_getparam(pid).sched_priority
-                found[pid] = f"{os.sched_getscheduler(pid)} {priority}"
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
-    return found
-
-
 @pytest.fixture
 def before() -> Iterator[dict[str, str]]:
-    """The values of before; what a broken undo has left is put back, and an error."""
-    found = values()
-    yield found
-    now = values()
-    left = {name for name, text in found.items() if now.get(name) != text}
-    if int(PAGES.read_text()) != wanted_pages(found)[0]:
-        left.discard(str(PAGES))  # not what an apply here sets: another sandbox borrows some
-    for name in left:
-        if name.startswith("swap "):
-            subprocess.run(["swapon", name.split()[1]], check=True)
-        elif name.startswith("thread "):
-            policy, priority = map(int, found[name].split())
-            os.sched_setscheduler(int(name.split()[1]), policy, os.sched_param(priority))
-        else:
-            text = re.search(r"\[(\w+)\]", found[name])
-            Path(name).write_text(text[1] if text else found[name])
-    assert left == set(), "these were not put back"
-
-
-def wanted_pages(before: dict[str, str]) -> tuple[int, int]:
-    """Some tens more than there are, and the memory of VMs that makes a plan of it, MB."""
-    vm_mb = max(0, int(before[str(PAGES)]) + 24 - PLANNED) * 2
-    return PLANNED + vm_mb // 2, vm_mb
+    """The values of before, as after a boot; what a broken undo has left is put back, and an error."""
+    # Ended by a signal it must give the machine back too.
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with untuned():
+            found = values()
+            yield found
+            assert changed(found) == set(), "these were not put back"
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def apply(journal: Path, *options: str, status: int = 0) -> list[dict[str, Any]]:
