@@ -2,6 +2,7 @@
 
 The first word behind the fence is the language. Words after it are for the tests and not shown:
 ``run=NAME`` puts a ``bash`` block into the session NAME, in the order of the page;
+``on=HOST`` says of two hosts on which (``both``: on the destination, then on the source);
 ``not-run=REASON`` says why one is in none (words joined by ``-``);
 ``output`` on a ``text`` block says that it is what the block before it prints.
 """
@@ -27,6 +28,7 @@ SESSIONS = {
     "ovs": ROOT / "docs/operating.md",
     "tls": ROOT / "docs/operating.md",
     "opennebula": ROOT / "docs/opennebula.md",
+    "migration": ROOT / "docs/live-migration.md",
     "zeroloss": ROOT / "docs/zeroloss.md",
     "vhost-user-dry": ROOT / "docs/how-to/vhost-user.md",
     "vhost-user": ROOT / "docs/how-to/vhost-user.md",

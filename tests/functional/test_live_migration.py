@@ -13,6 +13,7 @@ import libvirt  # type: ignore[import-untyped]
 import pytest
 
 from tests.bench.live_migration import BACKENDS, booted, moved_under_traffic, row
+from tests.functional.docs.migration import carry_out
 from tests.lab.hypervisor import BRIDGE_BACKEND, OVS_BACKEND
 from tests.lab.mishaps import Mishap, Moment, Victim, assert_one_side, befall, mishaps, moving, recover
 from tests.lab.traveller import Traveller, Way
@@ -23,6 +24,11 @@ ON_THE_WAY = 10
 RUNS = 5
 #: Those of `make test`.
 SAMPLE = ((OVS_BACKEND, Way.AUTO, Mishap(Moment.MOVING, Victim.AGENT, True)),)
+
+
+def _backends(*quick: str) -> list[object]:
+    marks = {backend: [] if backend in quick else [pytest.mark.long] for backend in BACKENDS}
+    return [pytest.param(backend, marks=marks[backend], id=backend) for backend in BACKENDS]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,15 @@ def test_the_agents_follow_a_guest_under_traffic(
         print(f"\n  {row([traveller.nic.backend, *figures.cells()])}", end="")
     assert figures.stream_survived
     assert figures.lost_from_guest == 0
+    assert_one_side(traveller)
+
+
+@pytest.mark.parametrize("traveller", _backends(BRIDGE_BACKEND), indirect=True)
+def test_the_example_of_the_page_migrates_it(traveller: Traveller, short_path: Path) -> None:
+    with traveller.traffic(short_path) as peer:
+        carry_out(traveller, short_path)
+        traveller.has_moved()
+        peer.wait_heard()
     assert_one_side(traveller)
 
 
@@ -81,11 +96,6 @@ def test_a_kill_leaves_the_guest_on_one_side(
     except BaseException:
         traveller.renew()  # the next case has a VM in any case
         raise
-
-
-def _backends(*quick: str) -> list[object]:
-    marks = {backend: [] if backend in quick else [pytest.mark.long] for backend in BACKENDS}
-    return [pytest.param(backend, marks=marks[backend], id=backend) for backend in BACKENDS]
 
 
 @pytest.mark.parametrize("traveller", _backends(BRIDGE_BACKEND), indirect=True)

@@ -105,6 +105,11 @@ class Hypervisor(Running):
         """Where the lab finds the guests' files."""
         return self._apart.outer(GUESTS) if self._apart else GUESTS
 
+    @property
+    def network_namespace(self) -> str | None:
+        """Where its daemons are called, or None for where we are."""
+        return self._apart.name if self._apart else None
+
     def start_part(self, part: PrivateOvs | PrivateLibvirt | PrivateAgent) -> None:
         """Start one daemon; `stop` stops them in the opposite order."""
         self._running.enter_context(part)

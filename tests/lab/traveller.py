@@ -95,7 +95,7 @@ class Traveller:
 
         ``xml`` is the domain on the destination, if it is not what the agent there renders.
         """
-        self._guest(self.away).prepare()
+        self.prepare_destination()
         wanted: dict[str, Any] = {
             libvirt.VIR_MIGRATE_PARAM_URI: f"unix://{URI_SOCKET}",
             libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml or self.destination_xml(),
@@ -107,6 +107,10 @@ class Traveller:
         with closing(libvirt.open(self.home.libvirt.uri)) as own:
             domain = own.lookupByName(self.nic.vm_id)
             domain.migrateToURI3(self.away.libvirt.uri, wanted, FLAGS)
+
+    def prepare_destination(self) -> None:
+        """Write there what the domain has booted."""
+        self._guest(self.away).prepare()
 
     def has_moved(self) -> None:
         """It runs on the other hypervisor now: commands go there."""
