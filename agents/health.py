@@ -9,6 +9,7 @@ from functools import partial
 
 from agents.host import HostView
 from agents.off_loop import OffLoop
+from agents.ports import same_macs
 from agents.ports.drift import CHECK_S
 from agents.ports.orphans import sentences
 from agents.ports.reconciler import Reconciler
@@ -100,6 +101,7 @@ class Health:
                 findings.append(_unseen(name, error, f"backend {name} can look at the host"))
         findings += [_unusable(info) for info in await self.backends() if not info.usable]
         findings += self._unseen_ports()
+        findings += same_macs.findings(self._store.records())
         return list(dict.fromkeys(findings))  # backends that share NICs return the same findings
 
     def _unseen_ports(self) -> list[Finding]:
