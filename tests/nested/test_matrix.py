@@ -120,7 +120,7 @@ def described(agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: Sequence[str]
             "paths": [{"send": one, "receive": other}, {"send": other, "receive": one}],
         },
         "matrix": {"backends": list(BACKENDS), "pmd_cores": ["1"], "flows": [16]},
-        "timeouts": {"agent": PATIENT_S, "active": PATIENT_S},
+        "timeouts": dict.fromkeys(("agent", "active", "counters", "forwarding"), PATIENT_S),
     }
 
 
