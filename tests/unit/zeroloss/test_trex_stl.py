@@ -359,17 +359,20 @@ def test_a_server_is_started_and_ended(trex: Trex, rpc_port: int, configuration:
 
 
 def test_a_server_ends_with_the_tool_however_that_ends(
-    trex: Trex, rpc_port: int, configuration: Path
+    trex: Trex, rpc_port: int, configuration: Path, tmp_path: Path
 ) -> None:
     trex.play("stl_clean_38kpps", seconds=0.5, rpc_port=rpc_port)
+    # The directory that a killed tool leaves is to be the test's.
     code = (
-        "import sys, os; os.geteuid = lambda: 0\n"
+        "import sys, os, tempfile; os.geteuid = lambda: 0\n"
+        "mkdtemp = tempfile.mkdtemp\n"
+        "tempfile.mkdtemp = lambda prefix, dir: mkdtemp(prefix=prefix, dir=sys.argv[4])\n"
         "from netplugin_zeroloss.generators.trex_program import *\n"
         "server = TrexServer(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))\n"
         "print(flush=True); input()"
     )
     tool = subprocess.Popen(
-        [sys.executable, "-c", code, str(TREE), str(configuration), str(rpc_port)],
+        [sys.executable, "-c", code, str(TREE), str(configuration), str(rpc_port), str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

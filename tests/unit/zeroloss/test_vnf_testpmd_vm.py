@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -37,6 +38,10 @@ PORTS = tuple(
     VnfPort(Attachment.VHOST_USER, f"/run/{n}", f"52:54:00:00:0a:0{n}", f"52:54:00:00:0b:0{n}")
     for n in range(2)
 )
+#: Notes the directories that are made in the VM: of one that is gone nothing is removed any more.
+_MKTEMP = """#!/bin/sh
+PATH=${{PATH#*:}} mktemp "$@" | tee -a {0}/directories
+"""
 #: The VM's end is no child of this one's: only what is asked of the VM ends a program there.
 _SSH = """#!/bin/sh
 case "$*" in *HugePages*) exec cat {0}/facts ;; esac
@@ -144,8 +149,13 @@ class Vm:
 
 @pytest.fixture
 def vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vm]:
-    install(tmp_path, monkeypatch, ssh=_SSH.format(tmp_path), testpmd=_TESTPMD)
+    stand_ins = {"ssh": _SSH.format(tmp_path), "mktemp": _MKTEMP.format(tmp_path), "testpmd": _TESTPMD}
+    install(tmp_path, monkeypatch, **stand_ins)
+    made = tmp_path / "directories"
+    made.touch()
     yield Vm(tmp_path)
+    for directory in made.read_text().split():
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _word_after(command: str, option: str) -> str:
