@@ -46,8 +46,9 @@ _OTHERS = (
 )
 #: Pages of 2 MB that a plan with one PMD core and small frames has for OVS.
 PLANNED = 280
-# Not under /run, of which a sandbox has its own: what it leaves must be found outside it.
-LEDGER = Path("/var/tmp/netplugin-lab-machine.json")
+# Not under /run, of which a sandbox has its own: what it leaves must be found outside it. Root alone writes
+# there: what is read from it is written to the kernel.
+LEDGER = Path("/var/lib/netplugin-lab-machine.json")
 
 
 def values() -> dict[str, str]:
