@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from netplugin.tuning.read.kernel import HALT_POLL
-from tests.lab.processes import LabError, run
+from tests.lab.processes import CommandError, LabError, run
 
 PAGES = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
 DEFAULT_AFFINITY = Path("/proc/irq/default_smp_affinity")
@@ -39,7 +38,7 @@ _OTHERS = (
     DEFAULT_AFFINITY,
     WORKQUEUES,
     WRITEBACK,
-    Path(HALT_POLL),
+    Path("/sys/module/kvm/parameters/halt_poll_ns"),
     SYSCTLS / "kernel/nmi_watchdog",
     SYSCTLS / "kernel/numa_balancing",
     SYSCTLS / "kernel/soft_watchdog",
@@ -90,14 +89,17 @@ def changed(before: Mapping[str, str]) -> set[str]:
 
 
 def put_back(before: Mapping[str, str]) -> None:
-    """Raises: LabError about one that stays as it is."""
-    for name in changed(before):
+    """Raises: LabError about what the kernel refuses, when all else is put back."""
+    refused = []
+    for name in sorted(changed(before)):
         try:
             _put(name, before[name])
         except (FileNotFoundError, ProcessLookupError):
             continue  # there is no such interrupt or thread any more
-        except OSError as refused:
-            raise LabError(f"{name} cannot be put back to {before[name]!r}: {refused}") from refused
+        except (OSError, CommandError) as error:
+            refused.append(f"{name} cannot be put back to {before[name]!r}: {error}")
+    if refused:
+        raise LabError("\n".join(refused))
 
 
 def _put(name: str, text: str) -> None:
@@ -140,9 +142,11 @@ def _settle() -> None:
         kept = json.loads(LEDGER.read_text())
     except ValueError:
         kept = {"boot": None}  # killed as it was written, and before anything was changed
-    if kept["boot"] == _boot():
-        put_back(kept["values"])
-    LEDGER.unlink()
+    try:
+        if kept["boot"] == _boot():
+            put_back(kept["values"])
+    finally:
+        LEDGER.unlink()  # what is refused is told once: the next would fail by it as well
 
 
 def _reset() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from tests.lab.machine_settings import (
     untuned,
     values,
 )
+from tests.lab.processes import LabError
 
 INTERVAL = SYSCTLS / "vm/stat_interval"
 #: Tunes the machine, says so, and waits for its end.
@@ -54,6 +57,21 @@ def test_what_a_kill_leaves_is_given_back_by_who_comes_next(finds: str) -> None:
     else:
         give_back()
     assert changed(before) == set() and not LEDGER.exists()
+
+
+def test_what_the_kernel_refuses_is_told_once_and_all_else_given_back() -> None:
+    before = values()
+    asked = {**before, "/proc/version": "another", str(INTERVAL): "55\n"}
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    try:
+        LEDGER.write_text(json.dumps({"boot": boot, "values": asked}))
+        with pytest.raises(LabError, match=r"^/proc/version cannot be put back to 'another': .*$"):
+            give_back()
+        assert INTERVAL.read_text() == "55\n" and not LEDGER.exists()
+        give_back()
+    finally:
+        INTERVAL.write_text(before[str(INTERVAL)])
+    assert values() == before
 
 
 def test_a_ledger_of_another_boot_changes_nothing() -> None:

@@ -49,12 +49,18 @@ def test_a_mac_may_be_on_several_networks(client: Client) -> None:
 
 
 def test_the_finding_has_an_end(client: Client) -> None:
-    """Of many MACs some are named and the others counted."""
+    """Of many MACs some are named."""
     network = Network.model_validate(VLAN)
     for number in range(14):
         put(client, f"p{number:02}", mac=f"52:54:00:00:00:{number // 2:02x}", network=network)
     [(_, _, sentence)] = found(client)
     assert sentence.startswith("p00, p01 have 52:54:00:00:00:00 on ")
-    assert sentence.endswith(
-        "p08, p09 have 52:54:00:00:00:04 on physical network physnet1 VLAN 100, and 2 other MACs"
-    )
+    last = "p08, p09 have 52:54:00:00:00:04 on physical network physnet1 VLAN 100"
+    assert sentence.endswith(f"{last} and others")
+
+
+def test_of_many_ports_with_one_mac_some_are_named(client: Client) -> None:
+    for number in range(7):
+        put(client, f"p{number}")
+    [(_, _, sentence)] = found(client)
+    assert sentence == f"p0, p1, p2, p3, p4 and others have {MAC} on physical network physnet1 VLAN 100"
