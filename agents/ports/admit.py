@@ -169,16 +169,11 @@ class Admission:
                 op.future.set_result(None)
         if orphans:
             self._remove_orphans(orphans)
-        try:
-            if records:
-                self._ports.store.save(records.values())
-        except Exception as error:
-            wrong = for_each(records, error, "store")
-            for op in operations:
-                if op.port_id in wrong:
-                    op.future.set_exception(wrong[op.port_id])
-            return {}
-        return records
+        unsaved = self._ports.store.save_each(records.values())
+        for op in operations:
+            if op.port_id in unsaved:
+                op.future.set_exception(logged(unsaved[op.port_id], "store").for_port(op.port_id))
+        return {i: record for i, record in records.items() if i not in unsaved}
 
     def _remove_orphans(self, operations: Sequence[Delete | Migrate]) -> None:
         """Remove kept orphans that a call names; there is no intent that could record the request."""
@@ -204,7 +199,7 @@ class Admission:
     def accept_puts(
         self, puts: Mapping[str, Put | Migrate], with_them: Sequence[str], watch: Stopwatch
     ) -> tuple[dict[str, Record], Observation | None]:
-        """Commit the intents with their claims; a failed claim fails only its port.
+        """Commit the intents with their claims; a port that cannot be committed fails alone.
 
         Also returns the observation of the host, if one was needed (``with_them`` included).
         """
@@ -219,22 +214,23 @@ class Admission:
                 watch.add(seen.timings_ms)
             with watch.part("store"):
                 if needs is None and not any(chosen_name(record.spec) for record in records.values()):
-                    self._save_changed(records)
+                    unsaved = self._save_changed(records)
                 else:
                     with self._ports.store.claiming(commit_sequence) as taken:
                         records = self._claim(records, puts, seen, taken)
-                        self._save_changed(records)
+                        unsaved = self._save_changed(records)
         except Exception as error:
             for port_id, wrong in for_each(records, error, "store").items():
                 if not puts[port_id].future.done():
                     puts[port_id].future.set_exception(wrong)
             return {}, None
-        return records, seen
+        for port_id, refused in unsaved.items():
+            puts[port_id].future.set_exception(logged(refused, "store").for_port(port_id))
+        return {i: record for i, record in records.items() if i not in unsaved}, seen
 
-    def _save_changed(self, records: Mapping[str, Record]) -> None:
+    def _save_changed(self, records: Mapping[str, Record]) -> dict[str, Exception]:
         changed = [r for r in records.values() if r != self._ports.store.get(r.port_id)]
-        if changed:
-            self._ports.store.save(changed)
+        return self._ports.store.save_each(changed)
 
     def _record_of(self, op: Put | Migrate) -> Record:
         """The record of a requested port. A port that was being removed keeps its claims."""

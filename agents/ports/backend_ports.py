@@ -15,6 +15,7 @@ from agents.ports.team_vfs import TeamVfs
 from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.errors import (
+    Conflict,
     NetpluginError,
     as_host_error,
 )
@@ -134,14 +135,13 @@ class BackendPorts:
         A port that cannot be forgotten is kept as removing; otherwise the next reconcile would plug
         it again.
         """
-        try:
-            self.store.save(records, forget=forget)
-        except Exception as error:
+        unsaved = self.store.save_each(records, forget=forget)
+        for error in unsaved.values():
             logged(error, "store")
-            self.unsaved.update({record.port_id: record for record in records})
-            for port_id in forget:
-                if (left := self.store.get(port_id)) is not None:
-                    self.unsaved[port_id] = replace(left, state=PortState.REMOVING, previous=None)
+        self.unsaved.update({r.port_id: r for r in records if r.port_id in unsaved})
+        for port_id in forget:
+            if port_id in unsaved and (left := self.store.get(port_id)) is not None:
+                self.unsaved[port_id] = replace(left, state=PortState.REMOVING, previous=None)
 
     def save_unsaved(self) -> None:
         """Save the records that could not be saved before.
@@ -152,11 +152,11 @@ class BackendPorts:
         """
         if not self.unsaved:
             return
-        try:
-            self.store.save(self.unsaved.values())
-        except Exception as error:
-            raise as_host_error(error, "store") from error
-        self.unsaved = {}
+        failed = self.store.save_each(self.unsaved.values())
+        self.unsaved = {i: record for i, record in self.unsaved.items() if i in failed}
+        for error in failed.values():
+            if not isinstance(error, Conflict):  # which is of this port alone
+                raise as_host_error(error, "store") from error
 
 
 def _follows_guest(record: Record) -> bool:

@@ -198,9 +198,8 @@ class Drift:
                     continue
                 if set(record.claims) < set(claims):
                     adopted[port_id] = replace(record, claims=claims)
-            if adopted:
-                self._ports.store.save(adopted.values())
-        return adopted
+            unsaved = self._ports.store.save_each(adopted.values())
+        return {i: record for i, record in adopted.items() if i not in unsaved}
 
     def _follow_guests(
         self, records: Mapping[str, Record], seen: Observation, *, whole: bool
@@ -223,8 +222,9 @@ class Drift:
             migration = followed(record.migration, found.guest if found else None, now)
             if migration != record.migration:
                 moved[record.port_id] = replace(record, migration=migration)
+        unsaved = self._ports.store.save_each(moved.values())
+        moved = {i: record for i, record in moved.items() if i not in unsaved}
         if moved:
-            self._ports.store.save(moved.values())
             before = {i: records[i].migration for i in moved}
             self._ports.hand_over([r for i, r in moved.items() if hands_over(before[i], r.migration)])
             self._ports.announcer.expect(i for i, r in moved.items() if opens(before[i], r.migration))
@@ -285,8 +285,7 @@ class Drift:
             if checked != record:
                 LOG.info("port is %s", state.value, extra={"port_id": port_id})
                 saved.append(checked)
-        if saved or gone:
-            self._ports.store.save(saved, forget=gone)
+        self._ports.save_or_keep(saved, gone)
 
     def unsettled(self) -> bool:
         """Whether a port is not in its desired state yet, so that another reconcile is due soon."""

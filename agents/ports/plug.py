@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from agents.ports.admit import Admission
-from agents.ports.backend_ports import BackendPorts, for_each
+from agents.ports.backend_ports import BackendPorts, for_each, logged
 from agents.ports.converge import Converged, Stopwatch, converge, faults_of
 from agents.ports.migration import followed, opens
 from agents.ports.operations import NEXT_TRY_S, UNDO_S, Begun, Delete, Migrate, Operation, Put
@@ -202,13 +202,9 @@ class Plug:
         Returns the deleted ports that could not be forgotten, with the errors. The other records are kept
         until the store takes them: their callers have been answered.
         """
-        try:
-            if done or gone:
-                self._ports.store.save(done, forget=gone)
-        except Exception as error:
-            self._ports.unsaved.update({record.port_id: record for record in done})
-            return for_each(gone, error, "store")
-        return {}
+        unsaved = self._ports.store.save_each(done, forget=gone)
+        self._ports.unsaved.update({r.port_id: r for r in done if r.port_id in unsaved})
+        return {i: logged(unsaved[i], "store").for_port(i) for i in gone if i in unsaved}
 
     def _answer(self, waiting: Mapping[str, Operation], failures: Mapping[str, NetpluginError]) -> None:
         for port_id, op in waiting.items():

@@ -76,11 +76,7 @@ class Undo:
         if not undone:
             return
         deadline = time.monotonic() + UNDO_S
-        try:
-            undone = self._save_undone(undone, deadline)
-        except Exception as error:
-            logged(error, "store")  # clean up the host nevertheless
-            self._ports.unsaved.update(undone)
+        undone = self._save_undone(undone, deadline)
         try:
             intents = self._ports.intents(undone.values())
             result = converge(self._ports, intents, deadline, Stopwatch(), "undo")
@@ -96,11 +92,17 @@ class Undo:
                 saved.append(replace(record, state=PortState.FAILED, previous=None))
             else:
                 saved.append(replace(record, state=PortState.ACTIVE, previous=None, error=None))
-        if not self._ports.unsaved.keys() & undone.keys():
-            self._ports.save_or_keep(saved, gone)
+        unsaved = self._ports.unsaved
+        self._ports.save_or_keep(
+            [record for record in saved if record.port_id not in unsaved],
+            [port_id for port_id in gone if port_id not in unsaved],
+        )
 
     def _save_undone(self, records: Mapping[str, Record], deadline: float) -> dict[str, Record]:
-        """Save the reverted records; reverted changes get the claims of their previous spec."""
+        """Save the reverted records; reverted changes get the claims of their previous spec.
+
+        What the store does not take is kept for later: the host is cleaned up nevertheless.
+        """
         back = dict(records)
         changes = [i for i, r in records.items() if r.state is not PortState.REMOVING]
         commit_sequence = self._ports.store.commit_sequence()
@@ -122,7 +124,7 @@ class Undo:
                     continue
                 taken.update(dict.fromkeys(claims, port_id))
                 back[port_id] = replace(back[port_id], claims=claims)
-            self._ports.store.save(back.values())
+            self._ports.save_or_keep(list(back.values()))
         return back
 
 

@@ -13,6 +13,7 @@ from netplugin.api.errors import Problem
 from netplugin.api.migration import Migration
 from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import Claim
+from netplugin.host.names import name_digits
 
 T = TypeVar("T")
 # Seconds after which no observation is used any more: a check of the whole host takes 120 s at most.
@@ -48,6 +49,7 @@ class PortTable:
         #: The owner of each claim. The keys are the owner's own claims: equal ones may differ in memory.
         self.owners: Mapping[Claim, str] = {}
         self._states: Counter[tuple[str, PortState]] = Counter()
+        self._by_digits: dict[str, str] = {}
         #: What the disk has of ports that are shown already as they will be (``show``).
         self._committed: dict[str, Record | None] = {}
         self.replace(records)
@@ -57,6 +59,11 @@ class PortTable:
 
     def get(self, port_id: str) -> Record | None:
         return self._records.get(port_id)
+
+    def namesake(self, port_id: str) -> str | None:
+        """The port whose devices have the names that those of ``port_id`` would get; None for itself."""
+        holder = self._by_digits.get(name_digits(port_id))
+        return None if holder == port_id else holder
 
     def all(self) -> list[Record]:
         """Ordered by port id."""
@@ -98,6 +105,9 @@ class PortTable:
         self._move_claims(before, new)
         self._states.subtract((r.spec.backend, r.state) for r in before)
         self._states.update((r.spec.backend, r.state) for r in new.values())
+        came = {name_digits(i): i for i in new if i not in self._records}
+        if came or gone:
+            self._by_digits = without(self._by_digits, [*map(name_digits, gone)]) | came
         self._records = without(self._records, gone) | new
 
     def _move_claims(self, before: Iterable[Record], new: Mapping[str, Record]) -> None:

@@ -6,6 +6,7 @@ An intent is committed with its claims, in one transaction, before the host is c
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +26,11 @@ from agents.store.rows import Parts, network_of, quarantined, record_of, sharing
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal
 from netplugin.api.conditions import intent_tag
-from netplugin.api.errors import CapacityExhausted, Conflict
+from netplugin.api.errors import CapacityExhausted, Conflict, HostError
 from netplugin.api.event_models import EventKind
 from netplugin.api.models import NetworkSpec, PortState
 from netplugin.backend import NOBODY, Claim, Overlay
+from netplugin.host.names import name_digits
 
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
@@ -104,12 +106,14 @@ class Store:
     def save(self, records: Iterable[Record], forget: Collection[str] = ()) -> None:
         """Commit these records with their claims, and delete those ports, in one transaction.
 
-        Raises: sqlite3.IntegrityError if two ports claim the same resource, Conflict if a network
-        was deleted meanwhile; then nothing is changed.
+        Raises: Conflict if two ports claim the same resource or would have devices of the same name, or
+        if a network was deleted meanwhile; HostError if the file cannot be written. Then nothing is
+        changed.
         """
         records = list(records)
         with self._lock:
             self._require_networks(records)
+            self._require_names(records)
             before = {i: self._ports.committed(i) for i in (*forget, *(r.port_id for r in records))}
             with self.database.transaction():
                 commit = self.commits.write_next()
@@ -135,6 +139,29 @@ class Store:
             self._moves.note(before, self._ports.get)
         if events:
             self.events.announce()
+
+    def save_each(self, records: Iterable[Record], forget: Collection[str] = ()) -> dict[str, Exception]:
+        """As ``save``, but if it fails, try its parts, so that each port has an error of its own only.
+
+        Returns the ports that were not saved, with the errors: all of them if the file cannot be written.
+        """
+        new = {record.port_id: record for record in records}
+        ports = [*new, *forget]
+        if not ports:
+            return {}
+        try:
+            self.save(new.values(), forget)
+        except Exception as error:
+            if isinstance(error, HostError) or len(ports) == 1:
+                return dict.fromkeys(ports, error)
+            middle = len(ports) // 2
+            failed: dict[str, Exception] = {}
+            for part in (ports[:middle], ports[middle:]):
+                failed |= self.save_each(
+                    [new[i] for i in part if i in new], [i for i in part if i not in new]
+                )
+            return failed
+        return {}
 
     def _forget(self, port_id: str) -> None:
         number = self._numbers.get(port_id)
@@ -304,6 +331,19 @@ class Store:
                     fix=f"PUT /v1/networks/{network_id} again",
                 )
 
+    def _require_names(self, records: Iterable[Record]) -> None:
+        came: dict[str, str] = {}
+        for port_id in (r.port_id for r in records if r.port_id not in self._ports):
+            other = self._ports.namesake(port_id) or came.get(name_digits(port_id))
+            if other is not None:
+                raise Conflict(
+                    f"the devices of this port would have the names of those of port {other}",
+                    step="store",
+                    port_id=port_id,
+                    fix="choose another port id",
+                )
+            came[name_digits(port_id)] = port_id
+
     def _write(self, record: Record, number: int) -> None:
         before = self._ports.committed(record.port_id)
         self.database.sql.execute(
@@ -329,10 +369,19 @@ class Store:
         )
         if before is None or before.claims != record.claims:
             self.database.sql.execute("DELETE FROM claims WHERE port_id = ?", (record.port_id,))
-            self.database.sql.executemany(
-                "INSERT INTO claims (kind, key, port_id, memory) VALUES (?, ?, ?, ?)",
-                [(c.kind, c.key, record.port_id, json.dumps(c.memory)) for c in record.claims],
-            )
+            for claim in record.claims:
+                row = (claim.kind, claim.key, record.port_id, json.dumps(claim.memory))
+                try:
+                    self.database.sql.execute(
+                        "INSERT INTO claims (kind, key, port_id, memory) VALUES (?, ?, ?, ?)", row
+                    )
+                except sqlite3.IntegrityError as taken:
+                    raise Conflict(
+                        f"{claim.kind} {claim.key} belongs to another port",
+                        step="store",
+                        port_id=record.port_id,
+                        fix="see GET /v1/ports for the port that has it",
+                    ) from taken
 
     def _read_ports(self) -> list[Record]:
         rows: dict[str, list[tuple[str, str, str]]] = {}

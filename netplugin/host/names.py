@@ -41,14 +41,20 @@ MAX_SOCKET_PATH = 107
 _BIRTH = 0x0E
 
 # IFNAMSIZ is 16 with the final NUL (include/uapi/linux/if.h): 3 letters and 11 hex digits fit.
-# With 44 bits, a clash among 10,000 ports of one host has a probability of 1 in 350,000.
+# With 44 bits, a clash among 10,000 ports of one host has a probability of 1 in 350,000; who chooses the
+# identities finds one in half a minute, so the store refuses the second port (``Store.save``).
 _DIGITS = 11
 
 
 @lru_cache(maxsize=256)  # a plug asks for the names of its port about thirty times
 def device_name(prefix: str, identity: str) -> str:
     """The device name for this identity, for example ``npv3f2a91c07be``."""
-    return prefix + hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
+    return prefix + name_digits(identity)
+
+
+def name_digits(identity: str) -> str:
+    """What the names of all devices for this identity have in common."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
 
 
 def is_our_device(name: str) -> bool:

@@ -252,3 +252,29 @@ def test_memory_that_runs_short_when_the_vm_connects(ovs: PrivateOvs, agent: Pri
 def state(agent: PrivateAgent, port_id: str) -> dict[str, Any]:
     body: dict[str, Any] = agent.get(f"/v1/ports/{port_id}")[1]
     return body
+
+
+# SHA-256 of both begins with 4ee0db8bd01, of which the names of the devices are made.
+_NAMESAKES = ("vm-3073211", "vm-6140880")
+
+
+def test_an_id_whose_names_collide_fails_alone(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    first, second = _NAMESAKES
+    plug(agent, first, make_spec(1))
+    error = refused(agent, second, make_spec(2))
+    assert (error["code"], error["status"], error["port_id"]) == ("conflict", 409, second)
+    assert first in error["detail"]
+    batch = [("x", 3), (second, 2), ("y", 4)]
+    body = {"put": [{"port_id": i, "spec": make_spec(n)} for i, n in batch]}
+    results = agent.call("POST", "/v1/ports:batch", body)[1]["results"]
+    assert [entry["status"] for entry in results] == [200, 409, 200]
+    with ThreadPoolExecutor(8) as callers:  # which share a transaction
+        others = {f"w{n}": make_spec(n) for n in range(10, 17)}
+        calls = [
+            callers.submit(agent.call, "PUT", f"/v1/ports/{i}", spec)
+            for i, spec in [*others.items(), (second, make_spec(2))]
+        ]
+        assert [call.result()[0] for call in calls] == [200] * 7 + [409]
+    assert second not in {port["port_id"] for port in agent.get("/v1/ports")[1]}
+    agent.call("DELETE", f"/v1/ports/{first}")
+    plug(agent, second, make_spec(2))

@@ -322,11 +322,56 @@ def test_a_process_that_is_killed_amid_a_transaction(path: Path) -> None:
 )
 def test_what_one_port_has_no_other_gets(store: Store, path: Path, second: list[Record]) -> None:
     store.save([record("p1", vf(1))])
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(Conflict, match=r"0000:03:10.* belongs to another port"):
         store.save(second)
     assert [r.port_id for r in store.records()] == ["p1"]
     assert store.claims() == {vf(1): "p1"}
     assert claims_in(path) == {(vf(1).key, "p1")}
+
+
+def test_a_port_that_cannot_be_committed_does_not_keep_its_neighbours(store: Store, path: Path) -> None:
+    """Each place of it in the batch; what is forgotten with them is gone."""
+    store.save([record("holder", vf(1))])
+    for place in range(5):
+        batch = [record(f"p{place}{n}", vf(10 * place + n + 2)) for n in range(4)]
+        batch.insert(place, record("late", vf(1)))
+        store.save([record("old")])
+        failed = store.save_each(batch, forget=["old"])
+        assert [(i, type(e)) for i, e in failed.items()] == [("late", Conflict)]
+        assert store.get("old") is None and store.get("late") is None
+        assert {r.port_id for r in batch[:place] + batch[place + 1 :]} < set(store.claims().values())
+    assert {r.port_id for r in reopened(path)} == {r.port_id for r in store.records()}
+
+
+# SHA-256 of both begins with 4ee0db8bd01.
+_NAMESAKES = ("vm-3073211", "vm-6140880")
+
+
+@pytest.mark.parametrize("first", [[], [record(_NAMESAKES[0])]], ids=["together", "later"])
+def test_a_port_whose_devices_would_have_the_names_of_anothers_is_refused(
+    store: Store, path: Path, first: list[Record]
+) -> None:
+    store.save(first)
+    batch = [record("x"), *(record(i) for i in _NAMESAKES), record("y")]
+    failed = store.save_each(batch)
+    assert list(failed) == [_NAMESAKES[1]] and "another port id" in str(failed[_NAMESAKES[1]])
+    assert {r.port_id for r in reopened(path)} == {"x", "y", _NAMESAKES[0]}
+    again = Store(path)
+    assert list(again.save_each([record(_NAMESAKES[1])])) == [_NAMESAKES[1]], "after a restart too"
+    again.save([], forget=[_NAMESAKES[0]])
+    assert again.save_each([record(_NAMESAKES[1])]) == {}
+    again.close()
+
+
+def test_a_file_that_cannot_be_written_is_tried_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def refuse(records: object, forget: object = ()) -> None:
+        tried.append(records)
+        raise HostError("the store cannot be written", step="store")
+
+    monkeypatch.setattr(store, "save", refuse)
+    assert len(store.save_each([record(f"p{n}") for n in range(32)])) == 32 and len(tried) == 1
 
 
 def test_a_claim_of_another_kind_is_another(store: Store) -> None:
@@ -353,7 +398,7 @@ def test_many_threads_race_for_the_same_claims(store: Store, path: Path) -> None
     def take(number: int) -> bool:
         try:
             store.save([record(f"p{number}", vf(number % 4))])
-        except sqlite3.IntegrityError:
+        except Conflict:
             return False
         return True
 
