@@ -13,7 +13,7 @@ from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPo
 from drivers.ovs.row_writes import add_or_set_port, add_port, delete_port, owned_ports, set_port, set_row
 from drivers.ovs.service_ports import index_of
 from drivers.ovs.sockets import Directory
-from netplugin.api.errors import HostError, TryAgain
+from netplugin.api.errors import TryAgain
 from netplugin.backend import Change
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
@@ -81,11 +81,11 @@ class CreateBridge(RowChange):
     mark: str
 
     def write(self, tables: Tables) -> None:
-        """Create it with its internal port. Raises: HostError if others have created it meanwhile."""
+        """Create it with its internal port. Raises: TryAgain if others have created it meanwhile."""
         if (found := tables.find("Bridge", self.name)) is not None:
             # The uplink that follows in this transaction would join their bridge to our network.
             if found.keys("external_ids").get(BRIDGE_MARK) != self.mark:
-                raise HostError(f"bridge {self.name} has just been created by others", step="plan")
+                raise TryAgain(f"bridge {self.name} has been created by others meanwhile", step="plan")
             return
         interface = tables.insert("Interface", name=self.name, type="internal")
         bridge = tables.insert(

@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from typing import Any
 
-from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.host.names import CarriedMark, Mark, unmarked
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, KEYS, STORE_MARK
 from netplugin.host.ovsdb_rows import Rows
 from netplugin.host.ovsdb_session import ConnectionLost, OvsdbSession, Refused
-from netplugin.host.ovsdb_writes import Operation, Tables, Write
+from netplugin.host.ovsdb_writes import Operation, RowNotFound, Tables, Write
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +44,15 @@ def _late() -> OperationTimeout:
         step="ovsdb-commit",
         fix="look whether ovsdb-server hangs",
     )
+
+
+def _refusal(error: str, details: str, repeats: bool) -> NetpluginError:
+    """The error of a refused transaction. What others have made or removed meanwhile is planned again.
+
+    ``repeats``: it has a name that another row had already when it was composed.
+    """
+    stale = error == "referential integrity violation" or ("identical values" in details and not repeats)
+    return (TryAgain if stale else HostError)(f"{error}: {details}".rstrip(": "), step="ovsdb-commit")
 
 
 class Ovsdb:
@@ -134,8 +143,8 @@ class Ovsdb:
         If the connection is lost before the answer, they are composed again from the rows of the new
         one.
 
-        Raises: BackendUnavailable, HostError with the error text of ovsdb-server, OperationTimeout, and
-        what the writes raise.
+        Raises: BackendUnavailable, HostError with the error text of ovsdb-server, TryAgain if others have
+        made or removed a row that the writes need, OperationTimeout, and what the writes raise.
         """
         deadline = max(deadline, time.monotonic() + _LEAST_S)
         while True:
@@ -157,7 +166,7 @@ class Ovsdb:
 
         Raises: ConnectionLost too.
         """
-        operations, counted = self._composed(writes)
+        tables, operations = self._composed(writes)
         if not operations:
             return 0
         answered: Answered = Future()
@@ -175,13 +184,13 @@ class Ovsdb:
             if result and (error := result.get("error")):
                 if error == _NOT_LOCKED:
                     raise self.other_holder()
-                raise HostError(f"{error}: {result.get('details', '')}".rstrip(": "), step="ovsdb-commit")
-        return int(results[counted]["rows"][0]["next_cfg"])
+                raise _refusal(error, result.get("details", ""), tables.repeats)
+        return int(results[len(operations) - 1]["rows"][0]["next_cfg"])
 
-    def _composed(self, writes: Sequence[Write]) -> tuple[list[Operation], int]:
-        """The operations, and the place of the one whose result has ``next_cfg``.
+    def _composed(self, writes: Sequence[Write]) -> tuple[Tables, list[Operation]]:
+        """The tables as changed, and the operations; the result of the last one has ``next_cfg``.
 
-        Raises: HostError, and the typed errors of the writes.
+        Raises: HostError, TryAgain if a row is gone, and the typed errors of the writes.
         """
         # The store is asked without the lock of the mirror.
         mark = self._carried.after(self.mirror.root.found_mark)
@@ -195,15 +204,17 @@ class Ovsdb:
                     root.set_key("external_ids", STORE_MARK, mark)
             except NetpluginError:
                 raise
+            except RowNotFound as gone:  # since the plan was made
+                raise TryAgain(f"{gone} any more", step="ovsdb-commit") from gone
             except Exception as failed:  # of a write, which may read the host too
                 raise HostError(str(failed), step="ovsdb-commit") from failed
             if not tables.operations():
-                return [], 0
+                return tables, []
             root.increment("next_cfg")
             where = [["_uuid", "==", [*root.reference]]]
             count = {"op": "select", "table": "Open_vSwitch", "where": where, "columns": ["next_cfg"]}
             operations = [*self._guard(), *tables.operations(), count]
-        return operations, len(operations) - 1
+        return tables, operations
 
     def _guard(self) -> list[Operation]:
         return [] if self._holder is None else [_ASSERT]

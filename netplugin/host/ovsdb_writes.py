@@ -132,6 +132,8 @@ class Tables:
         self._rows: dict[tuple[str, str], Row] = {}
         self._new: list[Row] = []
         self._numbers = itertools.count()
+        #: Whether a new row has the name of one that is there and stays.
+        self.repeats = False
 
     @property
     def root(self) -> Row:
@@ -166,6 +168,8 @@ class Tables:
 
     def insert(self, table: str, **columns: Any) -> Row:
         """A new row."""
+        if "name" in columns:
+            self.repeats |= self.find(table, columns["name"]) is not None
         row = Row(self, table, ("named-uuid", f"row{next(self._numbers)}"), {}, is_new=True)
         for column, value in columns.items():
             row.set(column, value)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout, TryAgain
 from netplugin.host import ovsdb
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb_writes import SetOtherConfig
+from netplugin.host.ovsdb_writes import SetOtherConfig, Tables
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from tests.lab.ovs import PrivateOvs
@@ -63,6 +63,23 @@ def test_a_transaction_that_the_database_refuses_leaves_nothing(switch: PrivateO
     assert ovs.mirror.bridge("refused") is None
     ovs.db.write([bridge("refused")], soon())
     assert ovs.mirror.bridge("refused"), "the next one is not hindered by it"
+
+
+@dataclass(frozen=True)
+class _Between:
+    """What others do when a transaction has been composed: the mirror, which is held, does not know yet."""
+
+    others: Callable[[], object]
+
+    def write(self, tables: Tables) -> None:
+        self.others()
+
+
+def test_what_others_make_while_a_transaction_is_on_its_way_is_planned_again(
+    switch: PrivateOvs, ovs: OvsHost
+) -> None:
+    with pytest.raises(TryAgain, match="identical values"):
+        ovs.db.write([bridge("race"), _Between(lambda: switch.vsctl("add-br", "race"))], soon())
 
 
 def test_a_command_that_fails_leaves_nothing_of_the_others(switch: PrivateOvs, ovs: OvsHost) -> None:
