@@ -594,7 +594,7 @@ def test_however_much_is_wrong_the_answer_is_short_and_soon(client: httpx.Client
     start = time.monotonic()
     answer = send(client, "POST", "/v1/ports:batch", bodies[what])
     assert answer.status_code == 422
-    assert time.monotonic() - start < 10 and len(answer.content) < 100_000
+    assert time.monotonic() - start < 60 and len(answer.content) < 100_000
 
 
 # -- paths, queries and headers ------------------------------------------------------------------

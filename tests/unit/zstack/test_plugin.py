@@ -111,7 +111,7 @@ def test_an_agent_that_hangs_is_not_waited_for(method: str, host: Host) -> None:
         answer = host.kvmagent.call(method, *CALLS[method][0])
     assert answer.raised == "PluginError"
     assert "within 0.2 s, and may still complete it" in answer.text
-    assert 0.15 <= time.monotonic() - started < 5
+    assert 0.15 <= time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
@@ -122,7 +122,7 @@ def test_the_deadline_is_one_for_all_bytes(version: str, host: Host, network: St
     started = time.monotonic()
     answer = host.kvmagent.call("createNicBackend", VM, NIC)
     assert "PUT /v1/ports/vnic12.0 within 0.4 s" in answer.text
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
 
 
 def test_a_linux_bridge_is_none_of_its_bridges(host: Host, network: StubAgent) -> None:
