@@ -57,12 +57,19 @@ class VfChange(Change, ABC):
 
     @abstractmethod
     def apply(self, host: VfHost) -> None:
-        """Make the change. Usage is checked again just before, because it may have changed since the plan.
+        """Make the change, if the host's network does not use the VF.
 
         Raises: Unsupported, Conflict, VfBusy, VfRefuses, HostError, OperationTimeout.
         """
 
-    def _require_unused(self, host: VfHost, *, may_be_up: bool = False) -> None:
+    def _require_unused(self, host: VfHost, *, may_be_up: bool = True) -> None:
+        """Ask who has the VF, before each write.
+
+        VFs that are made again have the addresses and numbers of those before, and a container may have
+        got this one since the plan. ``may_be_up``: see ``Vf.host_hold``.
+
+        Raises: Conflict.
+        """
         use = host.vfs.host_use(self.address, may_be_up=may_be_up)
         if use is not None:
             raise use.conflict(self.address, "vf")
@@ -99,7 +106,7 @@ class SetVf(VfChange):
     """Write these attribute groups (see ``GROUPS``) through the PF.
 
     ``optional``: if the NIC does not support the attribute, it is left unchanged and no port fails.
-    ``unless_used``: refuse if the host's network uses the VF.
+    ``unless_up``: an interface of the VF that is merely up is a use of it too.
     ``unless_with_vm``: skip the change if a VM has the VF or is about to get it. Used when the MAC of
     a teamed VF is removed from the NIC; the next read-back then determines the right MAC.
     """
@@ -108,7 +115,7 @@ class SetVf(VfChange):
     groups: tuple[str, ...]
     attributes: VfAttributes
     optional: bool = False
-    unless_used: bool = False
+    unless_up: bool = False
     unless_with_vm: bool = False
 
     def describe(self) -> str:
@@ -120,11 +127,10 @@ class SetVf(VfChange):
         return frozenset({self.address, self.pf})
 
     def apply(self, host: VfHost) -> None:
-        if self.unless_used:
-            self._require_unused(host)
         if self.unless_with_vm and self._is_with_vm(host):
             return
         for group in self.groups:
+            self._require_unused(host, may_be_up=not self.unless_up)
             with self._judging(host, group):
                 host.vfs.set(self.pf_index, self.number, group, self.attributes)
 
@@ -144,7 +150,7 @@ class SetVf(VfChange):
 
 @dataclass(frozen=True)
 class UnbindVf(VfChange):
-    """Unbind the VF from its driver, unless its interface is enslaved or in another network namespace."""
+    """Unbind the VF from its driver."""
 
     driver: str
 
@@ -152,14 +158,14 @@ class UnbindVf(VfChange):
         return f"unbind VF {self.address} from {self.driver}"
 
     def apply(self, host: VfHost) -> None:
-        self._require_unused(host, may_be_up=True)
+        self._require_unused(host)
         with self._judging(host):
             host.vfs.unbind(self.address)
 
 
 @dataclass(frozen=True)
 class BindVf(VfChange):
-    """Reset the VF and bind it to ``driver`` with ``driver_override``, unless the host's network uses it.
+    """Reset the VF and bind it to ``driver`` with ``driver_override``.
 
     ``driver``: None for no driver, empty for the kernel's choice. ``override``: None for none.
     ``rebind`` false: only write the override; the driver is already right.
@@ -175,8 +181,7 @@ class BindVf(VfChange):
         return f"{what}, driver_override {self.override or 'none'}"
 
     def apply(self, host: VfHost) -> None:
-        if self.rebind:
-            self._require_unused(host)
+        self._require_unused(host, may_be_up=not self.rebind)
         with self._judging(host):
             self._bind(host.vfs)
 

@@ -137,6 +137,10 @@ class Memory:
             original=Original(attributes, original["driver"], original["driver_override"]),
         )
 
+    def has_set(self, attributes: VfAttributes) -> bool:
+        """Whether the VF has a MAC that the port gave it."""
+        return attributes.mac in (self.mac, provisional_mac(self.mac))
+
     def is_place(self, pf: Pf, vf: Vf) -> bool:
         """Whether this is the remembered VF. After a reboot, its address may belong to another NIC."""
         return self.is_nic(pf) and self.number == vf.number

@@ -39,10 +39,10 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
     if "mac" in groups and want.mac == no_mac(pf, vf):
         groups = groups[1:]  # a separate change: a VM may have the VF by now
         optional = want.mac == NO_MAC  # if it is refused, ``no_mac`` returns the placeholder
-        out = set_vf(port_id, pf, vf, ("mac",), want, optional=optional, unless_used=binds)
+        out = set_vf(port_id, pf, vf, ("mac",), want, optional=optional, unless_up=binds)
         changes.append(replace(out, unless_with_vm=True))
     if groups:
-        changes.append(set_vf(port_id, pf, vf, groups, want, unless_used=binds))
+        changes.append(set_vf(port_id, pf, vf, groups, want, unless_up=binds))
     if binds:
         changes.append(bind_vf(port_id, pf, vf, VFIO, VFIO))
     elif bind and vf.driver_override not in (vf.driver, VFIO):
@@ -95,10 +95,10 @@ def set_vf(
     want: VfAttributes,
     *,
     optional: bool = False,
-    unless_used: bool = False,
+    unless_up: bool = False,
 ) -> SetVf:
     """Build the change that writes these attribute groups through the PF, see ``SetVf``."""
-    return SetVf((port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, optional, unless_used)
+    return SetVf((port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, optional, unless_up)
 
 
 def _index(pf: Pf) -> int:
@@ -171,8 +171,8 @@ def vf_changes(
             # The guest of a trusted VF may set its own MAC.
             want = replace(want, mac=vf.attributes.mac)
         binds = not (for_dpdk and memory.kept_by_dpdk)
-        if binds and vf.host_use is not None:
-            raise vf.host_use.conflict(vf.address, "plan")
+        if (use := vf.host_use if binds else vf.host_hold) is not None:
+            raise use.conflict(vf.address, "plan")
         return to_vm(intent.port_id, pf, vf, want, bind=binds)
     if vf.is_open:
         raise in_use(vf.address, vf.iommu_group)
@@ -182,7 +182,9 @@ def vf_changes(
         fix = f"see ip link show {pf.name}; if it never lists the VF, reset the NIC or make its VFs again"
         raise _waits(not_reported(pf), fix, TryAgain if vf.is_awaited else OperationTimeout)
     changes = to_host(intent.port_id, pf, vf, memory)
-    if vf.host_hold is not None and any(isinstance(change, UnbindVf) for change in changes):
+    if changes and vf.host_hold is not None:
+        if not memory.has_set(vf.attributes):
+            return []  # a VF that was made again and given to others: nothing of the port is on it
         raise vf.host_hold.conflict(vf.address, "plan")
     return changes
 

@@ -33,6 +33,7 @@ from tests.nested.vfs import (
     functions,
     ping,
     vf_info,
+    vf_macs,
     whole_state,
 )
 
@@ -345,6 +346,27 @@ def test_a_nic_that_loses_its_vfs_degrades_its_ports_until_they_are_back(
     wait_for(lambda: state() == "active", DEADLINE_S, "the port is active")
     assert vf_info(pf)[0]["address"] == make_spec()["mac"]
     assert driver(address) == "vfio-pci"
+
+
+def test_vfs_made_again_and_given_to_a_container_are_left_to_it(pf: str, agent: PrivateAgent) -> None:
+    address = put(agent, "nic1", make_spec(port_security={"enabled": False}))["binding"]["pci_address"]
+    agent.kill()
+    numvfs = nics.device(PF.pci) / "sriov_numvfs"
+    numvfs.write_text("0")
+    numvfs.write_text(str(VFS))
+    wait_for(lambda: len(vf_macs(pf)) == VFS, DEADLINE_S, "igbvf has chosen its MACs")
+    run(["ip", "link", "set", pf, "vf", "0", "mac", "02:00:00:00:99:99", "vlan", "200", "spoofchk", "on"])
+    with namespace("container"):
+        interface = nics.interface(address)
+        run(["ip", "link", "set", interface, "netns", "container"])
+        try:
+            theirs = vf_info(pf)[0], driver(address)
+            agent.start()
+            delete(agent, "nic1")
+            assert (vf_info(pf)[0], driver(address)) == theirs
+        finally:
+            run(["ip", "-n", "container", "link", "set", interface, "netns", "1"])
+            run(["ip", "link", "set", pf, "vf", "0", "mac", NO_MAC, "vlan", "0"])
 
 
 def test_another_number_of_vfs_is_refused_while_a_port_has_one(

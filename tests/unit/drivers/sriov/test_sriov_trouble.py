@@ -823,3 +823,38 @@ def test_a_nic_of_no_node_serves_every_node(tmp_path: Path) -> None:
     assert world.plug("a", make_spec(numa_node=1)) is None
     assert world.plug("b", make_spec(2, numa_node=0, vf={"pci_address": "0000:03:10.1"})) is None
     world.store.close()
+
+
+def test_vfs_that_were_made_again_and_given_to_a_container_are_left_to_it(world: World) -> None:
+    """They have the addresses and numbers of those before."""
+    assert world.plug("a", named()) is None
+    [pf] = [pf for pf in world.model.pfs.values() if pf.vf_address(0) == FIRST]
+    pf.make_vfs(len(pf.vfs))
+    vf = world.model.vf(FIRST)
+    vf.attributes = VfAttributes(mac="02:00:00:00:99:99", vlan=200, spoofchk=False, trusted=True)
+    vf.elsewhere = True
+    theirs = replace(vf)
+    assert world.check() and vf == theirs and world.state("a") is PortState.FAILED
+    assert world.unplug("a") is None
+    assert vf == theirs and world.store.get("a") is None
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_container_that_gets_the_vf_between_two_writes_keeps_it(world: World, number: int) -> None:
+    """Each write of a release asks who has the VF."""
+    assert world.plug("a", named()) is None
+    vf, writes = world.model.vf(FIRST), 0
+    states = []
+
+    def given(pf: ModelPf, vf_number: int, group: str, want: VfAttributes) -> int:
+        nonlocal writes
+        if writes == number:
+            vf.driver, vf.elsewhere = "igbvf", True
+        if vf.elsewhere:
+            states.append((group, replace(vf)))
+        writes += 1
+        return 0
+
+    world.model.refuses = given
+    world.unplug("a")
+    assert len(states) == 1, "nothing is written after that"
