@@ -275,8 +275,9 @@ class Admission:
 
 
 def _refuse_fixed(before: PortSpec, after: PortSpec) -> None:
-    rules = type(after).rules()
-    changed = sorted(name for name in after.differing(before) if not rules[name].live)
+    rules = ((name, type(after).rules()[name]) for name in after.differing(before))
+    of_device = after.device is not None
+    changed = sorted(name for name, rule in rules if not (rule.live or (rule.live_of_device and of_device)))
     if changed:
         raise Conflict(
             f"{', '.join(changed)} cannot change on a live port",

@@ -217,10 +217,12 @@ def _of_uplinks(
         return None
     live = f"ovs-vsctl set Interface {name} mtu_request={mtu} (which stops the NIC for a moment) and "
     set_it = f"{live if name else ''}set [ovs] uplink_mtu = {network}:{mtu} and restart the agent"
+    option = " ([ovs] uplink_mtu)"
     if network in settings.made:
+        option = ""
         set_it = f"PUT /v1/physical-networks/{network} with mtu {mtu} (which stops the NIC for a moment)"
     return Unsupported(
-        f"network.mtu {mtu} is above the MTU {least} of the uplinks of {network} ([ovs] uplink_mtu)",
+        f"network.mtu {mtu} is above the MTU {least} of the uplinks of {network}{option}",
         step="mtu",
         fix=f"{set_it}; or ask for a smaller network.mtu",
     )

@@ -237,7 +237,9 @@ class VhostPort:
             ids[MTU_MARK] = str(self.mtu)
             ids |= {} if self.ifindex is None else {IFINDEX_MARK: str(self.ifindex)}
         elif not self.spec.device:
-            ids |= {"vm-uuid": self.spec.vm_id, QUEUES_MARK: str(self.spec.queues)}
+            # kvmagent reads vm-id, as XenServer's integration writes it; others vm-uuid.
+            ids |= dict.fromkeys(("vm-id", "vm-uuid"), self.spec.vm_id)
+            ids[QUEUES_MARK] = str(self.spec.queues)
         return {
             "type": self.type,
             "options": dict(self.options),

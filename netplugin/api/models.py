@@ -218,12 +218,14 @@ class FieldRule:
     """How the agent treats a field of PortSpec. The defaults are the safe choice for a new field.
 
     ``live``: a PUT may change it on a live port; otherwise the change is a ``conflict``.
+    ``live_of_device``: it may if the NIC is a device of the host, which its owner may make again.
     ``standby``: the standby NIC of a team (``vf.teaming``) gets the same value.
     ``supported``: whether a backend with these features honours a value other than the default;
     otherwise the value is ``unsupported``, with ``purpose`` in the error.
     """
 
     live: bool = False
+    live_of_device: bool = False
     standby: bool = False
     supported: Callable[[PortSpec, Features], bool] = _never
     purpose: str = ""
@@ -237,7 +239,7 @@ class PortSpec(Value):
     """
 
     vm_id: Annotated[Name, FieldRule(standby=True)]
-    mac: Annotated[Mac, FieldRule(standby=True)]
+    mac: Annotated[Mac, FieldRule(live_of_device=True, standby=True)]
     backend: Annotated[Name, FieldRule()]
     network: Annotated[Network, FieldRule(live=True, standby=True)]
     queues: Annotated[int, Field(ge=1, le=128, strict=True), FieldRule(standby=True, supported=_always)] = 1

@@ -49,7 +49,7 @@ def _late() -> OperationTimeout:
 def _refusal(error: str, details: str, repeats: bool) -> NetpluginError:
     """The error of a refused transaction. What others have made or removed meanwhile is planned again.
 
-    ``repeats``: it has a name that another row had already when it was composed.
+    ``repeats``: it has the name of a bridge or port that was there already when it was composed.
     """
     stale = error == "referential integrity violation" or ("identical values" in details and not repeats)
     return (TryAgain if stale else HostError)(f"{error}: {details}".rstrip(": "), step="ovsdb-commit")

@@ -132,7 +132,7 @@ class Tables:
         self._rows: dict[tuple[str, str], Row] = {}
         self._new: list[Row] = []
         self._numbers = itertools.count()
-        #: Whether a new row has the name of one that is there and stays.
+        #: Whether a new bridge or port has the name of one that is there and stays.
         self.repeats = False
 
     @property
@@ -168,7 +168,7 @@ class Tables:
 
     def insert(self, table: str, **columns: Any) -> Row:
         """A new row."""
-        if "name" in columns:
+        if table in ("Bridge", "Port"):
             self.repeats |= self.find(table, columns["name"]) is not None
         row = Row(self, table, ("named-uuid", f"row{next(self._numbers)}"), {}, is_new=True)
         for column, value in columns.items():

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,6 +174,15 @@ def test_a_device_that_goes_down_or_vanishes_is_told_and_used_again(hypervisor: 
     wait_for(lambda: state(hypervisor)[0] == "active", 20, "the device is back")
     with hypervisor.vm("a", make_spec(1, OTHER), "10.0.0.1") as a:
         assert a.reaches(dhcp.address)
+        # As a platform does after a reboot: the same name, another MAC.
+        dhcp.remove_device()
+        again = replace(dhcp, mac="52:54:00:00:05:77")
+        again.make_device()
+        placed(hypervisor, again.spec(BACKEND, network=OTHER))
+        a.ip("neigh", "flush", "all")
+        assert a.reaches(again.address)
+        fixed = hypervisor.sh("bridge", "fdb", "show", "brport", DEVICE)
+        assert again.mac in fixed and MAC not in fixed, "the MAC of the old device is nobody's"
     assert hypervisor.changes() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,7 +96,18 @@ def test_a_service_answers_vms_of_its_vlan_alone(agent: PrivateAgent, ovs: Priva
         wait_for(lambda: state(agent)[0] == "active", 20, "the device is back")
         near.forget()
         reaches(near, dhcp)
-        placed(agent, "svc", dhcp.spec(BACKEND, vlan_id=101))
+        # As a platform does after a reboot: the same name, another MAC.
+        dhcp.remove_device()
+        again = replace(dhcp, mac="52:54:00:00:05:77")
+        again.make_device()
+        wait_for(
+            lambda: put(agent, "svc", again.spec(BACKEND))[1].get("state") == "active",
+            20,
+            "it takes the new one",
+        )
+        near.forget()
+        reaches(near, again)
+        placed(agent, "svc", again.spec(BACKEND, vlan_id=101))
         far.forget()
         reaches(far, dhcp)
         assert planned(agent) == []

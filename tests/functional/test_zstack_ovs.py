@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,11 @@ def test_dhcp_joins_the_network_of_the_bridge(ovs: PrivateOvs, bridge: Zstack) -
             wait_for(lambda: one.pings("10.0.9.254"), 20, "the server answers")
         assert bridge.kvmagent.call("deleteOuterFromBridge", BRIDGE, "outer3").raised == ""
         assert bridge.call("listPorts", BRIDGE) == [NIC, "vnic1.0"]
+        assert bridge.kvmagent.call("addOuterToBridge", BRIDGE, "outer3").raised == ""
+        # kvmagent makes the pair again after a reboot of the host, with other addresses.
+        dhcp.remove_device()
+        replace(dhcp, mac="52:54:00:00:09:77").make_device()
+        address.write_text("52:54:00:00:09:77\n")
         assert bridge.kvmagent.call("addOuterToBridge", BRIDGE, "outer3").raised == ""
         assert bridge.call("destoryNicBackend", vm_uuid()) == ""
         assert bridge.call("prepareDeleteBr", BRIDGE) == 0

@@ -283,7 +283,10 @@ def sentence(problem):
         field = "%s: %s" % (error["field"], error["message"])
         if field not in text:
             text += ". " + field
-    return "%s. Fix: %s" % (text, problem["fix"]) if problem.get("fix") else text
+    fix = problem.get("fix")
+    if problem.get("step") == "mtu":
+        fix = "set [zstack] mtu in %s before ZStack makes the bridge; now: %s" % (CONFIG, fix)
+    return "%s. Fix: %s" % (text, fix) if fix else text
 
 
 class Agent(object):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from netplugin.api.errors import Conflict, HostError
+from netplugin.api.errors import Conflict, HostError, Unsupported
 from tests.unit.zstack.agent import DOWN, StubAgent, silent_agent, stub_agent
 from tests.unit.zstack.conftest import PLUGINS, Host
 
@@ -101,6 +101,12 @@ def test_an_agent_that_is_down_is_named(method: str, host: Host) -> None:
     assert f"does not answer at {host.socket} (" in answer.text
     assert "No such file or directory" in answer.text
     assert answer.text.endswith("Fix: systemctl status netplugin-agent")
+
+
+def test_an_mtu_that_the_bridge_has_not_names_the_option(host: Host, network: StubAgent) -> None:
+    network.faults[CALLS["createNicBackend"][1]] = Unsupported("network.mtu 9000 is above it", step="mtu")
+    answer = host.kvmagent.call("createNicBackend", *CALLS["createNicBackend"][0])
+    assert f"Fix: set [zstack] mtu in {host.options} before" in answer.text
 
 
 @pytest.mark.parametrize("method", CALLS)

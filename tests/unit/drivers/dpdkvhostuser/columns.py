@@ -79,7 +79,7 @@ def _of_vm(port: VhostPort) -> PortColumns:
         ids["netplugin-store"] = port.stamp
     # A port with an empty tag would be a trunk of all VLANs; tag 0 is that of a flat network.
     columns = {"tag": port.tag, "vlan_mode": "access", "external_ids": ids}
-    of_vm = {"vm-uuid": port.spec.vm_id, "netplugin-queues": str(port.spec.queues)}
+    of_vm = {"vm-id": port.spec.vm_id, "vm-uuid": port.spec.vm_id, "netplugin-queues": str(port.spec.queues)}
     of_service = {} if port.spec.internal else {"netplugin-mtu": str(port.spec.network.mtu)}
     interface = {
         "type": port.type,

@@ -72,6 +72,7 @@ def test_a_port_has_its_rows_in_one_transaction(ports: Ports) -> None:
         {
             "iface-id": "p1",
             "attached-mac": "52:54:00:00:00:01",
+            "vm-id": "vm",
             "vm-uuid": "vm",
             "netplugin-port": "p1",
             "netplugin-queues": "1",
