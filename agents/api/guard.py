@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from agents.api import roles
 from agents.api.access import Access, Caller, require
@@ -19,7 +18,7 @@ from agents.api.audit import AuditLog
 from agents.api.bodies import SMALL
 from agents.api.peer import STATE, UNKNOWN, Peer
 from agents.api.problems import problem_response
-from agents.api.roles import NO_DEVICES, OPEN_PATHS, BodyRules, Role
+from agents.api.roles import NO_DEVICES, BodyRules, Right, Role
 from agents.api.tasks import TaskRunner
 from agents.off_loop import OffLoop
 from netplugin.api.errors import (
@@ -54,7 +53,7 @@ class _Call:
 
 
 class RequestGuard:
-    """An ASGI application that wraps the agent's application.
+    """An ASGI application that wraps the agent's application, whose routes say what a call requires.
 
     ``access`` returns the current credentials, because tokens and certificates are reloaded at
     runtime.
@@ -100,12 +99,15 @@ class RequestGuard:
         headers = {name.lower(): value for name, value in scope["headers"]}
         access = self._access()
         _refuse_browsers(headers, call.peer, access)
-        if call.path in OPEN_PATHS:
+        right = roles.of_call(self._app.routes, scope)
+        if right is not None and right.role is None:
             await self._app(scope, receive, send)
             return
         caller = access.identify(call.peer, headers.get(b"authorization", b""))
         call.caller = caller
-        require(caller, roles.of_route(call.method, call.path), f"{call.method} {call.path[:200]}")
+        if right is None or right.role is None:
+            raise _odd_path()
+        require(caller, right.role, f"{call.method} {call.path[:200]}")
         changes = call.method in _MUTATING
         with self._limits.call(caller.name, changes=changes):
             if not changes:
@@ -116,9 +118,9 @@ class RequestGuard:
                 return  # the client has disconnected: drop the incomplete request
             call.body = body
             if caller.role < Role.OPERATE:
-                more = await self._role_of_body(call.path, body)
+                more = await self._more_of_body(right, body)
                 if more is not None:
-                    require(caller, *more)
+                    require(caller, Role.OPERATE, more)
             if b"taskuuid" in headers:
                 _refuse_conditions(headers)
                 await self._journal(call, scope, headers, body)
@@ -127,10 +129,10 @@ class RequestGuard:
                 return
             await self._app(_as_json(scope), _replay(body, receive), self._audited(call, send))
 
-    async def _role_of_body(self, path: str, body: bytes) -> tuple[Role, str] | None:
+    async def _more_of_body(self, right: Right, body: bytes) -> str | None:
         if len(body) <= SMALL:
-            return roles.of_body(path, body, self._rules)
-        return await self._off_loop.compute(roles.of_body, path, body, self._rules)
+            return right.more(body, self._rules)
+        return await self._off_loop.compute(right.more, body, self._rules)
 
     async def _journal(self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes) -> None:
         taskuuid = headers[b"taskuuid"].decode("latin-1")
@@ -142,9 +144,8 @@ class RequestGuard:
                 errors=[FieldError(field="taskuuid", message=message)],
             )
         query = scope["query_string"].decode("latin-1")
-        # Quote the path again, so that a ? in it does not start the query when the call is
-        # executed.
-        target = quote(scope["path"], safe="/:") + (f"?{query}" if query else "")
+        # The path is in normal form, so a ? in it can only start the query.
+        target = scope["path"] + (f"?{query}" if query else "")
         callback = headers.get(b"callbackurl", b"").decode("latin-1")
         call.taskuuid, call.callback = taskuuid, callback
         await self._tasks.accept(taskuuid, callback, scope["method"], target, body)
@@ -173,6 +174,14 @@ class RequestGuard:
             callback=call.callback,
             duration_ms=(time.monotonic() - call.started) * 1e3,
         )
+
+
+def _odd_path() -> InvalidRequest:
+    """The error does not repeat the path, which may have control characters."""
+    message = "is not in normal form: names, separated by single slashes, without percent-encoding"
+    return InvalidRequest(
+        f"the path {message}", step="route", errors=[FieldError(field="path", message=message)]
+    )
 
 
 def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) -> None:

@@ -23,6 +23,7 @@ from agents.api.host_routes import (
     add_service_ports,
 )
 from agents.api.problems import ANY_ERROR, documented, responses
+from agents.api.roles import Role, needs, of_batch, of_migration, of_port, of_retag, open_to_all
 from agents.api.routing import Header, Query, Routes
 from agents.api.tasks import TaskRunner
 from agents.event_streams import MEDIA_TYPE
@@ -73,6 +74,7 @@ def build(
         more(routes)
 
     @routes.get("/openapi.json", include_in_schema=False)
+    @needs(Role.READ)
     async def document() -> Response:
         return await service.off_loop.compute(lambda: JSONResponse(app.openapi()))
 
@@ -87,6 +89,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         operation_id="put_port",
         response_model=Port,
     )
+    @needs(Role.PLUG, of_port)
     async def put_port(port_id: NameParameter, spec: PortSpec, condition: IfMatch) -> Response:
         """Create a port or change it, and wait until it is verified on the host."""
         port = await service.put(port_id, spec, condition)
@@ -98,6 +101,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         operation_id="list_ports",
         response_model=list[Port],
     )
+    @needs(Role.READ)
     async def list_ports(
         caller: Request, wanted: Annotated[PortFilter, Query()], condition: IfNoneMatch
     ) -> Response:
@@ -112,12 +116,14 @@ def _add_ports(routes: Routes, service: Service) -> None:
         operation_id="get_port",
         response_model=Port,
     )
+    @needs(Role.READ)
     async def get_port(port_id: NameParameter, condition: IfNoneMatch) -> Response:
         """Return a port."""
         port = service.port(port_id)
         return tagged(port, condition, service.intent_tag(port))
 
     @routes.delete("/v1/ports/{port_id}", status_code=204, responses=ANY_ERROR, operation_id="delete_port")
+    @needs(Role.PLUG)
     async def delete_port(port_id: NameParameter, condition: IfMatch) -> None:
         """Delete a port; no error if it does not exist."""
         await service.delete(port_id, condition)
@@ -128,6 +134,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         operation_id="migrate_port",
         response_model=Port,
     )
+    @needs(Role.PLUG, of_migration)
     async def migrate_port(port_id: NameParameter, request: MigrateRequest) -> Response:
         """Carry out one step of a port's live migration, on the host that it leaves or comes to."""
         port = await service.migrations.step(port_id, request)
@@ -136,6 +143,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         return tagged(port, NO_CONDITION, service.intent_tag(port))
 
     @routes.post("/v1/ports:migrate-check", responses=ANY_ERROR, operation_id="check_migration")
+    @needs(Role.READ)
     async def check_migration(wanted: MigrateCheck) -> list[Finding]:
         """Compare a port on the host that its VM leaves with the port that this host would have."""
         return await service.migrations.check(wanted)
@@ -146,6 +154,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         operation_id="batch_ports",
         response_model=BatchResults,
     )
+    @needs(Role.PLUG, of_batch)
     async def batch_ports(batch: Batch) -> Response:
         """Create, change and delete several ports; each has a result of its own."""
         return await _results(service, await service.batch(batch))
@@ -156,6 +165,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         operation_id="retag_ports",
         response_model=BatchResults,
     )
+    @needs(Role.PLUG, of_retag)
     async def retag_ports(wanted: Retag) -> Response:
         """Change the VLAN of ports while VMs use them; each has a result of its own."""
         return await _results(service, await service.retag(wanted))
@@ -165,6 +175,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         responses=ANY_ERROR,
         operation_id="render_domain",
     )
+    @needs(Role.PLUG)
     async def render_domain(vm_id: NameParameter, request: RenderRequest) -> RenderedDomain:
         """Add the VM's interfaces and the elements they require to a libvirt domain."""
         return await (await service.domains()).render(vm_id, request)
@@ -175,6 +186,7 @@ def _add_ports(routes: Routes, service: Service) -> None:
         responses=documented(errors.NotFound, errors.Conflict, errors.HostError),
         operation_id="check_domain",
     )
+    @needs(Role.READ)
     async def check_domain(vm_id: NameParameter, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing libvirt domain against the VM's ports."""
         return await (await service.domains()).check(vm_id, request)
@@ -205,6 +217,7 @@ def _add_events(routes: Routes, service: Service) -> None:
         },
         response_class=StreamingResponse,
     )
+    @needs(Role.READ)
     async def follow_events(
         wanted: Annotated[EventFilter, Query()],
         last_event_id: Annotated[int | None, Field(ge=0, lt=1 << 63), Header()] = None,
@@ -222,6 +235,7 @@ def _add_events(routes: Routes, service: Service) -> None:
 
 def _add_tasks(routes: Routes, tasks: TaskRunner) -> None:
     @routes.get("/v1/tasks/{taskuuid}", responses=documented(errors.NotFound), operation_id="get_task")
+    @needs(Role.READ)
     async def get_task(taskuuid: NameParameter) -> Task:
         """Return an asynchronous call and its result."""
         return await tasks.get(taskuuid)
@@ -234,6 +248,7 @@ def _add_health(routes: Routes, service: Service, metrics: Metrics) -> None:
         responses=documented(),
         response_class=PlainTextResponse,
     )
+    @needs(Role.READ)
     async def get_metrics() -> Response:
         """Return the metrics in the text format of Prometheus."""
         # In a thread, because it queries OVS, which may be slow.
@@ -242,6 +257,7 @@ def _add_health(routes: Routes, service: Service, metrics: Metrics) -> None:
 
     # The guard requires no credential for these two, but refuses calls of browsers.
     @routes.get("/healthz", operation_id="healthz", responses=responses(errors.Forbidden))
+    @open_to_all
     async def healthz() -> dict[str, str]:
         """Return 200 while the agent is running."""
         return {"status": "alive"}
@@ -255,6 +271,7 @@ def _add_health(routes: Routes, service: Service, metrics: Metrics) -> None:
         },
         response_model=dict[str, Any],
     )
+    @open_to_all
     async def readyz() -> JSONResponse:
         """Return 200 if the agent is ready, else 503 with the reasons."""
         reasons = await service.health.unready()

@@ -1,17 +1,18 @@
-"""The role that each call requires: by route, and by fields of the body."""
+"""The role that each call requires: what its endpoint declares, and what fields of its body add."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from starlette.routing import compile_path
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 
 from netplugin.api.batch_models import Retag
 from netplugin.api.models import PortSpec
@@ -36,74 +37,7 @@ class Role(IntEnum):
         return self.name.lower()
 
 
-#: Accessible without a credential, for supervisors; they reveal nothing about ports.
-OPEN_PATHS = ("/healthz", "/readyz")
-
-#: Every route; the tests compare the table with the application.
-ROUTES: tuple[tuple[str, str, Role], ...] = (
-    ("GET", "/v1/ports", Role.READ),
-    ("GET", "/v1/ports/{port_id}", Role.READ),
-    ("PUT", "/v1/ports/{port_id}", Role.PLUG),
-    ("DELETE", "/v1/ports/{port_id}", Role.PLUG),
-    ("POST", "/v1/ports/{port_id}:migrate", Role.PLUG),
-    ("POST", "/v1/ports:migrate-check", Role.READ),
-    ("POST", "/v1/ports:batch", Role.PLUG),
-    ("POST", "/v1/ports:retag", Role.PLUG),
-    ("GET", "/v1/service-ports", Role.READ),
-    ("GET", "/v1/service-ports/{port_id}", Role.READ),
-    ("PUT", "/v1/service-ports/{port_id}", Role.PLUG),
-    ("DELETE", "/v1/service-ports/{port_id}", Role.PLUG),
-    ("POST", "/v1/vms/{vm_id}:render-domain", Role.PLUG),
-    ("POST", "/v1/vms/{vm_id}:check-domain", Role.READ),
-    ("GET", "/v1/networks", Role.READ),
-    ("GET", "/v1/networks/{network_id}", Role.READ),
-    ("PUT", "/v1/networks/{network_id}", Role.PLUG),
-    ("DELETE", "/v1/networks/{network_id}", Role.PLUG),
-    ("GET", "/v1/physical-networks", Role.READ),
-    ("GET", "/v1/physical-networks/{name}", Role.READ),
-    ("PUT", "/v1/physical-networks/{name}", Role.OPERATE),
-    ("DELETE", "/v1/physical-networks/{name}", Role.OPERATE),
-    ("GET", "/v1/events", Role.READ),
-    ("GET", "/v1/backends", Role.READ),
-    ("GET", "/v1/host", Role.READ),
-    ("GET", "/v1/host/checks", Role.READ),
-    ("GET", "/v1/vfs", Role.READ),
-    ("DELETE", "/v1/vfs/{pci_address}/quarantine", Role.OPERATE),
-    ("GET", "/v1/pmd", Role.READ),
-    ("GET", "/v1/pmd/proposal", Role.READ),
-    ("PUT", "/v1/pmd", Role.OPERATE),
-    ("POST", "/v1/reconcile", Role.PLUG),
-    ("GET", "/v1/tasks/{taskuuid}", Role.READ),
-    ("GET", "/metrics", Role.READ),
-    ("GET", "/openapi.json", Role.READ),
-    # Of ZStack; without [api] zstack they are answered with 404.
-    ("POST", "/network/ovsdpdk/createbridge", Role.OPERATE),
-    ("POST", "/network/ovsdpdk/checkbridge", Role.READ),
-    ("POST", "/network/ovsdpdk/deletebridge", Role.OPERATE),
-    ("POST", "/network/ovsdpdk/generatevdpa", Role.PLUG),
-    ("POST", "/network/ovsdpdk/deletevdpa", Role.PLUG),
-    ("POST", "/network/ovsdpdk/addvhostuserclient", Role.PLUG),
-    ("POST", "/network/ovsdpdk/deletevhostuserclient", Role.PLUG),
-    ("POST", "/network/ovsdpdk/sync", Role.PLUG),
-    ("POST", "/network/ovsdpdk/resource/configure", Role.READ),
-    ("POST", "/hostvirtualnetworkinterface/generate", Role.READ),
-    ("POST", "/hostvirtualnetworkinterface/ungenerate", Role.READ),
-    ("POST", "/host/ovs/cpu-pin/update", Role.OPERATE),
-    ("POST", "/network/checkphysicalnetworkinterface", Role.READ),
-)
-
-
-_COMPILED: tuple[tuple[str, re.Pattern[str], Role], ...] = tuple(
-    (method, compile_path(path)[0], role) for method, path, role in ROUTES
-)
-
-
-def of_route(method: str, path: str) -> Role:
-    """The role of a route. Unknown routes (answered with 404 or 405) require the highest."""
-    for known, pattern, role in _COMPILED:
-        if known == method and pattern.match(path):
-            return role
-    return Role.OPERATE
+# -- What a body requires beyond its route. ------------------------------------------------------
 
 
 def _no_ports(wanted: Retag) -> Mapping[str, PortSpec]:
@@ -123,45 +57,39 @@ class BodyRules:
 
 
 NO_DEVICES = BodyRules()
+#: From the JSON of a body: its fields that only ``operate`` may send. Values that the models refuse do not
+#: count, because the application refuses them too.
+OfBody = Callable[[Any, BodyRules], Iterator[str]]
 
 
-def of_body(path: str, body: bytes, rules: BodyRules = NO_DEVICES) -> tuple[Role, str] | None:
-    """The role that a body requires beyond that of its route, and the field; None if there is none.
-
-    Only values that the models accept count; the application refuses everything else.
-    """
-    try:
-        whole = json.loads(body) if body else None
-    except (ValueError, RecursionError):
-        return None
-    for field in _of_operators(path, whole, rules):
-        return Role.OPERATE, field
-    return None
+def of_reconcile(body: Any, rules: BodyRules) -> Iterator[str]:
+    if _is(body, "remove_orphans", True):
+        yield "remove_orphans=true"
 
 
-def _of_operators(path: str, body: Any, rules: BodyRules) -> Iterator[str]:
-    if path == "/v1/reconcile":
-        if _is(body, "remove_orphans", True):
-            yield "remove_orphans=true"
-    elif path == "/v1/ports:batch":
-        entries = body.get("put") if isinstance(body, dict) else None
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict):
-                yield from _of_spec(entry.get("spec"))
-    elif path.startswith("/v1/ports/") and path.endswith(":migrate"):
-        yield from _of_spec(body.get("port") if isinstance(body, dict) else None)
-    elif path.startswith("/v1/ports/"):
-        yield from _of_spec(body)
-    elif path.startswith("/v1/service-ports/"):
-        if _is(body, "trusted", True):
-            yield "trusted=true"
-        yield from _of_spec(body)
-        yield from _of_device(body, rules)
-    elif path == "/v1/ports:retag":
-        yield from _of_retag(body, rules)
+def of_port(body: Any, rules: BodyRules) -> Iterator[str]:
+    yield from _of_spec(body)
 
 
-def _of_retag(body: Any, rules: BodyRules) -> Iterator[str]:
+def of_batch(body: Any, rules: BodyRules) -> Iterator[str]:
+    entries = body.get("put") if isinstance(body, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict):
+            yield from _of_spec(entry.get("spec"))
+
+
+def of_migration(body: Any, rules: BodyRules) -> Iterator[str]:
+    yield from _of_spec(body.get("port") if isinstance(body, dict) else None)
+
+
+def of_service_port(body: Any, rules: BodyRules) -> Iterator[str]:
+    if _is(body, "trusted", True):
+        yield "trusted=true"
+    yield from _of_spec(body)
+    yield from _of_device(body, rules)
+
+
+def of_retag(body: Any, rules: BodyRules) -> Iterator[str]:
     """A port that takes the role to be put on a VLAN takes it to be put on another."""
     try:
         wanted = Retag.model_validate(body)
@@ -201,3 +129,76 @@ def _of_device(spec: Any, rules: BodyRules) -> Iterator[str]:
 
 def _is(value: Any, name: str, wanted: bool) -> bool:
     return isinstance(value, dict) and value.get(name) is wanted
+
+
+# -- The right that an endpoint declares, and that of the route which the router takes. -----------
+
+_DECLARED = "__netplugin_right__"
+# A path as the API has it: names and words, no empty segment, no ``.`` or ``..``.
+_PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9._:-]+)+\Z")
+E = TypeVar("E", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Right:
+    """What a call requires. ``role``: None for everybody, without a credential."""
+
+    role: Role | None
+    of_body: OfBody | None = None
+
+    def more(self, body: bytes, rules: BodyRules) -> str | None:
+        """The first field of a body that only ``operate`` may send; None if there is none."""
+        if self.of_body is None:
+            return None
+        try:
+            whole = json.loads(body) if body else None
+        except (ValueError, RecursionError):
+            return None
+        return next(self.of_body(whole, rules), None)
+
+
+def needs(role: Role, of_body: OfBody | None = None) -> Callable[[E], E]:
+    """Declare the role that an endpoint requires, and the fields of its body that require more."""
+    return _declaring(Right(role, of_body))
+
+
+def _declaring(right: Right) -> Callable[[E], E]:
+    def declare(endpoint: E) -> E:
+        setattr(endpoint, _DECLARED, right)
+        return endpoint
+
+    return declare
+
+
+#: For supervisors; what such an endpoint answers reveals nothing about ports.
+open_to_all = _declaring(Right(None))
+
+
+def right_of(endpoint: Any) -> Right:
+    """Raises: TypeError for an endpoint without a right."""
+    found = getattr(endpoint, _DECLARED, None)
+    if not isinstance(found, Right):
+        raise TypeError(f"{endpoint!r} says with neither needs() nor open_to_all who may call it")
+    return found
+
+
+def of_call(routes: Sequence[BaseRoute], scope: Scope) -> Right | None:
+    """The right of the route that the router takes; None if the path is not in normal form.
+
+    Any other spelling of a path is refused, so that nothing depends on who decodes it: a name has only
+    characters that nobody encodes, apart from the ``:`` of PCI addresses. Without a route (404 or 405) the
+    call requires the highest role.
+    """
+    path = scope["path"]
+    raw = scope.get("raw_path", path.encode(errors="replace")).decode("latin-1")
+    if not _PATH.match(path):
+        return None
+    route = _taken(routes, scope)
+    if raw != path:
+        if re.sub("%3a", ":", raw, flags=re.I) != path or _taken(routes, {**scope, "path": raw}) is not route:
+            return None
+    return Right(Role.OPERATE) if route is None else right_of(getattr(route, "endpoint", None))
+
+
+def _taken(routes: Sequence[BaseRoute], scope: Scope) -> BaseRoute | None:
+    return next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)

@@ -19,6 +19,7 @@ from starlette.routing import Route as StarletteRoute
 
 from agents.api.bodies import SMALL, parsed, parsed_json
 from agents.api.problems import invalid, problem_response
+from agents.api.roles import right_of
 from agents.off_loop import OffLoop
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError
 
@@ -100,7 +101,7 @@ class Route(StarletteRoute):
     """
 
     def __init__(self, declared: Declared) -> None:
-        """Raises: TypeError for an endpoint with anything else."""
+        """Raises: TypeError for an endpoint with anything else, or without a right."""
         super().__init__(declared.path, declared.endpoint)
         self.methods = {declared.method}
         self._status = declared.status_code
@@ -112,6 +113,7 @@ class Route(StarletteRoute):
             raise TypeError(f"{declared.path}: the endpoint is no coroutine function")
         for name, parameter in inspect.signature(declared.endpoint, eval_str=True).parameters.items():
             self._take(name, parameter)
+        right_of(declared.endpoint)
 
     def _take(self, name: str, parameter: inspect.Parameter) -> None:
         """Add a parameter of the endpoint. Raises: TypeError for a second body."""

@@ -208,7 +208,7 @@ def overloaded(result: Any) -> bool:
 
 async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int, bytes]:
     """Call an ASGI application in this process. Returns the status and the body."""
-    path, _, query = target.partition("?")  # the path is quoted: this ? starts the query
+    path, _, query = target.partition("?")
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agents.api.problems import ANY_ERROR, invalid
+from agents.api.roles import Role, needs
 from agents.api.routing import Routes
 from agents.service import Service
 from netplugin.api import zstack_mapping as mapping
@@ -82,12 +83,14 @@ class ZstackCalls:
 
     # -- bridges ---------------------------------------------------------------------------------
 
+    @needs(Role.OPERATE)
     async def create_bridge(self, command: models.BridgeCommand) -> models.Answer:
         """Make the physical network of a bridge; OVS keeps running."""
         await self._require(SOFTWARE)
         await self._prepared(command.bridgeName, command.physicalInterfaceName, command.mtu)
         return models.Answer()
 
+    @needs(Role.READ)
     async def check_bridge(self, command: models.BridgeCommand) -> models.Answer:
         """Check that a bridge has its uplink, with or without VMs."""
         await self._require(SOFTWARE)
@@ -95,6 +98,7 @@ class ZstackCalls:
         await asyncio.to_thread(self._require_uplink, network, command.physicalInterfaceName)
         return models.Answer()
 
+    @needs(Role.OPERATE)
     async def delete_bridge(self, command: models.BridgeName) -> models.Answer:
         """Remove the physical network of a bridge; a conflict while ports are on it."""
         for network in await self._networks(command.bridgeName):
@@ -158,20 +162,24 @@ class ZstackCalls:
 
     # -- NICs ------------------------------------------------------------------------------------
 
+    @needs(Role.PLUG)
     async def generate_vdpa(self, command: models.NicsCommand) -> models.VdpaAnswer:
         """Plug the vDPA NICs of a VM and return the paths of their sockets."""
         ports = await self._plug(command, "vDPA")
         return models.VdpaAnswer(vdpaPaths=[str(getattr(port.binding, "socket_path", "")) for port in ports])
 
+    @needs(Role.PLUG)
     async def add_vhost_user(self, command: models.NicsCommand) -> models.Answer:
         """Plug the vhost-user NICs of a VM."""
         await self._plug(command, "dpdkvhostuserclient")
         return models.Answer()
 
+    @needs(Role.PLUG)
     async def delete_vdpa(self, command: models.NicName) -> models.Answer:
         """Unplug a vDPA NIC, or all of a VM."""
         return await self._unplug(command, VDPA)
 
+    @needs(Role.PLUG)
     async def delete_vhost_user(self, command: models.NicName) -> models.Answer:
         """Unplug a vhost-user NIC, or all of a VM."""
         return await self._unplug(command, SOFTWARE)
@@ -224,6 +232,7 @@ class ZstackCalls:
 
     # -- all of the host -------------------------------------------------------------------------
 
+    @needs(Role.OPERATE)
     async def sync(self, command: models.SyncCommand) -> models.SyncAnswer:
         """Make and repair the bridges and NICs that are listed.
 
@@ -286,6 +295,7 @@ class ZstackCalls:
             (stale if unused else kept).append(port.port_id)
         return stale, kept
 
+    @needs(Role.READ)
     async def check_resources(self, command: models.ResourceCommand) -> models.ChecksAnswer:
         """Check OVS-DPDK and hugepages, and report what is wrong on the host.
 
@@ -302,6 +312,7 @@ class ZstackCalls:
         findings = await self._service.health.checks()
         return models.ChecksAnswer(findings=[finding for finding in findings if finding.status != "ok"])
 
+    @needs(Role.READ)
     async def check_vfs(self, command: models.VfsCommand) -> models.VfsAnswer:
         """Check that vDPA works and that a NIC has its virtual functions; nothing is changed."""
         await self._require(VDPA)
@@ -315,10 +326,12 @@ class ZstackCalls:
             )
         return models.VfsAnswer()
 
+    @needs(Role.READ)
     async def leave_vfs(self, command: models.VfsCommand) -> models.Answer:
         """Change nothing: `generate` has changed nothing that could be restored."""
         return models.Answer()
 
+    @needs(Role.OPERATE)
     async def pin_cpus(self, command: models.CpuCommand) -> models.Answer:
         """Set the CPUs of the PMD threads."""
         try:
@@ -328,6 +341,7 @@ class ZstackCalls:
         await self._service.pmd.set(PmdRequest(cpus=cpus))
         return models.Answer()
 
+    @needs(Role.READ)
     async def check_interfaces(self, command: models.InterfacesCommand) -> models.InterfacesAnswer:
         """Check that interfaces exist, as netdevs, as bonds, or as NICs that DPDK has."""
         networks = await self._all_networks()

@@ -14,25 +14,11 @@ from agents.api.access import Access, Rules, Token
 from agents.api.audit import MAX_BODY, AuditLog
 from agents.api.guard import Limits, LimitSettings
 from agents.api.peer import Peer
-from agents.api.roles import OPEN_PATHS, ROUTES, Role
-from agents.api.routing import Route
+from agents.api.roles import NO_DEVICES, OfBody, Right, Role
 from netplugin import options
 from netplugin.api.errors import Forbidden, Overloaded
-from tests.unit.agent import SPEC, agent
-
-
-def test_every_route_has_a_role(tmp_path: Path) -> None:
-    with agent(tmp_path) as running:
-        found = {
-            (method, route.path)
-            for route in running.app.routes
-            if isinstance(route, Route)
-            for method in route.methods
-        }
-    table = [(method, path) for method, path, _ in ROUTES]
-    assert len(table) == len(set(table))
-    needed = found - {("GET", path) for path in OPEN_PATHS}
-    assert set(table) == needed, "agents/api/roles.py names each route of agents/api/http.py, and no other"
+from tests.unit.agent import SPEC
+from tests.unit.agents.test_paths import ROLES
 
 
 def test_what_changes_something_needs_more_than_read() -> None:
@@ -45,53 +31,36 @@ def test_what_changes_something_needs_more_than_read() -> None:
         "/hostvirtualnetworkinterface/ungenerate",
         "/network/checkphysicalnetworkinterface",
     }
-    for method, path, role in ROUTES:
-        assert (role is Role.READ) == (method == "GET" or path in harmless), (method, path)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "role"),
-    [
-        ("GET", "/v1/ports/p1", Role.READ),
-        ("PUT", "/v1/ports/p1", Role.PLUG),
-        ("DELETE", "/v1/vfs/0000:03:00.1/quarantine", Role.OPERATE),
-        ("PUT", "/v1/pmd", Role.OPERATE),
-        ("PUT", "/v1/new-and-not-in-the-table", Role.OPERATE),
-        ("GET", "/v1/ports/p1/", Role.OPERATE),
-        ("PATCH", "/v1/ports/p1", Role.OPERATE),
-    ],
-)
-def test_the_role_of_a_call(method: str, path: str, role: Role) -> None:
-    assert roles.of_route(method, path) is role
+    for (method, path), role in ROLES.items():
+        assert (role in (None, Role.READ)) == (method == "GET" or path in harmless), (method, path)
 
 
 OPEN: Any = {**SPEC, "port_security": {"enabled": False}}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "field"),
+    ("of_body", "body", "field"),
     [
-        ("/v1/ports/p1", SPEC, None),
-        ("/v1/ports/p1", OPEN, "port_security.enabled=false"),
-        ("/v1/ports/p1", {**SPEC, "port_security": {"roles": ["router"]}}, "port_security.roles"),
-        ("/v1/ports/p1", {**SPEC, "vf": {"trusted": True}}, "vf.trusted=true"),
-        ("/v1/ports/p1", {**SPEC, "vf": {"spoofchk": False}}, "vf.spoofchk=false"),
-        ("/v1/ports/p1", {**SPEC, "vf": {"trunk": True}}, "vf.trunk=true"),
-        ("/v1/ports/p1", {**SPEC, "vf": {"trusted": False, "spoofchk": True}}, None),
-        ("/v1/ports:batch", {"put": [{"port_id": "a", "spec": SPEC}]}, None),
+        (roles.of_port, SPEC, None),
+        (roles.of_port, OPEN, "port_security.enabled=false"),
+        (roles.of_port, {**SPEC, "port_security": {"roles": ["router"]}}, "port_security.roles"),
+        (roles.of_port, {**SPEC, "vf": {"trusted": True}}, "vf.trusted=true"),
+        (roles.of_port, {**SPEC, "vf": {"spoofchk": False}}, "vf.spoofchk=false"),
+        (roles.of_port, {**SPEC, "vf": {"trunk": True}}, "vf.trunk=true"),
+        (roles.of_port, {**SPEC, "vf": {"trusted": False, "spoofchk": True}}, None),
+        (roles.of_batch, {"put": [{"port_id": "a", "spec": SPEC}]}, None),
         (
-            "/v1/ports:batch",
+            roles.of_batch,
             {"put": [{"port_id": "a", "spec": SPEC}, {"port_id": "b", "spec": OPEN}]},
             "port_security.enabled=false",
         ),
-        ("/v1/reconcile", {"dry_run": True}, None),
-        ("/v1/reconcile", {"remove_orphans": True}, "remove_orphans=true"),
-        ("/v1/networks/n1", {"port_security": {"enabled": False}}, None),
+        (roles.of_reconcile, {"dry_run": True}, None),
+        (roles.of_reconcile, {"remove_orphans": True}, "remove_orphans=true"),
+        (None, {"port_security": {"enabled": False}}, None),
     ],
 )
-def test_the_role_of_a_body(path: str, body: Any, field: str | None) -> None:
-    expected = None if field is None else (Role.OPERATE, field)
-    assert roles.of_body(path, json.dumps(body).encode()) == expected
+def test_the_role_of_a_body(of_body: OfBody | None, body: Any, field: str | None) -> None:
+    assert Right(Role.PLUG, of_body).more(json.dumps(body).encode(), NO_DEVICES) == field
 
 
 @pytest.mark.parametrize(
@@ -109,14 +78,14 @@ def test_the_role_of_a_body(path: str, body: Any, field: str | None) -> None:
         b'{"vf": [], "port_security": 0}',
     ],
 )
-@pytest.mark.parametrize("path", ["/v1/ports/p1", "/v1/ports:batch", "/v1/reconcile"])
-def test_what_is_no_body_of_ours_is_for_the_application_to_refuse(path: str, body: bytes) -> None:
-    assert roles.of_body(path, body) is None
+@pytest.mark.parametrize("of_body", [roles.of_port, roles.of_batch, roles.of_reconcile])
+def test_what_is_no_body_of_ours_is_for_the_application_to_refuse(of_body: OfBody, body: bytes) -> None:
+    assert Right(Role.PLUG, of_body).more(body, NO_DEVICES) is None
 
 
 def test_of_a_field_that_stands_twice_the_one_counts_that_the_application_takes() -> None:
     twice = b'{"port_security": {"enabled": true}, "port_security": {"enabled": false}}'
-    assert roles.of_body("/v1/ports/p1", twice) is not None
+    assert Right(Role.PLUG, roles.of_port).more(twice, NO_DEVICES) is not None
 
 
 # -- rules ---------------------------------------------------------------------------------------

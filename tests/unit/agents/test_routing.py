@@ -12,6 +12,7 @@ import pytest
 from starlette.responses import Response
 
 from agents.api.application import Application
+from agents.api.roles import Role, needs
 from agents.api.routing import FromRequest, Query, Route, Routes
 from agents.off_loop import OffLoop
 from netplugin.api.models import NetworkSpec, PortSpec
@@ -26,8 +27,8 @@ def fields(answer: httpx.Response) -> list[str]:
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     with agent(tmp_path) as running, served_agent(running) as url, caller(url) as client:
-        assert fields(client.put("/v1/ports/a b")) == ["port_id", "body"]
-        assert fields(client.put("/v1/ports/a b", json={**SPEC, "queues": 0})) == ["port_id", "queues"]
+        assert fields(client.put("/v1/ports/a:b")) == ["port_id", "body"]
+        assert fields(client.put("/v1/ports/a:b", json={**SPEC, "queues": 0})) == ["port_id", "queues"]
         assert fields(client.put("/v1/ports/p", content=b"null")) == ["body"]
         assert fields(client.get("/v1/ports", params={"limit": 0, "other": 1})) == ["limit", "other"]
         last = {"Last-Event-ID": "-1"}
@@ -48,19 +49,21 @@ def test_a_path_that_has_other_methods_names_them(tmp_path: Path) -> None:
         assert answer.headers["content-type"] == "application/problem+json"
         assert client.head("/v1/host").status_code == 405
         assert client.get("/v1/hosts").status_code == 404
-        assert client.get("/v1/host/").status_code == 404  # no redirect
+        assert client.get("/v1/host/").status_code == 422  # no redirect
 
 
 def test_endpoints_answer_with_values_of_several_kinds() -> None:
     routes = Routes()
 
     @routes.post("/{number}", status_code=201)
+    @needs(Role.READ)
     async def both(
         number: int, page: Annotated[Page, Query()], host: Annotated[str, FromRequest(_host, {})]
     ) -> dict[str, Any]:
         return {"number": number, "limit": page.limit, "host": host}
 
     @routes.get("/nothing", status_code=204)
+    @needs(Role.READ)
     async def nothing() -> None:
         """Answer nothing."""
 
@@ -78,15 +81,23 @@ def _host(request: Any) -> str:
 def test_an_endpoint_that_cannot_be_served_is_refused() -> None:
     routes = Routes()
 
+    @routes.put("/without")
+    async def nobody_says_who(spec: PortSpec) -> Response:
+        raise AssertionError
+
     @routes.put("/two")
+    @needs(Role.READ)
     async def two(first: PortSpec, second: NetworkSpec) -> Response:
         raise AssertionError
 
     @routes.put("/waits")
+    @needs(Role.READ)
     def waits(spec: PortSpec) -> Response:
         raise AssertionError
 
-    for declared, why in zip(routes.declared, ("first and second", "no coroutine"), strict=True):
+    for declared, why in zip(
+        routes.declared, ("nobody_says_who", "first and second", "no coroutine"), strict=True
+    ):
         with pytest.raises(TypeError, match=why):
             Route(declared)
 

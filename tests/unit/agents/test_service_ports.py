@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from agents.api import roles
 from agents.api.access import Access, Token
 from agents.api.audit import AuditLog
 from agents.api.guard import Limits, LimitSettings, RequestGuard
-from agents.api.roles import BodyRules, Role
+from agents.api.roles import NO_DEVICES, BodyRules, Right, Role, of_service_port
 from agents.off_loop import OffLoop
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.client import Client
@@ -148,14 +147,14 @@ def test_a_service_port_that_fails_leaves_nothing(client: Client, running: Agent
     assert client.list_service_ports() == [] and running.store.get("svc") is None
 
 
+def more(body: bytes, rules: BodyRules = NO_DEVICES) -> str | None:
+    return Right(Role.PLUG, of_service_port).more(body, rules)
+
+
 def test_the_roles() -> None:
-    path = "/v1/service-ports/svc"
-    for method, role in (("GET", Role.READ), ("PUT", Role.PLUG), ("DELETE", Role.PLUG)):
-        assert roles.of_route(method, path) is role
-    assert roles.of_body(path, b'{"trusted": true}') == (Role.OPERATE, "trusted=true")
-    needed = roles.of_body(path, b'{"port_security": {"roles": ["dhcp_server"]}}')
-    assert needed == (Role.OPERATE, "port_security.roles")
-    assert roles.of_body(path, b'{"trusted": false}') is None
+    assert more(b'{"trusted": true}') == "trusted=true"
+    assert more(b'{"port_security": {"roles": ["dhcp_server"]}}') == "port_security.roles"
+    assert more(b'{"trusted": false}') is None
 
 
 @pytest.mark.parametrize(
@@ -173,13 +172,10 @@ def test_any_device_of_the_host_is_for_operators(
 ) -> None:
     """It may be another VM's, unless the operator has said what devices of this name are for."""
     body = json.dumps({**SERVICE, "device": device}).encode()
-    needed = roles.of_body("/v1/service-ports/svc", body, BodyRules(patterns))
-    if allowed:
-        assert needed is None
-    else:
-        assert needed is not None and needed[0] is Role.OPERATE and f"device={device}" in needed[1]
+    needed = more(body, BodyRules(patterns))
+    assert needed is None if allowed else needed is not None and f"device={device}" in needed
     internal = json.dumps({**SERVICE, "device": device, "internal": True}).encode()
-    assert roles.of_body("/v1/service-ports/svc", internal, BodyRules(patterns)) is None, "the agent makes it"
+    assert more(internal, BodyRules(patterns)) is None, "the agent makes it"
 
 
 def test_the_commands(
@@ -267,12 +263,11 @@ def test_what_an_operator_put_on_a_vlan_an_operator_moves(
 
 def test_who_may_not_trust_a_port_can_move_it_only_without_its_rights(client: Client, running: Agent) -> None:
     """The body says what the port is from then on, and decides about the role."""
-    path = "/v1/service-ports/svc"
     rules = BodyRules(("veth*",), running.service.moved_by)
     network = {**SPEC["network"], "vlan_id": 200}
     client.put_service_port("svc", service(trusted=True))
     trusted = json.dumps({**SERVICE, "network": network, "trusted": True}).encode()
-    assert roles.of_body(path, trusted, rules) == (Role.OPERATE, "trusted=true")
-    assert roles.of_body(path, json.dumps({**SERVICE, "network": network}).encode(), rules) is None
+    assert more(trusted, rules) == "trusted=true"
+    assert more(json.dumps({**SERVICE, "network": network}).encode(), rules) is None
     client.put_service_port("svc", service(network=network))
     assert running.host.ports["svc"].port_security.enabled
