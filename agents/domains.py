@@ -42,6 +42,7 @@ from netplugin.libvirt.domain import (
 )
 from netplugin.libvirt.interfaces import Element, fragments
 from netplugin.libvirt.pins import Placement
+from netplugin.libvirt.values import content
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.placing.capacity import (
@@ -114,6 +115,7 @@ class Domains:
     async def check(self, vm_id: str, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing domain. Raises: NotFound, InvalidRequest."""
         ports = self._of(vm_id, CHECK)
+        wanted = tuple(DomainNic(port.port_id, port.binding) for port in ports if port.binding)
         domain = await self._compute(parse_domain, request.xml, CHECK)
         findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
         ground, live = None, frozenset[int]()
@@ -132,14 +134,14 @@ class Domains:
         placements = await self._in_thread(self._store.placements.all)
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
-        wanted = tuple(DomainNic(port.port_id, port.binding) for port in ports if port.binding)
         other_vfs: tuple[VfInfo, ...] = ()
-        if _other_functions(domain, wanted):
+        if await self._compute(_other_functions, domain, wanted):
             try:
                 other_vfs = _of_others(await self._vfs(), ports)
             except NetpluginError as unread:
                 findings.append(_unread(unread))
-        return [*findings, *check(Case(domain, wanted, ground, mine, others.cpus, other_vfs))]
+        case = Case(domain, wanted, ground, mine, others.cpus, other_vfs)
+        return [*findings, *await self._compute(lambda: tuple(check(case)))]
 
     def _of(self, vm_id: str, step: str) -> list[Port]:
         ports = self._ports(vm_id)
@@ -188,15 +190,20 @@ class Domains:
 
     async def _refuse_bad_pins(self, domain: Element) -> None:
         """Check the pinning of a domain that is not placed against the CPUs of PMD threads, if known."""
-        refuse_stale_mark(domain)
-        if not list(pinned(domain)):
+        if not await self._compute(_has_pins, domain):
             return
         try:
             ground = _ground(await self._view.within(self._view.scene))
         except NetpluginError:
             return
         if ground is not None:
-            refuse_pmd(domain, ground)
+            await self._compute(refuse_pmd, domain, ground)
+
+
+def _has_pins(domain: Element) -> bool:
+    """Raises: Conflict if they are of a placement, InvalidRequest."""
+    refuse_stale_mark(domain)
+    return any(True for _ in pinned(domain))
 
 
 def _completed(domain: Element, bindings: list[Binding], policy: DomainPolicy) -> RenderedDomain:
@@ -308,4 +315,4 @@ def _live(scene: Scene, domain: Element, step: str) -> Cpus:
     if scene.plan is None:
         return frozenset()
     every = frozenset(cpu for share in scene.plan.partition.nodes for cpu in share.cpus)
-    return pinned_by_others(running(scene.live, step), every, domain.findtext("name"))
+    return pinned_by_others(running(scene.live, step), every, content(domain.find("name")))

@@ -20,18 +20,31 @@ class OffLoop:
     What waits for a driver or a name server takes no thread from calls that need neither.
     """
 
-    def __init__(self, look_s: float = 5.0) -> None:
-        """``look_s``: seconds for a look, its wait for a thread included."""
-        self.look_s = look_s
+    def __init__(self, look_s: float = 5.0, compute_s: float = 30.0) -> None:
+        """Seconds for a look and for a computation, their wait for a thread included."""
+        self.look_s, self.compute_s = look_s, compute_s
         # Computations hold the interpreter's lock, so more threads are no faster.
         self._compute = ThreadPoolExecutor(2, "compute")
         # A look that hangs keeps its thread. While all do, other looks end at their deadline.
         self._looks = ThreadPoolExecutor(8, "look")
 
     async def compute(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a computation, which waits for nothing, in a thread. Raises: what it raises."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._compute, partial(work, *args, **kwargs))
+        """Run a computation, which waits for nothing, in a thread.
+
+        Its input has limits, so that it ends: at the deadline only the caller waits no more.
+
+        Raises: OperationTimeout; what it raises.
+        """
+        begun = asyncio.get_running_loop().run_in_executor(self._compute, partial(work, *args, **kwargs))
+        try:
+            async with asyncio.timeout(self.compute_s):
+                return await begun
+        except TimeoutError:
+            raise OperationTimeout(
+                f"the agent has computed for {self.compute_s:g} s",
+                step="compute",
+                fix="send it again when the host is less busy, or send less at once",
+            ) from None
 
     async def look(self, work: Callable[[], T], what: str) -> T:
         """Run what reads the host, such as /sys or netlink. Raises: OperationTimeout; what it raises."""

@@ -16,6 +16,9 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LOG = logging.getLogger(__name__)
+#: Bytes that a request may have in its head, and between two parts of its body. The parser joins them as they
+#: come, in time that grows with the square of their number.
+MAX_HEAD = 64 * 1024
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
@@ -137,6 +140,8 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._slow_reader: asyncio.TimerHandle | None = None
+        #: Bytes since a head or a part of a body was complete.
+        self._head = 0
 
     @property
     def is_idle(self) -> bool:
@@ -162,11 +167,23 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
         super().on_message_begin()
         self._wait(self._limits.header_s)
 
+    def data_received(self, data: bytes) -> None:
+        self._head += len(data)
+        super().data_received(data)
+        if self._head > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+
+    def on_body(self, body: bytes) -> None:
+        self._head = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
+        self._head = 0
         self._wait(self._limits.body_s)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        self._head = 0
         self._wait(None)
         super().on_message_complete()
 

@@ -28,8 +28,9 @@ def problem_response(error: NetpluginError) -> JSONResponse:
 
 
 def documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
-    """The documented error responses of a route: its own, and those of the guard and of validation."""
-    return responses(*kinds, errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.Overloaded)
+    """The documented errors of a route: its own, and those of the guard, of validation and of threads."""
+    guard = (errors.InvalidRequest, errors.Unauthorized, errors.Forbidden, errors.Overloaded)
+    return responses(*kinds, *guard, errors.OperationTimeout)
 
 
 def responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:

@@ -15,10 +15,13 @@ def _number(value: Any) -> Any:
     """ZStack sends numbers as numbers or as text, and 4.0 for 4; empty text is none."""
     if value in (None, ""):
         return None
-    number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
-    if number is None or not math.isfinite(number) or not number.is_integer():
-        raise ValueError("must be a whole number")
-    return int(number)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+        if number.is_integer():
+            return int(number)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError("must be a whole number")
 
 
 _Number = Annotated[Annotated[int, Field(ge=0, lt=1 << 53)] | None, BeforeValidator(_number)]

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 # -- CPU lists in the format of Linux (``2-5,8``) and CPU masks in the format of OVS (``0x13c``). -
 
 
-# The most CPUs that a kernel can be built for. A list may come from a caller, so bound its ranges.
-_MOST = 8192
+#: The most CPUs that a kernel can be built for (NR_CPUS of x86).
+MOST = 8192
+#: Maximum length of a list in characters: it may come from a caller. One of all CPUs, each by itself, fits.
+LONGEST = 64 * 1024
+_PART = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?\Z")
+
+
+def span(first: int, last: int) -> int:
+    """A range of CPUs as the bits of a number, so that one more costs the same, whatever its length.
+
+    Raises: ValueError if it is reversed or too large.
+    """
+    if last < first:
+        raise ValueError(f"{first}-{last} runs backwards")
+    if last >= MOST:
+        raise ValueError(f"{first}-{last} is beyond CPU {MOST - 1}")
+    return ((1 << (last - first + 1)) - 1) << first
+
+
+def numbers(bits: int) -> tuple[int, ...]:
+    """The numbers of the bits that are set, in order."""
+    return tuple(at for at, bit in enumerate(reversed(f"{bits:b}")) if bit == "1")
 
 
 def parse_list(text: str) -> tuple[int, ...]:
-    """Parse a CPU list into a sorted tuple. Raises: ValueError if a range is reversed or too large."""
-    cpus: set[int] = set()
+    """Parse a CPU list into a sorted tuple. Raises: ValueError."""
+    if len(text) > LONGEST:
+        raise ValueError(f"a list of CPUs has more than {LONGEST} characters")
+    bits = 0
     for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        if int(last or first) < int(first):
-            raise ValueError(f"{part} runs backwards")
-        if int(last or first) >= _MOST:
-            raise ValueError(f"{part[:40]} is beyond CPU {_MOST - 1}")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(cpus))
+        found = _PART.match(part)
+        if found is None:
+            raise ValueError(f"{part[:40]!r} is neither a CPU nor a range of CPUs")
+        bits |= span(int(found[1]), int(found[2] or found[1]))
+    return numbers(bits)
 
 
 def format_list(cpus: Iterable[int]) -> str:
@@ -43,8 +64,7 @@ def to_mask(cpus: Iterable[int]) -> str:
 
 def from_mask(mask: str) -> tuple[int, ...]:
     """Parse a CPU mask. It is hexadecimal, with or without ``0x``, as in OVS."""
-    bits = int(mask or "0", 16)
-    return tuple(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+    return numbers(int(mask or "0", 16))
 
 
 def online(root: Path = Path("/sys")) -> tuple[int, ...]:
@@ -83,4 +103,4 @@ def from_kernel(text: str) -> frozenset[int]:
         bits = bits << 32 | int(word, 16)
     if bits < 0:
         raise ValueError(f"{text} has a sign")
-    return frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+    return frozenset(numbers(bits))

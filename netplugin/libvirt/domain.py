@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pwd
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from lxml import etree
@@ -12,6 +13,7 @@ from lxml import etree
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest
 from netplugin.api.models import Binding, DomainPolicy, DomainRequirements
 from netplugin.libvirt.interfaces import Element, fragments, mac_of_hostdev, parser, text
+from netplugin.libvirt.values import bitmap, content, mac, pci_address, unsigned
 
 #: The step named in errors.
 RENDER: Final = "render-domain"
@@ -46,17 +48,89 @@ _ORDER: Final = (
 )
 
 
+#: A document type declaration, which stands before the root element if anywhere.
+_DOCTYPE: Final = re.compile(r"\ufeff?(?>\s|<\?(?>.*?\?>)|<!--(?>.*?-->))*+<!DOCTYPE", re.S)
+#: Limits of a document, above those of any domain that runs. ``_MOST_NAMED``: CPUs and nodes in all of its
+#: sets together, because a set of six characters may have thousands.
+_MOST_ELEMENTS: Final = 1 << 16
+_MOST_NICS: Final = 1024
+_MOST_NAMED: Final = 1 << 20
+_SETS: Final = ("cpuset", "cpus", "vcpus", "nodeset")
+#: Elements that libvirt reads as one, however often a domain has them; of others it reads the first.
+_MERGED: Final = ("devices", "cputune", "memoryBacking", "features", "clock", "iothreadids")
+
+
 def parse_domain(xml: str, step: str) -> Element:
-    """Parse a domain. Raises: InvalidRequest if the text is not a libvirt domain."""
+    """Parse a domain, as libvirt reads it. The text is what it is, whatever encoding it declares.
+
+    Raises: InvalidRequest if the text is not a libvirt domain.
+    """
+    if _DOCTYPE.match(xml):
+        raise invalid("a document type declaration is not allowed", step)
     try:
         domain = etree.fromstring(xml.encode(), parser())
     except (etree.XMLSyntaxError, ValueError) as broken:
-        raise invalid(f"not XML: {broken}", step) from broken
-    if domain.getroottree().docinfo.internalDTD is not None:
-        raise invalid("a document type declaration is not allowed", step)
+        raise invalid(f"not XML: {str(broken)[:200]}", step) from broken
     if domain.tag != "domain":
-        raise invalid(f"the root element is <{domain.tag}>, not <domain>", step)
+        raise invalid(f"the root element is <{domain.tag[:80]}>, not <domain>", step)
+    _refuse_excess(domain, step)
+    _merge(domain, step)
     return domain
+
+
+def _refuse_excess(domain: Element, step: str) -> None:
+    """Raises: InvalidRequest."""
+    named = 0
+    for count, element in enumerate(domain.iter(etree.Element), start=1):
+        if count > _MOST_ELEMENTS:
+            raise invalid(f"has more than {_MOST_ELEMENTS} elements", step)
+        for name in _SETS:
+            if text := element.get(name):
+                with suppress(ValueError):  # told by who needs the set
+                    named += bitmap(text).bit_count()
+        if named > _MOST_NAMED:
+            raise invalid(f"its sets of CPUs and nodes have more than {_MOST_NAMED} members", step)
+    if len(nics(domain)) > _MOST_NICS:
+        raise invalid(f"has more than {_MOST_NICS} interfaces and host devices", step)
+
+
+def _merge(domain: Element, step: str) -> None:
+    """Give the domain each element as often as libvirt takes it.
+
+    An element of another namespace is another element. Of attributes libvirt reads some by their local name
+    alone (``xmlGetProp``) and others by XPath, so one of another namespace is refused. Observed with 9.0.
+
+    Raises: InvalidRequest.
+    """
+    for element in domain.iter("{}*"):
+        if any(etree.QName(name).namespace for name in element.attrib) and _is_libvirts(element):
+            raise invalid(f"<{element.tag[:80]}> has an attribute of another namespace", step)
+    if len(domain.findall("numatune")) > 1:
+        raise invalid("libvirt takes one <numatune>", step)
+    numas = [numa for cpu in domain.findall("cpu") if (numa := cpu.find("numa")) is not None]
+    for cpu in domain.findall("cpu")[:1]:
+        for numa in cpu.findall("numa")[1:]:
+            cpu.remove(numa)
+        cpu.extend(numas[:1])
+    _join(numas)
+    for cpu in domain.findall("cpu")[1:]:
+        domain.remove(cpu)
+    for tag in _MERGED:
+        _join(domain.findall(tag))
+
+
+def _is_libvirts(element: Element) -> bool:
+    """Whether libvirt reads an element, and does not only keep it for others (``<metadata>``)."""
+    return all(each.tag != "metadata" for each in element.iterancestors("{}*"))
+
+
+def _join(elements: Sequence[Element]) -> None:
+    """Move what is in the others to the first."""
+    for other in elements[1:]:
+        elements[0].extend(other)
+        parent = other.getparent()
+        if parent is not None:
+            parent.remove(other)
 
 
 def written(domain: Element) -> str:
@@ -88,10 +162,15 @@ def complete(domain: Element, bindings: Sequence[Binding]) -> None:
     Raises: Conflict if the domain contradicts a requirement.
     """
     devices = child(domain, "devices")
+    there: dict[str, list[Element]] = {}
+    for each in devices:
+        if each.tag in ("interface", "hostdev"):
+            for name in _names(each):
+                there.setdefault(name, []).append(each)
     for binding in bindings:
-        _replace_nics(devices, fragments(binding.interface_xml))
-    for binding in bindings:
-        _require(domain, binding.domain_requirements)
+        _replace_nics(devices, fragments(binding.interface_xml), there)
+    for needs in dict.fromkeys(binding.domain_requirements for binding in bindings):
+        _require(domain, needs)
     _run_as(domain, bindings)
 
 
@@ -121,37 +200,24 @@ def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
 
 
 def number(text: str | None, default: int) -> int:
-    """Parse a small decimal number of a domain; the default if it is not one."""
-    text = (text or "").strip()
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else default
+    """Parse a small number of a domain; the default if it is not one."""
+    found = unsigned(text or "")
+    return default if found is None or found >= 10**9 else found
 
 
 def address(nic: Element) -> str:
     """The MAC address of a NIC in lower case; empty if it has none."""
     if nic.tag == "hostdev":
         return mac_of_hostdev(nic)
-    mac = nic.find("mac")
-    return mac.get("address", "").lower() if mac is not None else ""
+    found = nic.find("mac")
+    return mac(found.get("address", "")) if found is not None else ""
 
 
 def function(nic: Element) -> str:
     """The PCI address of a passed-through device; empty for other devices."""
-    found = nic.find("source/address")
-    if found is None or nic.get("type") not in ("hostdev", "pci"):
-        return ""
-    read = [_unsigned(found.get(name, "0")) for name in ("domain", "bus", "slot", "function")]
-    parts = [part for part in read if part is not None]
-    return "{:04x}:{:02x}:{:02x}.{:x}".format(*parts) if parts == read else ""
-
-
-def _unsigned(text: str) -> int | None:
-    """Parse a number of a PCI address as libvirt does; None if it is not a number.
-
-    It is hexadecimal only after ``0x`` (``virPCIDeviceAddressParseXML``: strtoul with base 0).
-    """
-    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0[0-7]{0,8}|[1-9][0-9]{0,8}", text):
-        return None
-    return int(text, 8 if text.isdecimal() and text.startswith("0") else 0)
+    source = nic.find("source")
+    found = None if source is None else source.find("address")
+    return pci_address(found) if found is not None and nic.get("type") in ("hostdev", "pci") else ""
 
 
 def nics(domain: Element) -> list[Element]:
@@ -164,13 +230,19 @@ def _rank(element: Element) -> int:
     return _ORDER.index(tag) if tag in _ORDER else len(_ORDER)
 
 
-def _replace_nics(devices: Element, wanted: Sequence[Element]) -> None:
+def _names(nic: Element) -> set[str]:
+    """By what a NIC is known: its MAC and its PCI function."""
+    return {address(nic), function(nic)} - {""}
+
+
+def _replace_nics(
+    devices: Element, wanted: Sequence[Element], there: Mapping[str, Sequence[Element]]
+) -> None:
     """Remove NICs with the same MAC or PCI function and insert the new ones at the position of the first."""
-    known = {name for nic in wanted for name in (address(nic), function(nic)) if name}
-    there = [each for each in devices if each.tag in ("interface", "hostdev")]
-    old = [each for each in there if known & {address(each), function(each)}]
-    place = list(devices).index(old[0]) if old else len(devices)
-    for each in old:
+    found = [each for nic in wanted for name in _names(nic) for each in there.get(name, ())]
+    old = [each for each in dict.fromkeys(found) if each.getparent() is devices]
+    place = min(map(devices.index, old), default=len(devices))
+    for each in sorted(old, key=devices.index):
         _keep_of_vm(each, wanted)
         devices.remove(each)
     devices[place:place] = wanted
@@ -178,8 +250,8 @@ def _replace_nics(devices: Element, wanted: Sequence[Element]) -> None:
 
 def _keep_of_vm(old: Element, wanted: Sequence[Element]) -> None:
     """Give what belongs to the VM and not to the port of a NIC to the first that replaces it."""
-    names = {address(old), function(old)} - {""}
-    new = next((nic for nic in wanted if names & {address(nic), function(nic)}), None)
+    names = _names(old)
+    new = next((nic for nic in wanted if names & _names(nic)), None)
     for part in ("boot", "alias", "address"):
         found = old.find(part)
         if found is None or new is None or new.find(part) is not None:
@@ -265,7 +337,7 @@ def wrong_user(domain: Element, user: int) -> str | None:
         return "no <seclabel> of model dac: QEMU runs as the user of qemu.conf"
     if _runs_as(label, user):
         return None
-    kind, who = label.get("type"), (label.findtext("label") or "").strip()
+    kind, who = label.get("type"), content(label.find("label")).strip()
     return f"a <seclabel> of model dac, of type {kind or 'none'}, for {who[:80] or 'nobody'}"
 
 
@@ -277,7 +349,7 @@ def _runs_as(seclabel: Element, user: int | None) -> bool:
     """Whether a static label names this user: by number, with or without ``+``, or by name on this host."""
     if seclabel.get("type") != "static":
         return False
-    name = (seclabel.findtext("label") or "").strip().partition(":")[0]
+    name = content(seclabel.find("label")).strip().partition(":")[0]
     if name.removeprefix("+") == str(user):
         return True
     try:

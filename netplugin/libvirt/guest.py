@@ -12,6 +12,7 @@ from netplugin.libvirt.domain import address, invalid, nics, parse_domain
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cells_of, memory_kb, size_kb, vcpus
 from netplugin.libvirt.pins import is_marked_realtime, is_x86
+from netplugin.libvirt.values import content, pci_address, unsigned
 
 STEP: Final = "guest-plan"
 
@@ -76,7 +77,7 @@ def read_domain(xml: str) -> GuestDomain:
     machine = domain.find("os/type")
     model = domain.find("devices/iommu")
     return GuestDomain(
-        name=(domain.findtext("name") or "").strip() or "guest",
+        name=content(domain.find("name")).strip() or "guest",
         vcpus=count,
         threads=max(1, _number(domain.find("cpu/topology"), "threads", 1)),
         cells_kb=cells or (memory_kb(domain, STEP),),
@@ -112,9 +113,9 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
         mac = address(interface)
         if interface.tag == "hostdev" and not mac:
             continue  # not a NIC, or one without a known MAC
-        if not re.fullmatch(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}", mac):
+        if not mac:
             raise invalid(
-                f"an <interface> has the MAC address {mac[:30]!r}",
+                f"an <interface> has the MAC address {_attribute(interface, 'mac', 'address')[:30]!r}",
                 STEP,
                 "take the domain as libvirt has it: virsh dumpxml",
             )
@@ -145,13 +146,10 @@ def _address(interface: Element) -> str | None:
     found = interface.find("address")
     if found is None or found.get("type") != "pci":
         return None
-    numbers = []
-    for name, default in (("domain", "0"), ("bus", "0"), ("slot", "0"), ("function", "0")):
-        try:
-            numbers.append(int(found.get(name, default), 0))
-        except ValueError:
-            raise invalid(f"{name} of a PCI address is no number", STEP) from None
-    return "{:04x}:{:02x}:{:02x}.{:x}".format(*numbers)
+    where = pci_address(found)
+    if not where:
+        raise invalid("a number of a PCI address is none", STEP)
+    return where
 
 
 def _attribute(element: Element, path: str, name: str) -> str:
@@ -163,6 +161,7 @@ def _number(element: Element | None, name: str, default: int) -> int:
     text = "" if element is None else element.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    number = unsigned(text)
+    if number is None or number >= 1 << 32:
         raise invalid(f"{name} is {text[:20]!r}, not a number", STEP)
-    return int(text)
+    return number

@@ -11,10 +11,10 @@ from typing import Final
 from netplugin.api.errors import Conflict, Unsupported
 from netplugin.libvirt.domain import invalid, number
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.pins import parse_cpuset
+from netplugin.libvirt.values import content, parse_cpuset, unsigned
 
 #: libvirt's units (scaledInteger in basictypes.rng): KB is 1000 bytes, K and KiB are 1024.
-_UNIT: Final = re.compile(r"(?i)b|bytes?|([kmgtpe])(i?b)?")
+_UNIT: Final = re.compile(r"(?ai)b|bytes?|([kmgtpe])(i?b)?")
 #: Sanity limit above any real host: untrusted numbers must not make the agent loop or allocate.
 _MOST_VCPUS: Final = 4096
 
@@ -51,7 +51,7 @@ def vcpus(domain: Element, step: str) -> int:
     element = domain.find("vcpu")
     if element is None:
         return 1
-    count = _number(element.text, "<vcpu>", step)
+    count = _number(content(element), "<vcpu>", step)
     if not 0 < count <= _MOST_VCPUS:
         raise invalid(f"<vcpu> is {count}, not 1 to {_MOST_VCPUS}", step)
     return count
@@ -70,8 +70,8 @@ def memory_kb(domain: Element, step: str) -> int:
 
 def size_kb(element: Element, what: str, step: str, attribute: str | None = None) -> int:
     """Size in KiB, rounded up. The number is in ``attribute`` if given, else in the element's text."""
-    count = _number(element.text if attribute is None else element.get(attribute), what, step)
-    unit = _UNIT.fullmatch(element.get("unit", "KiB"))
+    count = _number(content(element) if attribute is None else element.get(attribute, ""), what, step)
+    unit = _UNIT.fullmatch(element.get("unit") or "KiB")
     if unit is None:
         raise invalid(f"{what} has the unit {element.get('unit', '')[:20]!r}", step, "use KiB, MiB or GiB")
     prefix, rest = unit.groups()
@@ -83,7 +83,7 @@ def size_kb(element: Element, what: str, step: str, attribute: str | None = None
 def iothreads(domain: Element) -> tuple[int, ...]:
     """IO thread ids: those given, then the lowest free ids for the rest, as libvirt assigns them."""
     given = {number(each.get("id"), 0) for each in domain.iterfind("iothreadids/iothread")} - {0}
-    count = min(number(domain.findtext("iothreads"), 0), _MOST_VCPUS)
+    count = min(number(content(domain.find("iothreads")), 0), _MOST_VCPUS)
     free = (each for each in itertools.count(1) if each not in given)
     more = [next(free) for _ in range(count - len(given))]
     return tuple(sorted((*given, *more)))
@@ -136,9 +136,8 @@ def _page_kb(domain: Element, step: str) -> int | None:
     return next(iter(sizes), None)
 
 
-def _number(text: str | None, what: str, step: str) -> int:
-    text = (text or "").strip()
-    # Stricter than int(): ASCII digits only, of bounded length.
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+def _number(text: str, what: str, step: str) -> int:
+    found = unsigned(text)
+    if found is None or found >= 1 << 64:
         raise invalid(f"{what} is {text[:20]!r}, not a number", step)
-    return int(text)
+    return found

@@ -8,23 +8,10 @@ from typing import Final
 from lxml import etree
 
 from netplugin.api.fields import Value
-from netplugin.host.cpus import format_list, parse_list
+from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import child, number
 from netplugin.libvirt.interfaces import Element
-
-# -- Parser for libvirt CPU sets: ``0-3,^2,8``. ---------------------------------------------------
-
-
-def parse_cpuset(text: str) -> frozenset[int]:
-    """Parse a CPU set. Source: libvirt's formatdomain, "CPU Allocation". Raises: ValueError."""
-    cpus: frozenset[int] = frozenset()
-    for part in (part.strip() for part in text.split(",")):
-        if part.startswith("^"):
-            cpus -= {int(part[1:])}
-        else:
-            cpus |= set(parse_list(part))
-    return cpus
-
+from netplugin.libvirt.values import replace_content
 
 # -- Metadata mark of a placed domain: netplugin wrote its pins and may replace them. -------------
 
@@ -117,7 +104,7 @@ TIMERS: Final[Mapping[str, tuple[str, str]]] = {
 def write(domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool) -> None:
     """Modify the domain in place. Idempotent."""
     vcpu = child(domain, "vcpu")
-    vcpu.text = str(len(placement.pins))
+    replace_content(vcpu, str(len(placement.pins)))
     vcpu.set("placement", "static")
     _tune_cpus(domain, placement, iothreads, realtime)
     _tune_numa(domain, placement)

@@ -10,7 +10,8 @@ from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import RENDER, complete, invalid, nodes_asked
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import memory_kb, read_needs, size_kb, vcpus
-from netplugin.libvirt.pins import Placement, is_marked, parse_cpuset, pins, write
+from netplugin.libvirt.pins import Placement, is_marked, pins, write
+from netplugin.libvirt.values import parse_cpuset, unsigned
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.place import place
@@ -94,6 +95,8 @@ def own_nodes(domain: Element) -> frozenset[int]:
         return frozenset()
     nodes: set[int] = set()
     for element in domain.iterfind("numatune/*"):
+        if element.tag not in ("memory", "memnode"):
+            continue
         if element.get("placement") == "auto" or element.get("mode", "strict") != "strict":
             raise Conflict(
                 f"<numatune><{element.tag}> has mode='{element.get('mode', 'strict')}' or placement='auto', "
@@ -116,8 +119,11 @@ def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
 
 
 def _key(pin: Element) -> str:
-    number = pin.get("vcpu", pin.get("iothread"))
-    return f"<{pin.tag}>" if number is None else f"<{pin.tag}> {number}"
+    text = pin.get("vcpu", pin.get("iothread"))
+    if text is None:
+        return f"<{pin.tag}>"
+    number = unsigned(text)
+    return f"<{pin.tag}> {text[:20] if number is None else number}"
 
 
 def _cpuset(text: str, what: str, step: str = RENDER) -> Cpus:

@@ -175,6 +175,35 @@ def test_what_is_idle_for_longest_makes_room(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /",
+        b"GET / HTTP/1.1\r\nx: ",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx: ",
+    ],
+)
+def test_a_head_without_end_is_not_read_to_the_end(tmp_path: Path, begun: bytes) -> None:
+    """Nor are the trailers of a body. The parser joins their pieces, each time at the price of all."""
+
+    async def scenario() -> int:
+        limits = ConnectionLimits(most=2, header_s=600, body_s=600, idle_s=3600)
+        path, sent = tmp_path / "agent.sock", 0
+        listen = Listen(LocalSocket(path, None), None, 0, Access())
+        async with asyncio.timeout(DEADLINE_S), _serving(listen, limits):
+            _, writer = await asyncio.open_unix_connection(path)
+            writer.write(begun)
+            with contextlib.suppress(ConnectionError):
+                while sent < 64 << 20:
+                    writer.write(b"a" * 65536)
+                    await writer.drain()
+                    sent += 65536
+            writer.close()
+        return sent
+
+    assert asyncio.run(scenario()) < 16 << 20
+
+
 def test_a_tls_client_that_says_nothing_does_not_delay_the_end(tmp_path: Path) -> None:
     """The peer would have to answer the end of TLS, for which asyncio waits 30 s."""
     cert, key = certificate(tmp_path)

@@ -21,6 +21,7 @@ from netplugin.libvirt.domain import (
     written,
 )
 from netplugin.libvirt.interfaces import hostdev_interface, vhostuser_interface
+from netplugin.libvirt.pins import PlacedCell, Placement, write
 
 DOMAIN = "<domain type='kvm'><name>vm</name><vcpu>1</vcpu><devices/></domain>"
 
@@ -206,7 +207,12 @@ def test_ports_for_two_users_are_a_conflict() -> None:
         "<domain",
         "<network/>",
         "<!DOCTYPE domain [<!ENTITY e SYSTEM 'file:///etc/passwd'>]><domain>&e;</domain>",
-        "<?xml version='1.0' encoding='utf-99'?><domain/>",
+        "<?xml version='1.0'?><!-- <!ELEMENT x> --><?p <?q?>\n<!DOCTYPE domain><domain/>",
+        "<!DOCTYPE domain [<!ENTITY e 'x'>]><domain a='&e;'/>",
+        "<d:domain xmlns:d='urn:d'/>",
+        "<domain xmlns='urn:d'/>",
+        "<domain xmlns:d='urn:d'><vcpu d:current='1'>2</vcpu></domain>",
+        "<domain><numatune/><numatune/></domain>",
         "\x00<domain/>",
     ],
 )
@@ -266,3 +272,42 @@ def test_numbers_of_pci_addresses_are_those_that_libvirt_reads(bus: str, found: 
     source = f"<source><address domain='0' bus='{bus}' slot='0x10' function='1'/></source>"
     device = etree.fromstring(f"<hostdev type='pci'>{source}</hostdev>")
     assert function(device) == (f"0000:{found}:10.1" if found else "")
+
+
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "utf-16", "utf-99", "us-ascii"])
+def test_a_text_is_what_it_is_whatever_it_declares(encoding: str) -> None:
+    xml = f"<?xml version='1.0' encoding='{encoding}'?><!-- \u00fc --><domain><name>M\u00fcller \u20ac</name></domain>"
+    text = render_text(xml, vhost())
+    assert "<name>M\u00fcller \u20ac</name>" in text and not text.startswith("<?xml")
+
+
+@pytest.mark.parametrize("mac", ["52:54:0:0:0:1", "52:54:00:00:00:01 ", "52:54:00:0:00:1"])
+def test_a_nic_is_found_however_its_mac_is_written(mac: str) -> None:
+    nic = f"<interface type='user'><mac address='{mac}'/><boot order='1'/></interface>"
+    other = nic.replace(mac, "52:54:00:00:00:02")
+    xml = f"<domain><devices>{other}</devices><memory>1</memory><devices><disk/>{nic}</devices></domain>"
+    domain = render(xml, vhost())
+    assert [address(each) for each in nics(domain)] == ["52:54:00:00:00:02", "52:54:00:00:00:01"]
+    assert len(domain.findall("devices")) == 1 and domain.find("devices/disk") is not None
+    assert domain.find("devices/interface[@type='vhostuser']/boot").get("order") == "1"
+
+
+def test_what_is_merged_is_what_libvirt_reads_as_one() -> None:
+    domain = parse_domain(
+        "<domain xmlns:x='urn:x'><x:devices><interface/></x:devices><cpu><topology cores='1'/></cpu>"
+        "<cputune><vcpupin vcpu='0'/></cputune><cpu><model>a</model><numa><cell id='1'/></numa></cpu>"
+        "<cputune><emulatorpin/></cputune><metadata><x:y z='1' x:z='2'/></metadata></domain>",
+        "t",
+    )
+    assert nics(domain) == []
+    assert [each.tag for each in domain.find("cputune")] == ["vcpupin", "emulatorpin"]
+    assert [each.tag for each in domain.find("cpu")] == ["topology", "numa"], "of a second <cpu> only <numa>"
+    assert domain.find("metadata/{urn:x}y").get("{urn:x}z") == "2"
+
+
+def test_nothing_of_an_old_number_stays() -> None:
+    domain = parse_domain("<domain><memory>1</memory><vcpu>1<!-- x -->6<i/></vcpu></domain>", "t")
+    cell = PlacedCell(number=0, node=0, vcpus=(0,), cpus=(4,), memory_kb=1)
+    placed = Placement(cells=(cell,), threads=1, emulator=(1,), emulator_alone=False, page_kb=2048)
+    write(domain, placed, (), False)
+    assert domain.xpath("string(vcpu)") == "1"

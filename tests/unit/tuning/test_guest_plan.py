@@ -276,7 +276,7 @@ def test_machines_that_are_not_i440fx(machine: str) -> None:
         (domain(memory=""), "<memory> is missing"),
         (domain(rest=nic(inner="<driver queues='many'/>")), "queues is 'many', not a number"),
         (domain(rest="<devices><interface type='vhostuser'/></devices>"), "an <interface> has the MAC"),
-        (domain(rest=nic(inner="<address type='pci' bus='x'/>")), "bus of a PCI address is no number"),
+        (domain(rest=nic(inner="<address type='pci' bus='x'/>")), "a number of a PCI address is none"),
     ],
 )
 def test_a_domain_that_cannot_be_read_is_a_sentence(xml: str, words: str) -> None:

@@ -15,8 +15,8 @@ from netplugin.libvirt.pins import (
     is_kvm,
     is_marked_realtime,
     is_x86,
-    parse_cpuset,
 )
+from netplugin.libvirt.values import content, parse_cpuset
 from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.checks.case import Case, graded
 
@@ -245,7 +245,7 @@ def model(case: Case) -> Iterator[Finding]:
 def _name(cpu: Element | None) -> str | None:
     if cpu is None:
         return None
-    named = cpu.findtext("model")
+    named = content(cpu.find("model")) or None
     return cpu.get("mode") if cpu.get("mode") not in (None, "custom") else named
 
 

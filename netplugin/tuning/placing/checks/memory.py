@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.needs import page_sizes
-from netplugin.libvirt.pins import is_marked, parse_cpuset
+from netplugin.libvirt.pins import is_marked
+from netplugin.libvirt.values import parse_cpuset
 from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.checks.case import STEP, Case, graded
 from netplugin.tuning.placing.render import home

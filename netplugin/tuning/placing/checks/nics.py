@@ -11,6 +11,7 @@ from netplugin.api.models import Finding, VfInfo
 from netplugin.libvirt.domain import address, function, number, wrong_user
 from netplugin.libvirt.domain import nics as nics_of
 from netplugin.libvirt.interfaces import Element, fragments
+from netplugin.libvirt.values import mac
 from netplugin.tuning.placing.checks.case import Case, DomainNic, graded
 
 # -- Check that a domain has the NICs of its ports as their bindings define them; check rings and queues.
@@ -26,27 +27,44 @@ _RENDER: Final = "render the domain again: netplugin domain render"
 
 
 def nics(case: Case) -> Iterator[Finding]:
-    there = nics_of(case.domain)
+    there = _There(nics_of(case.domain))
     for nic in case.nics:
         for wanted in fragments(nic.binding.interface_xml):
             yield _nic(nic, wanted, there)
-    for interface in there:
+    other_vfs = {vf.pci_address: vf for vf in case.other_vfs}
+    for interface in there.nics:
         if _kind(interface) == "virtio":
             yield from _serves(interface, case)
-        if vf := next((vf for vf in case.other_vfs if vf.pci_address == function(interface)), None):
+        if vf := other_vfs.get(function(interface)):
             yield _other_vf(interface, vf)
 
 
-def _nic(nic: DomainNic, wanted: Element, there: list[Element]) -> Finding:
+class _There:
+    """The NICs of a domain, found by what they have: a VM may have many, and its domain too."""
+
+    def __init__(self, nics: list[Element]) -> None:
+        self.nics = nics
+        self.by_mac: dict[str, list[Element]] = {}
+        self.by_function: dict[str, list[Element]] = {}
+        self.by_end: dict[str, Element] = {}
+        for nic in nics:
+            mac = address(nic)
+            self.by_mac.setdefault(mac, []).append(nic)
+            if not mac:
+                self.by_function.setdefault(function(nic), []).append(nic)
+            self.by_end.setdefault(_end(nic), nic)
+
+
+def _nic(nic: DomainNic, wanted: Element, there: _There) -> Finding:
     name = address(wanted)
     expected = f"the NIC of port {nic.port_id}, {name} on {_end(wanted)}"
-    same = [each for each in there if address(each) == name]
+    same = there.by_mac.get(name, [])
     if not same and wanted.tag == "hostdev":  # libvirt may have dropped the alias only
-        same = [each for each in there if function(each) == function(wanted) and not address(each)]
+        same = there.by_function.get(function(wanted), [])
     found = next((each for each in same if each.get("type") == wanted.get("type")), None)
     found = same[0] if found is None and same else found
     if found is None:
-        strange = next((each for each in there if _end(each) == _end(wanted)), None)
+        strange = there.by_end.get(_end(wanted))
         if strange is not None:
             wrong = f"a NIC on {_end(wanted)} has the MAC {address(strange) or 'that libvirt chooses'}"
             return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
@@ -80,7 +98,7 @@ def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[s
     for key, value in wanted.attrib.items():
         name, should = str(key), str(value)
         has = found.get(name, _DEFAULTS.get(name))
-        if (has or "").lower() != should.lower():
+        if (has or "").lower() != should.lower() and not (name == "address" and mac(has or "") == should):
             yield f"{path} {name}".strip(), f"is {has or 'not set'}, not {should}"
     for part in wanted:
         below = f"{path} {part.tag}".strip()

@@ -36,7 +36,8 @@ from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.libvirt.domain import parse_domain
-from netplugin.libvirt.pins import Placement, parse_cpuset
+from netplugin.libvirt.pins import Placement
+from netplugin.libvirt.values import parse_cpuset
 from netplugin.tuning import read_live
 from netplugin.tuning.facts import Live, OvsLive
 from netplugin.tuning.intent import HostIntent
