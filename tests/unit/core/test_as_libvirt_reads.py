@@ -24,41 +24,32 @@ libvirt = pytest.importorskip("libvirt")
 
 FOREIGN = "xmlns:x='urn:x'"
 #: What may stand within a text, and before and after it.
-NOISE = st.sampled_from(["", "", "<!-- 9 -->", "<?p 9?>", "<![CDATA[]]>", "<i/>", "<x:i/>"])
+NOISE = st.sampled_from(["", "", "", "", "<!-- 9 -->", "<?p 9?>", "<![CDATA[]]>", "<i/>", "<x:i/>"])
 SPACE = st.sampled_from(["", "", "", " ", "\n\t", "+", " +", "0"])
 BEHIND = st.sampled_from([*[""] * 12, *["<!-- x -->"] * 4, " ", "x"])
 
 
 @st.composite
 def texts(draw: st.DrawFn, *values: str) -> str:
-    """A value with its digits spread over comments, CDATA sections, references and elements."""
-    parts = [draw(SPACE)]
-    for letter in draw(st.sampled_from(values)):
-        how = draw(st.integers(0, 9))
-        parts.append(f"<![CDATA[{letter}]]>" if how == 0 else f"&#{ord(letter)};" if how == 1 else letter)
-        parts.append(draw(NOISE) if how == 2 else "")
-    return "".join(parts) + draw(BEHIND)
+    """A value with something between its digits, one of which may be a CDATA section or a reference."""
+    value = draw(st.sampled_from(values))
+    at = draw(st.integers(0, len(value) - 1))
+    letter = draw(st.sampled_from(["{0}", "{0}", "<![CDATA[{0}]]>", "&#{1};"])).format(
+        value[at], ord(value[at])
+    )
+    return draw(SPACE) + value[:at] + draw(NOISE) + letter + draw(NOISE) + value[at + 1 :] + draw(BEHIND)
 
 
 @st.composite
 def attributes(draw: st.DrawFn, name: str, right: tuple[str, ...], wrong: tuple[str, ...] = ()) -> str:
     """An attribute, or none; seldom one that libvirt refuses."""
     values = wrong if wrong and draw(st.integers(0, 15)) == 0 else right
-    before = (
-        draw(st.sampled_from(["", "", "", " ", "+"])) if name in ("vcpu", "queues", "bus", "slot") else ""
-    )
+    before = draw(st.sampled_from(["", "", "", " ", "+"])) if name in ("queues", "bus", "slot") else ""
     return draw(st.sampled_from(["", *(f"{name}='{before}{value}'" for value in values * 3)]))
 
 
 MACS = ("52:54:0:0:0:1", "52:54:00:00:00:01", "52:54:00:AB:0c:1 ", "52:54:0:ab:c:01")
-NO_MACS = (
-    "52-54-00-00-00-01",
-    "052:54:0:0:0:1",
-    "0x52:54:0:0:0:1",
-    "52:54:0:0:0",
-    "52:54:0:0:0:1:2",
-    " 2:0:0:0:0:1",
-)
+NO_MACS = ("52-54-00-00-00-01", "052:54:0:0:0:1", "0x52:54:0:0:0:1", "52:54:0:0:0", " 2:0:0:0:0:1")
 SETS, NO_SETS = (
     ("0-3", "1,3-4,^3", " 2 , 4 - 6,", "7,7", "^0,1", "010"),
     ("0,,1", "5-1", "0-1_0", "^0-1,2", "x"),
@@ -72,12 +63,11 @@ def interfaces(draw: st.DrawFn) -> str:
     kind = draw(st.sampled_from(["user", "user", "hostdev"]))
     pci = "".join(draw(attributes(name, (*NUMBERS, "0x1"), NO_NUMBERS)) + " " for name in ("bus", "slot"))
     source = f"<source><address type='pci' function='0' {pci}/></source>" if kind == "hostdev" else ""
-    mac = "".join(
-        f"<mac {draw(attributes('address', MACS, NO_MACS))}/>" for _ in range(draw(st.integers(0, 2)))
-    )
+    macs = draw(st.lists(attributes("address", MACS, NO_MACS), max_size=2))
+    mac = "".join(f"<mac {each}/>" for each in macs) + "<x:mac address='2:0:0:0:0:9'/>"
     prefix = draw(st.sampled_from(["", "", "", "x:"]))
     driver = f"<model type='virtio'/><driver {draw(attributes('queues', NUMBERS, (*NO_NUMBERS, '0x1')))}/>"
-    return f"<{prefix}interface type='{kind}'>{source}{mac}<x:mac address='2:0:0:0:0:9'/>{driver}</{prefix}interface>"
+    return f"<{prefix}interface type='{kind}'>{source}{mac}{driver}</{prefix}interface>"
 
 
 @st.composite
@@ -93,10 +83,7 @@ def domains(draw: st.DrawFn) -> str:
     parts = [
         *(f"<name>{each}</name>" for each in [draw(texts("v", "ab c")), *some(texts("w"), 1)]),
         *(f"<x:vcpu>{each}</x:vcpu>" for each in some(texts("3"), 1)),
-        *(
-            f"<vcpu {draw(attributes('current', ('1', '2')))}>{each}</vcpu>"
-            for each in [draw(texts("2", "16")), *some(texts("3"), 1)]
-        ),
+        *(f"<vcpu>{each}</vcpu>" for each in [draw(texts("2", "16")), *some(texts("3"), 1)]),
         *(f"<memory {unit}>{each}</memory>" for each in [draw(memory), *some(memory, 1)]),
         *(f"<iothreads>{each}</iothreads>" for each in some(texts("1", "3"))),
         *(f"<cputune>{each}<x:vcpupin vcpu='1' cpuset='9'/></cputune>" for each in some(pin)),
