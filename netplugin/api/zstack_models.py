@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from netplugin.api.fields import Mac, Name, PciAddress, at_most
 from netplugin.api.models import Finding
@@ -89,12 +89,12 @@ class NicOfVm(Nic):
 class BridgeToSync(Command):
     name: Name
     physicalInterface: _Interface
-    ports: Annotated[tuple[NicOfVm, ...], Field(max_length=4096), at_most(4096), FailFast()] | None = None
+    ports: Annotated[tuple[NicOfVm, ...], Field(max_length=4096, fail_fast=True), at_most(4096)] | None = None
 
 
 class SyncCommand(Command):
     # A million NICs in one body would be millions of errors: the first one is enough.
-    ovsBridgeInfo: Annotated[tuple[BridgeToSync, ...], Field(max_length=256), at_most(256), FailFast()]
+    ovsBridgeInfo: Annotated[tuple[BridgeToSync, ...], Field(max_length=256, fail_fast=True), at_most(256)]
 
 
 class ResourceCommand(Command):
