@@ -86,7 +86,7 @@ def _refuse_excess(domain: Element, step: str) -> None:
             raise invalid(f"has more than {_MOST_ELEMENTS} elements", step)
         for name in _SETS:
             if text := element.get(name):
-                with suppress(ValueError):  # told by who needs the set
+                with suppress(ValueError):  # whoever needs the set reports it
                     named += bitmap(text).bit_count()
         if named > _MOST_NAMED:
             raise invalid(f"its sets of CPUs and nodes have more than {_MOST_NAMED} members", step)
