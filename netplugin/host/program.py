@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+
+from netplugin.host import bounded
 
 # -- Runs a program for the lifetime of its VNF, with a log file; it ends with this process. ------
 
@@ -167,7 +168,7 @@ class Telemetry:
         try:
             connection = self._connected()
             connection.send(question.encode())
-            answer = json.loads(connection.recv(_LONGEST))
+            answer = bounded.parse(connection.recv(_LONGEST))
             return answer[command]
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.close()
@@ -192,7 +193,7 @@ class Telemetry:
             try:
                 fresh.settimeout(self._answer_s)
                 fresh.connect(str(self._path))
-                self.version = str(json.loads(fresh.recv(_LONGEST))["version"])
+                self.version = str(bounded.parse(fresh.recv(_LONGEST))["version"])
             except BaseException:
                 fresh.close()
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -229,14 +230,14 @@ HOPELESS = {
         f"def answer(q): return {HELLO} if q['op'] == 'hello' else sys.exit(4)",
         "status 4",
     ),
-    "killed": ("def answer(q): os.kill(os.getpid(), 9)", "status -9"),
+    "killed": ("def answer(q): os.kill(os.getpid(), 9)", "status 137"),
     "closing its output": (
         "def answer(q): os.close(1); time.sleep(3600)",
         "closed its standard output",
     ),
     "no JSON": ("def answer(q): return 'hello yourself\\n'", "no JSON"),
     "half a line": ("def answer(q): return '{\"ok\": true'", "no answer within"),
-    "no object": ("def answer(q): return [1]", "the answer: .*valid dictionary"),
+    "no object": ("def answer(q): return [1]", "valid dictionary"),
     "unwilling": ("def answer(q): return {'ok': False}", "ok: false"),
     "with words": ("def answer(q): return {'ok': False, 'error': 'the port is taken'}", "the port is taken"),
     "nothing in it": (f"def answer(q): return {HELLO} if q['op'] == 'hello' else {{}}", "tx_packets"),
@@ -250,6 +251,27 @@ HOPELESS = {
         "{'tx_packets': 1, 'rx_packets': 1, 'elapsed_s': float('nan')}",
         "elapsed_s",
     ),
+    "nested deeply": ("def answer(q): return '[' * 300_000 + '\\n'", "nested too deeply"),
+    "a number without bounds": (
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else "
+        "{'tx_packets': 10**400, 'rx_packets': 10**400, 'elapsed_s': 1}",
+        "tx_packets: a number of more than 64 bits",
+    ),
+    "a float without bounds": (
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else "
+        "{'tx_packets': 1, 'rx_packets': 1, 'elapsed_s': 1, 'evidence': {'nic': 1e300}}",
+        r"evidence\.nic",
+    ),
+    "two answers at once": (
+        f"def answer(q): return {HELLO} if q['op'] == 'hello' else "
+        """'{"tx_packets": 1, "rx_packets": 1, "elapsed_s": 0}\\n' * 2""",
+        "answered before it was asked",
+    ),
+    "dripping": ("def answer(q):\n    while True: say('x'); time.sleep(0.01)", "no answer within"),
+    "loud on its standard error": (
+        "def answer(q):\n    while True: sys.stderr.write('no link\\n')",
+        "no answer within.*\n.*\n.*no link",
+    ),
     "endless": ("def answer(q):\n    while True: say('x' * 65536)", "longer than a line"),
     "a negative limit": ("def answer(q): return {'ok': True, 'max_pps': -1}", "max_pps"),
 }
@@ -258,9 +280,10 @@ HOPELESS = {
 @pytest.mark.parametrize("name", sorted(HOPELESS))
 def test_a_program_that_is_no_use_is_an_error_in_time(tmp_path: Path, name: str) -> None:
     body, message = HOPELESS[name]
-    seconds = 1.0 if message == "no answer within" else 60.0
+    seconds = 1.0 if message.startswith("no answer within") else 60.0
     with pytest.raises(GeneratorError, match=message):
         with ExecGenerator(Program(tmp_path, body).command, seconds) as generator:
+            generator.run(asked(1e6, 0.1))
             generator.run(asked(1e6, 0.1))
 
 
@@ -293,6 +316,30 @@ def answer(q): return {HELLO}
     while is_running(child):
         assert time.monotonic() < deadline
         os.sched_yield()
+
+
+def test_it_ends_with_the_tool_though_that_was_killed(tmp_path: Path) -> None:
+    """With what it started; neither reads its input, and both write to standard error without end."""
+    body = f"""
+import subprocess
+loud = "import os\\nwhile True: os.write(2, b'x' * 65536)"
+def answer(q):
+    child = subprocess.Popen([sys.executable, "-c", loud])
+    open({str(tmp_path / "pids")!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
+    say('{{"ok": true}}\\n')
+    exec(loud)
+"""
+    code = (
+        "import os, sys; from netplugin_zeroloss.generators.exec import ExecGenerator;"
+        " ExecGenerator(sys.argv[1]); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, Program(tmp_path, body).command], timeout=60)
+    assert killed.returncode == -9
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    deadline = time.monotonic() + 60
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def is_running(pid: int) -> bool:

@@ -415,7 +415,7 @@ def test_a_program_is_interrupted_though_the_tool_was_started_in_the_background(
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         guarded = subprocess.Popen(
-            [sys.executable, "-P", guard.__file__, "sh", "-c", "echo; exec sleep 60"],
+            [sys.executable, "-P", guard.__file__, "0", "2", "20", "sh", "-c", "echo; exec sleep 60"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -425,4 +425,4 @@ def test_a_program_is_interrupted_though_the_tool_was_started_in_the_background(
         assert guarded.stdin is not None and guarded.stdout is not None
         guarded.stdout.readline()
         guarded.stdin.close()
-    assert guarded.returncode == 256 - signal.SIGINT, "not killed after STOP_S"
+    assert guarded.returncode == 128 + signal.SIGINT, "not killed after 20 s"

@@ -17,7 +17,7 @@ from netplugin_zeroloss.generators.trex_stf import StfProfile, TrexStfGenerator
 from netplugin_zeroloss.generators.trex_stl import StlPath, StlProfile, StlServer, TrexStlGenerator
 from netplugin_zeroloss.machines.contract import LocalMachine, SshMachine
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=1e-6, le=1e15, allow_inf_nan=False)]
 _Paths = TypeVar("_Paths", bound="tuple[TrexPath | InterfacePath, ...]")
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
 

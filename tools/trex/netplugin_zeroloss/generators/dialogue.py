@@ -1,6 +1,7 @@
 """Talks to a child process in JSON lines: one request per line on its input, one answer per line back.
 
-Every answer has a deadline. Standard error is kept for the error message.
+Every answer has a deadline, and must come after its request. The last lines of standard error are kept for
+the error message. The child ends with this process, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -8,21 +9,28 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
+import shutil
 import subprocess
-import tempfile
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, TypeVar
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from netplugin.host import bounded
+from netplugin_zeroloss.generators import guard
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 #: Maximum length of an answer in bytes; a longer line is a protocol error.
-_LONGEST_LINE = 1 << 20
-#: Seconds a program may take to exit after ``bye``.
-_BYE_S = 2.0
+_LONGEST_LINE: Final = 1 << 20
+#: Bytes of standard error for the error message.
+_KEPT: Final = 2000
+_PIECE: Final = 1 << 16
+#: Seconds a program may take to exit after ``bye``, and then its guard to kill it.
+_BYE_S: Final = 2.0
+_GUARD_S: Final = 5.0
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -30,102 +38,139 @@ Model = TypeVar("Model", bound=BaseModel)
 class Dialogue:
     """A child process in its own process group. ``who`` is the prefix of error messages."""
 
-    def __init__(
-        self, who: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, who: str, arguments: Sequence[str]) -> None:
         """Start the program. Raises: UnusableInput if it cannot be started."""
+        if shutil.which(arguments[0]) is None:
+            raise UnusableInput(who, f"{arguments[0]}: there is no such program, or it may not be run")
         self._who = who
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()
-        self._buffer = bytearray()
+        self._answers = bytearray()
+        self._errors = b""
+        self._closed = False
+        life, self._life = os.pipe()
+        command = [sys.executable, "-IS", guard.__file__, str(life), "0", str(_BYE_S), *arguments]
         try:
             self._process = subprocess.Popen(
-                arguments,
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=environment,
+                stderr=subprocess.PIPE,
                 bufsize=0,
+                pass_fds=[life],
                 start_new_session=True,
             )
         except OSError as error:
-            self._stderr.close()
-            raise UnusableInput(who, f"{arguments[0]}: {error.strerror}") from error
+            os.close(self._life)
+            raise UnusableInput(who, f"{command[0]}: {error.strerror}") from error
+        finally:
+            os.close(life)
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._stderr, self._ended = self._process.stderr.fileno(), os.pidfd_open(self._process.pid)
+        os.set_blocking(self._stdin, False)
+        self._selector = selectors.DefaultSelector()
+        for source in (self._stdout, self._stderr):
+            self._selector.register(source, selectors.EVENT_READ)
 
     def ask(self, question: Mapping[str, Any], seconds: float, model: type[Model]) -> Model:
         """Send one request and return the validated answer. Raises: GeneratorError."""
         deadline = time.monotonic() + seconds
-        assert self._process.stdin is not None
+        self._wait(0)
+        if self._answers:
+            raise self.error(f"it answered before it was asked: {bytes(self._answers[:200])!r}")
+        self._send(json.dumps(question).encode() + b"\n", deadline, seconds)
+        while (end := self._answers.find(b"\n")) < 0:
+            if len(self._answers) > _LONGEST_LINE:
+                raise self.error("its answer is longer than a line may be")
+            self._wait_until(deadline, seconds)
+        line = bytes(self._answers[:end])
+        del self._answers[: end + 1]
         try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-        except OSError as error:
-            raise self.error("it has closed its standard input") from error
-        line = self._read_line(deadline, seconds)
-        try:
-            answer = json.loads(line)
-        except ValueError as error:
-            raise self.error(f"its answer is no JSON: {line[:200]!r}") from error
+            answer = bounded.parse(line)
+        except bounded.Unreadable as error:
+            raise self.error(f"its answer: {error} (in {line[:200]!r})") from error
         if isinstance(answer, dict) and answer.get("error"):
-            raise self.error(f"it says: {answer['error']}")
+            raise self.error(f"it says: {str(answer['error'])[:_KEPT]}")
         try:
             return model.model_validate(answer)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the answer"
-            raise self.error(f"{where}: {first['msg']} (in {line[:200]!r})") from error
+            raise self.error(f"{bounded.first_mistake(error)} (in {line[:200]!r})") from error
 
     def close(self) -> None:
         """Send ``bye``, wait briefly, then kill the process group. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         process = self._process
-        if process.stdin is not None and not process.stdin.closed:
-            try:
-                process.stdin.write(b'{"op":"bye"}\n')
-                process.stdin.close()
-            except OSError:
-                pass
-        try:
-            process.wait(_BYE_S)
-        except subprocess.TimeoutExpired:
-            pass
-        # The process group also contains the children of the program.
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        assert process.stdin and process.stdout and process.stderr
+        with suppress(OSError):
+            os.write(self._stdin, b'{"op":"bye"}\n')
+        process.stdin.close()
+        # The guard waits and kills the process group, which also contains the children of the program.
+        os.close(self._life)
+        self._wait_end(_BYE_S + _GUARD_S)
+        process.kill()
         process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-        if not self._stderr.closed:
-            self._stderr.close()
+        self._selector.close()
+        os.close(self._ended)
+        process.stdout.close()
+        process.stderr.close()
 
     def error(self, what: str) -> GeneratorError:
         """Return an error with the last lines of the program's standard error."""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 2000))
-        said = self._stderr.read().decode(errors="replace").strip()
+        self._wait(0)
+        said = self._errors.decode(errors="replace").strip()
         return GeneratorError(f"{self._who}: {what}" + (f"\nIt wrote:\n{said}" if said else ""))
 
-    def _read_line(self, deadline: float, seconds: float) -> bytes:
-        """Read one line before the deadline; keeps the bytes after it for the next call."""
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        with selectors.DefaultSelector() as selector:
-            selector.register(descriptor, selectors.EVENT_READ)
-            while (end := self._buffer.find(b"\n")) < 0:
-                if len(self._buffer) > _LONGEST_LINE:
-                    raise self.error("its answer is longer than a line may be")
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise self.error(f"no answer within {seconds:g} s")
-                read = os.read(descriptor, 65536)
-                if not read:
-                    raise self.error(self._how_it_ended())
-                self._buffer += read
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        return line
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _send(self, line: bytes, deadline: float, seconds: float) -> None:
+        self._selector.register(self._stdin, selectors.EVENT_WRITE)
+        try:
+            while line:
+                if self._stdin in self._wait_until(deadline, seconds):
+                    line = line[os.write(self._stdin, line) :]
+        except BrokenPipeError as error:
+            raise self.error("it has closed its standard input") from error
+        finally:
+            self._selector.unregister(self._stdin)
+
+    def _wait_until(self, deadline: float, seconds: float) -> set[int]:
+        """Wait as ``_wait``. Raises: GeneratorError at the deadline, and if the output was closed."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise self.error(f"no answer within {seconds:g} s")
+        ready = self._wait(left)
+        if self._stdout not in self._selector.get_map():
+            raise self.error(self._how_it_ended())
+        return ready
+
+    def _wait(self, seconds: float) -> set[int]:
+        """Wait for the child and take what it wrote: a piece of each stream. Returns the ready streams."""
+        ready = {key.fd for key, _ in self._selector.select(seconds)}
+        for stream in ready & {self._stdout, self._stderr}:
+            piece = os.read(stream, _PIECE)
+            if not piece:
+                self._selector.unregister(stream)
+            elif stream == self._stdout:
+                self._answers += piece
+            else:
+                self._errors = (self._errors + piece)[-_KEPT:]
+        return ready
+
+    def _wait_end(self, seconds: float) -> bool:
+        """Take what the child writes until it ends. Returns whether it ended in time."""
+        self._selector.register(self._ended, selectors.EVENT_READ)
+        deadline = time.monotonic() + seconds
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                if self._ended in self._wait(left):
+                    return True
+                self._answers.clear()
+            return False
+        finally:
+            self._selector.unregister(self._ended)
 
     def _how_it_ended(self) -> str:
-        try:
-            status = self._process.wait(_BYE_S)
-        except subprocess.TimeoutExpired:
-            return "it closed its standard output"
-        return f"it ended with status {status} without an answer"
+        if self._wait_end(_BYE_S):
+            return f"it ended with status {self._process.wait()} without an answer"
+        return "it closed its standard output"

@@ -49,7 +49,7 @@ class _Hello(BaseModel):
     max_pps: Annotated[float, Field(gt=0)] | None = None
     virtual_time: bool = False
     can_abort: bool = True
-    min_trial_s: Annotated[float, Field(ge=0)] = 0.0
+    min_trial_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     latency: bool = False
     bursts: bool = False
 

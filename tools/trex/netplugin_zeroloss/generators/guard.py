@@ -1,8 +1,8 @@
-"""Runs a program until standard input closes, so that it ends with its parent, even if the parent is killed.
+"""Runs a program until its owner closes a pipe or dies, and then ends it with all its children.
 
-This file is run by path, with the program and its arguments as arguments, and imports nothing from
-netplugin. When its input closes, it sends SIGINT to the program, and SIGKILL to the process group after
-``STOP_S``. Its exit status is that of the program.
+This file is run by path or from its text, and imports nothing from netplugin. Arguments: the descriptor of
+the pipe's end, the signal for the process group when the other end is closed (0: none), seconds from then
+until SIGKILL, the program and its arguments. Its exit status is that of the program, as a shell reports it.
 """
 
 from __future__ import annotations
@@ -14,32 +14,38 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
-
-#: Seconds the program may take to clean up after SIGINT.
-STOP_S: Final = 20.0
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(pipe: int, number: int, stop_s: float, arguments: Sequence[str]) -> int:
     """Run the program; returns its exit status, negative for a signal as in subprocess."""
     # nohup and shells ignore SIGINT for what they start in the background, which programs inherit; a
-    # handler is not inherited. SIGINT of a terminal is for the parent, which then closes the input.
+    # handler is not inherited. SIGINT of a terminal is for the parent, which then closes the pipe.
     signal.signal(signal.SIGINT, lambda *_: None)
-    program = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, start_new_session=True)
+    stdin = subprocess.DEVNULL if pipe == 0 else None
+    try:
+        program = subprocess.Popen(arguments, stdin=stdin, start_new_session=True)
+    except OSError as error:
+        sys.exit(f"{arguments[0]}: {error.strerror}")
+    # The program alone holds its streams: they are closed when it closes them.
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in {0, 1, 2} - {pipe}:
+        os.dup2(null, stream)
     ended = os.pidfd_open(program.pid)
-    readable, _, _ = select.select([sys.stdin.fileno(), ended], [], [])
+    readable, _, _ = select.select([pipe, ended], [], [])
     if ended not in readable:
-        _signal_group(program.pid, signal.SIGINT)
-        select.select([ended], [], [], STOP_S)
+        if number:
+            _signal_group(program.pid, number)
+        select.select([ended], [], [], stop_s)
     # A wrapper script may have exited before its children: signal the whole group.
     _signal_group(program.pid, signal.SIGKILL)
     return program.wait()
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
+def _signal_group(group: int, number: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, number)
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    status = run(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+    sys.exit(status if status >= 0 else 128 - status)

@@ -78,7 +78,7 @@ class Played:
         return Played(
             sent=round(_number(r"Successful packets:\s+(\d+)", text)),
             failed=round(_number(r"Failed packets:\s+(\d+)", text)),
-            retried=sum(map(int, re.findall(r"Retried packets \(\w+\):\s+(\d+)", text))),
+            retried=sum(map(int, re.findall(r"Retried packets \(\w+\):\s+(\d{1,18})", text))),
             elapsed_s=elapsed_s,
             uncertainty_s=uncertainty_s,
         )
@@ -194,7 +194,10 @@ def _number(pattern: str, text: str) -> float:
     match = re.search(pattern, text)
     if match is None:
         raise GeneratorError(f"{PROGRAM} did not say what it sent: {text.strip()[-500:]}")
-    return float(match[1])
+    try:
+        return float(match[1])
+    except ValueError as error:
+        raise GeneratorError(f"{PROGRAM} printed {match[1]!r:.40} in place of a number") from error
 
 
 # -- The generator ``tcpreplay``: tcpreplay sends at a fixed rate, packet sockets count received frames.

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from netplugin.host import bounded
 from netplugin_zeroloss.generators.frames import sizes
 from netplugin_zeroloss.values import GeneratorError, LatencySummary, TrialRequest
 
@@ -52,6 +53,7 @@ def summary(histogram: Mapping[str, int], max_us: float) -> LatencySummary | Non
     """
     try:
         buckets = sorted((int(low), int(count)) for low, count in histogram.items() if count)
+        bounded.check(buckets)
     except (TypeError, ValueError) as error:
         raise GeneratorError(f"TRex's histogram of latencies cannot be read: {error!r}") from error
     total = sum(count for _, count in buckets)

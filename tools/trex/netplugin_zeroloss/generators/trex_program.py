@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import IO, Final
 
 from netplugin_zeroloss.generators import guard
-from netplugin_zeroloss.generators.guard import STOP_S
 from netplugin_zeroloss.machines.contract import Connected, MachineError
 from netplugin_zeroloss.machines.ssh import Local
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
@@ -22,10 +22,13 @@ from netplugin_zeroloss.values import GeneratorError, UnusableInput
 PROGRAM: Final = "t-rex-64"
 #: Seconds to set up hugepages, drivers and links.
 _START_S: Final = 120.0
-#: Seconds the guard may need beyond ``STOP_S``.
-_AFTER_STOP_S: Final = 5.0
+#: Seconds the program may take to clean up after SIGINT, and then its guard to kill it.
+_STOP_S: Final = 20.0
+_GUARD_S: Final = 5.0
 _GUARD: Final = Path(guard.__file__).read_text()
 _LOOK_S: Final = 0.2
+#: Bytes that it may print; an hour has 10 MB.
+_MOST_OUTPUT: Final = 1 << 28
 
 
 def check_tree(machine: Connected, trex_dir: Path) -> None:
@@ -64,7 +67,8 @@ class TrexProgram:
         self._said: IO[bytes] = tempfile.TemporaryFile()
         # t-rex-64 finds its files relative to the working directory. Over SSH, the guard's input closes when
         # the connection does.
-        guarded = [_python(machine), "-I", "-c", _GUARD, f"./{PROGRAM}", *arguments]
+        how = ["0", str(int(signal.SIGINT)), str(_STOP_S)]
+        guarded = [_python(machine), "-I", "-c", _GUARD, *how, f"./{PROGRAM}", *arguments]
         self._guard = subprocess.Popen(
             machine.command(["sh", "-c", 'cd "$0" && exec "$@"', str(trex_dir), *guarded]),
             stdin=subprocess.PIPE,
@@ -76,9 +80,12 @@ class TrexProgram:
 
     @property
     def said(self) -> str:
-        """The output so far."""
+        """The output so far. Raises: GeneratorError if it is too long."""
         self._said.seek(0)
-        return self._said.read().decode(errors="replace")
+        text = self._said.read(_MOST_OUTPUT)
+        if len(text) == _MOST_OUTPUT:
+            raise GeneratorError(f"{PROGRAM} prints more than {_MOST_OUTPUT} bytes")
+        return text.decode(errors="replace")
 
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the end. Returns whether it has ended."""
@@ -89,7 +96,7 @@ class TrexProgram:
         """Send SIGINT; kill it if it does not end in time."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
-        if not self.wait(STOP_S + _AFTER_STOP_S):
+        if not self.wait(_STOP_S + _GUARD_S):
             self._guard.kill()
         self._guard.wait()
 

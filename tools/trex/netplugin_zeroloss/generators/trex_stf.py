@@ -20,10 +20,11 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from netplugin.host import bounded
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.generators.trex_program import PROGRAM, TrexProgram, check_tree, log_tail, there
 from netplugin_zeroloss.machines import choose as machines
@@ -121,7 +122,7 @@ def parse_stf(text: str) -> StfRun:
         last = "\n".join(text.strip().splitlines()[-5:])
         raise GeneratorError(f"t-rex-64 printed no summary; its last words:\n{last}")
     blocks = text.split(_BLOCK)[1:]
-    return StfRun(
+    run = StfRun(
         sent=_total(summary, "Total-tx-pkt"),
         received=_total(summary, "Total-rx-pkt"),
         software_errors=_total(summary, "Total-sw-err"),
@@ -133,6 +134,8 @@ def parse_stf(text: str) -> StfRun:
         oerrors=_row(blocks, "oerrors"),
         samples=_samples(blocks),
     )
+    bounded.check(asdict(run))
+    return run
 
 
 @_as_printed()
@@ -155,7 +158,7 @@ def parse_interrupted(text: str, asked_packets: float) -> Measurement:
 
 
 def _total(summary: str, name: str) -> int:
-    match = re.search(rf"^\s*{re.escape(name)}\s*:\s*(-?\d+)", summary, re.MULTILINE)
+    match = re.search(rf"^[ \t]*{re.escape(name)}[ \t]*:\s*(-?\d+)", summary, re.MULTILINE)
     if match is None:
         raise GeneratorError(f"t-rex-64 printed no {name} in its summary")
     return int(match[1])
@@ -179,7 +182,7 @@ def _of_ports(text: str, name: str) -> tuple[int, ...]:
 def _row(blocks: list[str], name: str) -> tuple[int, ...]:
     """Return a row of the last table printed during the run."""
     for block in reversed(blocks):
-        match = re.search(rf"^\s*{name} \|(.*)$", block, re.MULTILINE)
+        match = re.search(rf"^[ \t]*{name} \|(.*)$", block, re.MULTILINE)
         if match:
             return tuple(int(cell) for cell in match[1].split("|") if cell.strip())
     return ()
@@ -364,7 +367,7 @@ def with_macs(text: str, macs: Sequence[tuple[str, str]], where: str) -> str:
         whole = parser.load(text)
         [configuration] = whole
         ports = len(configuration["interfaces"])
-    except (YAMLError, ValueError, KeyError, TypeError) as error:
+    except (YAMLError, RecursionError, ValueError, KeyError, TypeError) as error:
         raise UnusableInput("--trex-cfg", f"{where} is no configuration of TRex: {error!r:.200}") from error
     chosen = [macs[number % len(macs)] for number in range(ports)]
     configuration["port_info"] = [

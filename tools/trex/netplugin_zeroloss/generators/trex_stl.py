@@ -217,6 +217,9 @@ class StlClient:
             self._opened = opened.pop_all()
         self.version = about.version
         self.drivers = sorted(set(about.drivers))
+        if len(about.speeds_gbps) != len(ports):
+            self.close()
+            raise GeneratorError(f"TRex reports the speed of {len(about.speeds_gbps)} of {len(ports)} ports")
         self.speeds_gbps = dict(zip(ports, about.speeds_gbps, strict=True))
 
     def tell(self, what: str, **more: Any) -> None:
@@ -409,9 +412,10 @@ class TrexStlGenerator(Generator):
                 )
                 for watch, d in zip(watches, now.directions, strict=True)
             ]
-            if at_s > late or (request.abort_on_loss and any(lost)):
+            is_late = time.monotonic() > late
+            if is_late or (request.abort_on_loss and any(lost)):
                 self._client.tell("stop")
-                return looks, at_s <= late
+                return looks, not is_late
 
     def _between(
         self,
@@ -433,7 +437,7 @@ def elapsed(looks: Sequence[Look], total: int) -> tuple[float, float]:
     Extrapolates the rate between the first and the last sample with traffic to all frames.
     """
     moving = [look for look in looks if 0 < look.sent < total]
-    if len(moving) < 2 or moving[0].sent == moving[-1].sent:
+    if len(moving) < 2 or moving[0].sent == moving[-1].sent or moving[0].at_s >= moving[-1].at_s:
         # Too short for two samples: somewhere within the polled time.
         span = looks[-1].at_s - looks[0].at_s if looks else 0.0
         return span / 2, span / 2 + _LOOK_S

@@ -5,13 +5,13 @@ Its socket exchanges packets (SOCK_SEQPACKET), which neither SSH nor a serial co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from netplugin.host import bounded
 from netplugin_zeroloss.machines.contract import Machine
 from netplugin_zeroloss.vnf.contract import VnfError
 
@@ -40,7 +40,7 @@ class RemoteTelemetry:
         questions = [f"{command},{port}" for port in ports]
         printed = self._machine.run(["python3", "-IS", self._there(), self._socket, *questions])
         try:
-            found = _Printed.model_validate(json.loads(printed.strip().rpartition("\n")[2]))
+            found = _Printed.model_validate(bounded.parse(printed.strip().rpartition("\n")[2]))
             results = [answer[command] for answer in found.answers]
         except (ValueError, ValidationError, KeyError) as error:
             raise VnfError(
