@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.machines import console as module
+from netplugin_zeroloss.machines import contract
 from netplugin_zeroloss.machines.console import Console
 from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError
 
@@ -195,3 +197,60 @@ def test_a_vm_that_never_has_a_shell(described: ConsoleMachine) -> None:
         pytest.raises(MachineError, match=r"no shell on it in time; its last words:\n.*Loading Linux"),
     ):
         Console(described, time.monotonic() + 0.5)
+
+
+@pytest.mark.parametrize("text", [b"[    1.0] out of memory\n" * 20, b"x" * 4096, b"\x1b]" * 2048])
+def test_a_vm_that_never_stops_printing_has_no_shell_in_time(described: ConsoleMachine, text: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(described.path)
+        server.listen()
+        thread = threading.Thread(target=_flood, args=(server, text))
+        thread.start()
+        with pytest.raises(MachineError, match="no shell on it in time"):
+            Console(described, time.monotonic() + 0.5)
+        thread.join()
+
+
+def _flood(server: socket.socket, text: bytes) -> None:
+    """Print until the other end hangs up, or for 10 s: a reader without a deadline then fails otherwise."""
+    connection, _ = server.accept()
+    until = time.monotonic() + 10
+    with connection, suppress(OSError):
+        while time.monotonic() < until:
+            connection.sendall(text)
+            time.sleep(0.001)
+
+
+def _answers(answer: str) -> Change:
+    """Reply to the first command with this answer, and with the checksum of it."""
+    line = f"zl {answer} {module._sum(answer + chr(10))}\n".encode()
+    return lambda data: line if b"zl 1 " in data else data
+
+
+@pytest.mark.parametrize(
+    ("from_vm", "words"),
+    [
+        (_answers("1 0 .a ."), "not in base64"),
+        (lambda data: b"x" * (1 << 20) if b"zl 1 " in data else data, "a line without end"),
+    ],
+)
+def test_an_answer_that_is_none(described: ConsoleMachine, from_vm: Change, words: str) -> None:
+    with machine(described, from_vm=from_vm) as vm, pytest.raises(MachineError, match=words):
+        vm.run(["true"])
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("while True: os.write(1, b'x' * 65536)", "python3 prints more than"),
+        ("os.write(2, b'\\xff'); sys.exit(3)", "\ufffd"),
+        ("os.close(1); os.close(2); time.sleep(60)", "did not end within 1 s"),
+        ("while True: os.write(1, b'x'); time.sleep(0.01)", "did not end within 1 s"),
+    ],
+)
+def test_a_command_that_prints_or_runs_without_end(
+    monkeypatch: pytest.MonkeyPatch, program: str, words: str
+) -> None:
+    monkeypatch.setattr(contract, "COMMAND_S", 1.0 if "did not end" in words else 60.0)
+    with pytest.raises(MachineError, match=words):
+        contract.run_here(["python3", "-c", f"import os, sys, time\n{program}"], None)

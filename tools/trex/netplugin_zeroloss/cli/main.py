@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 
+from netplugin.host.processes import printable
 from netplugin_zeroloss.cli import doctor, runs, search, vm
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
@@ -42,18 +44,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     options = parser().parse_args(arguments)
     try:
         status: int = options.command(options)
         return status
     except UnusableInput as error:
-        print(f"zeroloss {options.name}: {error}", file=sys.stderr)
+        _report(options.name, str(error))
     except GeneratorError as error:
-        print(f"zeroloss {options.name}: the generator cannot be used: {error}", file=sys.stderr)
+        _report(options.name, f"the generator cannot be used: {error}")
     except KeyboardInterrupt:
-        print(f"zeroloss {options.name}: interrupted", file=sys.stderr)
+        _report(options.name, "interrupted")
         return _INTERRUPTED
     return UNUSABLE
+
+
+def _report(command: str, text: str) -> None:
+    """Print an error, which may contain text of generators and VMs."""
+    print(f"zeroloss {command}: {printable(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

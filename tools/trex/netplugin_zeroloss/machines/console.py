@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from netplugin.host.processes import printable
 from netplugin.host.program import Program, ProgramError
 from netplugin_zeroloss.machines.contract import (
     COMMAND_S,
@@ -50,10 +51,14 @@ _LOOK_S: Final = 0.2
 _TRIES: Final = 3
 #: Characters a line; a terminal keeps no more than 4,095 of one.
 _CHUNK: Final = 512
-_ANSI: Final = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
+#: Characters of the longest line: the output of a command in base64. Before a log-in the last of them count.
+_LONGEST: Final = 2 << 20
+_LAST: Final = 1 << 14
+_ANSI: Final = re.compile(r"\x1b(\[[0-9;?]{0,40}[A-Za-z]|\][^\x07]{0,400}\x07)")
 _PASSWORD: Final = ("assword:", "asswort:")
-_READY: Final = re.compile(r"^zl-ready (/\S+) *\n", re.MULTILINE)
-_ANSWER: Final = re.compile(r"zl ((\d+) (\d+|\?) \.(\S*) \.(\S*)) ([0-9a-f]{16})")
+_READY: Final = re.compile(r"^zl-ready (/\S{1,200}) *\n", re.MULTILINE)
+_ANSWER: Final = re.compile(r"zl ((\d{1,9}) (\d{1,3}|\?) \.(\S*) \.(\S*)) ([0-9a-f]{16})")
+_PID: Final = re.compile(r"[0-9]{1,9}")
 #: Sent as one line to the shell, which may echo it: no marker occurs in it as it is printed. Lines that it
 #: reads: ``add NUMBER - BASE64``, ``run NUMBER SECONDS SUM``, ``again``, ``bye``; to an empty one it says
 #: that it is there. ``?`` is the status of what came garbled.
@@ -142,25 +147,33 @@ class Console(Machine):
             line = self._until(lambda line: f"zl {number} " in line, time.monotonic() + _AGAIN_S)
             found = _ANSWER.search(line or "")
             if found and int(found[2]) == number and _sum(f"{found[1]}\n") == found[6]:
-                return found[3], _decoded(found[4]), _decoded(found[5])
+                return found[3], self._decoded(found[4]), self._decoded(found[5])
             if time.monotonic() > deadline:
                 raise MachineError(f"{self._description.path}: the console does not answer")
             self._send("again")
+
+    def _decoded(self, text: str) -> str:
+        try:
+            return base64.b64decode(text).decode(errors="replace")
+        except ValueError as error:
+            raise MachineError(f"{self._description.path}: an answer is not in base64: {error}") from error
 
     def _log_in(self, deadline: float) -> str:
         """Come from any state of the console to the loop. Raises: MachineError."""
         path, patience, quiet = self._description.path, 0.0, _QUIET_S
         named = asked = False  # it has our name, our password
         while True:
+            self._received = _ANSI.sub("", self._received[-_LAST:])
             if found := _READY.search(self._received):
                 self._received = self._received[found.end() :]
                 return found[1]
+            seen = self._received.rstrip()
+            if time.monotonic() > deadline:
+                words = printable(seen[-300:])
+                raise MachineError(f"{path}: no shell on it in time; its last words:\n{words}")
             if self._read(quiet):
                 continue
-            seen = self._received.rstrip()
             last = seen.rpartition("\n")[2]
-            if time.monotonic() > deadline:
-                raise MachineError(f"{path}: no shell on it in time; its last words:\n{seen[-300:]}")
             if asked and ("Login incorrect" in seen or last.endswith(_PASSWORD)):
                 if quiet == _CAREFUL_S:
                     raise MachineError(f"{path}: the VM rejects {self._description.user} and its password")
@@ -198,15 +211,16 @@ class Console(Machine):
 
     def _until(self, wanted: Callable[[str], bool], deadline: float) -> str | None:
         """Return the next line that ``wanted`` accepts, and drop those before it; None at the deadline."""
-        while True:
-            while "\n" in self._received:
-                line, _, self._received = self._received.partition("\n")
-                if wanted(line):
+        while (left := deadline - time.monotonic()) > 0:
+            *lines, self._received = self._received.split("\n")
+            for number, line in enumerate(lines):
+                if wanted(line := _ANSI.sub("", line)):
+                    self._received = "\n".join([*lines[number + 1 :], self._received])
                     return line
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
+            if len(self._received) > _LONGEST:
+                raise MachineError(f"{self._description.path}: it prints a line without end")
             self._read(left)
+        return None
 
     def _read(self, seconds: float) -> bool:
         """Wait for more text. Returns whether some came. Raises: MachineError if the console is gone."""
@@ -218,7 +232,7 @@ class Console(Machine):
             raise MachineError(f"{self._description.path}: {error.strerror}") from error
         if not more:
             raise MachineError(f"{self._description.path}: the console was closed: the VM has ended")
-        self._received = _ANSI.sub("", self._received + more.decode(errors="replace").replace("\r", ""))
+        self._received += more.decode(errors="replace").replace("\r", "")
         return True
 
     def _send(self, text: str) -> None:
@@ -256,7 +270,12 @@ class _ConsoleProgram(Program):
         keeping = f'trap : TERM; "$@"; echo $? > {self._base}.status'
         keeper = shlex.join(["sh", "-c", keeping, "sh", "env", *set_, *self._arguments])
         script = f"setsid {keeper} < /dev/null > {self.log} 2>&1 & echo $! | tee {self._base}.pid"
-        self._pid = int(checked(self._arguments, *self._console.ask(script)))
+        printed = checked(self._arguments, *self._console.ask(script)).strip()
+        if not _PID.fullmatch(printed):
+            raise MachineError(
+                f"{self.name}: the VM printed {printed[:100]!r} in place of its process number"
+            )
+        self._pid = int(printed)
 
     @property
     def pid(self) -> int | None:
@@ -314,10 +333,6 @@ def _opened(path: str) -> int:
 
 def _encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
-
-
-def _decoded(text: str) -> str:
-    return base64.b64decode(text).decode(errors="replace")
 
 
 def _sum(text: str) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import shlex
 import subprocess
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +22,9 @@ from netplugin.host.program import Program, ProgramError
 
 #: Seconds for a short command, on a VM that may be slow.
 COMMAND_S = 60.0
+#: Bytes that it may print.
+MOST_OUTPUT = 4 << 20
+_PIECE = 1 << 16
 _HostName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$", max_length=255, strict=True)
 ]
@@ -103,21 +110,46 @@ class Connected(Machine):
 def run_here(arguments: Sequence[str], stdin: str | None) -> str:
     """Run a short command on this machine and return its output. Raises: MachineError."""
     deadline = time.monotonic() + COMMAND_S
-    try:
-        done = subprocess.run(
-            list(arguments),
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
-            text=True,
-            timeout=remaining(deadline),
-            check=False,
-        )
-    except OSError as error:
-        raise MachineError(f"{arguments[0]}: {error.strerror}") from error
-    except subprocess.TimeoutExpired as late:
-        raise MachineError(f"{arguments[0]} did not end within {COMMAND_S:g} s") from late
-    return checked(arguments, done.returncode, done.stdout, done.stderr)
+    with tempfile.TemporaryFile() as given, ExitStack() as opened:
+        given.write((stdin or "").encode())
+        given.seek(0)
+        try:
+            process = opened.enter_context(
+                subprocess.Popen(list(arguments), stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            )
+        except OSError as error:
+            raise MachineError(f"{arguments[0]}: {error.strerror}") from error
+        opened.callback(process.kill)
+        try:
+            printed = _printed(process, deadline)
+            status = process.wait(remaining(deadline))
+        except (TimeoutError, subprocess.TimeoutExpired) as late:
+            raise MachineError(f"{arguments[0]} did not end within {COMMAND_S:g} s") from late
+        except OverflowError as error:
+            raise MachineError(f"{arguments[0]} prints more than {MOST_OUTPUT} bytes") from error
+    output, errors = (text.decode(errors="replace") for text in printed)
+    return checked(arguments, status, output, errors)
+
+
+def _printed(process: subprocess.Popen[bytes], deadline: float) -> list[bytearray]:
+    """Return what a program prints to its standard output and error. Raises: TimeoutError, OverflowError."""
+    texts: dict[int, bytearray] = {}
+    with selectors.DefaultSelector() as selector:
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            selector.register(stream.fileno(), selectors.EVENT_READ)
+            texts[stream.fileno()] = bytearray()
+        while selector.get_map():
+            if not (left := remaining(deadline)):
+                raise TimeoutError
+            for key, _ in selector.select(left):
+                piece = os.read(key.fd, _PIECE)
+                texts[key.fd] += piece
+                if not piece:
+                    selector.unregister(key.fd)
+                if len(texts[key.fd]) > MOST_OUTPUT:
+                    raise OverflowError
+    return list(texts.values())
 
 
 def checked(arguments: Sequence[str], status: int, output: str, errors: str) -> str:

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from netplugin.host.processes import printable
 from netplugin_zeroloss.journal import CellRecord, PastTrial
 from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.matrix.carry_out import View
@@ -50,7 +51,7 @@ class Lines(View):
         self.say(f"  warning: {text}")
 
     def say(self, text: str) -> None:
-        print(text, file=self._output, flush=True)
+        print(printable(text), file=self._output, flush=True)
 
     def status(self) -> tuple[float, str]:
         """Return the completed share (0 to 1) and the remaining time as text."""
@@ -66,7 +67,7 @@ class Silent(Lines):
         """Print nothing."""
 
     def warns(self, text: str) -> None:
-        print(f"warning: {text}", file=self._output, flush=True)
+        print(f"warning: {printable(text)}", file=self._output, flush=True)
 
 
 @contextmanager
@@ -133,7 +134,7 @@ class _Bar(Lines):
         self._last = trial_line(plan, number, trial)
 
     def say(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(Text(printable(text)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         share, left = self.status()
