@@ -25,6 +25,12 @@ _HEAD = "name: run\ngenerator: {type: sim}\n"
 _CELLS = "matrix: {backends: [a]}\n"
 
 
+def _many(form: str) -> str:
+    """Twelve lines, each of which has the one before it ten times."""
+    lines = [f"x{n}: &x{n} {form.format(', '.join([f'*x{n - 1}'] * 10))}" for n in range(1, 12)]
+    return "\n".join(["x0: &x0 {x: 1}", *lines])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -34,6 +40,16 @@ _CELLS = "matrix: {backends: [a]}\n"
         ("name: !!python/object:os.system x\n", ("run.yaml, line 1", "no YAML")),
         (_HEAD, ("matrix", "required")),
         (_HEAD + "matrix:\n  backend: [a]\n", ("line 4: matrix.backend", "no such field")),
+        (_HEAD + _CELLS + "seed: 0x" + "f" * 5000, ("seed", "more than 64 bits")),
+        (_HEAD + _CELLS + "search: {line_rate_pps: .inf}", ("line 4: search.line_rate_pps", "finite")),
+        (_HEAD + _CELLS + "x: &x [*x]", ("line 4", "nested too deeply")),
+        (_HEAD + _CELLS + _many("[{}]"), ("line", ": x", "more than 50000 values")),
+        (_HEAD + _CELLS + _many("{{<<: [{}]}}"), ("line", ": x", "more than 50000 values")),
+        (_HEAD + "#" * 70_000, ("run.yaml", "longer than")),
+        (
+            _HEAD + f"matrix: {{backends: [a], flows: {[*range(1, 100)]}, bursts: {[*range(1, 100)]}}}",
+            ("line 3: matrix", "9801 combinations"),
+        ),
         (_HEAD + "matrix:\n  backends: []\n", ("line 4: matrix.backends", "at least 1")),
         (_HEAD + "matrix:\n  backends: [a]\n  frames: [64, mix]\n", ("line 5: matrix.frames", "imix")),
         (_HEAD + "matrix:\n  backends: [a]\n  frames: [60]\n", ("line 5: matrix.frames[0]", "64")),

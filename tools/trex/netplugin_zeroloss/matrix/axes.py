@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -15,6 +16,10 @@ from netplugin_zeroloss.vnf.contract import ForwardMode
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Frame = Annotated[int, Field(ge=64, le=16_000)] | str
+
+
+#: Cells of a run, which take months at some minutes each.
+_MOST_CELLS = 5000
 
 
 class Section(BaseModel):
@@ -80,6 +85,10 @@ class Axes(Section):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name}: a value may be listed once")
+        axes = (self.backends, self.pmd_cores, self.frames, self.flows, self.queues, self.bursts)
+        count = math.prod(max(1, len(axis)) for axis in (*axes, self.vnf_modes, self.numa))
+        if count > _MOST_CELLS:
+            raise ValueError(f"{count} combinations; a run has at most {_MOST_CELLS} cells: split it")
         if NO_BACKEND in self.backends:
             raise ValueError(f"backends: {NO_BACKEND!r} is what controls are called")
         if unknown := [name for name in self.fewer_queues if name not in self.backends]:
@@ -100,10 +109,12 @@ class Match(Section):
     numa: NumaPlacement | None = None
 
     def fits(self, cell: Cell) -> bool:
-        wanted = self.model_dump(exclude_none=True)
-        if "frame" in wanted:
-            wanted["frame"] = str(wanted["frame"])
-        return all(getattr(cell, name) == value for name, value in wanted.items())
+        """Whether all given fields are those of the cell."""
+        given = ((name, getattr(self, name)) for name in Match.model_fields)
+        return all(
+            value is None or getattr(cell, name) == (str(value) if name == "frame" else value)
+            for name, value in given
+        )
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:

@@ -132,6 +132,8 @@ def vm_of(vnf: vnfs.Description) -> SshMachine | ConsoleMachine | None:
 # -- The run description: the models of its YAML file, validated before any traffic. --------------
 
 
+#: Entries of ``exclude`` and ``overrides``; each is matched with each cell.
+MOST_RULES = 100
 #: Bytes of a frame beyond its MTU payload: addresses, type, FCS.
 _FRAME_BYTES = 18
 
@@ -164,8 +166,8 @@ class Search(Section):
     #: Seconds for which the found rate is held afterwards; 0: not at all.
     soak_duration: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] = 0.0
     #: Line rate, all directions together: in bit/s, or, if set, in frames per second.
-    line_bits_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10e9
-    line_rate_pps: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    line_bits_per_second: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 10e9
+    line_rate_pps: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
 
 
 class Override(Section):
@@ -238,10 +240,10 @@ class RunDescription(Section):
     #: Components whose counters are read before and after each trial, in addition to the VNF.
     evidence: evidences.LossDescription = evidences.LossDescription()
     generator: generators.Description
-    overrides: tuple[Override, ...] = ()
+    overrides: Annotated[tuple[Override, ...], Field(max_length=MOST_RULES)] = ()
     search: Search = Search()
     matrix: Axes
-    exclude: tuple[Match, ...] = ()
+    exclude: Annotated[tuple[Match, ...], Field(max_length=MOST_RULES)] = ()
     controls: Controls = Controls()
     timeouts: Timeouts = Timeouts()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,17 +13,23 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, SequenceNode
 
+from netplugin.host import bounded
 from netplugin_zeroloss.values import UnusableInput
 
 _M = TypeVar("_M", bound=BaseModel)
 #: Maximum number of reported errors.
 _SHOWN = 10
+#: Bytes of a text, and values of a document with its aliases and merge keys replaced by what they stand for.
+LONGEST = 1 << 16
+_MOST_VALUES = 50_000
 
 
 def read_text(path: Path) -> str:
     """Read a UTF-8 text file. Raises: UnusableInput."""
     try:
-        return path.read_text(encoding="utf-8")
+        # Not blocked by a FIFO, which has no text.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return (file.read(LONGEST + 1) or b"").decode()
     except OSError as error:
         raise UnusableInput(str(path), error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
@@ -34,7 +41,11 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
 
     Raises: UnusableInput with all errors (at most ``_SHOWN``).
     """
+    if len(text) > LONGEST:
+        raise UnusableInput(name, f"it is longer than {LONGEST} characters")
     try:
+        root = _yaml().compose(text)
+        _check_size(name, root)
         data = _yaml().load(text)
     except DuplicateKeyError as error:
         key = str(error.problem).split('"')[1]
@@ -50,9 +61,41 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
     if not isinstance(data, dict):
         raise UnusableInput(name, "it must be a mapping: lines of the form `field: value`")
     try:
-        return model.model_validate(data)
+        found = model.model_validate(data)
+        bounded.check(data)
+        return found
+    except bounded.Unreadable as error:
+        raise UnusableInput(name, str(error)) from error
     except ValidationError as error:
-        raise UnusableInput(name, "\n".join(_mistakes(error, _yaml().compose(text)))) from error
+        raise UnusableInput(name, "\n".join(_mistakes(error, root))) from error
+
+
+def _check_size(name: str, root: Any) -> None:
+    """Count the values of a document, so that one of few lines and many aliases is never built.
+
+    Raises: UnusableInput naming line and field.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(node: Any, field: str, depth: int) -> int:
+        if id(node) in sizes:
+            return sizes[id(node)]
+        where = f"{name}, line {node.start_mark.line + 1}"
+        if not depth:
+            raise UnusableInput(where, f"{field}: it is nested too deeply")
+        total = 1
+        if isinstance(node, MappingNode):
+            for key, value in node.value:
+                total += size(key, field, depth - 1) + size(value, field or str(key.value), depth - 1)
+        elif isinstance(node, SequenceNode):
+            total += sum(size(each, field, depth - 1) for each in node.value)
+        if total > _MOST_VALUES:
+            raise UnusableInput(where, f"{field}: it has more than {_MOST_VALUES} values")
+        sizes[id(node)] = total
+        return total
+
+    if root is not None:
+        size(root, "", bounded.DEPTH)
 
 
 def _yaml() -> YAML:

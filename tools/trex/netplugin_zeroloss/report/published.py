@@ -69,6 +69,10 @@ _CONDITIONS: Final = (
 )
 
 
+#: Characters of a run description that are read.
+_LONGEST: Final = 1 << 16
+
+
 def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> PublishedRelation:
     """Return how to label the table; comparable only if the run description sets it.
 
@@ -78,13 +82,16 @@ def beside(run: RunRecord, table: PublishedTable, wanted: bool) -> PublishedRela
     # Not needed for the plain table.
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
+    from ruamel.yaml.nodes import MappingNode, SequenceNode
 
     try:
-        described = YAML(typ="safe", pure=True).load(run.description)
-    except YAMLError:
-        described = None
-    named = described.get("comparable_to") if isinstance(described, dict) else None
-    if isinstance(named, list) and table.name in named:
+        # Only composed: aliases and merge keys are not replaced by what they stand for.
+        root = YAML(typ="safe", pure=True).compose(run.description[:_LONGEST])
+    except (YAMLError, RecursionError, ValueError):
+        root = None
+    fields = root.value if isinstance(root, MappingNode) else ()
+    named = next((value for key, value in fields if key.value == "comparable_to"), None)
+    if isinstance(named, SequenceNode) and table.name in [each.value for each in named.value]:
         return PublishedRelation.COMPARABLE
     return PublishedRelation.OTHER if wanted else PublishedRelation.NOT_SHOWN
 
