@@ -51,6 +51,9 @@ PRINTED = [
     *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
     *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate"),
     *("schema_version", "comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),
+    # Keys of recorded results, which are read by their names.
+    *("answers_pps", "lower_trials", "upper_trials", "lost_at_upper", "places_at_upper"),
+    *("invalid_causes", "lost_by_direction", "missing_packets", "trial_log"),
     # ZStack's names: read by their path, or printed.
     *("rxBufferSize", "txBufferSize", "vlanId", "vdpaPaths", "vfsInfo", "failedInterfaceNames"),
 ]

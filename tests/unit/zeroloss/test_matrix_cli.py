@@ -46,7 +46,8 @@ for line in sys.stdin:
         break
     print(json.dumps(answer), flush=True)
 """
-_DIES = "import sys; print('{\"ok\": true}', flush=True); input(); sys.exit('no link')"
+#: Answers a trial with what no parser takes.
+_DIES = "print('{\"ok\": true}', flush=True); input(); input(); print('[' * 300_000, flush=True)"
 
 
 def _program(folder: Path, text: str, *arguments: str | Path) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None
     assert done.returncode == 1 and "failed: " in done.stderr
     run = read_run(tmp_path / "run")
     broken, other = run.records
-    assert "no link" in str(broken.error) and broken.result is None
+    assert "nested too deeply" in str(broken.error) and broken.result is None
     assert other.verdict == "ndr"
     # Once it is repaired, the run is whole: only the cell that failed is measured again.
     _program(tmp_path, _SLOW.replace("> 1", "> 1000"), tmp_path / "bye")

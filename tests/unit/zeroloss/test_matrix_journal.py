@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from netplugin_zeroloss.journal import (
@@ -20,9 +25,16 @@ from netplugin_zeroloss.journal import (
     read_past,
     read_run,
 )
+from netplugin_zeroloss.report.compare import compare
+from netplugin_zeroloss.report.comparison_text import json_text as comparison_json
+from netplugin_zeroloss.report.comparison_text import text
+from netplugin_zeroloss.report.figures import report_of
+from netplugin_zeroloss.report.table import csv_text, json_text, markdown
+from netplugin_zeroloss.search.result import dumps
 from netplugin_zeroloss.values import Direction, Measurement, TrialRequest, UnusableInput
 
 from tests.unit.zeroloss.helpers import plan
+from tests.unit.zeroloss.report_runs import device, result
 
 _CELL = Cell("dpdkvhostuser", 2, "imix", 10, 4)
 _RUN = RunRecord("run", "name: run\n", {"host": "h"}, (_CELL, Cell("linuxbridge")), ())
@@ -36,7 +48,7 @@ _MEASURED = Measurement(
     readings={"host.cpu_s": 0.25},
 )
 _TRIAL = PastTrial(1, _ASKED, _MEASURED, 1.5)
-_ENDED = CellRecord(_CELL, Part.SEARCH, "a", "b", {"verdict": "ndr", "zero_loss_pps": 1.5e6})
+_ENDED = CellRecord(_CELL, Part.SEARCH, "a", "b", json.loads(dumps(result(device(), latency_s=1, soak_s=1))))
 
 
 def _write(folder: Path) -> None:
@@ -186,3 +198,54 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnusableInput, match="file"):
         Journal(tmp_path / "file")
+
+
+#: Values of every type, and numbers without bounds.
+_ODD = (None, "x", -1, 0, 1 << 63, 10**400, 1e99, math.nan, [], [1], {}, {"a": []}, True)
+
+
+def _places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of all values; of a list those of its first entry."""
+    if path:
+        yield path
+    items = (
+        value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    )
+    for name, each in items:
+        yield from _places(each, (*path, name))
+
+
+def test_a_value_of_another_type_or_size_is_named_or_reported(tmp_path: Path) -> None:
+    """Each value of a journal, one after the other, is replaced by an odd one, or left out."""
+    _write(tmp_path)
+    with closing(Journal(tmp_path)) as journal:
+        journal.session({"host": "other"})
+        journal.end(_ENDED)
+    path = tmp_path / FILE
+    lines = path.read_text().splitlines()
+    before, refused, random = read_run(tmp_path), 0, Random(1)
+    for number, line in enumerate(lines, 1):
+        for place in random.sample(places := list(_places(json.loads(line))), min(12, len(places))):
+            entry = json.loads(line)
+            *above, last = place
+            holder = reduce(lambda value, name: value[name], above, entry)
+            odd = random.choice((*_ODD, "left out"))
+            if odd == "left out":
+                del holder[last]
+            else:
+                holder[last] = odd
+            path.write_text("\n".join([*lines[: number - 1], json.dumps(entry), *lines[number:], ""]))
+            try:
+                _report(before, read_run(tmp_path))
+            except UnusableInput as error:
+                where = rf"{path}(, line {number}: it is not of a run: \S+|: its format is|, line \d)"
+                assert re.match(where, str(error)) and "\n" not in str(error), (place, odd)
+                refused += 1
+    assert refused > 20
+
+
+def _report(before: RunRecord, run: RunRecord) -> None:
+    report = report_of(run)
+    assert markdown(report) and csv_text(report) and json_text(report)
+    for found in (compare(before, run), compare(run, before)):
+        assert text(found) and comparison_json(found)

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from netplugin.host import bounded
 from netplugin_zeroloss.search import result as results
+from netplugin_zeroloss.search.recorded import (
+    Measured,
+    Plan,
+    Requested,
+    ResultEntry,
+    RunEnvironment,
+    SetupEntry,
+)
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
 
@@ -23,6 +34,8 @@ from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
     """One combination of the axes. ``pmd_cores`` is None for a backend without PMD threads."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     backend: str
     pmd_cores: int | None = None
@@ -82,10 +95,9 @@ class CellRecord:
     part: Part
     started: str
     ended: str
-    result: Mapping[str, Any] | None = None
+    result: ResultEntry | None = None
     error: str | None = None
-    #: The setup: bindings, PMD cores with their CPUs, VNF with version and configuration.
-    setup: Mapping[str, Any] = field(default_factory=dict)
+    setup: SetupEntry = field(default_factory=SetupEntry)
 
     @property
     def verdict(self) -> str:
@@ -94,8 +106,7 @@ class CellRecord:
     @property
     def zero_loss_pps(self) -> float | None:
         """The NDR in pps, if there is one."""
-        rate = self.result["zero_loss_pps"] if self.result else None
-        return None if rate is None else float(rate)
+        return self.result["zero_loss_pps"] if self.result else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +116,7 @@ class RunRecord:
     name: str
     #: YAML text of the run description; machine and versions of the run.
     description: str
-    environment: Mapping[str, Any]
+    environment: RunEnvironment
     #: All cells in order; finished parts in order of completion.
     cells: tuple[Cell, ...]
     records: tuple[CellRecord, ...]
@@ -134,6 +145,8 @@ class RunRecord:
 
 FILE = "journal.jsonl"
 FORMAT = 1
+#: Bytes of a line; the result of a search with a thousand trials has some MB.
+_LONGEST_LINE = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +176,59 @@ class Past:
     open: dict[tuple[Cell, Part], Attempt] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    entry: Literal["run"]
+    name: str
+    description: str
+    environment: RunEnvironment
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    entry: Literal["session"]
+    started: str
+    environment: RunEnvironment
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    entry: Literal["begin"]
+    cell: Cell
+    part: Part
+    at: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    entry: Literal["trial"]
+    cell: Cell
+    part: Part
+    repeat: Annotated[int, Field(ge=0, le=1000)]
+    request: Requested
+    measured: Measured
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    entry: Literal["end"]
+    cell: Cell
+    part: Part
+    started: str
+    ended: str
+    result: ResultEntry | None
+    error: str | None
+    setup: SetupEntry
+    anew: bool
+
+
+_Entry = _Run | _Session | _Begin | _Trial | _End
+_ENTRY: TypeAdapter[_Entry] = TypeAdapter(Annotated[_Entry, Field(discriminator="entry")])
+
+
 def read_run(folder: Path) -> RunRecord:
     """Read a run from its folder; it may still be running. Raises: UnusableInput."""
     past = read_past(folder)
@@ -174,94 +240,100 @@ def read_run(folder: Path) -> RunRecord:
 def read_past(folder: Path) -> Past | None:
     """Read the journal of a folder; None if there is none, or no complete line in it.
 
-    Raises: UnusableInput if it is not a journal of this format.
+    Raises: UnusableInput, which names line and field, if it is not a journal of this format.
     """
     path = folder / FILE
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise UnusableInput(str(path), f"it cannot be read: {error.strerror}") from error
     past: Past | None = None
     records: list[CellRecord] = []
     sessions: list[dict[str, Any]] = []
-    for number, entry in _entries(path, text):
+    for number, entry in _entries(path):
         try:
-            if past is None:
-                past = _begun(path, entry)
+            if isinstance(entry, _Run):
+                if past is not None:
+                    raise ValueError("entry: a second run")
+                past = Past(RunRecord(entry.name, entry.description, entry.environment, entry.cells, ()))
+            elif past is None:
+                raise ValueError("entry: the first is not that of a run")
+            elif isinstance(entry, _Session):
+                sessions.append({"started": entry.started, **entry.environment})
             else:
-                _take(past, entry, records, sessions)
-        except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise UnusableInput(f"{path}, line {number}", f"it is not of a run: {error!r}") from error
+                _take(past, entry, records)
+        except ValueError as error:
+            raise _unreadable(path, number, error) from error
     if past is not None:
-        environment = {**past.run.environment, "sessions": sessions}
+        environment: RunEnvironment = {**past.run.environment, "sessions": sessions}
         past.run = dataclasses.replace(past.run, environment=environment, records=tuple(records))
     return past
 
 
-def _entries(path: Path, text: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield complete lines with their numbers, from 1."""
-    whole = text[: text.rfind(b"\n") + 1].splitlines()
-    for number, line in enumerate(whole, 1):
-        try:
-            entry = json.loads(line)
-        except (RecursionError, ValueError) as error:
-            if number == len(whole):
-                return  # incomplete write: the machine crashed
-            raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error
-        if not isinstance(entry, dict):
-            raise UnusableInput(f"{path}, line {number}", "it is no JSON object")
-        yield number, entry
-
-
-def _begun(path: Path, entry: Mapping[str, Any]) -> Past:
-    if entry["entry"] != "run":
-        raise ValueError(entry["entry"])
-    if entry["format"] != FORMAT:
-        raise UnusableInput(str(path), f"its format is {entry['format']}, this program reads {FORMAT}")
-    cells = tuple(Cell(**cell) for cell in entry["cells"])
-    return Past(RunRecord(entry["name"], entry["description"], entry["environment"], cells, ()))
-
-
-def _take(
-    past: Past,
-    entry: Mapping[str, Any],
-    records: list[CellRecord],
-    sessions: list[dict[str, Any]],
-) -> None:
-    kind = entry["entry"]
-    if kind == "session":
-        sessions.append({"started": entry["started"], **entry["environment"]})
+def _entries(path: Path) -> Iterator[tuple[int, _Entry]]:
+    """Yield the entries of complete lines with their numbers, from 1. Raises: UnusableInput."""
+    try:
+        # Not blocked by a FIFO, which is refused.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UnusableInput(str(path), "it is no file")
+            number = 0
+            while line := file.readline(_LONGEST_LINE):
+                number += 1
+                is_last = file.tell() >= status.st_size
+                if not line.endswith(b"\n"):
+                    if is_last:
+                        return  # incomplete write: the machine crashed
+                    raise _unreadable(path, number, ValueError("it is longer than a line may be"))
+                entry = _entry(path, number, line, is_last)
+                if entry is None:
+                    return
+                yield number, entry
+    except FileNotFoundError:
         return
-    where = Cell(**entry["cell"]), Part(entry["part"])
-    if kind == "begin":
-        # A repeated setup keeps the plan of the first.
-        past.open.setdefault(where, Attempt(entry["at"], results.read_plan(entry["plan"])))
-    elif kind == "trial":
-        past.open[where].trials.append(
-            PastTrial(
-                entry["repeat"],
-                results.read_request(entry["request"]),
-                results.read_measurement(entry["measured"]),
-                entry["wall_s"],
-            )
-        )
-    elif kind == "end":
-        if entry["result"] is not None or entry["anew"]:
-            past.open.pop(where, None)
-        records.append(
-            CellRecord(
-                *where,
-                entry["started"],
-                entry["ended"],
-                entry["result"],
-                entry["error"],
-                entry["setup"],
-            )
-        )
-    else:
-        raise ValueError(kind)
+    except OSError as error:
+        raise UnusableInput(str(path), f"it cannot be read: {error.strerror}") from error
+
+
+def _entry(path: Path, number: int, line: bytes, is_last: bool) -> _Entry | None:
+    """Parse a line; None if it is the last, and incomplete. Raises: UnusableInput."""
+    try:
+        value = bounded.parse(line)
+    except bounded.NoJson as error:
+        if is_last:
+            return None
+        raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error
+    except bounded.Unreadable as error:
+        raise _unreadable(path, number, error) from error
+    if not isinstance(value, dict):
+        raise UnusableInput(f"{path}, line {number}", "it is no JSON object")
+    if value.get("entry") == "run" and value.get("format") != FORMAT:
+        found = f"{value.get('format')!s:.40}"
+        raise UnusableInput(str(path), f"its format is {found}, this program reads {FORMAT}")
+    try:
+        return bounded.validated(value, _ENTRY)
+    except (bounded.Unreadable, UnusableInput) as error:
+        raise _unreadable(path, number, error) from error
+
+
+def _unreadable(path: Path, number: int, error: Exception) -> UnusableInput:
+    return UnusableInput(f"{path}, line {number}", f"it is not of a run: {error}")
+
+
+def _take(past: Past, entry: _Begin | _Trial | _End, records: list[CellRecord]) -> None:
+    """Account for an entry of a part. Raises: ValueError."""
+    where = entry.cell, entry.part
+    match entry:
+        case _Begin():
+            # A repeated setup keeps the plan of the first.
+            past.open.setdefault(where, Attempt(entry.at, entry.plan))
+        case _Trial():
+            if where not in past.open:
+                raise ValueError("cell: no search of it has begun")
+            trial = PastTrial(entry.repeat, entry.request, entry.measured, entry.wall_s)
+            past.open[where].trials.append(trial)
+        case _End():
+            if entry.result is not None or entry.anew:
+                past.open.pop(where, None)
+            times = entry.started, entry.ended
+            records.append(CellRecord(*where, *times, entry.result, entry.error, entry.setup))
 
 
 # -- Writer of the journal: every line is on disk (fsync) before the run continues. ---------------
@@ -366,8 +438,8 @@ def _drop_torn_line(file: int) -> None:
     end = text.rfind(b"\n") + 1
     last = text[text.rfind(b"\n", 0, max(end - 1, 0)) + 1 : end]
     try:
-        json.loads(last or b"{}")
-    except ValueError:
+        bounded.parse(last or b"{}")
+    except bounded.NoJson:
         end -= len(last)
     if end < size:
         os.ftruncate(file, end)

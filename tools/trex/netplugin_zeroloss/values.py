@@ -130,9 +130,9 @@ class Measurement:
     settled: bool = True
     directions: tuple[Direction, ...] = ()
     #: Located loss: lost frames by component. The rest of the loss is unexplained.
-    evidence: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, int | float] = field(default_factory=dict)
     #: Other readings by component: CPU seconds, shares, cycles.
-    readings: Mapping[str, float] = field(default_factory=dict)
+    readings: Mapping[str, int | float] = field(default_factory=dict)
     #: Per direction, and over time: if they were requested and the generator has them.
     latencies: tuple[LatencySummary, ...] = ()
     progress: tuple[Progress, ...] = ()

@@ -6,11 +6,10 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from netplugin_zeroloss.cli.options import add_generator, add_goal, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
@@ -19,6 +18,7 @@ from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
+from netplugin_zeroloss.search.recorded import RepeatsEntry, ResultEntry
 from netplugin_zeroloss.search.search import SearchRun, carry_out, replay, replayed, run_search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
@@ -240,7 +240,7 @@ def pps(rate: float) -> str:
     return f"{rate:.5g} pps"
 
 
-def summary(result: Mapping[str, Any]) -> str:
+def summary(result: ResultEntry) -> str:
     """Return the summary for the terminal: verdict, one rate per goal, bounds, repeats and cost."""
     lower, upper = result["bounds_pps"]
     lines = [f"verdict    {result['verdict']}: {result['reason']}"]
@@ -259,7 +259,7 @@ def summary(result: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _repeat_lines(repeats: Mapping[str, Any]) -> Sequence[str]:
+def _repeat_lines(repeats: RepeatsEntry) -> Sequence[str]:
     if repeats["count"] == 1:
         return []
     counts = ", ".join(f"{count} {name}" for name, count in repeats["verdicts"].items())
@@ -274,8 +274,8 @@ def _repeat_lines(repeats: Mapping[str, Any]) -> Sequence[str]:
     return lines
 
 
-def _follow_up_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    latency, soak = result["latency"], result["soak"]
+def _follow_up_lines(result: ResultEntry) -> Iterator[str]:
+    latency, soak = result.get("latency"), result.get("soak")
     for load in latency["loads"] if latency else ():
         yield f"latency    at {load['part']:.0%} of it: {words.latency(load)}"
     if latency and not latency["loads"]:
@@ -284,7 +284,7 @@ def _follow_up_lines(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"soak       {words.soak(soak)}"
 
 
-def _report(result: Mapping[str, Any], name: str | None) -> None:
+def _report(result: ResultEntry, name: str | None) -> None:
     if name == "-":
         sys.stdout.write(results.dumps(result))
         return

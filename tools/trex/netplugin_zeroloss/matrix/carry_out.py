@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from netplugin.api.errors import NetpluginError
 from netplugin.host.program import ProgramError
@@ -28,6 +28,7 @@ from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
+from netplugin_zeroloss.search.recorded import SetupEntry
 from netplugin_zeroloss.search.search import SearchRun, after, carry_out, search
 from netplugin_zeroloss.search.trials import Asking, SearchPlan, T
 from netplugin_zeroloss.values import (
@@ -193,7 +194,7 @@ class Carrier:
     ) -> CellRecord:
         description = self.description
         ceilings = _ceilings(task, records)
-        setup = {**stand.setup, "ceilings": asdict(ceilings)}
+        setup = cast(SetupEntry, {**stand.setup, "ceilings": asdict(ceilings)})
         if attempt is None:
             plan = cells.plan(description, task, stand.generator.info, ceilings)
             attempt = Attempt(started, plan)

@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.api.models import BackendInfo
 from netplugin.api.physical_models import PhysicalNetworkInfo
 from netplugin.data_path import uplink_parts
+from netplugin.host import bounded
 from netplugin.host.links import Links
 from netplugin.host.polling import polled
 from netplugin.host.uplink_devices import BESIDE_DPDK
@@ -20,6 +23,7 @@ from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.kernel import VfCounts
 from netplugin.tuning.steps import VfCount
 from netplugin_zeroloss.matrix.findings import Finding
+from netplugin_zeroloss.values import UnusableInput
 
 # -- Which NICs a backend has on a network, and which driver it needs there. -----------------------
 
@@ -87,14 +91,18 @@ _WAIT_S = 15.0
 _LOOK_S = 0.05
 
 
+#: Of a driver or interface, which is a part of a path below /sys.
+_FileName = Annotated[str, Field(pattern=r"^([A-Za-z0-9_-][A-Za-z0-9_.-]{0,63})?$")]
+
+
 @dataclass(frozen=True, slots=True)
 class NicState:
     """What a rebind changes. ``override``: ``driver_override``; ``vfs``: their number."""
 
-    driver: str | None
-    override: str | None = None
-    vfs: int = 0
-    interface: str | None = None
+    driver: _FileName | None
+    override: _FileName | None = None
+    vfs: Annotated[int, Field(ge=0, le=65_535)] = 0
+    interface: _FileName | None = None
     up: bool = False
     mtu: int | None = None
 
@@ -102,6 +110,11 @@ class NicState:
     def bound(self) -> tuple[str | None, str | None, int]:
         """What must be as before when the run has ended."""
         return self.driver, self.override, self.vfs
+
+
+_FOUND: TypeAdapter[dict[str, NicState]] = TypeAdapter(
+    dict[Annotated[str, Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")], NicState]
+)
 
 
 class Nics:
@@ -119,12 +132,18 @@ class Nics:
         vfs: Vfs | None = None,
         links: Links | None = None,
     ) -> None:
-        """``ports``: the agent's port by address of its VF. ``found``: from the journal."""
+        """``ports``: the agent's port by address of its VF. ``found``: from the journal.
+
+        Raises: UnusableInput if ``found`` is not what ``note`` returned.
+        """
         self.sys = root / "sys"
         self._vfs = vfs or Vfs(self.sys)
         self._links = links or Links()
         self._counts = VfCounts(WritableRoot(root), ports)
-        self.found = {address: NicState(**state) for address, state in (found or {}).items()}
+        try:
+            self.found = bounded.validated(found or {}, _FOUND)
+        except bounded.Unreadable as error:
+            raise UnusableInput("the NICs in the journal", str(error)) from error
 
     def driver(self, address: str) -> str | None:
         return read_link(self._at(address) / "driver")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from netplugin_zeroloss.journal import Journal, Past, RunRecord, now, read_past
 from netplugin_zeroloss.matrix import cells
@@ -21,6 +21,7 @@ from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.table import markdown
 from netplugin_zeroloss.search import result as results
+from netplugin_zeroloss.search.recorded import RunEnvironment
 from netplugin_zeroloss.search.trials import SearchVerdict
 from netplugin_zeroloss.values import UnusableInput
 
@@ -68,10 +69,8 @@ def carry_out(asked: RunOptions, output: TextIO) -> int:
     """
     session = _open(asked)
     with closing(_bench(session)) as bench:
-        environment = {
-            **results.environment(session.description.generator.type, asked.command, now()),
-            **bench.check(session.left),
-        }
+        here = results.environment(session.description.generator.type, asked.command, now())
+        environment = cast(RunEnvironment, {**here, **bench.check(session.left)})
         with closing(Journal(session.folder)) as journal:
             # Read again under the lock: no other process writes to the journal now.
             past = _checked_past(session.folder, session.description, asked.resume)
@@ -169,7 +168,7 @@ def _bench(session: _Session) -> Bench:
     # Imported here: a simulation needs neither the agent's client nor VNFs.
     from netplugin_zeroloss.matrix.agent_bench import AgentBench
 
-    found = session.past.run.environment if session.past is not None else {}
+    found = session.past.run.environment if session.past is not None else RunEnvironment()
     return AgentBench(
         session.description,
         run_id=str(found.get("run_id") or uuid.uuid4()),

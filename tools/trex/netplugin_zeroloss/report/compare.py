@@ -12,6 +12,7 @@ from netplugin.statistics import RelativeChange
 from netplugin_zeroloss.journal import Cell, CellRecord, RunRecord
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Answers, answers_of
+from netplugin_zeroloss.search.recorded import ResultEntry, SetupEntry
 from netplugin_zeroloss.search.trials import SearchVerdict
 
 # -- Checks whether two runs are comparable, and lists their differences (pure). ------------------
@@ -53,7 +54,7 @@ def refusals(before: RunRecord, after: RunRecord) -> Iterator[str]:
         yield f"the goals differ ({_cells(keys)}): {one}; then {other}"
 
 
-def _goal(result: Mapping[str, Any]) -> dict[str, Any]:
+def _goal(result: ResultEntry) -> dict[str, Any]:
     """Return the parameters of the goal without its name."""
     return {k: v for k, v in result["goal"].items() if k not in ("name", "in_words")}
 
@@ -94,7 +95,7 @@ def _facts(record: CellRecord) -> dict[str, Any]:
     return found
 
 
-def _vnf(setup: Mapping[str, Any]) -> Mapping[str, Any]:
+def _vnf(setup: SetupEntry) -> Mapping[str, Any]:
     found = setup.get("vnf")
     return found if isinstance(found, Mapping) else {}
 
@@ -309,7 +310,7 @@ def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Comparis
 
 def _between(old: Answers, new: Answers) -> RelativeChange | None:
     """Return the change derived from the bounds, without a confidence."""
-    if old.rate is None or new.rate is None or not old.lower:
+    if not old.rate or new.rate is None or not old.lower:
         return None
     low, high = new.lower / old.upper - 1, new.upper / old.lower - 1
     return RelativeChange(new.rate / old.rate - 1, low, high, 0.0)

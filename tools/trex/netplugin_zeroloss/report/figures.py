@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
@@ -13,6 +13,14 @@ from netplugin_zeroloss.loss.contract import UNEXPLAINED
 from netplugin_zeroloss.paths import names
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
+from netplugin_zeroloss.search.recorded import (
+    GoalResult,
+    LoadEntry,
+    ResultEntry,
+    SoakEntry,
+    SpreadEntry,
+    TrialEntry,
+)
 from netplugin_zeroloss.search.trials import SearchVerdict
 
 # -- What a run says about the rate of a cell: bounds, answers of repeats, and whether the limit is sharp.
@@ -86,7 +94,7 @@ def answers_of(record: CellRecord) -> Answers:
     )
 
 
-def _sharp(result: Mapping[str, Any]) -> bool:
+def _sharp(result: ResultEntry) -> bool:
     """Whether no trial just above the limit lost later than a device with a sharp limit would.
 
     Half a width above its limit such a device fills its rings and then loses, in any case within the
@@ -146,15 +154,12 @@ READINGS: Mapping[str, str] = {
 }
 
 
-def cpu_use(cell: Cell, trials: Sequence[Mapping[str, Any]]) -> CpuUse | None:
+def cpu_use(cell: Cell, trials: Sequence[TrialEntry]) -> CpuUse | None:
     """Return the mean CPU use over these trial log entries (those at the NDR); None if unknown."""
     found: dict[str, float] = {}
     for name, reading in READINGS.items():
-        values = [
-            float(trial["measured"]["readings"][reading])
-            for trial in trials
-            if trial["measured"].get("readings", {}).get(reading) is not None
-        ]
+        found_here = [trial["measured"].get("readings", {}).get(reading) for trial in trials]
+        values = [value for value in found_here if value is not None]
         if values:
             found[name] = statistics.fmean(values)
     # OVS may also have PMD threads that a backend without PMD threads does not use.
@@ -170,13 +175,13 @@ def cpu_use(cell: Cell, trials: Sequence[Mapping[str, Any]]) -> CpuUse | None:
 _GENERATOR: Final = "generator."
 
 
-def located(trial: Mapping[str, Any]) -> dict[str, float]:
+def located(trial: TrialEntry) -> dict[str, float]:
     """Return the lost frames of a trial log entry, by component."""
     evidence = trial["measured"]["evidence"]
     return {place: count for place, count in evidence.items() if count and place != UNEXPLAINED}
 
 
-def not_located(trial: Mapping[str, Any]) -> float:
+def not_located(trial: TrialEntry) -> float:
     """Return lost frames that no component counted; negative if frames were counted twice."""
     measured = trial["measured"]
     if UNEXPLAINED in measured["evidence"]:
@@ -377,7 +382,7 @@ def _figure(run: RunRecord, cell: Cell) -> ReportFigure:
     )
 
 
-def _measured(cell: Cell, record: CellRecord, result: Mapping[str, Any]) -> ReportFigure:
+def _measured(cell: Cell, record: CellRecord, result: ResultEntry) -> ReportFigure:
     goals = [_goal(entry) for entry in result["goals"]]
     lower, upper = result["bounds_pps"]
     limited = record.verdict == SearchVerdict.GENERATOR_LIMITED
@@ -412,21 +417,24 @@ def _paths(lost: Sequence[int], ports: Sequence[str]) -> tuple[tuple[str, int], 
     return tuple(zip(names(len(lost), ports), lost, strict=False))
 
 
-def _followed(result: Mapping[str, Any]) -> dict[str, Any]:
+def _followed(result: ResultEntry) -> dict[str, Any]:
     """Return the figures of what followed the search; results of earlier versions have none."""
     latency, soak = result.get("latency"), result.get("soak")
     found: dict[str, Any] = {}
     if latency:
-        names = [f.name for f in fields(LatencyFigure)]
-        loads = latency["loads"]
-        found["latencies"] = tuple(LatencyFigure(**{n: load[n] for n in names}) for load in loads)
+        found["latencies"] = tuple(_latency_figure(load) for load in latency["loads"])
         found["no_latency"] = latency["reason"]
     if soak:
         found["soak"] = _soak_figure(soak)
     return found
 
 
-def _soak_figure(soak: Mapping[str, Any]) -> SoakFigure:
+def _latency_figure(load: LoadEntry) -> LatencyFigure:
+    times = load["p50_us"], load["p90_us"], load["p99_us"], load["max_us"]
+    return LatencyFigure(load["part"], load["rate_pps"], load["verdict"], load["samples"], *times)
+
+
+def _soak_figure(soak: SoakEntry) -> SoakFigure:
     text = words.soak(soak)
     if soak["verdict"] is None:
         return SoakFigure(None, text)
@@ -440,13 +448,13 @@ def _soak_figure(soak: Mapping[str, Any]) -> SoakFigure:
     )
 
 
-def trials_at(result: Mapping[str, Any], numbers: Sequence[int]) -> list[Mapping[str, Any]]:
+def trials_at(result: ResultEntry, numbers: Sequence[int]) -> list[TrialEntry]:
     """Return the trial log entries with these numbers, of the reported repeat."""
     shown = result["repeats"]["shown"]
     return [t for t in result["trial_log"] if t["repeat"] == shown and t["number"] in numbers]
 
 
-def _goal(entry: Mapping[str, Any]) -> GoalFigure:
+def _goal(entry: GoalResult) -> GoalFigure:
     goal = entry["goal"]
     return GoalFigure(
         goal["name"],
@@ -458,7 +466,7 @@ def _goal(entry: Mapping[str, Any]) -> GoalFigure:
     )
 
 
-def _interval(spread: Mapping[str, Any] | None) -> Interval | None:
+def _interval(spread: SpreadEntry | None) -> Interval | None:
     if spread is None or spread["answers"] < 2:
         return None
     low, high = spread["interval_pps"]

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from netplugin_zeroloss.journal import RunRecord
 from netplugin_zeroloss.report import plot, table, words
 from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure, located, not_located, unexplained
 from netplugin_zeroloss.report.plot import HEIGHT, WIDTH, TrialPlot, inline_svg, trial_plot
 from netplugin_zeroloss.report.table import Grid, short_text
+from netplugin_zeroloss.search.recorded import ResultEntry, SetupEntry, TrialEntry
 from netplugin_zeroloss.search.trials import SearchVerdict
 from netplugin_zeroloss.values import UnusableInput
 
@@ -30,7 +31,7 @@ class Repeat:
 
     number: int
     answer_pps: float | None
-    trials: Sequence[Mapping[str, Any]]
+    trials: Sequence[TrialEntry]
     plot: TrialPlot | None
     shown: bool
 
@@ -41,8 +42,8 @@ class CellView:
 
     anchor: str
     figure: ReportFigure
-    result: Mapping[str, Any] | None = None
-    setup: Mapping[str, Any] = field(default_factory=dict)
+    result: ResultEntry | None = None
+    setup: SetupEntry = field(default_factory=SetupEntry)
     started: str = ""
     ended: str = ""
     repeats: tuple[Repeat, ...] = ()
@@ -129,7 +130,7 @@ def _cell(run: RunRecord, figure: ReportFigure, number: int) -> CellView:
     )
 
 
-def _repeats(result: Mapping[str, Any]) -> list[Repeat]:
+def _repeats(result: ResultEntry) -> list[Repeat]:
     """Return the repeats, the reported one first."""
     shown = result["repeats"]["shown"]
     found = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Report, ReportFigure
 from netplugin_zeroloss.report.published import PublishedRelation
 from netplugin_zeroloss.report.table import Grid, grids, short_text
+from netplugin_zeroloss.search.recorded import TrialEntry
 from netplugin_zeroloss.search.trials import SearchVerdict
 
 # -- Lines of the plot: colour, marker, figures and legend text of each backend. ------------------
@@ -384,7 +385,7 @@ class TrialPlot:
     top: int = _TOP
 
 
-def trial_plot(trials: Sequence[Mapping[str, Any]], answer_pps: float | None) -> TrialPlot | None:
+def trial_plot(trials: Sequence[TrialEntry], answer_pps: float | None) -> TrialPlot | None:
     """Return the layout for the trial log of one repeat; None if it is empty."""
     if not trials:
         return None
@@ -417,7 +418,7 @@ def _range(rates: Sequence[float], answer_pps: float | None) -> tuple[float, flo
     return max(0.0, low - margin), high + margin
 
 
-def _title(trial: Mapping[str, Any]) -> str:
+def _title(trial: TrialEntry) -> str:
     return (
         f"trial {trial['number']}: {trial['rate_pps'] / 1e6:.5g} Mpps for"
         f" {trial['duration_s']:g} s, {trial['verdict']}"

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from netplugin_zeroloss.search.recorded import SoakEntry
+
 #: Text for a missing value.
 NONE = "-"
 
@@ -19,7 +21,7 @@ def digits_of(relative_width: float) -> int:
 
 def mpps(rate_pps: float, digits: int = 3) -> str:
     """Format a rate in Mpps, truncated so that it never overstates the measurement."""
-    if rate_pps <= 0 or not math.isfinite(rate_pps):
+    if rate_pps < 1e-3 or not math.isfinite(rate_pps):
         return "0"
     millions = rate_pps / 1e6
     places = max(0, digits - 1 - math.floor(math.log10(millions) + 1e-12))
@@ -69,7 +71,7 @@ def latency(load: Mapping[str, Any]) -> str:
     return f"{shown} ({count(load['samples'], 'sample')}{lossy})"
 
 
-def soak(found: Mapping[str, Any]) -> str:
+def soak(found: SoakEntry) -> str:
     """Format a soak: ``60 s at 4.19 Mpps: no frame lost``."""
     if found["verdict"] is None:
         return f"not held: {found['reason']}"

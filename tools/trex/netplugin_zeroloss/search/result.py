@@ -15,17 +15,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
+
+from netplugin.host import bounded
 from netplugin_zeroloss.search.follow_up import FollowUpRun, describe
+from netplugin_zeroloss.search.recorded import Measured, Plan, Requested, ResultEntry
 from netplugin_zeroloss.search.search import SearchRun
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict, Trial
 from netplugin_zeroloss.values import (
-    Direction,
     Goal,
-    LatencySummary,
     Measurement,
-    Progress,
     TrialRequest,
     UnusableInput,
 )
@@ -43,14 +45,14 @@ def result_of(
     runs: Sequence[SearchRun],
     environment: Mapping[str, Any],
     after: FollowUpRun | None = None,
-) -> dict[str, Any]:
+) -> ResultEntry:
     """Return the JSON result of one or more runs of the same search, and of what followed them."""
     middle = _middle(runs)
     outcome = runs[middle].found.headline
     followed = after.found.trials if after is not None else ()
     trials = [trial for run in runs for trial in run.found.trials]
     rates = [r.found.headline.answer_pps for r in runs]
-    return {
+    found = {
         "format": FORMAT,
         "verdict": outcome.verdict.value,
         "reason": outcome.reason,
@@ -72,6 +74,7 @@ def result_of(
         "follow_up_log": [describe_trial(trial, len(runs)) for trial in followed],
         "environment": dict(environment),
     }
+    return cast(ResultEntry, found)
 
 
 def _middle(runs: Sequence[SearchRun]) -> int:
@@ -202,61 +205,54 @@ def _finite(value: float) -> float | None:
 # -- and back, to replay it ----------------------------------------------------------------------
 
 
+class _ReplayEntry(TypedDict):
+    """What is replayed of a trial log entry."""
+
+    measured: Measured
+
+
+_RESULT: TypeAdapter[ResultEntry] = TypeAdapter(ResultEntry)
+_READ_PLAN: TypeAdapter[SearchPlan] = TypeAdapter(Plan)
+_REQUESTS: TypeAdapter[list[TrialRequest]] = TypeAdapter(list[Requested])
+_MEASUREMENTS: TypeAdapter[list[_ReplayEntry]] = TypeAdapter(list[_ReplayEntry])
+
+
 def load(
     text: str, name: str
-) -> tuple[SearchPlan, list[list[tuple[TrialRequest, Measurement]]], dict[str, Any]]:
+) -> tuple[SearchPlan, list[list[tuple[TrialRequest, Measurement]]], ResultEntry]:
     """Parse a result: plan, trials of each repeat, and the JSON object. Raises: UnusableInput."""
     try:
-        result = json.loads(text)
-        if result["format"] != FORMAT:
-            raise UnusableInput(name, f"its format is {result['format']}, this program reads {FORMAT}")
+        whole = bounded.parse(text)
+        if isinstance(whole, dict) and whole.get("format", FORMAT) != FORMAT:
+            raise UnusableInput(name, f"its format is {whole['format']!s:.40}, this program reads {FORMAT}")
+        result = bounded.validated(whole, _RESULT)
         repeats: list[list[tuple[TrialRequest, Measurement]]] = [
             [] for _ in range(result["repeats"]["count"])
         ]
-        for entry in result["trial_log"]:
-            repeats[entry["repeat"]].append((read_request(entry), read_measurement(entry["measured"])))
-        return read_plan(result["plan"]), repeats, result
-    except UnusableInput:
-        raise
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UnusableInput(name, f"it is no result of a search ({error!r})") from error
+        for entry, trial in zip(result["trial_log"], _trials(whole["trial_log"]), strict=True):
+            if entry["repeat"] >= len(repeats):
+                raise UnusableInput(name, f"trial_log: it has no repeat {entry['repeat']}")
+            repeats[entry["repeat"]].append(trial)
+        return bounded.validated(whole["plan"], _READ_PLAN), repeats, result
+    except bounded.Unreadable as error:
+        raise UnusableInput(name, f"it is no result of a search: {error}") from error
 
 
-def followed(result: Mapping[str, Any], name: str) -> list[tuple[TrialRequest, Measurement]]:
+def followed(result: ResultEntry, name: str) -> list[tuple[TrialRequest, Measurement]]:
     """Parse the trials that followed the search; earlier versions had none. Raises: UnusableInput."""
     try:
-        log = result.get("follow_up_log", ())
-        return [(read_request(entry), read_measurement(entry["measured"])) for entry in log]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnusableInput(name, f"its follow_up_log cannot be read ({error!r})") from error
+        return _trials(result.get("follow_up_log", []))
+    except bounded.Unreadable as error:
+        raise UnusableInput(name, f"follow_up_log: {error}") from error
 
 
-def read_plan(entry: Mapping[str, Any]) -> SearchPlan:
-    """Parse the output of ``describe_plan``. Raises: KeyError, TypeError, UnusableInput."""
-    plan = dict(entry)
-    plan["goals"] = tuple(Goal(**goal) for goal in plan["goals"])
-    if plan["generator_max_pps"] is None:
-        plan["generator_max_pps"] = math.inf
-    return SearchPlan(**plan)
+def _trials(log: Any) -> list[tuple[TrialRequest, Measurement]]:
+    """Parse a trial log, whose entries have more fields. Raises: Unreadable."""
+    requests, entries = bounded.validated(log, _REQUESTS), bounded.validated(log, _MEASUREMENTS)
+    return [(request, entry["measured"]) for request, entry in zip(requests, entries, strict=True)]
 
 
-def read_request(entry: Mapping[str, Any]) -> TrialRequest:
-    """Parse the request in a trial log entry, which has more fields. Raises: KeyError."""
-    names = [f.name for f in dataclasses.fields(TrialRequest)]
-    # Earlier versions had fewer fields.
-    return TrialRequest(**{name: entry[name] for name in names if name in entry})
-
-
-def read_measurement(entry: Mapping[str, Any]) -> Measurement:
-    """Parse the output of ``describe_measurement``. Raises: KeyError, TypeError."""
-    values: dict[str, Any] = {k: math.nan if v is None else v for k, v in entry.items()}
-    values["directions"] = tuple(Direction(**pair) for pair in entry["directions"])
-    values["latencies"] = tuple(LatencySummary(**one) for one in entry.get("latencies", ()))
-    values["progress"] = tuple(Progress(**reading) for reading in entry.get("progress", ()))
-    return Measurement(**values)
-
-
-def goals_of(result: Mapping[str, Any]) -> Iterator[tuple[str, float | None, str]]:
+def goals_of(result: ResultEntry) -> Iterator[tuple[str, float | None, str]]:
     """Yield name, rate and description of each goal."""
     for entry in result["goals"]:
         yield entry["goal"]["name"], entry["rate_pps"], entry["goal"]["in_words"]

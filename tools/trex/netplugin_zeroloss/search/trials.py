@@ -72,6 +72,8 @@ class SearchPlan:
                 raise UnusableInput(name, f"must be at least 0.01 pps, not {value:g}")
         if not math.isfinite(self.line_rate_pps):
             raise UnusableInput("line rate", "must be finite")
+        if self.attempts < 1 or not 0 <= self.min_trial_s <= 86_400:
+            raise UnusableInput("trial", f"{self.attempts} attempts of at least {self.min_trial_s:g} s")
         if not self.goals:
             raise UnusableInput("goals", "there must be one")
 
