@@ -140,6 +140,9 @@ class Change:
 
     #: Whether the host takes any number of such steps at once without holding up its other work.
     is_light: ClassVar[bool] = False
+    #: Whether the step keeps frames from where they must not go: such steps come first in a repair, and a
+    #: port gets them whatever else fails.
+    closes: ClassVar[bool] = False
     #: Whether the step follows from what a guest did, such as taking its VF: the host has not drifted.
     follows_guest: ClassVar[bool] = False
 

@@ -32,7 +32,7 @@ def fit_device(name: str, mtu: int, uplinks: Mapping[str, str], read: Callable[[
         raise _invalid(f"{name} is Open vSwitch's own", "name one end of a veth pair")
     if link.kind == "tun" and not link.address:
         raise _invalid(f"{name} is a tun device, which has no Ethernet frames", "make it a tap device")
-    if link.kind == "tun" and not link.persistent:
+    if link.kind == "tun" and not link.use.persistent:
         # As libvirt and QEMU make those of VMs.
         fix = f"a service's tap is there before the service: ip tuntap add {name} mode tap"
         raise _invalid(f"{name} is the tap of the program that made it and has it open", fix)

@@ -241,12 +241,18 @@ class Drift:
     ) -> Converged:
         """Converge in chunks, because a large transaction stalls ovs-vswitchd for seconds.
 
-        Light changes need none: after a restart of vswitchd the flows of all ports are back at once.
+        Light changes need none: after a restart of vswitchd the flows of all ports are back at once. What
+        keeps frames in does not wait for the chunks before; what fails of it is tried with its chunk again.
         """
         deadline = time.monotonic() + CHECK_S
         touched = {port for change in plan.changes if not change.is_light for port in change.ports}
         changes = [i for i in intents if i.port_id in touched]
         if len(changes) > batch_size:
+            backend = self._ports.backend
+            if closing := [change for change in plan.changes if change.closes]:
+                backend.apply(closing, deadline)
+            for change in closing:
+                self._ports.metrics.changed(backend.name, type(change).__name__, "drift")
             for start in range(0, len(changes), batch_size):
                 converge(self._ports, changes[start : start + batch_size], deadline, watch, "drift")
             result = converge(self._ports, intents, deadline, watch, "drift", whole=whole)

@@ -30,6 +30,8 @@ class Writer:
     #: The mark of the store to write with the rules; empty: leave the existing mark.
     store_mark: str = ""
     failed: dict[str, NetpluginError] = field(default_factory=dict)
+    #: The ports for which a change failed that others are made after.
+    blocked: set[str] = field(default_factory=set)
     #: The errors of changes that are for no port, by physical network.
     of_networks: dict[str, NetpluginError] = field(default_factory=dict)
 
@@ -90,12 +92,14 @@ class Writer:
         return [change for change in changes if bad and change not in bad]
 
     def _hopeless(self, change: BridgeChange) -> bool:
-        """Whether every port that the change is for has already failed."""
-        return bool(change.ports) and all(port in self.failed for port in change.ports)
+        """Whether a change that this one is made after has failed for every port that it is for."""
+        return bool(change.ports) and not change.closes and self.blocked.issuperset(change.ports)
 
     def _fail(self, change: BridgeChange, error: NetpluginError) -> None:
         if not change.ports:
             LOG.warning("linuxbridge: could not %s: %s", change.describe(), error)
             self.of_networks.setdefault(change.physical_network, error)
+        if change.blocks:
+            self.blocked.update(change.ports)
         for port in change.ports:
             self.failed.setdefault(port, error.for_port(port))

@@ -62,6 +62,8 @@ class BridgeChange(Change, ABC):
 
     #: Where its time counts in ``Applied.timings_ms``.
     part: ClassVar[str] = "netlink"
+    #: Whether no port that it is for may be opened if it fails: what follows is skipped unless it ``closes``.
+    blocks: ClassVar[bool] = False
 
     def touches(self) -> frozenset[str]:
         """Return the names of the devices whose events the change causes."""
@@ -136,9 +138,49 @@ class SetDevice(BridgeChange):
         device = self.device
         if (link := kernel.ours(device.name)) is None:
             return
-        options = device.made if isinstance(device.made, Bridge) else None
         kernel.links.refuse_ipv6(link.name)
-        kernel.links.set(device.name, mtu=device.mtu, alias=device.alias, bridge=options, up=True)
+        kernel.links.set(device.name, mtu=device.mtu, alias=device.alias, up=True)
+
+
+@dataclass(frozen=True)
+class SetBridge(BridgeChange):
+    """Set one option of a bridge: one that cannot be set keeps no other from it."""
+
+    closes = True
+    name: str
+    desired: Bridge
+    option: str
+
+    def describe(self) -> str:
+        return f"set {self.option} of bridge {self.name} to {getattr(self.desired, self.option)}"
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        if kernel.ours(self.name) is not None:
+            kernel.links.set_bridge_option(self.name, self.desired, self.option)
+
+
+@dataclass(frozen=True)
+class ResetPort(BridgeChange):
+    """Set one option of a port of a bridge of ours as the bridge sets it for a new port."""
+
+    closes = True
+    name: str
+    bridge: str
+    option: str
+
+    def describe(self) -> str:
+        return f"set {self.option} of {self.name} on {self.bridge} back"
+
+    def touches(self) -> frozenset[str]:
+        return frozenset({self.name})
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        port, bridge = kernel.links.get(self.name), kernel.ours(self.bridge)
+        if port is not None and bridge is not None and port.master == bridge.name:
+            kernel.links.reset_port_option(self.name, self.option)
 
 
 @dataclass(frozen=True)
@@ -174,7 +216,8 @@ class AddUplink(UplinkChange):
         return f"put {self.interface} on {self.bridge}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        kernel.links.set(self.interface, master=self.bridge)
+        if kernel.ours(self.bridge) is not None:
+            kernel.links.set(self.interface, master=self.bridge)
 
 
 @dataclass(frozen=True)
@@ -210,6 +253,28 @@ class AttributeChange(BridgeChange, ABC):
 
 
 @dataclass(frozen=True)
+class SetAddress(AttributeChange):
+    """Give a device its own MAC back: a bridge keeps the frames to the MACs of its ports for the host."""
+
+    closes = True
+    address: str
+
+    def describe(self) -> str:
+        return f"give {self.device} its own MAC {self.address} back"
+
+    def write(self, kernel: BridgeKernel, index: int) -> None:
+        kernel.links.set(self.device, address=self.address)
+
+
+@dataclass(frozen=True)
+class SetTapAddress(SetAddress):
+    """A process that has a tap open can set its MAC (SIOCSIFHWADDR), and takes that of another VM so."""
+
+    def describe(self) -> str:
+        return f"{super().describe()}, which the process that has it open, or another, has changed"
+
+
+@dataclass(frozen=True)
 class AddPeer(AttributeChange):
     peer: str
 
@@ -235,6 +300,7 @@ class RemovePeer(AttributeChange):
 class SetGuard(AttributeChange):
     """Attach a BPF program to the ingress of a tap, or of a bridge to keep its frames from the host."""
 
+    closes, blocks = True, True
     program: BpfProgram
 
     def describe(self) -> str:
@@ -313,6 +379,7 @@ class CreateTap(TapChange):
             links.create_tap(
                 tap.name,
                 tap.alias,
+                address=tap.address,
                 multi_queue=tap.multi_queue,
                 mtu=tap.mtu,
                 altname=tap.derived if tap.is_named else "",
@@ -344,41 +411,89 @@ class RenameTap(TapChange):
 
 
 @dataclass(frozen=True)
-class SetTap(TapChange):
+class KeepForRoot(TapChange):
+    """Let root alone open the tap, after a process that had it open has changed that."""
+
     def describe(self) -> str:
-        macs = f"MAC {self.tap.mac} fixed" if self.tap.mac else "MACs learned"
-        if self.tap.left_to_vf:
-            macs = f"MAC {self.tap.left_to_vf} left to the VF"
-        if self.tap.vf_unknown:
-            macs = "MACs as they are"
-        where = f"put tap {self.tap.name} on {self.tap.bridge}"
-        shut = ", closed to what it is not known to have" if self.tap.shut else ""
-        return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {macs}{shut}"
+        return f"let root alone open tap {self.tap.name}, and keep it"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
-        tap, links = self.tap, kernel.links
-        links.refuse_ipv6(tap.name)
-        alias = tap.alias if tap.stamp else None
-        links.set(tap.name, mtu=tap.mtu, alias=alias, group=tap.group, master=tap.bridge)
-        if (link := kernel.ours(tap.name)) is None:
-            return
-        learning = None if tap.vf_unknown else tap.learns(fix_mac(kernel, link.index, tap.mac))
-        links.set(tap.name, learning=learning, flooding=not tap.shut, up=True)
-        if tap.left_to_vf:
-            kernel.fdb.release(link.index, tap.left_to_vf)
+        if kernel.ours(self.tap.name) is not None:
+            kernel.links.keep_for_root(self.tap.name, multi_queue=self.tap.multi_queue)
 
 
 @dataclass(frozen=True)
-class MoveMac(SetTap):
+class SetMacs(TapChange):
+    """Set what the bridge knows of a tap: the MACs that are there, and what it sends to it."""
+
+    closes = True
+
+    def describe(self) -> str:
+        return f"let {self.tap.bridge} have at tap {self.tap.name}: {_macs(self.tap)}"
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        if (link := kernel.ours(self.tap.name)) is not None:
+            set_macs(kernel, link.index, self.tap)
+
+
+@dataclass(frozen=True)
+class MoveMac(SetMacs):
     """Only where the bridge has the MAC changes, because the VM took its VF or gave it back."""
 
     follows_guest = True
 
 
 @dataclass(frozen=True)
+class SetTap(TapChange):
+    def describe(self) -> str:
+        where = f"put tap {self.tap.name} on {self.tap.bridge}"
+        return f"{where}, MTU {self.tap.mtu}, up, no IPv6, {_macs(self.tap)}"
+
+    def apply(self, kernel: BridgeKernel, deadline: float) -> None:
+        tap, links = self.tap, kernel.links
+        link, bridge = kernel.ours(tap.name), kernel.ours(tap.bridge)
+        if link is None or bridge is None:
+            return
+        links.refuse_ipv6(tap.name)
+        alias = tap.alias if tap.stamp else None
+        links.set(tap.name, mtu=tap.mtu, alias=alias, group=tap.group, master=tap.bridge)
+        set_macs(kernel, link.index, tap)
+        links.set(tap.name, up=True)
+
+
+def _macs(tap: Tap) -> str:
+    macs = f"MAC {tap.mac} fixed" if tap.mac else "MACs learned"
+    if tap.left_to_vf:
+        macs = f"MAC {tap.left_to_vf} left to the VF"
+    if tap.vf_unknown:
+        macs = "MACs as they are"
+    return macs + (", closed to what it is not known to have" if tap.shut else "")
+
+
+def set_macs(kernel: BridgeKernel, index: int, tap: Tap) -> None:
+    """Set what the bridge knows of a tap on it, with this index."""
+    if tap.vf_unknown:
+        return
+    learning = tap.learns(fix_mac(kernel, index, tap.mac))
+    kernel.links.set(tap.name, learning=learning, flooding=not tap.shut)
+    if tap.left_to_vf:
+        kernel.fdb.release(index, tap.left_to_vf)
+
+
+@dataclass(frozen=True)
 class RemoveTap(RemoveDevice):
     def describe(self) -> str:
         return f"remove tap {self.name}"
+
+
+@dataclass(frozen=True)
+class CutOff(RemoveTap):
+    """Take the tap from a process that changes its MAC again and again, faster than it is set back."""
+
+    closes = True
+
+    def describe(self) -> str:
+        return f"{super().describe()}: its MAC is changed again and again. Start its VM again"
 
 
 def fix_mac(kernel: BridgeKernel, index: int, mac: str) -> frozenset[str]:
@@ -399,6 +514,7 @@ def fix_mac(kernel: BridgeKernel, index: int, mac: str) -> frozenset[str]:
 class FilterChange(BridgeChange, ABC):
     """A change of our nftables table. Consecutive ones share a transaction."""
 
+    closes, blocks = True, True
     part: ClassVar[str] = "nftables"
 
     @abstractmethod
@@ -473,6 +589,7 @@ class ShutOut(FilterChange):
 class RemoveFilter(FilterChange):
     """Remove a chain (unless its name is empty), and entries of maps: their keys, each with its map."""
 
+    closes, blocks = False, False
     name: str
     entries: tuple[tuple[str, str], ...]
 
@@ -488,6 +605,8 @@ class RemoveFilter(FilterChange):
 
 @dataclass(frozen=True)
 class RemoveTable(FilterChange):
+    closes, blocks = False, False
+
     def describe(self) -> str:
         return "remove nftables table bridge netplugin, which no port needs any more"
 

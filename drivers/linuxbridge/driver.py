@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.bridge_names import refuse_name
-from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
+from drivers.linuxbridge.commands import BridgeChange, BridgeKernel, CutOff, SetTapAddress
 from drivers.linuxbridge.findings import host_findings
 from drivers.linuxbridge.model import BridgeObservation, tap_name
 from drivers.linuxbridge.networks import check_network, holders, network_faults, network_remains
@@ -50,6 +52,9 @@ LOG = logging.getLogger(__name__)
 
 #: The name of the lock. The backend's devices and the lock belong to one network namespace.
 _LOCK = "linuxbridge"
+#: A tap whose MAC was set back so often in so many seconds is taken from the process that has it open: it
+#: changes the MAC faster than that, and another VM would have hardly any frames.
+_ABUSES, _ABUSE_S = 5, 300.0
 #: The kernel module of each kind of device.
 _MODULES = {"bridge": "bridge", "vlan": "8021q", "vxlan": "vxlan", "ifb": "ifb"}
 
@@ -99,6 +104,8 @@ class LinuxBridge(
         self._mark_there: str | None = None
         self._watch: BridgeWatch | None = None
         self._makeable: frozenset[str] = frozenset()
+        #: When the MACs of taps were set back, by port.
+        self._set_back: dict[str, deque[float]] = {}
         #: The ports whose guests the agent waits for, with the names of their taps.
         self._followed: dict[str, str] = {}
 
@@ -233,6 +240,7 @@ class LinuxBridge(
         if self._watch:
             indices = frozenset(bridge.link.index for bridge in seen.bridges.values())
             self._watch.observed(number, frozenset(seen.services), indices)
+        seen = replace(seen, abused=frozenset(self._abused() & seen.taps.keys()))
         if ports is None:
             self._mark_there = seen.store_mark
             seen = replace(seen, store_mark=self._carried.found(seen.store_mark))
@@ -270,8 +278,18 @@ class LinuxBridge(
         What QEMU and the guest send when the guest goes on passes the tap, and tells the network.
         """
 
+    def _abused(self) -> set[str]:
+        """The ports whose taps' MACs were set back so often lately that a process keeps changing them."""
+        since = time.monotonic() - _ABUSE_S
+        return {i for i, times in self._set_back.items() if len(times) == _ABUSES and times[0] > since}
+
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         ours = [change for change in changes if isinstance(change, BridgeChange)]
+        for change in ours:
+            if isinstance(change, SetTapAddress):
+                self._set_back.setdefault(change.ports[0], deque(maxlen=_ABUSES)).append(time.monotonic())
+            elif isinstance(change, CutOff):
+                self._set_back.pop(change.ports[0], None)
         touched = frozenset[str]().union(*(change.touches() for change in ours))
         with self._watch.suppress_own_events(touched) if self._watch else contextlib.nullcontext():
             return Writer(self._kernel, deadline, self._next_mark()).write(ours)

@@ -171,7 +171,13 @@ def _uplink_details(
 
 def host_findings(settings: Settings, seen: BridgeObservation) -> list[Finding]:
     """Return the findings about the host; ``seen`` must cover the whole host."""
-    found = [*_vhost_net(seen), *_limitless(seen), *_flushing(seen), *_mtus(settings, seen)]
+    found = [
+        *_vhost_net(seen),
+        *_limitless(seen),
+        *_tap_users(seen),
+        *_flushing(seen),
+        *_mtus(settings, seen),
+    ]
     tunnels = seen.underlay.bond if seen.underlay else None
     bonds: dict[str, ObservedBond] = {
         i.bond.name: i.bond for i in seen.interfaces.values() if i.bond is not None
@@ -204,6 +210,22 @@ def _limitless(seen: BridgeObservation) -> Iterator[Finding]:
             "security, or the wire, can fill the host's memory with them",
             expected="a kernel with that limit (fdb_max_learned), which came with Linux 6.8",
             fix="install such a kernel, or leave port_security enabled on all ports",
+        )
+
+
+def _tap_users(seen: BridgeObservation) -> Iterator[Finding]:
+    """Report taps that others than root may open, which is set right only while no process has them open."""
+    taps = [link for link in seen.taps.values() if service_of(link) is None and not link.use.is_for_root]
+    if taps:
+        names = sorted(link.name for link in taps)
+        some = ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+        yield Finding(
+            id="tap-users",
+            status="warn",
+            found=f"users of the host other than root may open {some}: an earlier version made them, or the "
+            "process that has them open has changed it",
+            expected="root alone may open the tap of a VM",
+            fix="stop these VMs and start them again: the agent sets it right in between",
         )
 
 

@@ -23,7 +23,7 @@ from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Observation, Overlay, TeamVf
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.link_values import BondMember, Link, LinuxBond
-from netplugin.host.names import TAP, TAP_GROUP, device_name
+from netplugin.host.names import TAP, TAP_GROUP, device_name, provisional_mac
 from netplugin.host.nftables import Table
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan_filter import VxlanSources
@@ -139,6 +139,8 @@ class BridgeObservation(Observation):
     table: Table | None = None
     #: Chains or map entries in our table that belong to no observed port.
     stray_chains: frozenset[str] = frozenset()
+    #: Ports whose taps' MACs are changed again and again.
+    abused: frozenset[str] = frozenset()
     vhost_net: bool = True
     #: The configuration file of a host firewall that flushes all rules when it starts; empty if none.
     flushing: str = ""
@@ -268,6 +270,11 @@ class Tap:
         return TAP_GROUP if self.is_named else None
 
     @property
+    def address(self) -> str:
+        """The tap's own MAC, which the bridge gives to the host: no VM has it."""
+        return provisional_mac(self.derived)
+
+    @property
     def mark(self) -> str:
         if self.service:
             return ServiceMark(self.port_id, self.name, self.mtu).alias
@@ -294,19 +301,22 @@ class Tap:
         """Whether the bridge learns MACs at the tap, where these are fixed."""
         return not fixed and not self.left_to_vf
 
-    def differs(self, link: Link, macs: ObservedMacs) -> bool:
+    def differs(self, link: Link) -> bool:
         """Whether anything that can be changed on a live tap differs from the desired state.
 
         ``vnet_hdr`` is ignored: the process that opens the tap sets it.
         """
-        # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
-        fixed = frozenset({self.mac} - {""} - macs.elsewhere)
-        with_macs = self.vf_unknown or (link.learning, macs.here) == (self.learns(fixed), fixed)
         stamped = not self.stamp or stamp_of(link) == self.stamp
         grouped = self.group in (None, link.group)
-        placed = self.in_place(link) and with_macs
-        placed = placed and (self.service or link.flooding == (not self.shut))
-        return not (stamped and grouped and placed and (self.service or (link.up and not link.ipv6)))
+        up = self.service or (link.up and not link.ipv6)
+        return not (stamped and grouped and self.in_place(link) and up)
+
+    def macs_differ(self, link: Link, macs: ObservedMacs) -> bool:
+        """Whether the bridge has other MACs at the tap than it should, or sends it other frames."""
+        # If two ports of a network have the same MAC, the bridge keeps the entry of the first.
+        fixed = frozenset({self.mac} - {""} - macs.elsewhere)
+        with_macs = self.vf_unknown or (link.port.learning, macs.here) == (self.learns(fixed), fixed)
+        return not with_macs or link.port.flooding != (not self.shut)
 
 
 @dataclass(frozen=True)

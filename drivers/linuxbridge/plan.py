@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.commands import (
     CreateTap,
+    CutOff,
+    KeepForRoot,
     MoveMac,
     RemoveFilter,
     RemoveTable,
     RemoveTap,
     RenameTap,
+    ResetPort,
     SetBase,
     SetFilter,
     SetGuard,
+    SetMacs,
     SetTap,
+    SetTapAddress,
     ShutOut,
     device_in_the_way,
 )
@@ -61,10 +67,11 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
     # A service port whose device is gone needs no bridge until the device is there again.
     here = {i: one for i, one in wanted.items() if not seen.is_absent(one.tap)}
     segments = SegmentsPlan(settings, seen, here, leaving)
-    # A tap joins its bridge only after its guard, filter and rates are set, and stays there until
-    # the whole tap is removed.
+    # What keeps frames in is first, and waits for nothing else. A tap joins its bridge only after its guard,
+    # filter and rates are set, and stays there until the whole tap is removed.
     ports = _Ports(seen, wanted, leaving)
-    changes = (*segments.gone, *segments.made, *ports.changes())
+    closing = [*ports.guards(), *ports.filters(), *segments.closing, *ports.on_bridges()]
+    changes = (*closing, *segments.gone, *segments.made, *ports.changes())
     return Plan(changes, refused, kept)
 
 
@@ -121,10 +128,47 @@ class _Ports:
     wanted: Mapping[str, DesiredPort]
     leaving: tuple[str, ...]
 
+    def guards(self) -> list[Change]:
+        """The guards of devices that are there, by the names that they have now."""
+        return [
+            SetGuard((port_id,), link.name, one.tap.guard)
+            for port_id, one in sorted(self.wanted.items())
+            if (link := self.seen.taps.get(port_id)) is not None
+            and self.seen.queueing.get(link.name, Queueing()).guard != one.tap.guard
+        ]
+
+    def on_bridges(self) -> list[Change]:
+        """What the bridges have of the ports that are on them."""
+        changes: list[Change] = []
+        for port_id, one in sorted(self.wanted.items()):
+            tap, link = one.tap, self.seen.taps.get(port_id)
+            if link is None or link.name != tap.name or tap.must_be_remade(link):
+                continue
+            if port_id in self.seen.abused:
+                changes.append(CutOff((port_id,), link.name))
+                continue
+            if not tap.service and link.address != tap.address:
+                changes.append(SetTapAddress((port_id,), tap.name, tap.address))
+            if link.master != tap.bridge:
+                continue
+            options = sorted(link.port.others)
+            changes += [ResetPort((port_id,), tap.name, tap.bridge, option) for option in options]
+            macs = self.seen.macs.get(tap.name, ObservedMacs())
+            tap = self._known(tap, link)
+            if tap.macs_differ(link, macs):
+                moved = one.otherwise is not None and not one.otherwise.macs_differ(link, macs)
+                changes.append((MoveMac if moved else SetMacs)((port_id,), tap))
+        return changes
+
+    @staticmethod
+    def _known(tap: Tap, link: Link | None) -> Tap:
+        """The tap without doubt about its VF if the bridge does not have it yet."""
+        there = link is not None and link.master == tap.bridge and link.port.flooding
+        return tap if there else replace(tap, vf_unknown=False)
+
     def changes(self) -> list[Change]:
         gone: list[Change] = []
         made: list[Change] = []
-        guards: list[Change] = []
         rates: list[Change] = []
         plugged: list[Change] = []
         for port_id in self.leaving:
@@ -135,6 +179,8 @@ class _Ports:
             if link is not None and tap.must_be_remade(link):
                 gone.append(_removal(port_id, link))
                 link = None
+            elif port_id in self.seen.abused:
+                link = None  # the tap is cut off
             elif link is not None and link.name != tap.name:
                 gone.append(RenameTap((port_id,), tap, link.name))
                 continue  # the next round has it by its name
@@ -142,44 +188,31 @@ class _Ports:
                 plugged += self._place(tap, link)
                 continue
             if link is None:
-                made.append(CreateTap((port_id,), tap))
-            found = self.seen.queueing.get(tap.name, Queueing()) if link else Queueing()
-            if found.guard != tap.guard:
-                guards.append(SetGuard((port_id,), tap.name, tap.guard))
+                made += [CreateTap((port_id,), tap), SetGuard((port_id,), tap.name, tap.guard)]
+            if link is None or tap.differs(link):
+                plugged.append(SetTap((port_id,), self._known(tap, link)))
+            if link is not None and not link.use.is_for_root and not link.carrier:
+                made.append(KeepForRoot((port_id,), tap))
             rates += set_rates(tap, link, self.seen)
-            macs = self.seen.macs.get(tap.name, ObservedMacs())
-            if tap.vf_unknown and not (link and link.master == tap.bridge and link.flooding):
-                tap = replace(tap, vf_unknown=False)  # the bridge does not have it yet
-            if link is None or tap.differs(link, macs):
-                moved = (
-                    link is not None and one.otherwise is not None and not one.otherwise.differs(link, macs)
-                )
-                plugged.append((MoveMac if moved else SetTap)((port_id,), tap))
         rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
-        return [*gone, *made, *guards, *self.filters(), *rates, *plugged]
+        return [*gone, *made, *self.unneeded_filters(), *rates, *plugged]
 
     def _place(self, tap: Tap, link: Link | None) -> list[Change]:
         """Plan a service port's device. One that is gone is reported as the port's fault."""
         if self.seen.is_absent(tap):
             return []
-        guarded = self.seen.queueing.get(tap.name, Queueing()).guard == tap.guard
-        if link and guarded and not tap.differs(link, self.seen.macs.get(tap.name, ObservedMacs())):
+        if link and not tap.differs(link):
             return []
         return [PlaceDevice((tap.port_id,), tap)]
 
     def filters(self) -> list[Change]:
+        """The rules that the ports need; those of devices that are yet to be made, too."""
         table = self.seen.table
+        if not self._needed:
+            return []
         chains = table.chains if table else {}
         maps = table.maps if table else {}
         linked = maps.get(filters.PORTS, {})
-        names = table.names if table else frozenset()
-        gone = {device_name(TAP, i): i for i in self.leaving}
-        mine = {name for i, one in self.wanted.items() for name in (one.tap.name, device_name(TAP, i))}
-        foreign = self.seen.foreign() - mine
-        strays = self.seen.stray_chains - mine - gone.keys() - foreign
-        if not self._needed(names - filters.SHARED - gone.keys() - strays):
-            ports = tuple(i for name, i in gone.items() if name in names)
-            return [RemoveTable(ports)] if table else []
         changes: list[Change] = []
         remake = _wrong_hooks(chains)
         if remake or _base_differs(table, chains):
@@ -191,24 +224,26 @@ class _Ports:
             if chains.get(name) != filters.port_chain(port_id, one.spec) or target != name or not listed:
                 relink = key in linked and target != name
                 changes.append(SetFilter((port_id,), name, port_id, one.spec, key, relink))
-        shut = {name for name in foreign & linked.keys() if linked[name] is None}
-        changes += [ShutOut((), name, name in linked) for name in sorted(foreign - shut)]
-        return changes + self._unneeded(strays, foreign)
+        shut = {name for name in self._foreign & linked.keys() if linked[name] is None}
+        return changes + [ShutOut((), name, name in linked) for name in sorted(self._foreign - shut)]
 
-    def _unneeded(self, strays: frozenset[str], foreign: frozenset[str]) -> list[Change]:
+    def unneeded_filters(self) -> list[Change]:
         """Remove chains that no port needs, and entries of other devices than the ports have now."""
-        maps = self.seen.table.maps if self.seen.table else {}
-        names = self.seen.table.names if self.seen.table else frozenset()
+        if self.seen.table is None:
+            return []
+        maps, names = self.seen.table.maps, self.seen.table.names
+        if not self._needed:
+            return [RemoveTable(tuple(i for i in self.leaving if device_name(TAP, i) in names))]
         leading: dict[str | None, set[str]] = {}
         for key, target in maps.get(filters.PORTS, {}).items():
             leading.setdefault(target, set()).add(key)
         # An entry that leads from another device to the chain of a port that stays goes, too.
         ends: list[tuple[tuple[str, ...], str, frozenset[str]]] = []
         ends += [((i,), device_name(TAP, i), self.seen.names_of(i)) for i in (*self.wanted, *self.leaving)]
-        ends += [((), name, frozenset({name})) for name in strays]
+        ends += [((), name, frozenset({name})) for name in self._strays]
         staying = {device_name(TAP, i) for i in self.wanted}
         kept = {
-            filters.PORTS: {one.tap.name for one in self.wanted.values()} | foreign,
+            filters.PORTS: {one.tap.name for one in self.wanted.values()} | self._foreign,
             filters.SERVICES: {one.tap.name for one in self.wanted.values() if one.tap.service},
         }
         changes: list[Change] = []
@@ -223,11 +258,30 @@ class _Ports:
                 changes.append(RemoveFilter(ports, gone, entries))
         return changes
 
-    def _needed(self, staying: frozenset[str]) -> bool:
+    @cached_property
+    def _mine(self) -> frozenset[str]:
+        """The names that desired ports have in the table."""
+        return frozenset(
+            name for i, one in self.wanted.items() for name in (one.tap.name, device_name(TAP, i))
+        )
+
+    @cached_property
+    def _foreign(self) -> frozenset[str]:
+        return self.seen.foreign() - self._mine
+
+    @cached_property
+    def _strays(self) -> frozenset[str]:
+        gone = {device_name(TAP, i) for i in self.leaving}
+        return self.seen.stray_chains - self._mine - gone - self._foreign
+
+    @cached_property
+    def _needed(self) -> bool:
         """Whether any port needs the table: a desired one, or one outside this plan that stays."""
+        names = self.seen.table.names if self.seen.table else frozenset()
+        staying = names - filters.SHARED - {device_name(TAP, i) for i in self.leaving} - self._strays
         on_bridges = {m for b in self.seen.bridges.values() for m in b.members.items()}
-        gone = frozenset[str]().union(*(self.seen.names_of(i) for i in self.leaving))
-        there = {member[0] for member in on_bridges if self.seen.needed_mtu(*member)} - gone
+        going = frozenset[str]().union(*(self.seen.names_of(i) for i in self.leaving))
+        there = {member[0] for member in on_bridges if self.seen.needed_mtu(*member)} - going
         return bool(self.wanted or staying or there)
 
 

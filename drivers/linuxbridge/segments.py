@@ -116,11 +116,8 @@ class SegmentDevice:
         return not same_kind or (link.data != self.made and not isinstance(self.made, Bridge))
 
     def differs(self, link: Link) -> bool:
-        """Whether anything that can be changed live differs from the desired state."""
-        made, data = self.made, link.data
-        fits = made.fits(data) if isinstance(made, Bridge) else made == data
-        found = (link.mtu, link.up, link.ipv6, link.alias, fits)
-        return found != (self.mtu, True, False, self.alias, True)
+        """Whether an attribute that can be changed live differs from the desired state."""
+        return (link.mtu, link.up, link.ipv6, link.alias) != (self.mtu, True, False, self.alias)
 
 
 def bridge_of(segment: Segment, uplink: str, mtu: int, given: str = "") -> SegmentDevice:

@@ -13,17 +13,21 @@ from drivers.linuxbridge.commands import (
     RemoveDevice,
     RemovePeer,
     RemoveUplink,
+    ResetPort,
+    SetAddress,
+    SetBridge,
     SetDevice,
     SetGuard,
 )
 from drivers.linuxbridge.guard import NOTHING
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedBridge
 from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.segments import UPLINK_MARK, Segment, SegmentDevice, bridge_of
+from drivers.linuxbridge.segments import UPLINK_MARK, Segment, SegmentDevice, bridge_of, is_ours
 from drivers.linuxbridge.uplink_path import in_the_way, uplink_problem, way_out, wrong_family
 from drivers.linuxbridge.vxlan_senders import AllowPeers, ForgetPeers, RemoveVxlanTable
 from netplugin.backend import Change, Overlay
-from netplugin.host.link_values import Vlan, Vxlan
+from netplugin.host.link_values import Bridge, Vlan, Vxlan
+from netplugin.host.names import provisional_mac
 from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 
 
@@ -43,12 +47,13 @@ class DesiredUplink:
 
 @dataclass
 class SegmentsPlan:
-    """The changes to segments: ``gone`` and then ``made``, both before the changes to ports."""
+    """The changes to segments: ``closing``, ``gone`` and then ``made``, all before the changes to ports."""
 
     settings: Settings
     seen: BridgeObservation
     wanted: Mapping[str, DesiredPort]
     leaving: Sequence[str]
+    closing: list[Change] = field(default_factory=list)
     gone: list[Change] = field(default_factory=list)
     made: list[Change] = field(default_factory=list)
     #: VXLAN networks that are desired, or whose device stays.
@@ -99,14 +104,15 @@ class SegmentsPlan:
         overlay = users[0].overlay if users else None
         uplink = self._uplink(segment, overlay, mtus, seen)
         bridge = bridge_of(segment, uplink.name, max(mtus), given)
-        others = len(self.made)
+        others, closing = len(self.made), len(self.closing)
         if seen is None:
             self.made.append(CreateDevice(ids, bridge))
             self.made.append(SetGuard(ids, bridge.name, NOTHING))
         else:
             queueing = self.seen.queueing.get(bridge.name)  # None: outside the observed scope
             if queueing is not None and queueing.guard != NOTHING:
-                self.made.append(SetGuard(ids, bridge.name, NOTHING))
+                self.closing.append(SetGuard(ids, bridge.name, NOTHING))
+            self._set_options(ids, bridge, seen)
             if given and not (seen.given == given and seen.is_found):
                 self.made.append(NameBridge(ids, bridge, seen.given or bridge.name))
             self._take_off(ids, segment, seen, uplink)
@@ -117,8 +123,23 @@ class SegmentsPlan:
         elif uplink.fit and uplink.name:
             if self.seen.interfaces[uplink.name].link.master != bridge.name:
                 self.made.append(AddUplink(ids, bridge.name, uplink.name))
-        own = [replace(change, physical_network=segment.physical_network) for change in self.made[others:]]
-        self.made[others:] = own
+        for changes, start in ((self.closing, closing), (self.made, others)):
+            network = segment.physical_network
+            changes[start:] = [replace(change, physical_network=network) for change in changes[start:]]
+
+    def _set_options(self, ids: tuple[str, ...], bridge: SegmentDevice, seen: ObservedBridge) -> None:
+        """Set the options that a bridge and the port of its uplink have otherwise, each by itself."""
+        made, has = bridge.made, seen.link.data
+        if isinstance(made, Bridge) and isinstance(has, Bridge):
+            self.closing += [SetBridge(ids, bridge.name, made, each) for each in made.differences(has)]
+        there = self.seen.interfaces.get(seen.uplink)
+        uplink = self.seen.uplinks.get(seen.uplink) or (there.link if there else None)
+        for link in [seen.link, *([uplink] if uplink and is_ours(uplink) else [])]:
+            if link.address != (own := provisional_mac(link.name)):
+                self.closing.append(SetAddress(ids, link.name, own))
+        if uplink is not None and uplink.master == bridge.name:
+            options = uplink.port.deviations()
+            self.closing += [ResetPort(ids, uplink.name, bridge.name, each) for each in options]
 
     def _uplink(
         self, segment: Segment, overlay: Overlay | None, mtus: Collection[int], seen: ObservedBridge | None
@@ -201,7 +222,7 @@ class SegmentsPlan:
         sources = self.seen.sources or VxlanSources(sound=False)
         has = sources.peers_of(key)
         if not sources.sound or key not in sources.networks or has != peers:
-            self.made.append(AllowPeers(ids, key, peers, has - peers, base=not sources.sound))
+            self.closing.append(AllowPeers(ids, key, peers, has - peers, base=not sources.sound))
 
     def _unneeded_sources(self) -> list[Change]:
         """Remove the allowed peers of networks that are no longer on this host."""

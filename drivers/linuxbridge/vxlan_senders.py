@@ -16,6 +16,7 @@ class AllowPeers(BridgeChange):
     ``base``: the table is missing, or its rules are not as intended.
     """
 
+    closes, blocks = True, True
     part: ClassVar[str] = "nftables"
     network: VxlanKey
     peers: frozenset[str]

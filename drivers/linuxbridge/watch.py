@@ -10,6 +10,7 @@ import errno
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.segments import (
@@ -25,9 +26,10 @@ from drivers.linuxbridge.segments import (
 )
 from netplugin.host import fdb, vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
-from netplugin.host.link_messages import link_event
-from netplugin.host.link_values import LinkEvent
+from netplugin.host.link_messages import link_event, name_of, port_event
+from netplugin.host.link_values import Bridge, LinkEvent, PortOptions
 from netplugin.host.links import Links
+from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attributes, messages, text
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
@@ -83,13 +85,34 @@ class LinkNews:
             return []
         only_carrier = before == event
         wakes = self._wakes(event, only_carrier)
+        if not (wakes or only_carrier or before is None) and bridge_mark(before.alias):
+            wakes = [Wake(f"bridge {event.name} has changed")]
         if not wakes:
             self.number += 1
             self._passed.append((self.number, event, only_carrier))
         return wakes
 
+    def heard_of_port(self, name: str, options: PortOptions, own: frozenset[str]) -> list[Wake]:
+        """Decide what a bridge says of its port. ``own``: see ``heard``."""
+        known = self._known.get(name)
+        if known is not None:
+            return self.heard(replace(known, port=options), own)
+        link = Links().get(name) if name not in own else None
+        if link is None:
+            return []
+        return self._wakes(LinkEvent(False, name, link.alias, link.up, link.mtu, 0), only_carrier=False)
+
+    def is_on_bridge(self, bridge: int) -> bool:
+        return bridge in self._bridges
+
     def _wakes(self, event: LinkEvent, only_carrier: bool) -> list[Wake]:
-        if only_carrier and event.name not in self._interfaces() | self._services | self.followed:
+        # Who may open a tap is set right when no process has it open any more.
+        matters = event.use is not None and not event.use.is_for_root
+        if (
+            only_carrier
+            and not matters
+            and event.name not in self._interfaces() | self._services | self.followed
+        ):
             return []
         alias = event.alias or ""
         for mark in (PORT_MARK, SHAPER_MARK, SERVICE_MARK):
@@ -104,15 +127,24 @@ class LinkNews:
             return [Wake(f"device {event.name} changed")]
         if event.master in self._bridges and not event.gone:
             return [Wake(f"{event.name} is on a bridge of netplugin")]
-        # A bridge changes with every member; only its removal or going down affects all of its ports.
-        if bridge_mark(event.alias) and (event.gone or not event.up):
+        # A bridge changes with every member; these changes affect all of its ports.
+        of_bridge = bridge_mark(event.alias)
+        if of_bridge is None:
+            return []
+        if event.gone or not event.up:
             return [Wake(f"bridge {event.name} is {'gone' if event.gone else 'down'}")]
+        same_mac = event.address == provisional_mac(of_bridge[0].bridge)
+        if not same_mac or (event.bridge is not None and Bridge().differences(event.bridge)):
+            return [Wake(f"bridge {event.name} has changed")]
         return []
 
 
 class BridgeWatch(KernelEventListener):
-    """Listener for link, tc and nftables events. Own changes are given as links; rule changes within
-    ``suppress_own_events`` count as own. Events that the kernel dropped count as changes by others."""
+    """Listener for events of links, FDBs, tc and nftables.
+
+    Own changes are given as links; rule changes within ``suppress_own_events`` count as own. Events that the
+    kernel dropped count as changes by others.
+    """
 
     def __init__(
         self, wake: Callable[[Wake], None], interfaces: Callable[[], frozenset[str]], supervisor: Supervisor
@@ -127,9 +159,13 @@ class BridgeWatch(KernelEventListener):
         #: Bridges report the MACs that they learn; it listens while the agent waits for a guest.
         self._learned = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._learned.bind((0, 0))
+        self._entries = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        fdb.of_static_entries().attach(self._entries)
+        self._entries.bind((0, 1 << (_NEIGH_GROUP - 1)))
         #: By the index of its tap: the ports whose guests the agent waits for, with the name of the tap.
         self._waiting: dict[int, tuple[str, str]] = {}
-        super().__init__("linuxbridge-watch", wake, (self._links, self._rules, self._learned), supervisor)
+        sources = (self._links, self._entries, self._rules, self._learned)
+        super().__init__("linuxbridge-watch", wake, sources, supervisor)
 
     def follow(self, waiting: Mapping[int, tuple[str, str]]) -> None:
         """Wake for the first frame and the carrier of these taps: their ports and names, by index."""
@@ -157,6 +193,10 @@ class BridgeWatch(KernelEventListener):
                 yield from _of_rate(payload, own or frozenset())
             elif (event := link_event(kind, payload)) is not None:
                 yield from self._news.heard(event, own or frozenset())
+            elif (of_port := port_event(kind, payload)) is not None:
+                yield from self._news.heard_of_port(*of_port, own or frozenset())
+        for kind, payload in _messages(self._entries):
+            yield from self._of_entry(fdb.static_entry(kind, payload), own or frozenset()) if kind else [LOST]
         for kind, payload in _messages(self._learned):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if kind:
@@ -168,6 +208,23 @@ class BridgeWatch(KernelEventListener):
                 yield Wake("events of nftables were lost")
             elif own is None and _is_ours(kind, payload):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
+
+    def _of_entry(self, entry: fdb.StaticEntry, own: frozenset[str]) -> list[Wake]:
+        """Report a static entry that others have made or removed.
+
+        Each device has one of its own MAC. If another port had an entry of that, it is removed.
+        """
+        name = name_of(entry.index)
+        link = Links().get(name) if name not in own else None
+        if link is None or entry.mac == link.address:
+            return []  # a device that is removed has an event of its own
+        if not (self._news.is_on_bridge(entry.bridge) or is_ours(link)):
+            return []
+        port_id = (
+            (service.port_id if (service := service_of(link)) else port_of(link)) if entry.gone else None
+        )
+        what = f"a static entry of {name} was {'removed' if entry.gone else 'made'}"
+        return [Wake(what, frozenset({port_id}) if port_id else None)]
 
 
 def _names(event: LinkEvent) -> frozenset[str]:

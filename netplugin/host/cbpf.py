@@ -10,6 +10,8 @@ tc this means "pass", so a program must check the length first (``Assembler.need
 
 from __future__ import annotations
 
+import ctypes
+import socket
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ _SIZES = {4: _W, 2: _H, 1: _B}
 _VLAN_TAG_PRESENT = 0xFFFFF000 + 48  # SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT
 _INSTRUCTION = struct.Struct("=HBBI")
 _MOST = 4096  # BPF_MAXINSNS
+_SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,16 @@ class BpfProgram:
     @property
     def length(self) -> int:
         return len(self.code) // _INSTRUCTION.size
+
+    def attach(self, to: socket.socket) -> None:
+        """Let a socket take only the messages for which the program does not end with 0.
+
+        Raises: OSError if the kernel refuses it.
+        """
+        code = ctypes.create_string_buffer(self.code)
+        to.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", self.length, ctypes.addressof(code))
+        )
 
 
 @dataclass

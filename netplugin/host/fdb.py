@@ -15,18 +15,23 @@ import errno
 import ipaddress
 import socket
 import struct
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from netplugin.host import netlink
+from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.links import words
-from netplugin.host.netlink import Rtnetlink, attribute, attributes
+from netplugin.host.netlink import Rtnetlink, attribute, attributes, number
 
 # include/uapi/linux: rtnetlink.h, neighbour.h
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
-_DST, _LLADDR = 1, 2
+_DST, _LLADDR, _MASTER = 1, 2, 9
 _NTF_SELF, _NTF_MASTER, _NTF_STICKY = 0x02, 0x04, 0x40
 _NUD_PERMANENT, _NUD_NOARP = 0x80, 0x40
 _NDMSG, _IFINFO = struct.Struct("=BxxxiHBB"), struct.Struct("=BxHiII")
+#: Where a message has its family, and the byte of its state that these bits are in (struct nlmsghdr, ndmsg).
+_FAMILY_AT, _STATE_AT = 16, 24 + (sys.byteorder == "big")
 _ALL = bytes(6)
 
 
@@ -104,6 +109,41 @@ class Fdb:
             values = dict(attributes(payload, _NDMSG.size))
             if at == index and _DST in values and _LLADDR in values:
                 yield values[_LLADDR], str(ipaddress.ip_address(values[_DST]))
+
+
+@dataclass(frozen=True)
+class StaticEntry:
+    """A notification that a static entry was made or (``gone``) removed: the index of its device, and that of
+    the bridge if it is an entry of a bridge (0: of a VXLAN device)."""
+
+    gone: bool
+    index: int
+    bridge: int
+    mac: str
+
+
+def static_entry(kind: int, payload: bytes) -> StaticEntry:
+    """Parse a message that ``of_static_entries`` lets pass."""
+    _, index, _, _, _ = _NDMSG.unpack_from(payload)
+    found = dict(attributes(payload, _NDMSG.size))
+    return StaticEntry(kind == _DELNEIGH, index, number(found.get(_MASTER)), found.get(_LLADDR, b"").hex(":"))
+
+
+def of_static_entries() -> BpfProgram:
+    """A filter for a socket (SO_ATTACH_FILTER) of RTNLGRP_NEIGH: static entries of bridges and VXLAN devices.
+
+    Those that a bridge learns come as fast as a VM sends from new MACs.
+    """
+    program = Assembler()
+    program.load(_FAMILY_AT, 1)
+    program.unequal(socket.AF_BRIDGE, "other")
+    program.load(_STATE_AT, 1)
+    program.mask(_NUD_PERMANENT | _NUD_NOARP)
+    program.equal(0, "other")
+    program.end(-1)
+    program.label("other")
+    program.end(0)
+    return program.program()
 
 
 def changed_port(kind: int, payload: bytes) -> int | None:

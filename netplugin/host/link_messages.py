@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from netplugin.host.link_values import (
     BondMember,
@@ -16,6 +17,8 @@ from netplugin.host.link_values import (
     LinkEvent,
     LinuxBond,
     Made,
+    PortOptions,
+    TapUse,
     Vlan,
     Vxlan,
 )
@@ -32,13 +35,52 @@ _SKIP_STATISTICS = 8
 _IFF_UP = 1
 _INET6_CONF, _DISABLE_IPV6 = 2, 26  # index of DEVCONF_DISABLE_IPV6 (include/uapi/linux/ipv6.h)
 _IFINFO, _IFADDR = struct.Struct("=BxHiII"), struct.Struct("=BBBBI")
-_TUN_PERSIST, _TUN_MULTI_QUEUE = 6, 7
-_BR_FORWARD_DELAY, _BR_STP_STATE, _BR_MCAST_SNOOPING = 1, 5, 23
-_BR_OPTIONS, _BR_FDB_MAX_LEARNED = 46, 49  # BR_OPTIONS: IFLA_BR_MULTI_BOOLOPT, values and mask
-_BR_NO_LINK_LOCAL_LEARN = 1 << 0
+_TUN_OWNER, _TUN_GROUP, _TUN_PERSIST, _TUN_MULTI_QUEUE = 1, 2, 6, 7
+#: The options of a bridge that are numbers, with the format of each; a limit of learned MACs is not on each
+#: kernel. IFLA_BR_MULTI_BOOLOPT has values and a mask.
+_BRIDGE_OPTIONS = {
+    "stp_state": (5, "=I"),
+    "forward_delay": (1, "=I"),
+    "mcast_snooping": (23, "=B"),
+    "fdb_max_learned": (49, "=I"),
+    "group_fwd_mask": (9, "=H"),
+    "ageing_time": (4, "=I"),
+    "vlan_filtering": (7, "=B"),
+    "nf_call_iptables": (36, "=B"),
+    "nf_call_ip6tables": (37, "=B"),
+    "nf_call_arptables": (38, "=B"),
+}
+_BR_BOOLEANS = 46
 _PROTINFO, _BRPORT_LEARNING, _NESTED = 12, 8, 0x8000
 _BRPORT_FLUSH = 24
-_BRPORT_FLOODS = (9, 27, 30)  # of unknown unicast, multicast and broadcast frames
+_FLOODS = {"flood": 9, "mcast_flood": 27, "bcast_flood": 30}  # of unknown unicast, multicast, broadcast
+#: The other options of a bridge port, which a new one has as 0, by iproute2's names.
+_PORT_OPTIONS = {
+    "hairpin": (4, "=B"),
+    "guard": (5, "=B"),
+    "root_block": (6, "=B"),
+    "fastleave": (7, "=B"),
+    "proxy_arp": (10, "=B"),
+    "proxy_arp_wifi": (12, "=B"),
+    "mcast_to_unicast": (28, "=B"),
+    "vlan_tunnel": (29, "=B"),
+    "group_fwd_mask": (31, "=H"),
+    "neigh_suppress": (32, "=B"),
+    "isolated": (33, "=B"),
+    "backup_port": (34, "=I"),
+    "locked": (39, "=B"),
+    "mab": (40, "=B"),
+    "neigh_vlan_suppress": (43, "=B"),
+    "backup_nhid": (44, "=I"),
+}
+_BRPORT_STATE, _FORWARDING = 1, 3
+#: Those that a new port has otherwise.
+_PORT_DEFAULTS = {
+    "state": (_BRPORT_STATE, _FORWARDING),
+    "learning": (_BRPORT_LEARNING, 1),
+    **{name: (kind, 1) for name, kind in _FLOODS.items()},
+}
+_OPERSTATE, _CARRIES = 16, (0, 6)  # IF_OPER_UNKNOWN, IF_OPER_UP: the bridge sets such a port to forward
 _VLAN_ID, _VLAN_PROTOCOL = 1, 5
 _VXLAN_ID, _VXLAN_LOCAL, _VXLAN_TTL, _VXLAN_LEARNING = 1, 4, 5, 7
 _VXLAN_PORT, _VXLAN_LOCAL6, _VXLAN_DF = 15, 17, 29
@@ -91,17 +133,16 @@ def unmakeable(kind: str) -> bytes:
     )
 
 
-def bridge_options(index: int, bridge: Bridge) -> bytes:
-    """A request that sets a bridge's options; the kernel ignores those that it does not support."""
-    option = _BR_NO_LINK_LOCAL_LEARN
-    values = [
-        attribute(_BR_FORWARD_DELAY, _u32(bridge.forward_delay)),
-        attribute(_BR_STP_STATE, _u32(bridge.stp_state)),
-        attribute(_BR_MCAST_SNOOPING, struct.pack("=B", bridge.mcast_snooping)),
-        attribute(_BR_OPTIONS, _u32(option * bridge.no_linklocal_learn) + _u32(option)),
-    ]
-    if bridge.fdb_max_learned is not None:
-        values.append(attribute(_BR_FDB_MAX_LEARNED, _u32(bridge.fdb_max_learned)))
+def bridge_options(index: int, bridge: Bridge, found: Bridge, names: Sequence[str]) -> bytes:
+    """A request that sets these options of a bridge as ``bridge`` has them; ``found``: as they are."""
+    values = []
+    for name in names:
+        if name == "booleans":
+            changed = bridge.booleans ^ found.booleans
+            values.append(attribute(_BR_BOOLEANS, _u32(bridge.booleans & changed) + _u32(changed)))
+        else:
+            kind, form = _BRIDGE_OPTIONS[name]
+            values.append(attribute(kind, struct.pack(form, getattr(bridge, name))))
     info = attribute(_INFO_KIND, b"bridge") + attribute(_INFO_DATA, *values)
     return _IFINFO.pack(0, 0, index, 0, 0) + attribute(_LINKINFO, info)
 
@@ -180,11 +221,24 @@ def port_flags(index: int, learning: bool, flooding: bool | None) -> bytes:
     """
     flags = attribute(_BRPORT_LEARNING, struct.pack("=B", learning))
     if flooding is not None:
-        flags += b"".join(attribute(kind, struct.pack("=B", flooding)) for kind in _BRPORT_FLOODS)
+        flags += b"".join(attribute(kind, struct.pack("=B", flooding)) for kind in _FLOODS.values())
     if flooding is False:
         flags += attribute(_BRPORT_FLUSH, b"")
+    return _of_port(index, flags)
+
+
+def port_option(index: int, name: str) -> bytes:
+    """A request (RTM_SETLINK) that sets an option of a bridge port as the kernel does for a new one."""
+    if name in _PORT_OPTIONS:
+        kind, form = _PORT_OPTIONS[name]
+        return _of_port(index, attribute(kind, struct.pack(form, 0)))
+    kind, value = _PORT_DEFAULTS[name]
+    return _of_port(index, attribute(kind, struct.pack("=B", value)))
+
+
+def _of_port(index: int, options: bytes) -> bytes:
     head = _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0)
-    return head + attribute(_PROTINFO | _NESTED, flags)
+    return head + attribute(_PROTINFO | _NESTED, options)
 
 
 def alternative_name(index: int, name: str) -> bytes:
@@ -223,7 +277,6 @@ def read_link(payload: bytes) -> Link:
     kind = text(info.get(_INFO_KIND))
     data = dict(attributes(info.get(_INFO_DATA, b"")))
     tun = data if kind == "tun" else {}
-    floods = _flags(info, _BRPORT_FLOODS)
     return Link(
         index=index,
         name=text(found.get(_IFNAME)),
@@ -239,31 +292,40 @@ def read_link(payload: bytes) -> Link:
         ipv6=_runs_ipv6(found.get(_AF_SPEC, b"")),
         qdisc=text(found.get(_QDISC)),
         multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),
-        persistent=bool(number(tun.get(_TUN_PERSIST))),
-        learning=True in _flags(info, [_BRPORT_LEARNING]),
-        flooding=floods.pop() if len(floods) == 1 else None,
+        use=_tap_use(tun),
+        port=_port_of(info, found) or PortOptions(),
         data=_data(kind, data, found),
     )
 
 
-def _flags(info: Mapping[int, bytes], flags: Sequence[int]) -> set[bool]:
-    """The values that these flags of a bridge port have; true of what is no bridge port."""
+def _tap_use(tun: Mapping[int, bytes]) -> TapUse:
+    owner, group = (number(tun[kind]) if kind in tun else None for kind in (_TUN_OWNER, _TUN_GROUP))
+    return TapUse(owner, group, bool(number(tun.get(_TUN_PERSIST))))
+
+
+def _port_of(info: Mapping[int, bytes], link: Mapping[int, bytes]) -> PortOptions | None:
+    """The options of a bridge port; None of what is none."""
     if text(info.get(_INFO_SLAVE_KIND)) != "bridge":
-        return {True}
-    port = dict(attributes(info.get(_INFO_SLAVE_DATA, b"")))
-    return {bool(number(port.get(flag))) for flag in flags}
+        return None
+    return _port_options(dict(attributes(info.get(_INFO_SLAVE_DATA, b""))), link)
+
+
+def _port_options(port: Mapping[int, bytes], link: Mapping[int, bytes]) -> PortOptions:
+    floods = {bool(number(port.get(flag))) for flag in _FLOODS.values()}
+    others = {name for name, (kind, _) in _PORT_OPTIONS.items() if number(port.get(kind))}
+    if number(link.get(_OPERSTATE)) in _CARRIES and number(port.get(_BRPORT_STATE)) != _FORWARDING:
+        others.add("state")
+    return PortOptions(
+        bool(number(port.get(_BRPORT_LEARNING))),
+        floods.pop() if len(floods) == 1 else None,
+        frozenset(others),
+    )
 
 
 def _data(kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]) -> Made | LinuxBond | None:
     match kind:
         case "bridge":
-            return Bridge(
-                number(data.get(_BR_STP_STATE)),
-                number(data.get(_BR_FORWARD_DELAY)),
-                number(data.get(_BR_MCAST_SNOOPING)),
-                number(data.get(_BR_OPTIONS, b"")[:4]) & _BR_NO_LINK_LOCAL_LEARN,
-                number(limit) if (limit := data.get(_BR_FDB_MAX_LEARNED)) is not None else None,
-            )
+            return _bridge(data)
         case "vlan":
             # With this attribute, the parent's index belongs to another namespace.
             parent = "" if _LINK_NETNSID in link else name_of(number(link.get(_LINK)))
@@ -276,6 +338,13 @@ def _data(kind: str, data: Mapping[int, bytes], link: Mapping[int, bytes]) -> Ma
         case "bond":
             return _bond(data)
     return None
+
+
+def _bridge(data: Mapping[int, bytes]) -> Bridge:
+    options = {name: number(data.get(kind)) for name, (kind, _) in _BRIDGE_OPTIONS.items()}
+    has_limit = _BRIDGE_OPTIONS["fdb_max_learned"][0] in data
+    found = Bridge(**options, booleans=number(data.get(_BR_BOOLEANS, b"")[:4]))
+    return found if has_limit else replace(found, fdb_max_learned=None)
 
 
 def _vxlan(data: Mapping[int, bytes]) -> Vxlan:
@@ -359,6 +428,8 @@ def link_event(kind: int, payload: bytes) -> LinkEvent | None:
         return None
     *_, flags, _ = _IFINFO.unpack_from(payload)
     found = dict(attributes(payload, _IFINFO.size))
+    info = dict(attributes(found.get(_LINKINFO, b"")))
+    kind_of, data = text(info.get(_INFO_KIND)), dict(attributes(info.get(_INFO_DATA, b"")))
     return LinkEvent(
         gone=kind == DELLINK,
         name=text(found.get(_IFNAME)),
@@ -367,7 +438,22 @@ def link_event(kind: int, payload: bytes) -> LinkEvent | None:
         mtu=number(found.get(_MTU)),
         master=number(found.get(_MASTER)),
         carrier=bool(number(found.get(_CARRIER))),
+        address=_mac(found.get(_ADDRESS, b"")) or None,
+        bridge=_bridge(data) if kind_of == "bridge" else None,
+        use=_tap_use(data) if kind_of == "tun" else None,
+        port=_port_of(info, found),
     )
+
+
+def port_event(kind: int, payload: bytes) -> tuple[str, PortOptions] | None:
+    """Parse a bridge's notification of its port, its name and its options; None for other messages."""
+    if kind != NEWLINK or len(payload) < _IFINFO.size or payload[0] != socket.AF_BRIDGE:
+        return None
+    found = dict(attributes(payload, _IFINFO.size))
+    options = found.get(_PROTINFO) or found.get(_PROTINFO | _NESTED)
+    if options is None:
+        return None
+    return text(found.get(_IFNAME)), _port_options(dict(attributes(options)), found)
 
 
 def _is_of_device(kind: int, payload: bytes) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 
 _DOT1Q = 0x8100
 
@@ -18,20 +18,31 @@ class Bridge:
     number of learned entries is limited, as in OVS (``mac-table-size`` in ovs-vswitchd.conf.db(5)):
     otherwise a sender of many MACs fills the host's memory. None: the kernel has no such limit
     (added in 6.8).
+
+    The others are the kernel's defaults: it forwards no frames to reserved groups, keeps what it learns
+    for 300 s (in 1/100 s), has no VLANs, and hands nothing to the host's iptables. What matters only with
+    STP, snooping or VLANs is left out.
+
+    They can be set in the order of the fields: STP allows no delay of 0.
     """
 
     stp_state: int = 0
     forward_delay: int = 0
     mcast_snooping: int = 0
-    no_linklocal_learn: int = 1
+    #: BR_BOOLOPT_*, as bits: only that it learns nothing from frames to reserved groups.
+    booleans: int = 1
     fdb_max_learned: int | None = 8192
+    group_fwd_mask: int = 0
+    ageing_time: int = 30000
+    vlan_filtering: int = 0
+    nf_call_iptables: int = 0
+    nf_call_ip6tables: int = 0
+    nf_call_arptables: int = 0
 
-    def fits(self, found: object) -> bool:
-        """Whether a bridge has these options, ignoring those that its kernel does not support."""
-        if not isinstance(found, Bridge):
-            return False
-        limit = self.fdb_max_learned if found.fdb_max_learned is not None else None
-        return found == replace(self, fdb_max_learned=limit)
+    def differences(self, found: Bridge) -> tuple[str, ...]:
+        """The options that a bridge has otherwise, except those that its kernel does not support."""
+        both = ((each.name, getattr(self, each.name), getattr(found, each.name)) for each in fields(self))
+        return tuple(name for name, desired, has in both if has not in (desired, None))
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,39 @@ class LinuxBond:
 
 
 @dataclass(frozen=True)
+class TapUse:
+    """What a process that has a tap open can set: who may open it without capabilities (``owner``, a user,
+    and ``group``; if it has neither, everyone), and whether it stays when the process ends."""
+
+    owner: int | None = None
+    group: int | None = None
+    persistent: bool = False
+
+    @property
+    def is_for_root(self) -> bool:
+        """Whether it stays, and root alone may open it."""
+        return self == TapUse(0, 0, True)
+
+
+@dataclass(frozen=True)
+class PortOptions:
+    """Options of a bridge port.
+
+    ``flooding`` is None if it floods some kinds of frames. ``others``: those that are not as the kernel sets
+    them, by the names in ``netplugin.host.link_messages``.
+    """
+
+    learning: bool = True
+    flooding: bool | None = True
+    others: frozenset[str] = frozenset()
+
+    def deviations(self) -> list[str]:
+        """The options that are not as the kernel sets them for a new port."""
+        floods = [] if self.flooding else ["flood", "mcast_flood", "bcast_flood"]
+        return sorted(self.others) + floods + ["learning"] * (not self.learning)
+
+
+@dataclass(frozen=True)
 class Link:
     """A network device as reported by the kernel."""
 
@@ -100,10 +144,9 @@ class Link:
     qdisc: str = ""
     #: Of a tap.
     multi_queue: bool = False
-    persistent: bool = False
-    #: Of a bridge port: whether the bridge learns MACs on it, and floods frames to it (None: some kinds).
-    learning: bool = True
-    flooding: bool | None = True
+    use: TapUse = field(default_factory=TapUse)
+    #: Of a bridge port.
+    port: PortOptions = field(default_factory=PortOptions)
     #: The attributes of its kind.
     data: Made | LinuxBond | None = None
 
@@ -132,7 +175,11 @@ class BridgePort:
 
 @dataclass(frozen=True)
 class LinkEvent:
-    """A link notification: a device has changed or (``gone``) was removed."""
+    """A link notification: a device has changed or (``gone``) was removed.
+
+    ``port``: the options that it has as a bridge port (see ``Link``), of which a bridge reports changes by
+    notifications of its own.
+    """
 
     gone: bool
     name: str
@@ -141,3 +188,7 @@ class LinkEvent:
     mtu: int
     master: int
     carrier: bool = field(default=False, compare=False)
+    address: str | None = None
+    bridge: Bridge | None = None
+    use: TapUse | None = None
+    port: PortOptions | None = None

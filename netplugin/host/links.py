@@ -8,7 +8,7 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from netplugin.host.link_messages import (
     new_mtu,
     new_name,
     port_flags,
+    port_option,
     read_address,
     read_bond_member,
     read_bridge_port,
@@ -53,7 +54,7 @@ from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/if_tun.h
 TUN_DEVICE = "/dev/net/tun"
-_TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
+_TUNSETIFF, _TUNSETPERSIST, _TUNSETOWNER, _TUNSETGROUP = 0x400454CA, 0x400454CB, 0x400454CC, 0x400454CE
 _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
 #: How long a deletion may take until the device is gone, and after which time to look.
@@ -146,7 +147,8 @@ class Links:
         step = f"create-{type(made).__name__.lower()}"
         parent = self._there(made.parent, step).index if isinstance(made, Vlan) else 0
         self._ask(step, name, NEWLINK, creation(name, address, made, parent), netlink.EXCLUSIVE)
-        index = self._there(name, step).index
+        there = self._there(name, step)
+        index = there.index
         # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the current
         # value has no effect. So set another value first.
         first = mtu - 1 if isinstance(made, Bridge) else mtu
@@ -154,16 +156,27 @@ class Links:
         if altname:
             self.add_altname(name, altname)
         self.refuse_ipv6(name)
-        if isinstance(made, Bridge):
-            self._ask(step, name, NEWLINK, bridge_options(index, made))
+        if isinstance(made, Bridge) and isinstance(there.data, Bridge):
+            self._ask(
+                step, name, NEWLINK, bridge_options(index, made, there.data, made.differences(there.data))
+            )
             self._alter(step, name, index, new_mtu(mtu))
 
     def create_tap(
-        self, name: str, alias: str, *, multi_queue: bool, mtu: int, altname: str = "", group: int = 0
+        self,
+        name: str,
+        alias: str,
+        *,
+        address: str,
+        multi_queue: bool,
+        mtu: int,
+        altname: str = "",
+        group: int = 0,
     ) -> None:
-        """Create a persistent tap, down, on no bridge, with the host's IPv6 disabled.
+        """Create a persistent tap of root's, down, on no bridge, with the host's IPv6 disabled.
 
-        ``altname``: an alternative name (since Linux 5.5), by which ``get`` finds it too.
+        ``address`` is its own MAC, not the VM's; ``altname``: an alternative name (since Linux 5.5), by which
+        ``get`` finds it too.
 
         The kernel refuses to open a multi-queue tap as a single-queue one and vice versa
         (``tun_set_iff`` in drivers/net/tun.c). libvirt opens it as multi-queue as soon as the
@@ -171,24 +184,25 @@ class Links:
 
         Raises: Conflict if another device has the alternative name; HostError, OperationTimeout.
         """
-        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | _IFF_TUN_EXCL
-        flags |= _IFF_MULTI_QUEUE if multi_queue else 0
-        with words("create-tap", name):
-            device = os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            with words("create-tap", name):
-                fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+        with _opened_tap("create-tap", name, multi_queue, _IFF_TUN_EXCL) as device:
             # Set the alias before the tap is persistent: until then it disappears with this
             # process.
             index = self._there(name, "create-tap").index
-            self._alter("create-tap", name, index, new_alias(alias), new_mtu(mtu), new_group(group))
+            parts = (new_alias(alias), new_address(address), new_mtu(mtu), new_group(group))
+            self._alter("create-tap", name, index, *parts)
             if altname:
                 self.add_altname(name, altname)
             self.refuse_ipv6(name)
             with words("create-tap", name):
-                fcntl.ioctl(device, _TUNSETPERSIST, 1)
-        finally:
-            os.close(device)
+                _keep_for_root(device)
+
+    def keep_for_root(self, name: str, *, multi_queue: bool) -> None:
+        """Make a tap root's again, and persistent.
+
+        Raises: HostError, also while a process has it open, unless it has several queues.
+        """
+        with _opened_tap("own-tap", name, multi_queue) as device, words("own-tap", name):
+            _keep_for_root(device)
 
     def set(
         self,
@@ -199,7 +213,6 @@ class Links:
         alias: str | None = None,
         master: str | None = None,
         up: bool | None = None,
-        bridge: Bridge | None = None,
         learning: bool | None = None,
         flooding: bool | None = None,
         group: int | None = None,
@@ -212,8 +225,6 @@ class Links:
         Raises: HostError, OperationTimeout.
         """
         index = self._there(name, "set-link").index
-        if bridge is not None:
-            self._ask("set-bridge", name, NEWLINK, bridge_options(index, bridge))
         plain = {
             "set-mtu": new_mtu(mtu) if mtu is not None else b"",
             "set-address": new_address(address) if address is not None else b"",
@@ -230,7 +241,10 @@ class Links:
             self._ask("set-state", name, NEWLINK, change(index, up=up))
 
     def _alter_all(self, name: str, index: int, parts: Mapping[str, bytes]) -> None:
-        """Change attributes by one request; if the kernel refuses it, by one each, to know which is wrong."""
+        """Change attributes by one request; if the kernel refuses it, by one each.
+
+        So those are changed that can be, and the error says which cannot.
+        """
         if len(parts) > 1:
             with words("set-link", name):
                 try:
@@ -240,8 +254,28 @@ class Links:
                     raise
                 except OSError:
                     pass
+        refused: list[NetpluginError] = []
         for step, part in parts.items():
-            self._alter(step, name, index, part)
+            try:
+                self._alter(step, name, index, part)
+            except NetpluginError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
+
+    def set_bridge_option(self, name: str, desired: Bridge, option: str) -> None:
+        """Set one option of a bridge, a field of ``Bridge``. Raises: HostError, OperationTimeout."""
+        link = self._there(name, "set-bridge")
+        if isinstance(link.data, Bridge):
+            self._ask("set-bridge", name, NEWLINK, bridge_options(link.index, desired, link.data, [option]))
+
+    def reset_port_option(self, name: str, option: str) -> None:
+        """Set an option of a bridge port (``PortOptions``) as the kernel does for a new one.
+
+        Raises: HostError, OperationTimeout.
+        """
+        index = self._there(name, "set-port").index
+        self._ask("set-port", name, SETLINK, port_option(index, option))
 
     def add_altname(self, name: str, altname: str) -> None:
         """Give the device a further name. Raises: Conflict if another has it; HostError, OperationTimeout."""
@@ -305,6 +339,28 @@ class Links:
         if link is None:
             raise HostError(f"{name}: there is no such device", step=step)
         return link
+
+
+@contextlib.contextmanager
+def _opened_tap(step: str, name: str, multi_queue: bool, flags: int = 0) -> Iterator[int]:
+    """Open a tap, and create it if there is none. Raises: HostError."""
+    flags |= _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | (_IFF_MULTI_QUEUE if multi_queue else 0)
+    with words(step, name):
+        device = os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        with words(step, name):
+            fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+        yield device
+    finally:
+        os.close(device)
+
+
+def _keep_for_root(device: int) -> None:
+    """Let no user without CAP_NET_ADMIN open the tap: without an owner and a group, every user may
+    (``tun_not_capable`` in drivers/net/tun.c)."""
+    fcntl.ioctl(device, _TUNSETGROUP, 0)
+    fcntl.ioctl(device, _TUNSETOWNER, 0)
+    fcntl.ioctl(device, _TUNSETPERSIST, 1)
 
 
 class NoSuchLink(HostError):

@@ -172,6 +172,7 @@ def host(
     mtu: int = 9600,
     family: int = 4,
     tunnels: bool = True,
+    reconcile_s: int = 60,
 ) -> Iterator[Host]:
     """A hypervisor with an agent, on the switch by ``eth1`` (its tunnels' interface too)."""
     with bare_machine(number, mtu=mtu, family=family) as (name, address), ExitStack() as stack:
@@ -179,7 +180,8 @@ def host(
         options |= {"local_ip": address} if tunnels else {}
         directory = BASE / name
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        agent = PrivateAgent(directory, options={"linuxbridge": options}, netns=name)
+        groups = {"linuxbridge": options, "agent": {"reconcile_interval": str(reconcile_s)}}
+        agent = PrivateAgent(directory, options=groups, netns=name)
         yield Host(name, address, stack.enter_context(agent))
 
 

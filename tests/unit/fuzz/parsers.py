@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -204,12 +204,21 @@ def _of_links(data: bytes) -> None:
     readers: Sequence[Callable[[bytes], object]] = (
         *(link_messages.identity, link_messages.read_link, link_messages.read_bridge_port),
         *(link_messages.read_bond_member, link_messages.read_address, vf_messages.parse_link),
-        *(vf_messages.parse_vfs, vf_messages.parse_counters, fdb._fixed, tc._tbf, tc._target, tc._program),
+        *(
+            vf_messages.parse_vfs,
+            vf_messages.parse_counters,
+            fdb._fixed,
+            partial(fdb.static_entry, 0),
+            tc._tbf,
+            tc._target,
+            tc._program,
+        ),
     )
     for kind, flags, payload in netlink.messages(data):
         netlink.refusal(flags, payload)
         link_messages.link_event(kind, payload)
         link_messages.bridge_port_event(kind, payload)
+        link_messages.port_event(kind, payload)
         for reader in readers:
             with suppress(NetpluginError), netlink.translated("read", "device", _refused):
                 reader(payload)

@@ -16,7 +16,17 @@ from netplugin.api.errors import Conflict, HostError
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
-from netplugin.host.link_values import BondMember, Bridge, Ifb, Link, LinuxBond, Vlan, Vxlan
+from netplugin.host.link_values import (
+    BondMember,
+    Bridge,
+    Ifb,
+    Link,
+    LinuxBond,
+    PortOptions,
+    TapUse,
+    Vlan,
+    Vxlan,
+)
 from netplugin.host.links import Links, Made
 from netplugin.host.locks import NoLocks
 from netplugin.host.names import TAP
@@ -46,6 +56,7 @@ INTERFACES = {"net1": "", "net2": "eth2", "net3": "eth3", "net4": "bond0"}
 #: The interface that tunnels end at.
 UNDERLAY, LOCAL_IP = "eth8", "192.0.2.8"
 FIRST_RULE = Rule.make(Match(IIFNAME, b"x".ljust(16, b"\0")), ACCEPT)
+FOR_ROOT = TapUse(0, 0, True)
 _KINDS = {Bridge: "bridge", Vlan: "vlan", Vxlan: "vxlan", Ifb: "ifb"}
 
 
@@ -116,7 +127,15 @@ class ModelLinks(Links):
             self.add_altname(name, altname)
 
     def create_tap(
-        self, name: str, alias: str, *, multi_queue: bool, mtu: int, altname: str = "", group: int = 0
+        self,
+        name: str,
+        alias: str,
+        *,
+        address: str,
+        multi_queue: bool,
+        mtu: int,
+        altname: str = "",
+        group: int = 0,
     ) -> None:
         assert not altname or self.get(altname) is None
         self.add(
@@ -126,8 +145,9 @@ class ModelLinks(Links):
                 "tun",
                 mtu,
                 alias=alias,
+                address=address,
                 multi_queue=multi_queue,
-                persistent=True,
+                use=FOR_ROOT,
                 altnames=(altname,) if altname else (),
                 group=group,
                 qdisc="noop",
@@ -142,7 +162,7 @@ class ModelLinks(Links):
         alias: str | None = None,
         master: str | None = None,
         up: bool | None = None,
-        bridge: Bridge | None = None,
+        address: str | None = None,
         learning: bool | None = None,
         flooding: bool | None = None,
         group: int | None = None,
@@ -156,13 +176,29 @@ class ModelLinks(Links):
             assert self.links[master].kind == "bridge"
         if learning is not None:
             assert link.master, "only what is on a bridge has ports' options"
-        fields = {"mtu": mtu, "alias": alias, "up": up, "data": bridge, "learning": learning, "group": group}
-        fields["flooding"] = flooding
-        link = replace(link, **{k: v for k, v in fields.items() if v is not None})
+        fields = {"mtu": mtu, "alias": alias, "up": up, "address": address, "group": group}
+        of_port = {"learning": learning, "flooding": flooding}
+        port = replace(link.port, **{k: v for k, v in of_port.items() if v is not None})
+        link = replace(link, port=port, **{k: v for k, v in fields.items() if v is not None})
         if master is not None and (master or None) != link.master:
             self.unplugged(link)
-            link = replace(link, master=master or None, learning=True, flooding=True)
+            link = replace(link, master=master or None, port=PortOptions())
         self.links[name] = link
+
+    def keep_for_root(self, name: str, *, multi_queue: bool) -> None:
+        self.links[name] = replace(self.links[name], use=FOR_ROOT)
+
+    def set_bridge_option(self, name: str, desired: Bridge, option: str) -> None:
+        link = self.links[name := self._real(name)]
+        assert isinstance(link.data, Bridge)
+        data = replace(link.data, **{option: getattr(desired, option)})
+        self.links[name] = replace(link, data=data)
+
+    def reset_port_option(self, name: str, option: str) -> None:
+        port = self.links[name].port
+        others = port.others - {option}
+        learning, flooding = port.learning or option == "learning", port.flooding or "flood" in option or None
+        self.links[name] = replace(self.links[name], port=PortOptions(learning, flooding, others))
 
     def add_altname(self, name: str, altname: str) -> None:
         link = self.links[name]
@@ -191,7 +227,7 @@ class ModelLinks(Links):
                 self.delete(other.name)
             elif other.master == name:
                 self.unplugged(other)
-                self.links[other.name] = replace(other, master=None, learning=True)
+                self.links[other.name] = replace(other, master=None, port=PortOptions())
 
 
 class ModelMembers(BridgeMembers):
@@ -436,10 +472,10 @@ class Model:
         found = {}
         for name, link in self.links.links.items():
             if name in DEVICES.values():
-                found[name] = replace(link, master=None, alias=None, learning=True)
+                found[name] = replace(link, master=None, alias=None, port=PortOptions())
             elif not is_ours(link):
                 ours = name in INTERFACES.values()
-                found[name] = replace(link, master=None) if ours else link
+                found[name] = replace(link, master=None, port=PortOptions()) if ours else link
         return found
 
     def ours(self) -> list[str]:

@@ -14,7 +14,7 @@ from drivers.linuxbridge.guard import NOTHING
 from drivers.linuxbridge.segments import PORT_MARK
 from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Change, Intent, Overlay
-from netplugin.host.link_values import Bridge, Link, Vlan, Vxlan
+from netplugin.host.link_values import Bridge, Link, PortOptions, TapUse, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
 from netplugin.host.nftables import AddElement, Chain, DeleteTable, SetChain
 from netplugin.host.tc import Queueing, Tbf
@@ -45,15 +45,19 @@ ADDRESSES: list[list[dict[str, str]]] = [
     [{"ip": "10.0.0.0/28"}, {"ip": "2001:db8::5"}],
     [{"ip": "10.0.0.7", "mac": "52:54:00:77:77:77"}],
 ]
+#: Options of bridge ports that others have set.
+OTHERS = frozenset({"hairpin", "isolated"})
 TAP_DRIFT = (
     "none gone mtu down free ipv6 queues kind flushed unlinked extra elsewhere rate norate "
-    "unturned turned unguarded otherguard learning released renamed group"
+    "unturned turned unguarded otherguard learning released renamed group address opened"
 ).split()
 SERVICE_DRIFT = "none gone anew free elsewhere unmarked down small unguarded otherguard learning".split()
-DEVICE_DRIFT = ("none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless").split()
+DEVICE_DRIFT = (
+    "none gone mtu down ipv6 newborn options rate norate free peers unguarded limitless port address"
+).split()
 TABLE_DRIFT = "none gone flushed hook stray unmapped unlisted".split()
 SOURCES_DRIFT = "none gone unsound stranger stray".split()
-INTERFACE_DRIFT = "none none none gone down addresses enslaved small dead".split()
+INTERFACE_DRIFT = "none none none gone down addresses enslaved small dead port".split()
 
 
 def make_spec(mtu: int = 1500, network: Any = "net1", queues: int = 1, **fields: Any) -> PortSpec:
@@ -175,7 +179,9 @@ def drift_of_tap(model: Model, name: str, what: str) -> None:
         "group": {"group": 7},
         "queues": {"multi_queue": not link.multi_queue},
         "kind": {"kind": "dummy"},
-        "learning": {"learning": True},
+        "learning": {"port": PortOptions(True, None, OTHERS)},
+        "address": {"address": "52:54:00:00:00:02"},
+        "opened": {"use": TapUse(1000, None, False)},
     }
     if what == "gone":
         model.links.delete(name)
@@ -216,7 +222,7 @@ def drift_of_service(model: Model, name: str, what: str) -> None:
         "unmarked": {"alias": None},
         "down": {"up": False},
         "small": {"mtu": 1450},
-        "learning": {"learning": True},
+        "learning": {"port": PortOptions(True, None, OTHERS)},
     }
     if what == "elsewhere" and link.master is None:
         return  # it was put there before it was a port: such a device is refused
@@ -244,6 +250,8 @@ def drift_of_device(model: Model, name: str, what: str) -> None:
         "newborn": {"alias": None},
         "options": {"data": _other(link)},
         "free": {"master": None},
+        "port": {"port": PortOptions(False, None, OTHERS)},
+        "address": {"address": "52:54:00:00:00:02"},
     }
     if isinstance(link.data, Bridge):
         changed["limitless"] = {"data": replace(link.data, fdb_max_learned=None)}
@@ -262,7 +270,7 @@ def drift_of_device(model: Model, name: str, what: str) -> None:
 def _other(link: Link) -> Any:
     match link.data:
         case Bridge():
-            return Bridge(stp_state=1)
+            return Bridge(stp_state=1, forward_delay=1500, group_fwd_mask=0xFFF8, ageing_time=0)
         case Vlan():
             return replace(link.data, id=4000)
         case Vxlan():
@@ -276,6 +284,7 @@ def drift_of_interface(model: Model, name: str, what: str) -> None:
         "down": {"up": False},
         "enslaved": {"master": "theirs"},
         "small": {"mtu": 1450},
+        "port": {"port": PortOptions(False, None, OTHERS)},
     }
     if what == "gone":
         model.links.delete(name)

@@ -418,7 +418,7 @@ def test_of_two_ports_with_one_mac_the_first_has_it_until_it_goes() -> None:
     taps = {name: model.links.links[device_name(TAP, name)] for name in ("p", "q")}
     mac = make_spec().mac
     assert model.fdb.holder(taps["q"].index, mac) == taps["p"].index
-    assert not taps["p"].learning and taps["q"].learning
+    assert not taps["p"].port.learning and taps["q"].port.learning
     assert planned(model, [first, second]) == planned(model, [second], whole=False) == ()
     converge(model, [Intent("p", None), second])
     assert model.fdb.holder(taps["q"].index, mac) == taps["q"].index

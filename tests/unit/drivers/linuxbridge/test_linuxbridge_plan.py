@@ -46,7 +46,7 @@ def check(model: Model, port_id: str, spec: PortSpec) -> None:
     alone = spec.port_security.enabled and macs == {spec.mac}
     at = model.fdb.holder(link.index, spec.mac)
     assert at is not None if alone else at != link.index
-    assert link.learning == (at != link.index)
+    assert link.port.learning == (at != link.index)
     rates = {
         link.name: spec.qos.ingress_kbps,
         device_name(SHAPER, port_id): spec.qos.egress_kbps,

@@ -12,7 +12,7 @@ from drivers.linuxbridge.watch import _MOST_PASSED, LOST, LinkNews
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host.link_values import Link, LinkEvent
+from netplugin.host.link_values import Link, LinkEvent, PortOptions
 from netplugin.host.names import TAP, device_name
 from netplugin.host.nftables import DeleteTable
 from tests.unit.drivers.linuxbridge.model import Model
@@ -48,7 +48,7 @@ def test_the_device_keeps_what_is_its_owners() -> None:
     converge(model, [Intent("svc", service(), stamp="store/1")])
     link = model.links.links[DEVICE]
     assert link.alias == f"netplugin-service-port=svc device={DEVICE} mtu=1500 store=store/1"
-    assert replace(link, master=None, alias=None, learning=True) == before and link.master == BRIDGE
+    assert replace(link, master=None, alias=None, port=PortOptions()) == before and link.master == BRIDGE
     binding = model.driver.binding(Intent("svc", service()))
     assert (binding.vif_type, binding.interface_xml) == ("device", "")
     converge(model, [Intent("svc", None)], whole=False)

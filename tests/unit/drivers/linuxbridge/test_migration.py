@@ -8,6 +8,7 @@ import pytest
 
 from drivers.linuxbridge.guard import NOTHING, port_guard
 from netplugin.backend import Intent
+from netplugin.host.link_values import PortOptions
 from netplugin.host.names import TAP, device_name
 from tests.unit.drivers.linuxbridge.model import Model
 from tests.unit.drivers.linuxbridge.strategies import converge, make_spec, planned, queueing
@@ -23,7 +24,7 @@ def gate(model: Model) -> tuple[bool, bool, bool]:
     assert link.master, "the tap is on its bridge in any case"
     guard = queueing(model, NAME).guard
     assert guard in (NOTHING, port_guard(make_spec()))
-    return guard != NOTHING, link.flooding, bool(model.fdb.fixed(link.index))
+    return guard != NOTHING, link.port.flooding, bool(model.fdb.fixed(link.index))
 
 
 STATES = {CLOSED: (False, False, False), WAITING: (True, False, False), OPEN: (True, True, True)}
@@ -42,8 +43,8 @@ def test_a_port_is_opened_and_closed(first: Intent, then: Intent) -> None:
 def test_what_others_open_is_closed_again() -> None:
     model = Model()
     converge(model, [CLOSED])
-    model.links.links[NAME] = replace(model.links.links[NAME], flooding=None)
-    assert [type(change).__name__ for change in planned(model, [CLOSED])] == ["SetTap"]
+    model.links.links[NAME] = replace(model.links.links[NAME], port=PortOptions(flooding=None))
+    assert [type(change).__name__ for change in planned(model, [CLOSED])] == ["SetMacs"]
     model.fdb.fix(model.links.links[NAME].index, make_spec().mac)
     converge(model, [CLOSED])
     assert gate(model) == STATES[CLOSED]

@@ -10,7 +10,7 @@ from drivers.linuxbridge.commands import CreateTap, RemoveTap, RenameTap
 from drivers.linuxbridge.segments import service_of
 from netplugin.api.errors import Conflict
 from netplugin.backend import NAME_CLAIM, Claim, Intent
-from netplugin.host.link_values import Link
+from netplugin.host.link_values import Link, TapUse
 from netplugin.host.names import BRIDGE, TAP, TAP_GROUP, device_name
 from netplugin.host.nftables import DeleteTable
 from tests.unit.drivers.linuxbridge.model import Model
@@ -35,7 +35,7 @@ def test_the_tap_has_the_name_and_is_found_by_the_id() -> None:
 
 def test_a_device_of_others_keeps_the_name() -> None:
     model = Model()
-    theirs = Link(0, "vnic0", "tun", alias="an operator's", persistent=True)
+    theirs = Link(0, "vnic0", "tun", alias="an operator's", use=TapUse(persistent=True))
     model.links.add(theirs)
     before = model.foreign()
     result = converge(model, [NAMED, Intent("q", make_spec())])
@@ -128,7 +128,7 @@ def test_a_look_at_another_port_does_not_read_a_named_tap(monkeypatch: pytest.Mo
 def test_a_tap_does_not_become_a_service_port_of_the_same_name_nor_the_other_way_round() -> None:
     """As it is when the store was lost, and another program uses the names again."""
     model = Model()
-    model.links.add(Link(0, DEVICE, "tun", mtu=2000, up=True, carrier=True, persistent=True))
+    model.links.add(Link(0, DEVICE, "tun", mtu=2000, up=True, carrier=True, use=TapUse(persistent=True)))
     device = model.links.links[DEVICE]
     converge(model, [Intent("p", make_spec(device=DEVICE, vm_id="p"))])
     assert service_of(model.links.links[DEVICE])

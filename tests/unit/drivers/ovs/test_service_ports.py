@@ -19,7 +19,7 @@ from drivers.vdpa.driver import Vdpa
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import Claim, Intent
-from netplugin.host.link_values import Link
+from netplugin.host.link_values import Link, TapUse
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.service_devices import fit_device
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Model
@@ -28,7 +28,7 @@ from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, spec_of, vhost
 from tests.unit.ovs import bridge, port, settings_of, soon
 
 SPEC = service_spec(plain_spec())
-VETH = Link(7, "veth5", "veth", address="02:00:00:00:00:05", persistent=True)
+VETH = Link(7, "veth5", "veth", address="02:00:00:00:00:05", use=TapUse(persistent=True))
 OTHER_MAC = "52:54:00:00:00:09"
 
 
@@ -53,7 +53,7 @@ def test_veths_taps_and_dummies_are_taken() -> None:
         ("ovs-netdev", [replace(VETH, name="ovs-netdev", kind="tun")], "ovs-netdev is Open vSwitch's own"),
         (
             "veth5",
-            [replace(VETH, kind="tun", persistent=False)],
+            [replace(VETH, kind="tun", use=TapUse())],
             "veth5 is the tap of the program that made it",
         ),
         ("veth5", [replace(VETH, kind="tun", address=None)], "veth5 is a tun device, which has no Ethernet"),
