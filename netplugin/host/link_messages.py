@@ -28,7 +28,8 @@ from netplugin.host.netlink import attribute, attributes, number, text
 NEWLINK, DELLINK, GETLINK, SETLINK, GETADDR, NEWLINKPROP = 16, 17, 18, 19, 22, 108
 _ADDRESS, _IFNAME, _MTU, _LINK, _QDISC, _MASTER = 1, 3, 4, 5, 6, 10
 _LINKINFO, _IFALIAS, _AF_SPEC, _GROUP, _EXT_MASK, _CARRIER = 18, 20, 26, 27, 29, 33
-_LINK_NETNSID, _PROP_LIST, _ALT_IFNAME = 37, 52, 53
+_LINK_NETNSID, _XDP, _PROP_LIST, _ALT_IFNAME = 37, 43, 52, 53
+_XDP_ATTACHED = 2
 _INFO_KIND, _INFO_DATA, _INFO_SLAVE_KIND, _INFO_SLAVE_DATA = 1, 2, 4, 5
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SKIP_STATISTICS = 8
@@ -294,6 +295,7 @@ def read_link(payload: bytes) -> Link:
         multi_queue=bool(number(tun.get(_TUN_MULTI_QUEUE))),
         use=_tap_use(tun),
         port=_port_of(info, found) or PortOptions(),
+        xdp=bool(number(dict(attributes(found.get(_XDP, b""))).get(_XDP_ATTACHED))),
         data=_data(kind, data, found),
     )
 

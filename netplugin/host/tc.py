@@ -23,6 +23,7 @@ _NEWQDISC, DELQDISC, _GETQDISC = 36, 37, 38
 _NEWFILTER, DELFILTER, _GETFILTER = 44, 45, 46
 _ROOT, _INGRESS, _INGRESS_HANDLE = 0xFFFFFFFF, 0xFFFFFFF1, 0xFFFF0000
 _INGRESS_FILTERS = 0xFFFFFFF2  # the same for an ingress qdisc and clsact
+_EGRESS_FILTERS = 0xFFFFFFF3  # of clsact
 _KIND, _OPTIONS = 1, 2
 _TBF_PARMS, _TBF_RATE64 = 1, 4
 _U32_SEL, _U32_ACT = 5, 7
@@ -128,6 +129,18 @@ class Tc:
         return {
             index: self._queueing(index, roots.get(index), index in entered) for index in {*roots, *entered}
         }
+
+    def is_filtered(self, index: int) -> bool:
+        """Whether a device has filters where frames come in or go out, which we set on no uplink.
+
+        Raises: HostError, OperationTimeout.
+        """
+        if self._get(index, _INGRESS) is None:
+            return False
+        with _gone("list-filters", index):
+            places = (_INGRESS_FILTERS, _EGRESS_FILTERS)
+            return any(self._kernel.dump(_GETFILTER, TCMSG.pack(0, index, 0, at, 0)) for at in places)
+        return False
 
     def set_root(self, index: int, tbf: Tbf) -> None:
         """Set the egress rate. An existing tbf is changed in place and keeps its queue.

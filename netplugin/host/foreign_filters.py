@@ -1,0 +1,180 @@
+"""The packet filters of other programs in this network namespace, and br_netfilter, which adds bridges.
+
+With br_netfilter, frames that a bridge forwards pass the rules of IPv4, IPv6 and ARP as packets do that the
+host forwards (net/bridge/br_netfilter_hooks.c). Nothing here changes any of it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from netplugin.api.errors import NetpluginError
+from netplugin.host.frame_filters import BaseChain
+from netplugin.host.kernel_events import queued
+from netplugin.host.netlink import Interrupted, attributes, messages, text
+from netplugin.host.nfnetlink import HEAD, NETLINK_NETFILTER, Nfnetlink
+from netplugin.host.nft_foreign import FAMILIES, read_foreign
+from netplugin.host.processes import remaining
+from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Wake
+from netplugin.host.xtables import legacy_tables, read_legacy
+
+_STEP = "foreign-filters"
+_PROC = Path("/proc/sys/net/bridge")
+#: The switches of br_netfilter, by nft's name of the family whose rules they add bridged frames to.
+SWITCHES: Mapping[str, str] = MappingProxyType(
+    {"ip": "bridge-nf-call-iptables", "ip6": "bridge-nf-call-ip6tables", "arp": "bridge-nf-call-arptables"}
+)
+#: The tables of the agent: family and name.
+Ours = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class ForeignFilters:
+    """What other programs have set up.
+
+    ``bridged`` are the families to which br_netfilter adds the frames of all bridges. ``unread``: why not
+    all is known; empty if it is.
+    """
+
+    chains: tuple[BaseChain, ...] = ()
+    bridged: frozenset[str] = frozenset()
+    unread: str = ""
+
+
+class ForeignReader:
+    """Reads them. What is known is used again while nothing of nftables has changed. Thread-safe."""
+
+    def __init__(self, ours: Ours) -> None:
+        self.ours = ours
+        self._lock = threading.Lock()
+        self._kernel = Nfnetlink()
+        self._chains: tuple[BaseChain, ...] = ()
+        self._stamp: int | None = None
+        self._last: ForeignFilters | None = None
+
+    def read(self, deadline: float, *, anew: bool = True) -> ForeignFilters:
+        """``anew`` False: what was read last will do. An error is returned in ``unread``."""
+        with self._lock:
+            if self._last is None or anew:
+                self._last = self._read(deadline)
+            return self._last
+
+    def _read(self, deadline: float) -> ForeignFilters:
+        bridged = bridged_families()
+        unread = []
+        try:
+            chains = self._nftables(deadline)
+        except NetpluginError as error:
+            chains, self._stamp = (), None
+            unread.append(error.detail)
+        try:
+            chains += read_legacy()
+        except (OSError, LookupError, ValueError, struct.error) as error:
+            unread.append(f"the tables of iptables-legacy: {error}")
+        unread += [
+            f"{name} of arptables-legacy is not judged" for name in legacy_tables() if name[:3] == "arp"
+        ]
+        return ForeignFilters(chains, bridged, "; ".join(unread))
+
+    def _nftables(self, deadline: float) -> tuple[BaseChain, ...]:
+        while True:
+            try:
+                with self._kernel.reading(_STEP, deadline) as channel:
+                    stamp = self._kernel.stamp(channel)
+                    if stamp != self._stamp:
+                        chains = read_foreign(channel, self.ours)
+                        self._chains, self._stamp = chains, stamp
+                    return self._chains
+            except (Interrupted, FileNotFoundError):
+                if not remaining(deadline):
+                    raise
+
+
+def bridged_families() -> frozenset[str]:
+    """Return the families to which br_netfilter adds the frames of all bridges."""
+    found = set()
+    for family, name in SWITCHES.items():
+        try:
+            if int((_PROC / name).read_text()):
+                found.add(family)
+        except OSError:  # without br_netfilter
+            continue
+    return frozenset(found)
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+_TABLES_GROUP, _SOL_NETLINK, _ADD_MEMBERSHIP, _SUBSYSTEM, _TABLE_NAME = 7, 270, 1, 10, 1
+_NEWGEN = 15
+#: How often the switches of br_netfilter are read, and the tables of iptables-legacy: the kernel reports
+#: no change of them.
+_SWITCHES_S, _LEGACY_S = 1.0, 10.0
+_READ_S = 30.0
+#: Reading takes one part of this of the watch's time at most, however often others change their rules.
+_PAUSE = 10
+
+
+class ForeignWatch:
+    """Wakes the agent when other programs change what a frame meets; a thread, until ``close``.
+
+    The kernel reports changes of nftables. The rest is read again and again.
+    """
+
+    def __init__(self, wake: Callable[[Wake], None], reader: ForeignReader, supervisor: Supervisor) -> None:
+        """Raises: OSError if the kernel refuses the socket."""
+        self._wake = wake
+        self._reader = reader
+        self._known: ForeignFilters | None = None
+        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        self._changes.bind((0, 0))
+        self._changes.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
+        self._stopped = threading.Event()
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        self._thread = supervisor.thread("foreign-filters", self._run, self._stopped)
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._stop_writer.send(b"x")
+        self._thread.join(timeout=5)
+        for end in (self._changes, self._stop_reader, self._stop_writer):
+            end.close()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for end in (self._changes, self._stop_reader):
+            poll.register(end, select.POLLIN)
+        due = 0.0
+        while not self._stopped.is_set():
+            changed = self._is_changed() or bridged_families() != (self._known and self._known.bridged)
+            if changed or time.monotonic() >= due:
+                begun = time.monotonic()
+                self._compare()
+                due = time.monotonic() + _LEGACY_S
+                self._stopped.wait(_PAUSE * (time.monotonic() - begun))
+            poll.poll(_SWITCHES_S * 1000)
+
+    def _compare(self) -> None:
+        found = self._reader.read(time.monotonic() + _READ_S)
+        before, self._known = self._known, found
+        if before is not None and before != found:
+            self._wake(Wake("the packet filters of other programs have changed"))
+
+    def _is_changed(self) -> bool:
+        """Whether another program has changed nftables, or it is not known."""
+        changed = False
+        for data in queued(self._changes):
+            changed = changed or not data
+            for kind, _, payload in messages(data):
+                if kind >> 8 == _SUBSYSTEM and kind & 0xFF != _NEWGEN:
+                    name = text(dict(attributes(payload, HEAD)).get(_TABLE_NAME))
+                    changed = changed or (FAMILIES.get(payload[0], ""), name) not in self._reader.ours
+        return changed
