@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from drivers.linuxbridge import filters
+from drivers.linuxbridge.foreign import ObstacleReader
 from drivers.linuxbridge.model import Tap
 from drivers.linuxbridge.segments import PORT_MARK, SegmentDevice, is_ours, marked_port, service_of
 from netplugin.api.errors import Conflict
@@ -43,6 +44,7 @@ class BridgeKernel:
     nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
     vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
     members: BridgeMembers = field(default_factory=lambda: BridgeMembers(Links()))
+    obstacles: ObstacleReader = field(default_factory=ObstacleReader)
 
     @classmethod
     def make(cls, local_ip: str) -> BridgeKernel:

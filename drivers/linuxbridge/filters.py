@@ -168,6 +168,18 @@ def only_mac(chain: Chain) -> str:
     return comment.removeprefix(_MAC_MARK) if comment and comment.startswith(_MAC_MARK) else ""
 
 
+def versions(chain: Chain | None) -> frozenset[int]:
+    """Return the versions of IP that a port's chain lets its VM send; both if there is no chain."""
+    if chain is None or not chain.rules or chain.rules[-1] != Rule.make(*_COUNTED_DROP):
+        return frozenset({4, 6})
+    accepted = [rule.code for rule in chain.rules if rule.code.endswith(Rule.make(ACCEPT).code)]
+    dhcp = Rule.make(_OVER_UDP).code  # anyone may ask for an address
+    four, six = Rule.make(_IPV4).code, Rule.make(_IPV6).code
+    found = {4: any(four in code and dhcp not in code for code in accepted)}
+    found[6] = any(six in code for code in accepted)
+    return frozenset(version for version, is_there in found.items() if is_there)
+
+
 def _own_mac(mac: str) -> Iterator[Rule]:
     yield Rule.make(Match(_SENDER, _mac(mac), equal=False), *_COUNTED_DROP)
     # ARP carries the sender's MAC in its payload too; a forged one would poison neighbours.

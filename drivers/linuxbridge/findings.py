@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from drivers.linuxbridge import obstacles
 from drivers.linuxbridge.model import BridgeObservation, ObservedBond
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment, service_of, stamp_of
@@ -13,7 +14,7 @@ from drivers.linuxbridge.uplink_path import hop_of, in_the_way, small, uplink_pr
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
 from netplugin.host.link_values import Bridge, Link
-from netplugin.host.names import SHAPER, TAP, device_name
+from netplugin.host.names import DERIVED, SHAPER, TAP, device_name
 from netplugin.host.tc import Queueing, Tbf
 
 # -- Bonds made by the operator: the state of their links, and whether traffic spreads over the links.
@@ -85,6 +86,9 @@ def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
         )
 
 
+#: How many devices a finding names.
+_MOST_NAMES = 5
+
 # -- The observed state and faults of each port, and findings about the host. ---------------------
 
 
@@ -108,7 +112,7 @@ def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> 
     }
     stamp = stamp_of(link)
     mark = service_of(link)
-    impaired = _without_link(link) if mark else None
+    impaired = (_without_link(link) if mark else None) or _cut(seen, port_id)
     mtu = mark.mtu if mark else link.mtu
     segment = bridge.segment if bridge else None
     if segment is None:
@@ -140,6 +144,11 @@ def _without_link(link: Link) -> str | None:
     if not link.up:
         return f"{link.name} is down (ip link set {link.name} up)"
     return None if link.carrier else f"the other end of {link.name} is down, or no process has it open"
+
+
+def _cut(seen: BridgeObservation, port_id: str) -> str | None:
+    """Return the packet filter of another program that drops the port's frames; None if there is none."""
+    return next((f"{each} ({each.fix})" for each in seen.obstacles.get(port_id, ()) if each.sure), None)
 
 
 def _kbps(rate: Tbf | None) -> int | None:
@@ -178,6 +187,10 @@ def host_findings(settings: Settings, seen: BridgeObservation) -> list[Finding]:
         *_flushing(seen),
         *_mtus(settings, seen),
     ]
+    found += obstacles.findings(
+        seen.foreign_filters, [each for of_port in seen.obstacles.values() for each in of_port]
+    )
+    found += [*_programs(seen), *_managers(seen)]
     tunnels = seen.underlay.bond if seen.underlay else None
     bonds: dict[str, ObservedBond] = {
         i.bond.name: i.bond for i in seen.interfaces.values() if i.bond is not None
@@ -187,6 +200,36 @@ def host_findings(settings: Settings, seen: BridgeObservation) -> list[Finding]:
     for name, bond in sorted(bonds.items()):
         found += bond_findings(bond, tunnels=tunnels is not None and tunnels.name == name)
     return found
+
+
+def _programs(seen: BridgeObservation) -> Iterator[Finding]:
+    for name, what in sorted(seen.programs.items()):
+        yield Finding(
+            id=f"foreign-program-{name}",
+            status="warn",
+            found=f"{name}, an uplink, has {what} of another program, which can drop frames of VMs",
+            expected="uplinks have no programs that the agent cannot judge",
+            fix=f"if it is not meant for VMs: ip link set {name} xdp off; tc qdisc del dev {name} clsact",
+        )
+
+
+def _managers(seen: BridgeObservation) -> Iterator[Finding]:
+    fixes = {
+        "systemd-networkd": "in a file below /etc/systemd/network that comes first: [Match] Name={} "
+        "and [Link] Unmanaged=yes; then networkctl reload",
+        "NetworkManager": "in a file below /etc/NetworkManager/conf.d: [keyfile] unmanaged-devices="
+        "interface-name:{}; then nmcli general reload",
+    }
+    for manager, names in sorted(seen.managers.items()):
+        some = ", ".join(names[:_MOST_NAMES]) + (" and others" if len(names) > _MOST_NAMES else "")
+        yield Finding(
+            id=f"managed-by-{manager}",
+            status="warn",
+            found=f"{manager} configures {some}: it can give them addresses, take them off their bridges "
+            "or down",
+            expected="the agent alone configures the devices that it makes",
+            fix=fixes[manager].format(f"{DERIVED}*" if names[0].startswith(DERIVED) else names[0]),
+        )
 
 
 def _vhost_net(seen: BridgeObservation) -> Iterator[Finding]:

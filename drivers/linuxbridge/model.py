@@ -9,6 +9,7 @@ from typing import Self
 
 from drivers.linuxbridge.filters import fixed_mac
 from drivers.linuxbridge.guard import NOTHING, port_guard
+from drivers.linuxbridge.obstacles import Obstacle
 from drivers.linuxbridge.segments import (
     PORT_MARK,
     Segment,
@@ -22,6 +23,7 @@ from drivers.linuxbridge.segments import (
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Observation, Overlay, TeamVf
 from netplugin.host.cbpf import BpfProgram
+from netplugin.host.foreign_filters import ForeignFilters
 from netplugin.host.link_values import BondMember, Link, LinuxBond
 from netplugin.host.names import TAP, TAP_GROUP, device_name, provisional_mac
 from netplugin.host.nftables import Table
@@ -141,6 +143,13 @@ class BridgeObservation(Observation):
     stray_chains: frozenset[str] = frozenset()
     #: Ports whose taps' MACs are changed again and again.
     abused: frozenset[str] = frozenset()
+    #: By port ID: the packet filters of other programs that drop frames of the port.
+    obstacles: Mapping[str, tuple[Obstacle, ...]] = field(default_factory=dict)
+    foreign_filters: ForeignFilters = field(default_factory=ForeignFilters)
+    #: By uplink: the programs of others that see its frames.
+    programs: Mapping[str, str] = field(default_factory=dict)
+    #: By network manager of the host: our devices that it configures.
+    managers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     vhost_net: bool = True
     #: The configuration file of a host firewall that flushes all rules when it starts; empty if none.
     flushing: str = ""

@@ -11,6 +11,7 @@ from drivers.linuxbridge import filters
 from drivers.linuxbridge.bridge_names import BridgeNames
 from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.findings import flushing_file, observed_port
+from drivers.linuxbridge.foreign import obstacles_of
 from drivers.linuxbridge.model import (
     BridgeObservation,
     ObservedBond,
@@ -21,6 +22,7 @@ from drivers.linuxbridge.model import (
 )
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import BRIDGE_MARK, PORT_MARK, SERVICE_MARK, is_ours, port_of, service_of
+from netplugin.host.link_managers import managers
 from netplugin.host.link_values import Link, LinuxBond, Vlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name, is_our_device
 from netplugin.host.nftables import Table
@@ -70,6 +72,10 @@ class BridgeReader:
         )
         shaped = {i for link in seen.shapers.values() if (i := port_of(link)) is not None}
         there = {*seen.taps, *filtered, *shaped}
+        obstacles = self.kernel.obstacles.read(deadline, anew=self.ports is None)
+        seen = replace(
+            seen, foreign_filters=obstacles.filters, obstacles=obstacles_of(obstacles, self.settings, seen)
+        )
         return replace(seen, ports={i: observed_port(self.settings, seen, i) for i in there})
 
     def _devices(self, table: Table | None) -> BridgeObservation:
@@ -101,6 +107,7 @@ class BridgeReader:
         used = {tap.master for tap in taps.values()}
         guarded = [b.link for n, b in bridges.items() if self.ports is None or n in used]
         interfaces, underlay = self._interfaces(_left_by(bridges, uplinks), names)
+        whole = self.ports is None
         return BridgeObservation(
             ports={},
             taps=taps,
@@ -122,8 +129,10 @@ class BridgeReader:
             underlay=underlay,
             taken_names=frozenset(n for n in found if n.startswith(_PREFIXES) and n not in ours)
             | self._taken(bridges),
+            programs=self._programs([*interfaces.values(), *([underlay] if underlay else [])]),
+            managers=managers({link.index: link.name for link in ours.values()}) if whole else {},
             vhost_net=VHOST_NET.exists(),
-            flushing=flushing_file() if self.ports is None else "",
+            flushing=flushing_file() if whole else "",
         )
 
     def _services(
@@ -237,6 +246,15 @@ class BridgeReader:
                 found[name] = ObservedInterface(seen, addresses.get(name, ()), self._bond(link))
         underlay = next((found[n] for n in holders if n in found), None)
         return {n: interface for n, interface in found.items() if n in names}, underlay
+
+    def _programs(self, interfaces: Iterable[ObservedInterface]) -> dict[str, str]:
+        """Return the XDP programs and tc filters of uplinks, which are read with the whole host."""
+        found = {}
+        for link in (each.link for each in interfaces if self.ports is None):
+            filtered = ["tc filters"] if self.kernel.tc.is_filtered(link.index) else []
+            if what := [*(["an XDP program"] if link.xdp else []), *filtered]:
+                found[link.name] = " and ".join(what)
+        return found
 
     def _bond(self, link: Link) -> ObservedBond | None:
         """Return the bond that an interface is, or is stacked on."""

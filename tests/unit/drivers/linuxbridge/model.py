@@ -10,12 +10,15 @@ from oslo_config import cfg
 
 from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.driver import LinuxBridge
+from drivers.linuxbridge.foreign import ObstacleReader
+from drivers.linuxbridge.obstacles import Obstacles
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from drivers.linuxbridge.segments import PORT_MARK, is_ours
 from netplugin.api.errors import Conflict, HostError
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.fdb import Fdb
+from netplugin.host.foreign_filters import ForeignFilters
 from netplugin.host.link_values import (
     BondMember,
     Bridge,
@@ -230,6 +233,13 @@ class ModelLinks(Links):
                 self.links[other.name] = replace(other, master=None, port=PortOptions())
 
 
+class ModelObstacles(ObstacleReader):
+    """No other program has packet filters."""
+
+    def read(self, deadline: float, *, anew: bool) -> Obstacles:
+        return Obstacles(ForeignFilters())
+
+
 class ModelMembers(BridgeMembers):
     def __init__(self, links: ModelLinks) -> None:
         self._model = links
@@ -295,6 +305,9 @@ class ModelTc(Tc):
 
     def read_all(self) -> Mapping[int, Queueing]:
         return dict(self.found)
+
+    def is_filtered(self, index: int) -> bool:
+        return False
 
     def set_root(self, index: int, tbf: Tbf | None) -> None:
         self.found[index] = replace(self.found.get(index, Queueing()), root=tbf)
@@ -434,8 +447,9 @@ class Model:
         #: Its physical networks are those that the API made, which stay when the options change.
         self.host = Host(self._conf)
         self.host.locks = NoLocks()
+        members = ModelMembers(self.links)
         self._kernel = BridgeKernel(
-            self.links, self.fdb, self.tc, self.nft, self.vxlan, ModelMembers(self.links)
+            self.links, self.fdb, self.tc, self.nft, self.vxlan, members, ModelObstacles()
         )
         self.configure(physical_interfaces=INTERFACES, local_ip=LOCAL_IP)
         for name in ("eth2", "eth3", UNDERLAY, "eth9"):
