@@ -341,6 +341,7 @@ class Applier:
         flows: list[Flow] = []
         shut: list[int] = []
         opened: list[int] = []
+        sealed: list[int] = []
         for change in group:
             edit = change.edit(self._ovs, deadline)
             self._purge_due |= may_be_used(change, edit, idle)
@@ -351,8 +352,11 @@ class Applier:
             flows += edit.flows
             shut += edit.shut
             opened += edit.opened
+            sealed += edit.sealed
         if opened:
             self._ovs.flows.forward(bridge, opened, True, deadline)
+        if sealed:
+            self._ovs.flows.forward(bridge, sealed, False, deadline)
         if cookies or gone or flows:
             read = {COOKIE_MARK, *cookies}
             found = self._ovs.flows.replace(bridge, cookies, flows, deadline, gone, sorted(read))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from drivers.ovs import filters, sockets
-from drivers.ovs.model import base_flows, doors
+from drivers.ovs.model import base_flows, doors, shut_ports
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPort, is_marked
 from drivers.ovs.row_writes import add_or_set_port, add_port, delete_port, owned_ports, set_port, set_row
 from drivers.ovs.service_ports import index_of
@@ -39,8 +39,8 @@ class FlowEdit:
     """A flow update: delete the flows of ``cookies`` and the flows ``gone``, then add ``flows``.
 
     ``match_fragments``: first make the bridge match the L4 ports of first fragments. The bridge forwards
-    to the ports ``opened`` before that, and nothing to the ports ``shut`` after it: so a port that has
-    its open flows is never shut.
+    to the ports ``opened``, and nothing to those of no VM ``sealed``, before that, and nothing to the ports
+    ``shut`` after it: so a port that has its open flows is never shut.
     """
 
     cookies: tuple[int, ...] = ()
@@ -49,6 +49,7 @@ class FlowEdit:
     match_fragments: bool = False
     shut: tuple[int, ...] = ()
     opened: tuple[int, ...] = ()
+    sealed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class SetBridgeFlows(FlowChange):
     """Replace the base flows of the bridge, for the ports that do not belong to a VM.
 
     ``fixed`` are the base flows of a bridge that does not switch. Also makes filters match the L4
-    ports of first fragments.
+    ports of first fragments, and the bridge forward nothing to ``shut_ports``.
     """
 
     fixed: frozenset[Flow] | None = field(default=None, repr=False)
@@ -152,8 +153,15 @@ class SetBridgeFlows(FlowChange):
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         row = ovs.mirror.bridge(self.bridge)
         services = ovs.settings.service_ports
-        flows = base_flows(ovs.mirror, row, self.fixed, services) if row else frozenset()
-        return FlowEdit((COOKIE_MARK,), tuple(flows), match_fragments=True)
+        if row is None:
+            return FlowEdit((COOKIE_MARK,))
+        return FlowEdit(
+            (COOKIE_MARK,),
+            tuple(base_flows(ovs.mirror, row, self.fixed, services)),
+            match_fragments=True,
+            opened=doors(ovs.mirror, row, services),
+            sealed=shut_ports(ovs.mirror, row, services),
+        )
 
     def describe(self) -> str:
         return f"set the base flows of {self.bridge}"

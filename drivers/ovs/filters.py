@@ -3,19 +3,22 @@
 Our bridges are ``fail_mode=secure`` and have no flow that admits arbitrary frames. A port without
 flows is closed, so it is never open before its filter is installed or while vswitchd restarts.
 
-Admitted frames are switched by the bridge (NORMAL), or sent to the VF port of a relayed port.
+Admitted frames go to a table of the bridge that drops what would end in a tunnel of this OVS and switches
+the rest (NORMAL), or they go to the VF port of a relayed port.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from netplugin.api.models import PortSpec, Role
 from netplugin.host.announcement import group_of
 from netplugin.host.flow import COOKIE_MARK, Flow
-from netplugin.host.flow_actions import DROP, NORMAL, POP_VLAN, output, resubmit, set_field, take_as_from
+from netplugin.host.flow_actions import DROP, POP_VLAN, output, resubmit, set_field, take_as_from
 from netplugin.host.names import link_local
+from netplugin.host.ovs_rows import TUNNEL_TYPES, OvsInterface
 
 _PORT = 100
 _ARP = 110
@@ -27,6 +30,8 @@ _HIGHEST = 65535
 _UNTAGGED = "vlan_tci=0x0000/0x1fff"
 #: As a NIC may deliver it to a VM: untagged or priority-tagged.
 _NO_VLAN = "vlan_tci=0x0000/0x0fff"
+#: No fragment, or the first one (FLOW_NW_FRAG_LATER in lib/packets.h).
+_NOT_LATER = "nw_frag=0/2"
 #: The group bit (IEEE 802, 8.4): broadcast and multicast.
 _GROUP = "dl_dst=01:00:00:00:00:00/01:00:00:00:00:00"
 #: Addresses that no bridge forwards (IEEE 802.1Q, table 8-1). With NORMAL OVS drops them, unless
@@ -38,8 +43,16 @@ _OF_SWITCHES = (
     "dl_dst=01:80:c2:00:00:00/ff:ff:ff:ff:ff:c0",
     "dl_dst=01:00:0c:00:00:00/ff:ff:ff:00:00:00",
 )
+#: The type of a tag (IEEE 802.1Q, 802.1ad) in a frame that OVS takes for untagged: one that ends in its tag,
+#: or that has this type in a SNAP header. With NORMAL OVS drops it, with an output action it does not.
+_PARTS_OF_TAGS = ("dl_type=0x8100", "dl_type=0x88a8")
 #: RFC 4861: router advertisement and redirect.
 _OF_ROUTERS = ("134", "137")
+
+
+#: The table of a bridge of ours that switches what its ports may send (``bridge_flows``).
+_SWITCHING = 1
+TO_SWITCH = resubmit(_SWITCHING)
 
 
 def port_cookie(port_id: str) -> int:
@@ -48,9 +61,44 @@ def port_cookie(port_id: str) -> int:
     return COOKIE_MARK | (int.from_bytes(digest[:6], "big") or 1)
 
 
-def bridge_flows(ofports: Iterable[int]) -> frozenset[Flow]:
-    """The base flows of our bridges: admit frames from the ports that do not belong to a VM."""
-    return frozenset(Flow.make(COOKIE_MARK, _PORT, f"in_port={p}") for p in ofports)
+def bridge_flows(ofports: Iterable[int], tunnels: Iterable[OvsInterface] = ()) -> frozenset[Flow]:
+    """The base flows of our bridges: admit frames from ``ofports``, which do not belong to a VM, and switch
+    what the ports of VMs and services may send, without what would end in one of ``tunnels``.
+    """
+    flows = {Flow.make(COOKIE_MARK, _PORT, f"in_port={p}") for p in ofports}
+    flows.add(Flow.make(COOKIE_MARK, 0, f"table={_SWITCHING}"))
+    for tunnel in tunnels:
+        for match in _ends(tunnel):
+            flows.add(Flow.make(COOKIE_MARK, _REFUSED, f"table={_SWITCHING},{match}", DROP))
+    return frozenset(flows)
+
+
+def _ends(tunnel: OvsInterface) -> Iterator[str]:
+    """The frames that come out of a tunnel of this OVS, wherever on the host they are sent to.
+
+    OVS looks in each frame that it outputs to a port whose device has an address, an IPv6 link-local one
+    too, for any address of the host (``terminate_native_tunnel`` in ofproto/ofproto-dpif-xlate.c). The
+    tunnel then takes what is for its ``local_ip``; without one, what is for any address.
+    """
+    protocols, port = TUNNEL_TYPES[tunnel.type]
+    dst_port = tunnel.options.get("dst_port", "")
+    to_port = f",tp_dst={dst_port if dst_port.isdecimal() else port}" if port else ""
+    local_ip = _address(tunnel.options.get("local_ip", ""))
+    for protocol in protocols:
+        if local_ip is None or local_ip.version == 4:
+            to = f",nw_dst={local_ip}" if local_ip else ""
+            yield f"ip,nw_proto={protocol}{to}{to_port}"
+        if local_ip is None or local_ip.version == 6:
+            to = f",ipv6_dst={local_ip}" if local_ip else ""
+            yield f"ipv6,nw_proto={protocol}{to}{to_port}"
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    """An address; None for ``flow``, which leaves it to flows."""
+    try:
+        return ip_address(text)
+    except ValueError:
+        return None
 
 
 def relay_flows(port_id: str, ofport: int, beside: int, spec: PortSpec) -> frozenset[Flow]:
@@ -74,8 +122,8 @@ def foreign_flows(port_id: str, ofport: int) -> frozenset[Flow]:
     cookie, source = port_cookie(port_id), f"in_port={ofport}"
     return frozenset(
         {
-            Flow.make(cookie, _HIGHEST, f"{source},vlan_tci=0x1000/0x1000", DROP),
-            Flow.make(cookie, _HIGHEST, f"{source},{_LINK_LOCAL}", DROP),
+            Flow.make(cookie, _HIGHEST, f"{source},{match}", DROP)
+            for match in ("vlan_tci=0x1000/0x1000", _LINK_LOCAL, *_PARTS_OF_TAGS)
         }
     )
 
@@ -118,13 +166,14 @@ def _is_of_port(flow: Flow) -> bool:
     return flow.actions == DROP and flow.match.startswith("in_port=") and "," not in flow.match
 
 
-def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = NORMAL) -> frozenset[Flow]:
+def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = TO_SWITCH) -> frozenset[Flow]:
     """The flows that admit the frames that the port may send; ``admitted`` is what is done with these."""
     cookie, security = port_cookie(port_id), spec.port_security
     port = f"in_port={ofport}"
     if not security.enabled:
         open_port = Flow.make(cookie, _PORT, f"{port},{_UNTAGGED}", admitted)
-        return frozenset({open_port, Flow.make(cookie, _REFUSED, f"{port},{_LINK_LOCAL}", DROP)})
+        refused = (_LINK_LOCAL, *_PARTS_OF_TAGS)
+        return frozenset({open_port, *(Flow.make(cookie, _REFUSED, f"{port},{m}", DROP) for m in refused)})
     flows = {Flow.make(cookie, _REFUSED, f"{match},{port}", DROP) for match in _refused(security.roles)}
     flows |= {
         Flow.make(cookie, priority, f"{match},{port},{_UNTAGGED}", admitted)
@@ -143,12 +192,17 @@ def _refused(roles: Collection[Role]) -> Iterable[str]:
     """What no VM, or no VM without the role, may send, whatever its addresses.
 
     A DHCP client checks the destination port of an answer, not the source port. The bridge matches
-    the L4 ports of first fragments too (``OpenFlow.match_fragments``). If OVS cannot parse all IPv6
-    headers, as in a first fragment without the last one (an evasion in RFC 7113, section 2),
-    ``nw_proto`` is 0. RFC 7112, section 5, permits dropping such fragments.
+    the L4 ports of first fragments too (``OpenFlow.match_fragments``). What a packet does not have is
+    matched as 0 (``miniflow_extract`` in lib/flow.c): the protocol, if OVS cannot follow its IPv6 headers to
+    the last one; port or type, if that one is not in it whole, as in a first fragment that ends before it
+    (an evasion in RFC 7113, section 2). RFC 7112, section 5, permits dropping such fragments. No packet has
+    a 0 there otherwise.
     """
     yield from _OF_SWITCHES
-    yield "ipv6,nw_proto=0"
+    yield from _PARTS_OF_TAGS
+    yield from ("ipv6,nw_proto=0", "icmp6,icmp_type=0", "udp6,tp_dst=0", "tcp6,tcp_dst=0")
+    # Of later fragments of IPv4 the protocol is known, and the port is 0.
+    yield f"udp,tp_dst=0,{_NOT_LATER}"
     if "router" not in roles:
         yield from (f"icmp6,icmp_type={kind}" for kind in _OF_ROUTERS)
     if "dhcp_server" not in roles:

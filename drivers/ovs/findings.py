@@ -31,6 +31,7 @@ def of_bridges(seen: OvsObservation) -> list[Finding]:
     if seen.keeps_old_actions and bridges:
         found.append(usability.old_actions_finding(seen.keeps_old_actions))
     found += _unmanaged([port for bridge in bridges for port in _sorted(bridge.unmanaged)])
+    found += [_tunnel_ends(b) for b in bridges if b.tunnel_ends]
     return found + [_fragments(b) for b in bridges if not b.ours and b.matches_fragments is False]
 
 
@@ -84,6 +85,26 @@ def _fragments(bridge: ObservedOvsBridge) -> Finding:
         "may send answers of a DHCP server, or router advertisements, in fragments",
         expected="the filters of VMs see the ports of first fragments",
         fix=f"ovs-ofctl set-frags {bridge.name} nx-match, after each start of vswitchd",
+    )
+
+
+def _tunnel_ends(bridge: ObservedOvsBridge) -> Finding:
+    """OVS ends tunnels, and learns where their hosts are, at all ports that have an address."""
+    names = ", ".join(bridge.tunnel_ends)
+    may = "answer for the hosts that tunnels lead to"
+    may = may if bridge.ours else f"send into the tunnels of this OVS, and {may}"
+    own = (
+        ""
+        if bridge.ours
+        else f"ovs-ofctl mod-port {bridge.name} <port> no-forward after each start of vswitchd; or "
+    )
+    return Finding(
+        id=f"tunnel-ends-{bridge.name}",
+        status="warn",
+        found=f"{names} on {bridge.name} can have an address and receives the frames of VMs, which may {may}",
+        expected="no port with an address receives frames of VMs where OVS has tunnels",
+        fix=f"{own}have VMs served from another network namespace, with no address on the port here (IPv6 "
+        "off), and tunnels on a bridge without VMs",
     )
 
 

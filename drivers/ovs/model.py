@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from drivers.ovs import filters
@@ -13,6 +13,7 @@ from netplugin.host.flow import Flow
 from netplugin.host.names import VHOST
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
+    BESIDE_MARK,
     BRIDGE_MARK,
     TUNNEL_MARK,
     UPLINK_MARK,
@@ -50,6 +51,11 @@ class ObservedOvsBridge:
     unmanaged: tuple[OvsPort, ...] = ()
     #: The ports that exist now and whose frames it admits though they are those of no VM.
     doors: tuple[int, ...] = ()
+    #: Whether it forwards to just those of its ports that it has to; None if that was not read, or it is not
+    #: ours.
+    forwards_right: bool | None = None
+    #: On a bridge that is not ours: the ports with an address at which frames of VMs end in a tunnel.
+    tunnel_ends: tuple[str, ...] = ()
     #: The desired base flows, for these.
     wanted_flows: frozenset[Flow] = frozenset()
     #: The observed base flows; None if they were not read.
@@ -69,7 +75,8 @@ class OvsObservation(Observation):
     beside: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The flows of ports that have rows.
     flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
-    #: The ports to which their bridge forwards nothing; read only of those whose flows are closed.
+    #: The ports to which their bridge forwards nothing; without ``Scope.whole`` read only of those whose
+    #: flows are closed.
     shut: frozenset[str] = frozenset()
     bridges: Mapping[str, ObservedOvsBridge] = field(default_factory=dict)
     tunnels: ObservedTunnels = NO_TUNNELS
@@ -157,11 +164,27 @@ def base_flows(
     ``fixed`` are the base flows of a bridge that does not switch. ``services`` are ``[ovs]
     service_ports``.
     """
-    return filters.bridge_flows(doors(mirror, bridge, services)) if fixed is None else fixed
+    if fixed is not None:
+        return fixed
+    return filters.bridge_flows(doors(mirror, bridge, services), mirror.tunnels())
 
 
 def doors(mirror: Mirror, bridge: OvsBridge, services: Collection[str]) -> tuple[int, ...]:
     """The ports of a bridge of ours that it admits all frames from (``forwards``), sorted."""
-    ports = [port for port in mirror.unmanaged_on(bridge) if forwards(port, services)]
+    return _numbers(port for port in mirror.unmanaged_on(bridge) if forwards(port, services))
+
+
+def shut_ports(mirror: Mirror, bridge: OvsBridge, services: Collection[str]) -> tuple[int, ...]:
+    """The ports of a bridge of ours to which it forwards nothing, sorted: the internal port and others that
+    are neither ours nor in ``services``.
+
+    OVS ends tunnels, and learns the neighbours of tunnels, at each port whose device has an address, now or
+    later. Frames of VMs must not come there.
+    """
+    ports = mirror.unmanaged_on(bridge)
+    return _numbers(p for p in ports if BESIDE_MARK not in p.external_ids and not forwards(p, services))
+
+
+def _numbers(ports: Iterable[OvsPort]) -> tuple[int, ...]:
     ofports = (interface.works_at for port in ports for interface in port.interfaces)
     return tuple(sorted(ofport for ofport in ofports if ofport))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from drivers.ovs import chosen_sockets, filters, sockets, tunnels, usability
-from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors
+from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors, shut_ports
 from drivers.ovs.overlays import OVERLAY, SHARED_NAMES, TUNNELS, ObservedTunnels
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
@@ -20,6 +20,7 @@ from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
     BESIDE_MARK,
     BRIDGE_MARK,
+    INTERNAL_TYPE,
     TUNNEL_MARK,
     UPLINK_MARK,
     OvsBridge,
@@ -32,6 +33,8 @@ from netplugin.pmd.read import parse_threads
 _READ_S = 5.0  # per read, in seconds
 #: More for the flows of each port in scope: 200 of them, of 64 addresses, take 2 ms of CPU time.
 _READ_PORT_S = 0.01
+#: The interface types of devices that can have an address.
+_OF_KERNEL = ("", "system", INTERNAL_TYPE, "tap")
 
 
 @dataclass(frozen=True)
@@ -136,14 +139,17 @@ class OvsReader:
         )
         addressed = self._addressed(scope, bridges)
         of_ports = self._by_port(rows, flows)
+        shut = self._not_forwarded(bridges, of_ports, scope)
         shared = mirror.ports_named(SHARED_NAMES)
         return OvsObservation(
             ports={},
             rows=rows,
             beside=scope.beside,
             flows=of_ports,
-            shut=self._shut(rows, of_ports, scope),
-            bridges={name: self._bridge(b, flows, scope, name in addressed) for name, b in bridges.items()},
+            shut=frozenset(i for i, row in rows.items() if _ofport(row) in shut.get(str(row.bridge), ())),
+            bridges={
+                n: self._bridge(b, flows, scope, n in addressed, shut.get(n)) for n, b in bridges.items()
+            },
             tunnels=self._tunnels(bridges, flows, scope, shared),
             qos=tuple(qos),
             taken_names=self._taken_names(scope.ports)
@@ -207,7 +213,12 @@ class OvsReader:
         return self._mirror.count_owned_on(bridge) - scope.on[bridge.name]
 
     def _bridge(
-        self, bridge: OvsBridge, flows: Mapping[str, list[Flow]], scope: Scope, addressed: bool
+        self,
+        bridge: OvsBridge,
+        flows: Mapping[str, list[Flow]],
+        scope: Scope,
+        addressed: bool,
+        shut: frozenset[int] | None,
     ) -> ObservedOvsBridge:
         mirror, name, layout = self._mirror, bridge.name, self._layout
         unmanaged = mirror.unmanaged_on(bridge)
@@ -219,6 +230,7 @@ class OvsReader:
         ours = layout.is_ours(bridge)
         services, fixed = self._settings.service_ports, layout.base.get(name)
         named = [p for p in unmanaged if p.name in services and p.name not in uplinks]
+        admitted = doors(mirror, bridge, services)
         return ObservedOvsBridge(
             name=name,
             ours=ours,
@@ -233,7 +245,13 @@ class OvsReader:
             used_by_others=bool(others) or addressed,
             services=tuple(named) if ours and fixed is None else (),
             unmanaged=tuple(p for p in others if fixed is not None or p not in named) if ours else (),
-            doors=doors(mirror, bridge, services) if ours and fixed is None else (),
+            doors=admitted if ours and fixed is None else (),
+            forwards_right=None
+            if shut is None or not (scope.whole and ours)
+            else shut.isdisjoint(admitted) and shut.issuperset(shut_ports(mirror, bridge, services)),
+            tunnel_ends=self._tunnel_ends(named if ours else unmanaged, shut or frozenset())
+            if scope.whole and scope.on[name]
+            else (),
             wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
             matches_fragments=self._ovs.flows.matches_fragments(name, scope.until())
@@ -241,6 +259,22 @@ class OvsReader:
             else None,
             stray_cookies=self._strays(bridge, read, scope),
         )
+
+    def _tunnel_ends(self, ports: Sequence[OvsPort], shut: frozenset[int]) -> tuple[str, ...]:
+        """Those of these ports at which OVS ends tunnels: they have an address, at least the link-local one
+        of a device that is up. None where there are no tunnels, or if addresses cannot be read."""
+        if not self._mirror.tunnels():
+            return ()
+        found = [p for p in ports if p.interface and p.interface.type in _OF_KERNEL]
+        found = [p for p in found if _ofport(p) not in shut]
+        try:
+            addresses = Links().addresses() if found else {}
+        except (HostError, OperationTimeout):
+            return ()
+        ends = [
+            p.name for p in found if p.name in addresses or (p.interface and p.interface.link_state == "up")
+        ]
+        return tuple(sorted(ends))
 
     def _strays(self, bridge: OvsBridge, read: list[Flow] | None, scope: Scope) -> frozenset[int]:
         if read is None or not scope.whole or bridge.name in self._layout.homes:
@@ -320,21 +354,15 @@ class OvsReader:
                     raise
         return flows
 
-    def _shut(
-        self, rows: Mapping[str, OvsPort], flows: Mapping[str, frozenset[Flow]], scope: Scope
-    ) -> frozenset[str]:
-        """The ports to which their bridge forwards nothing, of those whose flows are closed."""
-        by_bridge: dict[str, set[str]] = defaultdict(set)
-        for port_id, found in flows.items():
-            if filters.are_closed(found):
-                by_bridge[str(rows[port_id].bridge)].add(port_id)
-        shut: set[str] = set()
-        for bridge, port_ids in by_bridge.items():
-            numbers = self._ovs.flows.not_forwarded(bridge, scope.until())
-            shut |= {
-                i for i in port_ids if (interface := rows[i].interface) and interface.works_at in numbers
-            }
-        return frozenset(shut)
+    def _not_forwarded(
+        self, bridges: Mapping[str, OvsBridge], flows: Mapping[str, frozenset[Flow]], scope: Scope
+    ) -> dict[str, frozenset[int]]:
+        """The ports to which these bridges forward nothing; if only some ports are in scope, of bridges with
+        ports whose flows are closed."""
+        read = {str(scope.rows[i].bridge) for i, found in flows.items() if filters.are_closed(found)}
+        if scope.whole:
+            read |= {name for name, b in bridges.items() if self._layout.is_ours(b) or scope.on[name]}
+        return {name: self._ovs.flows.not_forwarded(name, scope.until()) for name in sorted(read)}
 
     def _by_port(
         self, rows: Mapping[str, OvsPort], flows: Mapping[str, list[Flow]]
@@ -344,6 +372,10 @@ class OvsReader:
             for flow in found if bridge not in self._layout.homes else ():
                 by_cookie[flow.cookie].add(flow)
         return {i: frozenset(by_cookie.get(filters.port_cookie(i), ())) for i in rows}
+
+
+def _ofport(port: OvsPort) -> int | None:
+    return port.interface.works_at if port.interface else None
 
 
 def _is_shared(port: OvsPort, scope: Scope) -> bool:

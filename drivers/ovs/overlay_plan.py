@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 
 from drivers.ovs import overlay_commands as c
 from drivers.ovs import tunnels
+from drivers.ovs.commands import SetBridgeFlows
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TUNNELS, TunnelPort, network_of, vxlan_name
 from netplugin.backend import Change, Overlay
@@ -35,6 +36,8 @@ def network_changes(
             here |= network_of(row.external_ids)
     in_use = {**seen.tunnels.neighbours, **here}
     before, after = _ports(local_ip, wanted, in_use, seen)
+    if before or after:
+        before += _switching(wanted, seen)
     users: dict[str, list[str]] = {}
     for port_id, overlay in sorted(wanted.items()):
         users.setdefault(overlay.network_id, []).append(port_id)
@@ -48,6 +51,12 @@ def network_changes(
     if bridge and (in_use or bridge.used_by_others):  # otherwise the whole bridge is deleted
         after += _forgotten(planned, in_use.keys(), seen.tunnels.of_others - here.keys(), seen)
     return before, after
+
+
+def _switching(wanted: Mapping[str, Overlay], seen: OvsObservation) -> list[Change]:
+    """Have the bridges of VMs drop what would end in the tunnels that there are then."""
+    bridges = [name for name, bridge in seen.bridges.items() if bridge.ours and name != TUNNELS]
+    return [SetBridgeFlows(tuple(sorted(wanted)), name) for name in sorted(bridges)]
 
 
 def tunnel_address(settings: OvsSettings, seen: OvsObservation) -> str | None:

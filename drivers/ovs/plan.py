@@ -111,7 +111,7 @@ def _of_bridge_changes(
         if bridge.fail_mode != "secure":
             before.append(c.SecureBridge(ids, name))
         stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
-        if stale or bridge.matches_fragments is False:
+        if stale or bridge.matches_fragments is False or bridge.forwards_right is False:
             after.append(c.SetBridgeFlows(ids, name, fixed))
         if not used and not (stays and layout.keeps):
             return before, after
@@ -405,6 +405,7 @@ def _set_filter(port: VhostPort, seen: OvsObservation) -> c.SetFilter:
     found = seen.flows.get(port.port_id)
     # A port without flows may have been closed before somebody deleted them.
     reopens = found is not None and not port.closed and (not found or filters.are_closed(found))
+    reopens |= _is_shut(port, seen)
     return c.SetFilter((port.port_id,), port.bridge, port, foreign, reopens)
 
 
@@ -417,7 +418,13 @@ def _filter(
     flows = change.flows(_works_at(row), _works_at(beside), _doors(port, seen))
     # No flows: vswitchd could not create the port, which is reported as a fault.
     is_open = port.closed and not port.beside and port.port_id not in seen.shut
-    return [change] if flows and (is_open or flows != seen.flows.get(port.port_id)) else []
+    is_wrong = is_open or _is_shut(port, seen)
+    return [change] if flows and (is_wrong or flows != seen.flows.get(port.port_id)) else []
+
+
+def _is_shut(port: VhostPort, seen: OvsObservation) -> bool:
+    """Whether its bridge forwards nothing to a port that is open."""
+    return port.port_id in seen.shut and not port.closed and not port.beside
 
 
 def _doors(port: VhostPort, seen: OvsObservation) -> tuple[int, ...]:

@@ -158,7 +158,7 @@ class OpenFlow:
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         ports = self._exchange(bridge, [[m.request_ports(1)]], deadline, _all_ports)
-        return frozenset(port.number for port in ports if port.is_shut)
+        return frozenset(port.ofport for port in ports if port.is_shut)
 
     def forward(self, bridge: str, ofports: Collection[int], on: bool, deadline: float) -> None:
         """Have the bridge forward frames to these ports, or none whatever its flows say; read back.
@@ -169,17 +169,17 @@ class OpenFlow:
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         ports = self._exchange(bridge, [[m.request_ports(1)]], deadline, _all_ports)
-        wrong = [port for port in ports if port.number in ofports and port.is_shut is on]
+        wrong = [port for port in ports if port.ofport in ofports and port.is_shut is on]
         if not wrong:
             return
         changes = [m.set_port(xid, port, shut=not on) for xid, port in enumerate(wrong, 1)]
         asked = [*changes, m.request_ports(len(changes) + 1)]
         for port in self._exchange(bridge, [asked], deadline, _all_ports):
-            if port.number in ofports and port.is_shut is on:
+            if port.ofport in ofports and port.is_shut is on:
                 raise HostError(
-                    f"{bridge} does not {'forward to' if on else 'shut'} port {port.number}",
+                    f"{bridge} does not {'forward to' if on else 'shut'} port {port.ofport}",
                     step=STEP,
-                    fix=f"ovs-ofctl mod-port {bridge} {port.number} {'' if on else 'no-'}forward says why",
+                    fix=f"ovs-ofctl mod-port {bridge} {port.ofport} {'' if on else 'no-'}forward says why",
                 )
 
     def send(self, bridge: str, frames: Sequence[tuple[int, bytes]], deadline: float) -> None:

@@ -248,6 +248,11 @@ class PortState:
     config: int
 
     @property
+    def ofport(self) -> int:
+        """The number as the database has it, in 16 bits."""
+        return self.number & 0xFFFF
+
+    @property
     def is_shut(self) -> bool:
         """Whether frames that are forwarded to it are dropped."""
         return bool(self.config & _NO_FORWARD)

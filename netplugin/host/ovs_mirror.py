@@ -19,6 +19,7 @@ from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
     NETWORK_MARK,
     TUNNEL_MARK,
+    TUNNEL_TYPES,
     UPLINK_MARK,
     OvsBridge,
     OvsInterface,
@@ -86,6 +87,7 @@ class Mirror:
         self._ports: dict[str, OvsPort] = {}
         self._interfaces: dict[str, OvsInterface] = {}
         self._types: Counter[str] = Counter()
+        self._tunnels: dict[str, OvsInterface] = {}
         self._with: dict[str, set[str]] = defaultdict(set)  # by option
         self._qos: dict[str, OvsQos] = {}
         self._qos_owned: dict[Owner, set[str]] = defaultdict(set)
@@ -218,6 +220,11 @@ class Mirror:
     def count_interfaces(self, *types: str) -> int:
         with self._changed:
             return sum(self._types[each] for each in types)
+
+    def tunnels(self) -> list[OvsInterface]:
+        """The ends of tunnels, of any bridge and owner."""
+        with self._changed:
+            return list(self._tunnels.values())
 
     def devices(self, *options: str) -> dict[str, str]:
         """The values that interfaces have in these options, each with the name of the interface."""
@@ -385,6 +392,7 @@ class Mirror:
     def _put_interface(self, change: RowChange) -> bool:
         """Whether it changed as no interface does by itself, or vswitchd reported a fault."""
         old = self._interfaces.pop(change.uuid, None)
+        self._tunnels.pop(change.uuid, None)
         if old:
             self._types[old.type] -= 1
             for option in old.options:
@@ -393,6 +401,8 @@ class Mirror:
             return False
         new = self._interfaces[change.uuid] = OvsInterface.read(change.row)
         self._types[new.type] += 1
+        if new.type in TUNNEL_TYPES:
+            self._tunnels[change.uuid] = new
         for option in new.options:
             self._with[option].add(change.uuid)
         if old is None:

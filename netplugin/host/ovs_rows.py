@@ -35,6 +35,15 @@ MTU_MARK = "netplugin-mtu"
 IFINDEX_MARK = "netplugin-ifindex"
 #: The interface type of a device that vswitchd makes: a tap, on the userspace datapath.
 INTERNAL_TYPE = "internal"
+#: The interface types of tunnels that the userspace datapath ends by itself (``tnl_type_to_nw_proto`` in
+#: lib/tnl-ports.c), each with its IP protocols and, of UDP, the port that it has by default.
+TUNNEL_TYPES: Mapping[str, tuple[tuple[int, ...], int]] = {
+    "vxlan": ((17,), 4789),
+    "geneve": ((17,), 6081),
+    "gtpu": ((17,), 2152),
+    **dict.fromkeys(("gre", "ip6gre", "erspan", "ip6erspan"), ((47,), 0)),
+    "srv6": ((4, 41), 0),
+}
 
 #: The columns that are read, by table.
 COLUMNS = {

@@ -1,7 +1,7 @@
 """The fields that our flows match: words of ovs-fields(7), and the OXM TLVs that OpenFlow 1.4 has for them.
 
-Equal matches have equal bytes: the TLVs are in the order of their headers, which is one that OVS accepts
-(what a field requires comes before it); masks of ones are left out; masked bits are zero.
+Equal matches have equal bytes: the TLVs are in one order, which is one that OVS accepts (what a field
+requires comes before it); masks of ones are left out; masked bits are zero.
 """
 
 from __future__ import annotations
@@ -127,10 +127,13 @@ class _Field:
         return _normal(header.to_bytes(4, "big") + value + mask)
 
 
+_FRAGMENT = _Field("nw_frag", _nxm(26, 1), _parse_number, _show_number)
+_OF_FRAGMENTS = {(_FRAGMENT.header >> 8 | masked).to_bytes(3, "big") for masked in (0, 1)}
 _ETH_TYPE = _Field("dl_type", _oxm(5, 2), _parse_number, _show_hex)
 _VLAN = _Field("vlan_tci", _oxm(6, 2), _parse_tci, _show_vlan)
 _PROTOCOL = _Field("nw_proto", _oxm(10, 1), _parse_number, _show_number)
 _ALL = (
+    _FRAGMENT,
     _Field("tun_src", _nxm(31, 4), _parse_ip4, _show_ip4),
     _Field("tun_dst", _nxm(32, 4), _parse_ip4, _show_ip4),
     _Field("tun_ipv6_src", _nxm(109, 16), _parse_ip6, _show_ip6),
@@ -143,6 +146,7 @@ _ALL = (
     _PROTOCOL,
     _Field("nw_src", _oxm(11, 4), _parse_ip4, _show_ip4),
     _Field("nw_dst", _oxm(12, 4), _parse_ip4, _show_ip4),
+    _Field("tcp_dst", _oxm(14, 2), _parse_number, _show_number),
     _Field("tp_src", _oxm(15, 2), _parse_number, _show_number),  # of UDP
     _Field("tp_dst", _oxm(16, 2), _parse_number, _show_number),
     _Field("arp_op", _oxm(21, 2), _parse_number, _show_number),
@@ -151,6 +155,7 @@ _ALL = (
     _Field("arp_sha", _oxm(24, 6), _parse_mac, _show_mac),
     _Field("arp_tha", _oxm(25, 6), _parse_mac, _show_mac),
     _Field("ipv6_src", _oxm(26, 16), _parse_ip6, _show_ip6),
+    _Field("ipv6_dst", _oxm(27, 16), _parse_ip6, _show_ip6),
     _Field("icmp_type", _oxm(29, 1), _parse_number, _show_number),  # of ICMPv6
     _Field("nd_target", _oxm(31, 16), _parse_ip6, _show_ip6),
     _Field("tun_id", _oxm(38, 8), _parse_number, _show_hex),
@@ -172,6 +177,7 @@ _PROTOCOLS = {
     "udp": _protocol(0x0800, socket.IPPROTO_UDP),
     "ipv6": _protocol(0x86DD),
     "udp6": _protocol(0x86DD, socket.IPPROTO_UDP),
+    "tcp6": _protocol(0x86DD, socket.IPPROTO_TCP),
     "icmp6": _protocol(0x86DD, socket.IPPROTO_ICMPV6),
 }
 
@@ -214,14 +220,25 @@ def _normal(tlv: bytes) -> bytes:
     return exact + masked if mask == full else tlv[:4] + masked + tlv[4 + size :]
 
 
+def _joined(tlvs: list[bytes]) -> bytes:
+    """The TLVs in order: by header, but that of fragments behind the EtherType that it requires."""
+    tlvs.sort()
+    tlvs.sort(key=_is_of_fragments)  # stable
+    return b"".join(tlvs)
+
+
+def _is_of_fragments(tlv: bytes) -> bool:
+    return tlv[:3] in _OF_FRAGMENTS
+
+
 def fields_of(words: Iterable[str]) -> bytes:
     """The fields that the words of a match say. Raises: MalformedFlow."""
-    return b"".join(sorted(tlv for word in words for tlv in parse_word(word)))
+    return _joined([tlv for word in words for tlv in parse_word(word)])
 
 
 def read_fields(data: bytes) -> bytes:
     """The same fields as OVS sends them, in its own order. Raises: MalformedFlow."""
-    return b"".join(sorted([_normal(tlv) if tlv[2] & 1 else tlv for tlv in _split(data)]))
+    return _joined([_normal(tlv) if tlv[2] & 1 else tlv for tlv in _split(data)])
 
 
 def _split(data: bytes) -> list[bytes]:

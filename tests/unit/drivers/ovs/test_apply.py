@@ -18,6 +18,7 @@ from drivers.ovs.overlay_commands import AddTunnelPort
 from drivers.ovs.overlays import TunnelPort
 from drivers.ovs.ports import VHOST_TYPE, OvsUplink, Policer, RelayVfPort
 from netplugin.api.errors import TryAgain
+from netplugin.host.flow import COOKIE_MARK
 from netplugin.host.names import device_name
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.vswitchd import appctl
@@ -33,7 +34,7 @@ SHORT_S = 0.3
 KEEP_DATAPATH_FLOWS = ("other_config:max-idle=600000", "other_config:min-revalidate-pps=0")
 MAC = "52:54:00:00:00:01"
 # An untagged frame of the port's MAC to 52:54:00:00:00:02.
-FRAME = "525400000002" + "525400000001" + "0800" + "45000014000000004011000000000000" + "00" * 30
+FRAME = "525400000002" + "525400000001" + "0800" + "450000140000000040fd000000000000" + "00" * 30
 
 
 def _columns(ports: Ports, table: str, name: str, *columns: str) -> list[object]:
@@ -115,13 +116,13 @@ def test_the_flows_of_a_port_are_its_filter(ports: Ports) -> None:
     ports.plug(made)
     ofport = int(ports.switch.get("Interface", made.name, "ofport"))
     cookie = f"cookie={port_cookie('p1'):#x}"
-    assert {line.split(",")[0] for line in ports.flows()} == {cookie}
-    assert all(f"in_port={ofport}" in line for line in ports.flows())
+    own = [line for line in ports.flows() if line.startswith(cookie)]
+    assert all(f"in_port={ofport}" in line for line in own)
     assert ports.seen("p1").flows["p1"] == port_flows("p1", ofport, spec_of())
     security = {"enabled": False}
     assert ports.apply(filter_of(made, port_security=security)).failed == {}
     assert ports.seen("p1").flows["p1"] == port_flows("p1", ofport, spec_of(port_security=security))
-    assert len(ports.flows()) == 2, "those of the filter have gone"
+    assert len(ports.flows()) == 1 + 4, "those of the filter have gone"
 
 
 def test_a_port_changes_in_place_and_keeps_what_others_wrote(ports: Ports) -> None:
@@ -229,7 +230,8 @@ def test_what_is_removed_leaves_nothing_of_ours(ports: Ports, tmp_path: Path) ->
     socket.touch()
     remove = c.RemovePort(("p1",), BRIDGE, made.name, "dpdkvhostuser")
     assert ports.apply(remove, c.DropFlows(("p1",), BRIDGE, (port_cookie("p1"),))).failed == {}
-    assert {line.split(",")[0] for line in ports.flows()} == {f"cookie={port_cookie('p2'):#x}"}
+    cookies = {line.split(",")[0] for line in ports.flows()}
+    assert cookies == {f"cookie={cookie:#x}" for cookie in (COOKIE_MARK, port_cookie("p2"))}
     assert ports.apply(remove).failed == {}, "to remove what is gone is no error"
     remove = c.RemovePort(("p2",), BRIDGE, other.name, "dpdkvhostuser")
     dropped = c.DropFlows(("p2",), BRIDGE, (port_cookie("p2"),))
@@ -252,7 +254,8 @@ def test_the_base_flows_admit_service_ports_alone(ports: Ports) -> None:
     assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
     admitted = ports.switch.get("Interface", "service", "ofport")
     own = {line for line in ports.flows() if line.startswith("cookie=0x6e70000000000000,")}
-    assert own == {f"cookie=0x6e70000000000000, priority=100,in_port={admitted} actions=NORMAL"}
+    switched = "cookie=0x6e70000000000000, table=1, priority=0 actions=NORMAL"
+    assert own == {f"cookie=0x6e70000000000000, priority=100,in_port={admitted} actions=NORMAL", switched}
     found = ports.seen().bridges[BRIDGE]
     assert found.flows == found.wanted_flows and found.matches_fragments
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from drivers.ovs.filters import port_cookie, port_flows
+from drivers.ovs.filters import bridge_flows, port_cookie, port_flows
 from netplugin.host.names import link_local
 from netplugin.host.ovs import OvsHost
 from tests.lab.ovs import PrivateOvs
@@ -31,7 +31,7 @@ def filtered(switch: PrivateOvs) -> Iterator[PrivateOvs]:
 def _fill(ovs: OvsHost) -> None:
     ovs.db.write([bridge(BRIDGE), port(BRIDGE, "adverts-1"), port(BRIDGE, "adverts-2")], soon())
     flows = port_flows("p1", 1, spec_of(allowed_addresses=ADDRESSES))
-    ovs.flows.replace(BRIDGE, [port_cookie("p1")], flows, soon())
+    ovs.flows.replace(BRIDGE, [port_cookie("p1")], {*flows, *bridge_flows([])}, soon())
 
 
 @pytest.mark.parametrize(

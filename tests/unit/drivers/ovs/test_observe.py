@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drivers.ovs import sockets
-from drivers.ovs.filters import port_cookie
+from drivers.ovs.filters import bridge_flows, port_cookie
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
@@ -113,7 +113,7 @@ def test_ports_of_others_are_told_apart(ports: Ports) -> None:
     assert [p.name for p in found.services] == ["service"]
     assert [p.name for p in found.unmanaged] == ["stranger"]
     interfaces = [p.interface for name in ("npu-x", "service") if (p := ports.ovs.mirror.port(name))]
-    assert found.wanted_flows == {Flow.make(COOKIE_MARK, 100, f"in_port={i.ofport}") for i in interfaces if i}
+    assert found.wanted_flows == bridge_flows(i.ofport for i in interfaces if i and i.ofport)
 
 
 def test_a_bridge_with_an_address_is_used_by_others(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
