@@ -30,8 +30,6 @@ _HIGHEST = 65535
 _UNTAGGED = "vlan_tci=0x0000/0x1fff"
 #: As a NIC may deliver it to a VM: untagged or priority-tagged.
 _NO_VLAN = "vlan_tci=0x0000/0x0fff"
-#: No fragment, or the first one (FLOW_NW_FRAG_LATER in lib/packets.h).
-_NOT_LATER = "nw_frag=0/2"
 #: The group bit (IEEE 802, 8.4): broadcast and multicast.
 _GROUP = "dl_dst=01:00:00:00:00:00/01:00:00:00:00:00"
 #: Addresses that no bridge forwards (IEEE 802.1Q, table 8-1). With NORMAL OVS drops them, unless
@@ -195,14 +193,12 @@ def _refused(roles: Collection[Role]) -> Iterable[str]:
     the L4 ports of first fragments too (``OpenFlow.match_fragments``). What a packet does not have is
     matched as 0 (``miniflow_extract`` in lib/flow.c): the protocol, if OVS cannot follow its IPv6 headers to
     the last one; port or type, if that one is not in it whole, as in a first fragment that ends before it
-    (an evasion in RFC 7113, section 2). RFC 7112, section 5, permits dropping such fragments. No packet has
-    a 0 there otherwise.
+    (an evasion in RFC 7113, section 2). RFC 7112, section 5, permits dropping such fragments. Of IPv4 the
+    first fragment has all 8 bytes of a UDP header, because fragments are cut at multiples of 8 bytes.
     """
     yield from _OF_SWITCHES
     yield from _PARTS_OF_TAGS
     yield from ("ipv6,nw_proto=0", "icmp6,icmp_type=0", "udp6,tp_dst=0", "tcp6,tcp_dst=0")
-    # Of later fragments of IPv4 the protocol is known, and the port is 0.
-    yield f"udp,tp_dst=0,{_NOT_LATER}"
     if "router" not in roles:
         yield from (f"icmp6,icmp_type={kind}" for kind in _OF_ROUTERS)
     if "dhcp_server" not in roles:

@@ -1,7 +1,7 @@
 """The fields that our flows match: words of ovs-fields(7), and the OXM TLVs that OpenFlow 1.4 has for them.
 
-Equal matches have equal bytes: the TLVs are in one order, which is one that OVS accepts (what a field
-requires comes before it); masks of ones are left out; masked bits are zero.
+Equal matches have equal bytes: the TLVs are in the order of their headers, which is one that OVS accepts
+(what a field requires comes before it); masks of ones are left out; masked bits are zero.
 """
 
 from __future__ import annotations
@@ -127,13 +127,10 @@ class _Field:
         return _normal(header.to_bytes(4, "big") + value + mask)
 
 
-_FRAGMENT = _Field("nw_frag", _nxm(26, 1), _parse_number, _show_number)
-_OF_FRAGMENTS = {(_FRAGMENT.header >> 8 | masked).to_bytes(3, "big") for masked in (0, 1)}
 _ETH_TYPE = _Field("dl_type", _oxm(5, 2), _parse_number, _show_hex)
 _VLAN = _Field("vlan_tci", _oxm(6, 2), _parse_tci, _show_vlan)
 _PROTOCOL = _Field("nw_proto", _oxm(10, 1), _parse_number, _show_number)
 _ALL = (
-    _FRAGMENT,
     _Field("tun_src", _nxm(31, 4), _parse_ip4, _show_ip4),
     _Field("tun_dst", _nxm(32, 4), _parse_ip4, _show_ip4),
     _Field("tun_ipv6_src", _nxm(109, 16), _parse_ip6, _show_ip6),
@@ -220,25 +217,14 @@ def _normal(tlv: bytes) -> bytes:
     return exact + masked if mask == full else tlv[:4] + masked + tlv[4 + size :]
 
 
-def _joined(tlvs: list[bytes]) -> bytes:
-    """The TLVs in order: by header, but that of fragments behind the EtherType that it requires."""
-    tlvs.sort()
-    tlvs.sort(key=_is_of_fragments)  # stable
-    return b"".join(tlvs)
-
-
-def _is_of_fragments(tlv: bytes) -> bool:
-    return tlv[:3] in _OF_FRAGMENTS
-
-
 def fields_of(words: Iterable[str]) -> bytes:
     """The fields that the words of a match say. Raises: MalformedFlow."""
-    return _joined([tlv for word in words for tlv in parse_word(word)])
+    return b"".join(sorted(tlv for word in words for tlv in parse_word(word)))
 
 
 def read_fields(data: bytes) -> bytes:
     """The same fields as OVS sends them, in its own order. Raises: MalformedFlow."""
-    return _joined([_normal(tlv) if tlv[2] & 1 else tlv for tlv in _split(data)])
+    return b"".join(sorted([_normal(tlv) if tlv[2] & 1 else tlv for tlv in _split(data)]))
 
 
 def _split(data: bytes) -> list[bytes]:

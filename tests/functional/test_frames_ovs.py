@@ -9,11 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scapy.layers.inet6 import ICMPv6ND_NA, ICMPv6NDOptDstLLAddr, IPv6
+from scapy.layers.l2 import ARP, Ether
+from scapy.packet import Packet
 
 from tests.functional.conftest import make_spec
-from tests.functional.hosts_ovs import Host
+from tests.functional.hosts_ovs import UNDERLAY, Host
 from tests.functional.wired_hosts import PEER, outside, wired_ovs
-from tests.lab.frames import OTHER_VLAN, OTHER_VNI, Backend, Sender, Setting
+from tests.lab.frames import (
+    ANY_ADDRESS,
+    BROADCAST,
+    OTHER_VLAN,
+    OTHER_VNI,
+    Backend,
+    Kind,
+    Sender,
+    Setting,
+)
 from tests.lab.frames_nics import Ear, PacketNic, host_stack, packet_nic, vhost_nics
 from tests.lab.frames_scene import Scene, tagged, tunnelled, untagged
 
@@ -34,6 +46,10 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 ON_TRIAL = ("flat", "VLAN", "VXLAN")
 
 
+#: The bridges that switch the frames of VMs, and the beginning of their addresses.
+SWITCHING, HERE = ("br-phys1", "np-overlay"), "10.5.0."
+
+
 @dataclass(frozen=True)
 class Hypervisor:
     host: Host
@@ -43,7 +59,8 @@ class Hypervisor:
 
 @pytest.fixture(scope="module")
 def hypervisor() -> Iterator[Hypervisor]:
-    """With two VMs on each network that is looked at, and one on every other."""
+    """With two VMs on each network that is looked at, and one on every other, and with addresses on the
+    bridges of VMs."""
     with ExitStack() as stack:
         made = stack.enter_context(wired_ovs())
         for name, vni in (("blue", VNI), ("red", OTHER_VNI)):
@@ -60,6 +77,10 @@ def hypervisor() -> Iterator[Hypervisor]:
         nics = stack.enter_context(vhost_nics("np-vms", sockets, macs))
         for device in devices:
             made.ovs.wait_connected(device, 90.0)
+        for number, bridge in enumerate(SWITCHING):
+            # OVS ends tunnels at every port that has an address.
+            made.ip("address", "add", f"{HERE}{number}/24", "dev", bridge)
+            made.ip("link", "set", bridge, "up")
         yield Hypervisor(made, specs, dict(zip(names, nics, strict=True)))
 
 
@@ -79,18 +100,56 @@ def test_each_frame_comes_out_where_the_table_says(hypervisor: Hypervisor, netwo
         assert not differences, "\n".join(differences)
 
 
+@pytest.mark.parametrize("security", [Setting.DISABLED, Setting.OWN_MAC])
+@pytest.mark.parametrize("network", ["flat", "VXLAN"])
+def test_no_vm_answers_for_the_hosts_that_tunnels_lead_to(
+    hypervisor: Hypervisor, network: str, security: Setting
+) -> None:
+    """Nor at a port that an operator adds, once the agent has seen it."""
+    made, name = hypervisor.host, f"sender-{network}"
+    spec = {**hypervisor.specs[name], "port_security": security.port_security}
+    made.plug(port_id(name), spec)
+    bridge = SWITCHING[network == "VXLAN"]
+    made.ovs.vsctl(
+        "--may-exist", "add-port", bridge, "np-theirs", "--", "set", "Interface", "np-theirs", "type=internal"
+    )
+    try:
+        made.repair()
+        made.ip("address", "add", f"{HERE}9/24", "dev", "np-theirs")
+        made.ip("link", "set", "np-theirs", "up")
+        made.ovs.appctl("tnl/neigh/flush")
+        with scene(hypervisor, network) as stage:
+            found = stage.differences(security, [CLAIMS])
+            taught = made.ovs.appctl("tnl/neigh/show")
+        assert not found and spec["mac"] not in taught, taught
+    finally:
+        made.ovs.vsctl("del-port", "np-theirs")
+
+
+def _claims(sender: Sender) -> list[Packet]:
+    """That a peer's address has moved to the VM: to all, and in answers to the host."""
+    own, peer6 = sender.mac, "fd00:1::254"
+    head = Ether(src=own, dst=BROADCAST)
+    advert = Ether(src=own, dst="33:33:00:00:00:01") / IPv6(src=sender.link_local, dst="ff02::1")
+    return [
+        head / ARP(op=1, hwsrc=own, psrc=PEER, pdst=PEER),
+        *(head / ARP(op=2, hwsrc=own, psrc=PEER, pdst=f"{HERE}{n}", hwdst=BROADCAST) for n in (0, 1, 9)),
+        advert / ICMPv6ND_NA(tgt=peer6, R=0, S=0, O=1) / ICMPv6NDOptDstLLAddr(lladdr=own),
+    ]
+
+
+CLAIMS = Kind("claims of a peer's address", _claims, ANY_ADDRESS, "", "")
+
+
 @contextmanager
 def scene(hypervisor: Hypervisor, network: str) -> Iterator[Scene]:
     made, nics = hypervisor.host, hypervisor.nics
     name = f"sender-{network}"
     neighbour = f"neighbour-{network}"
     overlay = network == "VXLAN"
-    bridge = made.ovs.vsctl(
-        "port-to-br", made.agent.get(f"/v1/ports/{port_id(name)}")[1]["binding"]["device"]
-    ).strip()
     sender = Sender(
         hypervisor.specs[name]["mac"],
-        made.ovs.get("Interface", bridge, "mac_in_use"),
+        made.ovs.get("Interface", UNDERLAY, "mac_in_use"),
         made.address,
         vlan=VLAN if network == "VLAN" else 300,
     )

@@ -48,6 +48,9 @@ FOREIGN_IP, FOREIGN_IP6 = "10.0.0.66", "fd00:1::66"
 _ALL_NODES, _ALL_ROUTERS, _DHCP_SERVERS = "ff02::1", "ff02::2", "ff02::1:2"
 #: The VLAN of another network, and the VNI of another's.
 OTHER_VLAN, OTHER_VNI = 200, 5002
+#: The length of the mark that a test puts behind each frame. With it a frame has at least 60 bytes (without
+#: the FCS), so nobody has to fill it up.
+MARK_BYTES = 46
 _EXPERIMENTAL = 0x88B5  # IEEE 802: for experiments
 _RARP = 0x8035
 
@@ -178,6 +181,18 @@ def _headless_fragment(sender: Sender, source: str) -> Packet:
     return head / IPv6ExtHdrFragment(nh=60, m=1, id=7) / Raw(bytes([58, 30, 1, 4, 0, 0, 0, 0]))
 
 
+def _options_alone(sender: Sender) -> list[Packet]:
+    """First fragments that end behind their options, of which the mark of the test is a part: the header that
+    these announce is in the second."""
+    found = []
+    for upper in (58, 17, 6):  # ICMPv6, UDP, TCP
+        for source in (sender.link_local, OWN_IP6):
+            head = _ether(sender, "33:33:00:00:00:01") / IPv6(src=source, dst=_ALL_NODES)
+            options = Raw(bytes([upper, (2 + MARK_BYTES) // 8 - 1]))
+            found.append(head / IPv6ExtHdrFragment(nh=60, m=1, id=7) / options)
+    return found
+
+
 def _redirect(sender: Sender) -> Packet:
     head = _ether(sender) / IPv6(src=sender.link_local, dst="fd00:1::99")
     return head / ICMPv6ND_Redirect(tgt=sender.link_local, dst=FOREIGN_IP6)
@@ -216,12 +231,12 @@ def _ask_for_host(sender: Sender) -> Packet:
 
 def _tunnelled(sender: Sender) -> Packet:
     """What a VXLAN peer would send to the host: a broadcast in another network."""
+    return IP(src=OWN_IP, dst=sender.host_ip) / UDP(sport=5000, dport=4789) / _vxlan(sender)
+
+
+def _vxlan(sender: Sender) -> Packet:
     inner = Ether(src=FOREIGN_MAC, dst=BROADCAST) / _udp(sender)
-    return (
-        IP(src=OWN_IP, dst=sender.host_ip)
-        / UDP(sport=5000, dport=4789)
-        / (VXLAN(vni=OTHER_VNI, flags="Instance") / inner)
-    )
+    return VXLAN(vni=OTHER_VNI, flags="Instance") / inner
 
 
 def _snap(sender: Sender, to: str, organization: int, code: int) -> Packet:
@@ -259,8 +274,8 @@ _CISCO_ON_OVS = {Backend.DPDKVHOSTUSER: NEVER}
 _NO_TAG_OF_OVS = {Backend.DPDKVHOSTUSER: ANY_ADDRESS, Backend.RELAY: ANY_ADDRESS}
 #: There all frames with a length in place of a type (IEEE 802.3) are dropped with those of switches.
 _NO_802_3 = {Backend.LINUXBRIDGE: UNFILTERED}
-#: A bridge of the kernel's has its own MAC: what is for it goes no further, and not to the host.
-_TO_THE_HOST = {Backend.LINUXBRIDGE: NEVER}
+#: What a relay's port sends leaves by the VF and comes to no bridge of this host.
+_NO_HOST = {Backend.RELAY: ALWAYS}
 _PASSED, _DROPPED, _NIC = "passed", "dropped", "by the NIC"
 _IF_RULES = "passed if a rule lets it"
 _GROUPS = "passed (00); reaches the host (02 to 0f)"
@@ -460,6 +475,13 @@ KINDS: tuple[Kind, ...] = (
         "unknown",
         _DROPPED,
     ),
+    Kind(
+        "first fragment of IPv6 that ends behind its options (RFC 7112)",
+        _options_alone,
+        UNFILTERED,
+        "unknown",
+        _DROPPED,
+    ),
     Kind("IPv6 redirect", lambda s: [_redirect(s)], BY_ROLE, "unknown", _DROPPED),
     Kind(
         "IPv4 redirect",
@@ -605,11 +627,29 @@ KINDS: tuple[Kind, ...] = (
         but=_NO_802_3,
     ),
     Kind(
-        "VXLAN to the host's own MAC and address",
-        lambda s: [_ether(s, s.host_mac) / _tunnelled(s)],
+        "SNAP with the type of a tag (0x8100, 0x88a8)",
+        lambda s: [_snap(s, NOBODY, 0, 0x8100), _snap(s, NOBODY, 0, 0x88A8)],
+        NEVER,
+        "unknown",
+        _DROPPED,
+        but=_NO_802_3,
+    ),
+    Kind(
+        "VXLAN to another VM of its network",
+        lambda s: [
+            _ether(s) / IP(src=OWN_IP, dst="10.0.0.99") / UDP(sport=5000, dport=port) / _vxlan(s)
+            for port in (4789, 8472)
+        ],
         ALWAYS,
         _IF_RULES,
+        _PASSED,
+    ),
+    Kind(
+        "VXLAN to the host's own MAC and address",
+        lambda s: [_ether(s, s.host_mac) / _tunnelled(s)],
+        NEVER,
+        _IF_RULES,
         "reaches the host",
-        but=_TO_THE_HOST,
+        but=_NO_HOST,
     ),
 )

@@ -10,14 +10,12 @@ from itertools import count
 
 from scapy.packet import Packet, Raw
 
-from tests.lab.frames import KINDS, Backend, Kind, Sender, Setting
+from tests.lab.frames import KINDS, MARK_BYTES, Backend, Kind, Sender, Setting
 from tests.lab.frames_nics import Ear, Nic
 
 DEADLINE_S = 90.0
 _MARK = re.compile(rb"NPF(\d{6})")
 _ATTEMPTS = 3
-#: With the mark a frame has at least 60 bytes (without the FCS): nobody has to fill it up.
-_MARK_BYTES = 46
 #: What passes leaves by these, as it was sent.
 WIRE, NEIGHBOUR = "the wire", "a VM of its network"
 
@@ -148,4 +146,4 @@ class Scene:
 
 
 def _marked(packet: Packet, number: int) -> bytes:
-    return bytes(packet / Raw((b"NPF%06d" % number).ljust(_MARK_BYTES, b".")))
+    return bytes(packet / Raw((b"NPF%06d" % number).ljust(MARK_BYTES, b".")))

@@ -11,6 +11,7 @@ from netplugin.api.models import NetworkSpec, PortSpec
 from netplugin.backend import Overlay
 from netplugin.host import openflow_messages as m
 from netplugin.host.flow import Flow
+from netplugin.host.ovs_rows import OvsInterface
 
 ADDRESSES = [
     {"ip": "10.0.0.5"},
@@ -23,6 +24,20 @@ EVERY_MODE = [
     {**security, "roles": roles}
     for security in ({}, {"enabled": False}, {"allowed_addresses": ADDRESSES})
     for roles in ([], ["router"], ["dhcp_server"])
+]
+
+
+def tunnel(type_: str, **options: str) -> OvsInterface:
+    """A tunnel's interface as the database has it."""
+    values = {"name": "tun", "type": type_, "options": options, "external_ids": {}}
+    return OvsInterface(**values, mtu_request=None, mtu=None, ofport=1, error=None, link_state=None)  # type: ignore[arg-type]
+
+
+TUNNELS = [
+    tunnel("vxlan", local_ip="10.9.0.1", dst_port="4790"),
+    tunnel("geneve", local_ip="fd00::1"),
+    tunnel("gre"),
+    tunnel("srv6", local_ip="flow"),
 ]
 
 
@@ -40,7 +55,7 @@ def spec_of(**security: object) -> PortSpec:
 
 def of_filters() -> set[Flow]:
     """Each port has an ofport of its own."""
-    flows = {*bridge_flows([0xFFFE, 900]), *foreign_flows("foreign", 901)}
+    flows = {*bridge_flows([0xFFFE, 900], TUNNELS), *foreign_flows("foreign", 901)}
     for number, security in enumerate(EVERY_MODE, 1):
         flows |= port_flows(f"p{number}", number, spec_of(**security))
         flows |= relay_flows(f"r{number}", 100 + number, 200 + number, spec_of(**security))

@@ -40,7 +40,7 @@ def test_what_is_refused_is_looked_at_before_what_is_allowed(security: dict[str,
 def test_a_port_without_a_filter_has_few_flows_and_they_are_not_of_roles() -> None:
     plain, router = (port_flows("p1", 7, spec_of(enabled=False, roles=r)) for r in ([], ["router"]))
     assert plain == router and len(plain) == 4
-    assert len(port_flows("p1", 7, spec_of())) <= 19, "each port has them: they must stay few"
+    assert len(port_flows("p1", 7, spec_of())) <= 18, "each port has them: they must stay few"
 
 
 def test_on_a_bridge_that_is_not_ours_only_drops_are_added_for_a_port_without_a_filter() -> None:

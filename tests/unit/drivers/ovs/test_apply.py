@@ -34,7 +34,7 @@ SHORT_S = 0.3
 KEEP_DATAPATH_FLOWS = ("other_config:max-idle=600000", "other_config:min-revalidate-pps=0")
 MAC = "52:54:00:00:00:01"
 # An untagged frame of the port's MAC to 52:54:00:00:00:02.
-FRAME = "525400000002" + "525400000001" + "0800" + "450000140000000040fd000000000000" + "00" * 30
+FRAME = "525400000002" + "525400000001" + "0800" + "45000014000000004011000000000000" + "00" * 30
 
 
 def _columns(ports: Ports, table: str, name: str, *columns: str) -> list[object]:
