@@ -350,7 +350,7 @@ OVS = [
         default=[],
         help="Names of ports that you added to OVS bridges of netplugin (for DHCP, metadata, a "
         "router). Their traffic is switched like that of an uplink, without filters. Such a "
-        "bridge drops the traffic of ports that neither belong to netplugin nor are listed here; "
+        "bridge exchanges no frames with ports that neither belong to netplugin nor are listed here; "
         "the internal port of a bridge has the name of the bridge. A port without a tag is a "
         "trunk of all networks of its bridge.",
     ),

@@ -70,7 +70,7 @@ def _unmanaged(ports: list[OvsPort]) -> list[Finding]:
             status="warn",
             found=f"not made by netplugin, or without its mark any more: {names}{more}",
             expected="all ports of netplugin's bridges are netplugin's or in [ovs] service_ports; the "
-            "bridge takes no frame from any other",
+            "bridge takes no frame from any other, and forwards none to it",
             fix="remove the port (ovs-vsctl del-port), or name it in [ovs] service_ports and restart "
             "the agent",
         )

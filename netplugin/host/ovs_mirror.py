@@ -333,7 +333,9 @@ class Mirror:
         moved = self._refer(by_table["Port"], "interfaces", self._port_of)
         drifts = [self._put_bridge(change) for change in by_table["Bridge"]]
         drifts += [self._put_qos(change) for change in by_table["QoS"]]
+        idle = {c.uuid for c in by_table["Interface"] if not self._works(c.uuid)}
         faulty = {change.uuid for change in by_table["Interface"] if self._put_interface(change)}
+        come = {self._port_of[uuid] for uuid in idle & self._port_of.keys() if self._works(uuid)}
         moved |= {change.uuid for change in by_table["Interface"]}
         touched |= {change.uuid for change in by_table["Port"]}
         touched |= {self._port_of[uuid] for uuid in moved if uuid in self._port_of}
@@ -349,6 +351,7 @@ class Mirror:
             if change.was is not Was.INSERTED:
                 drifts.append(_drift(*(p[change.uuid] for p in (before, after) if change.uuid in p)))
         drifts += [_drift(after[self._port_of[uuid]]) for uuid in faulty if self._port_of.get(uuid) in after]
+        drifts += [MirrorDrift() for uuid in come & after.keys() if self._is_stray(after[uuid])]
         owners = {port.owner for port in (*before.values(), *after.values())}
         return dict.fromkeys(filter(None, drifts)), {owner for owner in owners if owner}
 
@@ -409,6 +412,17 @@ class Mirror:
             return False
         lost = (old.ofport or 0) > 0 and (new.ofport or 0) <= 0
         return lost or old.watched != new.watched
+
+    def _works(self, uuid: str) -> bool:
+        interface = self._interfaces.get(uuid)
+        return interface is not None and interface.works_at is not None
+
+    def _is_stray(self, port: OvsPort) -> bool:
+        """Whether others have added the port to a bridge of ours, which then must forward nothing to it."""
+        bridge = self._bridges.get(self._bridge_named.get(port.bridge or "", ""))
+        ours = bridge is not None and BRIDGE_MARK in bridge.external_ids
+        marked = {UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys()
+        return ours and not port.serves and not marked and port.name != port.bridge
 
     def _port(self, uuid: str) -> OvsPort:
         """A port as its rows are now."""

@@ -28,6 +28,7 @@ from tests.lab.frames import (
 )
 from tests.lab.frames_nics import Ear, PacketNic, host_stack, packet_nic, vhost_nics
 from tests.lab.frames_scene import Scene, tagged, tunnelled, untagged
+from tests.lab.processes import wait_for
 
 VNI, VLAN = 5001, 100
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
@@ -114,7 +115,7 @@ def test_no_vm_answers_for_the_hosts_that_tunnels_lead_to(
         "--may-exist", "add-port", bridge, "np-theirs", "--", "set", "Interface", "np-theirs", "type=internal"
     )
     try:
-        made.repair()
+        wait_for(lambda: _is_shut(made, bridge, "np-theirs"), 60.0, "the bridge forwards nothing to it")
         made.ip("address", "add", f"{HERE}9/24", "dev", "np-theirs")
         made.ip("link", "set", "np-theirs", "up")
         made.ovs.appctl("tnl/neigh/flush")
@@ -124,6 +125,11 @@ def test_no_vm_answers_for_the_hosts_that_tunnels_lead_to(
         assert not found and spec["mac"] not in taught, taught
     finally:
         made.ovs.vsctl("del-port", "np-theirs")
+
+
+def _is_shut(made: Host, bridge: str, name: str) -> bool:
+    shown = made.ovs.ofctl("show", bridge)
+    return "NO_FWD" in shown.partition(f"({name}): ")[2].partition("state:")[0]
 
 
 def _claims(sender: Sender) -> list[Packet]:

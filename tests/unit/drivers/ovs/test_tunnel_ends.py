@@ -26,9 +26,8 @@ PARTS = {
 
 
 def _udp(dst: str, udp_port: int) -> str:
-    version = "ipv6" if ":" in dst else "ip"
-    fields = f"{version}_dst={dst}" if version == "ipv6" else f"nw_dst={dst}"
-    return f"dl_src=52:54:00:00:00:01,dl_dst=52:54:00:00:00:99,udp{'6' * (version == 'ipv6')},{fields},udp_dst={udp_port}"
+    to = f"udp6,ipv6_dst={dst}" if ":" in dst else f"udp,nw_dst={dst}"
+    return f"dl_src=52:54:00:00:00:01,dl_dst=52:54:00:00:00:99,{to},udp_dst={udp_port}"
 
 
 @pytest.mark.parametrize("security", [{}, {"enabled": False}])
@@ -72,7 +71,7 @@ def test_nothing_is_forwarded_to_ports_that_may_have_an_address(ports: Ports) ->
     shown = ports.switch.appctl("ofproto/trace", BRIDGE, f"in_port={number},dl_src=52:54:00:00:00:01")
     service = ports.switch.get("Interface", "service", "ofport")
     assert shown.count("skipping output") == 2 and "LOCAL" not in shown.rsplit("Datapath", 1)[-1], shown
-    for name, forwarded in (("LOCAL", True), (service, False)):
+    for name, forwarded in ((BRIDGE, True), (service, False)):
         socket = f"unix:{ports.switch.rundir / BRIDGE}.mgmt"
         word = "forward" if forwarded else "no-forward"
         ports.switch.ofctl("-O", "OpenFlow14", "mod-port", socket, name, word)

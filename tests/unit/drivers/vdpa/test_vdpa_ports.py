@@ -627,7 +627,7 @@ def test_native_is_one_port_on_the_networks_bridge(native: VdpaWorld) -> None:
         "vdpa-sw": "true",
     }
     assert set(native.switch.ovs.bridges) == {"br1"}
-    assert {f.actions for f in native.switch.ovs.common().flows["a"]} == {NORMAL, DROP}
+    assert {f.actions for f in native.switch.ovs.common().flows["a"]} == {TO_SWITCH, DROP}
     assert native.model.written == [("0000:81:10.0", "mac")], "the VLAN is the bridge's to give"
     assert native.vf_of("a").driver == "mlx5_core"
     assert binding_of(native)["mode"] == "native" and binding_of(native)["bridge"] == "br1"
