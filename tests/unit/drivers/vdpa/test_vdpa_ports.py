@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
+from drivers.ovs.filters import TO_SWITCH
 from drivers.vdpa import switch
 from drivers.vdpa.model import BRIDGE, NATIVE_TYPE
 from drivers.vdpa.switch import Switch
