@@ -16,6 +16,7 @@ from drivers.ovs.sockets import Directory
 from netplugin.api.errors import TryAgain
 from netplugin.backend import Change
 from netplugin.host.flow import COOKIE_MARK, Flow
+from netplugin.host.flow_actions import NORMAL
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import BRIDGE_MARK, UPLINK_MARK
 from netplugin.host.ovsdb_writes import Tables
@@ -399,7 +400,8 @@ class SetFilter(FlowChange):
         if self.foreign and not spec.port_security.enabled:
             flows = filters.foreign_flows(port_id, ofport)
         else:
-            flows = filters.port_flows(port_id, ofport, spec)
+            # Only bridges of ours have the table that switches.
+            flows = filters.port_flows(port_id, ofport, spec, NORMAL if self.foreign else filters.TO_SWITCH)
         if self.port.follows and not self.foreign:
             flows |= filters.handover_flows(port_id, ofport, spec, self.port.tag, open_to)
         return flows

@@ -7,7 +7,7 @@ import pytest
 from drivers.ovs import commands as c
 from drivers.ovs.filters import foreign_flows, port_cookie, port_flows, relay_flows
 from netplugin.host.flow import Flow
-from netplugin.host.flow_actions import output
+from netplugin.host.flow_actions import DROP, NORMAL, output
 from tests.lab.processes import wait_for
 from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, spec_of, vhost
 from tests.unit.ovs import PATIENCE_S, port, soon
@@ -97,3 +97,9 @@ def test_a_frame_that_ends_in_a_tag_is_dropped_where_nothing_else_drops_it(ports
     for name, frame in {**PARTS, "whole": OTHER + MAC + "88b5" + "00" * 46}.items():
         shown = ports.switch.appctl("ofproto/trace", BRIDGE, f"in_port={number}", frame)
         assert ("Datapath actions: drop" in shown) == (name != "whole"), (name, shown)
+
+
+def test_on_a_bridge_of_the_operator_the_flows_switch_by_themselves() -> None:
+    """Its other tables are not ours."""
+    change = c.SetFilter(("p1",), BRIDGE, vhost("p1"), foreign=True)
+    assert {flow.actions for flow in change.flows(1, None, ())} == {NORMAL, DROP}
