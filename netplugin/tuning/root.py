@@ -1,4 +1,7 @@
-"""Read a host's files below one root: ``/`` for this host, a copy of the files for another."""
+"""Read a host's files below one root: ``/`` for this host, a copy of the files for another.
+
+The links of a copy lead to places in the copy, and only its regular files are read.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
+
+from netplugin.host.safe_files import open_file_within, open_within, opened
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -90,17 +95,16 @@ class Root:
     # -- access to the file system, for subclasses to override --------------------------------------
 
     def _bytes(self, path: str) -> bytes:
-        with self._at(path).open("rb") as file:
+        with open_file_within(self.path, path) as file:
             return file.read(_MOST_BYTES)
 
     def _list(self, path: str) -> list[str]:
-        return os.listdir(self._at(path))
+        with opened(open_within(self.path, path, os.O_RDONLY | os.O_DIRECTORY)) as folder:
+            return os.listdir(folder)
 
     def _target(self, path: str) -> str:
-        return os.readlink(self._at(path))
-
-    def _at(self, path: str) -> Path:
-        return self.path / path.lstrip("/")
+        with opened(open_within(self.path, path, os.O_PATH | os.O_NOFOLLOW)) as link:
+            return os.readlink("", dir_fd=link)
 
 
 def _unknown(path: str, wrong: OSError) -> Unknown:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
-from netplugin.host.files import sync
 from netplugin.host.processes import run
+from netplugin.host.safe_files import open_within, opened, replacing
 from netplugin.tuning.root import Root
 
 # -- Accessor protocol of a kind of target: read, write, restore. ---------------------------------
@@ -81,30 +81,27 @@ class WritableRoot(Root):
 
     def remove(self, path: str) -> None:
         """Remove a file; a missing file is no error."""
-        self._at(path).unlink(missing_ok=True)
+        folder, name = os.path.split(path)
+        with contextlib.suppress(FileNotFoundError), opened(self._folder(folder)) as above:
+            os.unlink(name, dir_fd=above)
 
     def _write(self, path: str, data: bytes) -> None:
         # No O_CREAT or O_TRUNC: kernel files support neither, and only these are written in place.
-        descriptor = os.open(self._at(path), os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with opened(open_within(self.path, path, os.O_WRONLY)) as descriptor:
             os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
 
     def _replace(self, path: str, data: bytes) -> None:
-        file = self._at(path).resolve()
-        old = file.stat() if file.exists() else None
-        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-        draft = Path(name)
+        """Of a link, the file that it leads to is replaced."""
         try:
-            with open(descriptor, "wb") as opened:
-                opened.write(data)
-                os.fchmod(descriptor, old.st_mode & 0o7777 if old else 0o644)
-                if old:
-                    os.fchown(descriptor, old.st_uid, old.st_gid)
-                opened.flush()
-                os.fsync(descriptor)
-            draft.replace(file)
-            sync(file.parent)
-        finally:
-            draft.unlink(missing_ok=True)
+            with opened(open_within(self.path, path, os.O_RDONLY)) as there:
+                old, file = os.fstat(there), Path(f"/proc/self/fd/{there}").readlink()
+        except FileNotFoundError:
+            folder, name = os.path.split(path)
+            with opened(self._folder(folder)) as above:
+                old, file = None, Path(f"/proc/self/fd/{above}").readlink() / name
+        mode = old.st_mode & 0o7777 if old else 0o644
+        with replacing(file, mode, (old.st_uid, old.st_gid) if old else None) as draft:
+            draft.write(data)
+
+    def _folder(self, path: str) -> int:
+        return open_within(self.path, path, os.O_RDONLY | os.O_DIRECTORY)

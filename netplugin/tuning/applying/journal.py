@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.api.errors import Conflict, HostError
 from netplugin.host.files import sync
+from netplugin.host.safe_files import UnsafeFile, open_own, own_directory
+from netplugin.tuning.applying import targets
 from netplugin.tuning.applying.accessor import Raw
 from netplugin.tuning.output.text import as_json
 from netplugin.tuning.steps import (
@@ -71,6 +73,7 @@ class JournalLine(BaseModel):
             found: Target = _KINDS[words.pop("kind")](**words)
         except (KeyError, TypeError) as wrong:
             raise ValueError(f"there is no such target: {self.target}") from wrong
+        targets.check(found, self.before)
         return found
 
 
@@ -210,9 +213,8 @@ class ApplyJournal:
     # -- the file ----------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(self.path, flags, 0o600)
+        own_directory(self.path.parent, 0o700)
+        self._descriptor = open_own(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             sync(self.path.parent)
@@ -253,7 +255,8 @@ class ApplyJournal:
 def look(path: Path, boot: str) -> History:
     """Read what is left to undo, without locking the journal. Raises: HostError."""
     try:
-        return _read(path, path.read_bytes(), boot)
+        with open(open_own(path), "rb") as file:
+            return _read(path, file.read(), boot)
     except FileNotFoundError:
         return History()
     except OSError as refused:
@@ -277,6 +280,8 @@ def _whole(data: bytes) -> bytes:
 
 
 def _unusable(path: Path, refused: OSError) -> HostError:
+    if isinstance(refused, UnsafeFile):
+        return HostError(f"the journal: {refused.filename} {refused.strerror}", step="journal", fix=refused.fix)
     return HostError(
         f"the journal {path} cannot be used: {refused.strerror or refused}",
         step="journal",

@@ -1,0 +1,62 @@
+"""The targets that plans write to, and the values that these can have had (pure).
+
+A journal is a file, and an undo writes what is in it as root: a line that no apply writes is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from netplugin.tuning.applying.accessor import Raw
+from netplugin.tuning.planning.kernel_work import KSM, PRIORITIES, THP
+from netplugin.tuning.read.cpus import CPU, DEFAULT_AFFINITY, IRQBALANCE, NODE, WORKQUEUES, WRITEBACK
+from netplugin.tuning.read.kernel import HALT_POLL, PROFILES, SYSCTLS
+from netplugin.tuning.steps import (
+    BannedCpus,
+    File,
+    OtherConfig,
+    Swap,
+    Sysctl,
+    Target,
+    ThreadPriority,
+    TunedProfile,
+    TunedVariable,
+    VfCount,
+)
+
+_LINE = r"[^\n]*"
+_WORD = r"\w[\w.+-]*"
+
+
+def _any(*texts: str) -> str:
+    return "|".join(map(re.escape, texts))
+
+
+#: By kind of target: the pattern of its fields, joined by a space, and that of its raw values.
+_PATTERNS: Mapping[type, tuple[str, str]] = {
+    File: (
+        rf"{_any(DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK, KSM, THP, HALT_POLL)}|/proc/irq/\d+/smp_affinity_list"
+        rf"|{CPU}/cpufreq/{_WORD}/scaling_governor"
+        rf"|({NODE}/node\d+|/sys/kernel/mm)/hugepages/hugepages-\d+kB/nr_hugepages",
+        _LINE,
+    ),
+    Sysctl: (_any(*SYSCTLS), _LINE),
+    OtherConfig: (r"pmd-cpu-mask|pmd-rxq-assign", _LINE),
+    TunedProfile: ("", rf"(auto )?{_WORD}( {_WORD})*"),
+    TunedVariable: (rf"({_any(*PROFILES)}) isolated_cores", rf"(isolated_cores[ \t]*={_LINE})?"),
+    ThreadPriority: (_any(*(name for name, *_ in PRIORITIES)), r"[\w/]+=\d+:\d+(,[\w/]+=\d+:\d+)*"),
+    Swap: ("", r"/\S* -?\d+(\n/\S* -?\d+)*"),
+    BannedCpus: (_any(*IRQBALANCE), rf"(IRQBALANCE_BANNED_CPULIST[ \t]*={_LINE})?"),
+    VfCount: (r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", r"\d+"),
+}
+
+
+def check(target: Target, raw: Raw) -> None:
+    """Raises: ValueError if no plan writes to the target, or it cannot have had the value."""
+    fields, values = _PATTERNS[type(target)]
+    named = [str(value) for name, value in vars(target).items() if name not in ("kind", "lasting")]
+    if not re.fullmatch(fields, " ".join(named)):
+        raise ValueError(f"no plan sets {target}")
+    if raw is not None and not re.fullmatch(values, raw):
+        raise ValueError(f"{target} cannot have been {raw[:60]!r}")
