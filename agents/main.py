@@ -41,6 +41,7 @@ from agents.store.store import Store
 from netplugin import options, store_file
 from netplugin.api.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings
+from netplugin.host.safe_files import keep_to_owner, open_own, own_directory
 from netplugin.host.shared import Host
 from netplugin.host.supervisor import Supervisor
 
@@ -72,7 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     sys.setswitchinterval(_SWITCH_S)
+    keep_to_owner()
     try:
+        for file in filter(Path.is_file, arguments.config_file):
+            os.close(open_own(file, links=True))
         conf = options.load(arguments.config_file)
         _read_all(conf)
         _log_to_stderr(conf.log_level)
@@ -94,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         held.callback(gc.enable)
         try:
             state_path = Path(conf.state_path)
-            state_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own_directory(state_path, 0o700)
             held.enter_context(store_file.locked(state_path))
             store = Store(
                 state_path / store_file.DATABASE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import sqlite3
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from netplugin.host.files import sync
+from netplugin.host.safe_files import open_own, opened, replacing, require_own_directory
 
 #: Names in ``state_path``: the database, the lock of the running agent, the backups.
 DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"
@@ -18,8 +20,9 @@ DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"
 DAMAGED = "agent.db.damaged-"
 _KEEP = 5  # backups
 _BACKUP = re.compile(r"agent-([0-9]{6,})\.db")
-# Files that SQLite keeps next to a database in WAL mode (https://sqlite.org/walformat.html).
+# Files that SQLite keeps next to a database in WAL mode (https://sqlite.org/walformat.html), and before it.
 _BESIDE = ("-wal", "-shm")
+_ROLLBACK = "-journal"
 
 
 class InUse(Exception):
@@ -30,14 +33,34 @@ class InUse(Exception):
 def locked(state_path: Path) -> Iterator[None]:
     """Hold the lock of ``state_path``. The kernel releases it when the process ends.
 
-    Raises: InUse, OSError.
+    Raises: InUse, OSError; UnsafeFile if others may write to ``state_path`` or own what is there.
     """
-    with (state_path / LOCK).open("w") as lock:
+    require_own_directory(state_path)
+    with opened(open_own(state_path / LOCK, os.O_RDWR | os.O_CREAT, deny=0)) as lock:
+        os.fchmod(lock, 0o600)  # whoever can open it can hold the lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InUse(f"another agent runs with state_path {state_path}") from None
         yield
+
+
+def prepare(path: Path) -> None:
+    """Create a database file for root or our own user alone, or check that it is so, with those beside it.
+
+    Not while this process has it open: POSIX locks end when any descriptor of the file is closed.
+
+    Raises: OSError; UnsafeFile.
+    """
+    with opened(open_own(path, os.O_RDWR | os.O_CREAT)) as made:
+        os.fchmod(made, 0o600)  # SQLite creates the files beside it with the same mode
+    _require_own(path)
+
+
+def _require_own(path: Path) -> None:
+    for end in ("", *_BESIDE, _ROLLBACK):
+        with contextlib.suppress(FileNotFoundError):
+            os.close(open_own(path.with_name(path.name + end)))
 
 
 def is_damaged(error: sqlite3.Error) -> bool:
@@ -78,18 +101,9 @@ def check(path: Path) -> list[str]:
 
 def copy(source: sqlite3.Connection, target: Path) -> None:
     """Copy a database atomically, also while an agent writes to it. Raises: OSError, sqlite3.Error."""
-    fresh = target.with_name(f".{target.name}.new")
-    try:
-        fresh.unlink(missing_ok=True)
-        with contextlib.closing(sqlite3.connect(fresh)) as made:
-            source.backup(made)
-            made.execute("PRAGMA journal_mode=DELETE")
-        fresh.chmod(0o600)
-        sync(fresh)
-        fresh.replace(target)
-        sync(target.parent)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with replacing(target, 0o600) as draft, contextlib.closing(sqlite3.connect(draft.name)) as made:
+        source.backup(made)
+        made.execute("PRAGMA journal_mode=DELETE")
 
 
 def backup(state_path: Path, target: Path) -> None:
@@ -118,7 +132,7 @@ def keep_backup(source: sqlite3.Connection, state_path: Path) -> Path | None:
     number = _number(known[-1]) + 1 if known else 1
     target = directory / f"agent-{number:06d}.db"
     copy(source, target)
-    for old in backups(state_path)[:-_KEEP]:
+    for old in (*backups(state_path)[:-_KEEP], *directory.glob(".*")):  # .*: of an agent that was killed
         old.unlink(missing_ok=True)
     return target
 
@@ -139,6 +153,7 @@ def restore(state_path: Path, source: Path) -> Path | None:
 
     Raises: InUse, OSError, sqlite3.Error, ValueError if the backup is damaged.
     """
+    require_own_directory(source.parent)
     wrong = check(source)
     if wrong:
         raise ValueError(f"{source}: {'; '.join(wrong)}")
@@ -179,6 +194,7 @@ def damaged(state_path: Path) -> list[Path]:
 
 
 def _read(path: Path) -> sqlite3.Connection:
+    _require_own(path)
     return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 

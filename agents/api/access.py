@@ -8,7 +8,6 @@ import hmac
 import os
 import pwd
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from agents.api.peer import Peer
 from agents.api.roles import Role
 from netplugin.api.errors import Forbidden, Unauthorized
+from netplugin.host.safe_files import PRIVATE, UnsafeFile, read_own
 
 _CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")
 _NAMED = re.compile(r"([a-z]+):(\S*)\s+(\S+)\Z")
@@ -48,11 +48,11 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     Raises: ValueError.
     """
     try:
-        mode, text = path.stat().st_mode, path.read_text()
+        text = read_own(path, deny=PRIVATE).decode()
+    except UnsafeFile as wrong:
+        raise ValueError(f"[api] token_file {wrong}") from None
     except OSError as wrong:
         raise ValueError(f"[api] token_file {path} cannot be read: {wrong.strerror}") from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise ValueError(f"{path} can be read by others: chmod 600 {path}")
     lines = enumerate((line.strip() for line in text.splitlines()), start=1)
     tokens = tuple(_token(path, n, line) for n, line in lines if line and not line.startswith("#"))
     if not tokens:

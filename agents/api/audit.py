@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from netplugin.host.safe_files import open_own
+
 LOG = logging.getLogger("netplugin.audit")
 #: Maximum size in bytes of a logged body; for a larger one only the size is logged.
 MAX_BODY = 4096
@@ -31,12 +33,15 @@ class AuditLog:
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Raises: OSError if the file cannot be written."""
+        """Raises: ValueError if the file cannot be written."""
         self._path = path
         self._thread = ThreadPoolExecutor(1, "audit")
         self._file: IO[bytes] | None = None
         if path is not None:
-            self._file = self._opened(path)
+            try:
+                self._file = self._opened(path)
+            except OSError as wrong:
+                raise ValueError(f"[api] audit_log: {wrong}") from None
 
     async def called(
         self,
@@ -125,8 +130,7 @@ class AuditLog:
 
     @staticmethod
     def _opened(path: Path) -> IO[bytes]:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        return os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0)
+        return open(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
 
 
 def _shown(path: str, body: bytes) -> dict[str, Any]:

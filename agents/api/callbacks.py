@@ -7,9 +7,9 @@ import hmac
 import json
 import logging
 import ssl
-import stat
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from importlib import import_module
@@ -20,6 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 from agents.off_loop import OffLoop
 from agents.store.task_journal import JournalledTask, TaskJournal
 from netplugin.api.task_models import TaskState
+from netplugin.host.safe_files import OF_GROUP, PRIVATE, path_of_own, read_own
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
@@ -75,9 +76,13 @@ class TaskSettings:
     def tls_context(self) -> ssl.SSLContext:
         """The TLS context of deliveries. Raises: ValueError."""
         try:
-            context = ssl.create_default_context(cafile=self.callback_ca)
-            if self.callback_cert:
-                context.load_cert_chain(self.callback_cert, self.callback_key, password="")
+            with ExitStack() as files:
+                ca = self.callback_ca and files.enter_context(path_of_own(self.callback_ca))
+                context = ssl.create_default_context(cafile=ca)
+                if self.callback_cert and self.callback_key:
+                    cert = files.enter_context(path_of_own(self.callback_cert))
+                    key = files.enter_context(path_of_own(self.callback_key, deny=OF_GROUP))
+                    context.load_cert_chain(cert, key, password="")
         except OSError as wrong:
             raise ValueError(
                 f"[tasks] callback_ca, callback_cert or callback_key cannot be used: {wrong}"
@@ -86,10 +91,11 @@ class TaskSettings:
 
 
 def read_secret(path: Path) -> bytes:
-    """Read the key from a private file. Raises: ValueError, OSError."""
-    if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise ValueError(f"{path} can be read by others: chmod 600 {path}")
-    secret = path.read_bytes().strip()
+    """Read the key from a private file. Raises: ValueError."""
+    try:
+        secret = read_own(path, deny=PRIVATE).strip()
+    except OSError as wrong:
+        raise ValueError(f"[tasks] callback_secret: {wrong}") from None
     if len(secret) < _SHORTEST_SECRET:
         raise ValueError(f"{path} has a key of fewer than {_SHORTEST_SECRET} bytes")
     return secret

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.api.access import Access, Rules, Token, read_tokens
+from netplugin.host.safe_files import OF_GROUP, UnsafeFile, opened, own_directory, path_of_own
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -50,11 +51,15 @@ class LocalSocket:
     def bind(self) -> socket.socket:
         """Bind and listen, replacing the socket of a dead agent.
 
-        The directory is created if missing.
+        The directory is created if missing, and only root or our own user may replace what is in it: callers
+        send their requests to whoever listens there.
 
-        Raises: OSError, also if the path is not a socket or another process listens on it.
+        Raises: OSError, also if the path is not a socket of ours or another process listens on it.
         """
-        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            own_directory(self.path.parent, 0o755)
+        except UnsafeFile as wrong:
+            raise OSError(f"[api] socket {self.path}: {wrong}") from None
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -66,8 +71,9 @@ class LocalSocket:
             os.fchmod(made.fileno(), 0o600)
             made.bind(str(self.path))
             if self.gid is not None:
-                os.chown(self.path, -1, self.gid)
-                os.chmod(self.path, 0o660)
+                with opened(os.open(self.path.name, os.O_PATH | os.O_NOFOLLOW, dir_fd=directory)) as file:
+                    os.chown(f"/proc/self/fd/{file}", -1, self.gid)
+                    os.chmod(f"/proc/self/fd/{file}", 0o660)
             made.listen(_BACKLOG)
         except BaseException:
             made.close()
@@ -85,11 +91,14 @@ class LocalSocket:
 
     def _remove_stale(self) -> None:
         try:
-            kind = self.path.lstat().st_mode
+            found = self.path.lstat()
         except FileNotFoundError:
             return
-        if not stat.S_ISSOCK(kind):
-            raise OSError(f"[api] socket {self.path} is there and is no socket")
+        if not stat.S_ISSOCK(found.st_mode):
+            raise OSError(f"[api] socket {self.path} is there and is no socket. Fix: move it away")
+        if found.st_uid not in (0, os.geteuid()):
+            owner = f"belongs to user {found.st_uid}, and not to root or the user that runs this"
+            raise OSError(f"[api] socket {self.path} {owner}. Fix: look who listens there, and remove it")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
             try:
@@ -177,15 +186,17 @@ class Listen:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            # An empty password prevents a prompt on the terminal.
-            context.load_cert_chain(self.tls_cert, self.tls_key, password="")
+            with path_of_own(self.tls_cert) as cert, path_of_own(self.tls_key, deny=OF_GROUP) as key:
+                # An empty password prevents a prompt on the terminal.
+                context.load_cert_chain(cert, key, password="")
         except OSError as wrong:  # includes errors of OpenSSL
             raise ValueError(
                 f"[api] tls_cert and tls_key ({self.tls_cert}, {self.tls_key}) cannot be used: {wrong}"
             ) from None
         if self.client_ca:
             try:
-                context.load_verify_locations(self.client_ca)
+                with path_of_own(self.client_ca) as authority:
+                    context.load_verify_locations(authority)
             except OSError as wrong:
                 raise ValueError(f"[api] client_ca {self.client_ca} cannot be used: {wrong}") from None
             context.verify_mode = ssl.CERT_REQUIRED

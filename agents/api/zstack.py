@@ -37,6 +37,7 @@ from netplugin.api.errors import (
 from netplugin.api.models import Port, PortSpec, ReconcileRequest
 from netplugin.api.physical_models import OvsUplinkSpec, PhysicalNetworkSpec
 from netplugin.api.pmd_models import PmdRequest
+from netplugin.host.safe_files import read_own
 
 LOG = logging.getLogger(__name__)
 SOFTWARE, VDPA = "dpdkvhostuser", "vdpa"
@@ -386,7 +387,7 @@ def read_bonds(path: Path) -> dict[str, Bond]:
     import yaml  # slow to import
 
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8")) or []
+        entries = yaml.safe_load(read_own(path)) or []
         found = [entry["bond"] for entry in entries]
         return {
             str(bond["name"]): Bond(bond["mode"], bond.get("lacp"), tuple(map(str, bond["slaves"])))

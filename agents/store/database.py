@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from netplugin import store_file
 from netplugin.api.errors import HostError
+from netplugin.host.safe_files import own_directory
 
 # -- A clock for stored data, independent of the system time and continuous across restarts. ------
 # It uses CLOCK_BOOTTIME (clock_gettime(2): monotonic, includes suspend), which restarts at each boot.
@@ -185,7 +186,8 @@ class Database:
 
         Raises: sqlite3.Error, OSError, ValueError for a version that this one does not know.
         """
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_directory(path.parent, 0o700)
+        store_file.prepare(path)
         self.path = path
         self.lock = threading.RLock()
         # A single thread, so that the calls of the event loop run in order.
@@ -219,6 +221,7 @@ class Database:
             wrong = [str(error)]
         aside = store_file.move_aside(path)
         LOG.error("%s is damaged and is now %s: %s", path, aside, "; ".join(wrong))
+        store_file.prepare(path)
         return _connect(path)
 
     def _keep_backup(self, path: Path) -> None:
@@ -385,7 +388,6 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _set_up(path: Path, locking: str = "NORMAL") -> sqlite3.Connection:
     sql = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     try:
-        path.chmod(0o600)  # SQLite creates the WAL files with the same mode
         sql.execute(f"PRAGMA locking_mode={locking}")
         # Invalid UTF-8 must not make other rows unreadable; the parser detects it.
         sql.text_factory = lambda data: data.decode(errors="backslashreplace")

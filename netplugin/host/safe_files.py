@@ -19,8 +19,8 @@ from typing import IO, Final
 
 from netplugin.host.files import sync
 
-#: Modes that a file may not have: others could write to it, or also read it.
-WRITABLE, PRIVATE = 0o022, 0o077
+#: Bits that the mode of a file may not have: others could write to it; also read it; or only its group could.
+WRITABLE, PRIVATE, OF_GROUP = 0o022, 0o077, 0o027
 _ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -82,9 +82,9 @@ def open_own(
             raise _irregular(path, found.st_mode)
         _require_own(path, found)
         if found.st_mode & deny:
-            what = "can be read by others" if deny & 0o004 else "can be written by others"
-            fix = "600" if deny & 0o004 else "go-w"
-            raise UnsafeFile(path, f"{what} (mode {stat.S_IMODE(found.st_mode):o})", f"chmod {fix} {path}")
+            has, more = stat.S_IMODE(found.st_mode), found.st_mode & deny
+            what = f"can be {'written' if more & WRITABLE else 'read'} by others (mode {has:o})"
+            raise UnsafeFile(path, what, f"chmod {has & ~deny:o} {path}")
         if found.st_nlink > 1 and flags & os.O_ACCMODE != os.O_RDONLY:
             raise UnsafeFile(path, f"has {found.st_nlink} names (hard links)", "move it away, or copy it")
     except BaseException:
@@ -93,9 +93,19 @@ def open_own(
     return descriptor
 
 
-def read_own(path: Path, *, deny: int = WRITABLE) -> str:
-    """Read a file that the operator named, see ``open_own``. Raises: UnsafeFile, OSError, UnicodeDecodeError."""
-    with open(open_own(path, deny=deny, links=True), encoding="utf-8") as file:
+@contextlib.contextmanager
+def path_of_own(path: str, *, deny: int = WRITABLE) -> Iterator[str]:
+    """A path that leads to this very file, for a library that opens it; see ``open_own``, with ``links``.
+
+    Raises: UnsafeFile, OSError.
+    """
+    with opened(open_own(Path(path), deny=deny, links=True)) as descriptor:
+        yield f"/proc/self/fd/{descriptor}"
+
+
+def read_own(path: Path, *, deny: int = WRITABLE) -> bytes:
+    """Read a file that the operator named, see ``open_own``, with ``links``. Raises: UnsafeFile, OSError."""
+    with open(open_own(path, deny=deny, links=True), "rb") as file:
         return file.read()
 
 
