@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from drivers.ovs import sockets
 from drivers.ovs.commands import SocketChange
 from drivers.ovs.ports import VhostPort
+from drivers.ovs.remains import ASIDE
 from drivers.ovs.sockets import KIND, ROOT, ChosenSocket, Directory, ObservedSockets, is_chosen
 from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest
 from netplugin.api.models import PortSpec
@@ -56,7 +57,7 @@ def check(settings: OvsSettings, spec: PortSpec) -> None:
         message = f"{path} is not below a directory of [ovs] vhost_socket_roots ({roots})"
     elif not below:
         message = f"{path} has no directory of its own below {root}, such as {root}/{spec.vm_id}/{path.name}"
-    elif root == settings.vhost_socket_dir and below[0].startswith(DERIVED):
+    elif ASIDE in below or (root == settings.vhost_socket_dir and below[0].startswith(DERIVED)):
         message = f"names in {root} that begin with {DERIVED} are those that the agent chooses"
     else:
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from drivers.ovs import filters, sockets
+from drivers.ovs import filters, remains, sockets
 from drivers.ovs.model import base_flows, doors, shut_ports
 from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPort, is_marked
 from drivers.ovs.row_writes import add_or_set_port, add_port, delete_port, owned_ports, set_port, set_row
@@ -455,7 +455,7 @@ class RemoveSocketDirectory(SocketChange):
     path: str
 
     def apply(self) -> None:
-        sockets.remove_own(self.path)
+        remains.set_aside(self.path)
 
     def describe(self) -> str:
         return f"remove directory {self.path}"
@@ -468,7 +468,7 @@ class RemoveSocket(SocketChange):
     path: str
 
     def apply(self) -> None:
-        sockets.remove(self.path)
+        remains.set_aside(self.path)
 
     def describe(self) -> str:
         return f"remove socket {self.path}"

@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import grp
 import os
-import shutil
 import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from drivers.ovs.remains import REMOVER
 from netplugin.api.errors import HostError
 from netplugin.api.models import Finding
 from netplugin.backend import Claim, Intent
@@ -32,6 +32,7 @@ from netplugin.host.names import (
 )
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.safe_files import make_directory, opened
 from netplugin.host.usability import Usability
 
 #: The kind of claim that holds the path of a port's socket.
@@ -163,6 +164,8 @@ class ObservedSockets:
     gid: int | None
     #: The paths that callers chose, by port.
     chosen: Mapping[str, ChosenSocket] = field(default_factory=dict)
+    #: What VMs left that cannot be removed, and why, by path.
+    stuck: Mapping[str, str] = field(default_factory=dict)
 
 
 NOTHING = ObservedSockets({}, {}, {}, None)
@@ -190,7 +193,8 @@ def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPo
                 own[port_id] = (*own.get(port_id, ()), directory)
             elif os.path.lexists(path):
                 files[port_id] = (*files.get(port_id, ()), path)
-    return ObservedSockets(files, own, directories, _gid(settings.vhost_socket_group))
+    gid = _gid(settings.vhost_socket_group)
+    return ObservedSockets(files, own, directories, gid, stuck=REMOVER.stuck)
 
 
 def observed_directory(path: str) -> Directory | None:
@@ -217,26 +221,23 @@ def _gid(group: str) -> int | None:
 def make_directories(settings: OvsSettings) -> None:
     """Create the base directory and the roots of chosen paths at the agent's start.
 
-    /run is empty after a boot. ``usable``, and a port, report failures.
+    /run is empty after a boot. ``usable``, and a port, report failures. What was moved aside and not removed
+    before is removed now.
     """
-    make_directory(settings.vhost_socket_dir, settings.vhost_socket_group)
-    for root in settings.vhost_socket_roots:
+    for directory in (settings.vhost_socket_dir, *settings.vhost_socket_roots):
         with contextlib.suppress(OSError):
-            if not root.exists():
-                root.mkdir(parents=True)
-                root.chmod(_PASSABLE)
-
-
-def make_directory(directory: Path, group: str) -> None:
-    """Create the base directory."""
+            make_directory(directory, _PASSABLE)
     with contextlib.suppress(OSError, LookupError):
-        if not directory.exists():
-            directory.mkdir(parents=True)
-            directory.chmod(_PASSABLE)
-        elif directory.stat().st_mode & 0o7777 == _OF_GROUP:
-            # The mode of an earlier version, whose ports still have their sockets in it.
-            os.chown(directory, 0, grp.getgrnam(group).gr_gid)
-            directory.chmod(_SHARED)
+        _share_old(settings.vhost_socket_dir, settings.vhost_socket_group)
+    REMOVER.start(settings.vhost_socket_dir)
+
+
+def _share_old(directory: Path, group: str) -> None:
+    """Replace the mode of an earlier version, whose ports still have their sockets in the base directory."""
+    with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+        if os.fstat(descriptor).st_mode & 0o7777 == _OF_GROUP:
+            os.fchown(descriptor, 0, grp.getgrnam(group).gr_gid)
+            os.fchmod(descriptor, _SHARED)
 
 
 def usable(directory: Path, group: str) -> Usability:
@@ -256,6 +257,9 @@ def usable(directory: Path, group: str) -> Usability:
         )
     if not stat.S_ISDIR(found.st_mode):
         return Usability(False, f"{directory} is not a directory", fix, _STEP)
+    if found.st_uid not in (0, os.geteuid()):
+        owner = f"{directory} is user {found.st_uid}'s, who could replace the directories of ports"
+        return Usability(False, owner, f"chown root {directory}", _STEP)
     mode = stat.S_IMODE(found.st_mode)
     writable, shared = mode & 0o022, (mode, found.st_gid) == (_SHARED, gid)
     if (writable and not shared) or not mode & 0o001:
@@ -273,43 +277,20 @@ def make(wish: Directory) -> None:
     """Create a directory, or set its owner and mode. Raises: HostError."""
     path = Path(wish.path)
     try:
-        path.parent.mkdir(mode=_PASSABLE, parents=True, exist_ok=True)
+        make_directory(path.parent, _PASSABLE)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o700)
-        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            found = os.fstat(opened)
+        made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with opened(made):
+            found = os.fstat(made)
             if found.st_uid not in (0, wish.uid):
                 raise HostError(
                     f"{path} is user {found.st_uid}'s, and not root's or user {wish.uid}'s",
                     step=_STEP,
                     fix=f"look who made it, and remove it: rm -r {path}",
                 )
-            os.fchown(opened, wish.uid, wish.gid)
-            os.fchmod(opened, wish.mode)
-        finally:
-            os.close(opened)
-    except OSError as refused:
-        raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
-
-
-def remove(path: str) -> None:
-    """Remove a socket file. Raises: HostError."""
-    try:
-        Path(path).unlink(missing_ok=True)
-    except OSError as refused:
-        raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
-
-
-def remove_own(path: str) -> None:
-    """Remove a port's directory with everything QEMU left in it. Raises: HostError.
-
-    Symbolic links in it are not followed: ``shutil.rmtree`` works on file descriptors on Linux.
-    """
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
+            os.fchown(made, wish.uid, wish.gid)
+            os.fchmod(made, wish.mode)
     except OSError as refused:
         raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
 
@@ -351,6 +332,18 @@ def findings(settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedS
                 expected="each VM's QEMU runs as a user of its own (qemu_user)",
                 fix="run each QEMU as a user of its own and name that in its ports; or see that "
                 "libvirt confines it (SELinux, AppArmor)",
+            )
+        )
+    if seen.stuck:
+        path, why = next(iter(seen.stuck.items()))
+        found.append(
+            Finding(
+                id="vhost-socket-remains",
+                status="warn",
+                found=f"{len(seen.stuck)} directories of what VMs left cannot be removed: {path}: {why}",
+                expected="what is left in the directory of a port that is gone is removed within a while",
+                fix=f"look for a mount and for files that nobody may remove: findmnt -R {path}; lsattr -R {path}; "
+                f"then rm -r {path}",
             )
         )
     return found
