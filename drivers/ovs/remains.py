@@ -123,7 +123,7 @@ class Remover:
         os.rmdir(name, dir_fd=top)
 
     def _emptied(self, folder: int, top: int) -> int:
-        """Go through a directory once. Returns how much was in it. Raises: OSError, the last one, at the end."""
+        """Go through a directory once. Returns how much was in it. Raises: OSError, at the end."""
         number, failed = 0, None
         with os.scandir(folder) as entries:
             for entry in entries:

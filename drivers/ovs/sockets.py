@@ -335,15 +335,15 @@ def findings(settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedS
             )
         )
     if seen.stuck:
-        path, why = next(iter(seen.stuck.items()))
+        left, why = next(iter(seen.stuck.items()))
         found.append(
             Finding(
                 id="vhost-socket-remains",
                 status="warn",
-                found=f"{len(seen.stuck)} directories of what VMs left cannot be removed: {path}: {why}",
+                found=f"{len(seen.stuck)} directories of what VMs left cannot be removed: {left}: {why}",
                 expected="what is left in the directory of a port that is gone is removed within a while",
-                fix=f"look for a mount and for files that nobody may remove: findmnt -R {path}; lsattr -R {path}; "
-                f"then rm -r {path}",
+                fix=f"look for a mount, and for files that nobody may remove: findmnt -R {left}; "
+                f"lsattr -R {left}; then rm -r {left}",
             )
         )
     return found

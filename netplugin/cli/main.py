@@ -12,6 +12,8 @@ from typing import Any
 from cliff.app import App
 from cliff.commandmanager import CommandManager
 
+from netplugin.host.safe_files import keep_to_owner
+
 _DESCRIPTION = (
     "Command-line client of the netplugin agent at NETPLUGIN_URL (default "
     "unix:/run/netplugin/agent.sock; or "
@@ -78,6 +80,7 @@ class Netplugin(App):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    keep_to_owner()
     app = Netplugin()
     try:
         return app.run(list(sys.argv[1:] if argv is None else argv))

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from netplugin.api.errors import BackendUnavailable
+from netplugin.host.safe_files import open_file_within
 
 #: The database of an installed OVS.
 DEFAULT_CONNECTION = "unix:/run/openvswitch/db.sock"
 _INSTALLED = Path("/var/run/openvswitch")
 _PROGRAM = "ovs-vswitchd"
+_PID_BYTES = 20
 _STEP = "vswitchd"
 _PEER = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
@@ -112,7 +114,9 @@ class OvsSockets:
 def _by_pid_file(directory: Path) -> Path | None:
     """The control socket that the pid file names, if a process listens there."""
     try:
-        pid = int((directory / f"{_PROGRAM}.pid").read_text())
+        # The directory may be that of OVS's own user.
+        with open_file_within(Path("/"), f"{directory}/{_PROGRAM}.pid") as file:
+            pid = int(file.read(_PID_BYTES))
     except (OSError, ValueError):
         return None
     named = directory / f"{_PROGRAM}.{pid}.ctl"

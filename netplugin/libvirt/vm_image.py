@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from pydantic import ValidationError
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.fields import Value
 from netplugin.host.processes import printable, run
+from netplugin.host.safe_files import open_file_within
 
 #: Files of an image. The key for SSH is a link to the file that the operator gave, or to that of the folder.
 DISK, KERNEL, INITRD, MANIFEST = "disk.qcow2", "vmlinuz", "initrd.img", "manifest.json"
@@ -30,6 +32,8 @@ _OVERLAYS = "overlays"
 _CALL_S = 60.0
 _CHUNK = 1 << 20
 _CONSOLE_LINES = 10
+#: Where they are looked for: the guest writes as much as it likes.
+_CONSOLE_BYTES = 1 << 16
 
 
 class Manifest(Value):
@@ -91,7 +95,9 @@ class Image:
     def console_tail(self, name: str) -> str:
         """Return the last lines of the VM's console, for an error; empty without a console."""
         try:
-            text = self.console(name).read_text(encoding="utf-8", errors="replace")
+            with open_file_within(Path("/"), str(self.console(name))) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _CONSOLE_BYTES))
+                text = file.read(_CONSOLE_BYTES).decode(errors="replace")
         except OSError:
             return ""
         lines = [printable(line) for line in text.splitlines() if line.strip()]

@@ -281,7 +281,9 @@ def _whole(data: bytes) -> bytes:
 
 def _unusable(path: Path, refused: OSError) -> HostError:
     if isinstance(refused, UnsafeFile):
-        return HostError(f"the journal: {refused.filename} {refused.strerror}", step="journal", fix=refused.fix)
+        return HostError(
+            f"the journal: {refused.filename} {refused.strerror}", step="journal", fix=refused.fix
+        )
     return HostError(
         f"the journal {path} cannot be used: {refused.strerror or refused}",
         step="journal",

@@ -36,8 +36,8 @@ def _any(*texts: str) -> str:
 #: By kind of target: the pattern of its fields, joined by a space, and that of its raw values.
 _PATTERNS: Mapping[type, tuple[str, str]] = {
     File: (
-        rf"{_any(DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK, KSM, THP, HALT_POLL)}|/proc/irq/\d+/smp_affinity_list"
-        rf"|{CPU}/cpufreq/{_WORD}/scaling_governor"
+        rf"{_any(DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK, KSM, THP, HALT_POLL)}"
+        rf"|/proc/irq/\d+/smp_affinity_list|{CPU}/cpufreq/{_WORD}/scaling_governor"
         rf"|({NODE}/node\d+|/sys/kernel/mm)/hugepages/hugepages-\d+kB/nr_hugepages",
         _LINE,
     ),

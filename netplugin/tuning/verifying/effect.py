@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from netplugin.api.client import invalid_request
 from netplugin.api.errors import Conflict, HostError
+from netplugin.host.safe_files import read_own
 from netplugin.tuning.applying.apply import BAD, Result, StepOutcome
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.verifying import result
@@ -120,7 +121,7 @@ def kept(folder: Path) -> EffectState | None:
     """Return the state of an effect that is not measured yet; None if there is none. Raises: HostError."""
     path = folder / STATE
     try:
-        return EffectState.model_validate_json(path.read_text())
+        return EffectState.model_validate_json(read_own(path))
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, ValidationError) as wrong:

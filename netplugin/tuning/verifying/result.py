@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from netplugin.api.errors import HostError, InvalidRequest, NotFound
-from netplugin.host.files import sync
+from netplugin.host.safe_files import own_directory, read_own, replacing
 
 # -- Histogram of wake-up latencies in microseconds, and its percentiles (pure). ------------------
 
@@ -256,10 +256,8 @@ STEP = "results"
 def prepare(folder: Path) -> None:
     """Check before measuring that results can be written. Raises: HostError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{os.getpid()}.new"
-        probe.touch()
-        probe.unlink()
+        own_directory(folder, 0o755)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as wrong:
         raise HostError(
             f"{folder} cannot be written: {wrong.strerror}",
@@ -277,16 +275,10 @@ def write(folder: Path, run: MeasuredRun) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file atomically, and to the disk. Raises: HostError."""
-    fresh = path.parent / f".{os.getpid()}.new"
     try:
-        with fresh.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
-        sync(path.parent)
+        with replacing(path, 0o644) as file:
+            file.write(text.encode())
     except OSError as wrong:
-        fresh.unlink(missing_ok=True)
         raise HostError(f"{path} cannot be written: {wrong.strerror}", step=STEP) from wrong
 
 
@@ -313,7 +305,7 @@ def find(folder: Path, name: str) -> Path:
 def read(path: Path) -> MeasuredRun:
     """Read a run. Raises: InvalidRequest."""
     try:
-        return MeasuredRun.model_validate_json(path.read_text())
+        return MeasuredRun.model_validate_json(read_own(path))
     except OSError as wrong:
         why = wrong.strerror or str(wrong)
     except ValidationError as wrong:

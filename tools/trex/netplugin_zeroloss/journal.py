@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from netplugin.host import bounded
+from netplugin.host.safe_files import open_own
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.recorded import (
     Measured,
@@ -351,7 +352,7 @@ class Journal:
         self._path = path = folder / FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = open_own(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode=0o644)
         except OSError as error:
             raise UnusableInput(str(error.filename), f"{error.strerror}") from error
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
 from netplugin.host.processes import printable
+from netplugin.host.safe_files import keep_to_owner
 from netplugin_zeroloss.cli import doctor, runs, search, vm
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     options = parser().parse_args(arguments)
+    keep_to_owner()
     try:
         status: int = options.command(options)
         return status

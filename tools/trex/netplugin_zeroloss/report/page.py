@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from netplugin.host.safe_files import replacing
 from netplugin_zeroloss.journal import RunRecord
 from netplugin_zeroloss.report import plot, table, words
 from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure, located, not_located, unexplained
@@ -167,7 +168,8 @@ def write(run: RunRecord, report: Report, folder: Path) -> list[Path]:
         for path, content in made:
             # Text may contain lone surrogates, which UTF-8 cannot encode.
             data = content if isinstance(content, bytes) else content.encode(errors="replace")
-            path.write_bytes(data)
+            with replacing(path, 0o644) as file:
+                file.write(data)
     except OSError as error:
         raise UnusableInput("--output", f"{error.filename}: {error.strerror}") from error
     return [path for path, _ in made]

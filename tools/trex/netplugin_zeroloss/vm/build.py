@@ -16,6 +16,7 @@ from pathlib import Path
 
 from netplugin.host.files import sync
 from netplugin.host.processes import run
+from netplugin.host.safe_files import UnsafeFile, own_directory
 from netplugin.libvirt import vm_image
 from netplugin.libvirt.vm_image import DISK, INITRD, KERNEL, KEY, KNOWN_HOSTS, MEASURED, Image, Manifest
 from netplugin_zeroloss.values import UnusableInput
@@ -59,15 +60,17 @@ class Builder:
         """
         _check(spec)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            own_directory(self._folder, 0o755)
             with self._locked():
                 return self._built(spec, again)
+        except UnsafeFile as error:
+            raise UnusableInput(str(self._folder), str(error)) from error
         except OSError as error:
             raise UnusableInput(str(self._folder), f"{error.strerror}: {error.filename}") from error
 
     def _built(self, spec: VmSpec, again: bool) -> Image:
         for left in self._folder.glob(f"{_UNFINISHED}*"):  # by a build that was killed
-            _remove(left)
+            tree.remove(left)
         identity = self._identity()
         made = contents_of(spec, identity)
         for note in made.notes:
@@ -103,8 +106,8 @@ class Builder:
         self._next("settings, keys and the tuning of `netplugin guest plan`")
         tree.finish(root, made, spec.time)
         kernel, initrd = tree.kernel(root, spec.kernel)
-        shutil.copyfile(kernel, done / KERNEL)
-        shutil.copyfile(initrd, done / INITRD)
+        tree.copy_out(root, kernel, done / KERNEL)
+        tree.copy_out(root, initrd, done / INITRD)
         self._next(f"disk of {spec.disk_mb} MB")
         self._run(commands.file_system(root, disk, key, spec.disk_mb), work, spec.time)
         self._run(commands.qcow2(disk, done / DISK), work, spec.time)
@@ -136,13 +139,19 @@ class Builder:
     def _install(self, spec: VmSpec, made: Contents, root: Path) -> None:
         """Install packages in the base, and VPP."""
         if spec.vpp_tree is not None:
-            shutil.copytree(spec.vpp_tree, root / VPP.lstrip("/"), symlinks=True)
+            place = Path(VPP.lstrip("/"))
+            with tree.folder(root, str(place.parent)) as above:
+                shutil.copytree(spec.vpp_tree, f"/proc/self/fd/{above}/{place.name}", symlinks=True)
         chosen = list(made.packages) if spec.base is not None and spec.install else []
         debs = root / "zeroloss-packages"
+        tree.remove(debs)
         for package in spec.vpp_packages:
             debs.mkdir(exist_ok=True)
             shutil.copyfile(package, debs / package.name)
             chosen.append(f"/{debs.name}/{package.name}")
+        for name in commands.INSTALLS_IN if chosen else ():
+            with tree.folder(root, name):
+                pass  # it is a folder, and no link to one of this host
         self._next(f"{len(chosen)} more packages" if chosen else "no more packages")
         if chosen:
             self._run(commands.install(root, chosen), root.parent, spec.time)
@@ -233,7 +242,7 @@ class Builder:
         try:
             yield work
         finally:
-            shutil.rmtree(work)
+            tree.remove(work)
 
     def _link(self, target: Path) -> None:
         """Make ``latest`` lead to the image, at no time to none."""
@@ -294,13 +303,6 @@ def _folder(path: Path) -> Path:
     path.mkdir()
     path.chmod(0o755)
     return path
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _check(spec: VmSpec) -> None:

@@ -18,6 +18,8 @@ _CONTAINED = (
     *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "--"),
 )
 _CHILD = Path(__file__).with_name("contained_child.py")
+#: Folders of a root file system on which its ``install`` mounts something, or in which it writes.
+INSTALLS_IN = ("proc", "sys", "tmp", "run", "dev", "etc", "usr/sbin")
 
 
 def contained(*arguments: str | Path) -> list[str]:

@@ -45,6 +45,8 @@ def copy(image: str, offset: str, size: str, mount_point: str, target: str) -> N
 def install(root: str, *packages: str) -> None:
     """Install packages in a root file system, with this host's name servers.
 
+    The folders that it mounts on and writes in are no links: the caller has looked.
+
     ``packages``: names, and paths of .deb files as seen in ``root``.
     """
     for kind, name in (("proc", "proc"), ("sysfs", "sys"), ("tmpfs", "tmp"), ("tmpfs", "run")):
@@ -55,7 +57,7 @@ def install(root: str, *packages: str) -> None:
     if os.path.exists("/etc/resolv.conf"):
         shutil.copyfile("/etc/resolv.conf", resolver)
     # invoke-rc.d(8): 101 means that an action is not allowed, so no daemon is started.
-    policy.parent.mkdir(parents=True, exist_ok=True)
+    policy.unlink(missing_ok=True)  # it may be a link
     policy.write_text("#!/bin/sh\nexit 101\n")
     policy.chmod(0o755)
     for command in (("apt-get", "update", "-q"), ("apt-get", *_INSTALL, *packages)):

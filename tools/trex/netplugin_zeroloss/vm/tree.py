@@ -7,9 +7,13 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from netplugin.host.processes import run
+from netplugin.host.safe_files import folder_within, open_file_within, opened
 from netplugin.libvirt.vm_image import sha256
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm.contents import Content, Contents
@@ -40,20 +44,39 @@ _TRACES = (
     "var/tmp/*",
     "zeroloss-packages",
 )
+#: Deadline of removing a folder, in seconds.
+_REMOVED_S = 600.0
+#: The folder of the keys that may log in.
+_KEYS = Path("root/.ssh")
 #: Folders that the kernel and systemd mount on, with their modes.
 _DIRECTORIES = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "tmp": 0o1777}
 
 
+@contextmanager
+def folder(tree: Path, name: str) -> Iterator[int]:
+    """Open a folder of the tree, and make it if there is none. Raises: UnusableInput if a link leads to it."""
+    try:
+        descriptor = folder_within(tree, name)
+    except NotADirectoryError as wrong:
+        why = f"{wrong.filename!r} in it is a link, which could lead to this host, or a file"
+        raise UnusableInput(str(tree), f"/{name} is no folder: {why}") from None
+    with opened(descriptor):
+        yield descriptor
+
+
 def write(tree: Path, files: tuple[Content, ...], links: tuple[tuple[str, str], ...] = ()) -> None:
-    """Write the files and links, in place of those of the same name."""
+    """Write the files and links, in place of those of the same name. Raises: UnusableInput."""
     for each in files:
-        path = _made_way(tree, each.path)
-        path.write_text(each.text, encoding="utf-8")
-        path.chmod(each.mode)
-    for name, target in links:
-        _made_way(tree, name).symlink_to(target)
-    if (keys := tree / "root/.ssh").is_dir():
-        keys.chmod(0o700)  # else sshd does not read them
+        with _made_way(tree, each.path) as (above, name):
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=above)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(each.text)
+                os.fchmod(descriptor, each.mode)
+            if Path(each.path).parent == _KEYS:
+                os.fchmod(above, 0o700)  # else sshd does not read them
+    for path, target in links:
+        with _made_way(tree, path) as (above, name):
+            os.symlink(target, name, dir_fd=above)
 
 
 def clean(tree: Path) -> None:
@@ -63,15 +86,20 @@ def clean(tree: Path) -> None:
         for path in sorted(tree.glob(pattern), reverse=True):
             if not path.parent.resolve().is_relative_to(inside):
                 continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+            remove(path)
     for name, mode in _DIRECTORIES.items():
-        path = tree / name
-        if not path.is_symlink():
-            path.mkdir(exist_ok=True)
-            path.chmod(mode)
+        if not (tree / name).is_symlink():
+            with folder(tree, name) as descriptor:
+                os.fchmod(descriptor, mode)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, however deep. Raises: NetpluginError."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    command = ["rm", "--recursive", "--force", "--one-file-system", "--", str(path)]
+    run(command, step="vm-tree", deadline=time.monotonic() + _REMOVED_S)
 
 
 def finish(tree: Path, made: Contents, seconds: int) -> None:
@@ -101,37 +129,35 @@ def digest(tree: Path) -> str:
 
 
 def _walk(tree: Path) -> Iterator[Path]:
-    """Yield all that is in the tree, always in the same order."""
-    for path in sorted(tree.iterdir()):
-        yield path
+    """Yield all that is in the tree, however deep, always in the same order."""
+    left = sorted(tree.iterdir(), reverse=True)
+    while left:
+        yield (path := left.pop())
         if path.is_dir() and not path.is_symlink():
-            yield from _walk(path)
+            left += sorted(path.iterdir(), reverse=True)
 
 
-def _made_way(tree: Path, name: str) -> Path:
-    """Return the path of a file in the tree, which is not there, and whose folders are.
+@contextmanager
+def _made_way(tree: Path, path: str) -> Iterator[tuple[int, str]]:
+    """Open the folder of a file, and remove the file. Returns the folder and the file's name.
 
-    Raises: UnusableInput if a folder of it is a link, which could lead out of the tree.
+    Raises: UnusableInput.
     """
-    path = tree / name
-    folder = tree
-    for part in Path(name).parts[:-1]:
-        folder /= part
-        if folder.is_symlink():
-            raise UnusableInput(str(tree), f"/{folder.relative_to(tree)} is a link, and {name} goes below it")
-        if not folder.is_dir():
-            folder.mkdir()
-            folder.chmod(0o755)  # whatever the umask
-    if path.is_dir() and not path.is_symlink():
-        raise UnusableInput(str(tree), f"/{name} is a folder")
-    path.unlink(missing_ok=True)
-    return path
+    with folder(tree, os.path.dirname(path)) as above:
+        name = os.path.basename(path)
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=above)
+        except IsADirectoryError:
+            raise UnusableInput(str(tree), f"/{path} is a folder") from None
+        yield above, name
 
 
 def packages(tree: Path) -> Mapping[str, Mapping[str, str]]:
     """Return the fields of each installed package, by its name; none in a tree without dpkg."""
     try:
-        text = (tree / "var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
+        with open_file_within(tree, "var/lib/dpkg/status") as file:
+            text = file.read().decode(errors="replace")
     except OSError:
         return {}
     found = {}
@@ -142,25 +168,35 @@ def packages(tree: Path) -> Mapping[str, Mapping[str, str]]:
     return found
 
 
-def kernel(tree: Path, metapackage: str) -> tuple[Path, Path]:
-    """Return kernel and initial RAM disk: those of the package, else the only ones.
+def kernel(tree: Path, metapackage: str) -> tuple[str, str]:
+    """Return kernel and initial RAM disk, as paths in the tree: those of the package, else the only ones.
 
     Raises: UnusableInput if there is none, or several.
     """
     depends = packages(tree).get(metapackage.partition("=")[0], {}).get("Depends", "")
     version = re.search(r"linux-image-(\S+)", depends)
-    names = [version[1]] if version else [p.name.removeprefix("vmlinuz-") for p in _kernels(tree)]
+    names = [version[1]] if version else _kernels(tree)
     if len(names) != 1:
         there = ", ".join(names) or "none"
         raise UnusableInput(
             "--kernel", f"the image needs one kernel, and has {there}: name its package, or install it"
         )
-    pair = tree / f"boot/vmlinuz-{names[0]}", tree / f"boot/initrd.img-{names[0]}"
+    pair = f"boot/vmlinuz-{names[0]}", f"boot/initrd.img-{names[0]}"
     for path in pair:
-        if not path.is_file():
-            raise UnusableInput("--kernel", f"the image has no /{path.relative_to(tree)}")
+        try:
+            open_file_within(tree, path).close()
+        except OSError as wrong:
+            raise UnusableInput("--kernel", f"the image has no /{path}: {wrong.strerror}") from None
     return pair
 
 
-def _kernels(tree: Path) -> list[Path]:
-    return sorted(tree.glob("boot/vmlinuz-*"))
+def _kernels(tree: Path) -> list[str]:
+    with folder(tree, "boot") as boot:
+        kernels = [name for name in os.listdir(boot) if name.startswith("vmlinuz-")]
+    return sorted(name.removeprefix("vmlinuz-") for name in kernels)
+
+
+def copy_out(tree: Path, name: str, target: Path) -> None:
+    """Copy a regular file of the tree, which a link in it may lead to."""
+    with open_file_within(tree, name) as source, target.open("xb") as copy:
+        shutil.copyfileobj(source, copy)
