@@ -128,11 +128,11 @@ class Builder:
             self._run(commands.unpack(base, root), work)
             return
         raw, mount_point = work / "base.raw", _folder(work / "base")
-        self._run(commands.raw(base, raw), work)
-        printed = subprocess.run(
-            commands.partitions(raw), capture_output=True, text=True, timeout=_COMMAND_S, check=False
-        ).stdout
-        offset, size = commands.root_partition(printed, raw.stat().st_size)
+        disk_format = commands.format_of(_printed(commands.about_disk(base)))
+        if disk_format is None:
+            raise UnusableInput("--base", f"{base} is neither a raw nor a qcow2 disk that needs no other file")
+        self._run(commands.raw(base, disk_format, raw), work)
+        offset, size = commands.root_partition(_printed(commands.partitions(raw)), raw.stat().st_size)
         self._run(commands.copy_base(raw, offset, size, mount_point, root), work)
         raw.unlink()
 
@@ -296,6 +296,12 @@ class Builder:
                 if took > _COMMAND_S:
                     raise UnusableInput(_program(arguments), f"it took more than {took:.0f} s") from None
                 self._say(f"    {took:.0f} s:{_tail(log, 1).strip()[:90]}")
+
+
+def _printed(command: Sequence[str]) -> str:
+    """Return what a command prints; nothing if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    return done.stdout
 
 
 def _folder(path: Path) -> Path:

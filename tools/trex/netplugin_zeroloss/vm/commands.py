@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -57,8 +58,23 @@ def unpack(archive: Path, tree: Path) -> list[str]:
     return contained("tar", "--extract", *names, "--file", archive, "--directory", tree)
 
 
-def raw(base: Path, target: Path) -> list[str]:
-    return contained("qemu-img", "convert", "-O", "raw", base, target)
+def about_disk(base: Path) -> list[str]:
+    return ["qemu-img", "info", "--output=json", str(base)]
+
+
+def format_of(printed: str) -> str | None:
+    """Return the format of a disk, as qemu-img has printed it; None if it can lead to other files.
+
+    A disk of QEMU's can name a backing file and a data file, those of other programs name extents: each may
+    be any file of this host.
+    """
+    found = json.loads(printed or "{}")
+    refers = "backing-filename" in found or "data-file" in found.get("format-specific", {}).get("data", {})
+    return found["format"] if found.get("format") in ("raw", "qcow2") and not refers else None
+
+
+def raw(base: Path, disk_format: str, target: Path) -> list[str]:
+    return contained("qemu-img", "convert", "-f", disk_format, "-O", "raw", base, target)
 
 
 def partitions(image: Path) -> list[str]:
