@@ -89,7 +89,7 @@ def problems(connection: sqlite3.Connection) -> list[str]:
 
 def check(path: Path) -> list[str]:
     """The errors of a file that should be an agent's database. Raises: OSError, sqlite3.Error."""
-    if not path.is_file():
+    if not path.exists():
         return ["there is no such file"]
     with contextlib.closing(_read(path)) as connection:
         found = problems(connection)

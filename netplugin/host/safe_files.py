@@ -217,8 +217,10 @@ def open_file_within(root: Path, name: str) -> IO[bytes]:
 def folder_within(root: Path, name: str) -> int:
     """Open a directory of a tree, made with those above it if there is none. No part of it may be a link.
 
-    Raises: OSError; NotADirectoryError at a link or a file.
+    Raises: OSError; NotADirectoryError at a link or a file, or for a way up.
     """
+    if ".." in Path(name).parts:
+        raise NotADirectoryError(errno.ENOTDIR, "leads out of it", name)
     folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for part in Path(name.strip("/")).parts:
         with opened(folder) as above:

@@ -94,7 +94,7 @@ def test_a_directory_comes_and_goes_with_its_port() -> None:
 def test_directories_on_the_file_system(tmp_path: Path) -> None:
     me, group = os.getuid(), os.getgid()
     settings = replace(SETTINGS, vhost_socket_dir=tmp_path / "vhost")
-    sockets.make_directory(settings.vhost_socket_dir, "root")
+    sockets.make_directories(settings)
     assert settings.vhost_socket_dir.stat().st_mode & 0o7777 == 0o711
     path = Path(sockets.new_path(settings, "p"))
     sockets.make(Directory(str(path.parent), me, group, 0o700))
@@ -103,8 +103,8 @@ def test_directories_on_the_file_system(tmp_path: Path) -> None:
     assert seen.own == {"p": (str(path.parent),)} and seen.files == {}
     assert seen.directories[str(path.parent)] == Directory(str(path.parent), me, group, 0o700)
     (path.parent / "link").symlink_to(tmp_path)
-    sockets.remove_own(str(path.parent))
-    sockets.remove_own(str(path.parent))
+    for _ in range(2):
+        c.RemoveSocketDirectory(("p",), str(path.parent)).apply()
     assert not path.parent.exists() and tmp_path.exists()
     path.parent.symlink_to(tmp_path)
     with pytest.raises(HostError):
