@@ -192,9 +192,11 @@ def replacing(path: Path, mode: int, owner: tuple[int, int] | None = None) -> It
 
 def open_within(root: Path, name: str, flags: int) -> int:
     """Open what has this path in a tree: links lead to a place within it. Raises: OSError."""
+    # openat2(2) takes no flag beside O_PATH that means nothing to it.
+    flags |= os.O_CLOEXEC if flags & os.O_PATH else _ALWAYS
     if root == Path("/"):  # this host itself: there is no way out, and older kernels can do it
-        return os.open(root / name, flags | _ALWAYS)
-    how = _OpenHow(flags | _ALWAYS, 0, _IN_ROOT | _NO_MAGICLINKS)
+        return os.open(root / name, flags)
+    how = _OpenHow(flags, 0, _IN_ROOT | _NO_MAGICLINKS)
     with opened(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         path = os.fsencode(name.lstrip("/") or ".")
         found = int(_LIBC.syscall(_OPENAT2, top, path, ctypes.byref(how), ctypes.sizeof(how)))

@@ -203,6 +203,38 @@ def test_an_archive_is_a_base_that_is_only_read(programs: Path) -> None:
     assert archive.read_bytes() == before and not (programs / "called").exists()
 
 
+def test_a_link_of_a_base_gives_nothing_of_this_host_away(programs: Path) -> None:
+    host = programs / "host"
+    host.mkdir(mode=0o755)
+    (host / "shadow").write_text("SECRET")
+    for link, target in (("root/.ssh", host), ("boot/vmlinuz-1", host / "shadow"), ("boot", host)):
+        base = programs / link.replace("/", "-")
+        (base / "boot").mkdir(parents=True)
+        for name in ("vmlinuz-1", "initrd.img-1"):
+            (base / "boot" / name).write_text(name)
+        place = base / link
+        if place.is_dir():
+            place.rename(base / "other")
+        place.parent.mkdir(exist_ok=True)
+        place.unlink(missing_ok=True)
+        place.symlink_to(target)
+        archive = programs / f"{base.name}.tar"
+        subprocess.run(["tar", "-cf", str(archive), "-C", str(base), "."], check=True)
+        with pytest.raises(UnusableInput, match=f"/{link}"):
+            _build(programs, VmSpec(disk_mb=16, base=archive, install=False))
+    assert host.stat().st_mode & 0o777 == 0o755 and [path.name for path in host.iterdir()] == ["shadow"]
+    assert not [path for path in (programs / "vm").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("option", ["backing_file=/etc/hostname,backing_fmt=raw", "data_file=data.raw"])
+def test_a_disk_that_leads_to_another_file_is_no_base(programs: Path, option: str) -> None:
+    disk = programs / "base.qcow2"
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-o", option, disk.name, "1M"]
+    subprocess.run(command, check=True, cwd=programs)
+    with pytest.raises(UnusableInput, match="needs no other file"):
+        _build(programs, VmSpec(disk_mb=16, base=disk, install=False))
+
+
 def test_a_tree_of_vpp_is_in_the_image(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (programs / "vpp/bin").mkdir(parents=True)
     (programs / "vpp/bin/vpp").write_text("vpp itself")
@@ -315,6 +347,20 @@ def test_a_link_in_a_base_does_not_lead_to_this_host(root: Path) -> None:
     with pytest.raises(UnusableInput, match="/etc is no folder"):
         tree.write(root, (Content("etc/hostname", "zeroloss\n"),))
     assert sorted(p.name for p in precious.iterdir()) == ["journal", "x.log"]
+
+
+def test_a_tree_of_any_depth_is_walked_and_removed(root: Path) -> None:
+    at = os.open(root, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("d", dir_fd=at)
+        below = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    assert len(list(tree._walk(root))) == 1100
+    tree.remove(root)
+    assert not root.exists()
+    root.mkdir()
 
 
 def _changed(root: Path, change: Callable[[Path], object]) -> bool:
