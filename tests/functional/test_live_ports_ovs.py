@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from drivers.ovs.remains import ASIDE
 from netplugin.host.names import UPLINK, VHOST, device_name
 from tests.functional.conftest import make_spec
 from tests.functional.hosts_ovs import Host, clean, host, nic, spec_on
@@ -282,6 +283,33 @@ def test_qemus_of_two_users_cannot_touch_each_others_sockets(one: Host) -> None:
     for port_id, path in paths.items():
         assert one.agent.call("DELETE", f"/v1/ports/{port_id}")[0] == 204
         assert not Path(path).parent.exists(), "the directory goes with the port"
+
+
+def test_what_a_qemu_leaves_in_its_directory_holds_nobody_up(one: Host) -> None:
+    """Nested deeper than Python recurses, and with a mount."""
+    directory = Path(one.plug("p1", make_spec(1, qemu_user=40001))["binding"]["socket_path"]).parent
+    code = "import os\nfor i in range(1600): os.mkdir('d'); os.chdir('d')"
+    as_qemu = ["setpriv", "--reuid=40001", "--regid=40001", "--clear-groups", "--"]
+    subprocess.run([*as_qemu, sys.executable, "-c", code], cwd=directory, check=True)
+    assert one.agent.call("DELETE", "/v1/ports/p1") == (204, None)
+    one.plug("p1", make_spec(1, qemu_user=40001))
+    aside = directory.parent / ASIDE
+    wait_for(lambda: not any(aside.iterdir()), 60, "all of it is removed")
+    (directory / "mount").mkdir()
+    in_agent = ["nsenter", "--target", str(one.agent.daemon.pid), "--mount", "--"]
+    subprocess.run([*in_agent, "mount", "-t", "tmpfs", "none", directory / "mount"], check=True)
+    subprocess.run([*in_agent, "touch", directory / "mount/kept"], check=True)
+    assert one.agent.call("DELETE", "/v1/ports/p1") == (204, None)
+    one.plug("p2", make_spec(2, qemu_user=40002))
+    wait_for(lambda: "vhost-socket-remains" in findings(one), 60, "the finding tells of it")
+    (left,) = aside.iterdir()
+    finding = findings(one)["vhost-socket-remains"]
+    assert finding["status"] == "warn" and f"{left}: Device or resource busy" in finding["found"]
+    subprocess.run([*in_agent, "ls", left / "mount/kept"], check=True)
+    subprocess.run([*in_agent, "umount", left / "mount"], check=True)
+    assert one.agent.call("DELETE", "/v1/ports/p2") == (204, None)
+    wait_for(lambda: not any(aside.iterdir()), 60, "it is tried again with the next")
+    wait_for(lambda: "vhost-socket-remains" not in findings(one), 60, "the finding ends")
 
 
 def test_qemus_of_one_user_are_told(one: Host) -> None:
