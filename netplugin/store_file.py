@@ -132,7 +132,7 @@ def keep_backup(source: sqlite3.Connection, state_path: Path) -> Path | None:
     number = _number(known[-1]) + 1 if known else 1
     target = directory / f"agent-{number:06d}.db"
     copy(source, target)
-    for old in (*backups(state_path)[:-_KEEP], *directory.glob(".*")):  # .*: of an agent that was killed
+    for old in (*backups(state_path)[:-_KEEP], *directory.glob(".agent-*.db.*")):
         old.unlink(missing_ok=True)
     return target
 
