@@ -20,7 +20,7 @@ DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"
 DAMAGED = "agent.db.damaged-"
 _KEEP = 5  # backups
 _BACKUP = re.compile(r"agent-([0-9]{6,})\.db")
-# Files that SQLite keeps next to a database in WAL mode (https://sqlite.org/walformat.html), and before it.
+# Files that SQLite keeps next to a database in WAL mode (https://sqlite.org/walformat.html), and before that.
 _BESIDE = ("-wal", "-shm")
 _ROLLBACK = "-journal"
 
@@ -46,14 +46,14 @@ def locked(state_path: Path) -> Iterator[None]:
 
 
 def prepare(path: Path) -> None:
-    """Create a database file for root or our own user alone, or check that it is so, with those beside it.
+    """Create a database file for root or our own user alone, or check that it and those next to it are so.
 
     Not while this process has it open: POSIX locks end when any descriptor of the file is closed.
 
     Raises: OSError; UnsafeFile.
     """
     with opened(open_own(path, os.O_RDWR | os.O_CREAT)) as made:
-        os.fchmod(made, 0o600)  # SQLite creates the files beside it with the same mode
+        os.fchmod(made, 0o600)  # SQLite creates those next to it with the same mode
     _require_own(path)
 
 

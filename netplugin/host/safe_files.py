@@ -192,7 +192,7 @@ def replacing(path: Path, mode: int, owner: tuple[int, int] | None = None) -> It
 
 def open_within(root: Path, name: str, flags: int) -> int:
     """Open what has this path in a tree: links lead to a place within it. Raises: OSError."""
-    # openat2(2) takes no flag beside O_PATH that means nothing to it.
+    # openat2(2) refuses flags that mean nothing with O_PATH.
     flags |= os.O_CLOEXEC if flags & os.O_PATH else _ALWAYS
     if root == Path("/"):  # this host itself: there is no way out, and older kernels can do it
         return os.open(root / name, flags)

@@ -208,7 +208,7 @@ def test_not_on_an_address_for_others_without_tls_and_a_credential(
 def test_not_with_a_token_file_that_others_can_read(tmp_path: Path, tokens: Path, mode: int) -> None:
     tokens.chmod(mode)
     said, state = not_started(tmp_path, api={"token_file": str(tokens)})
-    assert f"{tokens} can be read by others: chmod 600" in said
+    assert f"[api] token_file {tokens} can be " in said and f"Fix: chmod 600 {tokens}" in said
     assert not state.exists()
 
 

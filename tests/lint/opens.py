@@ -74,7 +74,7 @@ EXCEPTIONS = {
     (f"{_VM}/build.py", "_folder"): FRESH,
     (f"{_VM}/build.py", "_tail"): FRESH,
     (f"{_VM}/contained_child.py", "install"): "the caller has looked: no links lead to the files' folders",
-    (f"{_VM}/tree.py", "copy_out"): "made anew (``xb``) next to the image, where only root writes",
+    (f"{_VM}/tree.py", "copy_out"): "made by this open (``xb``) next to the image, where only root writes",
     ("tools/trex/netplugin_zeroloss/report/page.py", "_template"): OF_PACKAGE,
     ("tools/trex/netplugin_zeroloss/report/page.py", "write"): OF_CALLER,
     ("tools/trex/netplugin_zeroloss/report/published.py", "zstack"): OF_PACKAGE,

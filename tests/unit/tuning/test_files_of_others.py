@@ -50,7 +50,7 @@ def undone(root: Path, journal: Path) -> list[str]:
         written("tuned-variable", None, profile="../passwd\0", name="isolated_cores"),
         written("tuned-variable", None, profile="../../etc/x", name="isolated_cores"),
         written("tuned-variable", None, profile="cpu-partitioning", name="include"),
-        written("tuned-variable", "isolated_cores=1\ninclude=x", profile="cpu-partitioning", name="isolated_cores"),
+        written("tuned-variable", "isolated_cores=1\nx=", profile="cpu-partitioning", name="isolated_cores"),
         written("file", "evil", path="/etc/passwd"),
         written("file", "evil", path="/proc/irq/../../etc/passwd"),
         written("file", "evil", path="/proc/irq/1/smp_affinity_list\n"),

@@ -130,7 +130,7 @@ class Builder:
         raw, mount_point = work / "base.raw", _folder(work / "base")
         disk_format = commands.format_of(_printed(commands.about_disk(base)))
         if disk_format is None:
-            raise UnusableInput("--base", f"{base} is neither a raw nor a qcow2 disk that needs no other file")
+            raise UnusableInput("--base", f"{base} is no raw or qcow2 disk that needs no other file")
         self._run(commands.raw(base, disk_format, raw), work)
         offset, size = commands.root_partition(_printed(commands.partitions(raw)), raw.stat().st_size)
         self._run(commands.copy_base(raw, offset, size, mount_point, root), work)

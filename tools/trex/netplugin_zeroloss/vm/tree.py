@@ -54,7 +54,7 @@ _DIRECTORIES = {"proc": 0o555, "sys": 0o555, "dev": 0o755, "run": 0o755, "tmp": 
 
 @contextmanager
 def folder(tree: Path, name: str) -> Iterator[int]:
-    """Open a folder of the tree, and make it if there is none. Raises: UnusableInput if a link leads to it."""
+    """Open a folder of the tree, made if there is none. Raises: UnusableInput if a link leads to it."""
     try:
         descriptor = folder_within(tree, name)
     except NotADirectoryError as wrong:
