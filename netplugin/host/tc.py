@@ -9,11 +9,11 @@ import contextlib
 import errno
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from netplugin.api.errors import BackendUnavailable
-from netplugin.host import netlink
+from netplugin.host import netlink, offload_guard
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.links import words
 from netplugin.host.netlink import Rtnetlink, attribute, attributes, number, text
@@ -27,7 +27,7 @@ _EGRESS_FILTERS = 0xFFFFFFF3  # of clsact
 _KIND, _OPTIONS = 1, 2
 _TBF_PARMS, _TBF_RATE64 = 1, 4
 _U32_SEL, _U32_ACT = 5, 7
-_BPF_OPS_LEN, _BPF_OPS, _BPF_FLAGS, _BPF_DIRECT_ACTION = 4, 5, 8, 1
+_BPF_OPS_LEN, _BPF_OPS, _BPF_FD, _BPF_NAME, _BPF_FLAGS, _BPF_DIRECT_ACTION = 4, 5, 6, 7, 8, 1
 _ACT_KIND, _ACT_OPTIONS, _MIRRED_PARMS = 1, 2, 2
 _EGRESS_REDIRECT, _STOLEN = 1, 4
 _ETHERNET = 1
@@ -41,10 +41,10 @@ _U32_TERMINAL = 1
 _MIRRED = struct.Struct("=IIiiiiI")
 _TICK_NS = 64  # PSCHED_SHIFT in include/net/pkt_sched.h
 
-#: Handle of our root qdisc (6e70:) and priority of our redirect. The guard's is lower, so it runs
-#: first.
+#: Handle of our root qdisc (6e70:) and priority of our redirect. Those of the guards are lower, so they
+#: run first.
 OURS = 0x6E70
-_GUARD, _GUARD_HANDLE = OURS - 1, 1
+_OFFLOADS, _GUARD, _GUARD_HANDLE = OURS - 2, OURS - 1, 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ _FILL_NS, _WAIT_MS = 10_000_000, 50
 
 @dataclass(frozen=True)
 class Queueing:
-    """Our tc objects on one device. ``guard`` filters ingress traffic before the redirect.
+    """Our tc objects on one device. ``guard`` filters ingress traffic before the redirect; it counts only
+    together with the guard of offloads (``netplugin.host.offload_guard``).
 
     ``redirect`` is the index of the device that ingress traffic goes to; 0 if it no longer exists.
     """
@@ -179,40 +180,45 @@ class Tc:
         self._remove_from_ingress(index, OURS)
 
     def delete_guard(self, index: int) -> None:
-        """Remove the program, and the ingress qdisc unless it has other filters.
+        """Remove the program and the guard of offloads, and the ingress qdisc unless it has other filters.
 
         Raises: HostError, OperationTimeout.
         """
-        self._remove_from_ingress(index, _GUARD)
+        self._remove_from_ingress(index, _OFFLOADS, _GUARD)
 
-    def _remove_from_ingress(self, index: int, priority: int) -> None:
-        self._delete_filter(index, priority)
+    def _remove_from_ingress(self, index: int, *priorities: int) -> None:
+        for priority in priorities:
+            self._delete_filter(index, priority)
         ingress = self._get(index, _INGRESS)
         if ingress is not None and not self._filters(index) and _kind(ingress) == "ingress":
             with _gone("remove-ingress", index):
                 self._kernel.ask(DELQDISC, TCMSG.pack(0, index, _INGRESS_HANDLE, _INGRESS, 0))
 
     def set_guard(self, index: int, program: BpfProgram) -> None:
-        """Install a program that filters ingress traffic before any redirect.
+        """Install a program that filters ingress traffic before any redirect, behind the guard of offloads.
 
         An existing program is replaced atomically (``cls_bpf_change`` in net/sched/cls_bpf.c).
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        body = TCMSG.pack(0, index, _GUARD_HANDLE, _INGRESS_FILTERS, _info(_GUARD))
-        body += attribute(_KIND, b"bpf\0") + attribute(_OPTIONS, *_direct_action(program))
         with words("set-guard", f"device {index}"):
             self._make_ingress(index)
-            try:
-                self._kernel.ask(_NEWFILTER, body, netlink.REPLACE)
-            except OSError as refused:
-                if refused.errno == errno.ENOENT:
-                    raise _no_classifier(refused) from refused
-                if refused.errno != errno.EINVAL:
-                    raise
-                # A filter of another kind has our priority.
-                self._delete_filter(index, _GUARD)
-                self._kernel.ask(_NEWFILTER, body, netlink.REPLACE)
+            self._set_program(index, _OFFLOADS, _loaded())
+            self._set_program(index, _GUARD, _direct_action(program))
+
+    def _set_program(self, index: int, priority: int, options: Iterable[bytes]) -> None:
+        body = TCMSG.pack(0, index, _GUARD_HANDLE, _INGRESS_FILTERS, _info(priority))
+        body += attribute(_KIND, b"bpf\0") + attribute(_OPTIONS, *options)
+        try:
+            self._kernel.ask(_NEWFILTER, body, netlink.REPLACE)
+        except OSError as refused:
+            if refused.errno == errno.ENOENT:
+                raise _no_classifier(refused) from refused
+            if refused.errno != errno.EINVAL:
+                raise
+            # A filter of another kind has our priority.
+            self._delete_filter(index, priority)
+            self._kernel.ask(_NEWFILTER, body, netlink.REPLACE)
 
     def _make_ingress(self, index: int) -> None:
         """Create the qdisc that ingress filters are attached to, unless there is one (or clsact)."""
@@ -271,26 +277,43 @@ def _redirect(filters: Iterable[bytes]) -> int | None:
     return targets[0] if len(targets) == 1 else None
 
 
-def _guard(filters: Iterable[bytes]) -> BpfProgram | None:
-    """The only direct-action program at our priority; None for anything else."""
-    ours = [p for p in filters if TCMSG.unpack_from(p)[4] == _info(_GUARD)]
-    programs = [program for p in ours if (program := _program(p)) is not None]
-    return programs[0] if len(programs) == 1 else None
+def _guard(filters: Sequence[bytes]) -> BpfProgram | None:
+    """The only direct-action program at our priority, behind the guard of offloads; None otherwise."""
+    options = {priority: _programs(filters, priority) for priority in (_OFFLOADS, _GUARD)}
+    offloads = [text(each.get(_BPF_NAME)) for each in options[_OFFLOADS]]
+    programs = [BpfProgram(each[_BPF_OPS]) for each in options[_GUARD] if _BPF_OPS in each]
+    return programs[0] if len(programs) == 1 and offloads == [offload_guard.NAME] else None
 
 
-def _program(payload: bytes) -> BpfProgram | None:
-    found = dict(attributes(payload, TCMSG.size))
-    options = dict(attributes(found.get(_OPTIONS, b"")))
-    direct = number(options.get(_BPF_FLAGS)) & _BPF_DIRECT_ACTION
-    if text(found.get(_KIND)) != "bpf" or not direct or _BPF_OPS not in options:
-        return None
-    return BpfProgram(options[_BPF_OPS])
+def _programs(filters: Iterable[bytes], priority: int) -> list[dict[int, bytes]]:
+    """The options of the direct-action programs at a priority."""
+    found = [dict(attributes(p, TCMSG.size)) for p in filters if TCMSG.unpack_from(p)[4] == _info(priority)]
+    programs = [dict(attributes(p.get(_OPTIONS, b""))) for p in found if text(p.get(_KIND)) == "bpf"]
+    return [each for each in programs if number(each.get(_BPF_FLAGS)) & _BPF_DIRECT_ACTION]
 
 
 def _direct_action(program: BpfProgram) -> list[bytes]:
     return [
         attribute(_BPF_OPS_LEN, struct.pack("=H", program.length)),
         attribute(_BPF_OPS, program.code),
+        attribute(_BPF_FLAGS, struct.pack("=I", _BPF_DIRECT_ACTION)),
+    ]
+
+
+def _loaded() -> list[bytes]:
+    """The options of the guard of offloads. Raises: BackendUnavailable, OSError."""
+    try:
+        program = offload_guard.program()
+    except (OSError, ValueError, KeyError) as refused:
+        raise BackendUnavailable(
+            f"the kernel does not load the guard of offloads: {refused}",
+            step="set-guard",
+            fix="let the agent have CAP_BPF, CAP_PERFMON and the bpf system call, as its systemd unit does; "
+            "the kernel needs CONFIG_BPF_SYSCALL and CONFIG_DEBUG_INFO_BTF",
+        ) from refused
+    return [
+        attribute(_BPF_FD, struct.pack("=I", program)),
+        attribute(_BPF_NAME, offload_guard.NAME.encode() + b"\0"),
         attribute(_BPF_FLAGS, struct.pack("=I", _BPF_DIRECT_ACTION)),
     ]
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from drivers.linuxbridge.segments import Segment
-from tests.functional.wired_hosts import PEER, outside, wired_linuxbridge
+from tests.functional.wired_hosts import PEER, WIRE, outside, wired_linuxbridge
 from tests.lab.frames import OTHER_VNI, Backend, Sender, Setting
 from tests.lab.frames_nics import Ear, Nic, host_stack, packet_nic, tap_nic
 from tests.lab.frames_scene import Scene, Unwrap, tunnelled, untagged
+from tests.lab.traffic_hosts import WIRE as UNDERLAY
 from tests.lab.traffic_hosts import Host, Machine, make_spec, overlay
 
 VNI = 5001
@@ -74,6 +75,8 @@ def scene(
         mac = str(make_spec(1, {})["mac"])
         vlan = networks[network].get("vlan_id", 300)
         sender = Sender(mac, host.link(segment.bridge)["address"], host.address, vlan)
+        # What leaves by it has its checksum.
+        host.sh("ethtool", "-K", UNDERLAY if network == "VXLAN" else WIRE, "tx", "off")
         wire = stack.enter_context(packet_nic(*far))
         others: dict[str, Ear] = {"the sender": nics["sender"]}
         others |= {who: nic for who, nic in nics.items() if who.startswith("a VM of")}

@@ -333,6 +333,7 @@ DRIFT = {
     "table deleted": ["nft", "delete table bridge netplugin"],
     "guard removed": ["tc", "qdisc", "delete", "dev", "{tap}", "ingress"],
     "guard's filter removed": ["tc", "filter", "delete", "dev", "{tap}", "ingress"],
+    "guard of offloads removed": ["tc", "filter", "delete", "dev", "{tap}", "ingress", "pref", "28270"],
     "bridge's guard removed": ["tc", "qdisc", "delete", "dev", "{bridge}", "ingress"],
     "learning": ["bridge", "link", "set", "dev", "{tap}", "learning", "on"],
     "MAC released": ["bridge", "fdb", "delete", MAC_A, "dev", "{tap}", "master"],

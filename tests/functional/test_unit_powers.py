@@ -93,6 +93,7 @@ _NUMBERS = {
     "CAP_FSETID": 4,
     "CAP_NET_ADMIN": 12,
     "CAP_NET_RAW": 13,
+    "CAP_PERFMON": 38,
     "CAP_BPF": 39,
 }
 

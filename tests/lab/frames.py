@@ -53,6 +53,8 @@ OTHER_VLAN, OTHER_VNI = 200, 5002
 MARK_BYTES = 46
 _EXPERIMENTAL = 0x88B5  # IEEE 802: for experiments
 _RARP = 0x8035
+#: Where TCP and UDP have their checksum.
+_CHECKSUM = {6: 16, 17: 6}
 
 
 class Setting(StrEnum):
@@ -103,6 +105,25 @@ class Sender:
 
 #: From the sender to the frames; each ends with a mark that the test puts behind it.
 Build = Callable[[Sender], Sequence[Packet]]
+
+
+def checksum_from(frame: bytes) -> int | None:
+    """The first byte of the frame at which a VM on a Linux bridge may have the host write a checksum.
+
+    None: at no byte. It is where TCP and UDP have theirs, and behind the headers of all else.
+    """
+    ethertype = int.from_bytes(frame[12:14], "big")
+    if ethertype in (0x0806, _RARP):
+        return None
+    if ethertype == 0x0800:
+        later = int.from_bytes(frame[20:22], "big") & 0x1FFF
+        return 14 + 4 * (frame[14] & 0x0F) + (0 if later else _CHECKSUM.get(frame[23], 0))
+    if ethertype != 0x86DD:
+        return 14
+    extended = frame[20] in (44, 60)  # a fragment or destination options: of 8 bytes, in all that are here
+    upper = frame[54] if extended else frame[20]
+    return None if upper == 58 else 54 + 8 * extended + _CHECKSUM.get(upper, 0)
+
 
 _S = Setting
 ALWAYS = frozenset(Setting)
@@ -296,7 +317,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "fragments of IPv4 from its address",
         lambda s: [
-            _ether(s) / IP(src=OWN_IP, dst="10.0.0.99", proto=17, id=9, flags="MF") / Raw(bytes(16)),
+            _ether(s) / IP(src=OWN_IP, dst="10.0.0.99", proto=17, id=9, flags="MF") / Raw(b"." * 16),
             _ether(s) / IP(src=OWN_IP, dst="10.0.0.99", proto=17, id=9, frag=6),
         ],
         ALWAYS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -16,7 +17,10 @@ from tests.lab.testpmd import POLITELY, START_DEADLINE_S, check_path
 from tests.lab.traffic_taps import open_tap
 
 # include/uapi/linux: virtio_net.h (without merged buffers), if_packet.h, asm-generic/socket.h
-_NO_OFFLOAD = bytes(10)
+_OFFLOAD, _NEEDS_CSUM = struct.Struct("<BBHHHH"), 1
+_NO_OFFLOAD = bytes(_OFFLOAD.size)
+#: Newer kernels refuse to write a checksum before this byte (``virtio_net_hdr_to_skb``).
+LEAST_PLACE = 20
 _SOL_PACKET, _PACKET_AUXDATA, _RCVBUFFORCE = 263, 8, 33
 _AUXDATA = struct.Struct("=IIIHHHH")
 _TAG_VALID, _TAG_HAS_TPID = 1 << 4, 1 << 6
@@ -47,12 +51,32 @@ class TapNic:
     def send(self, frame: bytes) -> None:
         os.write(self._descriptor, _NO_OFFLOAD + frame)
 
+    def send_incomplete(self, frame: bytes, at: int) -> None:
+        """Send it with other bytes at this place, where the host's checksum makes it this frame."""
+        try:
+            self.send_with(_OFFLOAD.pack(_NEEDS_CSUM, 0, 0, 0, at, 0), _incomplete(frame, at))
+        except OSError as refused:
+            if refused.errno != errno.EINVAL or at >= LEAST_PLACE:
+                raise
+
+    def send_with(self, header: bytes, frame: bytes) -> None:
+        """Send it with a virtio header of one's own."""
+        os.write(self._descriptor, header + frame)
+
     def received(self) -> list[bytes]:
         found = []
         with suppress(BlockingIOError):
             while True:
                 found.append(os.read(self._descriptor, _MAXIMUM)[len(_NO_OFFLOAD) :])
         return found
+
+
+def _incomplete(frame: bytes, at: int) -> bytes:
+    """RFC 1071: the bytes are such that their sum with all that follows is what the frame has there."""
+    rest = frame[at + 2 :] + bytes(len(frame) % 2 ^ at % 2)
+    total = sum(struct.unpack(f"!{len(rest) // 2}H", rest))
+    [wanted] = struct.unpack("!H", frame[at : at + 2])
+    return frame[:at] + struct.pack("!H", (-wanted - total) % 0xFFFF) + frame[at + 2 :]
 
 
 @contextmanager

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lab.frames import KINDS, Backend, Kind, Setting
+from scapy.packet import Raw
 
+from tests.lab.frames import KINDS, Backend, Kind, Sender, Setting, checksum_from
+
+_SENDER = Sender("52:54:00:00:00:01", "52:54:00:00:00:fe", "10.9.0.1")
 PAGE = Path(__file__).resolve().parents[2] / "docs/security-frames.md"
 
 _HEAD = """\
@@ -37,6 +40,15 @@ A cell counts for all of them, unless it names one. Not seen, and therefore **un
 mode: no OVS that has its port type could be tried. Its filters are the same flows as those of
 `dpdkvhostuser`.
 
+The column `offload` says at which bytes of the frame a VM on `linuxbridge` may have the host write a
+checksum (virtio's `NEEDS_CSUM`, at `csum_start` plus `csum_offset`). The tests send each frame with a
+checksum at the first of these bytes, and it goes where the other columns say; and with checksums before it,
+and each is dropped, with every setting. On `dpdkvhostuser` and `relay` OVS writes no checksum at a place of
+the VM's choice once it has judged the frame: DPDK writes it as it takes the frame from the VM, or OVS where
+it finds TCP's or UDP's itself. That is read in the sources of OVS 3.1 to 4.0 and DPDK, for
+`userspace-tso-enable` on and off; no test sends such frames there. See
+[Offloads](security.md#offloads).
+
 `sriov` is read in the sources of the kernel's drivers, for `port_security` with `enabled` alone: a NIC
 looks at the source MAC (`spoofchk`) and at the VLAN, at nothing else. "by the NIC" depends on the NIC, see
 [Virtual functions](security.md#virtual-functions).
@@ -62,12 +74,12 @@ def page() -> str:
 
 
 def _table() -> Iterator[str]:
-    columns = ["frame", *Setting, "sriov", "neutron's OVS firewall", "clean-traffic"]
+    columns = ["frame", *Setting, "offload", "sriov", "neutron's OVS firewall", "clean-traffic"]
     yield _row(columns)
     yield _row(["---"] * len(columns))
     for kind in KINDS:
         cells = [_cell(kind, setting) for setting in Setting]
-        yield _row([kind.name, *cells, kind.sriov, kind.neutron, kind.clean_traffic])
+        yield _row([kind.name, *cells, _offload(kind), kind.sriov, kind.neutron, kind.clean_traffic])
 
 
 def _cell(kind: Kind, setting: Setting) -> str:
@@ -76,6 +88,15 @@ def _cell(kind: Kind, setting: Setting) -> str:
     if not others:
         return usual
     return f"{usual}; {_fate(setting not in kind.passes)} on " + ", ".join(others)
+
+
+def _offload(kind: Kind) -> str:
+    if not any(kind.passes_on(Backend.LINUXBRIDGE, setting) for setting in Setting):
+        return "dropped"
+    places = {checksum_from(bytes(frame / Raw(b"...."))) for frame in kind.build(_SENDER)}
+    if places == {None}:
+        return "never"
+    return "from byte " + " or ".join(str(place) for place in sorted(p for p in places if p is not None))
 
 
 def _fate(passes: bool) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from scapy.packet import Packet, Raw
 
-from tests.lab.frames import KINDS, MARK_BYTES, Backend, Kind, Sender, Setting
-from tests.lab.frames_nics import Ear, Nic
+from tests.lab.frames import KINDS, MARK_BYTES, Backend, Kind, Sender, Setting, checksum_from
+from tests.lab.frames_nics import LEAST_PLACE, Ear, Nic, TapNic
 
 DEADLINE_S = 90.0
-_MARK = re.compile(rb"NPF(\d{6})")
+_MARK, _NO_MARK = re.compile(rb"NPF(\d{6})"), b"NPF000000"
 _ATTEMPTS = 3
+#: Each place of a frame but the last is looked at in steps of so many bytes.
+_STEP = 4
 #: What passes leaves by these, as it was sent.
 WIRE, NEIGHBOUR = "the wire", "a VM of its network"
 
@@ -47,6 +49,20 @@ def tunnelled(vni: int) -> Unwrap:
     return unwrap
 
 
+@dataclass(frozen=True)
+class Sent:
+    """A frame as it must come out, if it passes."""
+
+    kind: str
+    frame: bytes
+    passes: bool
+    #: Where the host is asked to write a checksum: only with that it is this frame.
+    checksum_at: int | None = None
+
+    def numbered(self, number: int) -> Sent:
+        return replace(self, frame=self.frame.replace(_NO_MARK, b"NPF%06d" % number))
+
+
 @dataclass
 class Scene:
     """One sender on a network, and every place that a frame of its might come out at."""
@@ -73,66 +89,77 @@ class Scene:
     def differences(self, setting: Setting, kinds: Sequence[Kind] = KINDS) -> list[str]:
         """What is seen of each kind and is not as the table has it."""
         self.settle()
-        seen = self._seen(kinds)
-        found = []
-        for kind in kinds:
-            wanted = "passed" if kind.passes_on(self.backend, setting) else "dropped"
-            for fate in sorted(set(seen[kind.name])):
-                if fate != wanted:
-                    where = f"{self.backend}, {self.network}, {setting}"
-                    found.append(f"{kind.name} ({where}): {fate}; the table says {wanted}")
-        return found
+        found = set()
+        for sent, fate in self._seen(list(self._frames(kinds, setting))):
+            wanted = "passed" if sent.passes else "dropped"
+            if fate != wanted:
+                where = f"{self.backend}, {self.network}, {setting}"
+                found.add(f"{sent.kind} ({where}): {fate}; the table says {wanted}")
+        return sorted(found)
 
-    def _seen(self, kinds: Sequence[Kind]) -> dict[str, list[str]]:
-        """The fate of every frame, by kind. What did not arrive is sent again: a lost frame is no
-        dropped one."""
-        sent: dict[int, tuple[str, bytes]] = {}
+    def _frames(self, kinds: Sequence[Kind], setting: Setting) -> Iterator[Sent]:
+        """The frames of these kinds, and each with a checksum that the host is to write."""
         for kind in kinds:
+            passes = kind.passes_on(self.backend, setting)
             for packet in kind.build(self.sender):
-                number = next(self._numbers)
-                sent[number] = kind.name, _marked(packet, number)
+                frame = _marked(packet)
+                yield Sent(kind.name, frame, passes)
+                if isinstance(self.nic, TapNic):
+                    first = checksum_from(frame)
+                    if first is not None:
+                        place = max(first, LEAST_PLACE)
+                        yield Sent(f"{kind.name}, checksum at byte {place}", frame, passes, place)
+                    for place in _places_before(len(frame) - MARK_BYTES if first is None else first):
+                        yield Sent(f"{kind.name}, checksum at byte {place}", frame, False, place)
+
+    def _seen(self, frames: Sequence[Sent]) -> Iterator[tuple[Sent, str]]:
+        """The fate of every frame. What did not arrive and should is sent again: a lost frame is no
+        dropped one."""
+        sent = {(number := next(self._numbers)): each.numbered(number) for each in frames}
         came_out: dict[int, set[str]] = {number: set() for number in sent}
-        for _ in range(_ATTEMPTS):
-            again = [number for number in sent if not came_out[number] >= self.exits]
-            for number in again:
-                self.nic.send(sent[number][1])
+        for attempt in range(_ATTEMPTS):
+            for number, each in sent.items():
+                if not attempt or (each.passes and not came_out[number] >= self.exits):
+                    self._send(each)
             self._wait_until_all_came(sent, came_out)
-        found: dict[str, list[str]] = {kind.name: [] for kind in kinds}
-        for number, (name, _) in sent.items():
-            found[name].append(self._fate(came_out[number]))
-        return found
+        for number, each in sent.items():
+            yield each, self._fate(came_out[number])
+
+    def _send(self, sent: Sent) -> None:
+        if isinstance(self.nic, TapNic) and sent.checksum_at is not None:
+            self.nic.send_incomplete(sent.frame, sent.checksum_at)
+        else:
+            self.nic.send(sent.frame)
 
     def _fate(self, places: set[str]) -> str:
         if not places:
             return "dropped"
         return "passed" if places == self.exits else "came out at " + ", ".join(sorted(places))
 
-    def _wait_until_all_came(
-        self, sent: Mapping[int, tuple[str, bytes]], came_out: Mapping[int, set[str]]
-    ) -> None:
+    def _wait_until_all_came(self, sent: Mapping[int, Sent], came_out: Mapping[int, set[str]]) -> None:
         """Frames keep their order on each way: behind them goes one that passes, and another when
         that has come, for whoever handles the ways in turns."""
         deadline = time.monotonic() + DEADLINE_S
-        last = KINDS[0].build(self.sender)[0]
+        last = Sent("the last", _marked(KINDS[0].build(self.sender)[0]), True)
         for _ in range(2):
             number = next(self._numbers)
             places: set[str] = set()
-            frames = {**sent, number: ("the last", _marked(last, number))}
+            frames = {**sent, number: last.numbered(number)}
             while not places >= self.exits:
                 assert time.monotonic() < deadline, f"what passes came to {places or 'no place'}"
-                self.nic.send(frames[number][1])
+                self._send(frames[number])
                 resend = time.monotonic() + 1.0
                 while time.monotonic() < resend and not places >= self.exits:
                     for place, found in self._look(frames):
                         (places if found == number else came_out.get(found, set())).add(place)
 
-    def _look(self, sent: Mapping[int, tuple[str, bytes]]) -> Iterator[tuple[str, int]]:
+    def _look(self, sent: Mapping[int, Sent]) -> Iterator[tuple[str, int]]:
         """Which of the marked frames are where by now."""
         for number, frame in self._marks(self.wire, sent):
-            whole = self.unwrap(frame) == sent[number][1]
+            whole = self.unwrap(frame) == sent[number].frame
             yield WIRE if whole else f"the wire, as {frame[:64].hex()}", number
         for number, frame in self._marks(self.neighbour, sent) if self.neighbour else ():
-            whole = frame == sent[number][1]
+            whole = frame == sent[number].frame
             yield NEIGHBOUR if whole else f"{NEIGHBOUR}, as {frame[:64].hex()}", number
         for place, ear in self.others.items():
             yield from ((place, number) for number, _ in self._marks(ear, sent))
@@ -145,5 +172,10 @@ class Scene:
                     yield int(text), frame
 
 
-def _marked(packet: Packet, number: int) -> bytes:
-    return bytes(packet / Raw((b"NPF%06d" % number).ljust(MARK_BYTES, b".")))
+def _marked(packet: Packet) -> bytes:
+    return bytes(packet / Raw(_NO_MARK.ljust(MARK_BYTES, b".")))
+
+
+def _places_before(end: int) -> Iterator[int]:
+    yield from range(0, end - 2, _STEP)
+    yield from (end - 2, end - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import select
@@ -16,8 +17,9 @@ from scapy.layers.l2 import Ether
 from scapy.packet import Packet, Raw
 
 from tests.lab.namespaces import entered
+from tests.lab.offloads import Offload
 
-_TUNSETIFF = 0x400454CA
+_TUNSETIFF, _TUNSETVNETHDRSZ = 0x400454CA, 0x400454D8
 _TAP, _NO_PI, _VNET_HDR = 0x0002, 0x1000, 0x4000
 _VNET_HDR_LEN = 10
 _ALL_PROTOCOLS = 0x0003
@@ -44,6 +46,20 @@ class RawNic:
 
     def send(self, frame: bytes) -> None:
         os.write(self._tap, bytes(_VNET_HDR_LEN) + frame.ljust(60, b"\0"))
+
+    def send_with(self, offload: Offload, frame: bytes) -> bool:
+        """Ask the host for what a NIC would do; whether the kernel has taken the frame."""
+        header = offload.header()
+        fcntl.ioctl(self._tap, _TUNSETVNETHDRSZ, struct.pack("i", len(header)))
+        try:
+            os.write(self._tap, header + frame)
+        except OSError as refused:
+            if refused.errno != errno.EINVAL:
+                raise
+            return False
+        finally:
+            fcntl.ioctl(self._tap, _TUNSETVNETHDRSZ, struct.pack("i", _VNET_HDR_LEN))
+        return True
 
     def receive(self) -> bytes:
         return os.read(self._tap, 1 << 16)[_VNET_HDR_LEN:]
