@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from drivers.ovs import overlay_commands as c
 from drivers.ovs import tunnels
 from drivers.ovs.commands import SetBridgeFlows
-from drivers.ovs.model import OvsObservation
+from drivers.ovs.model import Layout, OvsObservation
 from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TUNNELS, TunnelPort, network_of, vxlan_name
 from netplugin.backend import Change, Overlay
 from netplugin.host.flow import COOKIE_MARK
@@ -20,6 +20,7 @@ from netplugin.host.ovs_rows import OvsPort
 
 def network_changes(
     settings: OvsSettings,
+    layout: Layout,
     wanted: Mapping[str, Overlay],
     planned: set[str],
     seen: OvsObservation,
@@ -37,7 +38,7 @@ def network_changes(
     in_use = {**seen.tunnels.neighbours, **here}
     before, after = _ports(local_ip, wanted, in_use, seen)
     if before or after:
-        before += _switching(wanted, seen)
+        before += _switching(layout, wanted, seen)
     users: dict[str, list[str]] = {}
     for port_id, overlay in sorted(wanted.items()):
         users.setdefault(overlay.network_id, []).append(port_id)
@@ -53,9 +54,9 @@ def network_changes(
     return before, after
 
 
-def _switching(wanted: Mapping[str, Overlay], seen: OvsObservation) -> list[Change]:
-    """Have the bridges of VMs drop what would end in the tunnels that there are then."""
-    bridges = [name for name, bridge in seen.bridges.items() if bridge.ours and name != TUNNELS]
+def _switching(layout: Layout, wanted: Mapping[str, Overlay], seen: OvsObservation) -> list[Change]:
+    """Have the bridges that switch drop what would end in the tunnels that there are then."""
+    bridges = [name for name, bridge in seen.bridges.items() if bridge.ours and name not in layout.base]
     return [SetBridgeFlows(tuple(sorted(wanted)), name) for name in sorted(bridges)]
 
 

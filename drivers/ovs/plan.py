@@ -40,7 +40,7 @@ def ovs_changes(
     """All changes for the ports of a backend, in the order to apply them."""
     overlays = {port_id: port.overlay for port_id, port in wanted.items() if port.overlay}
     bridges, after_bridges = bridge_changes(settings, layout, wanted, leaving, seen)
-    tunnels, after_tunnels = network_changes(settings, overlays, leaving | wanted.keys(), seen)
+    tunnels, after_tunnels = network_changes(settings, layout, overlays, leaving | wanted.keys(), seen)
     ports = port_changes(settings, wanted, leaving, seen)
     return [*bridges, *tunnels, *ports, *after_bridges, *after_tunnels]
 

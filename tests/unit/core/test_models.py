@@ -199,12 +199,14 @@ def test_names_in_paths_and_queries(tmp_path: Path) -> None:
             for name in ("%00", "a%0a", "%2e%2e", "a%20b", "a%3Fb", "a;b", "x" * 65):
                 answer = client.put(f"/v1/ports/{name}", json=SPEC)
                 assert answer.status_code == 422, name
-                assert answer.json()["errors"][0]["field"] == "port_id"
+                assert answer.json()["errors"][0]["field"] in ("path", "port_id")
                 assert client.delete(f"/v1/ports/{name}").status_code == 422
                 answer = client.get(f"/v1/ports?vm_id={name}")
                 assert answer.json()["errors"][0]["field"] == "vm_id"
-            for path in ("/v1/ports/p1/", "/v1/ports/a/b", "/v1/ports/..%2f", "/nope"):
+            for path in ("/v1/ports/a/b", "/nope"):
                 assert client.put(path, json=SPEC).status_code == 404
+            for path in ("/v1/ports/p1/", "/v1/ports/..%2f"):  # not in the one spelling that a path has
+                assert client.put(path, json=SPEC).status_code == 422
         assert running.host.written == []
 
 

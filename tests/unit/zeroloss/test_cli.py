@@ -227,7 +227,7 @@ def test_exec_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(exec_search) == 2
     assert "--exec-cmd" in capsys.readouterr().err
     assert main([*exec_search, "--exec-cmd", "/no/such/program"]) == 2
-    assert "--exec-cmd: /no/such/program: No such file" in capsys.readouterr().err
+    assert "--exec-cmd: /no/such/program: there is no such program" in capsys.readouterr().err
     dying = Program(tmp_path, f"def answer(q): return {HELLO} if q['op'] == 'hello' else sys.exit(9)")
     assert main([*exec_search, "--exec-cmd", dying.command]) == 2
     assert "status 9" in capsys.readouterr().err
