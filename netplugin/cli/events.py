@@ -66,7 +66,8 @@ class Events(Command):
                 events = client.events(wanted)
                 try:
                     for event in events:
-                        print(_line(event, parsed_args.format), flush=True)
+                        self.app.stdout.write(f"{_line(event, parsed_args.format)}\n")
+                        self.app.stdout.flush()
                         if event.state == parsed_args.until:
                             return 0
                 except (BackendUnavailable, OperationTimeout) as failed:

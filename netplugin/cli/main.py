@@ -7,7 +7,7 @@ import importlib.metadata
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from cliff.app import App
 from cliff.commandmanager import CommandManager
@@ -20,6 +20,28 @@ _DESCRIPTION = (
     "https://host:port). Credentials for TCP: NETPLUGIN_TOKEN_FILE (bearer token), NETPLUGIN_CA, "
     "NETPLUGIN_CERT and NETPLUGIN_KEY (TLS)."
 )
+
+
+#: Control characters but newline and tab, and those that reverse the direction of text: as escapes
+#: that are also JSON's.
+_ESCAPES = {
+    code: f"\\u{code:04x}"
+    for code in (*range(32), *range(127, 160), 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    if chr(code) not in "\n\t"
+}
+
+
+class Visible:
+    """A stream on which names and texts of others do not control the reader's terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(text.translate(_ESCAPES))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class Commands(CommandManager):
@@ -47,6 +69,7 @@ class Netplugin(App):
             Commands("netplugin.cli"),
             deferred_help=True,
         )
+        self.stdout, self.stderr = Visible(self.stdout), Visible(self.stderr)
         root = logging.getLogger()
         self._before = list(root.handlers), root.level
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from netplugin.host.processes import printable
 from netplugin.libvirt.domain import address, invalid, nics, parse_domain
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cells_of, memory_kb, size_kb, vcpus
@@ -77,7 +78,7 @@ def read_domain(xml: str) -> GuestDomain:
     machine = domain.find("os/type")
     model = domain.find("devices/iommu")
     return GuestDomain(
-        name=content(domain.find("name")).strip() or "guest",
+        name=_one_line(content(domain.find("name"))) or "guest",
         vcpus=count,
         threads=max(1, _number(domain.find("cpu/topology"), "threads", 1)),
         cells_kb=cells or (memory_kb(domain, STEP),),
@@ -87,12 +88,17 @@ def read_domain(xml: str) -> GuestDomain:
             timer.get("name") == "kvmclock" and timer.get("present") == "no"
             for timer in domain.iterfind("clock/timer")
         ),
-        iommu=None if model is None else model.get("model", "unknown"),
+        iommu=None if model is None else _one_line(model.get("model", "unknown")),
         realtime=is_marked_realtime(domain) or domain.find("cputune/vcpusched") is not None,
-        machine="" if machine is None else machine.get("machine", ""),
+        machine="" if machine is None else _one_line(machine.get("machine", "")),
         x86=is_x86(domain),
         nics=tuple(_nics(domain)),
     )
+
+
+def _one_line(text: str) -> str:
+    """The text without line breaks and control characters, for a line of a report."""
+    return " ".join(printable(text).split())
 
 
 def _online(domain: Element, most: int) -> int:

@@ -11,7 +11,7 @@ from netplugin.host.cpus import format_list
 from netplugin.tuning.guest.plan import GuestPlan
 from netplugin.tuning.guest.settings import VFIO
 from netplugin.tuning.output.playbook import as_yaml, same_machine, step_tasks, until_boot
-from netplugin.tuning.output.playbook_tasks import Task, command, file_with
+from netplugin.tuning.output.playbook_tasks import Task, Template, command, file_with
 from netplugin.tuning.steps import Effect
 
 _RULES = "/etc/udev/rules.d/90-netplugin-guest.rules"
@@ -46,7 +46,7 @@ def _interrupts(plan: GuestPlan) -> Iterator[Task]:
     yield {
         "name": "Stop irqbalance, which would bring interrupts back",
         "ansible.builtin.service": {"name": "irqbalance", "state": "stopped", "enabled": False},
-        "when": "'irqbalance.service' in ansible_facts.services",
+        "when": Template("'irqbalance.service' in ansible_facts.services"),
     }
     yield {
         "name": "Read the interrupts",
@@ -60,11 +60,14 @@ def _interrupts(plan: GuestPlan) -> Iterator[Task]:
         "{% endfor %}",
     ]
     folder, file = until_boot("Keep queues of virtio NICs off isolated vCPUs", lines)
+    copy = file["ansible.builtin.copy"]
+    copy["content"] = Template(copy["content"])
     yield folder
     yield file | {
         "vars": {
-            "netplugin_irqs": "{{ netplugin_interrupts.content | b64decode"
-            " | regex_findall(netplugin_queues) }}",
+            "netplugin_irqs": Template(
+                "{{ netplugin_interrupts.content | b64decode | regex_findall(netplugin_queues) }}"
+            ),
             "netplugin_queues": _QUEUES,
         }
     }
@@ -115,7 +118,7 @@ _FACTS = "/etc/ansible/facts.d"
 _NOIOMMU = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 _PCI = "[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
 #: The PCI network device with the MAC address, not a bond, bridge or failover device with the same one.
-_DEVICE = (
+_DEVICE = Template(
     "{{ ansible_facts.values() | select('mapping') | selectattr('pciid', 'defined')"
     " | selectattr('macaddress', 'defined') | selectattr('macaddress', 'equalto', item.mac)"
     " | map(attribute='device') | first | default('') }}"
@@ -162,23 +165,23 @@ def _without_iommu() -> Iterator[Task]:
     yield {
         "name": "Stop on a kernel whose VFIO cannot",
         "ansible.builtin.assert": {
-            "that": ["netplugin_noiommu.stat.exists"],
+            "that": [Template("netplugin_noiommu.stat.exists")],
             "fail_msg": "Debian's kernels are such: plan with --driver uio_pci_generic, or take another",
         },
-        "when": "not ansible_check_mode",
+        "when": Template("not ansible_check_mode"),
     }
     yield {
         "name": "Read whether VFIO does without an IOMMU",
         "ansible.builtin.slurp": {"src": _NOIOMMU},
         "register": "netplugin_noiommu_now",
-        "when": "netplugin_noiommu.stat.exists",
+        "when": Template("netplugin_noiommu.stat.exists"),
     }
     yield {
         "name": "Let VFIO do without an IOMMU",
         "ansible.builtin.command": {"argv": ["tee", _NOIOMMU], "stdin": "Y"},
         "when": [
-            "netplugin_noiommu.stat.exists",
-            "netplugin_noiommu_now.content | b64decode | trim != 'Y'",
+            Template("netplugin_noiommu.stat.exists"),
+            Template("netplugin_noiommu_now.content | b64decode | trim != 'Y'"),
         ],
         "changed_when": True,
     }
@@ -188,11 +191,15 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
     yield {
         "name": "Find the NICs for DPDK by their MAC addresses",
         "ansible.builtin.command": {
-            "argv": ["readlink", "--canonicalize", "/sys/class/net/{{ netplugin_device }}/device"],
+            "argv": [
+                "readlink",
+                "--canonicalize",
+                Template("/sys/class/net/{{ netplugin_device }}/device"),
+            ],
         },
         "vars": {"netplugin_device": _DEVICE},
         "loop": nics,
-        "when": "netplugin_device | length > 0",
+        "when": Template("netplugin_device | length > 0"),
         "register": "netplugin_found",
         "changed_when": False,
         "check_mode": False,
@@ -200,32 +207,42 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
     yield {
         "name": "Recall where they were before they were bound",
         "ansible.builtin.set_fact": {
-            "netplugin_addresses": "{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}",
+            "netplugin_addresses": Template(
+                "{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}"
+            ),
         },
     }
     yield {
         "name": "Take down where they are on PCI",
         "ansible.builtin.set_fact": {
-            "netplugin_addresses": "{{ netplugin_addresses | combine({item.item.mac: netplugin_at}) }}",
+            "netplugin_addresses": Template(
+                "{{ netplugin_addresses | combine({item.item.mac: netplugin_at}) }}"
+            ),
         },
-        "vars": {"netplugin_at": f"{{{{ item.stdout | regex_findall('{_PCI}') | last }}}}"},
-        "loop": "{{ netplugin_found.results | selectattr('stdout', 'defined')"
-        " | selectattr('stdout', 'search', '/pci') }}",
-        "loop_control": {"label": "{{ item.item.mac }}"},
+        "vars": {"netplugin_at": Template(f"{{{{ item.stdout | regex_findall('{_PCI}') | last }}}}")},
+        "loop": Template(
+            "{{ netplugin_found.results | selectattr('stdout', 'defined')"
+            " | selectattr('stdout', 'search', '/pci') }}"
+        ),
+        "loop_control": {"label": Template("{{ item.item.mac }}")},
     }
     yield {
         "name": "Stop if one is not there",
         "ansible.builtin.assert": {
-            "that": ["item.mac in netplugin_addresses"],
-            "fail_msg": "No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}",
+            "that": [Template("item.mac in netplugin_addresses")],
+            "fail_msg": Template(
+                "No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}"
+            ),
         },
         "loop": nics,
     }
     yield {
         "name": "Stop if one of them is the way to this guest",
         "ansible.builtin.assert": {
-            "that": ["item.mac != (ansible_facts.default_ipv4.macaddress | default(''))"],
-            "fail_msg": "The default route goes through {{ item.mac }}: plan with --dpdk and other NICs",
+            "that": [Template("item.mac != (ansible_facts.default_ipv4.macaddress | default(''))")],
+            "fail_msg": Template(
+                "The default route goes through {{ item.mac }}: plan with --dpdk and other NICs"
+            ),
         },
         "loop": nics,
     }
@@ -237,7 +254,7 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
         "name": "Remember where they are",
         "ansible.builtin.copy": {
             "dest": f"{_FACTS}/netplugin_guest.fact",
-            "content": "{{ netplugin_addresses | to_json(sort_keys=true) }}",
+            "content": Template("{{ netplugin_addresses | to_json(sort_keys=true) }}"),
             "mode": "0644",
         },
     }
@@ -246,8 +263,8 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
 def _bind(driver: str) -> Iterator[Task]:
     yield {
         "name": "Read what drivers they have",
-        "ansible.builtin.stat": {"path": "/sys/bus/pci/devices/{{ item.value }}/driver"},
-        "loop": "{{ netplugin_addresses | dict2items }}",
+        "ansible.builtin.stat": {"path": Template("/sys/bus/pci/devices/{{ item.value }}/driver")},
+        "loop": Template("{{ netplugin_addresses | dict2items }}"),
         "register": "netplugin_drivers",
     }
     now = "item.stat.lnk_source | default('') | basename"
@@ -256,10 +273,10 @@ def _bind(driver: str) -> Iterator[Task]:
         # driverctl overrides persist across boots. DPDK uses mlx5 NICs through mlx5_core.
         "name": f"Bind them to {driver}",
         "ansible.builtin.command": {
-            "argv": ["driverctl", "set-override", "{{ item.item.value }}", driver],
+            "argv": ["driverctl", "set-override", Template("{{ item.item.value }}"), driver],
         },
-        "loop": "{{ netplugin_drivers.results }}",
-        "loop_control": {"label": "{{ item.item.key }} {{ item.item.value }}"},
-        "when": f"{now} not in {others}",
+        "loop": Template("{{ netplugin_drivers.results }}"),
+        "loop_control": {"label": Template("{{ item.item.key }} {{ item.item.value }}")},
+        "when": Template(f"{now} not in {others}"),
         "changed_when": True,
     }

@@ -15,6 +15,7 @@ from netplugin.host.cpus import format_list, parse_list, to_kernel, to_mask
 from netplugin.tuning.output import playbook_tasks as kernel
 from netplugin.tuning.output.playbook_tasks import (
     Task,
+    Template,
     command,
     file_with,
     notified,
@@ -50,6 +51,8 @@ _MODPROBE = "/etc/modprobe.d/netplugin-tuning.conf"
 _PARAMETER = re.compile(r"/sys/module/(?P<module>\w+)/parameters/(?P<name>\w+)")
 _FILES, _IRQS, _SYSCTLS = "Write kernel files", "Move interrupts", "Load sysctls"
 _IRQBALANCE = "Restart irqbalance"
+#: What begins a template of Jinja2; Ansible does not evaluate text without one of these.
+_OPENINGS = ("{{", "{%", "{#")
 
 
 def playbook(plan: TuningPlan, online: frozenset[int]) -> str:
@@ -72,7 +75,10 @@ def step_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
-    """A playbook of these tasks with the handlers of ``step_tasks`` and additional ``handlers``."""
+    """A playbook of these tasks with the handlers of ``step_tasks`` and additional ``handlers``.
+
+    Text that is not a ``Template`` is data: where Ansible would evaluate it, it gets the tag ``!unsafe``.
+    """
     import yaml  # slow to import
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -84,11 +90,13 @@ def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
-    def block(dumper: Any, text: str) -> Any:
+    def scalar(dumper: Any, text: str) -> Any:
         style = "|" if "\n" in text else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+        data = not isinstance(text, Template) and any(opening in text for opening in _OPENINGS)
+        return dumper.represent_scalar("!unsafe" if data else "tag:yaml.org,2002:str", text, style=style)
 
-    Dumper.add_representer(str, block)
+    Dumper.add_multi_representer(str, scalar)
+    Dumper.add_representer(str, scalar)
     text = yaml.dump(
         [_play(name, tasks, handlers)],
         Dumper=Dumper,
@@ -125,7 +133,7 @@ def same_machine(online: frozenset[int]) -> Iterator[Task]:
     yield {
         "name": "Stop on a machine that the plan was not made for",
         "ansible.builtin.assert": {
-            "that": [f"netplugin_online.content | b64decode | trim == '{format_list(online)}'"],
+            "that": [Template(f"netplugin_online.content | b64decode | trim == '{format_list(online)}'")],
             "fail_msg": f"This plan is for a machine with CPUs {format_list(online)}",
         },
     }
@@ -179,7 +187,9 @@ def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
     if any(isinstance(step.target, Swap) for step in steps):
-        yield command("Stop swapping", "swapoff", "--all") | {"when": "ansible_facts.swaptotal_mb > 0"}
+        yield command("Stop swapping", "swapoff", "--all") | {
+            "when": Template("ansible_facts.swaptotal_mb > 0")
+        }
         yield {
             "name": "Swap no more after a boot",
             "ansible.builtin.replace": {
@@ -213,7 +223,8 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
                 "check_mode": False,
             }
             yield command("Choose the profile of tuned", "tuned-adm", "profile", str(step.wanted)) | {
-                "when": f"'{step.wanted}' not in netplugin_tuned.stdout"
+                "vars": {"netplugin_profile": step.wanted},
+                "when": Template("netplugin_profile not in netplugin_tuned.stdout"),
             }
 
 
@@ -269,17 +280,20 @@ def _list_counts(path: str, cpus: str) -> Iterator[Task]:
         "name": "Stop where irqbalance would not heed the list",
         "ansible.builtin.assert": {
             "that": [
-                f"(netplugin_mask | default('0', true) | int(base=16) == {wanted}) or "
-                "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))",
+                Template(
+                    f"(netplugin_mask | default('0', true) | int(base=16) == {wanted}) or "
+                    "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
+                ),
             ],
             "fail_msg": f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
             "before IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
             f"{to_kernel(parse_list(cpus))}",
         },
         "vars": {
-            "netplugin_version": f"{{{{ {version} }}}}",
-            "netplugin_mask": f"{{{{ {found} | default([''], true) | last | "
-            "regex_replace('[^0-9A-Fa-f]', '') }}",
+            "netplugin_version": Template(f"{{{{ {version} }}}}"),
+            "netplugin_mask": Template(
+                f"{{{{ {found} | default([''], true) | last | regex_replace('[^0-9A-Fa-f]', '') }}}}"
+            ),
         },
     }
 

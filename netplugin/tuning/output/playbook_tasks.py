@@ -14,6 +14,13 @@ from netplugin.tuning.steps import KernelArgument, Step
 Task: TypeAlias = dict[str, Any]
 
 
+class Template(str):
+    """Text that Ansible evaluates: a condition, or ``{{ }}`` in a value. All other text is data.
+
+    It holds names of variables, constants and numbers only; what was read reaches it as a variable.
+    """
+
+
 def command(name: str, *words: str) -> Task:
     return {
         "name": name,
@@ -43,12 +50,12 @@ def notified(task: Task, handler: str) -> Task:
 
 UPDATE_GRUB = "Update grub"
 _GRUB = "/etc/default/grub"
-_DEBIAN = "ansible_facts.os_family == 'Debian' and netplugin_grub.stat.exists"
+_DEBIAN = Template("ansible_facts.os_family == 'Debian' and netplugin_grub.stat.exists")
 #: Arguments that grubby reports for the next boot.
 _BOOTED = r"""netplugin_grubby.stdout | regex_findall('[^\s"]+')"""
 _NAMES = "netplugin_names | map('regex_escape') | join('|')"
 _ANY_OF_THEM = f"{{{{ {_NAMES} }}}}"
-_RED_HAT = "ansible_facts.os_family == 'RedHat'"
+_RED_HAT = Template("ansible_facts.os_family == 'RedHat'")
 
 
 def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -68,7 +75,7 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
     yield {
         "name": "Report what no known boot loader was given",
         "ansible.builtin.debug": {"msg": ["Add to the kernel's command line:", *words, *left]},
-        "when": f"not ({_RED_HAT} or netplugin_grub.stat.exists)",
+        "when": Template(f"not ({_RED_HAT} or netplugin_grub.stat.exists)"),
     }
 
 
@@ -78,7 +85,7 @@ def _debian(names: list[str], words: list[str]) -> Iterator[Task]:
         "name": "Take older values out of grub's own file",
         "ansible.builtin.replace": {
             "path": _GRUB,
-            "regexp": rf"""(?<=[\s"'])(?:{_ANY_OF_THEM})=[^\s"']*[ ]?""",
+            "regexp": Template(rf"""(?<=[\s"'])(?:{_ANY_OF_THEM})=[^\s"']*[ ]?"""),
             "replace": "",
         },
         "vars": {"netplugin_names": names},
@@ -106,19 +113,22 @@ def _red_hat(words: list[str], gone: list[str]) -> Iterator[Task]:
             "Remove kernel arguments with grubby",
             "grubby",
             "--update-kernel=ALL",
-            "--remove-args={{ netplugin_names | join(' ') }}",
+            Template("--remove-args={{ netplugin_names | join(' ') }}"),
         ) | {
             "vars": {"netplugin_names": gone},
-            "when": [_RED_HAT, f"{_BOOTED} | select('match', '(' ~ ({_NAMES}) ~ ')=') | list | length > 0"],
+            "when": [
+                _RED_HAT,
+                Template(f"{_BOOTED} | select('match', '(' ~ ({_NAMES}) ~ ')=') | list | length > 0"),
+            ],
         }
     yield command(
         "Set the kernel's arguments with grubby",
         "grubby",
         "--update-kernel=ALL",
-        "--args={{ netplugin_arguments | join(' ') }}",
+        Template("--args={{ netplugin_arguments | join(' ') }}"),
     ) | {
         "vars": {"netplugin_arguments": words},
-        "when": [_RED_HAT, f"netplugin_arguments | difference({_BOOTED}) | length > 0"],
+        "when": [_RED_HAT, Template(f"netplugin_arguments | difference({_BOOTED}) | length > 0")],
     }
 
 
@@ -159,11 +169,11 @@ def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
                 "set",
                 "Open_vSwitch",
                 ".",
-                "other_config:{{ item.key }}={{ item.value }}",
+                Template("other_config:{{ item.key }}={{ item.value }}"),
             ],
         },
         "loop": [{"key": key, "value": value} for key, value in settings if value is not None],
-        "when": f"[item.key, item.value] not in {_FOUND_SETTINGS}",
+        "when": Template(f"[item.key, item.value] not in {_FOUND_SETTINGS}"),
         "changed_when": True,
     }
     gone = [key for key, value in settings if value is None]
@@ -178,11 +188,11 @@ def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
                     "Open_vSwitch",
                     ".",
                     "other_config",
-                    "{{ item }}",
+                    Template("{{ item }}"),
                 ],
             },
             "loop": gone,
-            "when": f"item in ({_FOUND_SETTINGS} | map('first'))",
+            "when": Template(f"item in ({_FOUND_SETTINGS} | map('first'))"),
             "changed_when": True,
         }
 
@@ -195,7 +205,8 @@ def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
     register = f"netplugin_{threads}"
     yield {
         "name": f"Read the priorities of {threads}",
-        "ansible.builtin.command": {"argv": ["ps", "-e", "-o", "pid=,cls=,rtprio=,comm="]},
+        # Any process may have the name of a kernel thread, but only kernel threads are kthreadd's children.
+        "ansible.builtin.command": {"argv": ["ps", "--ppid", "2", "-o", "pid=,cls=,rtprio=,comm="]},
         "register": register,
         "changed_when": False,
         "check_mode": False,
@@ -207,9 +218,10 @@ def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
         "--fifo",
         "--pid",
         priority,
-        "{{ (item | split)[0] }}",
+        Template("{{ (item | split)[0] }}"),
     )
-    yield task | {"loop": f"{{{{ {register}.stdout_lines | select('match', '{pattern}') | list }}}}"}
+    loop = f"{{{{ {register}.stdout_lines | select('match', netplugin_pattern) | list }}}}"
+    yield task | {"vars": {"netplugin_pattern": pattern}, "loop": Template(loop)}
 
 
 # -- Tasks that create VFs on PFs that have none, now and at each boot. ---------------------------
@@ -226,7 +238,7 @@ def vf_tasks(counts: list[tuple[str, str]]) -> Iterator[Task]:
     nics = [{"path": f"{PCI}/{address}/sriov_numvfs", "number": n} for address, n in counts]
     yield {
         "name": "Read how many virtual functions there are",
-        "ansible.builtin.slurp": {"src": "{{ item.path }}"},
+        "ansible.builtin.slurp": {"src": Template("{{ item.path }}")},
         "loop": nics,
         "register": "netplugin_vfs",
     }
@@ -234,19 +246,19 @@ def vf_tasks(counts: list[tuple[str, str]]) -> Iterator[Task]:
     yield {
         "name": "Stop where there are virtual functions in another number, which may be in use",
         "ansible.builtin.assert": {
-            "that": [f"{there} in ['0', item.item.number]"],
-            "fail_msg": "Write 0 to {{ item.item.path }} once nobody uses them",
+            "that": [Template(f"{there} in ['0', item.item.number]")],
+            "fail_msg": Template("Write 0 to {{ item.item.path }} once nobody uses them"),
         },
-        "loop": "{{ netplugin_vfs.results }}",
+        "loop": Template("{{ netplugin_vfs.results }}"),
     }
     yield {
         "name": "Enable virtual functions",
         "ansible.builtin.command": {
-            "argv": ["tee", "{{ item.item.path }}"],
-            "stdin": "{{ item.item.number }}",
+            "argv": ["tee", Template("{{ item.item.path }}")],
+            "stdin": Template("{{ item.item.number }}"),
         },
-        "loop": "{{ netplugin_vfs.results }}",
-        "when": f"{there} != item.item.number",
+        "loop": Template("{{ netplugin_vfs.results }}"),
+        "when": Template(f"{there} != item.item.number"),
         "changed_when": True,
     }
     rules = [

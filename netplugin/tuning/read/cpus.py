@@ -190,7 +190,7 @@ def _policies(root: Root) -> Fact[tuple[Policy, ...]]:
             governor=root.text(f"{CPU}/cpufreq/{name}/scaling_governor"),
         )
         for name in sorted(names, key=lambda name: (len(name), name))
-        if name.startswith("policy")
+        if re.fullmatch(r"policy[0-9]+", name)
     )
 
 
@@ -295,7 +295,7 @@ def _irqs(root: Root) -> Fact[tuple[Irq, ...]]:
     numbers = root.names("/proc/irq")
     if isinstance(numbers, Unknown):
         return () if numbers.missing else numbers
-    return tuple(_irq(root, int(n)) for n in sorted(filter(str.isdigit, numbers), key=int))
+    return tuple(_irq(root, int(n)) for n in sorted(filter(str.isdecimal, numbers), key=int))
 
 
 def _irq(root: Root, number: int) -> Irq:

@@ -27,8 +27,10 @@ HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
 #: Threads whose priority tuned's realtime-virtual-host sets; which exist depends on the kernel.
 _NAMES = "ksoftirqd|ktimers|ktimersoftd|rcuc|rcub"
 _THREAD = re.compile(rf"(\d+) \(((?:{_NAMES})/\d+)\) (.+)", re.DOTALL)
-#: Indices of rt_priority and policy in /proc/PID/stat, counted after the name (proc(5)).
-_PRIORITY, _POLICY = 37, 38
+#: Indices of the parent, rt_priority and policy in /proc/PID/stat, counted after the name (proc(5)).
+_PARENT, _PRIORITY, _POLICY = 1, 37, 38
+#: The parent of kernel threads, kthreadd. Any process may have the name of one.
+_KTHREADD = "2"
 
 
 def read_kernel(root: Root) -> KernelFacts:
@@ -117,7 +119,7 @@ def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
     if isinstance(names, Unknown):
         return names
     threads = []
-    for name in sorted(filter(str.isdigit, names), key=int):
+    for name in sorted(filter(str.isdecimal, names), key=int):
         stat = root.text(f"/proc/{name}/stat")
         if isinstance(stat, Unknown):
             if stat.missing:  # it has ended
@@ -125,7 +127,9 @@ def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
             return stat
         if match := _THREAD.fullmatch(stat):
             rest = match[3].split()
-            if len(rest) <= _POLICY or not (rest[_PRIORITY] + rest[_POLICY]).isdigit():
+            if len(rest) <= _POLICY or not (rest[_PRIORITY] + rest[_POLICY]).isdecimal():
                 return Unknown(f"/proc/{name}/stat", "has too few fields")
+            if rest[_PARENT] != _KTHREADD:
+                continue
             threads.append(KernelThread(match[2], int(match[1]), int(rest[_PRIORITY]), int(rest[_POLICY])))
     return tuple(threads)

@@ -14,6 +14,8 @@ T = TypeVar("T")
 PCI = "/sys/bus/pci/devices"
 _NET = "/sys/class/net"
 _IOMMU = "/sys/kernel/iommu_groups"
+#: A PCI address. Others do not occur on a host, and would become text of udev rules and shell commands.
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: PCI class of a network controller (include/linux/pci_ids.h).
 _NETWORK = "0x02"
 #: The loopback interface is not listed.
@@ -47,7 +49,7 @@ def _nics(root: Root) -> Fact[tuple[HostNic, ...]]:
     addresses = root.names(PCI)
     if isinstance(addresses, Unknown):
         return () if addresses.missing else addresses
-    return _all(_nic(root, address) for address in addresses)
+    return _all(_nic(root, address) for address in addresses if _ADDRESS.fullmatch(address))
 
 
 def _all(found: Iterable[Fact[T]]) -> Fact[tuple[T, ...]]:
