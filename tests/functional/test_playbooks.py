@@ -15,7 +15,16 @@ from netplugin.host.cpus import parse_list, to_kernel
 from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.guest.playbook import guest_playbook
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.output.playbook import playbook
+from netplugin.tuning.output.playbook import as_yaml, playbook
+from netplugin.tuning.output.playbook_tasks import (
+    Template,
+    command,
+    file_with,
+    kernel_tasks,
+    ovs_tasks,
+    thread_tasks,
+    vf_tasks,
+)
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.cpus import IRQBALANCE
@@ -25,6 +34,7 @@ from netplugin.tuning.steps import (
     BannedCpus,
     Effect,
     File,
+    Group,
     KernelArgument,
     OtherConfig,
     Step,
@@ -223,3 +233,21 @@ def _says(grub: Grub, wanted: list[str]) -> None:
         check=True,
     )
     assert said.stdout.split() == ["quiet", *wanted]
+
+
+def test_text_of_others_is_not_evaluated(tmp_path: Path) -> None:
+    """Nor with --check, by the Ansible that evaluates the same text where it is marked as a template."""
+    mark, control = tmp_path / "data", tmp_path / "template"
+    hostile, template = (f"{{{{ lookup('pipe', 'touch {path}') }}}}" for path in (mark, control))
+    tasks = [
+        file_with(hostile, f"{tmp_path}/{hostile}", [hostile]),
+        command(hostile, "true", hostile, Template(template)),
+        *ovs_tasks([(hostile, hostile), (hostile, None)]),
+        *vf_tasks([(hostile, hostile)]),
+        *thread_tasks("ksoftirqd", hostile),
+        *kernel_tasks((Step(Group.OVS, KernelArgument(hostile), None, hostile, Effect.REBOOT, "", ""),)),
+    ]
+    book = tmp_path / "hostile.yml"
+    book.write_text(as_yaml(hostile, [task | {"ignore_errors": True} for task in tasks]))
+    assert hostile in play(tmp_path, book, check=True).tasks
+    assert control.exists() and not mark.exists()

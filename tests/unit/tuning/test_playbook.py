@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jinja2
@@ -12,15 +14,24 @@ import yaml
 from packaging.version import Version
 
 from netplugin.host.cpus import parse_list, to_kernel
+from netplugin.tuning.guest.plan import guest_text, plan_guest
+from netplugin.tuning.guest.playbook import guest_playbook
+from netplugin.tuning.guest.settings import GuestOptions
 from netplugin.tuning.output.playbook import playbook
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.read.kernel import read_kernel
+from netplugin.tuning.read.network import PCI, read_network
 from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import (
     BannedCpus,
     BootPages,
+    Effect,
     File,
+    Group,
     KernelArgument,
     OtherConfig,
     ServiceCpus,
+    Step,
     Swap,
     Sysctl,
     Target,
@@ -30,7 +41,8 @@ from netplugin.tuning.steps import (
     VfCount,
 )
 from tests.unit.tuning.golden import OVS, PLANS, plan_of
-from tests.unit.tuning.machines import load
+from tests.unit.tuning.machines import MemoryRoot, load
+from tests.unit.tuning.trees import tree
 
 
 def tasks(name: str) -> list[dict[str, Any]]:
@@ -178,3 +190,88 @@ def test_ovs_of_the_golden_plans_is_asked() -> None:
     assert not any(
         isinstance(s.now, Unknown) for name in PLANS for s in plan_of(name).steps
     ) and not isinstance(OVS.ovs, Unknown)
+
+
+# -- text of others ------------------------------------------------------------------------------
+
+
+#: Would run a command where the playbook is played, as one of the three things that begin a template.
+HOSTILE = "{{ lookup('pipe', 'touch owned') }}{% if x %}{# #}\n- name: \"x\" & !!python/name:os.system"
+
+
+class Unsafe(str):
+    """A scalar with the tag that Ansible does not evaluate."""
+
+
+class Loader(yaml.SafeLoader):
+    pass
+
+
+Loader.add_constructor("!unsafe", lambda loader, node: Unsafe(loader.construct_scalar(node)))
+
+
+def scalars(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        for each in value:
+            yield from scalars(each)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("name", ["published-realtime", "amd-nps4", "small"])
+def test_every_value_of_a_step_is_data(name: str) -> None:
+    plan = plan_of(name)
+    steps = tuple(replace(step, wanted=None if step.wanted is None else HOSTILE) for step in plan.steps)
+    steps = tuple(s for s in steps if not isinstance(s.target, BannedCpus))  # its list is parsed
+    targets = (
+        File(f"/sys/{HOSTILE}"),
+        File(f"/sys/{HOSTILE}", lasting=False),
+        VfCount(HOSTILE),
+        OtherConfig(HOSTILE),
+        Sysctl(HOSTILE),
+        KernelArgument(HOSTILE),
+        TunedVariable(HOSTILE, HOSTILE),
+    )
+    steps += tuple(Step(Group.OVS, each, None, HOSTILE, Effect.LIVE, "", "") for each in targets)
+    steps += (Step(Group.OVS, OtherConfig(HOSTILE), None, None, Effect.LIVE, "", ""),)
+    found = list(scalars(yaml.load(playbook(replace(plan, steps=steps), frozenset({0})), Loader)))  # noqa: S506
+    hostile = [text for text in found if "lookup('pipe'" in text]
+    assert len(hostile) > len(targets) and all(isinstance(text, Unsafe) for text in hostile)
+
+
+def test_a_domain_is_data() -> None:
+    """Its name is in the play's; a report has it in one line, without what controls a terminal."""
+    name = HOSTILE.replace("&", "&amp;").replace("<", "&lt;")
+    xml = f"""<domain><name>\x85{name}</name><vcpu>2</vcpu><memory unit='GiB'>4</memory>
+        <os><type machine="{{{{ 1 }}}}&#10;&#9;x">hvm</type></os>
+        <devices><iommu model="{{{{ 2 }}}}&#10;x"/></devices></domain>"""
+    plan = plan_guest(xml, GuestOptions())
+    play = yaml.load(guest_playbook(plan), Loader)[0]  # noqa: S506
+    assert isinstance(play["name"], Unsafe) and "lookup" in play["name"] and "\n" not in play["name"]
+    assert "\x85" not in guest_text(plan)
+    assert [line for line in guest_text(plan).splitlines() if line.startswith(("x", "- name"))] == []
+
+
+def test_a_folder_that_is_no_pci_address_is_no_nic() -> None:
+    made = tree(load("small"))
+    before = read_facts(MemoryRoot(made))
+    device = f"{PCI}/0000:00:03.0"
+    for name in ("{{ lookup('pipe', 'id') }}", '0000:00:1f.6"', "0000:00:1f.6\n", "0000:00:1F.6"):
+        made.links[f"{PCI}/{name}"] = made.links[device]
+    made.files["/proc/irq/²/smp_affinity_list"] = "0"
+    made.files["/sys/devices/system/cpu/cpufreq/policy0\nx/affected_cpus"] = "0"
+    facts = read_facts(MemoryRoot(made))
+    assert facts.network.nics == before.network.nics != ()
+    assert "²" not in str(facts.interrupts) and "\\nx" not in str(facts.power)
+
+
+def test_a_process_with_the_name_of_a_kernel_thread_is_none() -> None:
+    made = tree(load("published"))
+    path = next(p for p, text in made.files.items() if p.startswith("/proc/") and "(ksoftirqd/" in text)
+    before = read_kernel(MemoryRoot(made)).threads
+    made.files["/proc/99999/stat"] = made.files[path].replace(" S 2 ", " S 1234 ")
+    assert not isinstance(before, Unknown) and read_kernel(MemoryRoot(made)).threads == before
+    commands = [t.get("ansible.builtin.command", {}).get("argv", []) for t in tasks("published-realtime")]
+    assert ["ps", "--ppid", "2"] in [argv[:3] for argv in commands]
