@@ -218,6 +218,22 @@ def test_detaching_another_nic_leaves_ours(node: Node, other: str) -> None:
     assert node.ports() == {"one-5-0"}
 
 
+@pytest.mark.parametrize("text", ["CONTEXT", "GRAPHICS", "DISK", "USER_INPUTS"])
+def test_attach_in_the_users_text_keeps_no_port(node: Node, text: str) -> None:
+    more = f"<{text}><ATTACH>YES</ATTACH><VN_MAD>netplugin</VN_MAD><NIC_ID>0</NIC_ID></{text}>"
+    node.network("pre", vm(nic(0), nic(1), more))
+    assert node.ports() == {"one-5-0", "one-5-1"}
+    node.network("clean", vm(nic(0), nic(1), more), "node1")
+    assert node.ports() == set()
+
+
+def test_attach_in_several_nics_is_not_opennebulas(node: Node) -> None:
+    all_of_them = vm(nic(0, ATTACH="YES"), nic(1, ATTACH="YES"), nic(2))
+    node.network("pre", all_of_them)
+    node.network("clean", all_of_them, "node1")
+    assert node.ports() == set()
+
+
 def test_an_alias_is_attached_and_detached(node: Node) -> None:
     own = nic(0, FILTER_IP_SPOOFING="YES")
 
@@ -282,6 +298,7 @@ def test_a_port_of_another_vm_is_not_touched(node: Node) -> None:
     [
         (nic(1, MAC="nonsense"), "one-5-1: mac"),
         (nic(1, VLAN_ID="4095"), "one-5-1: network.vlan_id"),
+        (nic(1, NIC_ID="1/../../x"), "NIC_ID '1/../../x' is not a number"),
         (nic(1, VLAN_ID="ten"), "one-5-1: VLAN_ID 'ten' is not a number"),
         (nic(1, NETPLUGIN_BACKEND="none"), "one-5-1: backend: 'none' is not enabled"),
         (nic(1, kind="PCI", PCI_ID="2"), "PCI 2: NICs of type PCI are not supported"),
@@ -460,6 +477,14 @@ def test_what_is_not_ours_is_done_by_opennebula(node: Node, action: str) -> None
     data = f"<VMM_DRIVER_ACTION_DATA>{vm(nic(1, VN_MAD='bridge', ATTACH='YES'))}</VMM_DRIVER_ACTION_DATA>"
     assert node.run(action, "one-5", "a b", stdin=data, kind="vmm/kvm-netplugin").returncode == 7
     assert node.called() == (f"{action} one-5 a b", data)
+
+
+@pytest.mark.parametrize("action", ["deploy", "attach_nic", "detach_nic", "update_nic"])
+def test_missing_arguments_are_named(node: Node, action: str) -> None:
+    kind = "vnm/netplugin" if action == "update_nic" else "vmm/kvm-netplugin"
+    done = node.run(action, stdin=encoded(vm(nic(0))), kind=kind)
+    assert done.returncode == 1 and done.stderr.startswith(f"netplugin {action}: arguments are missing: ")
+    assert done.stderr.count("\n") == 1
 
 
 # -- installing ------------------------------------------------------------------------------------

@@ -51,6 +51,8 @@ UNSUPPORTED = {
 ADDRESSES = ("IP", "IP6", "IP6_GLOBAL", "IP6_ULA", "IP6_LINK", "VROUTER_IP")
 #: Further addresses of a NIC, whatever the driver of their network.
 ALIASES = "TEMPLATE/NIC_ALIAS"
+#: Where OpenNebula itself sets ATTACH for a NIC. In the rest of the template it is the user's text.
+NICS = ("TEMPLATE/NIC", "TEMPLATE/PCI", ALIASES)
 DEFAULT_URL = "unix:/run/netplugin/agent.sock"
 #: Seconds for all calls of one action. An agent answers each within its [agent] operation_timeout (30).
 DEADLINE_S = int(os.environ.get("NETPLUGIN_TIMEOUT", "90"))
@@ -133,9 +135,13 @@ def parsed(xml: bytes) -> ET.Element:
     except ET.ParseError as error:
         raise Failed(f"stdin has no VM: {error}") from error
     vm = document if document.tag == "VM" else document.find("VM")
-    if vm is None or not value(vm, "ID").isdigit():
+    if vm is None or not is_number(value(vm, "ID")):
         raise Failed("stdin has no VM with an ID")
     return vm
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def decoded(stdin: bytes) -> ET.Element:
@@ -156,7 +162,10 @@ def vm_id_of(vm: ET.Element) -> str:
 
 def port_id_of(vm: ET.Element, nic: ET.Element) -> str:
     """The ID of a NIC's port: what OpenNebula has as its TARGET by default."""
-    return f"{vm_id_of(vm)}-{value(nic, 'NIC_ID')}"
+    nic_id = value(nic, "NIC_ID")
+    if not is_number(nic_id):
+        raise Failed(f"NIC_ID {nic_id!r} is not a number")
+    return f"{vm_id_of(vm)}-{nic_id}"
 
 
 def ours(vm: ET.Element, kind: str = "NIC") -> Iterator[ET.Element]:
@@ -166,7 +175,7 @@ def ours(vm: ET.Element, kind: str = "NIC") -> Iterator[ET.Element]:
 def number(nic: ET.Element, name: str) -> int | None:
     """An attribute that is a number; None if it is not set. Raises: Failed."""
     text = value(nic, name)
-    if text and not (text.isascii() and text.isdecimal()):
+    if text and not is_number(text):
         raise Failed(f"{name} {text!r} is not a number")
     return int(text) if text else None
 
@@ -256,8 +265,9 @@ def pre(arguments: Sequence[str], stdin: bytes) -> None:
 
 def clean(arguments: Sequence[str], stdin: bytes) -> None:
     vm = decoded(stdin)
-    detached = [each for each in vm.iterfind("TEMPLATE/*") if value(each, "ATTACH") == "YES"]
-    if not detached:
+    detached = [nic for kind in NICS for nic in vm.iterfind(kind) if value(nic, "ATTACH") == "YES"]
+    # OpenNebula detaches one at a time, so more than one are not its own.
+    if len(detached) != 1:
         unplug(ports_of(vm_id_of(vm)))
         return
     aliases = [each for each in detached if each.tag == "NIC_ALIAS"]
@@ -271,8 +281,6 @@ def clean(arguments: Sequence[str], stdin: bytes) -> None:
 
 def update_nic(arguments: Sequence[str], stdin: bytes) -> None:
     vm = decoded(stdin)
-    if len(arguments) < 2:
-        raise Failed("the arguments are the deploy-id and the ID of the network")
     plug(vm, [nic for nic in ours(vm) if value(nic, "NETWORK_ID") == arguments[1]])
 
 
@@ -354,6 +362,15 @@ ACTIONS: dict[str, Callable[[Sequence[str], bytes], None]] = {
 }
 
 
+#: The arguments that an action reads, of those that OpenNebula gives it.
+USAGE = {
+    "update_nic": ("deploy-id", "network-id"),
+    "deploy": ("file",),
+    "attach_nic": ("domain",),
+    "detach_nic": ("domain",),
+}
+
+
 def _late(*_: Any) -> NoReturn:
     raise Late(f"the agent did not answer within {DEADLINE_S} s")
 
@@ -364,6 +381,8 @@ def main() -> int:
         if name not in ACTIONS:
             command = original(arguments)
             os.execv(command[0], command)
+        if len(arguments) < len(USAGE.get(name, ())):
+            raise Failed(f"arguments are missing: {name} {' '.join(USAGE[name])} ...")
         stdin = sys.stdin.buffer.read()
         signal.signal(signal.SIGALRM, _late)
         signal.alarm(DEADLINE_S)

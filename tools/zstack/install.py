@@ -9,6 +9,7 @@ from __future__ import print_function
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,14 +67,18 @@ def write(path, data):
     """Write a file that is there whole or not at all."""
     if not os.path.isdir(os.path.dirname(path)):
         os.makedirs(os.path.dirname(path))
-    with open(path + ".new", "wb") as file:
-        file.write(data)
+    remove(path + ".new")
+    # A new file, of this mode under any umask: root executes it.
+    file = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    with os.fdopen(file, "wb") as out:
+        os.fchmod(file, 0o644)
+        out.write(data)
     os.rename(path + ".new", path)
 
 
 def remove(*paths):
     for path in paths:
-        if os.path.exists(path):
+        if os.path.lexists(path):
             os.remove(path)
 
 
@@ -104,6 +109,7 @@ class Installer(object):
             data = read(os.path.join(here, name))
             if read(os.path.join(self.library, name)) != data:
                 write(os.path.join(self.library, name), data)
+        os.chmod(self.library, 0o755)
         self.put()
         for name, text in FILES.items():
             filled = text.format(root=self.root, library=self.library, python=sys.executable)
@@ -144,11 +150,18 @@ class Installer(object):
         if os.path.isdir(drop_ins) and not os.listdir(drop_ins):
             os.rmdir(drop_ins)
         systemctl("daemon-reload")
-        remove(self.target, self.target + "c", self.target + "o")
-        before = read(self.aside)
-        if before is not None:
-            write(self.target, before)
-            print("put back: %s" % self.target)
+        there = read(self.target)
+        here = os.path.dirname(os.path.abspath(__file__))
+        if there is None or there in (read(self.source), read(os.path.join(here, PLUGIN))):
+            remove(self.target, self.target + "c", self.target + "o")
+            before = read(self.aside)
+            if before is not None:
+                write(self.target, before)
+                print("put back: %s" % self.target)
+        else:
+            print("left: %s is not the installed version" % self.target)
+            if os.path.exists(self.aside):
+                raise InstallError("%s would be lost. Fix: move it, and run this again" % self.aside)
         if os.path.isdir(self.library):
             shutil.rmtree(self.library)
         self.say_replaced("no longer replaces")
@@ -180,8 +193,12 @@ def main():
     parser.add_argument("--library", default=LIBRARY, help="where a copy is kept (%(default)s)")
     parser.add_argument("--units", default=UNITS, help="where the systemd units are (%(default)s)")
     chosen = parser.parse_args()
+    os.umask(0o022)
     installer = Installer(os.path.abspath(chosen.root), os.path.abspath(chosen.library), chosen.units)
     try:
+        for path in (installer.root, installer.library, installer.units, sys.executable):
+            if not re.match(r"[A-Za-z0-9/._+@-]+\Z", path):
+                raise InstallError("%r has characters that units of systemd would need quoted" % path)
         if chosen.install:
             installer.install()
         elif chosen.remove:

@@ -31,7 +31,9 @@ class Kvm:
         path = self.base / "told"
         return path.read_text().splitlines() if path.exists() else []
 
-    def run(self, *words: str, script: Path = PLUGINS / "install.py", status: int = 0) -> str:
+    def run(
+        self, *words: str, script: Path = PLUGINS / "install.py", status: int = 0, umask: int = 0o022
+    ) -> str:
         done = subprocess.run(
             [
                 *[str(self.python), "-B", str(script), *words, "--root", str(self.plugins.parent)],
@@ -41,6 +43,7 @@ class Kvm:
             capture_output=True,
             text=True,
             timeout=60,
+            umask=umask,
         )
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -81,6 +84,32 @@ def test_a_file_that_was_there_is_put_back(kvm: Kvm) -> None:
     assert "set aside" not in kvm.run("--install")
     assert "put back" in kvm.run("--remove")
     assert (kvm.plugins / NAME).read_text() == "theirs"
+    assert "not the installed version" in kvm.run("--remove")
+    assert (kvm.plugins / NAME).read_text() == "theirs"
+
+
+def test_a_file_that_replaced_ours_is_kept(kvm: Kvm) -> None:
+    kvm.run("--install")
+    (kvm.plugins / NAME).write_text("theirs")
+    kvm.run("--remove")
+    assert (kvm.plugins / NAME).read_text() == "theirs" and not (kvm.base / "library").exists()
+
+
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_only_root_writes_what_root_executes(kvm: Kvm, mask: int) -> None:
+    (kvm.base / "library").mkdir()
+    (kvm.base / "library").chmod(0o777)
+    kvm.run("--install", umask=mask)
+    made = [kvm.plugins / NAME, *(kvm.base / "library").iterdir(), *(kvm.base / "units").rglob("*")]
+    modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in [*made, kvm.base / "library"]}
+    assert modes == {(False, 0o644), (True, 0o755)}
+
+
+def test_a_path_that_a_unit_would_read_otherwise_is_refused(kvm: Kvm) -> None:
+    bad = Kvm(kvm.python, kvm.base / "a b%n")
+    bad.plugins.mkdir(parents=True)
+    assert "would need quoted" in bad.run("--install", status=2)
+    assert list(bad.plugins.iterdir()) == []
 
 
 def test_an_upgrade_of_kvmagent(kvm: Kvm) -> None:
