@@ -52,9 +52,11 @@ def _mistake(value: Any, depth: int) -> tuple[str, str] | None:
 
 
 def parse(text: str | bytes) -> Any:
-    """Parse JSON. Raises: Unreadable."""
+    """Parse JSON; what is no character (a lone surrogate) is read as "?". Raises: Unreadable."""
     try:
         value = json.loads(text)
+        if (b"\\ud" if isinstance(text, bytes) else "\\ud") in text.lower():
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except RecursionError as error:
         raise NoJson("it is nested too deeply") from error
     except ValueError as error:

@@ -19,6 +19,7 @@ from netplugin.backend import Intent
 from netplugin.host import bridge_members, links, netlink
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.links import Links
+from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import Channel
 from tests.functional.test_linuxbridge_driver import make_driver
 from tests.lab.loop import converge_alone
@@ -142,7 +143,7 @@ def test_a_device_that_the_kernel_cannot_forget_is_deleted_and_its_name_free() -
     slow = SlowToForget()
     try:
         for _ in range(3):
-            slow.create_tap("lbslow", "mine", multi_queue=False, mtu=1500)
+            slow.create_tap("lbslow", "mine", address=provisional_mac("mine"), multi_queue=False, mtu=1500)
             slow.delete("lbslow")
             assert slow.get("lbslow") is None
         slow.delete("lbslow")
@@ -153,7 +154,7 @@ def test_a_device_that_the_kernel_cannot_forget_is_deleted_and_its_name_free() -
 def test_a_device_that_does_not_go_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_DELETE_S", 0.1)
     slow = SlowToForget(deletes=False)
-    slow.create_tap("lbstays", "mine", multi_queue=False, mtu=1500)
+    slow.create_tap("lbstays", "mine", address=provisional_mac("mine"), multi_queue=False, mtu=1500)
     try:
         with pytest.raises(OperationTimeout, match="lbstays") as late:
             slow.delete("lbstays")

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drivers.ovs.remains import ASIDE
 from tests.lab.namespaces import within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
@@ -153,7 +154,7 @@ def of_files(*directories: Path) -> Iterator[str]:
         for place, names, files in os.walk(directory):
             for name in (*names, *files):
                 path = Path(place) / name
-                if _OF_SQLITE.search(str(path)):
+                if _OF_SQLITE.search(str(path)) or (name == ASIDE and not any(path.iterdir())):
                     continue
                 found = path.lstat()
                 yield f"file {path} {found.st_mode:o} {found.st_uid}:{found.st_gid}"
