@@ -240,7 +240,7 @@ AGENT = [
         default=60,
         min=1,
         help="Seconds between full reconciles, which detect drift on the whole host. Changes that OVS "
-        "reports (a changed port, a restart) are handled immediately.",
+        "reports (a changed port, changed flows, a restart) are handled immediately.",
     ),
     cfg.IntOpt(
         "max_events",

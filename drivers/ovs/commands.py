@@ -402,6 +402,8 @@ class SetFilter(FlowChange):
         else:
             # Only bridges of ours have the table that switches.
             flows = filters.port_flows(port_id, ofport, spec, NORMAL if self.foreign else filters.TO_SWITCH)
+        if self.foreign and spec.port_security.enabled:
+            flows |= {filters.refused_otherwise(port_id, ofport)}
         if self.port.follows and not self.foreign:
             flows |= filters.handover_flows(port_id, ofport, spec, self.port.tag, open_to)
         return flows

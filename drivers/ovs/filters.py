@@ -1,7 +1,7 @@
 """Port security as OpenFlow: flows that admit the permitted frames of a VM; all others are dropped.
 
-Our bridges are ``fail_mode=secure`` and have no flow that admits arbitrary frames. A port without
-flows is closed, so it is never open before its filter is installed or while vswitchd restarts.
+Our bridges are ``fail_mode=secure`` and drop what no flow of ours admits. A port without flows is closed, so
+it is never open before its filter is installed or while vswitchd restarts.
 
 Admitted frames go to a table of the bridge that drops what would end in a tunnel of this OVS and switches
 the rest (NORMAL), or they go to the VF port of a relayed port.
@@ -20,9 +20,14 @@ from netplugin.host.flow_actions import DROP, POP_VLAN, output, resubmit, set_fi
 from netplugin.host.names import link_local
 from netplugin.host.ovs_rows import TUNNEL_TYPES, OvsInterface
 
-_PORT = 100
-_ARP = 110
-_REFUSED = 120
+# Above what is added by hand without a priority (OFP_DEFAULT_PRIORITY in OVS is 32768), and what OVS adds
+# to a bridge that is not fail_mode=secure (``connmgr_flushed`` in ofproto/connmgr.c).
+_CLOSED = 40000
+PORT = _CLOSED + 100
+_ARP = PORT + 10
+_REFUSED = PORT + 20
+#: A base flow of each bridge of ours.
+DROP_THE_REST = Flow.make(COOKIE_MARK, _CLOSED, "", DROP)
 #: Above the flows that an operator has on their own bridge.
 _HIGHEST = 65535
 #: No VLAN tag at all. OVS would admit a priority tag (VID 0, IEEE 802.1Q, 9.6) on an access port,
@@ -60,11 +65,12 @@ def port_cookie(port_id: str) -> int:
 
 
 def bridge_flows(ofports: Iterable[int], tunnels: Iterable[OvsInterface] = ()) -> frozenset[Flow]:
-    """The base flows of our bridges: admit frames from ``ofports``, which do not belong to a VM, and switch
-    what the ports of VMs and services may send, without what would end in one of ``tunnels``.
+    """The base flows of our bridges that switch: admit frames from ``ofports``, which do not belong to a VM,
+    drop what no other flow admits, and switch what the ports of VMs and services may send, without what
+    would end in one of ``tunnels``.
     """
-    flows = {Flow.make(COOKIE_MARK, _PORT, f"in_port={p}") for p in ofports}
-    flows.add(Flow.make(COOKIE_MARK, 0, f"table={_SWITCHING}"))
+    flows = {DROP_THE_REST, *(Flow.make(COOKIE_MARK, PORT, f"in_port={p}") for p in ofports)}
+    flows.add(Flow.make(COOKIE_MARK, PORT, f"table={_SWITCHING}"))
     for tunnel in tunnels:
         for match in _ends(tunnel):
             flows.add(Flow.make(COOKIE_MARK, _REFUSED, f"table={_SWITCHING},{match}", DROP))
@@ -111,7 +117,7 @@ def relay_flows(port_id: str, ofport: int, beside: int, spec: PortSpec) -> froze
     out = {*port_flows(port_id, ofport, spec, output(beside))}
     takes_all = spec.vf.trusted and not spec.port_security.enabled
     for match in ("",) if takes_all else (f",dl_dst={spec.mac}", f",{_GROUP}"):
-        out.add(Flow.make(cookie, _PORT, f"in_port={beside},{_NO_VLAN}{match}", output(ofport)))
+        out.add(Flow.make(cookie, PORT, f"in_port={beside},{_NO_VLAN}{match}", output(ofport)))
     return frozenset(out)
 
 
@@ -124,6 +130,11 @@ def foreign_flows(port_id: str, ofport: int) -> frozenset[Flow]:
             for match in ("vlan_tci=0x1000/0x1000", _LINK_LOCAL, *_PARTS_OF_TAGS)
         }
     )
+
+
+def refused_otherwise(port_id: str, ofport: int) -> Flow:
+    """The flow by which a bridge that is not ours drops what the filter of a port does not admit."""
+    return Flow.make(port_cookie(port_id), _CLOSED, f"in_port={ofport}", DROP)
 
 
 def closed_flows(port_id: str, *ofports: int) -> frozenset[Flow]:
@@ -169,7 +180,7 @@ def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = TO_S
     cookie, security = port_cookie(port_id), spec.port_security
     port = f"in_port={ofport}"
     if not security.enabled:
-        open_port = Flow.make(cookie, _PORT, f"{port},{_UNTAGGED}", admitted)
+        open_port = Flow.make(cookie, PORT, f"{port},{_UNTAGGED}", admitted)
         refused = (_LINK_LOCAL, *_PARTS_OF_TAGS)
         return frozenset({open_port, *(Flow.make(cookie, _REFUSED, f"{port},{m}", DROP) for m in refused)})
     flows = {Flow.make(cookie, _REFUSED, f"{match},{port}", DROP) for match in _refused(security.roles)}
@@ -211,7 +222,7 @@ def _allowed(spec: PortSpec) -> Iterable[tuple[int, str]]:
     security = spec.port_security
     yield _ARP, _announced(spec.mac)
     if not security.allowed_addresses:
-        yield _PORT, f"dl_src={spec.mac}"
+        yield PORT, f"dl_src={spec.mac}"
         yield _ARP, f"arp,dl_src={spec.mac},arp_sha={spec.mac}"
         return
     for address in security.allowed_addresses:
@@ -222,7 +233,7 @@ def _allowed(spec: PortSpec) -> Iterable[tuple[int, str]]:
             yield from _ipv4(mac, address.ip)
     # A DHCP client sends from 0.0.0.0 until it has an address (RFC 2131, section 4.1).
     yield (
-        _PORT,
+        PORT,
         f"udp,dl_src={spec.mac},nw_src=0.0.0.0,nw_dst=255.255.255.255,tp_src=68,tp_dst=67",
     )
 
@@ -233,10 +244,10 @@ def _announced(mac: str) -> str:
 
 
 def _ipv4(mac: str, ip: str) -> Iterable[tuple[int, str]]:
-    yield _PORT, f"ip,dl_src={mac},nw_src={ip}"
-    yield _PORT, f"arp,dl_src={mac},arp_sha={mac},arp_spa={ip}"
+    yield PORT, f"ip,dl_src={mac},nw_src={ip}"
+    yield PORT, f"arp,dl_src={mac},arp_sha={mac},arp_spa={ip}"
     # RFC 5227: a host probes an address from 0.0.0.0 before it uses it.
-    yield _PORT, f"arp,dl_src={mac},arp_op=1,arp_sha={mac},arp_spa=0.0.0.0,arp_tpa={ip}"
+    yield PORT, f"arp,dl_src={mac},arp_op=1,arp_sha={mac},arp_spa=0.0.0.0,arp_tpa={ip}"
 
 
 def _ipv6(mac: str, ip: str, roles: Collection[Role]) -> Iterable[tuple[int, str]]:
@@ -246,18 +257,18 @@ def _ipv6(mac: str, ip: str, roles: Collection[Role]) -> Iterable[tuple[int, str
     allowed address.
     """
     source, own_link = f"dl_src={mac}", link_local(mac)
-    yield _PORT, f"ipv6,{source},ipv6_src={ip}"
+    yield PORT, f"ipv6,{source},ipv6_src={ip}"
     for own in (ip, own_link):
         yield _ARP, f"icmp6,{source},ipv6_src={own_link},icmp_type=136,nd_target={own}"
-        yield _PORT, f"icmp6,{source},ipv6_src=::,icmp_type=135,nd_target={own}"
+        yield PORT, f"icmp6,{source},ipv6_src=::,icmp_type=135,nd_target={own}"
     # Above the plain source rule, so an allowed source cannot advertise another address.
     yield _ARP, f"icmp6,{source},ipv6_src={ip},icmp_type=136,nd_target={ip}"
     kinds = ["133", "135", "143"]  # router and neighbour solicitation, MLDv2 report
     kinds += _OF_ROUTERS if "router" in roles else ()
     for kind in kinds:
-        yield _PORT, f"icmp6,{source},ipv6_src={own_link},icmp_type={kind}"
-    yield _PORT, f"icmp6,{source},ipv6_src=::,icmp_type=143"
+        yield PORT, f"icmp6,{source},ipv6_src={own_link},icmp_type={kind}"
+    yield PORT, f"icmp6,{source},ipv6_src=::,icmp_type=143"
     # RFC 8415, section 7.2: ports of DHCPv6 clients and servers.
-    yield _PORT, f"udp6,{source},ipv6_src={own_link},tp_src=546,tp_dst=547"
+    yield PORT, f"udp6,{source},ipv6_src={own_link},tp_src=546,tp_dst=547"
     if "dhcp_server" in roles:
-        yield _PORT, f"udp6,{source},ipv6_src={own_link},tp_src=547,tp_dst=546"
+        yield PORT, f"udp6,{source},ipv6_src={own_link},tp_src=547,tp_dst=546"

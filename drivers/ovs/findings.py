@@ -31,7 +31,8 @@ def of_bridges(seen: OvsObservation) -> list[Finding]:
     if seen.keeps_old_actions and bridges:
         found.append(usability.old_actions_finding(seen.keeps_old_actions))
     found += _unmanaged([port for bridge in bridges for port in _sorted(bridge.unmanaged)])
-    found += [_tunnel_ends(b) for b in bridges if b.tunnel_ends]
+    found += [_tunnel_ends(bridge) for bridge in bridges if bridge.tunnel_ends]
+    found += [_flows_of_others(bridge) for bridge in bridges if bridge.flows_of_others]
     return found + [_fragments(b) for b in bridges if not b.ours and b.matches_fragments is False]
 
 
@@ -75,6 +76,19 @@ def _unmanaged(ports: list[OvsPort]) -> list[Finding]:
             "the agent",
         )
     ]
+
+
+def _flows_of_others(bridge: ObservedOvsBridge) -> Finding:
+    return Finding(
+        id=f"flows-of-others-{bridge.name}",
+        status="warn",
+        found=f"{bridge.flows_of_others} flows of {bridge.name} are not netplugin's: they may admit what the "
+        "filters of ports drop",
+        expected="all flows of netplugin's bridges are netplugin's",
+        fix=f"look at those whose cookie does not begin with 0x6e70 (ovs-ofctl dump-flows {bridge.name}), "
+        "delete them (ovs-ofctl --strict del-flows), and end what adds them: a controller, if ovs-vsctl "
+        f"get-controller {bridge.name} shows one",
+    )
 
 
 def _fragments(bridge: ObservedOvsBridge) -> Finding:

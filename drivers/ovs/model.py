@@ -60,6 +60,8 @@ class ObservedOvsBridge:
     wanted_flows: frozenset[Flow] = frozenset()
     #: The observed base flows; None if they were not read.
     flows: frozenset[Flow] | None = None
+    #: The number of flows without our mark on a bridge of ours; 0 if they were not counted.
+    flows_of_others: int = 0
     #: Whether it matches the L4 ports of first fragments; None if that was not read.
     matches_fragments: bool | None = None
     #: Our cookies on it that belong to no existing port.
@@ -75,8 +77,8 @@ class OvsObservation(Observation):
     beside: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The flows of ports that have rows.
     flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
-    #: The ports to which their bridge forwards nothing; without ``Scope.whole`` read only of those whose
-    #: flows are closed.
+    #: The ports to which their bridge is known to forward nothing; it is read if the scope is the whole
+    #: host, or the flows of a port are closed.
     shut: frozenset[str] = frozenset()
     bridges: Mapping[str, ObservedOvsBridge] = field(default_factory=dict)
     tunnels: ObservedTunnels = NO_TUNNELS

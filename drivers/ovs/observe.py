@@ -15,6 +15,7 @@ from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
 from netplugin.host.names import device_name
+from netplugin.host.openflow import Settings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
@@ -139,16 +140,17 @@ class OvsReader:
         )
         addressed = self._addressed(scope, bridges)
         of_ports = self._by_port(rows, flows)
-        shut = self._not_forwarded(bridges, of_ports, scope)
+        settings = self._bridge_settings(bridges, of_ports, scope)
         shared = mirror.ports_named(SHARED_NAMES)
         return OvsObservation(
             ports={},
             rows=rows,
             beside=scope.beside,
             flows=of_ports,
-            shut=frozenset(i for i, row in rows.items() if _ofport(row) in shut.get(str(row.bridge), ())),
+            shut=frozenset(i for i, row in rows.items() if _is_shut(row, settings.get(str(row.bridge)))),
             bridges={
-                n: self._bridge(b, flows, scope, n in addressed, shut.get(n)) for n, b in bridges.items()
+                name: self._bridge(b, flows, settings.get(name), scope, name in addressed)
+                for name, b in bridges.items()
             },
             tunnels=self._tunnels(bridges, flows, scope, shared),
             qos=tuple(qos),
@@ -216,9 +218,9 @@ class OvsReader:
         self,
         bridge: OvsBridge,
         flows: Mapping[str, list[Flow]],
+        settings: Settings | None,
         scope: Scope,
         addressed: bool,
-        shut: frozenset[int] | None,
     ) -> ObservedOvsBridge:
         mirror, name, layout = self._mirror, bridge.name, self._layout
         unmanaged = mirror.unmanaged_on(bridge)
@@ -247,26 +249,28 @@ class OvsReader:
             unmanaged=tuple(p for p in others if fixed is not None or p not in named) if ours else (),
             doors=admitted if ours and fixed is None else (),
             forwards_right=None
-            if shut is None or not (scope.whole and ours)
-            else shut.isdisjoint(admitted) and shut.issuperset(shut_ports(mirror, bridge, services)),
-            tunnel_ends=self._tunnel_ends(named if ours else unmanaged, shut or frozenset())
+            if settings is None or not (scope.whole and ours)
+            else settings.shut.isdisjoint(admitted)
+            and settings.shut.issuperset(shut_ports(mirror, bridge, services)),
+            tunnel_ends=self._tunnel_ends(named if ours else unmanaged, settings)
             if scope.whole and scope.on[name]
             else (),
             wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
-            matches_fragments=self._ovs.flows.matches_fragments(name, scope.until())
-            if scope.whole and (ours or scope.on[name])
-            else None,
+            flows_of_others=self._ovs.flows.count_of_others(name, scope.until())
+            if scope.whole and ours
+            else 0,
+            matches_fragments=settings.matches_fragments if settings else None,
             stray_cookies=self._strays(bridge, read, scope),
         )
 
-    def _tunnel_ends(self, ports: Sequence[OvsPort], shut: frozenset[int]) -> tuple[str, ...]:
+    def _tunnel_ends(self, ports: Sequence[OvsPort], settings: Settings | None) -> tuple[str, ...]:
         """Those of these ports at which OVS ends tunnels: they have an address, at least the link-local one
         of a device that is up. None where there are no tunnels, or if addresses cannot be read."""
         if not self._mirror.tunnels():
             return ()
         found = [p for p in ports if p.interface and p.interface.type in _OF_KERNEL]
-        found = [p for p in found if _ofport(p) not in shut]
+        found = [p for p in found if not _is_shut(p, settings)]
         try:
             addresses = Links().addresses() if found else {}
         except (HostError, OperationTimeout):
@@ -354,15 +358,14 @@ class OvsReader:
                     raise
         return flows
 
-    def _not_forwarded(
+    def _bridge_settings(
         self, bridges: Mapping[str, OvsBridge], flows: Mapping[str, frozenset[Flow]], scope: Scope
-    ) -> dict[str, frozenset[int]]:
-        """The ports to which these bridges forward nothing; if only some ports are in scope, of bridges with
-        ports whose flows are closed."""
-        read = {str(scope.rows[i].bridge) for i, found in flows.items() if filters.are_closed(found)}
-        if scope.whole:
-            read |= {name for name, b in bridges.items() if self._layout.is_ours(b) or scope.on[name]}
-        return {name: self._ovs.flows.not_forwarded(name, scope.until()) for name in sorted(read)}
+    ) -> dict[str, Settings]:
+        """The settings of bridges: of ours and those of all ports, or of those with a port that is closed."""
+        closed = {str(scope.rows[i].bridge) for i, found in flows.items() if filters.are_closed(found)}
+        ours = {n for n, bridge in bridges.items() if scope.on[n] or self._layout.is_ours(bridge)}
+        read = ours if scope.whole else closed
+        return {bridge: self._ovs.flows.settings(bridge, scope.until()) for bridge in sorted(read)}
 
     def _by_port(
         self, rows: Mapping[str, OvsPort], flows: Mapping[str, list[Flow]]
@@ -374,8 +377,9 @@ class OvsReader:
         return {i: frozenset(by_cookie.get(filters.port_cookie(i), ())) for i in rows}
 
 
-def _ofport(port: OvsPort) -> int | None:
-    return port.interface.works_at if port.interface else None
+def _is_shut(port: OvsPort, settings: Settings | None) -> bool:
+    """Whether the bridge of the port, which has these settings, is known to forward nothing to it."""
+    return bool(settings and port.interface and port.interface.works_at in settings.shut)
 
 
 def _is_shared(port: OvsPort, scope: Scope) -> bool:

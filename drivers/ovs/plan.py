@@ -404,8 +404,8 @@ def _set_filter(port: VhostPort, seen: OvsObservation) -> c.SetFilter:
     foreign = bridge is not None and not bridge.ours
     found = seen.flows.get(port.port_id)
     # A port without flows may have been closed before somebody deleted them.
-    reopens = found is not None and not port.closed and (not found or filters.are_closed(found))
-    reopens |= _is_shut(port, seen)
+    may_be_shut = not found or filters.are_closed(found) or port.port_id in seen.shut
+    reopens = found is not None and not port.closed and may_be_shut
     return c.SetFilter((port.port_id,), port.bridge, port, foreign, reopens)
 
 
@@ -417,14 +417,8 @@ def _filter(
         return [change]
     flows = change.flows(_works_at(row), _works_at(beside), _doors(port, seen))
     # No flows: vswitchd could not create the port, which is reported as a fault.
-    is_open = port.closed and not port.beside and port.port_id not in seen.shut
-    is_wrong = is_open or _is_shut(port, seen)
-    return [change] if flows and (is_wrong or flows != seen.flows.get(port.port_id)) else []
-
-
-def _is_shut(port: VhostPort, seen: OvsObservation) -> bool:
-    """Whether its bridge forwards nothing to a port that is open."""
-    return port.port_id in seen.shut and not port.closed and not port.beside
+    is_reached = port.beside or (port.port_id in seen.shut) == port.closed
+    return [change] if flows and (not is_reached or flows != seen.flows.get(port.port_id)) else []
 
 
 def _doors(port: VhostPort, seen: OvsObservation) -> tuple[int, ...]:

@@ -18,12 +18,13 @@ import hashlib
 import ipaddress
 from collections.abc import Iterable
 
+from drivers.ovs import filters
 from netplugin.backend import Overlay
 from netplugin.host import flow_actions as do
 from netplugin.host.flow import COOKIE_MARK, Flow
 
 _FROM_PEER, _LEARNED, _FLOOD = 5, 10, 20
-_PRIORITY = 100
+_PRIORITY = filters.PORT
 #: The default MAC aging time of OVS (vswitch.xml, mac-aging-time), in seconds.
 _FORGET_S = 300
 #: The limit of learned senders per network. Frames to any further MAC are flooded to all peers. The
@@ -46,7 +47,9 @@ def with_learned(cookie: int) -> tuple[int, int]:
 
 
 #: The flows common to all networks: a frame to an unknown destination is flooded.
-BASE_FLOWS = frozenset({Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", do.resubmit(_FLOOD))})
+BASE_FLOWS = frozenset(
+    {filters.DROP_THE_REST, Flow.make(COOKIE_MARK, 0, f"table={_LEARNED}", do.resubmit(_FLOOD))}
+)
 
 
 def peers(overlay: Overlay, local_ip: str) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from drivers.ovs import filters
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.mapping import bridge_of, on_bridge, unmapped
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
@@ -177,7 +178,7 @@ LAYOUT = Layout(
     BACKEND,
     {**BRIDGE_MARKS, BRIDGE: "vdpa:relay"},
     homes=HOMES,
-    base={TUNNELS: BASE_FLOWS, BRIDGE: frozenset()},
+    base={TUNNELS: BASE_FLOWS, BRIDGE: frozenset({filters.DROP_THE_REST})},
     prefixes=(VHOST, RELAY),
 )
 #: The options that name the VF of a row.

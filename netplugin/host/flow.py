@@ -12,9 +12,17 @@ from netplugin.host.oxm import MalformedFlow, fields_of, words_of
 # Our cookies begin with "np"; the other 48 bits identify the owner of the flow.
 COOKIE_MARK = 0x6E70 << 48
 
+#: The bits of the mark.
+MARK_MASK = 0xFFFF << 48
+
 #: Idle and hard timeout in seconds, flags, importance (OpenFlow 1.4, section 7.3.4.1).
 Options: TypeAlias = tuple[int, int, int, int]
 _PLAIN: Options = (0, 0, 0, 0)
+
+
+def is_marked(cookie: int) -> bool:
+    """Whether a flow with this cookie is ours."""
+    return cookie & MARK_MASK == COOKIE_MARK
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,25 +6,37 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host import openflow_messages as m
-from netplugin.host.flow import COOKIE_MARK, Flow
+from netplugin.host.flow import COOKIE_MARK, MARK_MASK, Flow
 from netplugin.host.openflow_connection import STEP, Connection
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import remaining
 
-_MARK_MASK = 0xFFFF << 48
 _WHOLE_COOKIE = (1 << 64) - 1
 #: The least time that an exchange gets, in seconds: what another wait has used up must not make it fail.
 _LEAST_S = 0.05
 _NO_FLOWS: Mapping[int, Flow] = MappingProxyType({})
 _FIX = "look into the log of ovs-vswitchd, and restart it"
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a bridge that OpenFlow can change and the database does not have.
+
+    They last until vswitchd ends or the bridge is deleted ("set-frags", "mod-port" in ovs-ofctl(8)).
+    """
+
+    #: Whether it matches the L4 ports and ICMP types of first fragments.
+    matches_fragments: bool
+    #: The ports to which it forwards nothing (``no-forward``).
+    shut: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -37,6 +49,10 @@ class _Kept:
     lock: threading.Lock = field(default_factory=threading.Lock)
     editing: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
+    #: Whether vswitchd has closed the last one: what others changed since was not noticed.
+    lost: bool = False
+    #: The settings that were read or written last.
+    settings: Settings | None = None
 
     def drop(self) -> None:
         if self.connection is not None:
@@ -57,6 +73,9 @@ class OpenFlow:
         """``gone`` says why vswitchd is not there; None if it is."""
         self._sockets = sockets
         self._gone = gone
+        #: Called with a bridge on which others have changed something, or (``NOTHING``) to which there is a
+        #: new connection, in any thread. It is set before the first connection is made, or not at all.
+        self.changed: Callable[[str, m.Changed], None] | None = None
         self._lock = threading.Lock()
         self._bridges: dict[str, _Kept] = {}
 
@@ -94,7 +113,7 @@ class OpenFlow:
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         wanted = (
-            [(COOKIE_MARK, _MARK_MASK | without)]
+            [(COOKIE_MARK, MARK_MASK | without)]
             if cookies is None
             else [(cookie, _WHOLE_COOKIE) for cookie in sorted(set(cookies))]
         )
@@ -126,45 +145,94 @@ class OpenFlow:
         ends = [m.commit(), *asked.values()]
         return self._exchange(bridge, [filled, ends], deadline, partial(_committed, asked), added)
 
-    def match_fragments(self, bridge: str, deadline: float) -> None:
-        """Match L4 ports and ICMP types of first fragments, which OVS matches as zeros by default.
-
-        The setting lasts until vswitchd ends or the bridge is deleted ("set-frags" in
-        ovs-ofctl(8)), and is read back.
+    def count_of_others(self, bridge: str, deadline: float) -> int:
+        """The number of flows on the bridge that have no mark of ours.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
+        requests = [m.count_flows(1, 0, 0), m.count_flows(2, COOKIE_MARK, MARK_MASK)]
+        every, ours = self._exchange(bridge, [requests], deadline, _counts)
+        return every - ours
+
+    # -- settings --------------------------------------------------------------------------------
+
+    def settings(self, bridge: str, deadline: float) -> Settings:
+        """The settings as they are.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        return self._settings(bridge, deadline, lambda known, found: known or found)
+
+    def compare_settings(self, bridge: str, deadline: float) -> None:
+        """Call ``changed`` if others have changed the settings since the last comparison, or may have
+        changed flows while there was no connection.
+
+        OVS sends no notice of them: none of a SET_CONFIG, and that of a changed port only to who takes
+        packets too (``ofconn_receives_async_msg`` in ofproto/connmgr.c). Connects if there is no
+        connection, so that flows are watched.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        kept = self._kept(bridge)
+
+        def compare(known: Settings | None, found: Settings) -> Settings:
+            differs = known not in (None, found)
+            if (differs or kept.lost) and self.changed is not None:
+                self.changed(bridge, m.Changed.OURS if differs else m.Changed.OTHERS)
+            kept.lost = False
+            return found
+
+        try:
+            self._settings(bridge, deadline, compare)
+        except NetpluginError:
+            kept.lost = True
+            raise
+
+    def _settings(
+        self, bridge: str, deadline: float, known: Callable[[Settings | None, Settings], Settings]
+    ) -> Settings:
+        """The settings; ``known`` returns what is to be compared with next."""
+        kept = self._kept(bridge)
+
+        def read(answers: Sequence[m.Message]) -> Settings:
+            ports = _all_ports(answers[1:])
+            shut = frozenset(port.ofport for port in ports if port.is_shut)
+            found, before = Settings(_fragments_matched(answers[:1]), shut), kept.settings
+            if before is not None:  # the database tells of ports that have gone
+                before = replace(before, shut=before.shut & {port.ofport for port in ports})
+            kept.settings = known(before, found)
+            return found
+
+        requests = [m.message(m.GET_CONFIG_REQUEST, 1), m.request_ports(2)]
+        return self._exchange(bridge, [requests], deadline, read)
+
+    def match_fragments(self, bridge: str, deadline: float) -> None:
+        """Match L4 ports and ICMP types of first fragments, which OVS matches as zeros by default.
+
+        Read back.
+
+        Raises: BackendUnavailable, HostError, OperationTimeout.
+        """
+        kept = self._kept(bridge)
+
+        def read(answers: Sequence[m.Message]) -> bool:
+            matched = _fragments_matched(answers)
+            if kept.settings is not None:
+                kept.settings = replace(kept.settings, matches_fragments=matched)
+            return matched
+
         requests = [m.match_fragments(1), m.message(m.GET_CONFIG_REQUEST, 2)]
-        if not self._exchange(bridge, [requests], deadline, _fragments_matched):
+        if not self._exchange(bridge, [requests], deadline, read):
             raise HostError(
                 f"{bridge} does not match the ports of fragments",
                 step=STEP,
                 fix=f"ovs-ofctl set-frags {bridge} nx-match says why",
             )
 
-    def matches_fragments(self, bridge: str, deadline: float) -> bool:
-        """Whether ``match_fragments`` is in effect.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
-        request = m.message(m.GET_CONFIG_REQUEST, 1)
-        return self._exchange(bridge, [[request]], deadline, _fragments_matched)
-
-    # -- ports -----------------------------------------------------------------------------------
-
-    def not_forwarded(self, bridge: str, deadline: float) -> frozenset[int]:
-        """The ports of the bridge to which it forwards nothing (``no-forward`` in ovs-ofctl(8)).
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
-        ports = self._exchange(bridge, [[m.request_ports(1)]], deadline, _all_ports)
-        return frozenset(port.ofport for port in ports if port.is_shut)
-
     def forward(self, bridge: str, ofports: Collection[int], on: bool, deadline: float) -> None:
         """Have the bridge forward frames to these ports, or none whatever its flows say; read back.
 
-        The setting lasts until vswitchd ends or the port is deleted. Ports that the bridge does not
-        have are left out.
+        Ports that the bridge does not have are left out.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
@@ -172,15 +240,24 @@ class OpenFlow:
         wrong = [port for port in ports if port.ofport in ofports and port.is_shut is on]
         if not wrong:
             return
+        kept, those = self._kept(bridge), {port.ofport for port in wrong}
+
+        def read(answers: Sequence[m.Message]) -> list[m.PortState]:
+            if (known := kept.settings) is not None:
+                kept.settings = replace(known, shut=known.shut - those if on else known.shut | those)
+            return _all_ports(answers)
+
         changes = [m.set_port(xid, port, shut=not on) for xid, port in enumerate(wrong, 1)]
         asked = [*changes, m.request_ports(len(changes) + 1)]
-        for port in self._exchange(bridge, [asked], deadline, _all_ports):
+        for port in self._exchange(bridge, [asked], deadline, read):
             if port.ofport in ofports and port.is_shut is on:
                 raise HostError(
                     f"{bridge} does not {'forward to' if on else 'shut'} port {port.ofport}",
                     step=STEP,
                     fix=f"ovs-ofctl mod-port {bridge} {port.ofport} {'' if on else 'no-'}forward says why",
                 )
+
+    # -- frames ----------------------------------------------------------------------------------
 
     def send(self, bridge: str, frames: Sequence[tuple[int, bytes]], deadline: float) -> None:
         """Have the bridge treat frames as if it had received each of them from the port with that number.
@@ -191,6 +268,23 @@ class OpenFlow:
         self._exchange(bridge, [requests], deadline, lambda answers: None)
 
     # -- the connections -------------------------------------------------------------------------
+
+    def descriptors(self) -> dict[int, str]:
+        """Where notices of changed flows come in, each with its bridge."""
+        with self._lock:
+            connections = [(name, kept.connection) for name, kept in self._bridges.items()]
+        return {c.fileno(): name for name, c in connections if c is not None and c.fileno() >= 0}
+
+    def take(self, bridge: str) -> None:
+        """Read what has come in and is no answer. An exchange that is under way does so itself."""
+        kept = self._kept(bridge)
+        if kept.lock.acquire(timeout=_LEAST_S):
+            try:
+                if kept.connection is not None and not kept.connection.alive():
+                    kept.drop()
+                    kept.lost = True
+            finally:
+                kept.lock.release()
 
     def _exchange(
         self,
@@ -234,9 +328,13 @@ class OpenFlow:
         """The kept connection, or a new one if vswitchd has closed it."""
         if kept.connection is not None and not kept.connection.alive():
             kept.drop()
+            kept.lost = True
         if kept.connection is None:
             self._drop_dead()
-            kept.connection = Connection(self._sockets.management(bridge), deadline)
+            changed = partial(self.changed, bridge) if self.changed is not None else None
+            kept.connection = Connection(self._sockets.management(bridge), deadline, changed)
+            if changed is not None:
+                changed(m.Changed.NOTHING)
         return kept.connection
 
     def _drop_dead(self) -> None:
@@ -248,6 +346,7 @@ class OpenFlow:
                 try:
                     if other.connection is not None and not other.connection.alive():
                         other.drop()
+                        other.lost = True
                 finally:
                     other.lock.release()
 
@@ -284,6 +383,13 @@ def _all_ports(answers: Sequence[m.Message]) -> list[m.PortState]:
     if more:
         raise m.Malformed("an answer without its last part")
     return ports
+
+
+def _counts(answers: Sequence[m.Message]) -> tuple[int, int]:
+    """Raises: Malformed."""
+    if len(answers) != 2:
+        raise m.Malformed("not two numbers of flows")
+    return m.read_count(answers[0]), m.read_count(answers[1])
 
 
 def _committed(requests: Collection[int], answers: Sequence[m.Message]) -> list[Flow]:

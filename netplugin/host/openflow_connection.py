@@ -7,7 +7,7 @@ import math
 import os
 import select
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
@@ -25,14 +25,22 @@ class Connection:
     """One OpenFlow 1.4 connection. Not thread-safe.
 
     After an error its state is unknown: close it. vswitchd sends nothing by itself on this socket
-    but echo requests, if at all (``ofconn_receives_async_msg`` in ofproto/connmgr.c).
+    but echo requests, if at all (``ofconn_receives_async_msg`` in ofproto/connmgr.c), and what ``changed``
+    is called for.
     """
 
-    def __init__(self, path: Path, deadline: float) -> None:
-        """Connect. Raises: HostError, OperationTimeout."""
+    def __init__(
+        self, path: Path, deadline: float, changed: Callable[[m.Changed], None] | None = None
+    ) -> None:
+        """Connect; call ``changed`` when others change flows, if that is given.
+
+        Raises: HostError, OperationTimeout.
+        """
         self._path = path
         self._splitter = m.Splitter()
-        self._unsent = bytearray(m.hello(0))  # goes out with the first request
+        self._changed = changed
+        # Goes out with the first request.
+        self._unsent = bytearray(m.hello(0) + (m.monitor_flows() if changed else b""))
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(max(remaining(deadline), 0.001))  # until the queue has room
@@ -46,6 +54,10 @@ class Connection:
 
     def close(self) -> None:
         self._socket.close()
+
+    def fileno(self) -> int:
+        """The descriptor to wait at for what others change; -1 if it is closed."""
+        return self._socket.fileno()
 
     def alive(self) -> bool:
         """Whether vswitchd has this connection open still. Takes what has come meanwhile."""
@@ -71,6 +83,7 @@ class Connection:
         last = len(requests) + 1
         self._unsent += b"".join(requests) + m.barrier(last)
         answers: list[m.Message] = []
+        answered = False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         while True:
@@ -81,10 +94,12 @@ class Connection:
             self._send()
             for message in self._receive():
                 if message.kind == m.BARRIER_REPLY and message.xid == last:
-                    self._send()  # the answer to an echo request
-                    return answers
-                if not self._serve(message) and message.xid:
+                    answered = True
+                elif not self._serve(message) and message.xid:
                     answers.append(message)
+            if answered:  # after what has come behind the last answer
+                self._send()  # the answer to an echo request
+                return answers
 
     def _send(self) -> None:
         try:
@@ -115,8 +130,13 @@ class Connection:
             raise HostError(f"{self._path}: {error}", step=STEP, fix=_fix(self._path)) from error
 
     def _serve(self, message: m.Message) -> bool:
-        """Do what a message asks for that is no answer; False if it may be one. Raises: HostError."""
-        if message.kind == m.ECHO_REQUEST:
+        """Do what a message asks for that is no answer; False if it may be one.
+
+        Raises: HostError, Malformed.
+        """
+        if self._changed is not None and m.is_of_monitor(message):
+            self._changed(m.read_changes(message))
+        elif message.kind == m.ECHO_REQUEST:
             self._unsent += m.message(m.ECHO_REPLY, message.xid, message.body)
         elif message.kind == m.HELLO and not m.speaks(message):
             bridge = self._path.stem

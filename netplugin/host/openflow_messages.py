@@ -9,8 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
-from netplugin.host.flow import Flow
+from netplugin.host.flow import Flow, is_marked
 from netplugin.host.flow_actions import output
 from netplugin.host.oxm import MalformedFlow, read_fields
 
@@ -31,7 +32,8 @@ _ADD, _DELETE, _DELETE_STRICT = 0, 3, 4  # ofp_flow_mod_command
 _FLOW_MOD_BODY = struct.Struct(">QQBBHHHIIIHH")
 _STATS_REQUEST = struct.Struct(">HH4xB3xII4xQQ")
 _STATS = struct.Struct(">HBxIIHHHHH2xQQQ")  # ofp_flow_stats
-_FLOW_STATS = 1  # OFPMP_FLOW
+_FLOW_STATS, _AGGREGATE = 1, 2  # OFPMP_FLOW, OFPMP_AGGREGATE
+_AGGREGATE_STATS = struct.Struct(">QQI4x")  # ofp_aggregate_stats_reply
 _MORE = 1  # OFPMPF_REPLY_MORE
 _APPLY_ACTIONS = 4  # OFPIT_APPLY_ACTIONS
 _OPEN, _COMMIT = 0, 4  # ofp_bundle_ctrl_type
@@ -194,6 +196,21 @@ def request_flows(xid: int, cookie: int, mask: int) -> bytes:
     return message(_MULTIPART_REQUEST, xid, body + _match(b""))
 
 
+def count_flows(xid: int, cookie: int, mask: int) -> bytes:
+    """Ask how many flows ``request_flows`` would return (OFPMP_AGGREGATE)."""
+    body = _STATS_REQUEST.pack(_AGGREGATE, 0, _ANY_TABLE, _ANY, _ANY, cookie, mask)
+    return message(_MULTIPART_REQUEST, xid, body + _match(b""))
+
+
+def read_count(reply: Message) -> int:
+    """The answer to ``count_flows``. Raises: Malformed."""
+    data = reply.body
+    whole = len(data) == 8 + _AGGREGATE_STATS.size and data[:2] == _AGGREGATE.to_bytes(2, "big")
+    if reply.kind != _MULTIPART_REPLY or not whole:
+        raise Malformed("a multipart reply that is not a number of flows")
+    return int(_AGGREGATE_STATS.unpack_from(data, 8)[2])
+
+
 def read_flows(reply: Message) -> tuple[list[Flow], bool]:
     """The flows of a part of the answer, and whether more parts follow. Raises: Malformed."""
     data = reply.body
@@ -229,6 +246,58 @@ def _read_rule(rest: bytes) -> tuple[bytes, bytes]:
     if instructions[:4] == struct.pack(">HH", _APPLY_ACTIONS, len(instructions) & _MOST):
         return fields, instructions[8:]
     return fields, b"instructions " + instructions  # no actions of ours: they differ from all
+
+
+class Changed(IntEnum):
+    """Whose flows others have changed; the gravest is the greatest."""
+
+    NOTHING = 0
+    OTHERS = 1  # without our mark, or unknown: a flow that replaces one of ours need not have our mark
+    OURS = 2
+
+
+_FLOW_MONITOR = 16  # OFPMP_FLOW_MONITOR
+_MONITOR_REQUEST = struct.Struct(">IIIHBB")
+_UPDATE = struct.Struct(">HHBxHHH4xQ")  # ofp_flow_update_full without match and instructions
+_ADDS_REMOVES_MODIFIES = 2 | 4 | 8  # ofp_flow_monitor_flags
+_ADDED, _MODIFIED, _ABBREVIATED = 1, 3, 4  # ofp_flow_update_event
+
+
+def monitor_flows() -> bytes:
+    """Ask for a notice of each change of a flow by others (OFPMP_FLOW_MONITOR), as transaction 0.
+
+    Changes by this connection itself come abbreviated: OVS shows them only with a flag that is not set
+    (``ofmonitor_report`` in ofproto/connmgr.c). Since OVS 3.0.
+    """
+    body = _MONITOR_REQUEST.pack(1, _ANY, _ANY, _ADDS_REMOVES_MODIFIES, _ANY_TABLE, 0)
+    return message(_MULTIPART_REQUEST, 0, struct.pack(">HH4x", _FLOW_MONITOR, 0) + body + _match(b""))
+
+
+def is_of_monitor(reply: Message) -> bool:
+    """Whether it has notices of ``monitor_flows``."""
+    return reply.kind == _MULTIPART_REPLY and reply.body[:2] == _FLOW_MONITOR.to_bytes(2, "big")
+
+
+def read_changes(reply: Message) -> Changed:
+    """The gravest change of those in a part of ``monitor_flows``. Raises: Malformed.
+
+    Flows that vswitchd learns, which alone have a timeout and are not in table 0, are left out.
+    """
+    gravest, at, data = Changed.NOTHING, 8, reply.body
+    while at < len(data):
+        length, event = struct.unpack_from(">HH", data, at) if len(data) - at >= 8 else (0, 0)
+        if length < 8 or at + length > len(data):
+            raise Malformed("a part of a change")
+        if _ADDED <= event <= _MODIFIED and length >= _UPDATE.size:
+            _, _, table, _, timeout, _, cookie = _UPDATE.unpack_from(data, at)
+            if not is_marked(cookie):
+                gravest = max(gravest, Changed.OTHERS)
+            elif not (table and timeout):
+                gravest = Changed.OURS
+        elif event != _ABBREVIATED:
+            gravest = Changed.OURS  # OVS has left some out, because they were not read in time
+        at += length
+    return gravest
 
 
 # -- Ports. --------------------------------------------------------------------------------------------

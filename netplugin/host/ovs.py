@@ -15,9 +15,11 @@ from typing import Any
 
 from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.api.physical_models import UPLINK_MTU, OvsUplinkSpec, PhysicalNetworkSpec
+from netplugin.host.bridge_watch import BridgeWatch
 from netplugin.host.names import Claimed, Mark, nothing_claimed, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
+from netplugin.host.ovs_rows import BRIDGE_MARK
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_versions import fix_of_start
 from netplugin.host.ovsdb import Ovsdb
@@ -197,6 +199,7 @@ class OvsHost:
             settings.connection, self._drifted, self._db_changed, holder, mark, self._connection_changed
         )
         self.vswitchd = VswitchdWatch(settings.sockets, self._vswitchd_changed, supervisor)
+        self._bridge_watch = BridgeWatch(self.flows, self._watched, self._announce, supervisor)
         self.db.start()  # its callbacks need all of the above
 
     @property
@@ -266,6 +269,7 @@ class OvsHost:
         self._closed.set()
         self.vswitchd.close()
         self.unixctl.close()
+        self._bridge_watch.close()
         self.flows.close()
         self.db.close()
 
@@ -351,6 +355,13 @@ class OvsHost:
         deadline = time.monotonic() + _QUIET_S
         made = appctl(self.settings.sockets, "ofproto/list", deadline=deadline)
         return bool(made.strip()) or not self.mirror.bridges()
+
+    def _watched(self) -> list[str]:
+        """The bridges whose flows and settings are watched: ours, and those with ports of ours."""
+        if not self.usable().usable:
+            return []
+        bridges = self.mirror.bridges()
+        return [b.name for b in bridges if BRIDGE_MARK in b.external_ids or self.mirror.count_owned_on(b)]
 
     def _announce(self, reason: str) -> None:
         """Wake all subscribers, if the database and vswitchd are both available."""

@@ -336,10 +336,12 @@ def test_flows_of_an_older_agent_are_replaced_and_nothing_is_dropped(lab: Lab) -
     of_port = f"cookie={cookie:#x},in_port={ofport}"
     older = [
         f"delete cookie={cookie:#x}/-1",
+        f"delete cookie={COOKIE_MARK:#x}/-1",
         f"add {of_port},priority=100,dl_src={frames.MAC},actions=NORMAL",
         f"add {of_port},priority=110,arp,dl_src={frames.MAC},arp_sha={frames.MAC},actions=NORMAL",
         f"add {of_port},priority=109,arp,actions=drop",
         f"add cookie={COOKIE_MARK:#x},priority=100,in_port=LOCAL,actions=NORMAL",
+        f"add cookie={COOKIE_MARK:#x},priority=100,in_port={NIC0},actions=NORMAL",
     ]
     file = lab.agent.directory / "older.flows"
     file.write_text("\n".join(older) + "\n")

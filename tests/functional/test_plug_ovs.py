@@ -342,26 +342,6 @@ def test_drift_is_found_and_repaired_at_once(ovs: PrivateOvs, agent: PrivateAgen
     wait_for(lambda: planned(agent) == [], 30, "nothing is left to do")
 
 
-def test_what_ovs_does_not_tell_is_found_by_a_look(ovs: PrivateOvs, agent: PrivateAgent) -> None:
-    plug(agent, "p1", make_spec(1))
-    wanted = ovs.ofctl("dump-flows", "br-phys1", "--no-stats")
-    ovs.ofctl("del-flows", "br-phys1")
-    ovs.ofctl("add-flow", "br-phys1", "cookie=0x6e70123456789abc,in_port=1,actions=NORMAL")
-    ovs.ofctl("set-frags", "br-phys1", "normal")
-    changes = {change["change"] for change in planned(agent)}
-    assert changes == {"SetFilter", "SetBridgeFlows", "DropFlows"}
-    assert "0x6e70123456789abc" in ovs.ofctl("dump-flows", "br-phys1"), "a dry run changes nothing"
-    agent.call("POST", "/v1/reconcile", {})
-    assert _same_flows(ovs.ofctl("dump-flows", "br-phys1", "--no-stats"), wanted)
-
-
-def _same_flows(left: str, right: str) -> bool:
-    def flows(text: str) -> list[str]:
-        return sorted(line for line in text.splitlines() if "cookie=" in line)
-
-    return flows(left) == flows(right)
-
-
 def test_marked_ports_without_an_intent(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     """Those that the store does not know stay, unless somebody says that they may go."""
     plug(agent, "p1", make_spec(1))

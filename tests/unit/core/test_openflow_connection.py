@@ -17,7 +17,7 @@ import pytest
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host import openflow_connection
 from netplugin.host import openflow_messages as m
-from netplugin.host.flow import Flow
+from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_sockets import OvsSockets
 from tests.unit.core.openflow_flows import statistics
@@ -110,6 +110,21 @@ def test_an_answer_may_come_byte_by_byte_and_between_other_messages(directory: P
         assert flows.dump(BRIDGE, [7], soon()) == [FLOW, FLOW]
         assert flows.dump(BRIDGE, [7], soon()) == []
     assert echoed and {(echo.xid, echo.body) for echo in echoed} == {(77, b"there?")}
+
+
+def test_a_notice_behind_the_last_answer_is_not_lost(directory: Path) -> None:
+    noticed: list[m.Changed] = []
+
+    def peer(connection: socket.socket, messages: list[m.Message]) -> None:
+        update = struct.pack(">HHBxHHH4xQHH4x", 32, 2, 0, 0, 0, 100, COOKIE_MARK, 1, 4)
+        notice = m.message(19, 0, struct.pack(">HH4x", 16, 0) + update)
+        connection.sendall(m.hello(1) + statistics(FLOW, xid=1) + end(messages) + notice)
+        gone(connection)
+
+    with served(directory, peer) as flows:
+        flows.changed = lambda bridge, changed: noticed.append(changed)
+        assert flows.dump(BRIDGE, [7], soon()) == [FLOW]
+    assert noticed == [m.Changed.NOTHING, m.Changed.OURS]
 
 
 def _closes(connection: socket.socket, messages: list[m.Message]) -> None:

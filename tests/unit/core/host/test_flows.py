@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from netplugin.backend import Overlay
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.flow_actions import DROP, output
 from netplugin.host.openflow import OpenFlow
+from netplugin.host.openflow_messages import Changed
 from netplugin.host.ovs import OvsHost
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import PATIENCE, wait_for
@@ -104,9 +106,9 @@ def test_a_bundle_with_a_flow_that_is_refused_changes_nothing(switch: PrivateOvs
 
 
 def test_first_fragments_are_matched_until_the_bridge_goes(switch: PrivateOvs, table: OvsHost) -> None:
-    assert not table.flows.matches_fragments(BRIDGE, soon())
+    assert not table.flows.settings(BRIDGE, soon()).matches_fragments
     table.flows.match_fragments(BRIDGE, soon())
-    assert table.flows.matches_fragments(BRIDGE, soon())
+    assert table.flows.settings(BRIDGE, soon()).matches_fragments
     assert "nx-match" in switch.ofctl("get-frags", _socket(switch))
 
 
@@ -284,7 +286,7 @@ def test_what_is_read_with_a_commit_is_what_is_there_after_it(table: OvsHost) ->
 
 @pytest.mark.long
 def test_a_thousand_ports_with_64_addresses_each_are_read_within_a_look(table: OvsHost) -> None:
-    """201 flows a port, as the check of a whole host reads them (``Scope`` in drivers/ovs/observe.py)."""
+    """206 flows a port, as the check of a whole host reads them (``Scope`` in drivers/ovs/observe.py)."""
     wanted: set[Flow] = set()
     for number in range(1000):
         ips = [{"ip": f"10.{number >> 8}.{number & 255}.{n}"} for n in range(1, 65)]
@@ -292,7 +294,7 @@ def test_a_thousand_ports_with_64_addresses_each_are_read_within_a_look(table: O
         table.flows.replace(BRIDGE, [port_cookie(f"p{number}")], flows, soon())
         wanted |= flows
     found = table.flows.dump(BRIDGE, None, time.monotonic() + 15 * PATIENCE)
-    assert len(found) == 201_000 and {*found} == wanted
+    assert len(found) == 206_000 and {*found} == wanted
     one = port_cookie("p500")
     assert {*table.flows.dump(BRIDGE, [one], soon())} == {flow for flow in wanted if flow.cookie == one}
 
@@ -315,3 +317,34 @@ def test_what_vswitchd_learns_is_read_and_leads_to_a_host(switch: PrivateOvs, ta
         table.flows.replace(BRIDGE, [], [], soon(), gone=[learned])
         assert {*table.flows.dump(BRIDGE, [own, of_learned], soon())} == wanted
         table.flows.replace(BRIDGE, [own], [], soon())
+
+
+def test_what_others_change_is_noticed_and_what_we_change_is_not(switch: PrivateOvs, table: OvsHost) -> None:
+    noticed: list[Changed] = []
+    watching = OpenFlow(switch.sockets)
+    watching.changed = lambda bridge, changed: noticed.append(changed)
+    with closing(watching):
+        watching.compare_settings(BRIDGE, soon())
+
+        def after(*command: str) -> set[Changed]:
+            """What is noticed of a command of ovs-ofctl, and of changes of our own before it."""
+            noticed.clear()
+            watching.replace(BRIDGE, [COOKIE_MARK], [FIRST, SECOND], soon())
+            watching.match_fragments(BRIDGE, soon())
+            for on in (False, True):
+                watching.forward(BRIDGE, [1], on, soon())
+            watching.compare_settings(BRIDGE, soon())
+            assert not {*noticed} & {Changed.OURS, Changed.OTHERS}, "these are ours"
+            program, *arguments = command
+            switch.ofctl("-O", "OpenFlow14", program, _socket(switch), *arguments)
+            watching.compare_settings(BRIDGE, soon())
+            return {*noticed} - {Changed.NOTHING}
+
+        assert after("add-flow", "cookie=7,priority=2,in_port=3,actions=drop") == {Changed.OTHERS}
+        assert after("add-flow", f"cookie={ONE:#x},priority=3,actions=NORMAL") == {Changed.OURS}
+        assert after("del-flows", f"cookie={ONE:#x}/-1") == {Changed.OURS}
+        assert after("set-frags", "drop") == {Changed.OURS}
+        assert after("mod-port", "1", "no-forward") == {Changed.OURS}
+        learned = f"cookie={LEARNED:#x},table=10,hard_timeout=9,in_port=5,actions=drop"
+        assert after("add-flow", learned) == set(), "vswitchd makes such flows by itself"
+        switch.ofctl("-O", "OpenFlow14", "add-flow", _socket(switch), "cookie=7,priority=1,actions=drop")

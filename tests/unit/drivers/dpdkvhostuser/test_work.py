@@ -17,6 +17,7 @@ from drivers.ovs.commands import AddPort, RemovePort
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.names import UPLINK, device_name
+from netplugin.host.openflow import Settings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import UPLINK_MARK
@@ -81,7 +82,9 @@ def _observer(mirror: Mirror, settings: OvsSettings) -> Observer:
         db=SimpleNamespace(require_certain=lambda: None),
         mirror=mirror,
         settings=settings,
-        flows=SimpleNamespace(dump=lambda *_: [], matches_fragments=lambda *_: True),
+        flows=SimpleNamespace(
+            dump=lambda *_: [], count_of_others=lambda *_: 0, settings=lambda *_: Settings(True, frozenset())
+        ),
         claimed=lambda kind: {},
         purge_failed=False,
     )

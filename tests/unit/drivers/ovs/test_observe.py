@@ -91,7 +91,8 @@ def test_flows_that_belong_to_no_port_are_strays_of_the_whole_host(ports: Ports)
     ports.plug(vhost("p1"))
     stray, theirs = Flow.make(port_cookie("gone"), 100, "in_port=5"), Flow.make(7, 100, "in_port=6")
     ports.ovs.flows.replace(BRIDGE, [], [stray, theirs], soon())
-    assert ports.seen().bridges[BRIDGE].stray_cookies == {port_cookie("gone")}
+    whole = ports.seen().bridges[BRIDGE]
+    assert whole.stray_cookies == {port_cookie("gone")} and whole.flows_of_others == 1
     some = ports.seen("p1").bridges[BRIDGE]
     assert some.stray_cookies == frozenset() and some.matches_fragments is None
 

@@ -92,7 +92,7 @@ def test_a_frame_that_ends_in_a_tag_is_dropped_where_nothing_else_drops_it(ports
         flows = port_flows("p1", number, spec)
     else:
         # The bridge's own flow decides on the rest.
-        flows = foreign_flows("p1", number) | {Flow.make(1, 1, f"in_port={number}", output(other))}
+        flows = foreign_flows("p1", number) | {Flow.make(1, 65534, f"in_port={number}", output(other))}
     ports.ovs.flows.replace(BRIDGE, [port_cookie("p1")], flows, soon())
     for name, frame in {**PARTS, "whole": OTHER + MAC + "88b5" + "00" * 46}.items():
         shown = ports.switch.appctl("ofproto/trace", BRIDGE, f"in_port={number}", frame)
