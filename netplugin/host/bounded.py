@@ -54,8 +54,9 @@ def _mistake(value: Any, depth: int) -> tuple[str, str] | None:
 def parse(text: str | bytes) -> Any:
     """Parse JSON; what is no character (a lone surrogate) is read as "?". Raises: Unreadable."""
     try:
+        text = text.encode(errors="replace") if isinstance(text, str) else text
         value = json.loads(text)
-        if (b"\\ud" if isinstance(text, bytes) else "\\ud") in text.lower():
+        if b"\\ud" in text.lower():
             value = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
     except RecursionError as error:
         raise NoJson("it is nested too deeply") from error

@@ -211,7 +211,7 @@ def _of_links(data: bytes) -> None:
             partial(fdb.static_entry, 0),
             tc._tbf,
             tc._target,
-            tc._program,
+            lambda data: tc._guard([data]),
         ),
     )
     for kind, flags, payload in netlink.messages(data):
