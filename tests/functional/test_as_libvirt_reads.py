@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import pytest
+import libvirt
 from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
@@ -19,8 +19,6 @@ from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cells_of, iothreads, memory_kb, vcpus
 from netplugin.libvirt.values import content
 from netplugin.tuning.placing.render import pinned
-
-libvirt = pytest.importorskip("libvirt")
 
 FOREIGN = "xmlns:x='urn:x'"
 #: What may stand within a text, and before and after it.
