@@ -44,9 +44,10 @@ def bridges(request: pytest.FixtureRequest) -> Iterator[list[VnfPort]]:
         ports = []
         for n in range(PORTS):
             tap, bridge = f"tap{n}", f"lb{n}"
-            kernel.create_tap(tap, f"vm {n}", multi_queue=request.param, mtu=1500)
+            kernel.create_tap(
+                tap, f"vm {n}", address=f"fe:54:00:00:0a:0{n}", multi_queue=request.param, mtu=1500
+            )
             stack.callback(kernel.delete, tap)
-            run(["ip", "link", "set", tap, "address", f"fe:54:00:00:0a:0{n}"])
             # One that looks into multicast sends an IGMP report when it comes up.
             run(
                 [
