@@ -100,10 +100,7 @@ class Installer(object):
     def install(self):
         if not os.path.isdir(os.path.join(self.root, "plugins")):
             raise InstallError("%s has no folder plugins. Fix: --root, the folder of kvmagent" % self.root)
-        there, ours = read(self.target), read(self.source)
-        if there is not None and there != ours and not os.path.exists(self.aside):
-            write(self.aside, there)
-            print("set aside: %s was there, --remove puts it back" % self.target)
+        self.set_aside()
         here = os.path.dirname(os.path.abspath(__file__))
         for name in (PLUGIN, os.path.basename(__file__).replace(".pyc", ".py")):
             data = read(os.path.join(here, name))
@@ -131,10 +128,19 @@ class Installer(object):
         print("installed: %s" % self.target)
         return True
 
+    def set_aside(self):
+        """Keep the first file of others in our place; our own is as the library has it."""
+        there = read(self.target)
+        ours = read(self.source)
+        if there not in (None, ours) and not os.path.exists(self.aside):
+            write(self.aside, there)
+            print("set aside: %s was there, --remove puts it back" % self.target)
+
     def restore(self, restart, watch_s):
         """Put it back, now and for some seconds: an upgrade may still be writing."""
         done, end = False, time.time() + watch_s
         while True:
+            self.set_aside()
             done = self.put() or done
             if time.time() >= end:
                 break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from tempfile import TemporaryDirectory
 from pydantic import ValidationError
 
 from netplugin.api.errors import HostError
+from netplugin.host import bounded
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.processes import needs_program, printable, run
 from netplugin.tuning.verifying.result import Histogram, LatencyRound, LatencySettings
@@ -96,11 +96,11 @@ def parsed(text: str, where: str) -> tuple[str, LatencyRound]:
 def parse(text: str) -> tuple[str, LatencyRound]:
     """Parse the output of ``--json`` (``write_stats`` in cyclictest.c). Raises: ValueError."""
     try:
-        whole = json.loads(text)
+        whole = bounded.parse(text)
         # The field name ends with a colon, at least in 2.4.
         version = str(whole.get("rt_test_version:", whole.get("rt_test_version", "unknown")))
         cpus = {int(each["cpu"]): _histogram(each) for each in whole["thread"].values()}
-    except (KeyError, TypeError, AttributeError, ValidationError, RecursionError) as wrong:
+    except (KeyError, TypeError, AttributeError, ValidationError) as wrong:
         raise ValueError(f"{type(wrong).__name__}: {wrong}") from wrong
     if not cpus or not all(histogram.samples for histogram in cpus.values()):
         raise ValueError("a CPU has no samples")

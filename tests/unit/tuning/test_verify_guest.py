@@ -150,6 +150,7 @@ def other(**fields: object) -> str:
         (other(histogram={"5": -90}), "fewer than no samples"),
         (other(histogram={}, cycles=0), "a CPU has no samples"),
         (other(min="soon"), "cannot be made sense of"),
+        (other(max=10**400), "more than 64 bits"),
     ],
 )
 def test_a_vm_that_prints_garbage_is_not_believed(
@@ -328,7 +329,8 @@ BAD_IPERF3 = [
     ("", "cannot be made sense of"),
     (json.dumps({"error": "unable to connect: \x1b[2J"}), "unable to connect"),
     (json.dumps(IPERF3 | {"end": {"streams": [{}], "sum_received": {"bits_per_second": 1}}}), "1 streams"),
-    (json.dumps(IPERF3).replace("9400000000.0", "NaN"), "nan bits per second"),
+    (json.dumps(IPERF3).replace("9400000000.0", "NaN"), "nan is out of range"),
+    (json.dumps(IPERF3).replace("9400000000.0", "1" + "0" * 400), "more than 64 bits"),
     (json.dumps(IPERF3).replace("9400000000.0", "0"), "0.0 bits per second"),
     (json.dumps(IPERF3).replace("9400000000.0", '"fast"'), "could not convert"),
 ]

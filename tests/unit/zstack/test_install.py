@@ -88,6 +88,15 @@ def test_a_file_that_was_there_is_put_back(kvm: Kvm) -> None:
     assert (kvm.plugins / NAME).read_text() == "theirs"
 
 
+def test_a_file_that_an_upgrade_of_kvmagent_brings_is_put_back(kvm: Kvm) -> None:
+    kvm.run("--install")
+    (kvm.plugins / NAME).write_text("theirs")
+    assert "set aside" in kvm.run("--restore", script=kvm.base / "library/install.py")
+    assert (kvm.plugins / NAME).read_bytes() == (PLUGINS / NAME).read_bytes()
+    assert "put back" in kvm.run("--remove")
+    assert (kvm.plugins / NAME).read_text() == "theirs"
+
+
 def test_a_file_that_replaced_ours_is_kept(kvm: Kvm) -> None:
     kvm.run("--install")
     (kvm.plugins / NAME).write_text("theirs")

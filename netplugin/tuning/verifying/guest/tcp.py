@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 from netplugin.api.errors import HostError, OperationTimeout
+from netplugin.host import bounded
 from netplugin.host.polling import polled
 from netplugin.libvirt.vm_image import Image
 from netplugin.tuning.verifying import iperf
@@ -73,8 +73,8 @@ def _device(shell: GuestShell, address: str) -> str:
     """Return the name of the NIC with this MAC address in the VM. Raises: HostError."""
     printed = shell.run(["ip", "-json", "link", "show"])
     try:
-        names = [str(link["ifname"]) for link in json.loads(printed) if link.get("address") == address]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
+        names = [str(link["ifname"]) for link in bounded.parse(printed) if link.get("address") == address]
+    except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         raise HostError("what ip printed in the VM cannot be made sense of", step=STEP) from wrong
     if len(names) != 1:
         raise HostError(
