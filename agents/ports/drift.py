@@ -122,31 +122,21 @@ class Drift:
             if not dry_run:
                 self._ports.orphans = kept
         plan = self._ports.backend.plan(intents, seen)
-        planned = [
-            PlannedChange(
-                backend=self._ports.backend.name,
-                change=type(c).__name__,
-                ports=c.ports,
-                detail=c.describe(),
-            )
-            for c in plan.changes
-        ]
+        planned = self._planned(plan.changes)
         report = ReconcileReport(
             dry_run=dry_run, ports=len(records), changes=planned, orphans_kept=list(kept)
         )
         if dry_run:
             report.errors = [e.for_port(p).problem() for p, e in plan.refused.items()]
             return report
-        drifted: list[PlannedChange] = []
-        for told, change in zip(planned, plan.changes, strict=True):
-            level, why = (logging.INFO, "its guest") if change.follows_guest else (logging.WARNING, "drift")
-            LOG.log(level, "%s: %s", why, told.detail, extra={"port_id": ",".join(told.ports)})
-            if not change.follows_guest:
-                drifted.append(told)
-        self._ports.events.drift_found(drifted)
+        drifted = self._report_found(plan.changes)
         if ports is None:
             self._looks_again = False
         result = self._converge_in_chunks(intents, seen, plan, watch, ports is None, batch_size)
+        known = {told.detail for told in planned}
+        later = [*{c.describe(): c for c in result.changes if c.describe() not in known}.values()]
+        report.changes = [*planned, *self._planned(later)]
+        drifted += self._report_found(later)
         errors = [*result.failed.values(), *result.of_networks.values(), *map(_left, result.left)]
         report.errors = [error.problem() for error in errors]
         self._record_checked(records, result)
@@ -168,6 +158,22 @@ class Drift:
             len(errors),
         )
         return report
+
+    def _planned(self, changes: Sequence[Change]) -> list[PlannedChange]:
+        name = self._ports.backend.name
+        return [
+            PlannedChange(backend=name, change=type(c).__name__, ports=c.ports, detail=c.describe())
+            for c in changes
+        ]
+
+    def _report_found(self, changes: Sequence[Change]) -> list[PlannedChange]:
+        """Log what differs on the host, and make events of what no guest did; returns the latter."""
+        for change in changes:
+            level, why = (logging.INFO, "its guest") if change.follows_guest else (logging.WARNING, "drift")
+            LOG.log(level, "%s: %s", why, change.describe(), extra={"port_id": ",".join(change.ports)})
+        drifted = self._planned([change for change in changes if not change.follows_guest])
+        self._ports.events.drift_found(drifted)
+        return drifted
 
     def _compare_store(self, records: Mapping[str, Record], seen: Observation) -> None:
         """Compare the store with the one that changed the host last, before applying the plan."""
@@ -253,9 +259,12 @@ class Drift:
                 backend.apply(closing, deadline)
             for change in closing:
                 self._ports.metrics.changed(backend.name, type(change).__name__, "drift")
+            made = tuple(closing)
             for start in range(0, len(changes), batch_size):
-                converge(self._ports, changes[start : start + batch_size], deadline, watch, "drift")
+                chunk = changes[start : start + batch_size]
+                made += converge(self._ports, chunk, deadline, watch, "drift").changes
             result = converge(self._ports, intents, deadline, watch, "drift", whole=whole)
+            result = replace(result, changes=made + result.changes)
         else:
             result = converge(
                 self._ports, intents, deadline, watch, "drift", whole=whole, seen=seen, plan=plan

@@ -455,3 +455,20 @@ def test_drift_on_the_host_is_an_event_of_the_agent(running: Agent, client: Clie
     client.reconcile(ReconcileRequest())
     found = list(client.events(EventFilter(after=last.last, follow=False, kind=EventKind.DRIFT)))
     assert [(e.state, e.port_id) for e in found] == [("found", "p1"), ("repaired", "p1")]
+
+
+def test_what_is_found_while_the_host_is_repaired_is_an_event_too(running: Agent, client: Client) -> None:
+    ports = running.host.ports
+    for port_id in ("p1", "p2"):
+        spec = SPEC_MODEL.model_copy(update={"mac": f"52:54:00:00:00:0{port_id[1]}"})
+        for _ in range(2):  # see above
+            client.put_port(port_id, spec)
+    last = client.events(EventFilter(seconds=0.05))
+    list(last)
+    ports.pop("p1")
+    running.host.on_apply = lambda change: ports.pop("p2", None) if "p1" in change.ports else None
+    report = client.reconcile(ReconcileRequest())
+    assert ports.keys() == {"p1", "p2"} and [each.ports for each in report.changes] == [("p1",), ("p2",)]
+    found = list(client.events(EventFilter(after=last.last, follow=False, kind=EventKind.DRIFT)))
+    told = [(e.state, e.port_id) for e in found]
+    assert told == [("found", "p1"), ("found", "p2"), ("repaired", "p1"), ("repaired", "p2")]
