@@ -15,9 +15,9 @@ import socket
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from oslo_config import cfg
@@ -30,7 +30,6 @@ from agents.api.connections import ConnectionLimits
 from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.listen import Credentials, Listen
 from agents.api.roles import BodyRules
-from agents.api.routing import Routes
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
 from agents.host import HostView
@@ -44,6 +43,9 @@ from netplugin.host.ovs import OvsSettings
 from netplugin.host.safe_files import keep_to_owner, open_own, own_directory
 from netplugin.host.shared import Host
 from netplugin.host.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from agents.zstack import ZstackCalls
 
 LOG = logging.getLogger(__name__)
 # Seconds to wait for the first reconcile before accepting calls.
@@ -160,13 +162,13 @@ def _run(
         service.stop()
 
 
-def _platform(conf: Any, service: Service) -> Callable[[Routes], None] | None:
-    """What adds the routes of a platform; its models are imported only then."""
+def _platform(conf: Any, service: Service) -> ZstackCalls | None:
+    """The calls of a platform; its models are imported only then."""
     if not conf.api.zstack:
         return None
-    from agents.api.zstack import ZstackCalls
+    from agents.zstack import ZstackCalls
 
-    return ZstackCalls(service, conf.zstack).add
+    return ZstackCalls(service, conf.zstack)
 
 
 async def _serve(

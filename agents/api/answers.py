@@ -6,39 +6,47 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 
-from pydantic import BaseModel, StringConstraints
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Depends, Header, Request, Response
+from pydantic import BaseModel, WithJsonSchema
+from starlette.datastructures import Headers
 
-from agents.api.routing import FromRequest
+from agents.api.problems import documented
 from agents.off_loop import OffLoop
-from netplugin.api.conditions import NO_CONDITION, Condition, entity_tag
+from netplugin.api.conditions import Condition, entity_tag
+from netplugin.api.errors import FieldError, InvalidRequest, NotFound
 from netplugin.api.page_models import Page
 
 T = TypeVar("T", bound=BaseModel)
 _JSON = "application/json"
-#: For the document: the tags of a header, which ``Condition.parse`` reads.
-_Tag = Annotated[str, StringConstraints(pattern=r'^(\*|(W/)?"[!#-~]*")$')]
-_Values = list[_Tag] | None
+#: ``Condition.parse`` reads the tags; the pattern is for the document.
+_Tag = Annotated[str, WithJsonSchema({"type": "string", "pattern": r'^(\*|(W/)?"[!#-~]*")$'})]
+_Tags = Annotated[list[_Tag] | None, Header()]
 
 
-def _of(request: Request) -> Condition:
-    return Condition.parse((), request.headers.getlist("if-none-match"))
+async def _of_read(if_none_match: _Tags = None) -> Condition:
+    return Condition.parse((), if_none_match or ())
 
 
-def _of_both(request: Request) -> Condition:
-    headers = request.headers
-    if "if-match" not in headers and "if-none-match" not in headers:
-        return NO_CONDITION
-    return Condition.parse(headers.getlist("if-match"), headers.getlist("if-none-match"))
+async def condition_of_change(if_match: _Tags = None, if_none_match: _Tags = None) -> Condition:
+    """Raises: InvalidRequest."""
+    return Condition.parse(if_match or (), if_none_match or ())
 
 
-#: The condition of a GET, and that of a change. Raises: InvalidRequest.
-IfNoneMatch = Annotated[Condition, FromRequest(_of, {"if_none_match": _Values})]
-IfMatch = Annotated[Condition, FromRequest(_of_both, {"if_match": _Values, "if_none_match": _Values})]
+IfNoneMatch = Annotated[Condition, Depends(_of_read)]
+IfMatch = Annotated[Condition, Depends(condition_of_change)]
 
-#: The documentation of what every GET with a tag may answer.
+#: The documentation of what a GET with a tag may answer: in general, of a list, and of one object.
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "the caller has this answer already"}}
+LISTED = NOT_MODIFIED | documented()
+FOUND = NOT_MODIFIED | documented(NotFound)
+
+
+def refuse_conditions(headers: Headers, why: str, *, step: str, fix: str) -> None:
+    """For a change that would lose its condition. Raises: InvalidRequest."""
+    for header in ("If-Match", "If-None-Match"):
+        if header in headers:
+            wrong = [FieldError(field=header, message=why)]
+            raise InvalidRequest(f"{header}: {why}", step=step, fix=fix, errors=wrong)
 
 
 def tagged(body: BaseModel, condition: Condition, intent: str | None = None) -> Response:
@@ -55,25 +63,22 @@ async def listed(
 ) -> Response:
     """A page of a list. ``entries`` is called in a thread, because a list may have thousands."""
     off_loop: OffLoop = caller.app.state.off_loop
-    return await off_loop.compute(_listed, caller, page, condition, entries, key)
+
+    def made() -> Response:
+        part = page.of(entries(), key)
+        more = {}
+        if part.next is not None:
+            query = [(name, value) for name, value in caller.query_params.multi_items() if name != "after"]
+            target = f"{caller.scope['path']}?{urlencode([*query, ('after', part.next)])}"
+            more["Link"] = f'<{target}>; rel="next"'
+        return _answer(joined(part.entries), condition, None, more)
+
+    return await off_loop.compute(made)
 
 
-def _listed(
-    caller: Request,
-    page: Page,
-    condition: Condition,
-    entries: Callable[[], Iterable[T]],
-    key: Callable[[T], str],
-) -> Response:
-    part = page.of(entries(), key)
-    # One by one, so that the event loop gets its turns between them.
-    body = b"[" + b",".join(entry.model_dump_json().encode() for entry in part.entries) + b"]"
-    more = {}
-    if part.next is not None:
-        query = [(name, value) for name, value in caller.query_params.multi_items() if name != "after"]
-        target = f"{caller.scope['path']}?{urlencode([*query, ('after', part.next)])}"
-        more["Link"] = f'<{target}>; rel="next"'
-    return _answer(body, condition, None, more)
+def joined(models: Iterable[BaseModel]) -> bytes:
+    """A list as JSON. One by one, so that the event loop gets its turns between them."""
+    return b"[" + b",".join(model.model_dump_json().encode() for model in models) + b"]"
 
 
 def _answer(

@@ -1,4 +1,4 @@
-"""Validates large request bodies in a thread.
+"""The routes of FastAPI with our reading of bodies: a large body is parsed and validated in a thread.
 
 Pydantic validates a body in one call that holds the GIL and so blocks the event loop, and it
 creates an error for each of up to a million invalid values.
@@ -6,23 +6,77 @@ creates an error for each of up to a million invalid values.
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+import linecache
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
-from netplugin.api import field_errors
+from agents.api.answers import condition_of_change, refuse_conditions
+from agents.api.roles import right_of
+from agents.off_loop import OffLoop
 from netplugin.api.batch_models import Batch, BatchPut
-from netplugin.api.errors import FieldError, InvalidRequest
+from netplugin.api.errors import InvalidRequest
+from netplugin.api.field_errors import MOST_ERRORS, invalid
 
 #: Bodies up to this size in bytes are always validated within a few milliseconds, whatever is wrong in them.
 #: That of a port is smaller.
 SMALL = 4 * 1024
 #: Limits above those of any object and any list of the API.
 _WIDEST, _LONGEST = 1024, 4096
-#: Maximum number of reported errors of a batch; the rest of the batch is not checked.
-_MOST_ERRORS = 100
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class JsonRequest(Request):
+    """A request whose body is parsed already: FastAPI would parse it on the event loop."""
+
+    parsed: Any = None
+
+    async def json(self) -> Any:
+        return self.parsed
+
+
+class JsonRoute(APIRoute):
+    """A route that reads its body off the event loop if that is large, and takes no condition by accident."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        """Raises: TypeError for an endpoint that does not declare who may call it."""
+        right_of(endpoint)
+        super().__init__(path, endpoint, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        # FastAPI reads the source of an endpoint at its first call. After this it is in memory.
+        linecache.getlines(inspect.getfile(self.endpoint))
+        model = self.body_field and self.body_field.field_info.annotation
+        has_condition = any(part.call is condition_of_change for part in self.dependant.dependencies)
+
+        async def handled(request: Request) -> Response:
+            if not has_condition and request.method not in _SAFE:
+                why = f"is not for {request.method} of this path"
+                fix = "send it without the condition; the ports of a batch have a field if_match"
+                refuse_conditions(request.headers, why, step="validate", fix=fix)
+            if model is not None:
+                request = await _parsed(JsonRequest(request.scope, request.receive), model)
+            return await handle(request)
+
+        return handled
+
+
+async def _parsed(request: JsonRequest, model: Any) -> JsonRequest:
+    """Raises: InvalidRequest."""
+    body = await request.body()
+    if len(body) > SMALL:
+        off_loop: OffLoop = request.app.state.off_loop
+        # A model, which FastAPI does not validate again.
+        request.parsed = await off_loop.compute(validated, body, model)
+    elif body:
+        request.parsed = parsed_json(body)
+    return request
 
 
 def parsed_json(body: bytes) -> Any:
@@ -30,10 +84,10 @@ def parsed_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise _invalid([_error((), "could not be parsed as JSON")]) from None
+        raise _refused((), "could not be parsed as JSON") from None
 
 
-def parsed(body: bytes, model: Any) -> Any:
+def validated(body: bytes, model: Any) -> Any:
     """An instance of the model from a large body.
 
     Raises: InvalidRequest, also for objects or lists that are larger than any of the API.
@@ -41,15 +95,15 @@ def parsed(body: bytes, model: Any) -> Any:
     document = parsed_json(body)
     try:
         for place, message in _too_wide(document, ()):
-            raise _invalid([_error(place, message)])
+            raise _refused(place, message)
     except RecursionError:
-        raise _invalid([_error((), "is nested too deeply")]) from None
+        raise _refused((), "is nested too deeply") from None
     if model is Batch:
         document = _with_puts(document)
     try:
         return TypeAdapter(model).validate_python(document)
     except ValidationError as wrong:
-        raise _invalid(list(_errors(wrong, ()))[:_MOST_ERRORS]) from None
+        raise invalid(wrong.errors(include_url=False, include_input=False)) from None
 
 
 def _with_puts(document: Any) -> Any:
@@ -57,23 +111,19 @@ def _with_puts(document: Any) -> Any:
     puts = document.get("put") if isinstance(document, dict) else None
     if not isinstance(puts, list):
         return document
-    errors: list[FieldError] = []
+    errors: list[Any] = []
     models: list[BatchPut] = []
     for index, entry in enumerate(puts):
         try:
             models.append(BatchPut.model_validate(entry))
         except ValidationError as wrong:
-            errors += _errors(wrong, ("put", str(index)))
-        if len(errors) >= _MOST_ERRORS:
+            found = wrong.errors(include_url=False, include_input=False)
+            errors += [{**error, "loc": ("put", index, *error["loc"])} for error in found]
+        if len(errors) >= MOST_ERRORS:
             break
     if errors:
-        raise _invalid(errors[:_MOST_ERRORS])
+        raise invalid(errors)
     return {**document, "put": models}
-
-
-def _errors(wrong: ValidationError, place: tuple[str, ...]) -> Iterator[FieldError]:
-    for error in wrong.errors(include_url=False, include_input=False):
-        yield _error((*place, *map(str, error["loc"])), field_errors.message(error))
 
 
 def _too_wide(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -91,12 +141,5 @@ def _too_wide(value: Any, place: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
             yield from _too_wide(member, (*place, str(index)))
 
 
-def _error(place: tuple[str, ...], message: str) -> FieldError:
-    """JSON strings may contain lone surrogates, which cannot be encoded in UTF-8."""
-    field = ".".join(place).encode(errors="backslashreplace").decode()
-    return FieldError(field=field or "body", message=message)
-
-
-def _invalid(errors: list[FieldError]) -> InvalidRequest:
-    detail = "; ".join(f"{error.field[:80]}: {error.message}" for error in errors[:5])
-    return InvalidRequest(detail, step="validate", errors=errors)
+def _refused(place: tuple[str, ...], message: str) -> InvalidRequest:
+    return invalid([{"type": "refused", "loc": place, "msg": message}])

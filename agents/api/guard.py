@@ -12,23 +12,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from fastapi import Request, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+
 from agents.api import roles
-from agents.api.access import Access, Caller, require
-from agents.api.audit import AuditLog
+from agents.api.access import Access, require
+from agents.api.answers import refuse_conditions
+from agents.api.audit import AuditLog, Call
 from agents.api.bodies import SMALL
 from agents.api.peer import STATE, UNKNOWN, Peer
 from agents.api.problems import problem_response
 from agents.api.roles import NO_DEVICES, BodyRules, Right, Role
 from agents.api.tasks import TaskRunner
 from agents.off_loop import OffLoop
-from netplugin.api.errors import (
-    FieldError,
-    Forbidden,
-    HostError,
-    InvalidRequest,
-    NetpluginError,
-    Overloaded,
-)
+from netplugin.api.errors import Forbidden, HostError, InvalidRequest, NetpluginError, Overloaded
 from netplugin.api.fields import NAME_PATTERN
 
 LOG = logging.getLogger(__name__)
@@ -36,20 +34,6 @@ LOG = logging.getLogger(__name__)
 MAX_BODY = 8 * 1024 * 1024
 _MUTATING = ("PUT", "POST", "DELETE", "PATCH")
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
-
-
-@dataclass
-class _Call:
-    """What is known about a call so far, for the audit log."""
-
-    peer: Peer
-    method: str
-    path: str
-    started: float
-    caller: Caller | None = None
-    body: bytes = b""
-    taskuuid: str | None = None
-    callback: str | None = None
 
 
 class RequestGuard:
@@ -81,119 +65,93 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        peer: Peer = scope.get("state", {}).get(STATE, UNKNOWN)
-        call = _Call(peer, scope["method"], scope["path"], time.monotonic())
+        call = Call(scope.get("state", {}).get(STATE, UNKNOWN), scope["method"], scope["path"])
         try:
             await self._pass(call, scope, receive, send)
             return
+        except ClientDisconnect:
+            return  # drop the incomplete request
         except NetpluginError as refused:
             error = refused
         except sqlite3.Error as failed:
             LOG.exception("a task could not be journalled")
             error = HostError(f"the task journal cannot be written: {failed}", step="journal")
-        await self._write(call, error.status, error.code)
+        await self._audit.called(call, error.status, error.code)
         await problem_response(error)(scope, receive, send)
 
-    async def _pass(self, call: _Call, scope: Any, receive: Any, send: Any) -> None:
+    async def _pass(self, call: Call, scope: Any, receive: Any, send: Any) -> None:
         """Raises: NetpluginError or sqlite3.Error if the call must not reach the application."""
-        headers = {name.lower(): value for name, value in scope["headers"]}
+        headers = Headers(scope=scope)
         access = self._access()
         _refuse_browsers(headers, call.peer, access)
         right = roles.of_call(self._app.routes, scope)
         if right is not None and right.role is None:
             await self._app(scope, receive, send)
             return
-        caller = access.identify(call.peer, headers.get(b"authorization", b""))
-        call.caller = caller
+        call.caller = caller = access.identify(call.peer, headers.get("authorization", "").encode("latin-1"))
         if right is None or right.role is None:
-            raise _odd_path()
+            # The error does not repeat the path, which may have control characters.
+            message = "is not in normal form: names, separated by single slashes, without percent-encoding"
+            raise InvalidRequest.of("path", message, step="route")
         require(caller, right.role, f"{call.method} {call.path[:200]}")
         changes = call.method in _MUTATING
         with self._limits.call(caller.name, changes=changes):
             if not changes:
                 await self._app(scope, receive, send)
                 return
-            body = await _read(receive)
-            if body is None:
-                return  # the client has disconnected: drop the incomplete request
-            call.body = body
+            call.body = await _read(Request(scope, receive))
             if caller.role < Role.OPERATE:
-                more = await self._more_of_body(right, body)
+                more = await self._more_of_body(right, call.body)
                 if more is not None:
                     require(caller, Role.OPERATE, more)
-            if b"taskuuid" in headers:
-                _refuse_conditions(headers)
-                await self._journal(call, scope, headers, body)
-                await self._write(call, 200)
-                await _empty(send)
+            if "taskuuid" in headers:
+                await self._journal(call, scope, headers)
+                await self._audit.called(call, 200)
+                await Response()(scope, receive, send)
                 return
-            await self._app(_as_json(scope), _replay(body, receive), self._audited(call, send))
+            # The only content type of the API, also for clients that send another (curl -d).
+            MutableHeaders(scope=scope)["content-type"] = "application/json"
+            await self._app(scope, _replay(call.body, receive), self._audited(call, send))
 
     async def _more_of_body(self, right: Right, body: bytes) -> str | None:
         if len(body) <= SMALL:
             return right.more(body, self._rules)
         return await self._off_loop.compute(right.more, body, self._rules)
 
-    async def _journal(self, call: _Call, scope: Any, headers: dict[bytes, bytes], body: bytes) -> None:
-        taskuuid = headers[b"taskuuid"].decode("latin-1")
+    async def _journal(self, call: Call, scope: Any, headers: Headers) -> None:
+        """The journal keeps no headers, and a condition must not get lost."""
+        fix = "send the call without taskuuid, or without the condition"
+        refuse_conditions(headers, "is not for asynchronous calls", step="journal", fix=fix)
+        taskuuid, callback = headers["taskuuid"], headers.get("callbackurl", "")
         if not _NAME.match(taskuuid):
-            message = f"must match {NAME_PATTERN}"
-            raise InvalidRequest(
-                f"taskuuid: {message}",
-                step="journal",
-                errors=[FieldError(field="taskuuid", message=message)],
-            )
+            raise InvalidRequest.of("taskuuid", f"must match {NAME_PATTERN}", step="journal")
         query = scope["query_string"].decode("latin-1")
         # The path is in normal form, so a ? in it can only start the query.
-        target = scope["path"] + (f"?{query}" if query else "")
-        callback = headers.get(b"callbackurl", b"").decode("latin-1")
+        target = call.path + (f"?{query}" if query else "")
         call.taskuuid, call.callback = taskuuid, callback
-        await self._tasks.accept(taskuuid, callback, scope["method"], target, body)
+        await self._tasks.accept(taskuuid, callback, call.method, target, call.body)
 
-    def _audited(self, call: _Call, send: Any) -> Any:
+    def _audited(self, call: Call, send: Any) -> Any:
         """Write the audit entry when the response starts, before the caller receives it."""
 
         async def sent(message: Any) -> None:
             if message["type"] == "http.response.start":
-                await self._write(call, message["status"])
+                await self._audit.called(call, message["status"])
             await send(message)
 
         return sent
 
-    async def _write(self, call: _Call, status: int, code: str | None = None) -> None:
-        await self._audit.called(
-            caller=call.caller.name if call.caller else "unknown",
-            role=str(call.caller.role) if call.caller else "none",
-            peer=call.peer.address,
-            method=call.method,
-            path=call.path,
-            status=status,
-            code=code,
-            body=call.body,
-            taskuuid=call.taskuuid,
-            callback=call.callback,
-            duration_ms=(time.monotonic() - call.started) * 1e3,
-        )
 
-
-def _odd_path() -> InvalidRequest:
-    """The error does not repeat the path, which may have control characters."""
-    message = "is not in normal form: names, separated by single slashes, without percent-encoding"
-    return InvalidRequest(
-        f"the path {message}", step="route", errors=[FieldError(field="path", message=message)]
-    )
-
-
-def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) -> None:
+def _refuse_browsers(headers: Headers, peer: Peer, access: Access) -> None:
     """Refuse calls that a web page makes through a browser on this host.
 
     A browser sends the ``Origin`` of the page. If no credential is required, the ``Host`` header
     reveals a name that was made to resolve to a loopback address (DNS rebinding). A browser cannot
     open a UNIX socket.
     """
-    if b"origin" in headers:
+    if "origin" in headers:
         raise Forbidden("calls from a page in a browser are not taken", step="authenticate")
-    host = headers.get(b"host", b"").decode("latin-1")
+    host = headers.get("host", "")
     open_to_all = not access.has_credential and not peer.is_local_socket
     if open_to_all and host and not _is_loopback(host):
         raise Forbidden(
@@ -201,19 +159,6 @@ def _refuse_browsers(headers: dict[bytes, bytes], peer: Peer, access: Access) ->
             step="authenticate",
             fix="call the agent by its address, as in http://127.0.0.1:7071",
         )
-
-
-def _refuse_conditions(headers: dict[bytes, bytes]) -> None:
-    """The journal keeps no headers, and a condition must not get lost."""
-    for header in ("If-Match", "If-None-Match"):
-        if header.lower().encode() in headers:
-            message = "is not for asynchronous calls"
-            raise InvalidRequest(
-                f"{header}: {message}",
-                step="journal",
-                fix="send the call without taskuuid, or without the condition",
-                errors=[FieldError(field=header, message=message)],
-            )
 
 
 def _is_loopback(host: str) -> bool:
@@ -226,47 +171,25 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _as_json(scope: Any) -> Any:
-    """Set the content type to JSON, the only one of the API, also for clients that send another (curl -d)."""
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-type"]
-    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
-
-
-async def _read(receive: Any) -> bytes | None:
-    """Read the whole body; None if the client disconnects first."""
+async def _read(request: Request) -> bytes:
+    """Read the whole body. Raises: InvalidRequest; ClientDisconnect."""
     parts: list[bytes] = []
     size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
         if size > MAX_BODY:
-            message = f"is larger than {MAX_BODY} bytes"
-            raise InvalidRequest(
-                f"body {message}", step="read", errors=[FieldError(field="body", message=message)]
-            )
-        if not message.get("more_body"):
-            return b"".join(parts)
+            raise InvalidRequest.of("body", f"is larger than {MAX_BODY} bytes", step="read")
+    return b"".join(parts)
 
 
 def _replay(body: bytes, receive: Any) -> Any:
-    sent = False
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replayed() -> Any:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return next(messages, None) or await receive()
 
     return replayed
-
-
-async def _empty(send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
 
 
 # -- Limits per caller: the rate of changes, and the number of concurrent calls. ------------------

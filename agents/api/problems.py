@@ -2,29 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 import netplugin.api.errors as errors
-from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, NotFound
-from netplugin.api.field_errors import message
+from netplugin.api.errors import NetpluginError, NotFound
+from netplugin.api.field_errors import invalid
 
 PROBLEM = "application/problem+json"
-# Maximum number of reported errors; a body of a megabyte could have a million.
-_MOST_ERRORS = 100
 
 
-def problem_response(error: NetpluginError) -> JSONResponse:
-    headers = {}
+def problem_response(
+    error: NetpluginError, status: int | None = None, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    """``status``: if it is not that of the error."""
+    problem = error.problem().model_copy(update={"status": status or error.status})
+    more = dict(headers or {})
     if isinstance(error, errors.Overloaded):
-        headers["Retry-After"] = "1"
+        more["Retry-After"] = "1"
     if isinstance(error, errors.Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error.problem().model_dump(), error.status, headers=headers, media_type=PROBLEM)
+        more["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(problem.model_dump(), problem.status, headers=more, media_type=PROBLEM)
+
+
+async def _refused(request: Request, error: Any) -> JSONResponse:
+    return problem_response(error)
+
+
+async def _invalid(request: Request, error: Any) -> JSONResponse:
+    """FastAPI's errors begin with where a field is, which is said of headers only."""
+    found = [{**each, "loc": each["loc"][each["loc"][0] != "header" :]} for each in error.errors()]
+    return problem_response(invalid(found))
+
+
+async def _of_router(request: Request, error: Any) -> JSONResponse:
+    """An unknown path, or an unknown method."""
+    wrong = NotFound(f"{request.method} {request.url.path}", step="route")
+    return problem_response(wrong, error.status_code, error.headers)
+
+
+def unexpected() -> JSONResponse:
+    """The answer to an internal error."""
+    return problem_response(errors.HostError("unexpected; the agent's log says what", step="agent"), 500)
+
+
+async def _unexpected(request: Request, error: Any) -> JSONResponse:
+    """The server logs the traceback."""
+    return unexpected()
+
+
+HANDLERS: dict[int | type[Exception], Any] = {
+    NetpluginError: _refused,
+    RequestValidationError: _invalid,
+    HTTPException: _of_router,
+    Exception: _unexpected,
+}
 
 
 def documented(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
@@ -46,32 +83,3 @@ def responses(*kinds: type[NetpluginError]) -> dict[int | str, dict[str, Any]]:
 
 
 ANY_ERROR = documented(*errors.ALL)
-
-
-async def http_error(request: Request, error: Exception) -> JSONResponse:
-    """Convert errors of the router: unknown path, unknown method."""
-    assert isinstance(error, HTTPException)
-    wrong: NetpluginError = NotFound(f"{request.method} {request.url.path}", step="route")
-    problem = wrong.problem().model_copy(update={"status": error.status_code})
-    return JSONResponse(problem.model_dump(), error.status_code, headers=error.headers, media_type=PROBLEM)
-
-
-async def unexpected(request: Request, error: Exception) -> JSONResponse:
-    """An internal error. The server logs its traceback."""
-    wrong = errors.HostError("unexpected; the agent's log says what", step="agent")
-    problem = wrong.problem().model_copy(update={"status": 500})
-    return JSONResponse(problem.model_dump(), 500, media_type=PROBLEM)
-
-
-def invalid(found: Sequence[Any]) -> InvalidRequest:
-    """Convert pydantic's errors to an error that names each field as in the request."""
-    fields = []
-    for finding in found[:_MOST_ERRORS]:
-        place = [str(part) for part in finding["loc"]]
-        if place and place[0] in ("body", "path", "query"):
-            del place[0]
-        if finding["type"] == "json_invalid":
-            place = []
-        fields.append(FieldError(field=".".join(place) or "body", message=message(finding)))
-    detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
-    return InvalidRequest(detail, step="validate", errors=fields)

@@ -28,10 +28,9 @@ class Role(IntEnum):
     @staticmethod
     def of(name: str) -> Role:
         """Raises: ValueError."""
-        for role in Role:
-            if str(role) == name:
-                return role
-        raise ValueError(f"{name!r} is no role: read, plug or operate")
+        if name not in map(str, Role):
+            raise ValueError(f"{name!r} is no role: read, plug or operate")
+        return Role[name.upper()]
 
     def __str__(self) -> str:
         return self.name.lower()
@@ -157,21 +156,18 @@ class Right:
         return next(self.of_body(whole, rules), None)
 
 
-def needs(role: Role, of_body: OfBody | None = None) -> Callable[[E], E]:
+def needs(role: Role | None, of_body: OfBody | None = None) -> Callable[[E], E]:
     """Declare the role that an endpoint requires, and the fields of its body that require more."""
-    return _declaring(Right(role, of_body))
 
-
-def _declaring(right: Right) -> Callable[[E], E]:
     def declare(endpoint: E) -> E:
-        setattr(endpoint, _DECLARED, right)
+        setattr(endpoint, _DECLARED, Right(role, of_body))
         return endpoint
 
     return declare
 
 
 #: For supervisors; what such an endpoint answers reveals nothing about ports.
-open_to_all = _declaring(Right(None))
+open_to_all = needs(None)
 
 
 def right_of(endpoint: Any) -> Right:

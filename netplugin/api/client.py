@@ -13,6 +13,7 @@ from typing import Generic, Self, TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from netplugin.api import field_errors
 from netplugin.api.batch_models import Batch, BatchResults, Retag
 from netplugin.api.client_settings import (
     DEFAULT_URL,
@@ -36,7 +37,6 @@ from netplugin.api.errors import (
 )
 from netplugin.api.event_models import EventFilter
 from netplugin.api.event_reader import EventReader
-from netplugin.api.field_errors import message
 from netplugin.api.fields import Name, PciAddress
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import (
@@ -426,12 +426,7 @@ def nobody_listens(error: BaseException) -> bool:
 
 def invalid_request(wrong: ValidationError) -> InvalidRequest:
     """Convert pydantic's errors to the error that the agent would return, with each field named."""
-    fields = [
-        FieldError(field=".".join(map(str, found["loc"])) or "body", message=message(found))
-        for found in wrong.errors(include_url=False, include_input=False)
-    ]
-    detail = "; ".join(f"{field.field[:80]}: {field.message}" for field in fields[:5])
-    return InvalidRequest(detail, step="validate", errors=fields)
+    return field_errors.invalid(wrong.errors(include_url=False, include_input=False))
 
 
 def _condition(tag: str | None) -> dict[str, str]:
@@ -463,7 +458,7 @@ def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
     try:
         return kind.validate_python(text)
     except ValidationError as wrong:
-        said = message(wrong.errors()[0])
+        said = field_errors.message(wrong.errors()[0])
         raise InvalidRequest(
             f"{field}: {said}",
             step="validate",

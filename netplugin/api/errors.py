@@ -88,6 +88,12 @@ class InvalidRequest(NetpluginError):
     title = "The request is not valid"
     meaning = "A field is missing, unknown or out of range; `errors` names each. Nothing was changed."
 
+    @classmethod
+    def of(cls, field: str, message: str, *, step: str, fix: str | None = None) -> InvalidRequest:
+        """The error of one field."""
+        errors = [FieldError(field=field, message=message)]
+        return cls(f"{field}: {message}", step=step, fix=fix, errors=errors)
+
 
 class Unauthorized(NetpluginError):
     code = "unauthorized"

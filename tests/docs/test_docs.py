@@ -22,11 +22,11 @@ import pytest
 import netplugin.api.errors as errors
 from agents.api import http
 from agents.api.tasks import TaskRunner
-from agents.api.zstack import ZstackCalls
 from agents.metrics import Metrics, PmdFigures, PortCounters
 from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
+from agents.zstack import ZstackCalls
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
@@ -286,7 +286,7 @@ def test_the_api_is_all_there_is(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
     zstack = ZstackCalls(cast(Service, None), None)
     parts = SimpleNamespace(off_loop=OffLoop(), physical_networks=None, service_ports=None)
-    app = http.build(cast(Service, parts), cast(TaskRunner, None), Metrics(store), zstack.add)
+    app = http.build(cast(Service, parts), cast(TaskRunner, None), Metrics(store), zstack)
     store.close()
     routes = {
         (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods

@@ -15,7 +15,7 @@ from vulture import Vulture
 PRODUCT = ["netplugin", "agents", "drivers", "tools/trex/netplugin_zeroloss", "tools/trex/zeroloss.py"]
 #: Registered by being decorated: routes, validators of models, fixtures, steps of state machines.
 DECORATORS = [
-    *("@routes.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
+    *("@app.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
     *("@rule", "@invariant", "@initialize"),
 ]
 #: Read by a library: cliff, pydantic, ovs, sqlite3, yaml, uvicorn, prometheus, jinja2, starlette, inspect.

@@ -21,12 +21,12 @@ from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
 from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.tasks import TaskRunner
-from agents.api.zstack import ZstackCalls
 from agents.host import HostView
 from agents.metrics import Metrics
 from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
+from agents.zstack import ZstackCalls
 from netplugin import options
 from netplugin.backend import Backend
 from netplugin.host.ovs_sockets import OvsSockets
@@ -97,7 +97,7 @@ def agent(
     try:
         for worker in service._workers.values():
             assert worker.looked_once.wait(DEADLINE_S)
-        app = http.build(service, tasks, metrics, ZstackCalls(service, conf.zstack).add)
+        app = http.build(service, tasks, metrics, ZstackCalls(service, conf.zstack))
         yield Agent(host, store, service, tasks, app, shared)
     finally:
         service.stop()

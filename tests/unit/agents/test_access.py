@@ -11,7 +11,7 @@ import pytest
 
 from agents.api import roles
 from agents.api.access import Access, Rules, Token
-from agents.api.audit import MAX_BODY, AuditLog
+from agents.api.audit import MAX_BODY, AuditLog, Call
 from agents.api.guard import Limits, LimitSettings
 from agents.api.peer import Peer
 from agents.api.roles import NO_DEVICES, OfBody, Right, Role
@@ -197,15 +197,8 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 def write(log: AuditLog, **more: Any) -> None:
-    call = {
-        "caller": "c",
-        "role": "plug",
-        "peer": "192.0.2.1:5",
-        "method": "PUT",
-        "path": "/v1/ports/p1",
-        "status": 200,
-    }
-    asyncio.run(log.called(**{**call, **more}))
+    call = Call(Peer("192.0.2.1:5"), **{"method": "PUT", "path": "/v1/ports/p1", **more})
+    asyncio.run(log.called(call, 200))
 
 
 def test_a_file_that_is_moved_away_is_made_anew(tmp_path: Path) -> None:

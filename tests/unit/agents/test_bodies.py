@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.api.bodies import parsed
+from agents.api.bodies import validated
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import ReconcileRequest
@@ -16,15 +16,15 @@ from tests.unit.agent import SPEC
 
 def refused(document: Any, model: Any = Batch) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
-        parsed(json.dumps(document).encode(), model)
+        validated(json.dumps(document).encode(), model)
     return error.value
 
 
 def test_what_is_fit_is_what_the_model_makes_of_it() -> None:
     document = {"put": [{"port_id": "p1", "spec": SPEC}], "delete": ["p2"]}
-    assert parsed(json.dumps(document).encode(), Batch) == Batch.model_validate(document)
-    assert parsed(b'{"dry_run": true}', ReconcileRequest | None) == ReconcileRequest(dry_run=True)
-    assert parsed(b"null", ReconcileRequest | None) is None
+    assert validated(json.dumps(document).encode(), Batch) == Batch.model_validate(document)
+    assert validated(b'{"dry_run": true}', ReconcileRequest | None) == ReconcileRequest(dry_run=True)
+    assert validated(b"null", ReconcileRequest | None) is None
 
 
 def test_what_the_model_refuses_is_named() -> None:
@@ -33,7 +33,7 @@ def test_what_the_model_refuses_is_named() -> None:
     assert [e.field for e in refused({"ports": ["a"]}, Retag).errors] == ["to_vlan"]
     for body in (b"no json", b"[" * 100_000, b"[]", b'{"put": 1}'):
         with pytest.raises(InvalidRequest):
-            parsed(body, Batch)
+            validated(body, Batch)
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_names_that_are_no_text_are_told_all_the_same() -> None:
 def test_what_is_nested_too_deeply_is_refused() -> None:
     for depth in range(100, 1200, 50):
         with pytest.raises(InvalidRequest):
-            parsed(b'{"a":' * depth + b"1" + b"}" * depth, Batch)
+            validated(b'{"a":' * depth + b"1" + b"}" * depth, Batch)

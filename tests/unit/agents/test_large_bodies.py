@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from agents.api.routing import Route
+from agents.api.bodies import JsonRoute
 from netplugin.tuning.intent import HostIntent
 from tests.unit.agent import HUGEPAGES, SPEC, agent, caller, served_agent, view_of
 from tests.unit.tuning.machines import Tree, load
@@ -76,12 +76,12 @@ def allowed() -> float:
     return time.thread_time() - begun
 
 
-def bodies(route: Route) -> Iterator[tuple[str, bytes]]:
+def bodies(route: JsonRoute) -> Iterator[tuple[str, bytes]]:
     """Each value that means harm in each field of a route's body."""
-    body = route._body
-    if body is None:
+    if route.body_field is None:
         return
-    model = next(m for m in (body._annotation, *getattr(body._annotation, "__args__", ())) if _is_model(m))
+    body = route.body_field.field_info.annotation
+    model = next(m for m in (body, *getattr(body, "__args__", ())) if _is_model(m))
     for number, bomb in enumerate(BOMBS):
         whole = dict.fromkeys(model.model_fields, bomb)
         yield f"bomb {number}", json.dumps(whole).encode()
@@ -129,7 +129,7 @@ def test_no_body_holds_the_event_loop(tmp_path: Path, monkeypatch: pytest.Monkey
         calls = [
             (f"{method} {route.path} {what}", method, route.path.replace("{", "").replace("}", ""), body)
             for route in running.app.routes
-            if isinstance(route, Route)
+            if isinstance(route, JsonRoute)
             for method in route.methods or ()
             for what, body in bodies(route)
         ]

@@ -13,14 +13,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Response
 
 from agents.api.access import Access, Token
 from agents.api.audit import AuditLog
+from agents.api.bodies import JsonRoute
 from agents.api.guard import Limits, RequestGuard
 from agents.api.roles import BodyRules, Role, right_of
-from agents.api.routing import Route
 from agents.api.tasks import call_app
 from agents.off_loop import OffLoop
 from netplugin.api.models import PortSpec
@@ -152,7 +151,7 @@ def test_every_route_has_its_role(tmp_path: Path) -> None:
         declared = {
             (method, route.path): right_of(route.endpoint).role
             for route in running.app.routes
-            if isinstance(route, Route)
+            if isinstance(route, JsonRoute)
             for method in route.methods or ()
         }
     assert declared == ROLES
@@ -177,11 +176,16 @@ class Calls:
     def __init__(self, running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached: list[tuple[str, str]] = []
 
-        async def noted(route: Route, request: Request) -> Response:
-            self.reached.append((request.method, route.path))
-            return Response()
+        handle = JsonRoute.handle
 
-        monkeypatch.setattr(Route, "_answer", noted)
+        async def noted(route: JsonRoute, scope: Any, receive: Any, send: Any) -> None:
+            if scope["method"] not in route.methods:
+                await handle(route, scope, receive, send)
+                return
+            self.reached.append((scope["method"], route.path))
+            await Response()(scope, receive, send)
+
+        monkeypatch.setattr(JsonRoute, "handle", noted)
         tokens = tuple(Token(str(role).encode(), str(role), role) for role in Role)
         access = Access(tokens)
         rules = BodyRules(moved=lambda wanted: {"open": PortSpec.model_validate(OPEN)})

@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 import pytest
 
 from agents.api import http
-from agents.api.zstack import ZstackCalls
 from agents.metrics import Metrics
+from agents.zstack import ZstackCalls
 from netplugin.api import zstack_mapping as mapping
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.api.models import Binding, PortSpec
@@ -115,7 +115,7 @@ def served(directory: Path, *callbacks: str) -> Iterator[Platform]:
     backends = {"dpdkvhostuser": Switch("dpdkvhostuser", host), "vdpa": Switch("vdpa")}
     with agent(directory, backends=backends, callback_allow=callbacks) as running:
         calls = ZstackCalls(running.service, options)
-        app = http.build(running.service, running.tasks, Metrics(running.store), calls.add)
+        app = http.build(running.service, running.tasks, Metrics(running.store), calls)
         with served_agent(replace(running, app=app)) as url:
             yield Platform(running, host, url, options)
 
