@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agents.api.peer import STATE, peer_of
 
 LOG = logging.getLogger(__name__)
 #: Bytes that a request may have in its head, and between two parts of its body. The parser joins them as they
@@ -22,10 +23,7 @@ MAX_HEAD = 64 * 1024
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 )
-
-
-#: Seconds to wait for the peer's end of TLS, while the connection stays open; asyncio's default is
-#: 30 s.
+#: Seconds to wait for the peer's end of TLS, while the connection stays open; asyncio's default is 30 s.
 _TLS_END_S = 1.0
 
 
@@ -52,21 +50,83 @@ class ConnectionLimits:
         )
 
 
-class _Limited:
-    """A connection that is counted and closed at its current deadline."""
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with a connection limit and deadlines.
 
-    loop: asyncio.AbstractEventLoop
-    transport: Any
-    #: All open connections, as uvicorn keeps them.
-    connections: set[Any]
-    _timer: asyncio.TimerHandle | None = None
-    #: When the current wait started (``loop.time``).
-    _since: float = 0.0
+    With ``tls`` a connection counts from the begin of its handshake. asyncio's own handshake
+    (``create_server(ssl=...)``) reports a connection only after it.
+    """
+
+    def __init__(
+        self, limits: ConnectionLimits, tls: ssl.SSLContext | None, *args: Any, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._tls = tls
+        self._handshake: asyncio.Task[None] | None = None
+        #: Data that came with the last message of the handshake.
+        self._early = b""
+        self._timer: asyncio.TimerHandle | None = None
+        #: When the current wait started (``loop.time``).
+        self._since = 0.0
+        self._slow_reader: asyncio.TimerHandle | None = None
+        #: Bytes since a head or a part of a body was complete.
+        self._head = 0
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is in progress."""
-        return True
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.connections.add(self)
+        if not self._has_room(self._limits.most):
+            if self._tls is None:
+                transport.write(_FULL)
+            transport.close()
+            return
+        self._wait(self._limits.header_s)
+        if self._tls is None:
+            self._begin(transport)
+            return
+        transport.pause_reading()  # the next bytes are TLS
+        self._handshake = self.loop.create_task(self._shake_hands(transport, self._tls))
+
+    def _begin(self, transport: Any) -> None:
+        super().connection_made(transport)
+        # The peer is in the ``state`` of the scope of each request.
+        self.app_state = {**self.app_state, STATE: peer_of(transport)}
+
+    async def _shake_hands(self, transport: Any, tls: ssl.SSLContext) -> None:
+        try:
+            made = await self.loop.start_tls(
+                transport,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._limits.header_s,
+                ssl_shutdown_timeout=_TLS_END_S,
+            )
+        except OSError as failed:  # includes ssl.SSLError
+            LOG.debug("no TLS handshake: %s", failed)
+            made = None
+        if made is None:  # asyncio does not tell a protocol whose handshake has failed
+            self._wait(None)
+            self.connections.discard(self)
+            return
+        self._handshake = None
+        self._wait(self._limits.header_s)
+        self._begin(made)
+        if self._early:
+            self.data_received(self._early)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait(None)
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self.resume_writing()
+        super().connection_lost(exc)
 
     def _has_room(self, most: int) -> bool:
         """Whether the connection is within the limit.
@@ -74,11 +134,8 @@ class _Limited:
         If not, the connection that has been idle for longest is closed to make room, so that idle
         clients cannot lock out others.
         """
-        if len(self.connections) <= most:
-            return True
         # A dropped connection stays in the set until the next iteration of the event loop.
-        limited = [c for c in self.connections if isinstance(c, _Limited)]
-        here = [c for c in limited if not c.transport.is_closing()]
+        here: list[Any] = [c for c in self.connections if not c.transport.is_closing()]
         if len(here) <= most:
             return True
         idle = [c for c in here if c is not self and c.is_idle and c._timer is not None]
@@ -97,70 +154,6 @@ class _Limited:
     def _drop(self) -> None:
         self.transport.abort()
 
-
-class JoinedWrites:
-    """A transport that sends the head of an answer and its body at once.
-
-    uvicorn writes them one after the other. The first of two system calls lets the other threads of the
-    agent run, and the caller, who waits for the second.
-    """
-
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """A head waits for what is written next, until the next turn of the event loop at most."""
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif data.startswith(b"HTTP/1."):
-            self._head = data
-            self._loop.call_soon(self._send_head)
-            return
-        self._transport.write(data)
-
-    def close(self) -> None:
-        self._send_head()
-        self._transport.close()
-
-    def _send_head(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head)
-
-
-class LimitedProtocol(_Limited, HttpToolsProtocol):
-    """uvicorn's protocol with a connection limit and deadlines."""
-
-    def __init__(self, limits: ConnectionLimits, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._limits = limits
-        self._slow_reader: asyncio.TimerHandle | None = None
-        #: Bytes since a head or a part of a body was complete.
-        self._head = 0
-
-    @property
-    def is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def connection_made(self, transport: Any) -> None:
-        joined: Any = JoinedWrites(transport, self.loop)
-        super().connection_made(joined)
-        if not self._has_room(self._limits.most):
-            transport.write(_FULL)
-            transport.close()
-            return
-        self._wait(self._limits.header_s)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._wait(None)
-        self.resume_writing()
-        super().connection_lost(exc)
-
     # A deadline belongs to a phase (headers, body, idle); receiving data does not extend it.
 
     def on_message_begin(self) -> None:
@@ -168,6 +161,9 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
         self._wait(self._limits.header_s)
 
     def data_received(self, data: bytes) -> None:
+        if self._handshake is not None:
+            self._early += data
+            return
         self._head += len(data)
         super().data_received(data)
         if self._head > MAX_HEAD and not self.transport.is_closing():
@@ -206,75 +202,3 @@ class LimitedProtocol(_Limited, HttpToolsProtocol):
             self._slow_reader = None
         if self.flow is not None:
             super().resume_writing()
-
-
-class Handshake(_Limited, asyncio.Protocol):
-    """A TLS connection during its handshake, so that it counts from the start.
-
-    asyncio's own handshake (``create_server(ssl=...)``) reports a connection only after it.
-    """
-
-    def __init__(
-        self,
-        limits: ConnectionLimits,
-        connections: set[Any],
-        context: ssl.SSLContext,
-        make_protocol: Callable[[], asyncio.Protocol],
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.connections = connections
-        self._limits = limits
-        self._context = context
-        self._make_protocol = make_protocol
-        self._received: list[bytes] = []
-        self._upgrade: asyncio.Task[None] | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        self.connections.add(self)
-        if not self._has_room(self._limits.most):
-            transport.abort()
-            return
-        self._wait(self._limits.header_s)
-        transport.pause_reading()  # the next bytes are TLS
-        self._upgrade = self.loop.create_task(self._begin_tls())
-
-    def data_received(self, data: bytes) -> None:
-        """Keep data that arrives with the last handshake message, before the HTTP protocol is attached."""
-        self._received.append(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
-        if self._upgrade is not None:
-            self._upgrade.cancel()
-
-    def shutdown(self) -> None:
-        """Called by uvicorn for every connection; no request is in progress here."""
-        self._drop()
-
-    async def _begin_tls(self) -> None:
-        try:
-            tls: Any = await self.loop.start_tls(
-                self.transport,
-                self,
-                self._context,
-                server_side=True,
-                ssl_handshake_timeout=self._limits.header_s,
-                ssl_shutdown_timeout=_TLS_END_S,
-            )
-        except OSError as failed:  # includes ssl.SSLError
-            LOG.debug("no TLS handshake: %s", failed)
-            return
-        finally:
-            self._end()
-        if tls is None:
-            return  # the connection was dropped meanwhile
-        protocol = self._make_protocol()
-        tls.set_protocol(protocol)
-        protocol.connection_made(tls)
-        for data in self._received:
-            protocol.data_received(data)
-
-    def _end(self) -> None:
-        self._wait(None)
-        self.connections.discard(self)

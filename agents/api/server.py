@@ -5,27 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 
-from agents.api.connections import ConnectionLimits, Handshake, LimitedProtocol
+from agents.api.connections import ConnectionLimits, LimitedProtocol
 from agents.api.listen import Credentials, Listen
-from agents.api.peer import STATE, peer_of
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 # Seconds between checks of the credential files.
 _CREDENTIALS_EVERY_S = 5.0
-
-
-class Protocol(LimitedProtocol):
-    """uvicorn's protocol with limits, and with the peer of the connection in the ``state`` of each scope."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, STATE: peer_of(transport)}
 
 
 class Server(uvicorn.Server):
@@ -105,10 +97,7 @@ class Server(uvicorn.Server):
 
     def _tcp_protocol(self) -> asyncio.Protocol:
         """A new connection uses the current TLS context; open connections keep theirs."""
-        tls = self._credentials.tls
-        if tls is None:
-            return self._protocol()
-        return Handshake(self._limits, self.server_state.connections, tls, self._protocol)
+        return self._protocol(self._credentials.tls)
 
-    def _protocol(self) -> asyncio.Protocol:
-        return Protocol(self._limits, self.config, self.server_state, app_state={})
+    def _protocol(self, tls: ssl.SSLContext | None = None) -> asyncio.Protocol:
+        return LimitedProtocol(self._limits, tls, self.config, self.server_state, app_state={})

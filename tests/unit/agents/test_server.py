@@ -16,7 +16,7 @@ import uvicorn
 
 from agents.api import server
 from agents.api.access import Access
-from agents.api.connections import ConnectionLimits, JoinedWrites
+from agents.api.connections import ConnectionLimits
 from agents.api.listen import Credentials, Listen, LocalSocket
 from netplugin.host.supervisor import Supervisor
 from tests.unit.agent import DEADLINE_S, certificate
@@ -63,48 +63,6 @@ def test_reading_credentials_again_is_supervised(tmp_path: Path, monkeypatch: py
         assert credentials.failed and supervisor.failures() == {"credentials": 1}
         made.should_exit = True
         await asyncio.wait_for(serving, DEADLINE_S)
-
-    asyncio.run(scenario())
-
-
-class _Transport:
-    """Notes what is written to it, and whether it was closed."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.closed = False
-
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-
-def test_head_and_body_of_an_answer_are_one_write() -> None:
-    async def scenario() -> None:
-        transport = _Transport()
-        joined = JoinedWrites(transport, asyncio.get_running_loop())
-        joined.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        joined.write(b"body")
-        joined.write(b"HTTP/1. in a body")  # as part of a long one
-        assert transport.written == [b"HTTP/1.1 200 OK\r\n\r\nbody"]
-        await asyncio.sleep(0)
-        assert transport.written[1:] == [b"HTTP/1. in a body"], "at the next turn at the latest"
-        joined.write(b"HTTP/1.1 200 OK\r\n\r\n")
-        await asyncio.sleep(0)
-        assert transport.written[2:] == [b"HTTP/1.1 200 OK\r\n\r\n"], "a stream without an event yet"
-        joined.write(b"5\r\nevent\r\n")
-        joined.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        assert not joined.is_closing()
-        joined.close()
-        assert transport.closed and joined.is_closing()
-        assert transport.written[3:] == [b"5\r\nevent\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"]
-        await asyncio.sleep(0)
-        assert len(transport.written) == 5
 
     asyncio.run(scenario())
 
