@@ -9,13 +9,15 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+import httpx
 
 from agents.off_loop import OffLoop
 from agents.store.task_journal import JournalledTask, TaskJournal
@@ -122,22 +124,6 @@ def callback_allowed(url: str, allow: Sequence[str]) -> bool:
     return False
 
 
-def _client(settings: TaskSettings) -> Any:
-    """Reads code and certificates, which takes some 0.1 s. Raises: ValueError."""
-    import httpx
-
-    for used_later in ("httpcore._backends.anyio", "anyio._backends._asyncio"):
-        import_module(used_later)  # else the event loop imports it with the first call
-
-    return httpx.AsyncClient(
-        timeout=settings.callback_timeout_s,
-        follow_redirects=False,  # a redirect could leave the allow-list
-        trust_env=False,
-        verify=settings.tls_context(),
-        limits=httpx.Limits(max_connections=None),
-    )
-
-
 def _encoded(result: Any) -> bytes:
     return json.dumps(result, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -170,19 +156,19 @@ class _Outcome(Enum):
     UNANSWERED = auto()
 
 
-@dataclass
 class _Receiver:
     """The server at one origin, and the results queued for it."""
 
-    #: The queue of each target: uuid, URL, and seconds until the next attempt if this one fails.
-    waiting: dict[str, deque[tuple[str, str, float]]] = field(default_factory=dict)
-    #: The targets in ``waiting`` without a delivery in progress.
-    free: deque[str] = field(default_factory=deque)
-    #: Deliveries in progress or about to start.
-    begun: int = 0
-    #: The timer of the current pause, and the length of the last pause since the receiver answered.
-    rest: asyncio.TimerHandle | None = None
-    rest_s: float = 0.0
+    def __init__(self) -> None:
+        #: The queue of each target: uuid, URL, and seconds until the next attempt if this one fails.
+        self.waiting: dict[str, deque[tuple[str, str, float]]] = {}
+        #: The targets in ``waiting`` without a delivery in progress.
+        self.free: asyncio.Queue[str] = asyncio.Queue()
+        #: Seconds of a pause before the next attempt, while the receiver does not answer.
+        self.rest_s = 0.0
+        self.answered = asyncio.Event()
+        #: Held by the one delivery that is tried after a pause.
+        self.trial = asyncio.Lock()
 
 
 class Callbacks:
@@ -198,89 +184,79 @@ class Callbacks:
     def __init__(
         self, settings: TaskSettings, journal: TaskJournal, supervisor: Supervisor, off_loop: OffLoop
     ) -> None:
+        """Raises: ValueError for certificates that cannot be read."""
         self._settings = settings
         self._off_loop = off_loop
         self._journal = journal
         self._supervisor = supervisor
-        self._client: Any = None
-        self._making = asyncio.Lock()
+        self._client = httpx.AsyncClient(
+            timeout=settings.callback_timeout_s,
+            follow_redirects=False,  # a redirect could leave the allow-list
+            trust_env=False,
+            verify=settings.tls_context(),
+            limits=httpx.Limits(max_connections=None),
+        )
         #: At most one per origin in callback_allow, now and in the past.
         self._receivers: dict[_Origin | None, _Receiver] = {}
-        #: A receiver and a target in its ``waiting``, for each delivery that may start.
-        self._ready: asyncio.Queue[tuple[_Receiver, str]] = asyncio.Queue()
+        self._in_flight = asyncio.Semaphore(_IN_FLIGHT)
+        self._turns: list[asyncio.Task[None]] = []
 
-    async def run(self) -> None:
-        """Deliver until cancelled."""
-        turns = [self._supervisor.every("callbacks", 0, self._deliver_next) for _ in range(_IN_FLIGHT)]
-        try:
-            await asyncio.gather(*turns)
-        finally:
-            if self._client is not None:
-                await self._client.aclose()
+    async def stop(self) -> None:
+        for turn in self._turns:
+            turn.cancel()
+        await asyncio.gather(*self._turns, return_exceptions=True)
+        await self._client.aclose()
 
     def add(self, target: str, taskuuid: str, url: str, wait_s: float | None = None) -> None:
         """Queue the result of a journalled task for delivery to its callback URL."""
         parts = _split(url)
         origin = _origin(parts) if parts else None
-        receiver = self._receivers.setdefault(origin, _Receiver())
-        waiting = receiver.waiting.get(target)
-        if waiting is None:
-            waiting = receiver.waiting[target] = deque()
-            receiver.free.append(target)
-        waiting.append((taskuuid, url, _BACKOFF_FIRST_S if wait_s is None else wait_s))
-        self._offer(receiver)
+        receiver = self._receivers.get(origin)
+        if receiver is None:
+            receiver = self._receivers[origin] = _Receiver()
+            for _ in range(_OF_ONE_ORIGIN):
+                turns = self._supervisor.every("callbacks", 0, partial(self._turn, receiver))
+                self._turns.append(asyncio.create_task(turns))
+        if target not in receiver.waiting:
+            receiver.waiting[target] = deque()
+            receiver.free.put_nowait(target)
+        receiver.waiting[target].append((taskuuid, url, _BACKOFF_FIRST_S if wait_s is None else wait_s))
 
     def is_over(self, task: JournalledTask) -> bool:
         """Whether the result has expired."""
         return self._journal.now() - task.created_at > self._settings.expire_after_s
 
-    def _offer(self, receiver: _Receiver) -> None:
-        """Start as many deliveries to a receiver as its limit allows."""
-        most = 1 if receiver.rest_s else _OF_ONE_ORIGIN
-        while receiver.rest is None and receiver.begun < most and receiver.free:
-            receiver.begun += 1
-            self._ready.put_nowait((receiver, receiver.free.popleft()))
+    async def _turn(self, receiver: _Receiver) -> None:
+        target = await receiver.free.get()
+        if receiver.rest_s:
+            async with receiver.trial:
+                if receiver.rest_s:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(receiver.answered.wait(), receiver.rest_s)
+                    await self._deliver_next(receiver, target, is_trial=True)
+                    return
+        await self._deliver_next(receiver, target)
 
-    async def _deliver_next(self) -> None:
-        receiver, target = await self._ready.get()
-        if receiver.rest is not None:  # the pause began after this was queued
-            receiver.begun -= 1
-            receiver.free.appendleft(target)
-            return
+    async def _deliver_next(self, receiver: _Receiver, target: str, is_trial: bool = False) -> None:
         taskuuid, url, wait_s = receiver.waiting[target].popleft()
         outcome = None
         try:
-            outcome = await self._deliver(taskuuid)
+            async with self._in_flight:
+                outcome = await self._deliver(taskuuid)
         finally:
             if outcome not in (_Outcome.OVER, _Outcome.TAKEN):
                 later = min(_BACKOFF_MOST_S, wait_s * 2)
                 asyncio.get_running_loop().call_later(wait_s, self.add, target, taskuuid, url, later)
             if receiver.waiting[target]:
-                receiver.free.append(target)
+                receiver.free.put_nowait(target)
             else:
                 del receiver.waiting[target]
-            receiver.begun -= 1
-            self._rest(receiver, outcome)
-            self._offer(receiver)
-
-    def _rest(self, receiver: _Receiver, outcome: _Outcome | None) -> None:
-        """Pause deliveries to a receiver that does not answer; end the pause when it answers."""
         if outcome in (_Outcome.TAKEN, _Outcome.REFUSED):
-            self._end_rest(receiver)
             receiver.rest_s = 0.0
-        elif outcome is _Outcome.UNANSWERED and receiver.rest is None:
+            receiver.answered.set()
+        elif outcome is _Outcome.UNANSWERED and (is_trial or not receiver.rest_s):
             receiver.rest_s = min(_BACKOFF_MOST_S, receiver.rest_s * 2 or _BACKOFF_FIRST_S)
-            receiver.rest = asyncio.get_running_loop().call_later(receiver.rest_s, self._rested, receiver)
-
-    def _rested(self, receiver: _Receiver) -> None:
-        self._end_rest(receiver)
-        self._offer(receiver)
-
-    @staticmethod
-    def _end_rest(receiver: _Receiver) -> None:
-        if receiver.rest is not None:
-            receiver.rest.cancel()
-            receiver.rest = None
+            receiver.answered.clear()
 
     async def _deliver(self, taskuuid: str) -> _Outcome:
         """Try to deliver once."""
@@ -299,15 +275,6 @@ class Callbacks:
 
     async def _post(self, task: JournalledTask) -> _Outcome:
         """Send a result. Only the status of the response is used; its body is not read."""
-        try:
-            async with self._making:
-                if self._client is None:
-                    self._client = await self._off_loop.compute(_client, self._settings)
-        except ValueError as failed:
-            LOG.info("task %s: no callbacks can be sent: %s", task.taskuuid, failed)
-            return _Outcome.UNANSWERED
-        import httpx  # ``_client`` has imported it: an agent without asynchronous calls does without
-
         body = await self._off_loop.compute(_encoded, task.result)
         try:
             headers = self._headers(task.taskuuid, body)

@@ -13,19 +13,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote
+from weakref import WeakValueDictionary
+
+import httpx
 
 from agents.api.callbacks import Callbacks, TaskSettings, callback_allowed
+from agents.api.problems import unexpected
 from agents.off_loop import OffLoop
 from agents.store.task_journal import JournalledTask, TaskJournal
-from netplugin.api.errors import (
-    Conflict,
-    FieldError,
-    Forbidden,
-    InvalidRequest,
-    NotFound,
-    Overloaded,
-)
+from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, NotFound, Overloaded
 from netplugin.api.task_models import Task, TaskState
 from netplugin.host.supervisor import Supervisor
 
@@ -59,8 +55,8 @@ class TaskRunner:
         self._running: set[asyncio.Task[Any]] = set()
         self._executions: set[asyncio.Task[None]] = set()
         self._parked = False
-        # Calls on the same object are executed in the order of arrival.
-        self._last_on: dict[str, asyncio.Task[None]] = {}
+        # Calls on the same object are executed in the order of arrival: a lock is taken in that order.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, app: Any) -> None:
         """Resume unfinished tasks; call it before new calls are accepted."""
@@ -69,7 +65,6 @@ class TaskRunner:
             self._spawn(task)
         forget = self._supervisor.every("tasks-forget", _FORGET_EVERY_S, self._forget)
         self._keep(asyncio.create_task(forget))
-        self._keep(asyncio.create_task(self._callbacks.run()))
 
     def park(self) -> None:
         """Leave accepted tasks, present and future, to the next start. Results are still delivered.
@@ -83,6 +78,7 @@ class TaskRunner:
         for running in list(self._running):
             running.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        await self._callbacks.stop()
 
     async def get(self, taskuuid: str) -> Task:
         """Raises: NotFound."""
@@ -98,12 +94,7 @@ class TaskRunner:
         Conflict if the uuid belongs to another call, Overloaded, sqlite3.Error.
         """
         if not callback_url:
-            message = "is required with taskuuid"
-            raise InvalidRequest(
-                f"callbackurl: {message}",
-                step="journal",
-                errors=[FieldError(field="callbackurl", message=message)],
-            )
+            raise InvalidRequest.of("callbackurl", "is required with taskuuid", step="journal")
         if not callback_allowed(callback_url, self._settings.callback_allow):
             raise Forbidden(
                 "callbackurl is not below an allowed prefix",
@@ -127,9 +118,8 @@ class TaskRunner:
         if self._parked:
             return
         # The next call on the object waits for this execution, not for its delivery.
-        executed = asyncio.create_task(self._execute(task, self._last_on.get(task.target)))
-        self._last_on[task.target] = executed
-        executed.add_done_callback(lambda _: self._clear(task.target, executed))
+        lock = self._locks.setdefault(task.target, asyncio.Lock())
+        executed = asyncio.create_task(self._execute(task, lock))
         self._executions.add(executed)
         executed.add_done_callback(self._executions.discard)
         self._keep(executed)
@@ -138,19 +128,14 @@ class TaskRunner:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
 
-    def _clear(self, target: str, executed: asyncio.Task[None]) -> None:
-        if self._last_on.get(target) is executed:
-            del self._last_on[target]
-
-    async def _execute(self, task: JournalledTask, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await asyncio.wait([before])
+    async def _execute(self, task: JournalledTask, lock: asyncio.Lock) -> None:
         try:
-            status, result = await self._call(task)
-            done = replace(task, state=TaskState.DONE, result=_posted(status, result))
-            await self._journal.keep(done, self._supervisor)
-            if self._carried_out is not None:
-                await self._carried_out(task.taskuuid, task.method, task.target, status)
+            async with lock:
+                status, result = await self._call(task)
+                done = replace(task, state=TaskState.DONE, result=_posted(status, result))
+                await self._journal.keep(done, self._supervisor)
+                if self._carried_out is not None:
+                    await self._carried_out(task.taskuuid, task.method, task.target, status)
         except Exception as failed:
             LOG.error("task %s is left until the next start", task.taskuuid)
             self._supervisor.failed("tasks", failed)
@@ -208,42 +193,13 @@ def overloaded(result: Any) -> bool:
 
 async def call_app(app: Any, method: str, target: str, body: bytes) -> tuple[int, bytes]:
     """Call an ASGI application in this process. Returns the status and the body."""
-    path, _, query = target.partition("?")
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": unquote(path),
-        "raw_path": path.encode(),
-        "query_string": query.encode(),
-        "root_path": "",
-        "headers": [(b"content-type", b"application/json")],
-        "client": None,
-        "server": None,
-    }
-    status = 500
-    parts: list[bytes] = []
-    sent = False
-
-    async def receive() -> dict[str, Any]:
-        nonlocal sent
-        if sent:
-            await asyncio.Event().wait()  # no disconnect: the task waits for the response
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        elif message["type"] == "http.response.body":
-            parts.append(message.get("body", b""))
-
+    transport = httpx.ASGITransport(app)
+    headers = {"content-type": "application/json"}
     try:
-        await app(scope, receive, send)
+        async with httpx.AsyncClient(transport=transport, base_url="http://agent", trust_env=False) as client:
+            answer = await client.request(method, target, content=body, headers=headers)
     except Exception:  # perhaps after its response; executing it again would fail again
         LOG.exception("%s %s failed unexpectedly", method, target)
-        status = max(status, 500)
-    return status, b"".join(parts)
+        unknown = unexpected()
+        return unknown.status_code, bytes(unknown.body)
+    return answer.status_code, answer.content
