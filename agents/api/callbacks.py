@@ -164,8 +164,8 @@ class _Receiver:
         self.waiting: dict[str, deque[tuple[str, str, float]]] = {}
         #: The targets in ``waiting`` without a delivery in progress.
         self.free: asyncio.Queue[str] = asyncio.Queue()
-        #: Seconds of a pause before the next attempt, while the receiver does not answer.
-        self.rest_s = 0.0
+        #: While the receiver does not answer: seconds of the last pause, and its end (``loop.time``).
+        self.rest_s = self.rests_until = 0.0
         self.answered = asyncio.Event()
         #: Held by the one delivery that is tried after a pause.
         self.trial = asyncio.Lock()
@@ -232,13 +232,15 @@ class Callbacks:
             async with receiver.trial:
                 if receiver.rest_s:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(receiver.answered.wait(), receiver.rest_s)
+                        async with asyncio.timeout_at(receiver.rests_until):
+                            await receiver.answered.wait()
                     await self._deliver_next(receiver, target, is_trial=True)
                     return
         await self._deliver_next(receiver, target)
 
     async def _deliver_next(self, receiver: _Receiver, target: str, is_trial: bool = False) -> None:
         taskuuid, url, wait_s = receiver.waiting[target].popleft()
+        loop = asyncio.get_running_loop()
         outcome = None
         try:
             async with self._in_flight:
@@ -246,7 +248,7 @@ class Callbacks:
         finally:
             if outcome not in (_Outcome.OVER, _Outcome.TAKEN):
                 later = min(_BACKOFF_MOST_S, wait_s * 2)
-                asyncio.get_running_loop().call_later(wait_s, self.add, target, taskuuid, url, later)
+                loop.call_later(wait_s, self.add, target, taskuuid, url, later)
             if receiver.waiting[target]:
                 receiver.free.put_nowait(target)
             else:
@@ -256,6 +258,7 @@ class Callbacks:
             receiver.answered.set()
         elif outcome is _Outcome.UNANSWERED and (is_trial or not receiver.rest_s):
             receiver.rest_s = min(_BACKOFF_MOST_S, receiver.rest_s * 2 or _BACKOFF_FIRST_S)
+            receiver.rests_until = loop.time() + receiver.rest_s
             receiver.answered.clear()
 
     async def _deliver(self, taskuuid: str) -> _Outcome:

@@ -785,6 +785,29 @@ def test_to_a_receiver_that_is_not_there_one_result_is_tried(
     run(there)
 
 
+def test_expired_results_do_not_wait_for_a_receiver_that_is_not_there(
+    journal: ToldJournal, silent: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One pause for all of them together, not one for each."""
+    monkeypatch.setattr(callbacks, "_BACKOFF_FIRST_S", 1.0)
+    monkeypatch.setattr(callbacks, "_BACKOFF_MOST_S", DEADLINE_S / 2)
+    results, now = {f"t{number}" for number in range(100)}, journal.now
+
+    async def scenario() -> None:
+        made = runner(journal, silent)
+        await made.start(Application())
+        for uuid in results:
+            await made.accept(uuid, silent.url, "PUT", f"/v1/ports/{uuid}", b"")
+        await journal.until(lambda task: task.attempts == 1)
+        monkeypatch.setattr(journal, "now", lambda: now() + 3600)
+        expired: set[str] = set()
+        while expired != results:
+            expired.add((await journal.until_state(TaskState.EXPIRED)).taskuuid)
+        await made.stop()
+
+    run(scenario)
+
+
 def test_forgotten_when_it_is_old(journal: ToldJournal, receiver: Receiver) -> None:
     receiver.start()
 
