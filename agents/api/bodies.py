@@ -50,8 +50,11 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        # FastAPI reads the source of an endpoint at its first call. After this it is in memory.
-        linecache.getlines(inspect.getfile(self.endpoint))
+        # FastAPI looks at the source of an endpoint at its first call, on the event loop. Without a time of
+        # change the lines stay in memory, also when an upgrade replaces the file meanwhile.
+        file = inspect.getfile(self.endpoint)
+        lines = linecache.getlines(file)
+        linecache.cache[file] = (len(lines), None, lines, file)
         model = self.body_field and self.body_field.field_info.annotation
         has_condition = any(part.call is condition_of_change for part in self.dependant.dependencies)
 

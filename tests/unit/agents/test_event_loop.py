@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -19,13 +20,16 @@ import httpx
 import pytest
 
 from agents.api import bodies, tasks
+from agents.api.application import Application
 from agents.api.audit import AuditLog
+from agents.api.roles import Role, needs
+from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store import database
 from netplugin.api.batch_models import Batch
 from netplugin.host.usability import Usability
 from tests.lab.loop_watch import LoopWatch
-from tests.unit.agent import DEADLINE_S, SPEC, agent, caller, served_agent
+from tests.unit.agent import DEADLINE_S, SPEC, agent, caller, served, served_agent
 from tests.unit.fakes import FakeBackend
 
 NETWORK = {"type": "vxlan", "vni": 5001}
@@ -184,6 +188,24 @@ READ = (
     "/readyz",
     "/openapi.json",
 )
+
+
+def test_the_source_of_an_endpoint_is_not_read_when_it_was_replaced(
+    watch: LoopWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by an upgrade, between the start of the agent and the first call."""
+    source = tmp_path / "endpoint_of_a_test.py"
+    source.write_text("async def endpoint() -> dict[str, str]:\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    app = Application(OffLoop())
+    app.get("/first")(needs(Role.READ)(import_module(source.stem).endpoint))
+    source.write_text("# A line more.\n" + source.read_text())
+    with served(app) as url, caller(url) as client:
+        assert client.get("/none").status_code == 404
+        watch.on = True
+        assert client.get("/first").json() == {}
+        watch.on = False
+    assert not watch.found, json.dumps(watch.found, indent=1)
 
 
 def test_long_lists_and_bodies_are_made_elsewhere(
