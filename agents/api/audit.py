@@ -48,8 +48,8 @@ class _File(WatchedFileHandler):
     """A file that may be moved at any time (logrotate): the next entry creates a new one."""
 
     def _open(self) -> TextIOWrapper:
-        made = open_own(Path(self.baseFilename), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        return open(made, "a", encoding="utf-8")
+        descriptor = open_own(Path(self.baseFilename), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        return open(descriptor, "a", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:
         raise  # the error for which this is called

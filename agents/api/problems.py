@@ -35,7 +35,7 @@ async def _refused(request: Request, error: Any) -> JSONResponse:
 
 
 async def _invalid(request: Request, error: Any) -> JSONResponse:
-    """FastAPI's errors begin with where a field is, which is said of headers only."""
+    """FastAPI puts the part of the request before each field; only that of headers stays."""
     found = [{**each, "loc": each["loc"][each["loc"][0] != "header" :]} for each in error.errors()]
     return problem_response(invalid(found))
 

@@ -18,7 +18,7 @@ DECORATORS = [
     *("@app.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
     *("@rule", "@invariant", "@initialize"),
 ]
-#: Read by a library: cliff, pydantic, ovs, sqlite3, yaml, uvicorn, prometheus, jinja2, starlette, inspect.
+#: Read by a library: cliff, pydantic, ovs, sqlite3, yaml, uvicorn, prometheus, jinja2, fastapi, logging.
 LIBRARIES = [
     *(
         "take_action",
@@ -40,7 +40,7 @@ LIBRARIES = [
         "collect",
         "globals",
     ),
-    *("redirect_slashes", "__signature__"),
+    *("route_class", "handleError"),
     # The last argument of __exit__.
     "trace",
     "traceback",
