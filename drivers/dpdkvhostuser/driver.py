@@ -103,14 +103,14 @@ class DpdkVhostUser(
         if spec.device is not None:
             service_ports.refuse(self._ovs, spec, spec.device)
         if spec.overlay_id is not None:
-            networks.check_vxlan(self._settings, self._ovs.mirror.root)
+            networks.check_vxlan(self._settings, self._ovs.view.root)
             return
         known, name = self._settings.bridge_mappings, spec.network.physical_network
         if name not in known:
             raise unknown_network(name, "[ovs] bridge_mappings", known)
 
     def facts(self) -> Mapping[str, str | int | bool]:
-        root = self._ovs.mirror.root
+        root = self._ovs.view.root
         return {
             "ovs_version": root.ovs_version or "unknown",
             "dpdk_version": root.dpdk_version or "none",
@@ -123,7 +123,7 @@ class DpdkVhostUser(
 
     def binding(self, intent: Intent) -> Binding:
         assert intent.spec is not None
-        row = self._ovs.mirror.owned(BACKEND, intent.port_id)
+        row = self._ovs.view.owned(BACKEND, intent.port_id)
         mapped = mapped_bridge(self._settings, intent)
         if intent.spec.device:
             return Binding.model_validate(
@@ -164,7 +164,7 @@ class DpdkVhostUser(
         return make_plan(self._observed_with, intents, observed)
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        networks.check_network(self._ovs.mirror, name, spec)
+        networks.check_network(self._ovs.view, name, spec)
 
     def network_faults(self, observed: VhostUserObservation) -> Mapping[str, NetpluginError]:
         return networks.network_faults(self._observed_with, observed)
@@ -173,7 +173,7 @@ class DpdkVhostUser(
         return networks.network_remains(name, observed)
 
     def network_holders(self, name: str) -> Sequence[str]:
-        return networks.network_holders(self._settings, self._ovs.mirror, name)
+        return networks.network_holders(self._settings, self._ovs.view, name)
 
     def findings(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Sequence[Finding]:
         of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)

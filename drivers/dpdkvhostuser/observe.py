@@ -13,9 +13,9 @@ from netplugin.backend import ObservedPort
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import OvsBridge
 from netplugin.host.ovs_underlay import Underlay
+from netplugin.host.ovs_view import OvsView
 from netplugin.pmd.settings import MASK, threads_by_node
 
 
@@ -27,8 +27,8 @@ class Observer:
         self._reader = OvsReader(ovs, LAYOUT)
 
     @property
-    def _mirror(self) -> Mirror:
-        return self._ovs.mirror
+    def _view(self) -> OvsView:
+        return self._ovs.view
 
     def observe(
         self, ports: Collection[str] | None, deadline: float, read: ReadFlows = NOT_READ
@@ -43,7 +43,7 @@ class Observer:
             pmd_threads=self._pmd_threads() if scope.whole else {},
         )
         word = VswitchdFacts(
-            root=self._mirror.root,
+            root=self._view.root,
             starved=self._reader.starved(scope),
             cannot_segment=self._reader.cannot_segment(seen, scope),
         )
@@ -62,7 +62,7 @@ class Observer:
     # -- PMD threads -----------------------------------------------------------------------------
 
     def _pmd_threads(self) -> dict[int, int]:
-        return threads_by_node(self._mirror.root.other_config.get(MASK), cpus.by_node())
+        return threads_by_node(self._view.root.other_config.get(MASK), cpus.by_node())
 
     # -- bonds -----------------------------------------------------------------------------------
 
@@ -71,10 +71,10 @@ class Observer:
     ) -> tuple[BondUse, ...]:
         """Return the bonds that ports or tunnels use as uplinks, including the operator's own."""
         tunnels_by = underlay.device if underlay else None
-        beside = self._mirror.bridge(tunnels_by) if tunnels_by else None
+        beside = self._view.bridge(tunnels_by) if tunnels_by else None
         where: dict[str, OvsBridge] = {}
         for bridge in (*bridges.values(), *((beside,) if beside else ())):
-            ports = self._mirror.unmanaged_on(bridge)
+            ports = self._view.unmanaged_on(bridge)
             where |= {port.name: bridge for port in ports if len(port.interfaces) > 1}
         if not where:
             return ()
@@ -86,7 +86,7 @@ class Observer:
     def _bond_use(self, bond: OvsBond, bridge: OvsBridge, tunnels_by: str | None) -> BondUse:
         senders = {
             (port.interface.external_ids.get("attached-mac"), port.tag)
-            for port in self._mirror.owned_on(bridge)
+            for port in self._view.owned_on(bridge)
             if port.interface
         }
         return BondUse(bond, bridge.name, len(senders), bridge.name == tunnels_by)

@@ -30,7 +30,7 @@ def _send(
     """
     frames: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
     for intent in intents:
-        row = ovs.mirror.owned(backend, intent.port_id)
+        row = ovs.view.owned(backend, intent.port_id)
         ofport = row.interface.works_at if row and row.interface else None
         if row is not None and ofport and intent.spec is not None:
             frames[str(row.bridge)].append((ofport, frame(intent.spec.mac)))

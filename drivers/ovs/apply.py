@@ -214,10 +214,10 @@ class Applier:
         ]
         if wanted:
             until = min(deadline, time.monotonic() + _MTU_S)
-            self._ovs.mirror.wait_for(lambda: all(self._has_mtu(*w) for w in wanted), until)
+            self._ovs.db.wait_for(lambda: all(self._has_mtu(*w) for w in wanted), until)
 
     def _has_mtu(self, name: str, mtu: int, may_wait_for_vm: bool) -> bool:
-        port = self._ovs.mirror.port(name)
+        port = self._ovs.view.port(name)
         return all(
             i.mtu == mtu or bool(i.error) or (may_wait_for_vm and not i.mtu)
             for i in (port.interfaces if port else ())
@@ -247,7 +247,7 @@ class Applier:
 
     def _interface(self, name: str) -> OvsInterface | None:
         """The interface of a port, if vswitchd has created it."""
-        port = self._ovs.mirror.port(name)
+        port = self._ovs.view.port(name)
         works = port is not None and port.interface is not None and port.interface.works_at
         return port.interface if port and works else None
 
@@ -282,12 +282,12 @@ class Applier:
 
     def _is_up(self, name: str) -> bool:
         """Whether frames may come: a row that somebody deleted has its VM again as soon as it is added."""
-        port = self._ovs.mirror.port(name)
+        port = self._ovs.view.port(name)
         return bool(port and port.interface and port.interface.link_state == "up")
 
     def _retags(self, wanted: VhostPort) -> bool:
         """Whether a port leaves a VLAN, in which the datapath may go on forwarding its frames."""
-        port = self._ovs.mirror.port(wanted.name)
+        port = self._ovs.view.port(wanted.name)
         return port is not None and port.tag != wanted.tag
 
     def _purge_if_due(self, changes: Sequence[Change], deadline: float, failed: _Failed) -> None:
@@ -312,13 +312,13 @@ class Applier:
         forgotten after it stays so.
         """
         sockets = self._ovs.settings.sockets
-        if self._retagged or keeps_old_actions(self._ovs.mirror.root):
+        if self._retagged or keeps_old_actions(self._ovs.view.root):
             self._ovs.purge_failed = True
             until = max(deadline, time.monotonic() + _PURGE_S)
             for _ in range(_PURGES):
                 appctl(sockets, "revalidator/purge", deadline=until)
             for bridge in sorted(self._retagged):
-                if self._ovs.mirror.bridge(bridge) is not None:
+                if self._ovs.view.bridge(bridge) is not None:
                     appctl(sockets, "fdb/flush", bridge, deadline=until)
         self._retagged.clear()
         self._ovs.purge_failed = self._purge_due = False
@@ -334,7 +334,7 @@ class Applier:
             self._edit(bridge, group, idle, deadline)
 
     def _edit(self, bridge: str, group: Sequence[FlowChange], idle: Collection[str], deadline: float) -> None:
-        if self._ovs.mirror.bridge(bridge) is None:
+        if self._ovs.view.bridge(bridge) is None:
             return  # the bridge was deleted, and its flows with it
         cookies: list[int] = []
         gone: list[Flow] = []

@@ -1,4 +1,4 @@
-"""The changes of OVS, of rows and of flows: each describes itself and writes itself."""
+"""The changes of OVS, of rows and of flows: each describes itself, and has its commands or its flows."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
+from uuid import UUID
 
 from drivers.ovs import filters, remains, sockets
+from drivers.ovs import row_writes as rows
 from drivers.ovs.model import base_flows, doors, shut_ports
-from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPort, is_marked
-from drivers.ovs.row_writes import add_or_set_port, add_port, delete_port, owned_ports, set_port, set_row
+from drivers.ovs.ports import MERGED_OF_UPLINKS, OvsUplink, RelayVfPort, VhostPort
 from drivers.ovs.service_ports import index_of
 from drivers.ovs.sockets import Directory
-from netplugin.api.errors import TryAgain
 from netplugin.backend import Change
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.flow_actions import NORMAL
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_rows import BRIDGE_MARK, UPLINK_MARK
-from netplugin.host.ovsdb_writes import Tables
+from netplugin.host.ovs_rows import UPLINK_MARK
+from netplugin.host.ovsdb_commands import Api, Command
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class RowChange(Change, ABC):
     """A change of the database."""
 
     @abstractmethod
-    def write(self, tables: Tables) -> None:
-        """Write the change, as part of a transaction."""
+    def commands(self, api: Api) -> Iterable[Command]:
+        """The commands of ovsdbapp that make the change, as part of a transaction."""
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         """The MTUs to wait for: port name, MTU, and whether it may stay unset until the VM connects."""
@@ -67,7 +67,7 @@ class FlowChange(Change, ABC):
 
 def ofport(ovs: OvsHost, name: str) -> int | None:
     """The OpenFlow port number; None if the port does not exist or vswitchd could not create it."""
-    port = ovs.mirror.port(name)
+    port = ovs.view.port(name)
     return port.interface.works_at if port and port.interface else None
 
 
@@ -82,23 +82,8 @@ class CreateBridge(RowChange):
     name: str
     mark: str
 
-    def write(self, tables: Tables) -> None:
-        """Create it with its internal port. Raises: TryAgain if others have created it meanwhile."""
-        if (found := tables.find("Bridge", self.name)) is not None:
-            # The uplink that follows in this transaction would join their bridge to our network.
-            if found.keys("external_ids").get(BRIDGE_MARK) != self.mark:
-                raise TryAgain(f"bridge {self.name} has been created by others meanwhile", step="plan")
-            return
-        interface = tables.insert("Interface", name=self.name, type="internal")
-        bridge = tables.insert(
-            "Bridge",
-            name=self.name,
-            datapath_type="netdev",
-            fail_mode=["secure"],
-            external_ids={BRIDGE_MARK: self.mark},
-            ports=[tables.insert("Port", name=self.name, interfaces=[interface])],
-        )
-        tables.root.add("bridges", bridge)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.AddBridge(api, self.name, self.mark)]
 
     def describe(self) -> str:
         return f"create bridge {self.name} for {self.mark}"
@@ -110,8 +95,8 @@ class SecureBridge(RowChange):
 
     name: str
 
-    def write(self, tables: Tables) -> None:
-        tables.get("Bridge", self.name).set("fail_mode", ["secure"])
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [api.set_fail_mode(self.name, "secure")]
 
     def describe(self) -> str:
         return f"set fail_mode of bridge {self.name} to secure"
@@ -124,18 +109,8 @@ class RemoveBridge(RowChange):
     name: str
     home: str = ""
 
-    def write(self, tables: Tables) -> None:
-        """Its ports are its children in the schema. No error if it is gone, or of others by now.
-
-        Raises: TryAgain if another backend has added a port meanwhile.
-        """
-        home = self.home or self.name
-        if owned_ports(tables, home):
-            raise TryAgain(f"bridge {home} has got a port meanwhile", step="plan")
-        bridge = tables.find("Bridge", self.name)
-        if bridge is not None and BRIDGE_MARK in bridge.keys("external_ids"):
-            tables.root.remove("bridges", bridge)
-            bridge.delete()
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.DeleteBridge(api, self.name, self.home or self.name)]
 
     def describe(self) -> str:
         return f"remove bridge {self.name}, which nothing needs any more"
@@ -152,16 +127,16 @@ class SetBridgeFlows(FlowChange):
     fixed: frozenset[Flow] | None = field(default=None, repr=False)
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        row = ovs.mirror.bridge(self.bridge)
+        row = ovs.view.bridge(self.bridge)
         services = ovs.settings.service_ports
         if row is None:
             return FlowEdit((COOKIE_MARK,))
         return FlowEdit(
             (COOKIE_MARK,),
-            tuple(base_flows(ovs.mirror, row, self.fixed, services)),
+            tuple(base_flows(ovs.view, row, self.fixed, services)),
             match_fragments=True,
-            opened=doors(ovs.mirror, row, services),
-            sealed=shut_ports(ovs.mirror, row, services),
+            opened=doors(ovs.view, row, services),
+            sealed=shut_ports(ovs.view, row, services),
         )
 
     def describe(self) -> str:
@@ -179,8 +154,8 @@ class DropFlows(FlowChange):
     strays: bool = False
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        bridge = ovs.mirror.bridge(self.bridge) if self.strays else None
-        owners = [port.owner for port in ovs.mirror.owned_on(bridge)] if bridge else []
+        bridge = ovs.view.bridge(self.bridge) if self.strays else None
+        owners = [port.owner for port in ovs.view.owned_on(bridge)] if bridge else []
         there = {filters.port_cookie(owner[1]) for owner in owners if owner}
         return FlowEdit(tuple(cookie for cookie in self.cookies if cookie not in there))
 
@@ -195,9 +170,10 @@ class DropFlows(FlowChange):
 class AddUplink(RowChange):
     uplink: OvsUplink
 
-    def write(self, tables: Tables) -> None:
+    def commands(self, api: Api) -> Iterable[Command]:
         """Another backend may have added it meanwhile."""
-        add_or_set_port(tables, self.uplink, UPLINK_MARK, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
+        new = self.uplink.new_interfaces()
+        return [rows.AddOrSetPort(api, self.uplink, UPLINK_MARK, MERGED_OF_UPLINKS, new)]
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.uplink.name, self.uplink.mtu, False),)
@@ -213,8 +189,8 @@ class AddUplink(RowChange):
 class SetUplink(RowChange):
     uplink: OvsUplink
 
-    def write(self, tables: Tables) -> None:
-        set_port(tables, self.uplink, MERGED_OF_UPLINKS, self.uplink.new_interfaces())
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.SetPort(api, self.uplink, MERGED_OF_UPLINKS, self.uplink.new_interfaces())]
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.uplink.name, self.uplink.mtu, False),) if self.uplink.sets_mtu else ()
@@ -231,8 +207,8 @@ class RemoveUplink(RowChange):
     bridge: str
     name: str
 
-    def write(self, tables: Tables) -> None:
-        delete_port(tables, self.bridge, self.name)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.DeletePort(api, self.bridge, self.name)]
 
     def describe(self) -> str:
         return f"remove uplink {self.name} from {self.bridge}"
@@ -242,8 +218,8 @@ class RemoveUplink(RowChange):
 class AddBeside(RowChange):
     port: RelayVfPort
 
-    def write(self, tables: Tables) -> None:
-        add_port(tables, self.port)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.AddPort(api, self.port)]
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.port.name, self.port.mtu, False),)
@@ -256,8 +232,8 @@ class AddBeside(RowChange):
 class SetBeside(RowChange):
     port: RelayVfPort
 
-    def write(self, tables: Tables) -> None:
-        set_port(tables, self.port)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.SetPort(api, self.port)]
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return ((self.port.name, self.port.mtu, False),)
@@ -272,8 +248,8 @@ class RemoveBeside(RowChange):
     name: str
     device: str
 
-    def write(self, tables: Tables) -> None:
-        delete_port(tables, self.bridge, self.name)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.DeletePort(api, self.bridge, self.name)]
 
     def describe(self) -> str:
         return f"remove port {self.name} ({self.device}) from {self.bridge}"
@@ -286,10 +262,10 @@ class RemoveBeside(RowChange):
 class AddPort(RowChange):
     port: VhostPort
 
-    def write(self, tables: Tables) -> None:
+    def commands(self, api: Api) -> Iterable[Command]:
         device = self.port.opened
         port = replace(self.port, ifindex=index_of(device)) if device else self.port
-        add_port(tables, port, port.qos_columns())
+        return [rows.AddPort(api, port, port.qos_columns())]
 
     def describe(self) -> str:
         return f"add port {self.port.name} to {self.port.bridge}, tag {self.port.tag}, MTU {self.port.mtu}"
@@ -299,8 +275,8 @@ class AddPort(RowChange):
 class SetPort(RowChange):
     port: VhostPort
 
-    def write(self, tables: Tables) -> None:
-        set_port(tables, self.port)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.SetPort(api, self.port)]
 
     def mtus(self) -> tuple[tuple[str, int, bool], ...]:
         return () if self.port.spec.device else ((self.port.name, self.port.mtu, True),)
@@ -316,8 +292,8 @@ class RemovePort(RowChange):
     name: str
     backend: str
 
-    def write(self, tables: Tables) -> None:
-        delete_port(tables, self.bridge, self.name, self.backend)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.DeletePort(api, self.bridge, self.name, self.backend)]
 
     def describe(self) -> str:
         return f"remove port {self.name} from {self.bridge}"
@@ -329,18 +305,8 @@ class SetQos(RowChange):
 
     port: VhostPort
 
-    def write(self, tables: Tables) -> None:
-        """Change our row in place. A row that is not ours is detached from the port and kept."""
-        port, qos = tables.get("Port", self.port.name), self.port.qos_columns()
-        ours = [row for row in port.rows("qos") if is_marked(row.keys("external_ids"), self.port.backend)]
-        if qos is None:
-            port.set("qos", [])
-            for row in ours:
-                row.delete()
-        elif ours:
-            set_row(ours[0], qos, ())
-        else:
-            port.set("qos", [tables.insert("QoS", **qos)])
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [rows.SetQos(api, self.port.name, self.port.backend, self.port.qos_columns())]
 
     def describe(self) -> str:
         rate = f"{self.port.receives.kbps} kbit/s" if self.port.receives else "any rate"
@@ -353,10 +319,9 @@ class DropQos(RowChange):
 
     row: str
 
-    def write(self, tables: Tables) -> None:
-        row = tables.find("QoS", self.row)
-        if row is not None:
-            row.delete()
+    def commands(self, api: Api) -> Iterable[Command]:
+        there = UUID(self.row) in api.tables["QoS"].rows
+        return [api.db_destroy("QoS", self.row)] if there else []
 
     def describe(self) -> str:
         return f"remove QoS {self.row}, which no port uses"
@@ -378,8 +343,8 @@ class SetFilter(FlowChange):
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
         beside = self.port.beside
         own, other = ofport(ovs, self.port.name), ofport(ovs, beside.name) if beside else None
-        bridge = None if self.foreign else ovs.mirror.bridge(self.bridge)
-        open_to = doors(ovs.mirror, bridge, ovs.settings.service_ports) if bridge else ()
+        bridge = None if self.foreign else ovs.view.bridge(self.bridge)
+        open_to = doors(ovs.view, bridge, ovs.settings.service_ports) if bridge else ()
         ports = (own,) if own is not None and beside is None else ()
         return FlowEdit(
             (filters.port_cookie(self.port.port_id),),

@@ -11,7 +11,6 @@ from drivers.ovs.sockets import NOTHING, ObservedSockets
 from netplugin.backend import Observation
 from netplugin.host.flow import Flow
 from netplugin.host.names import VHOST
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
     BESIDE_MARK,
     BRIDGE_MARK,
@@ -21,6 +20,7 @@ from netplugin.host.ovs_rows import (
     OvsPort,
     OvsQos,
 )
+from netplugin.host.ovs_view import OvsView
 
 # -- The observed state of OVS, as values that all OVS backends share. ----------------------------
 
@@ -159,7 +159,7 @@ def forwards(port: OvsPort, services: Collection[str]) -> bool:
 
 
 def base_flows(
-    mirror: Mirror, bridge: OvsBridge, fixed: frozenset[Flow] | None, services: Collection[str]
+    view: OvsView, bridge: OvsBridge, fixed: frozenset[Flow] | None, services: Collection[str]
 ) -> frozenset[Flow]:
     """The desired base flows of a bridge of ours, for the ports that exist now.
 
@@ -168,22 +168,22 @@ def base_flows(
     """
     if fixed is not None:
         return fixed
-    return filters.bridge_flows(doors(mirror, bridge, services), mirror.tunnels())
+    return filters.bridge_flows(doors(view, bridge, services), view.tunnels())
 
 
-def doors(mirror: Mirror, bridge: OvsBridge, services: Collection[str]) -> tuple[int, ...]:
+def doors(view: OvsView, bridge: OvsBridge, services: Collection[str]) -> tuple[int, ...]:
     """The ports of a bridge of ours that it admits all frames from (``forwards``), sorted."""
-    return _numbers(port for port in mirror.unmanaged_on(bridge) if forwards(port, services))
+    return _numbers(port for port in view.unmanaged_on(bridge) if forwards(port, services))
 
 
-def shut_ports(mirror: Mirror, bridge: OvsBridge, services: Collection[str]) -> tuple[int, ...]:
+def shut_ports(view: OvsView, bridge: OvsBridge, services: Collection[str]) -> tuple[int, ...]:
     """The ports of a bridge of ours to which it forwards nothing, sorted: the internal port and others that
     are neither ours nor in ``services``.
 
     OVS ends tunnels, and learns the neighbours of tunnels, at each port whose device has an address, now or
     later. Frames of VMs must not come there.
     """
-    ports = mirror.unmanaged_on(bridge)
+    ports = view.unmanaged_on(bridge)
     return _numbers(p for p in ports if BESIDE_MARK not in p.external_ids and not forwards(p, services))
 
 

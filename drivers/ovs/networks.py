@@ -13,14 +13,14 @@ from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
 from netplugin.host.links import Links
 from netplugin.host.names import UPLINK, device_name, is_our_device
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import BESIDE_MARK, BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK, OvsRoot
 from netplugin.host.ovs_underlay import problem, read_underlay
+from netplugin.host.ovs_view import OvsView
 from netplugin.host.physical_networks import bridge_of
 from netplugin.host.uplink_devices import has_interface
 
 
-def check_network(mirror: Mirror, name: str, spec: PhysicalNetworkSpec) -> None:
+def check_network(view: OvsView, name: str, spec: PhysicalNetworkSpec) -> None:
     """See ``netplugin.optional.UsesPhysicalNetworks``; what is in OVS now, as far as it is known."""
     bridge = bridge_of(name, spec)
     if bridge is None or spec.ovs is None:
@@ -30,14 +30,14 @@ def check_network(mirror: Mirror, name: str, spec: PhysicalNetworkSpec) -> None:
         raise InvalidRequest(
             f"bridge: {message}", step="validate", errors=[FieldError(field="bridge", message=message)]
         )
-    _check_bridge(mirror, name, spec, bridge)
-    if mirror.root.next_cfg and mirror.bridge(bridge) is None and has_interface(bridge):
+    _check_bridge(view, name, spec, bridge)
+    if view.root.next_cfg and view.bridge(bridge) is None and has_interface(bridge):
         raise _conflict(
             "bridge",
             f"the host has an interface named {bridge}, and a bridge has one too",
             "name the bridge differently",
         )
-    used = {identity_of(device): port for device, port in mirror.devices("dpdk-devargs").items()}
+    used = {identity_of(device): port for device, port in view.devices("dpdk-devargs").items()}
     for device in spec.ovs.devices:
         port = used.get(identity_of(device))
         if port is not None and port != device_name(UPLINK, device):
@@ -64,22 +64,22 @@ def held_vlans(ovs: OvsHost) -> Mapping[int, str]:
     if ovs.settings.local_ip is not None:
         # Until the database has been read, networks would appear to have no local VLANs.
         ovs.db.require_online()
-    return ovs.mirror.networks()
+    return ovs.view.networks()
 
 
-def network_holders(settings: OvsSettings, mirror: Mirror, name: str) -> list[str]:
+def network_holders(settings: OvsSettings, view: OvsView, name: str) -> list[str]:
     """See ``netplugin.optional.UsesPhysicalNetworks``; a bridge of an operator stays in any case."""
     mapped = settings.bridge_mappings.get(name, "")
-    underlay = read_underlay(settings.local_ip, mirror) if settings.local_ip else None
-    bridge = mirror.bridge(mapped)
+    underlay = read_underlay(settings.local_ip, view) if settings.local_ip else None
+    bridge = view.bridge(mapped)
     holders: list[str] = []
     if bridge is not None and bridge.external_ids.get(BRIDGE_MARK) == name:
         ours = {UPLINK_MARK, TUNNEL_MARK, BESIDE_MARK}
-        strangers = [p.name for p in mirror.unmanaged_on(bridge) if not ours & p.external_ids.keys()]
+        strangers = [p.name for p in view.unmanaged_on(bridge) if not ours & p.external_ids.keys()]
         holders += [f"port {port}" for port in sorted(strangers) if port != bridge.name]
         holders += [f"address {address}" for address in Links().addresses().get(bridge.name, ())]
     if underlay is not None and mapped and underlay.device == mapped:
-        holders += [f"VXLAN network {network}" for network in sorted(mirror.networks().values())]
+        holders += [f"VXLAN network {network}" for network in sorted(view.networks().values())]
     return holders
 
 
@@ -93,11 +93,11 @@ def network_remains(name: str, seen: OvsObservation) -> list[str]:
     return remains
 
 
-def _check_bridge(mirror: Mirror, name: str, spec: PhysicalNetworkSpec, bridge: str) -> None:
+def _check_bridge(view: OvsView, name: str, spec: PhysicalNetworkSpec, bridge: str) -> None:
     """Refuse a bridge that is another network's, or an operator's that cannot be used."""
-    there = mirror.bridge(bridge)
+    there = view.bridge(bridge)
     if there is None:
-        if mirror.port(bridge) is not None:
+        if view.port(bridge) is not None:
             raise _conflict("bridge", f"OVS has a port named {bridge}", "name the bridge differently")
         return
     mark = there.external_ids.get(BRIDGE_MARK)

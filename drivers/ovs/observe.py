@@ -1,4 +1,4 @@
-"""Read the state that all OVS backends need: rows from the mirror, flows by OpenFlow."""
+"""Read the state that all OVS backends need: rows of the database, flows by OpenFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from netplugin.host.links import Links
 from netplugin.host.names import device_name
 from netplugin.host.openflow import Settings
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import (
     BESIDE_MARK,
     BRIDGE_MARK,
@@ -28,6 +27,7 @@ from netplugin.host.ovs_rows import (
     OvsPort,
 )
 from netplugin.host.ovs_underlay import read_underlay
+from netplugin.host.ovs_view import OvsView
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
 
@@ -81,8 +81,8 @@ class OvsReader:
         self._layout = layout
 
     @property
-    def _mirror(self) -> Mirror:
-        return self._ovs.mirror
+    def _view(self) -> OvsView:
+        return self._ovs.view
 
     @property
     def _settings(self) -> OvsSettings:
@@ -95,11 +95,11 @@ class OvsReader:
         about to change.
         """
         self._ovs.db.require_certain()
-        mirror, backend = self._mirror, self._layout.backend
+        view, backend = self._view, self._layout.backend
         if ports is None:
-            return Scope(None, mirror.all_owned(backend), mirror.all_beside(backend), deadline)
-        rows = {port_id: mirror.owned(backend, port_id) for port_id in ports}
-        beside = {port_id: mirror.beside(backend, port_id) for port_id in ports}
+            return Scope(None, view.all_owned(backend), view.all_beside(backend), deadline)
+        rows = {port_id: view.owned(backend, port_id) for port_id in ports}
+        beside = {port_id: view.beside(backend, port_id) for port_id in ports}
         return Scope(
             ports,
             {port_id: row for port_id, row in rows.items() if row is not None},
@@ -114,7 +114,7 @@ class OvsReader:
             known |= {*self._settings.bridge_mappings.values()}
         return {
             b.name: b
-            for b in self._mirror.bridges()
+            for b in self._view.bridges()
             if b.name in known
             or (mapped and BRIDGE_MARK in b.external_ids and not self._layout.is_foreign(b))
         }
@@ -129,19 +129,19 @@ class OvsReader:
         start = time.monotonic()
         flows = self._flows(bridges, scope, read)
         flows_ms = (time.monotonic() - start) * 1e3
-        mirror, backend = self._mirror, self._layout.backend
+        view, backend = self._view, self._layout.backend
         rows, claimed = scope.rows, self._ovs.claimed(sockets.KIND)
         # The row of a port goes before its directory: only the claim tells of a removal that was cut off.
         ids = {*rows, *claimed} if scope.ports is None else scope.ports
         qos = (
-            mirror.all_qos(backend)
+            view.all_qos(backend)
             if scope.ports is None
-            else [row for port_id in scope.ports for row in mirror.qos_of(backend, port_id)]
+            else [row for port_id in scope.ports for row in view.qos_of(backend, port_id)]
         )
         addressed = self._addressed(scope, bridges)
         of_ports = self._by_port(rows, flows)
         settings = self._bridge_settings(bridges, of_ports, scope)
-        shared = mirror.ports_named(SHARED_NAMES)
+        shared = view.ports_named(SHARED_NAMES)
         return OvsObservation(
             ports={},
             rows=rows,
@@ -156,14 +156,14 @@ class OvsReader:
             qos=tuple(qos),
             taken_names=self._taken_names(scope.ports)
             | {port.name for port in shared if TUNNEL_MARK not in port.external_ids},
-            given_names=mirror.given_names(),
-            vhost_sockets=mirror.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
-            tso=usability.tso_enabled(mirror.root),
-            keeps_old_actions=usability.version_with_old_actions(mirror.root),
+            given_names=view.given_names(),
+            vhost_sockets=view.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
+            tso=usability.tso_enabled(view.root),
+            keeps_old_actions=usability.version_with_old_actions(view.root),
             purge_failed=self._ovs.purge_failed,
             sockets=chosen_sockets.look(sockets.look(self._settings, ids, rows), claimed, scope.ports),
             timings_ms={"openflow": flows_ms},
-            store_mark=mirror.root.store_mark if scope.whole else "",
+            store_mark=view.root.store_mark if scope.whole else "",
         )
 
     def starved(self, scope: Scope) -> frozenset[str]:
@@ -183,7 +183,7 @@ class OvsReader:
     def cannot_segment(self, seen: OvsObservation, scope: Scope) -> frozenset[str]:
         """Uplink NICs of ports in scope that would drop large segments of VMs."""
         nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
-        if not (nics and scope.rows and usability.nic_must_segment(self._mirror.root)):
+        if not (nics and scope.rows and usability.nic_must_segment(self._view.root)):
             return frozenset()
         return usability.cannot_segment(self.appctl(scope, "dpctl/show"))
 
@@ -201,7 +201,7 @@ class OvsReader:
         """
         settings = self._settings
         kept = {n for n, b in bridges.items() if settings.keeps(n, b.external_ids.get(BRIDGE_MARK, ""))}
-        homes = {name: self._mirror.bridge(self._layout.home(name)) for name in bridges.keys() - kept}
+        homes = {name: self._view.bridge(self._layout.home(name)) for name in bridges.keys() - kept}
         asked = {n for n, home in homes.items() if home is None or not self._neighbours(home, scope)}
         if not asked:
             return kept
@@ -212,7 +212,7 @@ class OvsReader:
 
     def _neighbours(self, bridge: OvsBridge, scope: Scope) -> int:
         """The number of VMs' ports on a bridge that are not in scope."""
-        return self._mirror.count_owned_on(bridge) - scope.on[bridge.name]
+        return self._view.count_owned_on(bridge) - scope.on[bridge.name]
 
     def _bridge(
         self,
@@ -222,8 +222,8 @@ class OvsReader:
         scope: Scope,
         addressed: bool,
     ) -> ObservedOvsBridge:
-        mirror, name, layout = self._mirror, bridge.name, self._layout
-        unmanaged = mirror.unmanaged_on(bridge)
+        view, name, layout = self._view, bridge.name, self._layout
+        unmanaged = view.unmanaged_on(bridge)
         uplinks = {p.name: p for p in unmanaged if UPLINK_MARK in p.external_ids}
         others = [
             p for p in unmanaged if p.name != name and p.name not in uplinks and not _is_shared(p, scope)
@@ -232,7 +232,7 @@ class OvsReader:
         ours = layout.is_ours(bridge)
         services, fixed = self._settings.service_ports, layout.base.get(name)
         named = [p for p in unmanaged if p.name in services and p.name not in uplinks]
-        admitted = doors(mirror, bridge, services)
+        admitted = doors(view, bridge, services)
         return ObservedOvsBridge(
             name=name,
             ours=ours,
@@ -251,11 +251,11 @@ class OvsReader:
             forwards_right=None
             if settings is None or not (scope.whole and ours)
             else settings.shut.isdisjoint(admitted)
-            and settings.shut.issuperset(shut_ports(mirror, bridge, services)),
+            and settings.shut.issuperset(shut_ports(view, bridge, services)),
             tunnel_ends=self._tunnel_ends(named if ours else unmanaged, settings)
             if scope.whole and scope.on[name]
             else (),
-            wanted_flows=base_flows(mirror, bridge, fixed, services) if ours else frozenset(),
+            wanted_flows=base_flows(view, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
             flows_of_others=self._ovs.flows.count_of_others(name, scope.until())
             if scope.whole and ours
@@ -267,7 +267,7 @@ class OvsReader:
     def _tunnel_ends(self, ports: Sequence[OvsPort], settings: Settings | None) -> tuple[str, ...]:
         """Those of these ports at which OVS ends tunnels: they have an address, at least the link-local one
         of a device that is up. None where there are no tunnels, or if addresses cannot be read."""
-        if not self._mirror.tunnels():
+        if not self._view.tunnels():
             return ()
         found = [p for p in ports if p.interface and p.interface.type in _OF_KERNEL]
         found = [p for p in found if not _is_shut(p, settings)]
@@ -283,7 +283,7 @@ class OvsReader:
     def _strays(self, bridge: OvsBridge, read: list[Flow] | None, scope: Scope) -> frozenset[int]:
         if read is None or not scope.whole or bridge.name in self._layout.homes:
             return frozenset()
-        owned = self._mirror.owned_on(bridge)
+        owned = self._view.owned_on(bridge)
         known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
@@ -294,11 +294,11 @@ class OvsReader:
         """
         backend, prefixes = self._layout.backend, self._layout.prefixes
         if ports is None:
-            names = self._mirror.names().items()
+            names = self._view.names().items()
             found = {name for name, serves in names if (serves or ("",))[0] != backend}
             return frozenset(name for name in found if name.startswith(prefixes))
         wanted = {device_name(prefix, i): i for prefix in prefixes for i in ports}
-        rows = {name: self._mirror.port(name) for name in wanted}
+        rows = {name: self._view.port(name) for name in wanted}
         return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
 
     # -- VXLAN networks --------------------------------------------------------------------------
@@ -317,15 +317,15 @@ class OvsReader:
             if flow.cookie != COOKIE_MARK and (scope.whole or flow.cookie in by_cookie):
                 by_cookie.setdefault(flow.cookie, set()).add(flow)
         overlay, local_ip, backend = bridges.get(OVERLAY), self._settings.local_ip, self._layout.backend
-        users = self._mirror.networks_on(overlay) if overlay else Counter()
-        own = self._mirror.networks_on(overlay, backend) if overlay else Counter()
+        users = self._view.networks_on(overlay) if overlay else Counter()
+        own = self._view.networks_on(overlay, backend) if overlay else Counter()
         here = Counter(row.network for row in scope.rows.values() if row.network)
         return ObservedTunnels(
             ports={p.name: p for p in shared if TUNNEL_MARK in p.external_ids},
             flows={cookie: frozenset(found) for cookie, found in by_cookie.items()},
             neighbours=dict((users - here).keys()),
             of_others=frozenset(network for network, _ in users.keys() - (own - here).keys()),
-            underlay=read_underlay(local_ip, self._mirror) if local_ip else None,
+            underlay=read_underlay(local_ip, self._view) if local_ip else None,
         )
 
     # -- flows -----------------------------------------------------------------------------------

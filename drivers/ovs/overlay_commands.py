@@ -8,27 +8,27 @@ before its flows: so an edit looks there too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from drivers.ovs import tunnels
 from drivers.ovs.commands import FlowChange, FlowEdit, RowChange, ofport
 from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TunnelPort, network_of, vxlan_name
-from drivers.ovs.row_writes import add_or_set_port, delete_port, owned_ports, set_port
+from drivers.ovs.row_writes import AddOrSetPort, DeletePort, SetPort, owned_ports
 from netplugin.api.errors import TryAgain
 from netplugin.backend import Overlay
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import TUNNEL_MARK
-from netplugin.host.ovsdb_writes import Tables
+from netplugin.host.ovsdb_commands import Api, Command, Transaction
 
 
 @dataclass(frozen=True)
 class AddTunnelPort(RowChange):
     port: TunnelPort
 
-    def write(self, tables: Tables) -> None:
+    def commands(self, api: Api) -> Iterable[Command]:
         """Another backend may have added it meanwhile."""
-        add_or_set_port(tables, self.port, TUNNEL_MARK)
+        return [AddOrSetPort(api, self.port, TUNNEL_MARK)]
 
     def describe(self) -> str:
         return f"add {self.port.type} port {self.port.name} to {self.port.bridge}"
@@ -38,8 +38,8 @@ class AddTunnelPort(RowChange):
 class SetTunnelPort(RowChange):
     port: TunnelPort
 
-    def write(self, tables: Tables) -> None:
-        set_port(tables, self.port)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [SetPort(api, self.port)]
 
     def describe(self) -> str:
         return f"set {self.port.type} port {self.port.name}"
@@ -53,22 +53,23 @@ class RemoveTunnelPort(RowChange):
     name: str
     is_remade: bool = False
 
-    def write(self, tables: Tables) -> None:
-        """Raises: TryAgain if a port has come that needs it."""
-        if not self.is_remade and self.name in _needed(tables):
-            raise TryAgain(f"a port on a VXLAN network needs {self.name} by now", step="plan")
-        delete_port(tables, self.bridge, self.name)
+    def commands(self, api: Api) -> Iterable[Command]:
+        kind = DeletePort if self.is_remade else _DeleteUnneeded
+        return [kind(api, self.bridge, self.name)]
 
     def describe(self) -> str:
         return f"remove port {self.name} from {self.bridge}"
 
 
-def _needed(tables: Tables) -> set[str]:
-    """The shared ports that the VMs' ports on the overlay bridge need."""
-    networks: dict[str, int] = {}
-    for port in owned_ports(tables, OVERLAY):
-        networks |= network_of(port.keys("external_ids"))
-    return {*PATCHES, *map(vxlan_name, networks.values())} if networks else set()
+class _DeleteUnneeded(DeletePort):
+    def run_idl(self, txn: Transaction) -> None:
+        """Raises: TryAgain if a port has come that needs it."""
+        networks: dict[str, int] = {}
+        for port in owned_ports(self.api, OVERLAY):
+            networks |= network_of(port.external_ids)
+        if networks and self.name in {*PATCHES, *map(vxlan_name, networks.values())}:
+            raise TryAgain(f"a port on a VXLAN network needs {self.name} by now", step="plan")
+        super().run_idl(txn)
 
 
 @dataclass(frozen=True)
@@ -110,8 +111,8 @@ class DropNetwork(FlowChange):
     cookie: int
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        overlay = ovs.mirror.bridge(OVERLAY)
-        networks: Mapping[tuple[str, int], int] = ovs.mirror.networks_on(overlay) if overlay else {}
+        overlay = ovs.view.bridge(OVERLAY)
+        networks: Mapping[tuple[str, int], int] = ovs.view.networks_on(overlay) if overlay else {}
         if self.cookie in {tunnels.network_cookie(network_id) for network_id, _ in networks}:
             return FlowEdit()  # another backend has got a port on it meanwhile
         return FlowEdit(tunnels.with_learned(self.cookie))

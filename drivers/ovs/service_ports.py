@@ -37,7 +37,7 @@ def refuse(ovs: OvsHost, spec: PortSpec, device: str) -> None:
 def claim(ovs: OvsHost, intent: Intent, taken: Mapping[Claim, str]) -> Claim:
     """Claim the device of a service port. Raises: Conflict if it is of another port."""
     (claimed,) = claim_name(intent, taken)
-    row = ovs.mirror.port(claimed.key)
+    row = ovs.view.port(claimed.key)
     if row is not None and (row.owner is None or row.owner[1] != intent.port_id):
         raise Conflict(
             f"device {claimed.key} is a port of bridge {row.bridge}, and not of {intent.port_id}",
@@ -58,7 +58,7 @@ def index_of(device: str) -> int:
 def _uplinks(ovs: OvsHost) -> dict[str, str]:
     """The kernel devices that DPDK ports of OVS use."""
     found = {}
-    for arguments in ovs.mirror.devices("dpdk-devargs"):
+    for arguments in ovs.view.devices("dpdk-devargs"):
         for argument in arguments.split(","):
             name, _, value = argument.partition("=")
             if name in _DEVICE_ARGUMENTS:

@@ -23,7 +23,7 @@ def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
     state = ovs.usable()
     if not state.usable:
         return state
-    root = ovs.mirror.root
+    root = ovs.view.root
     built_with = root.dpdk_version not in (None, "none")
     if built_with and not root.dpdk_initialized:
         return Usability(

@@ -253,7 +253,7 @@ class Vdpa(
         return [*findings(observed, self._mode, self._switch.settings.local_ip), *of_sockets]
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        networks.check_network(self._switch.mirror, name, spec)
+        networks.check_network(self._switch.view, name, spec)
         check_devices(self._pool.kernel, name, spec)
 
     def network_faults(self, observed: VdpaObservation) -> Mapping[str, NetpluginError]:
@@ -263,7 +263,7 @@ class Vdpa(
         return ()
 
     def network_holders(self, name: str) -> Sequence[str]:
-        return networks.network_holders(self._switch.settings, self._switch.mirror, name)
+        return networks.network_holders(self._switch.settings, self._switch.view, name)
 
     def held_vlans(self) -> Mapping[int, str]:
         return self._switch.held_vlans()

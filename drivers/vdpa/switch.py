@@ -17,8 +17,8 @@ from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from netplugin.api.errors import HostError
 from netplugin.backend import Applied, Change, Intent
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
+from netplugin.host.ovs_view import OvsView
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vswitchd import appctl
 
@@ -40,20 +40,20 @@ class Switch:
         return self._ovs.hold()
 
     @property
-    def mirror(self) -> Mirror:
-        return self._ovs.mirror
+    def view(self) -> OvsView:
+        return self._ovs.view
 
     @property
     def root(self) -> OvsRoot:
-        return self._ovs.mirror.root
+        return self._ovs.view.root
 
     def held_vlans(self) -> Mapping[int, str]:
         """See ``netplugin.optional.HasLocalVlans``."""
         return held_vlans(self._ovs)
 
     def row(self, port_id: str) -> OvsPort | None:
-        """Return a port from the mirror of the database. Callable from any thread."""
-        return self._ovs.mirror.owned(BACKEND, port_id)
+        """Return a port of the database, as it was read last. Callable from any thread."""
+        return self._ovs.view.owned(BACKEND, port_id)
 
     def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
         self._ovs.follow_connections(BACKEND, tell)
@@ -87,7 +87,7 @@ class Switch:
         read = self._applier.read if after_apply else NOT_READ
         seen = self._reader.seen(scope, self._reader.bridges(scope, networks), read)
         word = VswitchdFacts(self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope))
-        return seen, word, self._ovs.mirror.devices(*DEVICE_OPTIONS)
+        return seen, word, self._ovs.view.devices(*DEVICE_OPTIONS)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         return self._applier.apply(changes, deadline)

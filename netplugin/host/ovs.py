@@ -18,12 +18,12 @@ from netplugin.api.physical_models import UPLINK_MTU, OvsUplinkSpec, PhysicalNet
 from netplugin.host.bridge_watch import BridgeWatch
 from netplugin.host.names import Claimed, Mark, nothing_claimed, unmarked
 from netplugin.host.openflow import OpenFlow
-from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
 from netplugin.host.ovs_rows import BRIDGE_MARK
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_versions import fix_of_start
+from netplugin.host.ovs_view import Drift, OvsView, VmConnection
 from netplugin.host.ovsdb import Ovsdb
-from netplugin.host.ovsdb_writes import Touch
+from netplugin.host.ovsdb_commands import Touch
 from netplugin.host.physical_networks import Derived, Networks, PhysicalNetworks, bridge_of
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
@@ -208,8 +208,8 @@ class OvsHost:
         return self._settings.value
 
     @property
-    def mirror(self) -> Mirror:
-        return self.db.mirror
+    def view(self) -> OvsView:
+        return self.db.view
 
     def subscribe(self, backend: str, wake: Callable[[Wake], None]) -> None:
         """Call ``wake`` for drift of this backend's ports and when OVS is available again."""
@@ -225,7 +225,7 @@ class OvsHost:
         """
         with self._telling:
             self._followers[backend] = tell
-            for (owner, port_id), connected in self.mirror.connections().items():
+            for (owner, port_id), connected in self.view.connections().items():
                 if owner == backend:
                     tell(port_id, connected)
 
@@ -252,7 +252,7 @@ class OvsHost:
         except BackendUnavailable as missing:
             return Usability.without(missing)
         if not self.vswitchd.alive():
-            gone, root = Usability.without(self.vswitchd.missing()), self.mirror.root
+            gone, root = Usability.without(self.vswitchd.missing()), self.view.root
             fixes = (gone.fix, fix_of_start(root.version, root.other_config))
             return replace(gone, fix="; ".join(filter(None, fixes)) or None)
         if not self._settled.is_set():
@@ -275,7 +275,7 @@ class OvsHost:
 
     # -- callbacks, on the threads of the connections --------------------------------------------
 
-    def _drifted(self, drifts: Collection[MirrorDrift]) -> None:
+    def _drifted(self, drifts: Collection[Drift]) -> None:
         ports: dict[str | None, set[str]] = defaultdict(set)
         for drift in drifts:
             if drift.port_id is None:
@@ -285,7 +285,7 @@ class OvsHost:
         for backend, changed in ports.items():
             self._tell(Wake("a port was changed in the OVS database", frozenset(changed)), backend)
 
-    def _connection_changed(self, connection: Connection) -> None:
+    def _connection_changed(self, connection: VmConnection) -> None:
         with self._telling:
             tell = self._followers.get(connection.backend)
             if tell is not None:
@@ -354,14 +354,14 @@ class OvsHost:
         self.db.require_online(_SETTLE_S)
         deadline = time.monotonic() + _QUIET_S
         made = appctl(self.settings.sockets, "ofproto/list", deadline=deadline)
-        return bool(made.strip()) or not self.mirror.bridges()
+        return bool(made.strip()) or not self.view.bridges()
 
     def _watched(self) -> list[str]:
         """The bridges whose flows and settings are watched: ours, and those with ports of ours."""
         if not self.usable().usable:
             return []
-        bridges = self.mirror.bridges()
-        return [b.name for b in bridges if BRIDGE_MARK in b.external_ids or self.mirror.count_owned_on(b)]
+        bridges = self.view.bridges()
+        return [b.name for b in bridges if BRIDGE_MARK in b.external_ids or self.view.count_owned_on(b)]
 
     def _announce(self, reason: str) -> None:
         """Wake all subscribers, if the database and vswitchd are both available."""

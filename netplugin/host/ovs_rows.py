@@ -91,6 +91,27 @@ COLUMNS = {
 KEYS = {("Interface", "status"): ("status", "num_of_vrings", "n_rxq", "numa_id", "numa")}
 
 
+def values(row: Any) -> dict[str, Any]:
+    """The columns of a row of the Idl, without those that refer to rows.
+
+    An optional column is None or its value, as is one that the schema of this OVS does not have; a map is a
+    dictionary. The committed values: a transaction that is being composed does not show.
+    """
+    table = row._table
+    found: dict[str, Any] = {}
+    for name in COLUMNS[table.name]:
+        column = table.columns.get(name)
+        if column is None:
+            found[name] = None
+        elif column.type.is_map():
+            keys, pairs = KEYS.get((table.name, name)), row._data[name].values.items()
+            found[name] = {k.value: v.value for k, v in pairs if keys is None or k.value in keys}
+        elif not column.type.key.is_ref():
+            datum = row._data[name]
+            found[name] = datum.as_list() if column.type.n_max > 1 else datum.as_scalar()
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class OvsInterface:
     """A row of Interface. ``ofport`` is -1 if vswitchd could not create the device."""
@@ -212,11 +233,6 @@ class OvsQos:
     other_config: Mapping[str, str]
     external_ids: Mapping[str, str]
 
-    @classmethod
-    def read(cls, uuid: str, row: Mapping[str, Any]) -> OvsQos:
-        """The values of a row of the database."""
-        return cls(uuid, row["type"], row["other_config"], row["external_ids"])
-
     @property
     def owner(self) -> tuple[str, str] | None:
         return _owner(self.external_ids)
@@ -283,11 +299,6 @@ class OvsBridge:
     datapath_type: str
     fail_mode: str | None
     external_ids: Mapping[str, str]
-
-    @classmethod
-    def read(cls, row: Mapping[str, Any]) -> OvsBridge:
-        """The values of a row of the database."""
-        return cls(row["name"], row["datapath_type"], row["fail_mode"], row["external_ids"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, Unsupported
 from netplugin.host.link_values import Link
 from netplugin.host.links import Links
-from netplugin.host.ovs_mirror import Mirror
+from netplugin.host.ovs_view import OvsView
 from netplugin.host.vxlan import overhead
 
 STEP = "underlay"
@@ -95,7 +95,7 @@ def too_narrow(hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0
     return None
 
 
-def read_underlay(local_ip: str, mirror: Mirror) -> Underlay:
+def read_underlay(local_ip: str, view: OvsView) -> Underlay:
     """Read the underlay in the network namespace of the calling thread.
 
     A read error is returned in ``unread``, because only tunnels depend on it.
@@ -106,12 +106,12 @@ def read_underlay(local_ip: str, mirror: Mirror) -> Underlay:
         return Underlay(local_ip, unread=refused.detail)
     if found is None:
         return Underlay(local_ip)
-    bridge = mirror.bridge(found.name)
+    bridge = view.bridge(found.name)
     if bridge is None or bridge.datapath_type != "netdev":
         return Underlay(local_ip, found.name, found.up)
     nics = [
         interface
-        for port in mirror.unmanaged_on(bridge)
+        for port in view.unmanaged_on(bridge)
         for interface in port.interfaces
         if interface.type not in ("internal", "patch")
     ]

@@ -1,27 +1,40 @@
-"""The connection to an Open vSwitch database: reads from a mirror, writes in verified transactions.
+"""The connection to an Open vSwitch database: ovsdbapp on an Idl, with transactions that have a deadline.
 
 A process that manages ports holds a lock of the database (RFC 7047, section 4.1.8). The server
 grants it to one client at a time, and to the next one that waits when the connection ends. Every
 transaction of the holder asserts the lock (section 5.2.10), so none is carried out without it.
+
+One thread runs the Idl. Other threads compose and send their transaction themselves and wait for its answer.
+The Idl can connect again, but with the schema of the first time and with no bound for the answers, so each
+connection here has an Idl of its own. What was read last can be read until the next one has read all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import logging
+import os
+import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
 from typing import Any
+
+from ovs import jsonrpc
+from ovs import poller as ovs_poller
+from ovsdbapp.backend.ovs_idl import connection, idlutils
+from ovsdbapp.backend.ovs_idl.idlutils import RowNotFound
+from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.host.names import CarriedMark, Mark, unmarked
-from netplugin.host.ovs_mirror import Connection, Mirror, MirrorDrift
-from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, KEYS, STORE_MARK
-from netplugin.host.ovsdb_rows import Rows
-from netplugin.host.ovsdb_session import ConnectionLost, OvsdbSession, Refused
-from netplugin.host.ovsdb_writes import Operation, RowNotFound, Tables, Write
+from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, STORE_MARK
+from netplugin.host.ovs_rpc import TimedConnection, connect, milliseconds
+from netplugin.host.ovs_view import Drift, OvsView, VmConnection
+from netplugin.host.ovsdb_commands import Api, Change, Transaction, root, set_key
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
@@ -29,13 +42,58 @@ _DATABASE = "Open_vSwitch"
 _LEAST_S = 0.1  # for the answer of a transaction
 #: Seconds for an answer, after which the agent connects again: to read all of 5,000 ports takes a few.
 _ANSWER_S = 30.0
+#: Between two connections, the least and the most, in seconds.
+_PAUSE_S = (0.1, 1.0)
 #: The name of the lock. Locks of ovsdb-server are distinguished by name only.
 LOCK = "netplugin"
-_ASSERT: Operation = {"op": "assert", "lock": LOCK}
-_NOT_LOCKED = "not owner"  # RFC 7047, section 5.2.10
 _HOLDER_LENGTH = 200  # any client of the database can write this value, so bound what is shown
 
-Answered = Future[Any]
+
+class _Lost(Exception):
+    """The connection has ended, or could not be made. The text is the reason."""
+
+
+class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
+    """The replica of one connection: the columns that are read, of those that the schema has."""
+
+    def __init__(self, remote: str, schema: Any) -> None:
+        helper = idlutils.create_schema_helper(schema)
+        for table, columns in COLUMNS.items():
+            declared = schema["tables"][table]["columns"]
+            helper.register_columns(table, [name for name in columns if name in declared])
+        super().__init__(remote, helper)
+        self.closed = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether its connection has ended. The session counts each one that it makes and each that ends."""
+        return self.closed or self._session.get_seqno() > 1
+
+    @property
+    def has_read(self) -> bool:
+        return bool(self.state == self.IDL_S_MONITORING)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all rows are read, and known is who has the lock that was requested."""
+        return self.has_read and (self.lock_name is None or self.has_lock or self.is_lock_contended)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+class _Api(OvsdbIdl):  # type: ignore[misc]
+    """ovsdbapp's API. The library keeps the connection in the class; here each instance has its own."""
+
+    ovsdb_connection: Any = None
+
+
+def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -> Api:
+    """The API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs."""
+    carrier = connection.Connection(_Idl(remote, schema), 0)  # its own thread is not started
+    carrier.lock = lock or carrier.lock
+    return _Api(carrier, start=False)
 
 
 def _late() -> OperationTimeout:
@@ -46,13 +104,12 @@ def _late() -> OperationTimeout:
     )
 
 
-def _refusal(error: str, details: str, repeats: bool) -> NetpluginError:
-    """The error of a refused transaction. What others have made or removed meanwhile is planned again.
-
-    ``repeats``: it has the name of a bridge or port that was there already when it was composed.
-    """
-    stale = error == "referential integrity violation" or ("identical values" in details and not repeats)
-    return (TryAgain if stale else HostError)(f"{error}: {details}".rstrip(": "), step="ovsdb-commit")
+def _refusal(txn: Transaction) -> NetpluginError:
+    """The error of a refused transaction. What others have made or removed meanwhile is planned again."""
+    error, details = txn.refusal
+    others_made = "identical values" in details and not txn.repeats
+    kind = TryAgain if others_made or error == "referential integrity violation" else HostError
+    return kind(f"{error}: {details}".strip(": ") or txn.get_error(), step="ovsdb-commit")
 
 
 class Ovsdb:
@@ -61,47 +118,61 @@ class Ovsdb:
     def __init__(
         self,
         remote: str,
-        drifted: Callable[[Collection[MirrorDrift]], None] = lambda drifts: None,
+        drifted: Callable[[Collection[Drift]], None] = lambda drifts: None,
         changed: Callable[[], None] = lambda: None,
         holder: str | None = None,
         mark: Mark = unmarked,
-        connection: Callable[[Connection], None] = lambda connection: None,
+        connection: Callable[[VmConnection], None] = lambda connection: None,
     ) -> None:
-        """``remote`` is an OVSDB address, for example ``unix:/run/openvswitch/db.sock``.
+        """``remote`` is an OVSDB address, for example ``unix:/run/openvswitch/db.sock``, or several with
+        commas between them.
 
-        The callbacks run on the connection's thread; ``drifted`` and ``connection`` are those of
-        ``Mirror``. ``changed`` is called when the connection or the lock is gained or lost.
+        The callbacks run on the connection's thread. ``drifted`` is called when marked ports or bridges
+        change after their creation, ``connection`` when a VM connects to a marked vhost-user port or
+        disconnects, ``changed`` when the connection or the lock is gained or lost.
         ``holder`` identifies this process for the lock; None: do not request the lock (the caller
         reads only, or changes rows that no agent manages). Every transaction writes the ``mark`` of
         the store into ``external_ids`` of Open_vSwitch.
         """
         self.remote = remote
-        # The connection's thread and that of one write at a time use it; each step is a whole one.
         self._carried = CarriedMark(mark)
-        self.mirror = Mirror(drifted, self._carried.found, connection)
-        self._tell_changed = changed
+        self._drifted, self._tell_changed, self._vm_connection = drifted, changed, connection
         self._holder = holder
-        self._ready = threading.Event()
-        self._locked = threading.Event()
+        self._process = os.getpid()
+        self._changed = threading.Condition()
         self._committing = threading.Lock()
-        self._unanswered: Answered | None = None
-        # Of the connection, in its thread: whether the rows are read, and whether the lock is held.
-        self._read, self._has_lock = False, False
-        self._failures = 0
-        self._session = OvsdbSession(remote, self)
+        #: The values of the rows that were read last.
+        self.view = OvsView()
+        self._api: Api = None
+        #: Whether a transaction had no answer, and no connection has been made since.
+        self._uncertain = False
+        self._reported = (False, False)
+        self._stop = threading.Event()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        for end in (self._wake_reader, self._wake_writer):
+            end.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="ovsdb", daemon=True)
 
     def start(self) -> Ovsdb:
         """Start to connect. No callback runs before this call, so the caller can finish its setup first."""
-        self._session.start()
+        self._thread.start()
         return self
+
+    def close(self) -> None:
+        self._stop.set()
+        self._wake()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
 
     @property
     def online(self) -> bool:
-        return self._ready.is_set()
+        """Whether the rows are read and kept current. A fork of the process has no thread that does so."""
+        api = self._api
+        return api is not None and not api.idl.lost and self._process == os.getpid()
 
     def require_online(self, wait_s: float = 0.0) -> None:
         """Wait up to ``wait_s`` seconds for the connection. Raises: BackendUnavailable."""
-        if not self._ready.wait(wait_s):
+        if not self._comes(lambda: self.online, wait_s):
             raise BackendUnavailable(
                 f"no connection to the Open vSwitch database at {self.remote}",
                 step="ovsdb-connect",
@@ -111,17 +182,18 @@ class Ovsdb:
     @property
     def locked(self) -> bool:
         """Whether this process holds the lock, or needs none."""
-        return self._holder is None or self._locked.is_set()
+        return self._holder is None or bool(self.online and self._api.idl.has_lock)
 
     def require_lock(self, wait_s: float = 0.0) -> None:
         """Wait up to ``wait_s`` seconds for the lock. Raises: BackendUnavailable."""
+        deadline = time.monotonic() + wait_s
         self.require_online(wait_s)
-        if self._holder is not None and not self._locked.wait(wait_s):
+        if not self._comes(lambda: self.locked, remaining(deadline)):
             raise self.other_holder()
 
     def other_holder(self) -> BackendUnavailable:
         """The error to raise if another client holds the lock."""
-        last = self.mirror.root.holder or ""
+        last = self.view.root.holder or ""
         known = f" (it was last taken by: {last[:_HOLDER_LENGTH]!r})" if last else ""
         return BackendUnavailable(
             f"another agent has the lock {LOCK!r} of the Open vSwitch database at {self.remote}" + known,
@@ -130,21 +202,36 @@ class Ovsdb:
             "own ([ovs] connection and rundir)",
         )
 
-    def write(self, writes: Sequence[Write], deadline: float) -> None:
-        """Commit the writes and wait until vswitchd has applied them.
+    def _comes(self, state: Callable[[], bool], wait_s: float) -> bool:
+        """Whether a state holds within this time. A fork may have been made while the lock was held."""
+        is_fork = self._process != os.getpid()
+        return state() or (wait_s > 0 and not is_fork and self.wait_for(state, time.monotonic() + wait_s))
+
+    def wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait until the condition on the rows holds; False at the deadline (monotonic seconds).
+
+        The condition is evaluated whenever ovsdb-server has told something.
+        """
+        with self._changed:
+            return self._changed.wait_for(condition, remaining(deadline))
+
+    # -- transactions ----------------------------------------------------------------------------
+
+    def write(self, changes: Sequence[Change], deadline: float) -> None:
+        """Commit the changes and wait until vswitchd has applied them.
 
         Raises: as ``commit`` and ``wait_configured``.
         """
-        self.wait_configured(self.commit(writes, deadline), deadline)
+        self.wait_configured(self.commit(changes, deadline), deadline)
 
-    def commit(self, writes: Sequence[Write], deadline: float) -> int:
-        """Commit all writes in one transaction and return the ``next_cfg`` to wait for; 0: no change.
+    def commit(self, changes: Sequence[Change], deadline: float) -> int:
+        """Commit all changes in one transaction and return the ``next_cfg`` to wait for; 0: no change.
 
-        If the connection is lost before the answer, they are composed again from the rows of the new
-        one.
+        If the connection is lost before the answer, or others have changed what was read, they are composed
+        again from the rows that there are then.
 
         Raises: BackendUnavailable, HostError with the error text of ovsdb-server, TryAgain if others have
-        made or removed a row that the writes need, OperationTimeout, and what the writes raise.
+        made or removed a row that the changes need, OperationTimeout, and what the changes raise.
         """
         deadline = max(deadline, time.monotonic() + _LEAST_S)
         while True:
@@ -152,84 +239,71 @@ class Ovsdb:
             if not self._committing.acquire(timeout=remaining(deadline)):
                 raise _late()
             try:
-                self.require_certain()
-                return self._commit(writes, deadline)
-            except ConnectionLost:
+                return self._commit(changes, deadline)
+            except _Lost:
                 self.require_lock(remaining(deadline))
                 if not remaining(deadline):
                     raise _late() from None
             finally:
                 self._committing.release()
 
-    def _commit(self, writes: Sequence[Write], deadline: float) -> int:
+    def _commit(self, changes: Sequence[Change], deadline: float) -> int:
         """As ``commit``, one transaction at a time: each is composed of the rows after the last one.
 
-        Raises: ConnectionLost too.
+        Raises: _Lost too.
         """
-        tables, operations = self._composed(writes)
-        if not operations:
+        # The store is asked without the lock.
+        mark = self._carried.after(self.view.root.found_mark)
+        with self._changed:
+            self.require_certain()
+            idl = self._api.idl
+            read = idl.change_seqno
+            txn = self._composed(changes, mark)
+            if txn.commit() == txn.INCOMPLETE:
+                self._wake()  # the thread sends what the socket did not take
+                # The server may still carry out what it did not answer, but not once this process has the
+                # lock by another connection. Without a lock there is no such moment to wait for.
+                answer_by = deadline if self._holder is None else min(deadline, time.monotonic() + _ANSWER_S)
+                if not self.wait_for(lambda: txn.commit() != txn.INCOMPLETE or idl.lost, answer_by):
+                    self._uncertain = True
+                    idl.close()
+                    self._wake()
+                    if not remaining(deadline):
+                        raise _late()
+            status = txn.commit()
+            if status == txn.TRY_AGAIN and not idl.lost:
+                # Others have changed what it had read: wait for the notice of that.
+                self.wait_for(lambda: idl.change_seqno != read or idl.lost, deadline)
+        if status == txn.SUCCESS:
+            return int(txn.get_increment_new_value())
+        if status == txn.UNCHANGED:
             return 0
-        answered: Answered = Future()
-        self._transact(operations, answered)
+        if status == txn.NOT_LOCKED:
+            raise self.other_holder()
+        if status == txn.ERROR:
+            raise _refusal(txn)
+        raise _Lost(status)
+
+    def _composed(self, changes: Sequence[Change], mark: str) -> Transaction:
+        """Raises: HostError, TryAgain if a row is gone, and the typed errors of the changes."""
+        txn = Transaction(self._api.idl)
         try:
-            results = answered.result(remaining(deadline))
-        except Late:
-            # The only one: the next is not sent before this one is answered.
-            self._unanswered = answered
-            self.require_online()
-            raise _late() from None
-        except Refused as refused:
-            raise HostError(str(refused), step="ovsdb-commit") from refused
-        for result in results:
-            if result and (error := result.get("error")):
-                if error == _NOT_LOCKED:
-                    raise self.other_holder()
-                raise _refusal(error, result.get("details", ""), tables.repeats)
-        return int(results[len(operations) - 1]["rows"][0]["next_cfg"])
-
-    def _composed(self, writes: Sequence[Write]) -> tuple[Tables, list[Operation]]:
-        """The tables as changed, and the operations; the result of the last one has ``next_cfg``.
-
-        Raises: HostError, TryAgain if a row is gone, and the typed errors of the writes.
-        """
-        # The store is asked without the lock of the mirror.
-        mark = self._carried.after(self.mirror.root.found_mark)
-        with self.mirror.held():
-            tables = Tables(self.mirror)
-            try:
-                for each in writes:
-                    each.write(tables)
-                root = tables.root
-                if mark:
-                    root.set_key("external_ids", STORE_MARK, mark)
-            except NetpluginError:
-                raise
-            except RowNotFound as gone:  # since the plan was made
-                raise TryAgain(f"{gone} any more", step="ovsdb-commit") from gone
-            except Exception as failed:  # of a write, which may read the host too
-                raise HostError(str(failed), step="ovsdb-commit") from failed
-            if not tables.operations():
-                return tables, []
-            root.increment("next_cfg")
-            where = [["_uuid", "==", [*root.reference]]]
-            count = {"op": "select", "table": "Open_vSwitch", "where": where, "columns": ["next_cfg"]}
-            operations = [*self._guard(), *tables.operations(), count]
-        return tables, operations
-
-    def _guard(self) -> list[Operation]:
-        return [] if self._holder is None else [_ASSERT]
-
-    def _transact(self, operations: Sequence[Operation], answered: Answered) -> None:
-        def answer(results: Any, failed: Exception | None) -> None:
-            if failed is None:
-                answered.set_result(results)
-            else:
-                answered.set_exception(failed)
-
-        # The server may still carry out what it did not answer, but not once this process has the lock by
-        # another connection: until then ``require_lock`` refuses. Without the lock the outcome stays open.
-        within_s = None if self._holder is None else _ANSWER_S
-        self._session.request("transact", [_DATABASE, *operations], answer, within_s)
+            for change in changes:
+                for command in change.commands(self._api):
+                    command.run_idl(txn)
+            if mark:
+                set_key(root(self._api), "external_ids", STORE_MARK, mark)
+            root(self._api).increment("next_cfg")
+        except NetpluginError:
+            txn.abort()
+            raise
+        except RowNotFound as gone:  # since the plan was made
+            txn.abort()
+            raise TryAgain(f"{gone} any more", step="ovsdb-commit") from gone
+        except Exception as failed:  # of a change, which may read the host too
+            txn.abort()
+            raise HostError(str(failed), step="ovsdb-commit") from failed
+        return txn
 
     def require_certain(self) -> None:
         """Require that the database is online and locked, without a pending transaction of ours.
@@ -239,13 +313,13 @@ class Ovsdb:
 
         Raises: BackendUnavailable, OperationTimeout.
         """
-        self.require_lock()
-        if self._unanswered is not None and not self._unanswered.done():
+        if self._uncertain:
             raise OperationTimeout(
                 "an earlier transaction is still with ovsdb-server, its outcome unknown",
                 step="ovsdb-commit",
                 fix="look whether ovsdb-server hangs",
             )
+        self.require_lock()
 
     def wait_configured(self, next_cfg: int, deadline: float) -> None:
         """Wait until vswitchd has applied the configuration: ``cur_cfg`` reaches ``next_cfg``.
@@ -256,90 +330,134 @@ class Ovsdb:
             self.require_online()
             raise OperationTimeout(
                 "ovs-vswitchd did not carry out the configuration in time "
-                f"(cur_cfg {self.mirror.root.cur_cfg}, requested {next_cfg})",
+                f"(cur_cfg {self.view.root.cur_cfg}, requested {next_cfg})",
                 step="vswitchd",
                 fix="look whether ovs-vswitchd runs and what its log says",
             )
 
     def configured(self, next_cfg: int, deadline: float) -> bool:
         """Like ``wait_configured``, but return False at the deadline."""
-        return self.mirror.wait_for(lambda: self.mirror.root.cur_cfg >= next_cfg, deadline)
+        return self.wait_for(lambda: self.view.root.cur_cfg >= next_cfg, deadline)
 
-    def close(self) -> None:
-        self._session.close()
+    # -- the connection, in its thread -----------------------------------------------------------
 
-    # -- the connection, in its thread (``OvsdbSession``) ------------------------------------------
+    def _run(self) -> None:
+        remotes = itertools.cycle(re.split(r",(?=\w+:)", self.remote))
+        failures, pause_s = 0, _PAUSE_S[0]
+        while not self._stop.is_set():
+            failures, pause_s = failures + 1, min(2 * pause_s, _PAUSE_S[1])
+            try:
+                self._serve(next(remotes))
+                failures, pause_s = 0, _PAUSE_S[0]
+            except _Lost as lost:
+                if failures == 2:
+                    LOG.warning("the OVS database at %s cannot be used yet: %s", self.remote, lost)
+            except Exception:
+                # A notice may be lost. Only reading all rows again recovers from that.
+                LOG.exception("the connection to the OVS database starts again")
+            self._report()
+            self._stop.wait(pause_s)
+        self._wake_reader.close()
+        self._wake_writer.close()
 
-    def connected(self) -> None:
-        # The server answers in order, so the lock is known before the rows are read.
+    def _serve(self, remote: str) -> None:
+        """Make a connection, and keep its rows current until it is lost. Raises: _Lost if none were read."""
+        api = replica(remote, self._schema(remote), self._changed)
+        idl = api.idl
+        view = OvsView(idl, self._changed, self._carried.found, self.view.connections())
         if self._holder is not None:
-            self._session.request("lock", [LOCK], self._lock_answered, _ANSWER_S)
-        self._session.request("get_schema", [_DATABASE], self._monitor, _ANSWER_S)
+            idl.set_lock(LOCK)
+        answer_by = time.monotonic() + _ANSWER_S
+        try:
+            while not self._stop.is_set():
+                self._turn(api, view)
+                # Answers come in the order of the requests: that to the lock before the rows.
+                if not idl.is_answered and (idl.has_read or not remaining(answer_by)):
+                    LOG.warning("the server of the OVS database refuses a request, or does not answer it")
+                    break
+                poller = ovs_poller.Poller()
+                with self._changed:
+                    if idl.lost:
+                        break
+                    idl.wait(poller)
+                poller.fd_wait(self._wake_reader, ovs_poller.POLLIN)
+                if not idl.is_answered:
+                    poller.timer_wait(milliseconds(answer_by))
+                poller.block()
+                with contextlib.suppress(BlockingIOError):
+                    self._wake_reader.recv(4096)
+        finally:
+            with self._changed:
+                idl.close()
+                self._changed.notify_all()
+        if view is not self.view:
+            raise _Lost("the connection ended before its rows were read")
 
-    def disconnected(self) -> None:
-        self._read = self._has_lock = False
-        self._failures += 1
-        if self._failures == 2:
-            LOG.warning("no OVS database at %s yet", self.remote)
+    def _turn(self, api: Api, view: OvsView) -> None:
+        """Read what there is to read, and tell of it."""
+        idl, is_new = api.idl, api is not self._api
+        if is_new:
+            idl.run()  # this takes long, and nobody reads its rows yet
+            if not idl.has_read:
+                return
+        with self._changed:
+            if idl.lost:  # a transaction had no answer
+                return
+            idl.run()
+            drifts, connections = view.settle()
+            self._api, self.view = api, view
+            self._uncertain &= not idl.is_answered
+            self._changed.notify_all()
+        for each in connections:
+            self._vm_connection(each)
+        if drifts and not is_new:
+            self._drifted(drifts)
         self._report()
 
-    def notified(self, method: str, params: Any) -> None:
-        if method == "update2" and self._read:
-            self.mirror.update(params[1])
-        elif method in ("locked", "stolen") and params[0] == LOCK:
-            self._has_lock = method == "locked"
-            self._report()
+    def _schema(self, remote: str) -> Any:
+        """The schema of the server's database. Raises: _Lost."""
+        deadline = time.monotonic() + _ANSWER_S
+        failed, stream = connect(remote, deadline)
+        if failed:
+            raise _Lost(os.strerror(failed))
+        rpc = TimedConnection(stream, deadline)
+        try:
+            failed, reply = rpc.transact_block(jsonrpc.Message.create_request("get_schema", [_DATABASE]))
+        except TimeoutError:
+            failed, reply = errno.ETIMEDOUT, None
+        finally:
+            rpc.close()
+        if failed or reply.result is None:
+            raise _Lost(f"it does not tell the schema of {_DATABASE}")
+        return reply.result
 
-    def _lock_answered(self, result: Any, failed: Exception | None) -> None:
-        if not self._refused(failed):
-            self._has_lock = result["locked"]
-            self._report()
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is awake; closed: it has ended
+            self._wake_writer.send(b"x")
 
-    def _monitor(self, schema: Any, failed: Exception | None) -> None:
-        if self._refused(failed):
+    def _report(self) -> None:
+        """Tell what has changed of the connection and the lock."""
+        has_lock = self._holder is not None and self.locked
+        before, self._reported = self._reported, (self.online, has_lock)
+        if before == self._reported:
             return
-        rows = Rows(COLUMNS, schema, KEYS)
+        if self._holder is not None and has_lock and not before[1]:
+            self._write_holder(self._holder)
+        for was, is_now, word in zip(
+            before, self._reported, ("on line", "locked by this process"), strict=True
+        ):
+            if was != is_now:
+                LOG.info("OVS database %s is %s%s", self.remote, "" if is_now else "not ", word)
+        self._tell_changed()
 
-        def read(updates: Any, failed: Exception | None) -> None:
-            if not self._refused(failed):
-                self.mirror.reset(rows, updates)
-                self._read, self._failures = True, 0
-                self._report()
-
-        self._session.request("monitor_cond", [_DATABASE, None, rows.requests()], read, _ANSWER_S)
-
-    def _refused(self, failed: Exception | None) -> bool:
-        """Whether a request failed. A server that refuses, for want of the database say, is asked again."""
-        if isinstance(failed, Refused):
-            LOG.warning("the OVS database at %s cannot be used: %s", self.remote, failed)
-            self._session.reconnect()
-        return failed is not None
-
-    def _write_holder(self) -> None:
+    def _write_holder(self, holder: str) -> None:
         """Record the holder for the error message of a process that waits for the lock.
 
         vswitchd does not read this key. The answer is not waited for.
         """
-        assert self._holder is not None
-        with self.mirror.held():
-            tables = Tables(self.mirror)
-            tables.root.set_key("external_ids", HOLDER_MARK, self._holder)
-            operations = tables.operations()
-        if operations:
-            self._transact([_ASSERT, *operations], Future())
-
-    def _report(self) -> None:
-        """Tell what has changed of the connection and the lock."""
-        online, locked = self._read, self._read and self._has_lock
-        if (online, locked) == (self._ready.is_set(), self._locked.is_set()):
-            return
-        if locked and not self._locked.is_set():
-            self._write_holder()
-        for event, state, word in (
-            (self._ready, online, "on line"),
-            (self._locked, locked, "locked by this process"),
-        ):
-            if state != event.is_set():
-                LOG.info("OVS database %s is %s%s", self.remote, "" if state else "not ", word)
-            (event.set if state else event.clear)()
-        self._tell_changed()
+        with self._changed, contextlib.suppress(RowNotFound):
+            txn = Transaction(self._api.idl)
+            try:
+                set_key(root(self._api), "external_ids", HOLDER_MARK, holder)
+            finally:
+                txn.commit()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import select
 import socket
@@ -12,15 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from ovs import json as ovs_json
 from ovs import jsonrpc
-from ovs.stream import Stream
 from ovs.unixctl.client import UnixctlClient
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
-from netplugin.host.json_stream import StreamParser
+from netplugin.host.ovs_rpc import TimedConnection, connect
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
@@ -122,10 +118,10 @@ def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
     """
     deadline = _until(deadline)
     path = sockets.control()
-    failed, stream = _connect(path, deadline)
+    failed, stream = connect(f"unix:{path}", deadline)
     if failed:
         raise _without_answer(path, command, failed)
-    client = UnixctlClient(_Connection(stream, deadline))
+    client = UnixctlClient(TimedConnection(stream, deadline))
     try:
         failed, refusal, output = client.transact(command[0], list(command[1:]))
     except TimeoutError:
@@ -149,7 +145,7 @@ class Unixctl:
     def __init__(self, sockets: OvsSockets) -> None:
         self._sockets = sockets
         self._lock = threading.Lock()
-        self._kept: _Connection | None = None
+        self._kept: TimedConnection | None = None
 
     def ask(self, commands: Sequence[tuple[str, ...]], deadline: float) -> list[str | HostError]:
         """The output of each command, or the error with which vswitchd refuses it.
@@ -171,10 +167,10 @@ class Unixctl:
                     raise _without_answer(Path(), commands[0], failed)
             # There was none, or it was that of a vswitchd that has ended.
             path = self._sockets.control()
-            failed, stream = _connect(path, deadline)
+            failed, stream = connect(f"unix:{path}", deadline)
             if failed:
                 raise _without_answer(path, commands[0], failed)
-            made = _Connection(stream, deadline)
+            made = TimedConnection(stream, deadline)
             failed, answers = _asked(made, commands, deadline)
             if failed:
                 made.close()
@@ -192,7 +188,7 @@ class Unixctl:
 
 
 def _asked(
-    connection: _Connection, commands: Sequence[tuple[str, ...]], deadline: float
+    connection: TimedConnection, commands: Sequence[tuple[str, ...]], deadline: float
 ) -> tuple[int, list[str | HostError]]:
     """An errno (0: none), and the answers, which come in the order of the commands."""
     connection.deadline = deadline
@@ -217,47 +213,10 @@ def _refused(command: str, words: object) -> HostError:
     return HostError(f"{command}: {str(words).strip()}", step=_STEP)
 
 
-def _connect(path: Path, deadline: float) -> tuple[int, Any]:
-    """An errno (0: none) and the stream. While its queue is full, vswitchd refuses with EAGAIN."""
-    while True:
-        failed, stream = Stream.open_block(Stream.open(f"unix:{path}"), _milliseconds(deadline))
-        if failed != errno.EAGAIN or not remaining(deadline):
-            return failed, stream
-        time.sleep(min(_RETRY_S, remaining(deadline)))
-
-
-class _Connection(jsonrpc.Connection):  # type: ignore[misc]
-    """A connection whose blocking calls, which have no timeout, raise TimeoutError at a deadline."""
-
-    def __init__(self, stream: Any, deadline: float) -> None:
-        super().__init__(stream)
-        self.parser: Any = None
-        self.deadline = deadline
-
-    def run(self) -> None:
-        """Called before each wait."""
-        if not remaining(self.deadline):
-            raise TimeoutError
-        super().run()
-
-    def recv(self) -> Any:
-        if self.parser is None and ovs_json.PARSER != ovs_json.PARSER_C:
-            self.parser = StreamParser()
-        return super().recv()
-
-    def recv_wait(self, poller: Any) -> None:
-        poller.timer_wait(_milliseconds(self.deadline))
-        super().recv_wait(poller)
-
-
 def _until(deadline: float) -> float:
     """The deadline of one command within this one (both ``time.monotonic``)."""
     now = time.monotonic()
     return min(max(deadline, now + _LEAST_S), now + _MOST_S)
-
-
-def _milliseconds(deadline: float) -> int:
-    return math.ceil(remaining(deadline) * 1000)
 
 
 def _without_answer(path: Path, command: tuple[str, ...], failed: int) -> NetpluginError:

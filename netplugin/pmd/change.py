@@ -17,7 +17,7 @@ from netplugin.api.pmd_models import (
 )
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb_writes import SetOtherConfig
+from netplugin.host.ovsdb_commands import SetOtherConfig
 from netplugin.pmd.balance import Key
 from netplugin.pmd.propose import is_measured, propose
 from netplugin.pmd.read import look
@@ -226,11 +226,11 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
     """
     ovs.usable().require()
     state = look(ovs).state
-    interfaces = ovs.mirror.interfaces()
+    interfaces = ovs.view.interfaces()
     affinities = {name: row.other_config.get(AFFINITY) for name, row in interfaces.items()}
     count = tuple(cpu for core in chosen for cpu in cpus.parse_list(core.cpus))
     wanted = change(request, state, affinities, cpus.online(), tuple(sorted(count)))
-    known = ovs.mirror.root.other_config
+    known = ovs.view.root.other_config
     before = PmdChange(
         {key: known.get(key) for key in wanted.other_config},
         {name: affinities[name] for name in wanted.affinity},

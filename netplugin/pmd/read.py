@@ -12,9 +12,9 @@ from netplugin.api.errors import HostError
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue, UnpolledQueue
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.host.ovs_sockets import OvsSockets
+from netplugin.host.ovs_view import OvsView
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.settings import AFFINITY, masked, read_affinity, read_settings
 
@@ -228,10 +228,10 @@ class PmdReading:
 def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) -> PmdReading:
     """Read the agent's OVS; see ``read``. Raises: BackendUnavailable, HostError, OperationTimeout."""
     ovs.answers().require()
-    return read(ovs.mirror, ovs.settings.sockets, time.monotonic() + wait_s, usage_s)
+    return read(ovs.view, ovs.settings.sockets, time.monotonic() + wait_s, usage_s)
 
 
-def read(mirror: Mirror, sockets: OvsSockets, deadline: float, usage_s: float | None = None) -> PmdReading:
+def read(view: OvsView, sockets: OvsSockets, deadline: float, usage_s: float | None = None) -> PmdReading:
     """Read the OVS of this database and these sockets.
 
     The usage of queues covers the last ``usage_s`` seconds (rounded up to steps of 5), or the last
@@ -249,8 +249,8 @@ def read(mirror: Mirror, sockets: OvsSockets, deadline: float, usage_s: float | 
             raise
         queues = counted = ""
     counters = parse_counters(counted)
-    other_config = mirror.root.other_config
-    state = state_of(other_config, parse_threads(queues), counters, mirror.interfaces())
+    other_config = view.root.other_config
+    state = state_of(other_config, parse_threads(queues), counters, view.interfaces())
     return PmdReading(state, counters)
 
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from netplugin.api.errors import NetpluginError, OperationTimeout
 from netplugin.api.pmd_models import PmdState
 from netplugin.host.cpus import parse_list
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_sockets import OvsSockets
+from netplugin.host.ovs_view import OvsView
 from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.processes import run
 from netplugin.pmd.read import read
@@ -130,15 +130,15 @@ def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
     database = Ovsdb(sockets.connection).start()
     try:
         database.require_online(_WAIT_S)
-        root = database.mirror.root
-        pmd = _pmd(database.mirror, sockets) if root.dpdk_initialized else _NO_THREADS
+        root = database.view.root
+        pmd = _pmd(database.view, sockets) if root.dpdk_initialized else _NO_THREADS
         threads = known(pmd, _NO_THREADS)
         return OvsLive(
             version=root.ovs_version,
             dpdk_version=root.dpdk_version,
             dpdk_initialized=root.dpdk_initialized,
             other_config=dict(root.other_config),
-            ports=_ports(database.mirror),
+            ports=_ports(database.view),
             pmds=threads.cores,
             unpolled=threads.unpolled,
             silent=pmd if isinstance(pmd, Unknown) else None,
@@ -149,20 +149,20 @@ def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
         database.close()
 
 
-def _ports(mirror: Mirror) -> tuple[OvsPortLive, ...]:
+def _ports(view: OvsView) -> tuple[OvsPortLive, ...]:
     """By name: the database sends rows in an order of its own each time."""
     ports = (
         OvsPortLive(i.name, port.name, i.type, i.mtu, port.bond_mode)
-        for port in mirror.ports()
+        for port in view.ports()
         for i in port.interfaces
         if i.type.startswith(_POLLED)
     )
     return tuple(sorted(ports, key=lambda port: port.name))
 
 
-def _pmd(mirror: Mirror, sockets: OvsSockets) -> Fact[PmdState]:
+def _pmd(view: OvsView, sockets: OvsSockets) -> Fact[PmdState]:
     try:
-        return read(mirror, sockets, time.monotonic() + _WAIT_S).state
+        return read(view, sockets, time.monotonic() + _WAIT_S).state
     except NetpluginError as refused:
         return Unknown("ovs-vswitchd", refused.detail)
 

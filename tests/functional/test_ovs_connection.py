@@ -17,7 +17,7 @@ from netplugin.host import ovs as ovs_host
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovsdb import Ovsdb
-from netplugin.host.ovsdb_writes import Touch
+from netplugin.host.ovsdb_commands import Touch
 from netplugin.host.supervisor import Supervisor
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import plug
@@ -79,10 +79,10 @@ def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None
             write(tool)  # an operator's: it needs no lock
             # The one who thinks that it has it is refused by the server's word.
             before = ovs.get("Open_vSwitch", ".", "external_ids:netplugin-settled")
-            second._locked.set()
+            second._api.idl.has_lock = True
             with pytest.raises(BackendUnavailable, match="another agent has the lock"):
                 write(second)
-            second._locked.clear()
+            second._api.idl.has_lock = False
             assert ovs.get("Open_vSwitch", ".", "external_ids:netplugin-settled") == before
             first.close()
             second.require_lock(DEADLINE_S)
@@ -177,9 +177,9 @@ def test_the_mark_that_was_there_stays_known_to_who_writes_another(ovs: PrivateO
         for _ in range(2):
             database.wait_configured(write(database), time.monotonic() + DEADLINE_S)
             assert ovs.get("Open_vSwitch", ".", mark) == "mine/7"
-            assert database.mirror.root.store_mark == "other/7"
+            assert database.view.root.store_mark == "other/7"
         ovs.vsctl("set", "Open_vSwitch", ".", f"{mark}=other/8")
-        wait_for(lambda: database.mirror.root.store_mark == "other/8", DEADLINE_S, "it wrote again")
+        wait_for(lambda: database.view.root.store_mark == "other/8", DEADLINE_S, "it wrote again")
     finally:
         database.close()
         ovs.vsctl("remove", "Open_vSwitch", ".", "external_ids", "netplugin-store")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.ovs.commands import CreateBridge
-from drivers.ovs.row_writes import add_port
+from drivers.ovs.row_writes import AddBridge, AddPort
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovsdb_writes import Tables, Write
+from netplugin.host.ovsdb_commands import Api, Change, Command
 from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
@@ -59,12 +58,13 @@ class _Bridge:
     name: str
     external_ids: Mapping[str, str]
 
-    def write(self, tables: Tables) -> None:
-        CreateBridge((), self.name, "").write(tables)
-        tables.get("Bridge", self.name).set("external_ids", dict(self.external_ids))
+    def commands(self, api: Api) -> Iterable[Command]:
+        yield AddBridge(api, self.name, "")
+        yield api.db_clear("Bridge", self.name, "external_ids")
+        yield api.db_set("Bridge", self.name, ("external_ids", dict(self.external_ids)))
 
 
-def bridge(name: str, **external_ids: str) -> Write:
+def bridge(name: str, **external_ids: str) -> Change:
     """Make a bridge, as the backends do."""
     return _Bridge(name, {key.replace("_", "-"): value for key, value in external_ids.items()})
 
@@ -82,10 +82,10 @@ class _Port:
     def interfaces(self) -> dict[str, dict[str, Any]]:
         return {self.name: {"type": self.type}}
 
-    def write(self, tables: Tables) -> None:
-        add_port(tables, self)
+    def commands(self, api: Api) -> Iterable[Command]:
+        return [AddPort(api, self)]
 
 
-def port(on: str, name: str, kind: str = "dummy", **columns: Any) -> Write:
+def port(on: str, name: str, kind: str = "dummy", **columns: Any) -> Change:
     """Make a port with a device that works without root."""
     return _Port(on, name, kind, columns)

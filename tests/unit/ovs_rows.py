@@ -1,17 +1,21 @@
-"""A mirror of an OVS database that is told its rows as ovsdb-server does."""
+"""The view of an OVS database whose rows come in notices as those of ovsdb-server."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from netplugin.host.ovs_mirror import Mirror
-from netplugin.host.ovs_rows import BACKEND_MARK, BRIDGE_MARK, COLUMNS, KEYS, PORT_MARK
-from netplugin.host.ovsdb_rows import Rows
+from netplugin.host.ovs_rows import BACKEND_MARK, BRIDGE_MARK, PORT_MARK
+from netplugin.host.ovs_view import Drift, OvsView, VmConnection
+from netplugin.host.ovsdb import replica
+from netplugin.host.ovsdb_commands import Api
 from tests.lab.ovs_releases import OvsPrograms
 
-_SCHEMA = json.loads(OvsPrograms.in_path().schema.read_text())
+_SCHEMA = OvsPrograms.in_path().schema.read_text()
 Tables = dict[str, dict[str, Any]]
 
 
@@ -23,12 +27,49 @@ def references(*ids: str) -> list[Any]:
     return ["set", [["uuid", each] for each in ids]]
 
 
-def mirror_of(tables: Tables) -> Mirror:
-    """A mirror that has read these rows."""
-    mirror = Mirror(lambda _: None)
-    first = {t: {i: {"initial": row} for i, row in rows.items()} for t, rows in tables.items()}
-    mirror.reset(Rows(COLUMNS, _SCHEMA, KEYS), first)
-    return mirror
+def identity(name: str) -> uuid.UUID:
+    """The id of the row that a test calls so."""
+    return uuid.uuid5(uuid.NAMESPACE_OID, name)
+
+
+def _identified(value: Any) -> Any:
+    if isinstance(value, list):
+        is_id = len(value) == 2 and value[0] == "uuid"
+        return ["uuid", str(identity(value[1]))] if is_id else [_identified(each) for each in value]
+    return {n: _identified(each) for n, each in value.items()} if isinstance(value, dict) else value
+
+
+@dataclass(frozen=True)
+class Replica:
+    """The replica of a database without a server, and its view."""
+
+    api: Api
+    view: OvsView
+
+    def update(self, tables: Tables) -> tuple[Collection[Drift], Collection[VmConnection]]:
+        """Take a notice, and return what the view tells of it."""
+        rows = {
+            t: {str(identity(i)): _identified(row) for i, row in rows.items()} for t, rows in tables.items()
+        }
+        self.api.idl._Idl__do_parse_update(rows, "update2", self.api.idl.tables)
+        return self.view.settle()
+
+
+def replica_of(tables: Tables, without: Mapping[str, Collection[str]] | None = None) -> Replica:
+    """A replica that has read these rows; its transactions reach nobody.
+
+    ``without``: columns that the schema does not have, by table.
+    """
+    schema = json.loads(_SCHEMA)
+    for table, columns in (without or {}).items():
+        for column in columns:
+            del schema["tables"][table]["columns"][column]
+    api = replica("unix:/nowhere", schema)
+    api.idl.state = api.idl.IDL_S_MONITORING
+    api.idl._session = SimpleNamespace(send=lambda message: 0)
+    made = Replica(api, OvsView(api.idl))
+    made.update({t: {i: {"initial": row} for i, row in rows.items()} for t, rows in tables.items()})
+    return made
 
 
 def inserted(tables: Tables) -> dict[str, dict[str, Any]]:

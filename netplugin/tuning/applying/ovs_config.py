@@ -10,7 +10,7 @@ from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list, from_mask, to_mask
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovsdb import Ovsdb
-from netplugin.host.ovsdb_writes import SetOtherConfig
+from netplugin.host.ovsdb_commands import SetOtherConfig
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
 from netplugin.tuning.applying.accessor import Raw
@@ -44,7 +44,7 @@ class RunningOvs:
         self._database: Ovsdb | None = None
 
     def other_config(self) -> Mapping[str, str]:
-        return dict(self._connected().mirror.root.other_config)
+        return dict(self._connected().view.root.other_config)
 
     def set(self, key: str, value: str | None) -> None:
         # Fail at once if vswitchd does not run, instead of waiting for it until the deadline.

@@ -11,7 +11,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import yaml
 from netplugin_zeroloss import journal as run_journal
@@ -32,10 +31,7 @@ from netplugin.host import cpus, fdb, link_messages, netlink, nft_rules, nftable
 from netplugin.host import openflow_messages as openflow
 from netplugin.host.flow import Flow
 from netplugin.host.flow_actions import loaded
-from netplugin.host.json_stream import StreamParser
 from netplugin.host.ovs_bonds import parse_bonds
-from netplugin.host.ovs_rows import COLUMNS, KEYS
-from netplugin.host.ovsdb_rows import MalformedUpdate, Rows
 from netplugin.host.oxm import MalformedFlow, read_fields, words_of
 from netplugin.libvirt.domain import complete, parse_domain
 from netplugin.libvirt.guest import read_domain
@@ -44,7 +40,6 @@ from netplugin.pmd.read import parse_counters, parse_threads
 from netplugin.pmd.settings import read_affinity, read_settings
 from netplugin.tuning.applying import journal as tuning_journal
 from netplugin.tuning.steps import Group, OtherConfig
-from tests.lab.ovs_releases import OvsPrograms
 from tests.unit.agents.test_store import record
 from tests.unit.core.openflow_flows import of_filters, of_tunnels, statistics
 from tests.unit.core.test_nftables import MAC, as_the_kernel_reports
@@ -127,51 +122,6 @@ def _openflow_samples() -> list[bytes]:
 def _words_of_match(data: bytes) -> None:
     own = Flow.make(0, 0, _text(data)).match
     assert Flow.make(0, 0, own).match == own, "its own words are another match"
-
-
-def _stream(data: bytes) -> None:
-    rest = _text(data)
-    while rest:
-        parser = StreamParser()
-        taken = parser.feed(rest)
-        assert 0 < taken <= len(rest)
-        if not parser.is_done():
-            return
-        parser.finish()
-        rest = rest[taken:]
-
-
-_UPDATE: dict[str, Any] = {
-    "Bridge": {
-        "b1": {"initial": {"name": "br0", "ports": ["set", [["uuid", "p1"], ["uuid", "p2"]]]}},
-        "b2": {"insert": {"name": "br1", "external_ids": ["map", [["netplugin", "1"]]]}},
-    },
-    "Port": {
-        "p1": {"initial": {"name": "np1", "tag": 7, "external_ids": ["map", [["netplugin-port", "x"]]]}},
-        "p2": {"initial": {"name": "np2", "tag": ["set", []], "interfaces": ["uuid", "i1"]}},
-    },
-    "Interface": {"i1": {"initial": {"name": "np2", "ofport": 3, "options": ["map", []]}}},
-}
-_CHANGE: dict[str, Any] = {
-    "Bridge": {"b1": {"modify": {"ports": ["uuid", "p2"]}}, "b2": {"delete": None}},
-    "Port": {"p1": {"modify": {"tag": ["set", []], "external_ids": ["map", [["netplugin-port", "x"]]]}}},
-}
-
-
-@cache
-def _schema() -> Any:
-    return json.loads(OvsPrograms.in_path().schema.read_text())
-
-
-def _rows(data: bytes) -> None:
-    """One notice after the usual answer."""
-    try:
-        update = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    rows = Rows(COLUMNS, _schema(), KEYS)
-    rows.apply(_UPDATE)
-    rows.apply(update)
 
 
 # -- the kernel ------------------------------------------------------------------------------------
@@ -392,18 +342,6 @@ PARSERS = [
     Parser("OpenFlow", _openflow_samples, _openflow, (openflow.Malformed,), cost=2),
     Parser("OXM", lambda: _matches()[0], lambda data: words_of(read_fields(data)), (MalformedFlow,)),
     Parser("words of matches", lambda: _matches()[1], _words_of_match, (MalformedFlow,)),
-    Parser(
-        "OVSDB stream",
-        lambda: [json.dumps(each).encode() * 2 for each in (_UPDATE, _CHANGE)],
-        _stream,
-        cost=3,
-    ),
-    Parser(
-        "OVSDB notices",
-        lambda: [json.dumps(e).encode() for e in (_UPDATE, _CHANGE)],
-        _rows,
-        (MalformedUpdate,),
-    ),
     Parser("rtnetlink", _links, _of_links, cost=4),
     Parser("nfnetlink", _rules, _of_rules),
     Parser("CPU lists", lambda: [b"0-3,8", b"0x3c", b"ff,00000001"], _cpus, cost=2),

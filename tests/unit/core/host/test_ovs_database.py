@@ -1,29 +1,31 @@
-"""The database of Open vSwitch: transactions, the lock, the mirror, lost and silent servers."""
+"""The database of Open vSwitch: transactions, the lock, the values, lost and silent servers."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import pytest
+from ovsdbapp.backend.ovs_idl.command import BaseCommand
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout, TryAgain
 from netplugin.host import ovsdb
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb_writes import SetOtherConfig, Tables
+from netplugin.host.ovsdb_commands import Api, Command, SetOtherConfig, Transaction
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Daemon, run, wait_for
 from tests.unit.ovs import PATIENCE_S, bridge, port, settings_of, soon, started, usable
 
-SHORT_S = 0.3
+SHORT_S, AT_ONCE = 0.3, 64
 MARKS = {"netplugin-port": "p1", "netplugin-backend": "b"}
 
 
@@ -38,19 +40,19 @@ def _names(switch: PrivateOvs, table: str) -> set[str]:
 
 def test_what_is_committed_is_read_back_by_all(switch: PrivateOvs, ovs: OvsHost) -> None:
     ovs.db.write([bridge("back", netplugin_bridge="net1"), port("back", "back-p", tag=[7])], soon())
-    made, row = ovs.mirror.bridge("back"), ovs.mirror.port("back-p")
+    made, row = ovs.view.bridge("back"), ovs.view.port("back-p")
     assert made and row and row.interface
     assert (made.datapath_type, made.fail_mode) == ("netdev", "secure")
     assert made.external_ids == {"netplugin-bridge": "net1"}
     assert (row.bridge, row.tag, row.interface.type, row.interface.error) == ("back", 7, "dummy", None)
-    assert ovs.mirror.root.cur_cfg == ovs.mirror.root.next_cfg
+    assert ovs.view.root.cur_cfg == ovs.view.root.next_cfg
     assert switch.get("Bridge", "back", "fail_mode") == "secure"
     assert switch.get("Interface", "back-p", "ofport") == str(row.interface.ofport)
 
 
-def test_the_mirror_tells_a_device_that_vswitchd_cannot_make(ovs: OvsHost) -> None:
+def test_the_view_tells_a_device_that_vswitchd_cannot_make(ovs: OvsHost) -> None:
     ovs.db.write([bridge("bad"), port("bad", "bad-p", "dpdkvhostuserclient")], soon())
-    row = ovs.mirror.port("bad-p")
+    row = ovs.view.port("bad-p")
     assert row and row.interface
     assert row.interface.ofport == -1 and row.interface.works_at is None and row.interface.error
 
@@ -60,19 +62,20 @@ def test_a_transaction_that_the_database_refuses_leaves_nothing(switch: PrivateO
     with pytest.raises(HostError, match="identical values"):
         ovs.db.write([bridge("refused"), *twice], soon())
     assert "refused" not in _names(switch, "Bridge") and "refused-p" not in _names(switch, "Port")
-    assert ovs.mirror.bridge("refused") is None
+    assert ovs.view.bridge("refused") is None
     ovs.db.write([bridge("refused")], soon())
-    assert ovs.mirror.bridge("refused"), "the next one is not hindered by it"
+    assert ovs.view.bridge("refused"), "the next one is not hindered by it"
 
 
 @dataclass(frozen=True)
 class _Between:
-    """What others do when a transaction has been composed: the mirror, which is held, does not know yet."""
+    """What others do when a transaction has been composed: the rows, which are held, do not show it yet."""
 
     others: Callable[[], object]
 
-    def write(self, tables: Tables) -> None:
+    def commands(self, api: Api) -> Iterable[Command]:
         self.others()
+        return []
 
 
 def test_what_others_make_while_a_transaction_is_on_its_way_is_planned_again(
@@ -88,11 +91,33 @@ def test_a_command_that_fails_leaves_nothing_of_the_others(switch: PrivateOvs, o
     assert "half" not in _names(switch, "Bridge")
 
 
+class _Abort:
+    def commands(self, api: Api) -> Iterable[Command]:
+        yield _AbortCommand(api)
+
+
+class _AbortCommand(BaseCommand):  # type: ignore[misc]
+    def run_idl(self, txn: Transaction) -> None:
+        txn.add_op({"op": "abort"})
+
+
+def test_a_transaction_that_the_server_aborts_is_refused(switch: PrivateOvs, ovs: OvsHost) -> None:
+    with pytest.raises(HostError, match="aborted"):
+        ovs.db.write([bridge("aborted"), _Abort()], soon())
+    assert "aborted" not in _names(switch, "Bridge")
+
+
+def test_a_value_that_the_schema_does_not_allow_is_refused(switch: PrivateOvs, ovs: OvsHost) -> None:
+    with pytest.raises(HostError, match="5000"):
+        ovs.db.write([bridge("value"), port("value", "value-p", tag=[5000])], soon())
+    assert "value" not in _names(switch, "Bridge")
+
+
 def test_keys_of_a_map_are_set_and_removed_one_by_one(switch: PrivateOvs, ovs: OvsHost) -> None:
     switch.vsctl("set", "Open_vSwitch", ".", "other_config:theirs=1")
     for value in ("x", None):
         ovs.db.write([SetOtherConfig("ours", value)], soon())
-        found = ovs.mirror.root.other_config
+        found = ovs.view.root.other_config
         assert (found.get("ours"), found.get("theirs")) == (value, "1")
 
 
@@ -100,12 +125,12 @@ def test_every_transaction_carries_the_mark_of_the_store(switch: PrivateOvs) -> 
     marks = iter(["store-1 1", "store-1 2", "store-1 3"])
     switch.vsctl("set", "Open_vSwitch", ".", "external_ids:netplugin-store=other 9")
     with started(settings_of(switch), mark=lambda found: next(marks)) as host:
-        assert host.mirror.root.store_mark == "other 9"
+        assert host.view.root.store_mark == "other 9"
         host.db.write([bridge("marked")], soon())
         assert switch.get("Open_vSwitch", ".", "external_ids:netplugin-store") == "store-1 1"
-        assert host.mirror.root.store_mark == "other 9", "what it wrote itself is nothing to compare with"
+        assert host.view.root.store_mark == "other 9", "what it wrote itself is nothing to compare with"
         switch.vsctl("set", "Open_vSwitch", ".", "external_ids:netplugin-store=other 10")
-        wait_for(lambda: host.mirror.root.store_mark == "other 10", PATIENCE_S, "the mark of another")
+        wait_for(lambda: host.view.root.store_mark == "other 10", PATIENCE_S, "the mark of another")
 
 
 # -- what others change ------------------------------------------------------------------------------
@@ -119,13 +144,13 @@ def test_a_change_by_others_wakes_the_backend_whose_port_it_is(switch: PrivateOv
     woken.clear()
     marked = port("drift", "drift-p", external_ids=MARKS)
     ovs.db.write([bridge("drift", netplugin_bridge="net1"), marked], soon())
-    owned = ovs.mirror.owned("b", "p1")
+    owned = ovs.view.owned("b", "p1")
     assert owned and owned.name == "drift-p"
     assert woken == [], "its creation is no drift"
     switch.vsctl("set", "Port", "drift-p", "tag=9")
     changed = ("b", Wake("a port was changed in the OVS database", frozenset({"p1"})))
     wait_for(lambda: woken == [changed], PATIENCE_S, "the change of the tag")
-    row = ovs.mirror.port("drift-p")
+    row = ovs.view.port("drift-p")
     assert row and row.tag == 9
     woken.clear()
     switch.vsctl("set-fail-mode", "drift", "standalone")
@@ -133,8 +158,8 @@ def test_a_change_by_others_wakes_the_backend_whose_port_it_is(switch: PrivateOv
     woken.clear()
     switch.vsctl("del-br", "drift")
     wait_for(lambda: changed in woken, PATIENCE_S, "the port is gone")
-    assert ovs.mirror.owned("b", "p1") is None and ovs.mirror.port("drift-p") is None
-    assert ovs.mirror.bridge("drift") is None
+    assert ovs.view.owned("b", "p1") is None and ovs.view.port("drift-p") is None
+    assert ovs.view.bridge("drift") is None
 
 
 # -- the lock ----------------------------------------------------------------------------------------
@@ -180,14 +205,14 @@ def test_after_a_lost_connection_the_rows_are_those_of_the_new_server(
     with pytest.raises(BackendUnavailable, match="no connection") as missing:
         ovs.db.write([bridge("late")], soon())
     assert missing.value.step == "ovsdb-connect"
-    assert ovs.mirror.bridge("lost"), "what was read last can still be looked at"
+    assert ovs.view.bridge("lost"), "what was read last can still be looked at"
     uuid = ["uuid", json.loads(run(_query(switch, "lost")))[0]["rows"][0]["_uuid"][1]]
     root = {"op": "mutate", "table": "Open_vSwitch", "where": [], "mutations": [["bridges", "delete", uuid]]}
     run(["ovsdb-tool", "transact", switch.database, json.dumps(["Open_vSwitch", root])])
     switch.start_ovsdb()
     ovs.db.require_online(PATIENCE_S)
-    assert ovs.mirror.bridge("kept") and ovs.mirror.bridge("lost") is None
-    assert ovs.mirror.port("lost") is None, "its internal port went with it"
+    assert ovs.view.bridge("kept") and ovs.view.bridge("lost") is None
+    assert ovs.view.port("lost") is None, "its internal port went with it"
     ovs.db.write([bridge("late")], soon())
     assert "late" in _names(switch, "Bridge")
 
@@ -206,10 +231,10 @@ def test_a_silent_server_leaves_the_outcome_open(switch: PrivateOvs, ovs: OvsHos
             with pytest.raises(OperationTimeout, match=words):
                 ovs.db.write([bridge("silent")], begin + SHORT_S)
             assert time.monotonic() - begin < PATIENCE_S
-        assert ovs.mirror.bridge("silent") is None
+        assert ovs.view.bridge("silent") is None
     finally:
         switch.ovsdb.resume()
-    wait_for(lambda: ovs.mirror.bridge("silent"), PATIENCE_S, "it was carried out after all")
+    wait_for(lambda: ovs.view.bridge("silent"), PATIENCE_S, "it was carried out after all")
     ovs.db.write([bridge("certain")], soon())
     assert {"silent", "certain"} <= _names(switch, "Bridge")
 
@@ -219,7 +244,7 @@ def test_a_configuration_that_no_vswitchd_carries_out(switch: PrivateOvs, ovs: O
     switch.stop_vswitchd()
     try:
         wait_for(lambda: not ovs.vswitchd.alive(), PATIENCE_S, "vswitchd is gone")
-        last = ovs.mirror.root.cur_cfg
+        last = ovs.view.root.cur_cfg
         begin = time.monotonic()
         with pytest.raises(OperationTimeout, match=rf"cur_cfg {last}, requested {last + 1}") as late:
             ovs.db.write([bridge("asleep")], begin + SHORT_S)
@@ -259,14 +284,14 @@ def test_waiting_ends_with_the_change_that_it_waits_for(switch: PrivateOvs, ovs:
     ovs.db.write([bridge("wait")], soon())
     held: list[bool] = []
     waiting = threading.Thread(
-        target=lambda: held.append(ovs.mirror.wait_for(lambda: ovs.mirror.bridge("wait") is None, soon()))
+        target=lambda: held.append(ovs.db.wait_for(lambda: ovs.view.bridge("wait") is None, soon()))
     )
     waiting.start()
     switch.vsctl("del-br", "wait")
     waiting.join(PATIENCE_S)
     assert held == [True]
     begin = time.monotonic()
-    assert not ovs.mirror.wait_for(lambda: False, begin + SHORT_S)
+    assert not ovs.db.wait_for(lambda: False, begin + SHORT_S)
     assert SHORT_S <= time.monotonic() - begin < PATIENCE_S
 
 
@@ -322,7 +347,7 @@ def test_a_request_that_is_never_answered_is_made_again(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """On the first connection the server does not get it, and on the second it does not know it."""
-    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(ovsdb, "_ANSWER_S", 3.0)
     word = f'"method":"{method}"'.encode()
 
     def lost(data: bytes) -> bytes:
@@ -342,7 +367,7 @@ def test_a_transaction_that_is_never_answered_is_made_again(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not while another connection of this agent has the lock: it may be carried out there still."""
-    monkeypatch.setattr(ovsdb, "_ANSWER_S", 1.0)
+    monkeypatch.setattr(ovsdb, "_ANSWER_S", 3.0)
 
     def lost(data: bytes) -> bytes:
         return b"" if b"never-answered" in data else data
@@ -355,6 +380,33 @@ def test_a_transaction_that_is_never_answered_is_made_again(
     assert "never-answered" in _names(switch, "Bridge")
 
 
+def test_a_transaction_that_arrives_after_the_lock_has_gone_changes_nothing(switch: PrivateOvs) -> None:
+    """It was on its way when its outcome became unknown."""
+    arrives = threading.Event()
+
+    def delayed(data: bytes) -> bytes:
+        if b"too-late" in data:
+            arrives.wait(PATIENCE_S)
+        return data
+
+    steal = ["ovsdb-client", "steal", switch.connection, "netplugin"]
+    with between(switch, delayed) as address, ExitStack() as ends:
+        settings = replace(settings_of(switch), connection=address)
+        host = ends.enter_context(started(settings, holder="agent one"))
+        host.db.require_lock(PATIENCE_S)
+        with pytest.raises(OperationTimeout, match="did not answer the transaction"):
+            host.db.write([bridge("too-late")], time.monotonic() + SHORT_S)
+        host.db.require_online(PATIENCE_S)
+        assert not host.hold().usable, "the lock is still that of the connection before"
+        with Daemon("thief", steal, switch.directory / "thief.log") as thief:
+            thief.wait_for(lambda: "{}" in thief.tail(), PATIENCE_S, "the lock is stolen")
+            arrives.set()
+            host.db.wait_for(lambda: False, time.monotonic() + SHORT_S)
+        host.db.require_lock(PATIENCE_S)
+        host.db.write([bridge("in-time")], soon())
+    assert _names(switch, "Bridge") & {"too-late", "in-time"} == {"in-time"}
+
+
 def test_a_transaction_whose_connection_is_lost_is_made_again(switch: PrivateOvs, ovs: OvsHost) -> None:
     switch.ovsdb.pause()
     committed: list[int] = []
@@ -365,7 +417,7 @@ def test_a_transaction_whose_connection_is_lost_is_made_again(switch: PrivateOvs
     switch.start_ovsdb()
     writing.join(PATIENCE_S)
     assert committed and "again" in _names(switch, "Bridge")
-    assert ovs.db.configured(committed[0], soon()) and ovs.mirror.bridge("again")
+    assert ovs.db.configured(committed[0], soon()) and ovs.view.bridge("again")
 
 
 def test_those_who_write_at_once_see_what_the_others_wrote(switch: PrivateOvs, ovs: OvsHost) -> None:
@@ -378,14 +430,31 @@ def test_those_who_write_at_once_see_what_the_others_wrote(switch: PrivateOvs, o
         except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=write, args=[number]) for number in range(8)]
+    threads = [threading.Thread(target=write, args=[number]) for number in range(AT_ONCE)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
     assert failed == []
-    shared = ovs.mirror.bridge("shared")
-    assert shared and {p.name for p in ovs.mirror.unmanaged_on(shared)} == {
+    shared = ovs.view.bridge("shared")
+    assert shared and {p.name for p in ovs.view.unmanaged_on(shared)} == {
         "shared",
-        *(f"shared-p{number}" for number in range(8)),
+        *(f"shared-p{number}" for number in range(AT_ONCE)),
     }
+
+
+def test_a_fork_of_the_process_answers_at_once_and_disturbs_nobody(switch: PrivateOvs, ovs: OvsHost) -> None:
+    """It has no thread that follows the connection, and the lock may have been held when it was made."""
+    ovs.db.write([bridge("parent")], soon())
+    with ovs.db._changed:
+        child = os.fork()
+        if child == 0:
+            try:
+                ovs.db.write([bridge("child")], soon())
+            except BackendUnavailable:
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ovs.db.write([bridge("after")], soon())
+    assert {"parent", "after"} <= _names(switch, "Bridge") and "child" not in _names(switch, "Bridge")

@@ -125,14 +125,14 @@ def test_a_port_that_comes_or_goes_costs_the_others_no_purge() -> None:
 
 def test_a_purge_that_failed_is_planned_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """The flows are as desired by then: nothing else would be left to do."""
-    mirror = SimpleNamespace(
+    view = SimpleNamespace(
         root=OvsRoot(ovs_version="3.1.0"), bridge=lambda name: name, port=lambda name: None
     )
     flows = SimpleNamespace(
         replace=lambda *arguments: [], editing=lambda bridge, deadline: contextlib.nullcontext()
     )
     settings = SimpleNamespace(sockets=OvsSockets.below(Path("/nowhere")))
-    ovs: Any = SimpleNamespace(mirror=mirror, flows=flows, settings=settings, purge_failed=False)
+    ovs: Any = SimpleNamespace(view=view, flows=flows, settings=settings, purge_failed=False)
     works: list[bool] = []
 
     def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:

@@ -12,8 +12,8 @@ from drivers.ovs.overlays import OVERLAY, TUNNELS, vxlan_name
 from drivers.ovs.tunnels import network_cookie
 from netplugin.backend import Intent
 from netplugin.host import netlink
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_underlay import read_underlay
+from netplugin.host.ovs_view import OvsView
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, UNDERLAY, Bridge, Model
 from tests.unit.drivers.dpdkvhostuser.scenes import converge, kinds, on_network, overlay, plain_spec
@@ -77,7 +77,7 @@ def test_addresses_that_cannot_be_read_fail_no_look(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(netlink.Rtnetlink, "dump", staticmethod(no_netlink))
     model = Model()
-    model.underlay = read_underlay(LOCAL_IP, Mirror(lambda _: None))
+    model.underlay = read_underlay(LOCAL_IP, OvsView())
     both = [on_network(overlay(1), "a"), Intent("b", plain_spec(physical_network="net1"))]
     found = plan(SETTINGS, both, model.observe())
     assert found.refused.keys() == {"a"} and found.changes

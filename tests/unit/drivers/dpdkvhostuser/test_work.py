@@ -19,15 +19,16 @@ from netplugin.backend import Intent
 from netplugin.host.names import UPLINK, device_name
 from netplugin.host.openflow import Settings
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovs_mirror import Mirror
 from netplugin.host.ovs_rows import UPLINK_MARK
-from netplugin.host.ovsdb_writes import Tables
+from netplugin.host.ovs_view import OvsView
+from netplugin.host.ovsdb_commands import Transaction, root
 from netplugin.host.physical_networks import PhysicalNetworks
 from tests.unit.ovs_rows import (
+    Replica,
     bridge_row,
     inserted,
-    mirror_of,
     references,
+    replica_of,
     text_map,
     vhost_rows,
 )
@@ -57,7 +58,7 @@ def _steps(work: Callable[[], object]) -> int:
     return found
 
 
-def _host(ports: int) -> Mirror:
+def _host(ports: int) -> Replica:
     """Three networks with an uplink each, and their ports."""
     tables: dict[str, dict[str, Any]] = {"Port": {}, "Interface": {}, "Bridge": {}}
     on: dict[str, list[str]] = {network: [] for network in NETWORKS}
@@ -73,14 +74,14 @@ def _host(ports: int) -> Mirror:
         tables["Port"][name] = {"name": name, "interfaces": ["uuid", f"i-{name}"], "external_ids": mark}
         tables["Bridge"][network] = bridge_row(f"br-{network}", name, *there, network=network)
     tables["Open_vSwitch"] = {"root": {"bridges": references(*NETWORKS), "ovs_version": "3.1.0"}}
-    return mirror_of(tables)
+    return replica_of(tables)
 
 
-def _observer(mirror: Mirror, settings: OvsSettings) -> Observer:
+def _observer(view: OvsView, settings: OvsSettings) -> Observer:
     """With flows that are read at once: they are those of a real bridge elsewhere."""
     ovs = SimpleNamespace(
         db=SimpleNamespace(require_certain=lambda: None),
-        mirror=mirror,
+        view=view,
         settings=settings,
         flows=SimpleNamespace(
             dump=lambda *_: [], count_of_others=lambda *_: 0, settings=lambda *_: Settings(True, frozenset())
@@ -111,12 +112,12 @@ def _intent(port_id: str) -> Intent:
     return Intent(port_id, PortSpec.model_validate(spec))
 
 
-def _arrives(mirror: Mirror) -> None:
+def _arrives(replica: Replica) -> None:
     """The notice of a port that is added, and that of what vswitchd writes then."""
-    mirror.update(
+    replica.update(
         {**inserted(vhost_rows(NEW, 5)), "Bridge": {"net0": {"modify": {"ports": references(f"p-{NEW}")}}}}
     )
-    mirror.update(
+    replica.update(
         {
             "Interface": {f"i-{NEW}": {"modify": {"ofport": 7}}},
             "Open_vSwitch": {"root": {"modify": {"cur_cfg": 2}}},
@@ -124,15 +125,15 @@ def _arrives(mirror: Mirror) -> None:
     )
 
 
-def _leaves(mirror: Mirror) -> None:
+def _leaves(replica: Replica) -> None:
     gone = {"Port": {f"p-{NEW}": {"delete": None}}, "Interface": {f"i-{NEW}": {"delete": None}}}
-    mirror.update({**gone, "Bridge": {"net0": {"modify": {"ports": references(f"p-{NEW}")}}}})
+    replica.update({**gone, "Bridge": {"net0": {"modify": {"ports": references(f"p-{NEW}")}}}})
 
 
 def _plugged(tmp_path: Path, ports: int) -> dict[str, int]:
     """The steps of each part of the plug and the unplug of one port beside so many."""
-    mirror, settings = _host(ports), _settings(tmp_path)
-    observer, found = _observer(mirror, settings), {}
+    replica, settings = _host(ports), _settings(tmp_path)
+    observer, found = _observer(replica.view, settings), {}
     intent, deadline = _intent(NEW), time.monotonic() + 600
 
     def look() -> None:
@@ -140,21 +141,23 @@ def _plugged(tmp_path: Path, ports: int) -> dict[str, int]:
 
     def write() -> None:
         plan = make_plan(settings, [intent], observer.observe([NEW], deadline))
-        tables = Tables(mirror)
+        txn = Transaction(replica.api.idl)
         for change in plan.changes:
             if isinstance(change, AddPort | RemovePort):
-                change.write(tables)
-        assert tables.operations()
+                for command in change.commands(replica.api):
+                    command.run_idl(txn)
+        root(replica.api).increment("next_cfg")
+        assert txn.commit() == txn.INCOMPLETE
 
     look()  # what is only done once
     found["look before"], found["write"] = _steps(look), _steps(write)
-    found["arrives"] = _steps(lambda: _arrives(mirror))
+    found["arrives"] = _steps(lambda: _arrives(replica))
     found["look after"] = _steps(look)
-    assert mirror.owned("dpdkvhostuser", NEW)
+    assert replica.view.owned("dpdkvhostuser", NEW)
     intent = Intent(NEW, None)
     found["look to remove"], found["write to remove"] = _steps(look), _steps(write)
-    found["leaves"] = _steps(lambda: _leaves(mirror))
-    assert mirror.port(f"npv{NEW}") is None
+    found["leaves"] = _steps(lambda: _leaves(replica))
+    assert replica.view.port(f"npv{NEW}") is None
     return found
 
 

@@ -58,9 +58,9 @@ def _plain(value: object) -> object:
 
 def test_a_port_has_its_rows_in_one_transaction(ports: Ports) -> None:
     made = vhost("p1")
-    before = ports.ovs.mirror.root.next_cfg
+    before = ports.ovs.view.root.next_cfg
     ports.plug(made)
-    assert ports.ovs.mirror.root.next_cfg == before + 1
+    assert ports.ovs.view.root.next_cfg == before + 1
     assert _columns(ports, "Bridge", BRIDGE, "datapath_type", "fail_mode", "external_ids") == [
         "netdev",
         "secure",
@@ -84,7 +84,7 @@ def test_a_port_has_its_rows_in_one_transaction(ports: Ports) -> None:
             "netplugin-queues": "1",
         },
     ]
-    row = ports.ovs.mirror.port(made.name)
+    row = ports.ovs.view.port(made.name)
     assert row and not made.differs(row) and not made.must_be_remade(row), "nothing is left to do"
 
 
@@ -111,7 +111,7 @@ def test_every_kind_of_port_has_the_columns_that_ovs_needs(
     """Whether OVS can make its device or not: the rows are there."""
     ports.ovs.db.write([bridge(BRIDGE)], soon())
     assert ports.apply(change(("p9",), wish)).failed == {}
-    row = ports.ovs.mirror.port(wish.name)
+    row = ports.ovs.view.port(wish.name)
     assert row and columns.wrong(row, columns.of_port(wish)) == []
     assert not wish.differs(row)
 
@@ -163,7 +163,7 @@ def test_the_error_of_one_port_is_that_of_no_other(ports: Ports) -> None:
 def test_a_bridge_that_others_make_meanwhile_stays_theirs(ports: Ports) -> None:
     """A plan that saw no bridge must not give our NIC to theirs, nor remove theirs for an older one."""
     ports.switch.vsctl("add-br", BRIDGE)
-    wait_for(lambda: ports.ovs.mirror.bridge(BRIDGE) is not None, PATIENCE_S, "the bridge is known")
+    wait_for(lambda: ports.ovs.view.bridge(BRIDGE) is not None, PATIENCE_S, "the bridge is known")
     uplink = OvsUplink("up", BRIDGE, "net1", ("net_null0",), None, 1500)
     applied = ports.apply(
         c.CreateBridge(("p1",), BRIDGE, "net1"),
@@ -199,7 +199,7 @@ def test_a_rate_that_vswitchd_does_not_take_is_an_error(ports: Ports) -> None:
     ports.plug(vhost("p0"))
     applied = ports.apply(c.AddPort(("p1",), limited))
     assert applied.failed["p1"].step == "qos", "dummies take no policer"
-    row = ports.ovs.mirror.port(limited.name)
+    row = ports.ovs.view.port(limited.name)
     assert row and row.qos and row.qos.other_config["cir"] == "1000000", "bytes/s"
     assert ports.apply(c.SetQos(("p1",), replace(limited, receives=None))).failed == {}
     assert ports.switch.vsctl("list", "QoS") == ""
@@ -274,7 +274,7 @@ def test_datapath_flows_are_purged_where_ovs_may_keep_old_actions(
     ports.switch.vsctl("set", "Open_vSwitch", ".", *KEEP_DATAPATH_FLOWS)
     setting = ["set", "Open_vSwitch", ".", f"ovs_version={version}"]
     ports.switch.vsctl(*(setting if version else ["clear", "Open_vSwitch", ".", "ovs_version"]))
-    wait_for(lambda: (ports.ovs.mirror.root.ovs_version or "") == version, PATIENCE_S, "the version")
+    wait_for(lambda: (ports.ovs.view.root.ovs_version or "") == version, PATIENCE_S, "the version")
     ports.switch.appctl("netdev-dummy/receive", made.name, FRAME)
     wait_for(lambda: "in_port" in ports.switch.appctl("dpif/dump-flows", BRIDGE), PATIENCE_S, "a frame")
     again = c.SetPort(("p1",), made)
@@ -310,7 +310,7 @@ def test_a_flow_that_a_purge_passed_over_is_purged(ports: Ports, monkeypatch: py
     ports.plug(made)
     ports.switch.vsctl("set", "Open_vSwitch", ".", *KEEP_DATAPATH_FLOWS)
     ports.switch.vsctl("clear", "Open_vSwitch", ".", "ovs_version")
-    wait_for(lambda: not ports.ovs.mirror.root.ovs_version, PATIENCE_S, "the version is unknown")
+    wait_for(lambda: not ports.ovs.view.root.ovs_version, PATIENCE_S, "the version is unknown")
     ports.switch.appctl("netdev-dummy/receive", made.name, FRAME)
     wait_for(lambda: "in_port" in ports.switch.appctl("dpif/dump-flows", BRIDGE), PATIENCE_S, "a frame")
     purges: list[bool] = []
@@ -331,7 +331,7 @@ def test_a_purge_that_fails_is_due(ports: Ports) -> None:
     made = vhost("p1")
     ports.plug(made)
     ports.switch.vsctl("clear", "Open_vSwitch", ".", "ovs_version")
-    wait_for(lambda: ports.ovs.mirror.root.ovs_version is None, PATIENCE_S, "the version")
+    wait_for(lambda: ports.ovs.view.root.ovs_version is None, PATIENCE_S, "the version")
     ports.switch.pause_vswitchd()
     try:
         applied = ports.applier.apply([c.PurgeDatapath(("p1",))], time.monotonic() + SHORT_S)
@@ -347,14 +347,14 @@ def test_flows_of_a_bridge_that_is_gone_are_no_error(ports: Ports) -> None:
     made = vhost("p1")
     ports.plug(made)
     ports.switch.vsctl("del-br", BRIDGE)
-    wait_for(lambda: ports.ovs.mirror.bridge(BRIDGE) is None, PATIENCE_S, "the bridge is gone")
+    wait_for(lambda: ports.ovs.view.bridge(BRIDGE) is None, PATIENCE_S, "the bridge is gone")
     assert ports.apply(filter_of(made)).failed == {}
     ports.ovs.db.write([bridge(BRIDGE)], soon())
     assert ports.flows() == set()
 
 
 def _next_cfg(ports: Ports) -> int:
-    return ports.ovs.mirror.root.next_cfg
+    return ports.ovs.view.root.next_cfg
 
 
 def test_many_ports_come_and_go_in_transactions_of_a_few(ports: Ports) -> None:
@@ -369,7 +369,7 @@ def test_many_ports_come_and_go_in_transactions_of_a_few(ports: Ports) -> None:
     gone = [c.RemovePort((vm.port_id,), BRIDGE, vm.name, "dpdkvhostuser") for vm in made]
     applied = ports.apply(*gone, c.RemoveBridge(ids, BRIDGE))
     assert applied.failed == {} and _next_cfg(ports) - before >= 2
-    assert ports.switch.vsctl("list-br") == "" and ports.ovs.mirror.port(made[0].name) is None
+    assert ports.switch.vsctl("list-br") == "" and ports.ovs.view.port(made[0].name) is None
 
 
 def test_ports_that_there_was_no_time_for_are_not_touched(ports: Ports) -> None:
@@ -387,10 +387,10 @@ def test_ports_that_there_was_no_time_for_are_not_touched(ports: Ports) -> None:
     assert {error.code for error in applied.failed.values()} == {"timeout"}
     assert set(applied.failed) == {vm.port_id for vm in made}
     assert _next_cfg(ports) == before + 1, "none is begun after one that is not carried out"
-    left = [vm for vm in made if ports.ovs.mirror.port(vm.name)]
+    left = [vm for vm in made if ports.ovs.view.port(vm.name)]
     assert 0 < len(left) < len(made)
     again = ports.apply(*gone)
-    assert again.failed == {} and not any(ports.ovs.mirror.port(vm.name) for vm in made)
+    assert again.failed == {} and not any(ports.ovs.view.port(vm.name) for vm in made)
 
 
 def test_a_refused_port_of_many_fails_alone(ports: Ports) -> None:
@@ -400,4 +400,4 @@ def test_a_refused_port_of_many_fails_alone(ports: Ports) -> None:
     ids = tuple(vm.port_id for vm in (*made, bad))
     applied = ports.apply(c.CreateBridge(ids, BRIDGE, "net1"), *adds)
     assert set(applied.failed) == {"bad"} and applied.failed["bad"].code == "host_error"
-    assert all(ports.ovs.mirror.port(vm.name) for vm in made)
+    assert all(ports.ovs.view.port(vm.name) for vm in made)

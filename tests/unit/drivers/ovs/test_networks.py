@@ -20,7 +20,7 @@ UPLINK = device_name("npu", NIC)
 
 
 def check(ports: Ports, name: str = "net9", **spec: Any) -> None:
-    check_network(ports.ovs.mirror, name, PhysicalNetworkSpec.model_validate({"ovs": {}, **spec}))
+    check_network(ports.ovs.view, name, PhysicalNetworkSpec.model_validate({"ovs": {}, **spec}))
 
 
 def refused(ports: Ports, field: str, words: str, **spec: Any) -> None:
@@ -45,10 +45,10 @@ def test_what_ovs_has_already_is_not_taken(ports: Ports) -> None:
     switch.vsctl("add-port", "br-theirs", "dpdk0", "--", "set", "Interface", "dpdk0", *nic)
 
     def known() -> bool:
-        mirror = ports.ovs.mirror
-        return mirror.port("dpdk0") is not None and mirror.bridge("br-kernel") is not None
+        view = ports.ovs.view
+        return view.port("dpdk0") is not None and view.bridge("br-kernel") is not None
 
-    assert ports.ovs.mirror.wait_for(known, soon())
+    assert ports.ovs.db.wait_for(known, soon())
     refused(ports, "bridge", "OVS has a port named dpdk0", bridge="dpdk0")
     refused(ports, "bridge", "datapath_type 'system'", bridge="br-kernel")
     check(ports, bridge="br-theirs")
@@ -71,7 +71,7 @@ def test_the_mtu_of_an_uplink_is_set_if_the_api_gave_it(ports: Ports) -> None:
 
     assert ports.apply(c.AddUplink((), wish(1500, True))).of_networks == {}
     assert asked() == "1500"
-    row = ports.ovs.mirror.port(UPLINK)
+    row = ports.ovs.view.port(UPLINK)
     assert row and not wish(1500, True).differs(row)
     assert wish(9000, True).differs(row) and not wish(9000, False).differs(row)
     assert ports.apply(c.SetUplink((), wish(9000, True))).of_networks == {}
@@ -91,7 +91,7 @@ def test_the_error_of_a_change_for_no_port_fails_no_port(ports: Ports) -> None:
         assert applied.of_networks.keys() == {"net1"}
         error = applied.of_networks["net1"]
         assert error.code == "host_error" and UPLINK in error.detail
-        assert all(ports.ovs.mirror.port(vhost(i).name) for i in new)
+        assert all(ports.ovs.view.port(vhost(i).name) for i in new)
 
 
 def test_the_error_of_a_network_is_that_of_no_other(ports: Ports) -> None:

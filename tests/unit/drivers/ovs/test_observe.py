@@ -113,7 +113,7 @@ def test_ports_of_others_are_told_apart(ports: Ports) -> None:
     assert set(found.uplinks) == {"npu-x"} and found.used_by_others
     assert [p.name for p in found.services] == ["service"]
     assert [p.name for p in found.unmanaged] == ["stranger"]
-    interfaces = [p.interface for name in ("npu-x", "service") if (p := ports.ovs.mirror.port(name))]
+    interfaces = [p.interface for name in ("npu-x", "service") if (p := ports.ovs.view.port(name))]
     assert found.wanted_flows == bridge_flows(i.ofport for i in interfaces if i and i.ofport)
 
 
@@ -170,7 +170,7 @@ def test_rows_that_may_be_about_to_change_are_not_read(ports: Ports) -> None:
             ports.seen()
     finally:
         ports.switch.ovsdb.resume()
-    wait_for(lambda: ports.ovs.mirror.bridge("late"), PATIENCE_S, "the late write")
+    wait_for(lambda: ports.ovs.view.bridge("late"), PATIENCE_S, "the late write")
 
     def seen() -> bool:
         # The notice of the row comes before the answer that ends the uncertainty.

@@ -79,12 +79,12 @@ def test_a_device_serves_one_port(ports: Ports) -> None:
 
 
 def test_an_uplink_of_dpdk_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mirror:
+    class View:
         def devices(self, *options: str) -> dict[str, str]:
             return {"net_af_packet1,iface=veth5": "npu1"}
 
     class Ovs:
-        mirror = Mirror()
+        view = View()
 
     with pytest.raises(InvalidRequest, match="DPDK port"):
         service_ports.refuse(Ovs(), SPEC, "veth5")  # type: ignore[arg-type]

@@ -104,11 +104,11 @@ def sides(switch: PrivateOvs, ovs: OvsHost, ports: Ports) -> Iterator[tuple[Side
 def assert_right(ovs: OvsHost, *sides: Side) -> None:
     """Bridges, tunnels and flows are those of the networks that have ports, and no others."""
     networks = {o.network_id: o for s in sides for p in s.wanted.values() if (o := p.overlay)}
-    bridges = {bridge.name for bridge in ovs.mirror.bridges()}
+    bridges = {bridge.name for bridge in ovs.view.bridges()}
     assert bridges == ({OVERLAY, TUNNELS} if networks else set())
     if not networks:
         return
-    there = {port.name for port in ovs.mirror.ports()} - bridges
+    there = {port.name for port in ovs.view.ports()} - bridges
     vms = {port.name for side in sides for port in side.wanted.values()}
     assert there == vms | {*PATCHES} | {vxlan_name(o.spec.udp_port) for o in networks.values()}
     assert flows_of_networks(ovs) == {f for o in networks.values() for f in flows_wanted(ovs, o)}
@@ -123,7 +123,7 @@ def flows_of_networks(ovs: OvsHost) -> set[Flow]:
 
 
 def flows_wanted(ovs: OvsHost, network: Overlay) -> frozenset[Flow]:
-    rows = [ovs.mirror.port(name) for name in (vxlan_name(network.spec.udp_port), TO_OVERLAY)]
+    rows = [ovs.view.port(name) for name in (vxlan_name(network.spec.udp_port), TO_OVERLAY)]
     tunnel, patch = (row.interface.ofport if row and row.interface else None for row in rows)
     assert tunnel and patch
     return network_flows(network, LOCAL_IP, tunnel, patch)
@@ -270,11 +270,11 @@ def test_a_bridge_with_a_port_of_another_backend_is_not_removed(ports: Ports) ->
     assert ports.apply(c.AddPort(("theirs",), theirs)).failed == {}
     gone = [c.RemovePort(("mine",), BRIDGE, mine.name, mine.backend), c.RemoveBridge(("mine",), BRIDGE)]
     assert isinstance(ports.apply(*gone).failed["mine"], TryAgain)
-    assert ports.ovs.mirror.port(mine.name) and ports.ovs.mirror.port(theirs.name)
+    assert ports.ovs.view.port(mine.name) and ports.ovs.view.port(theirs.name)
     assert ports.apply(gone[0]).failed == {}
     last = c.RemovePort(("theirs",), BRIDGE, theirs.name, theirs.backend)
     assert ports.apply(last, c.RemoveBridge(("theirs",), BRIDGE)).failed == {}
-    assert ports.ovs.mirror.bridges() == []
+    assert ports.ovs.view.bridges() == []
 
 
 def test_a_port_whose_bridge_has_gone_is_tried_again(ports: Ports) -> None:
@@ -287,5 +287,5 @@ def test_an_uplink_that_another_backend_has_added_is_that_of_both(ports: Ports) 
     uplink = OvsUplink("npu-1", BRIDGE, "net1", ("net_null0",), None, 1500)
     for _ in range(2):
         assert ports.apply(c.AddUplink(("p1",), uplink)).failed == {}
-    row = ports.ovs.mirror.port(uplink.name)
+    row = ports.ovs.view.port(uplink.name)
     assert row and not uplink.differs(row)

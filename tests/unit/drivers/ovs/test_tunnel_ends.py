@@ -45,7 +45,7 @@ def test_what_a_tunnel_of_this_ovs_would_take_is_dropped_and_other_tunnels_pass(
     for name, (kind, options) in tunnels.items():
         setting = [f"type={kind}", *(f'options:{key}="{value}"' for key, value in options.items())]
         ports.switch.vsctl("add-port", BRIDGE, name, "--", "set", "Interface", name, *setting)
-    wait_for(lambda: len(ports.ovs.mirror.tunnels()) == len(tunnels), PATIENCE_S, "the tunnels")
+    wait_for(lambda: len(ports.ovs.view.tunnels()) == len(tunnels), PATIENCE_S, "the tunnels")
     assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
     number = ports.switch.get("Interface", made.name, "ofport")
 

@@ -212,13 +212,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PmdChoice, ...]]:
         asked.append(chosen)
         return PmdState(cpus="", cores=())
 
-    class Mirror:
+    class View:
         root = OvsRoot(other_config={"pmd-cpu-mask": "0x6"})
 
         def interfaces(self) -> dict[str, object]:
             return {}
 
-    ovs = SimpleNamespace(mirror=Mirror(), usable=lambda: Usability(True))
+    ovs = SimpleNamespace(view=View(), usable=lambda: Usability(True))
     monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: ovs))
     monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
     monkeypatch.setattr(agents.pmd.cpus, "online", lambda: tuple(range(64)))
