@@ -83,17 +83,13 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         super().close()
 
 
-class _Api(OvsdbIdl):  # type: ignore[misc]
-    """ovsdbapp's API. The library keeps the connection in the class; here each instance has its own."""
-
-    ovsdb_connection: Any = None
-
-
 def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -> Api:
-    """The API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs."""
+    """ovsdbapp's API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs."""
     carrier = connection.Connection(_Idl(remote, schema), 0)  # its own thread is not started
     carrier.lock = lock or carrier.lock
-    return _Api(carrier, start=False)
+    # The library keeps the connection in the class, so that each one here needs a class.
+    own: Any = type("Api", (OvsdbIdl,), {"_ovsdb_connection": None})
+    return own(carrier, start=False)
 
 
 def _late() -> OperationTimeout:
@@ -210,7 +206,7 @@ class Ovsdb:
     def wait_for(self, condition: Callable[[], bool], deadline: float) -> bool:
         """Wait until the condition on the rows holds; False at the deadline (monotonic seconds).
 
-        The condition is evaluated whenever ovsdb-server has told something.
+        The condition is evaluated for each notice of ovsdb-server.
         """
         with self._changed:
             return self._changed.wait_for(condition, remaining(deadline))

@@ -35,12 +35,15 @@ class Transaction(idl.Transaction):  # type: ignore[misc]
     #: The error of ovsdb-server, and its details.
     refusal: tuple[str, str] = ("", "")
 
+    _status: str
+
     def _process_reply(self, msg: Any) -> None:
         super()._process_reply(msg)
         failed = [each for each in msg.result or () if isinstance(each, dict) and "error" in each]
         if failed:
             self.refusal = failed[0]["error"], failed[0].get("details", "")
-            if self._status == self.SUCCESS:  # as the Idl sees an aborted one: it aborts those of a dry run
+            # The Idl takes an aborted transaction for a success: it aborts those of a dry run.
+            if self._status == self.SUCCESS:
                 self._status = self.ERROR
 
 

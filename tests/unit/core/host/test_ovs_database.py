@@ -342,11 +342,12 @@ def _relay(one: socket.socket, other: socket.socket, change: Callable[[bytes], b
         other.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("method", ["lock", "get_schema", "monitor_cond"])
+@pytest.mark.parametrize("method", ["lock", "get_schema", "monitor_cond_since"])
 def test_a_request_that_is_never_answered_is_made_again(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """On the first connection the server does not get it, and on the second it does not know it."""
+    """At first the server does not get it, and then it does not know it: twice each, as the schema is read by
+    a connection of its own."""
     monkeypatch.setattr(ovsdb, "_ANSWER_S", 3.0)
     word = f'"method":"{method}"'.encode()
 
@@ -356,7 +357,7 @@ def test_a_request_that_is_never_answered_is_made_again(
     def refused(data: bytes) -> bytes:
         return data.replace(word, b'"method":"unknown"')
 
-    with between(switch, lost, refused) as address:
+    with between(switch, lost, lost, refused, refused) as address:
         with started(replace(settings_of(switch), connection=address), holder="agent one") as host:
             host.db.require_lock(PATIENCE_S)
             host.db.write([bridge(f"answered-{method}")], soon())
@@ -372,7 +373,7 @@ def test_a_transaction_that_is_never_answered_is_made_again(
     def lost(data: bytes) -> bytes:
         return b"" if b"never-answered" in data else data
 
-    with between(switch, lost) as address:
+    with between(switch, lost, lost) as address:
         with started(replace(settings_of(switch), connection=address), holder="agent one") as host:
             host.db.require_lock(PATIENCE_S)
             host.db.write([bridge("never-answered")], soon())
@@ -390,7 +391,7 @@ def test_a_transaction_that_arrives_after_the_lock_has_gone_changes_nothing(swit
         return data
 
     steal = ["ovsdb-client", "steal", switch.connection, "netplugin"]
-    with between(switch, delayed) as address, ExitStack() as ends:
+    with between(switch, delayed, delayed) as address, ExitStack() as ends:
         settings = replace(settings_of(switch), connection=address)
         host = ends.enter_context(started(settings, holder="agent one"))
         host.db.require_lock(PATIENCE_S)
