@@ -87,6 +87,15 @@ COLUMNS = {
     ],
     "QoS": ["type", "other_config", "external_ids"],
 }
+#: The columns that this can do without: releases of OVS have come to have them since 2.4.
+MAY_LACK = {
+    "Open_vSwitch.dpdk_initialized",
+    "Open_vSwitch.dpdk_version",
+    "Open_vSwitch.iface_types",
+    "Interface.error",
+    "Interface.ifindex",
+    "Interface.mtu_request",
+}
 #: The keys that are read of maps, by table and column; of others all.
 KEYS = {("Interface", "status"): ("status", "num_of_vrings", "n_rxq", "numa_id", "numa")}
 
@@ -181,7 +190,8 @@ class OvsInterface:
         never uses, and does not report that (observed with OVS 3.1).
         """
         opened = self.external_ids.get(IFINDEX_MARK)
-        return None if opened is None or self.ifindex in (None, int(opened)) else self.ifindex
+        is_other = opened is not None and self.ifindex is not None and opened != str(self.ifindex)
+        return self.ifindex if is_other else None
 
     @property
     def moved(self) -> bool | None:
@@ -326,10 +336,10 @@ class OvsRoot:
         return cls(
             next_cfg=row["next_cfg"],
             cur_cfg=row["cur_cfg"],
-            dpdk_initialized=row["dpdk_initialized"],
+            dpdk_initialized=bool(row["dpdk_initialized"]),
             dpdk_version=row["dpdk_version"],
             ovs_version=row["ovs_version"],
-            iface_types=frozenset(row["iface_types"]),
+            iface_types=frozenset(row["iface_types"] or ()),
             other_config=row["other_config"],
             holder=row["external_ids"].get(HOLDER_MARK),
             store_mark=found(mark),

@@ -31,7 +31,7 @@ from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.host.names import CarriedMark, Mark, unmarked
-from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, STORE_MARK
+from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, MAY_LACK, STORE_MARK
 from netplugin.host.ovs_rpc import TimedConnection, connect, milliseconds
 from netplugin.host.ovs_view import Drift, OvsView, VmConnection
 from netplugin.host.ovsdb_commands import Api, Change, Transaction, root, set_key
@@ -57,10 +57,15 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
     """The replica of one connection: the columns that are read, of those that the schema has."""
 
     def __init__(self, remote: str, schema: Any) -> None:
+        """Raises: _Lost if it lacks others than ``MAY_LACK``."""
         helper = idlutils.create_schema_helper(schema)
+        lacks: set[str] = set()
         for table, columns in COLUMNS.items():
-            declared = schema["tables"][table]["columns"]
+            declared = schema["tables"].get(table, {}).get("columns", {})
+            lacks |= {f"{table}.{name}" for name in columns if name not in declared}
             helper.register_columns(table, [name for name in columns if name in declared])
+        if needed := lacks - MAY_LACK:
+            raise _Lost(f"its schema {schema.get('version')} has no {', '.join(sorted(needed))}")
         super().__init__(remote, helper)
         self.closed = False
 
@@ -68,6 +73,11 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
     def lost(self) -> bool:
         """Whether its connection has ended. The session counts each one that it makes and each that ends."""
         return self.closed or self._session.get_seqno() > 1
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the socket has not taken all that was sent."""
+        return bool(self._session.get_backlog())
 
     @property
     def has_read(self) -> bool:
@@ -83,13 +93,20 @@ class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
         super().close()
 
 
+class _Api(OvsdbIdl):  # type: ignore[misc]
+    """ovsdbapp's API on a connection of its own: in the library's class it is a property, one for all."""
+
+    ovsdb_connection: Any = None
+
+
 def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -> Api:
-    """ovsdbapp's API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs."""
+    """ovsdbapp's API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs.
+
+    Raises: _Lost if the schema cannot be used.
+    """
     carrier = connection.Connection(_Idl(remote, schema), 0)  # its own thread is not started
     carrier.lock = lock or carrier.lock
-    # The library keeps the connection in the class, so that each one here needs a class.
-    own: Any = type("Api", (OvsdbIdl,), {"_ovsdb_connection": None})
-    return own(carrier, start=False)
+    return _Api(carrier, start=False)
 
 
 def _late() -> OperationTimeout:
@@ -100,11 +117,12 @@ def _late() -> OperationTimeout:
     )
 
 
-def _refusal(txn: Transaction) -> NetpluginError:
-    """The error of a refused transaction. What others have made or removed meanwhile is planned again."""
+def _refusal(txn: Transaction, is_second: bool) -> NetpluginError:
+    """The error of a refused transaction. What others have made or removed meanwhile is planned again, as is
+    what the first attempt may have made."""
     error, details = txn.refusal
-    others_made = "identical values" in details and not txn.repeats
-    kind = TryAgain if others_made or error == "referential integrity violation" else HostError
+    is_made = "identical values" in details and (is_second or not txn.repeats)
+    kind = TryAgain if is_made or error == "referential integrity violation" else HostError
     return kind(f"{error}: {details}".strip(": ") or txn.get_error(), step="ovsdb-commit")
 
 
@@ -143,6 +161,7 @@ class Ovsdb:
         #: Whether a transaction had no answer, and no connection has been made since.
         self._uncertain = False
         self._reported = (False, False)
+        self._reason = ""  # why there is no connection, if that is known
         self._stop = threading.Event()
         self._wake_reader, self._wake_writer = socket.socketpair()
         for end in (self._wake_reader, self._wake_writer):
@@ -170,7 +189,7 @@ class Ovsdb:
         """Wait up to ``wait_s`` seconds for the connection. Raises: BackendUnavailable."""
         if not self._comes(lambda: self.online, wait_s):
             raise BackendUnavailable(
-                f"no connection to the Open vSwitch database at {self.remote}",
+                f"no connection to the Open vSwitch database at {self.remote}{self._reason}",
                 step="ovsdb-connect",
                 fix="start ovsdb-server, or correct [ovs] connection",
             )
@@ -230,23 +249,25 @@ class Ovsdb:
         made or removed a row that the changes need, OperationTimeout, and what the changes raise.
         """
         deadline = max(deadline, time.monotonic() + _LEAST_S)
+        is_second = False
         while True:
             self.require_certain()
             if not self._committing.acquire(timeout=remaining(deadline)):
                 raise _late()
             try:
-                return self._commit(changes, deadline)
+                return self._commit(changes, deadline, is_second)
             except _Lost:
-                self.require_lock(remaining(deadline))
-                if not remaining(deadline):
-                    raise _late() from None
+                is_second = True
             finally:
                 self._committing.release()
+            self.require_lock(remaining(deadline))
+            if not remaining(deadline):
+                raise _late()
 
-    def _commit(self, changes: Sequence[Change], deadline: float) -> int:
+    def _commit(self, changes: Sequence[Change], deadline: float, is_second: bool) -> int:
         """As ``commit``, one transaction at a time: each is composed of the rows after the last one.
 
-        Raises: _Lost too.
+        ``is_second``: whether it is made again. Raises: _Lost too.
         """
         # The store is asked without the lock.
         mark = self._carried.after(self.view.root.found_mark)
@@ -255,8 +276,10 @@ class Ovsdb:
             idl = self._api.idl
             read = idl.change_seqno
             txn = self._composed(changes, mark)
-            if txn.commit() == txn.INCOMPLETE:
-                self._wake()  # the thread sends what the socket did not take
+            status = txn.commit()
+            if status != txn.INCOMPLETE or idl.has_unsent:
+                self._wake()  # the thread sees that the connection is lost, or sends the rest
+            if status == txn.INCOMPLETE:
                 # The server may still carry out what it did not answer, but not once this process has the
                 # lock by another connection. Without a lock there is no such moment to wait for.
                 answer_by = deadline if self._holder is None else min(deadline, time.monotonic() + _ANSWER_S)
@@ -277,7 +300,7 @@ class Ovsdb:
         if status == txn.NOT_LOCKED:
             raise self.other_holder()
         if status == txn.ERROR:
-            raise _refusal(txn)
+            raise _refusal(txn, is_second)
         raise _Lost(status)
 
     def _composed(self, changes: Sequence[Change], mark: str) -> Transaction:
@@ -344,14 +367,18 @@ class Ovsdb:
             failures, pause_s = failures + 1, min(2 * pause_s, _PAUSE_S[1])
             try:
                 self._serve(next(remotes))
-                failures, pause_s = 0, _PAUSE_S[0]
+                failures, pause_s, self._reason = 0, _PAUSE_S[0], ""
             except _Lost as lost:
+                self._reason = f": {lost}"
                 if failures == 2:
                     LOG.warning("the OVS database at %s cannot be used yet: %s", self.remote, lost)
             except Exception:
                 # A notice may be lost. Only reading all rows again recovers from that.
                 LOG.exception("the connection to the OVS database starts again")
-            self._report()
+            try:
+                self._report()
+            except Exception:
+                LOG.exception("a loss of the OVS database was not reported to all")
             self._stop.wait(pause_s)
         self._wake_reader.close()
         self._wake_writer.close()

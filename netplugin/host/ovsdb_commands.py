@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from ovs.db import data, idl
 from ovsdbapp.backend.ovs_idl.idlutils import RowNotFound, row_by_value
 
+from netplugin.api.errors import HostError
+
 #: A row of the Idl, ovsdbapp's API and one of its commands: their packages have no types.
 Row = Any
 Api = Any
@@ -75,12 +77,21 @@ def insert(api: Api, txn: Transaction, table: str, **columns: Any) -> Row:
 
 
 def set_column(row: Row, column: str, value: Any) -> None:
-    """Set all of a column. Raises: ovs.db.error.Error for a value that the schema does not allow.
+    """Set all of a column.
 
-    The Idl only logs such a value, and leaves the column as it is.
+    Raises: HostError if the schema of this OVS does not have it, ovs.db.error.Error for a value that the
+    schema does not allow. The Idl only logs such a value, and leaves the column as it is.
     """
-    kind = row._table.columns[column].type
-    data.Datum.from_python(kind, value, lambda each: each.uuid if isinstance(each, idl.Row) else each)
+    declared = row._table.columns.get(column)
+    if declared is None:
+        raise HostError(
+            f"this Open vSwitch has no column {column} in table {row._table.name}",
+            step="ovsdb-commit",
+            fix="use a newer Open vSwitch",
+        )
+    data.Datum.from_python(
+        declared.type, value, lambda each: each.uuid if isinstance(each, idl.Row) else each
+    )
     setattr(row, column, value)
 
 

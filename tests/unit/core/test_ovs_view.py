@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from netplugin.host.ovs_rows import IFINDEX_MARK
 from netplugin.host.ovs_view import Drift, OvsView, VmConnection
 from tests.unit.ovs_rows import (
     Replica,
@@ -118,6 +119,15 @@ def test_a_status_that_is_no_number_is_unknown(text: str) -> None:
     rows["Interface"]["i-1"]["status"] = text_map(dict.fromkeys(("n_rxq", "num_of_vrings", "numa_id"), text))
     [seen] = replica_of(rows).view.interfaces().values()
     assert (seen.queues, seen.numa_node) == (None, None)
+
+
+def test_a_mark_that_others_have_spoiled_is_that_of_another_device() -> None:
+    rows = vhost_rows("1", 1)
+    rows["Interface"]["i-1"] |= {"ifindex": 7, "external_ids": text_map({IFINDEX_MARK: "x"})}
+    replica = replica_of(rows)
+    replica.update({"Interface": {"i-1": {"modify": {"ifindex": 8}}}})
+    [seen] = replica.view.interfaces().values()
+    assert seen.other_ifindex == 8
 
 
 def test_nothing_is_kept_of_what_has_gone() -> None:
