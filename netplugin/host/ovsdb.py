@@ -15,6 +15,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import re
 import socket
@@ -158,8 +159,9 @@ class Ovsdb:
         #: The values of the rows that were read last.
         self.view = OvsView()
         self._api: Api = None
-        #: Whether a transaction had no answer, and no connection has been made since.
-        self._uncertain = False
+        #: A transaction without an answer in time, until another connection is made; and when that is due.
+        self._unanswered: Transaction | None = None
+        self._reconnect_at = 0.0
         self._reported = (False, False)
         self._reason = ""  # why there is no connection, if that is known
         self._stop = threading.Event()
@@ -282,13 +284,14 @@ class Ovsdb:
             if status == txn.INCOMPLETE:
                 # The server may still carry out what it did not answer, but not once this process has the
                 # lock by another connection. Without a lock there is no such moment to wait for.
-                answer_by = deadline if self._holder is None else min(deadline, time.monotonic() + _ANSWER_S)
+                due = math.inf if self._holder is None else time.monotonic() + _ANSWER_S
+                answer_by = min(deadline, due)
                 if not self.wait_for(lambda: txn.commit() != txn.INCOMPLETE or idl.lost, answer_by):
-                    self._uncertain = True
-                    idl.close()
+                    self._unanswered, self._reconnect_at = txn, due
                     self._wake()
                     if not remaining(deadline):
                         raise _late()
+                    self.wait_for(lambda: idl.lost, deadline)
             status = txn.commit()
             if status == txn.TRY_AGAIN and not idl.lost:
                 # Others have changed what it had read: wait for the notice of that.
@@ -332,13 +335,19 @@ class Ovsdb:
 
         Raises: BackendUnavailable, OperationTimeout.
         """
-        if self._uncertain:
+        if self._is_pending:
             raise OperationTimeout(
                 "an earlier transaction is still with ovsdb-server, its outcome unknown",
                 step="ovsdb-commit",
                 fix="look whether ovsdb-server hangs",
             )
         self.require_lock()
+
+    @property
+    def _is_pending(self) -> bool:
+        """Whether a transaction may still be answered, or carried out."""
+        unanswered = self._unanswered
+        return unanswered is not None and unanswered.commit() == unanswered.INCOMPLETE
 
     def wait_configured(self, next_cfg: int, deadline: float) -> None:
         """Wait until vswitchd has applied the configuration: ``cur_cfg`` reaches ``next_cfg``.
@@ -395,7 +404,8 @@ class Ovsdb:
             while not self._stop.is_set():
                 self._turn(api, view)
                 # Answers come in the order of the requests: that to the lock before the rows.
-                if not idl.is_answered and (idl.has_read or not remaining(answer_by)):
+                due = self._answer_due(idl, answer_by)
+                if not remaining(due) or (idl.has_read and not idl.is_answered):
                     LOG.warning("the server of the OVS database refuses a request, or does not answer it")
                     break
                 poller = ovs_poller.Poller()
@@ -404,8 +414,8 @@ class Ovsdb:
                         break
                     idl.wait(poller)
                 poller.fd_wait(self._wake_reader, ovs_poller.POLLIN)
-                if not idl.is_answered:
-                    poller.timer_wait(milliseconds(answer_by))
+                if due != math.inf:
+                    poller.timer_wait(milliseconds(due))
                 poller.block()
                 with contextlib.suppress(BlockingIOError):
                     self._wake_reader.recv(4096)
@@ -416,6 +426,12 @@ class Ovsdb:
         if view is not self.view:
             raise _Lost("the connection ended before its rows were read")
 
+    def _answer_due(self, idl: _Idl, connected_by: float) -> float:
+        """When a connection that is not answered ends (``time.monotonic``)."""
+        if not idl.is_answered:
+            return connected_by
+        return self._reconnect_at if self._is_pending else math.inf
+
     def _turn(self, api: Api, view: OvsView) -> None:
         """Read what there is to read, and tell of it."""
         idl, is_new = api.idl, api is not self._api
@@ -424,12 +440,11 @@ class Ovsdb:
             if not idl.has_read:
                 return
         with self._changed:
-            if idl.lost:  # a transaction had no answer
-                return
             idl.run()
             drifts, connections = view.settle()
             self._api, self.view = api, view
-            self._uncertain &= not idl.is_answered
+            if is_new and idl.is_answered:
+                self._unanswered = None
             self._changed.notify_all()
         for each in connections:
             self._vm_connection(each)
