@@ -18,7 +18,8 @@ DECORATORS = [
     *("@app.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
     *("@rule", "@invariant", "@initialize"),
 ]
-#: Read by a library: cliff, pydantic, ovs, sqlite3, yaml, uvicorn, prometheus, jinja2, fastapi, logging.
+#: Read by a library: cliff, pydantic, ovs, ovsdbapp, sqlite3, yaml, uvicorn, prometheus, jinja2, fastapi,
+#: logging.
 LIBRARIES = [
     *(
         "take_action",
@@ -40,7 +41,7 @@ LIBRARIES = [
         "collect",
         "globals",
     ),
-    *("route_class", "handleError"),
+    *("route_class", "handleError", "ovsdb_connection"),
     # The last argument of __exit__.
     "trace",
     "traceback",

@@ -318,9 +318,8 @@ def test_an_upgrade_and_a_downgrade_under_live_ports(before: ReleaseBefore, site
         wait_for(lambda: as_before(new, bodies), SOON_S, "all is as before the upgrade")
         counted.wait_more()
         print(f"\nfrom {before.name}, store {known} to {version(new)}, and back", end="")
-        print(
-            f"\nDatagrams {counted.lost} are lost or on their way. The upgrade changed:\n{host_state.differences(host, site.state()) or '  nothing'}"
-        )
+        changed = host_state.differences(host, site.state()) or "  nothing"
+        print(f"\nDatagrams {counted.lost} are lost or on their way. The upgrade changed:\n{changed}")
         host, before_restart = site.state(), len(writes())
         new.stop()
         new.start()
@@ -340,8 +339,7 @@ def test_an_upgrade_and_a_downgrade_under_live_ports(before: ReleaseBefore, site
         old.start()
         wait_for(lambda: as_before(old, bodies), SOON_S, "all is as before, with the older agent")
         counted.wait_more()
-        print(
-            f"Lost or on their way: {counted.lost}. Back again, of that:\n{host_state.differences(host, site.state()) or '  nothing'}"
-        )
+        changed = host_state.differences(host, site.state()) or "  nothing"
+        print(f"Lost or on their way: {counted.lost}. Back again, of that:\n{changed}")
     print(f"{counted.sent} datagrams, {len(counted.lost)} lost")
     assert counted.sent > 0 and counted.lost == []
