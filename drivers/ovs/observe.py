@@ -97,9 +97,9 @@ class OvsReader:
         self._ovs.db.require_certain()
         view, backend = self._view, self._layout.backend
         if ports is None:
-            return Scope(None, view.all_owned(backend), view.all_beside(backend), deadline)
+            return Scope(None, view.all_owned(backend), view.vf_ports(backend), deadline)
         rows = {port_id: view.owned(backend, port_id) for port_id in ports}
-        beside = {port_id: view.beside(backend, port_id) for port_id in ports}
+        beside = {port_id: view.vf_port(backend, port_id) for port_id in ports}
         return Scope(
             ports,
             {port_id: row for port_id, row in rows.items() if row is not None},

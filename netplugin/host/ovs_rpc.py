@@ -14,7 +14,7 @@ from ovs.stream import Stream
 
 from netplugin.host.processes import remaining
 
-_RETRY_S = 0.05
+_RETRY_S = 0.05  # there is no event for a place in the queue of a UNIX socket (connect(2), EAGAIN)
 
 
 class _Poll:

@@ -155,14 +155,14 @@ class OvsView:
         """The ports that are marked with this backend, by port id."""
         return self._of(backend, "owner")
 
-    def beside(self, backend: str, port_id: str) -> OvsPort | None:
+    def vf_port(self, backend: str, port_id: str) -> OvsPort | None:
         """The relay's VF port of this port."""
         with self._lock:
-            return self._ports.one("beside", (backend, port_id))
+            return self._ports.one("vf port", (backend, port_id))
 
-    def all_beside(self, backend: str) -> dict[str, OvsPort]:
+    def vf_ports(self, backend: str) -> dict[str, OvsPort]:
         """The VF ports of this backend's relays, by the id of the port that they serve."""
-        return self._of(backend, "beside")
+        return self._of(backend, "vf port")
 
     def unmanaged_on(self, bridge: OvsBridge) -> list[OvsPort]:
         """Ports of the bridge without our port mark: its internal port, uplinks, ports of others."""
@@ -394,7 +394,7 @@ def _port_keys(port: OvsPort) -> Iterator[tuple[str, Hashable]]:
     if port.name.startswith(DERIVED):
         yield "prefix", port.name[:_PREFIX]
     if port.serves:
-        yield ("owner" if port.owner else "beside"), port.serves
+        yield ("owner" if port.owner else "vf port"), port.serves
     if port.bridge is not None:
         yield ("owned on" if port.owner else "unmanaged on"), port.bridge
         if port.owner and port.network:
