@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.host.program import Telemetry, own_directory
+from netplugin.host.program import Program, Telemetry, own_directory
 from netplugin.tuning.verifying import loop
 from netplugin.tuning.verifying.result import ThroughputSettings
 from tests.lab.processes import wait_for
@@ -108,7 +108,7 @@ def test_a_window_in_which_a_side_is_stopped_lasts_until_it_goes_on(tmp_path: Pa
     folder, own = own_directory(), {0, 1}
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
-        _, of_host = loop.side(stack, folder, "host", loop.host_arguments(settings, folder, own))
+        host, of_host = loop.side(stack, folder, "host", loop.host_arguments(settings, folder, own))
         guest, of_guest = loop.side(stack, folder, "guest", loop.guest_arguments(settings, folder, own))
         wait_for(lambda: loop.frames(of_guest), 60, "frames come round")
         assert guest.pid is not None
@@ -118,7 +118,7 @@ def test_a_window_in_which_a_side_is_stopped_lasts_until_it_goes_on(tmp_path: Pa
             """The host's frames. The guest stands still from the first question until after the window."""
             if not stopped:
                 os.kill(guest.pid, signal.SIGSTOP)
-                wait_for(lambda: not grows(of_host), 60, "what the guest's side had sent has come")
+                drain(host, of_host)
             elif len(stopped) == 3:
                 os.kill(guest.pid, signal.SIGCONT)
             stopped.append(loop.frames(of_host))
@@ -130,10 +130,21 @@ def test_a_window_in_which_a_side_is_stopped_lasts_until_it_goes_on(tmp_path: Pa
     assert seconds > settings.window_s
 
 
-def grows(telemetry: Telemetry) -> bool:
-    before = loop.frames(telemetry)
-    time.sleep(0.1)
-    return loop.frames(telemetry) > before
+def drain(program: Program, telemetry: Telemetry) -> None:
+    """Wait until this side, whose peer is stopped, has polled in vain: for 0.2 s of its own CPU time,
+    whatever else the machine does meanwhile."""
+    deadline = time.monotonic() + 60
+    polled, taken = cpu_seconds(program), loop.frames(telemetry)
+    while cpu_seconds(program) - polled < 0.2:
+        assert time.monotonic() < deadline, "it does not poll in vain"
+        time.sleep(0.05)
+        if (now := loop.frames(telemetry)) != taken:
+            polled, taken = cpu_seconds(program), now
+
+
+def cpu_seconds(program: Program) -> float:
+    fields = Path(f"/proc/{program.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize(("part", "program"), list(zip(("latency", "throughput"), PROGRAMS, strict=True)))
