@@ -6,11 +6,30 @@ leave every VM without its nftables rules until the next periodic check of the w
 
 from __future__ import annotations
 
-import errno
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+
+from pyroute2.netlink import (
+    NETLINK_ADD_MEMBERSHIP,
+    NETLINK_DROP_MEMBERSHIP,
+    NETLINK_NETFILTER,
+    SOL_NETLINK,
+)
+from pyroute2.netlink.rtnl import (
+    RTM_DELLINK,
+    RTM_DELNEIGH,
+    RTM_DELQDISC,
+    RTM_DELTFILTER,
+    RTM_NEWLINK,
+    RTM_NEWNEIGH,
+    RTMGRP_LINK,
+    RTMGRP_NEIGH,
+    RTMGRP_TC,
+    RTNLGRP_NEIGH,
+)
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.segments import (
@@ -27,20 +46,22 @@ from drivers.linuxbridge.segments import (
 from netplugin.host import fdb, vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import link_event, name_of, port_event
-from netplugin.host.link_values import Bridge, LinkEvent, PortOptions
+from netplugin.host.link_values import Bridge, Link, LinkEvent, PortOptions
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attributes, messages, text
+from netplugin.host.rtnetlink import latest
 from netplugin.host.supervisor import Supervisor
-from netplugin.host.tc import DELFILTER, DELQDISC, TCMSG
 from netplugin.host.usability import Wake
 
-# include/uapi/linux: rtnetlink.h (as a bit mask), netfilter/nfnetlink.h, netfilter.h
-_LINK_GROUP, _TC_GROUP, _NEIGH_GROUP = 1, 8, 3
+# include/uapi/linux/netfilter: nfnetlink.h, netfilter.h
 _NFTABLES_GROUP, _NFTABLES_SUBSYSTEM = 7, 10
-_NETLINK_NETFILTER, _SOL_NETLINK, _ADD_MEMBERSHIP, _DROP_MEMBERSHIP = 12, 270, 1, 2
 _TABLES = {(7, filters.TABLE), (1, vxlan_filter.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
+
+#: The messages that are received. The kernel reports a qdisc when one is read, too.
+_OF_LINKS = (RTM_NEWLINK, RTM_DELLINK, RTM_DELQDISC, RTM_DELTFILTER)
+_OF_ENTRIES = (RTM_NEWNEIGH, RTM_DELNEIGH)
 
 LOST = Wake("events of links were lost")
 #: Number of events that are kept for the observations under way: enough for some hundred new devices.
@@ -50,9 +71,10 @@ _MOST_PASSED = 1024
 class LinkNews:
     """Decides which events of links matter, by what was observed last. Not thread-safe."""
 
-    def __init__(self, interfaces: Callable[[], frozenset[str]]) -> None:
+    def __init__(self, interfaces: Callable[[], frozenset[str]], devices: Links) -> None:
         """``interfaces`` returns the uplinks."""
         self._interfaces = interfaces
+        self._devices = devices
         #: The devices that our rules name, and the indices of our bridges, by the last observation.
         self._services: frozenset[str] = frozenset()
         self._bridges: frozenset[int] = frozenset()
@@ -97,7 +119,7 @@ class LinkNews:
         known = self._known.get(name)
         if known is not None:
             return self.heard(replace(known, port=options), own)
-        link = Links().get(name) if name not in own else None
+        link = self._devices.get(name) if name not in own else None
         if link is None:
             return []
         return self._wakes(LinkEvent(False, name, link.alias, link.up, link.mtu, 0), only_carrier=False)
@@ -150,18 +172,19 @@ class BridgeWatch(KernelEventListener):
         self, wake: Callable[[Wake], None], interfaces: Callable[[], frozenset[str]], supervisor: Supervisor
     ) -> None:
         """``interfaces`` returns the uplinks. Raises: OSError if the kernel refuses the sockets."""
-        self._news = LinkNews(interfaces)
+        self._devices = Links()
+        self._news = LinkNews(interfaces, self._devices)
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
-        self._links.bind((0, _LINK_GROUP | _TC_GROUP))
+        self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        self._links.bind((0, RTMGRP_LINK | RTMGRP_TC))
         self._rules.bind((0, 0))
-        self._rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES_GROUP)
+        self._rules.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, _NFTABLES_GROUP)
         #: Bridges report the MACs that they learn; it listens while the agent waits for a guest.
         self._learned = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._learned.bind((0, 0))
         self._entries = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         fdb.of_static_entries().attach(self._entries)
-        self._entries.bind((0, 1 << (_NEIGH_GROUP - 1)))
+        self._entries.bind((0, RTMGRP_NEIGH))
         #: By the index of its tap: the ports whose guests the agent waits for, with the name of the tap.
         self._waiting: dict[int, tuple[str, str]] = {}
         sources = (self._links, self._entries, self._rules, self._learned)
@@ -171,8 +194,8 @@ class BridgeWatch(KernelEventListener):
         """Wake for the first frame and the carrier of these taps: their ports and names, by index."""
         with self._lock:
             if bool(waiting) != bool(self._waiting):
-                change = _ADD_MEMBERSHIP if waiting else _DROP_MEMBERSHIP
-                self._learned.setsockopt(_SOL_NETLINK, change, _NEIGH_GROUP)
+                change = NETLINK_ADD_MEMBERSHIP if waiting else NETLINK_DROP_MEMBERSHIP
+                self._learned.setsockopt(SOL_NETLINK, change, RTNLGRP_NEIGH)
             self._waiting = dict(waiting)
             self._news.followed = frozenset(name for _, name in waiting.values())
 
@@ -186,36 +209,40 @@ class BridgeWatch(KernelEventListener):
             self._tell(self._news.observed(since, services, bridges))
 
     def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
-        for kind, payload in _messages(self._links):
-            if not kind:
+        for message in latest(queued(self._links), _OF_LINKS):
+            if message is None:
                 yield LOST
-            elif kind in (DELQDISC, DELFILTER):
-                yield from _of_rate(payload, own or frozenset())
-            elif (event := link_event(kind, payload)) is not None:
+            elif message["header"]["type"] in (RTM_DELQDISC, RTM_DELTFILTER):
+                yield from self._of_rate(message["index"], own or frozenset())
+            elif (event := link_event(message)) is not None:
                 yield from self._news.heard(event, own or frozenset())
-            elif (of_port := port_event(kind, payload)) is not None:
+            elif (of_port := port_event(message)) is not None:
                 yield from self._news.heard_of_port(*of_port, own or frozenset())
-        for kind, payload in _messages(self._entries):
-            yield from self._of_entry(fdb.static_entry(kind, payload), own or frozenset()) if kind else [LOST]
-        for kind, payload in _messages(self._learned):
+        get = cache(self._devices.get)
+        for message in latest(queued(self._entries), _OF_ENTRIES, about=fdb.ENTRY_BYTES):
+            entry = fdb.static_entry(message) if message is not None else None
+            yield from self._of_entry(entry, own or frozenset(), get) if entry else [LOST]
+        for message in latest(queued(self._learned), _OF_ENTRIES):
             ports = {port_id for port_id, _ in self._waiting.values()}
-            if kind:
-                ports &= {self._waiting.get(fdb.changed_port(kind, payload) or 0, ("",))[0]}
+            if message is not None:
+                ports &= {self._waiting.get(fdb.changed_port(message) or 0, ("",))[0]}
             if ports:
                 yield Wake("a VM that comes sends frames", frozenset(ports))
-        for kind, payload in _messages(self._rules):
-            if not kind:  # also after a change of our own: those of others may be among the lost
+        for data in queued(self._rules):
+            if not data:  # also after a change of our own: those of others may be among the lost
                 yield Wake("events of nftables were lost")
-            elif own is None and _is_ours(kind, payload):
+            elif own is None and any(_is_ours(kind, payload) for kind, _, payload in messages(data)):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
 
-    def _of_entry(self, entry: fdb.StaticEntry, own: frozenset[str]) -> list[Wake]:
+    def _of_entry(
+        self, entry: fdb.StaticEntry, own: frozenset[str], get: Callable[[str], Link | None]
+    ) -> list[Wake]:
         """Report a static entry that others have made or removed.
 
         Each device has one of its own MAC. If another port had an entry of that, it is removed.
         """
         name = name_of(entry.index)
-        link = Links().get(name) if name not in own else None
+        link = get(name) if name not in own else None
         if link is None or entry.mac == link.address:
             return []  # a device that is removed has an event of its own
         if not (self._news.is_on_bridge(entry.bridge) or is_ours(link)):
@@ -226,40 +253,23 @@ class BridgeWatch(KernelEventListener):
         what = f"a static entry of {name} was {'removed' if entry.gone else 'made'}"
         return [Wake(what, frozenset({port_id}) if port_id else None)]
 
+    def _of_rate(self, index: int, own: frozenset[str]) -> list[Wake]:
+        """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when
+        one is read."""
+        name = name_of(index)
+        link = self._devices.get(name) if name not in own else None
+        if link is None or not is_ours(link):
+            return []  # also if it was removed with its device, which has an event of its own
+        mark = service_of(link)
+        port_id = mark.port_id if mark else port_of(link)
+        ports = frozenset({port_id}) if port_id else None
+        return [Wake(f"a guard or a rate of {name} was removed", ports)]
+
 
 def _names(event: LinkEvent) -> frozenset[str]:
     """The names by which a change knows the device: a bridge by its derived one too."""
     mark = bridge_mark(event.alias)
     return frozenset({event.name, *((mark[0].bridge,) if mark else ())})
-
-
-def _messages(source: socket.socket) -> Iterator[tuple[int, bytes]]:
-    """Yield type and payload of each pending message; type 0 if the kernel dropped messages."""
-    for data in queued(source):
-        if not data:
-            yield 0, b""
-        for kind, _, payload in messages(data):
-            yield kind, payload
-
-
-def _of_rate(payload: bytes, own: frozenset[str]) -> list[Wake]:
-    """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when
-    one is read."""
-    try:
-        name = socket.if_indextoname(TCMSG.unpack_from(payload)[1])
-    except OSError as failed:
-        if failed.errno != errno.ENXIO:
-            raise
-        return []  # removed with its device, which has an event of its own
-    if name in own:
-        return []
-    link = Links().get(name)
-    if link is None or not is_ours(link):
-        return []
-    mark = service_of(link)
-    port_id = mark.port_id if mark else port_of(link)
-    ports = frozenset({port_id}) if port_id else None
-    return [Wake(f"a guard or a rate of {name} was removed", ports)]
 
 
 def _is_ours(kind: int, payload: bytes) -> bool:

@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from pyroute2.netlink import NETLINK_KOBJECT_UEVENT
+from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
+
 from drivers.vf.commands import SetVf, VfChange, VfHost
 from drivers.vf.inventory import Inventory, Setting
 from drivers.vf.kernel import VfKernel
@@ -16,7 +19,7 @@ from netplugin.api.errors import NetpluginError, OperationTimeout, TryAgain, Uns
 from netplugin.backend import Change, Claim
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.locks import Locks, NoLocks
-from netplugin.host.netlink import attributes, messages, text
+from netplugin.host.rtnetlink import Attributes, latest
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vfs import VfBusy, VfRefuses, VfStuck
@@ -26,9 +29,7 @@ from netplugin.host.vfs import VfBusy, VfRefuses, VfStuck
 # a PCI device appears, disappears, or changes its driver. Each event triggers a check of the whole pool.
 
 
-# include/uapi/linux: netlink.h, rtnetlink.h (as a bit mask), if_link.h; lib/kobject_uevent.c
-_UEVENTS, _UEVENT_GROUP, _LINK_GROUP = 15, 1, 1
-_NEWLINK, _DELLINK, _IFINFO_BYTES, _IFNAME = 16, 17, 16, 3
+_UEVENT_GROUP = 1  # lib/kobject_uevent.c
 _NIC = Wake("a NIC with VFs changed")
 _PCI = Wake("PCI devices came, went or changed their driver")
 _LOST = Wake("events of NICs were lost")
@@ -46,32 +47,26 @@ class VfWatch(KernelEventListener):
         """``interfaces`` returns the names of the PFs. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
         self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._devices = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _UEVENTS)
-        self._links.bind((0, _LINK_GROUP))
+        self._devices = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_KOBJECT_UEVENT)
+        self._links.bind((0, RTMGRP_LINK))
         self._devices.bind((0, _UEVENT_GROUP))
         super().__init__("vf-watch", wake, (self._links, self._devices), supervisor)
 
     def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
         names = self._interfaces()
-        for data in queued(self._links):
-            for kind, _, payload in messages(data):
-                name = _interface(kind, payload)
-                if name in names and name not in (own or ()):
-                    yield _NIC
-            if not data:
+        for message in latest(queued(self._links), (RTM_NEWLINK, RTM_DELLINK)):
+            if message is None:
                 yield _LOST
+                continue
+            name = Attributes(message).text("IFLA_IFNAME")
+            if name in names and name not in (own or ()):
+                yield _NIC
         for data in queued(self._devices):
             address = pci_address(data)
             if address is not None and address not in (own or ()):
                 yield _PCI
             if not data:
                 yield _LOST
-
-
-def _interface(kind: int, payload: bytes) -> str | None:
-    if kind not in (_NEWLINK, _DELLINK):
-        return None
-    return next((text(v) for a, v in attributes(payload, _IFINFO_BYTES) if a == _IFNAME), None)
 
 
 def pci_address(uevent: bytes) -> str | None:

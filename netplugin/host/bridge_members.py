@@ -10,13 +10,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Mapping
 
+from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
+
 from netplugin.host.kernel_events import queued
 from netplugin.host.link_messages import bridge_port_event, name_of
 from netplugin.host.link_values import BridgePort
 from netplugin.host.links import Links
-from netplugin.host.netlink import messages
+from netplugin.host.rtnetlink import latest
 
-_LINK_GROUP = 1
 _SO_RCVBUFFORCE = 33
 #: For the notifications between two reads: about a thousand. Only those of a very busy time are lost.
 _QUEUE = 4 << 20
@@ -54,12 +55,11 @@ class BridgeMembers:
         """Yield what changed: the device's index with its place on a bridge; None if something was lost."""
         if self._events is None:
             return
-        for data in queued(self._events):
-            if not data:
+        for message in latest(queued(self._events), (RTM_NEWLINK, RTM_DELLINK), socket.AF_UNSPEC):
+            if message is None:
                 yield None
-            for kind, _, payload in messages(data):
-                if (event := bridge_port_event(kind, payload)) is not None:
-                    yield event
+            elif (event := bridge_port_event(message)) is not None:
+                yield event
 
     def _list(self) -> None:
         """Subscribe, then list: a change in between is in both."""
@@ -69,7 +69,7 @@ class BridgeMembers:
                 events.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
             except PermissionError:
                 events.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE)
-            events.bind((0, _LINK_GROUP))
+            events.bind((0, RTMGRP_LINK))
             self._events = events
         found = self._links.bridge_ports()
         self._ports.clear()

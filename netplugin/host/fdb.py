@@ -10,105 +10,104 @@ port that sends from the same MAC (``br_fdb_update`` in net/bridge/br_fdb.c).
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import ipaddress
 import socket
-import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from netplugin.host import netlink
+from pyroute2.netlink.rtnl import RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH
+from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NTF_STICKY, NUD_NOARP, NUD_PERMANENT, ndmsg
+
 from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.links import words
-from netplugin.host.netlink import Rtnetlink, attribute, attributes, number
+from netplugin.host.netlink import ignored
+from netplugin.host.rtnetlink import APPEND, DUMP, REPLACE, Attributes, Message, Rtnetlink, nest
 
-# include/uapi/linux: rtnetlink.h, neighbour.h
-_NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
-_DST, _LLADDR, _MASTER = 1, 2, 9
-_NTF_SELF, _NTF_MASTER, _NTF_STICKY = 0x02, 0x04, 0x40
-_NUD_PERMANENT, _NUD_NOARP = 0x80, 0x40
-_NDMSG, _IFINFO = struct.Struct("=BxxxiHBB"), struct.Struct("=BxHiII")
 #: Where a message has its family, and the byte of its state that these bits are in (struct nlmsghdr, ndmsg).
 _FAMILY_AT, _STATE_AT = 16, 24 + (sys.byteorder == "big")
-_ALL = bytes(6)
+#: The bytes of struct ndmsg and of NDA_LLADDR, the first attribute: they say which entry it is.
+ENTRY_BYTES = 22
+_STATIC = NUD_PERMANENT | NUD_NOARP
+_ALL = "00:00:00:00:00:00"
 
 
 class Fdb:
-    """FDB access in the network namespace of the calling thread."""
+    """FDB access in the network namespace of the calling thread.
+
+    All methods raise HostError and OperationTimeout, besides what they name.
+    """
 
     def __init__(self) -> None:
         self._kernel = Rtnetlink()
 
     def peers(self, index: int) -> frozenset[str]:
-        """List the peers of a VXLAN device. Raises: HostError, OperationTimeout."""
+        """List the peers of a VXLAN device."""
         return frozenset(address for mac, address in self._entries(index) if mac == _ALL)
 
     def add_peer(self, index: int, address: str) -> None:
-        """Add a peer and keep the others. Raises: HostError, OperationTimeout."""
-        with words("add-peer", address), contextlib.suppress(FileExistsError):
-            self._kernel.ask(_NEWNEIGH, _entry(index, _ALL, address), netlink.APPEND)
+        """Add a peer and keep the others."""
+        peer = _entry(index, _ALL, address, flags=NTF_SELF, state=_STATIC)
+        with words("add-peer", address), ignored(errno.EEXIST):
+            self._kernel.ask(RTM_NEWNEIGH, peer, APPEND)
 
     def remove_peer(self, index: int, address: str) -> None:
         """Remove a peer and the MACs learned from it.
 
         The peer's own entry is removed last, so an interrupted removal is still visible.
-
-        Raises: HostError, OperationTimeout.
         """
         learned = [mac for mac, to in self._entries(index) if to == address and mac != _ALL]
         for mac in (*learned, _ALL):
-            with words("remove-peer", address), _suppressed(errno.ENOENT):
-                self._kernel.ask(_DELNEIGH, _entry(index, mac, address))
+            self._remove("remove-peer", address, _entry(index, mac, address, flags=NTF_SELF, state=_STATIC))
 
     def fixed(self, index: int) -> frozenset[str]:
-        """List the MACs that are fixed on a bridge port. Raises: HostError, OperationTimeout."""
-        found = map(_fixed, self._dump("list-macs", index))
-        return frozenset(mac for at, mac in found if at == index and mac)
+        """List the MACs that are fixed on a bridge port."""
+        return frozenset(filter(None, map(_fixed, self._list("list-macs", index))))
 
     def learned(self, index: int) -> bool:
-        """Whether the bridge has learned a MAC on this port. Raises: HostError, OperationTimeout."""
-        for payload in self._dump("list-macs", index):
-            _, at, state, _, _ = _NDMSG.unpack_from(payload)
-            if at == index and not state & (_NUD_PERMANENT | _NUD_NOARP):
-                return True
-        return False
+        """Whether the bridge has learned a MAC on this port."""
+        return any(not entry["state"] & _STATIC for entry in self._list("list-macs", index))
 
     def holder(self, index: int, mac: str) -> int | None:
-        """Find where the MAC is fixed: a port of the same bridge as the port ``index``.
-
-        Raises: HostError, OperationTimeout.
-        """
-        body = _NDMSG.pack(socket.AF_BRIDGE, index, 0, _NTF_MASTER, 0)
-        with words("find-mac", mac), _suppressed(errno.ENOENT):
-            for payload in self._kernel.ask(_GETNEIGH, body + attribute(_LLADDR, _packed(mac))):
-                at, found = _fixed(payload)
-                return at if found else None
+        """Find where the MAC is fixed: a port of the same bridge as the port ``index``."""
+        with words("find-mac", mac), ignored(errno.ENOENT):
+            for entry in self._kernel.ask(RTM_GETNEIGH, _entry(index, mac, flags=NTF_MASTER)):
+                return int(entry["ifindex"]) if _fixed(entry) else None
         return None
 
     def fix(self, index: int, mac: str) -> None:
-        """Fix a MAC on a bridge port; it leaves any other port. Raises: HostError, OperationTimeout."""
+        """Fix a MAC on a bridge port; it leaves any other port."""
+        entry = _entry(index, mac, flags=NTF_MASTER | NTF_STICKY, state=NUD_NOARP)
         with words("fix-mac", mac):
-            flags = _NTF_MASTER | _NTF_STICKY
-            self._kernel.ask(_NEWNEIGH, _bridged(index, mac, flags), netlink.REPLACE)
+            self._kernel.ask(RTM_NEWNEIGH, entry, REPLACE)
 
     def release(self, index: int, mac: str) -> None:
-        """Remove the fixed entry, so the bridge learns the MAC again. Raises: HostError, OperationTimeout."""
-        with words("release-mac", mac), _suppressed(errno.ENOENT):
-            self._kernel.ask(_DELNEIGH, _bridged(index, mac, _NTF_MASTER))
+        """Remove the fixed entry, so the bridge learns the MAC again."""
+        self._remove("release-mac", mac, _entry(index, mac, flags=NTF_MASTER, state=NUD_NOARP))
 
-    def _dump(self, step: str, index: int) -> list[bytes]:
+    def _remove(self, step: str, what: str, entry: Message) -> None:
+        with words(step, what), ignored(errno.ENOENT):
+            self._kernel.ask(RTM_DELNEIGH, entry)
+
+    def _list(self, step: str, index: int) -> list[Message]:
+        """The entries of a device. Kernels before 4.20 do not filter them."""
         with words(step, f"device {index}"):
-            return self._kernel.dump(_GETNEIGH, _IFINFO.pack(socket.AF_BRIDGE, 0, index, 0, 0))
+            found = self._kernel.ask(RTM_GETNEIGH, _entry(index), DUMP)
+            return [entry for entry in found if entry["ifindex"] == index]
 
-    def _entries(self, index: int) -> Iterator[tuple[bytes, str]]:
+    def _entries(self, index: int) -> Iterator[tuple[str, str]]:
         """Yield MAC and address of each entry. Entries of a bridge above the device have no address."""
-        for payload in self._dump("list-peers", index):
-            _, at, _, _, _ = _NDMSG.unpack_from(payload)
-            values = dict(attributes(payload, _NDMSG.size))
-            if at == index and _DST in values and _LLADDR in values:
-                yield values[_LLADDR], str(ipaddress.ip_address(values[_DST]))
+        for entry in map(Attributes, self._list("list-peers", index)):
+            if "NDA_DST" in entry and "NDA_LLADDR" in entry:
+                yield entry.text("NDA_LLADDR"), entry.text("NDA_DST")
+
+
+def _entry(index: int, mac: str = "", address: str = "", *, flags: int = 0, state: int = 0) -> Message:
+    """A message about an entry of a device."""
+    named = [("NDA_LLADDR", mac)] if mac else []
+    named += [("NDA_DST", address)] if address else []
+    fields = {"family": socket.AF_BRIDGE, "ifindex": index, "flags": flags, "state": state}
+    return ndmsg().load({**fields, **nest(named)})
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,11 @@ class StaticEntry:
     mac: str
 
 
-def static_entry(kind: int, payload: bytes) -> StaticEntry:
+def static_entry(message: Message) -> StaticEntry:
     """Parse a message that ``of_static_entries`` lets pass."""
-    _, index, _, _, _ = _NDMSG.unpack_from(payload)
-    found = dict(attributes(payload, _NDMSG.size))
-    return StaticEntry(kind == _DELNEIGH, index, number(found.get(_MASTER)), found.get(_LLADDR, b"").hex(":"))
+    found = Attributes(message)
+    gone = message["header"]["type"] == RTM_DELNEIGH
+    return StaticEntry(gone, message["ifindex"], found.number("NDA_MASTER"), found.text("NDA_LLADDR"))
 
 
 def of_static_entries() -> BpfProgram:
@@ -138,7 +137,7 @@ def of_static_entries() -> BpfProgram:
     program.load(_FAMILY_AT, 1)
     program.unequal(socket.AF_BRIDGE, "other")
     program.load(_STATE_AT, 1)
-    program.mask(_NUD_PERMANENT | _NUD_NOARP)
+    program.mask(_STATIC)
     program.equal(0, "other")
     program.end(-1)
     program.label("other")
@@ -146,42 +145,13 @@ def of_static_entries() -> BpfProgram:
     return program.program()
 
 
-def changed_port(kind: int, payload: bytes) -> int | None:
+def changed_port(message: Message) -> int | None:
     """The index of the bridge port that an entry was added to, or moved to; None for another message."""
-    family, index, *_ = _NDMSG.unpack_from(payload)
-    return int(index) if kind == _NEWNEIGH and family == socket.AF_BRIDGE else None
+    is_new = message["header"]["type"] == RTM_NEWNEIGH and message["family"] == socket.AF_BRIDGE
+    return int(message["ifindex"]) if is_new else None
 
 
-def _entry(index: int, mac: bytes, address: str) -> bytes:
-    state = _NUD_PERMANENT | _NUD_NOARP
-    return (
-        _NDMSG.pack(socket.AF_BRIDGE, index, state, _NTF_SELF, 0)
-        + attribute(_DST, ipaddress.ip_address(address).packed)
-        + attribute(_LLADDR, mac)
-    )
-
-
-def _bridged(index: int, mac: str, flags: int) -> bytes:
-    head = _NDMSG.pack(socket.AF_BRIDGE, index, _NUD_NOARP, flags, 0)
-    return head + attribute(_LLADDR, _packed(mac))
-
-
-def _packed(mac: str) -> bytes:
-    return bytes.fromhex(mac.replace(":", ""))
-
-
-def _fixed(payload: bytes) -> tuple[int, str]:
-    """The port of an entry, and its MAC if it is fixed there (else an empty string)."""
-    _, at, state, flags, _ = _NDMSG.unpack_from(payload)
-    if state != _NUD_NOARP or not flags & _NTF_STICKY:
-        return at, ""
-    return at, dict(attributes(payload, _NDMSG.size)).get(_LLADDR, b"").hex(":")
-
-
-@contextlib.contextmanager
-def _suppressed(code: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as refused:
-        if refused.errno != code:
-            raise
+def _fixed(entry: Message) -> str:
+    """The MAC of a fixed entry; empty for another."""
+    is_fixed = entry["state"] == NUD_NOARP and entry["flags"] & NTF_STICKY
+    return Attributes(entry).text("NDA_LLADDR") if is_fixed else ""

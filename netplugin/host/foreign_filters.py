@@ -19,10 +19,9 @@ from types import MappingProxyType
 from netplugin.api.errors import NetpluginError
 from netplugin.host.frame_filters import BaseChain
 from netplugin.host.kernel_events import queued
-from netplugin.host.netlink import Interrupted, attributes, messages, text
+from netplugin.host.netlink import Channel, attributes, messages, text
 from netplugin.host.nfnetlink import HEAD, NETLINK_NETFILTER, Nfnetlink
 from netplugin.host.nft_foreign import FAMILIES, read_foreign
-from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from netplugin.host.xtables import legacy_tables, read_legacy
@@ -86,17 +85,12 @@ class ForeignReader:
         return ForeignFilters(chains, bridged, "; ".join(unread))
 
     def _nftables(self, deadline: float) -> tuple[BaseChain, ...]:
-        while True:
-            try:
-                with self._kernel.reading(_STEP, deadline) as channel:
-                    stamp = self._kernel.stamp(channel)
-                    if stamp != self._stamp:
-                        chains = read_foreign(channel, self.ours)
-                        self._chains, self._stamp = chains, stamp
-                    return self._chains
-            except (Interrupted, FileNotFoundError):
-                if not remaining(deadline):
-                    raise
+        def look(channel: Channel, stamp: int) -> tuple[BaseChain, ...]:
+            if stamp != self._stamp:
+                self._chains, self._stamp = read_foreign(channel, self.ours), stamp
+            return self._chains
+
+        return self._kernel.read(_STEP, deadline, look)
 
 
 def bridged_families() -> frozenset[str]:

@@ -6,50 +6,45 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pyroute2.netlink import NLA_F_NESTED
+from pyroute2.netlink.rtnl import (
+    RTM_DELLINK,
+    RTM_GETADDR,
+    RTM_GETLINK,
+    RTM_NEWLINK,
+    RTM_NEWLINKPROP,
+    RTM_SETLINK,
+)
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
 from netplugin.host.link_messages import (
-    DELLINK,
-    GETADDR,
-    GETLINK,
-    NEWLINK,
-    NEWLINKPROP,
-    SETLINK,
-    all_links,
-    alternative_name,
-    any_address,
-    bridge_options,
-    bridge_ports,
-    by_kind,
-    by_master,
-    by_name,
-    change,
-    creation,
+    BRIDGE_OPTIONS,
+    FLOODS,
+    PORT_OPTIONS,
+    SKIP_STATISTICS,
     identity,
+    kind_of,
     name_of,
-    new_address,
-    new_alias,
-    new_group,
-    new_master,
-    new_mtu,
-    new_name,
-    port_flags,
-    port_option,
     read_address,
     read_bond_member,
     read_bridge_port,
     read_link,
-    unmakeable,
 )
-from netplugin.host.link_values import BondMember, Bridge, BridgePort, Link, Made, Vlan
-from netplugin.host.netlink import Rtnetlink
+from netplugin.host.link_values import BondMember, Bridge, BridgePort, Link, Made, Vlan, Vxlan
 from netplugin.host.processes import remaining
+from netplugin.host.rtnetlink import APPEND, CREATE, DUMP, Message, Rtnetlink, about_link, nest
 from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/if_tun.h
@@ -57,12 +52,16 @@ TUN_DEVICE = "/dev/net/tun"
 _TUNSETIFF, _TUNSETPERSIST, _TUNSETOWNER, _TUNSETGROUP = 0x400454CA, 0x400454CB, 0x400454CC, 0x400454CE
 _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
+_WITHOUT_STATISTICS = ("IFLA_EXT_MASK", SKIP_STATISTICS)
 #: How long a deletion may take until the device is gone, and after which time to look.
 _DELETE_S, _LOOK_S = 30.0, 0.0005
 
 
 class Links:
-    """Network devices in the network namespace of the calling thread."""
+    """Network devices in the network namespace of the calling thread.
+
+    All methods raise HostError and OperationTimeout, besides what they name.
+    """
 
     def __init__(self) -> None:
         self._kernel = Rtnetlink()
@@ -70,21 +69,20 @@ class Links:
     # -- reading ---------------------------------------------------------------------------------
 
     def get(self, name: str) -> Link | None:
-        """The device with this name or alternative name; None if there is none.
-
-        Raises: HostError, OperationTimeout.
-        """
+        """The device with this name or alternative name; None if there is none."""
         try:
             with words("read-link", name):
-                return read_link(self._kernel.ask(GETLINK, by_name(name))[0])
+                short = name.encode()[:15].decode(errors="ignore")
+                request = about_link(("IFLA_IFNAME", short), _WITHOUT_STATISTICS)
+                return read_link(self._kernel.ask(RTM_GETLINK, request)[0])
         except NoSuchLink:
             return None
 
     def find(self, matches: Callable[[str, str, str], bool]) -> list[Link]:
-        """All devices whose name, alias and kind match. Raises: HostError, OperationTimeout."""
+        """All devices whose name, alias and kind match."""
         with words("list-links", "devices"):
-            found = self._kernel.dump(GETLINK, all_links())
-            return [read_link(payload) for payload in found if matches(*identity(payload))]
+            found = self._listed()
+            return [read_link(message) for message in found if matches(*identity(message))]
 
     def of_kind(self, kind: str) -> list[Link]:
         """All devices of a kind. Raises: HostError, OperationTimeout.
@@ -93,39 +91,36 @@ class Links:
         all devices; then there is none, and the dump is discarded.
         """
         with words("list-links", f"devices of kind {kind}"):
-            found = self._kernel.dump(GETLINK, by_kind(kind), lambda p: identity(p)[2] == kind)
-            return [read_link(payload) for payload in found]
+            found = self._listed(_info(kind), fits=lambda message: kind_of(message) == kind)
+            return [read_link(message) for message in found]
 
     def bridge_ports(self) -> list[tuple[int, BridgePort]]:
         """All bridge ports, each with its index.
 
-        Uses the AF_BRIDGE dump, which is shorter: 6 ms for a thousand ports, compared with 40 ms for
-        the full list of devices.
-
-        Raises: HostError, OperationTimeout.
+        Uses the AF_BRIDGE dump, which is shorter than the full list of devices.
         """
         with words("list-members", "bridge ports"):
-            return [read_bridge_port(payload) for payload in self._kernel.dump(GETLINK, bridge_ports())]
+            found = self._kernel.ask(RTM_GETLINK, about_link(family=socket.AF_BRIDGE), DUMP)
+            return [read_bridge_port(message) for message in found]
 
     def bridge_members(self, bridge: Link) -> frozenset[str]:
-        """The names of the ports of a bridge. Raises: HostError, OperationTimeout."""
+        """The names of the ports of a bridge."""
         return frozenset(port.name for _, port in self.bridge_ports() if port.bridge == bridge.index)
 
     def bond_members(self, bond: Link) -> tuple[BondMember, ...]:
-        """The members of a bond, sorted by name. Raises: HostError, OperationTimeout."""
+        """The members of a bond, sorted by name."""
         with words("list-members", bond.name):
-            found = self._kernel.dump(GETLINK, by_master(bond.index))
-            return tuple(sorted((read_bond_member(p) for p in found), key=lambda m: m.name))
+            found = self._listed(("IFLA_MASTER", bond.index))
+            members = [read_bond_member(m) for m in found if m.get_attr("IFLA_MASTER") == bond.index]
+            return tuple(sorted(members, key=lambda member: member.name))
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """The IP addresses with their prefix lengths, by device name.
 
         IPv6 link-local addresses, which every NIC that is up has, are left out.
-
-        Raises: HostError, OperationTimeout.
         """
         with words("read-addresses", "addresses"):
-            found = [read_address(payload) for payload in self._kernel.dump(GETADDR, any_address())]
+            found = [read_address(message) for message in self._kernel.ask(RTM_GETADDR, ifaddrmsg(), DUMP)]
         texts: dict[int, list[str]] = {}
         for index, address in found:
             if not address.startswith("fe80:"):
@@ -142,25 +137,26 @@ class Links:
         The MAC is part of the creating request, the alias needs a second one. If the agent dies
         between the two, the MAC identifies the device as ours (``names.provisional_mac``).
 
-        Raises: Conflict if a device of this name exists; HostError, OperationTimeout.
+        Raises: Conflict if a device of this name exists.
         """
         step = f"create-{type(made).__name__.lower()}"
-        parent = self._there(made.parent, step).index if isinstance(made, Vlan) else 0
-        self._ask(step, name, NEWLINK, creation(name, address, made, parent), netlink.EXCLUSIVE)
+        parent = _index(made.parent, step) if isinstance(made, Vlan) else 0
+        with words(step, name):
+            named = ("IFLA_IFNAME", name), ("IFLA_ADDRESS", address)
+            self._kernel.ask(RTM_NEWLINK, about_link(*named, *_creation(made, parent)), CREATE)
         there = self._there(name, step)
         index = there.index
         # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the current
         # value has no effect. So set another value first.
         first = mtu - 1 if isinstance(made, Bridge) else mtu
-        self._alter(step, name, index, new_alias(alias), new_mtu(first))
+        self._set(step, name, index, ("IFLA_IFALIAS", alias), ("IFLA_MTU", first))
         if altname:
             self.add_altname(name, altname)
         self.refuse_ipv6(name)
         if isinstance(made, Bridge) and isinstance(there.data, Bridge):
-            self._ask(
-                step, name, NEWLINK, bridge_options(index, made, there.data, made.differences(there.data))
-            )
-            self._alter(step, name, index, new_mtu(mtu))
+            different = made.differences(there.data)
+            self._set(step, name, index, _bridge_options(made, there.data, different))
+            self._set(step, name, index, ("IFLA_MTU", mtu))
 
     def create_tap(
         self,
@@ -182,14 +178,14 @@ class Links:
         (``tun_set_iff`` in drivers/net/tun.c). libvirt opens it as multi-queue as soon as the
         domain has more than one queue.
 
-        Raises: Conflict if another device has the alternative name; HostError, OperationTimeout.
+        Raises: Conflict if another device has the alternative name.
         """
         with _opened_tap("create-tap", name, multi_queue, _IFF_TUN_EXCL) as device:
             # Set the alias before the tap is persistent: until then it disappears with this
             # process.
-            index = self._there(name, "create-tap").index
-            parts = (new_alias(alias), new_address(address), new_mtu(mtu), new_group(group))
-            self._alter("create-tap", name, index, *parts)
+            index = _index(name, "create-tap")
+            own = ("IFLA_IFALIAS", alias), ("IFLA_ADDRESS", address), ("IFLA_MTU", mtu), ("IFLA_GROUP", group)
+            self._set("create-tap", name, index, *own)
             if altname:
                 self.add_altname(name, altname)
             self.refuse_ipv6(name)
@@ -221,75 +217,70 @@ class Links:
 
         In this order: older kernels set a device up before they enslave it, and learning (with flooding)
         can be set only on a bridge port.
-
-        Raises: HostError, OperationTimeout.
         """
-        index = self._there(name, "set-link").index
-        plain = {
-            "set-mtu": new_mtu(mtu) if mtu is not None else b"",
-            "set-address": new_address(address) if address is not None else b"",
-            "set-alias": new_alias(alias) if alias is not None else b"",
-            "set-group": new_group(group) if group is not None else b"",
-            "enslave": new_master(self._there(master, "enslave").index if master else 0)
-            if master is not None
-            else b"",
+        index = _index(name, "set-link")
+        bridge = (_index(master, "enslave") if master else 0) if master is not None else None
+        plain: dict[str, tuple[str, str | int | None]] = {
+            "set-mtu": ("IFLA_MTU", mtu),
+            "set-address": ("IFLA_ADDRESS", address),
+            "set-alias": ("IFLA_IFALIAS", alias),
+            "set-group": ("IFLA_GROUP", group),
+            "enslave": ("IFLA_MASTER", bridge),
         }
-        self._alter_all(name, index, {step: each for step, each in plain.items() if each})
+        self._set_all(name, index, {step: each for step, each in plain.items() if each[1] is not None})
         if learning is not None:
-            self._ask("set-learning", name, SETLINK, port_flags(index, learning, flooding))
+            options = {"LEARNING": learning}
+            if flooding is not None:
+                options |= {PORT_OPTIONS[flood][0]: flooding for flood in FLOODS}
+            if flooding is False:  # then the bridge forgets what it has learned on the port
+                options["FLUSH"] = True
+            self._set_port("set-learning", name, index, options)
         if up is not None:
-            self._ask("set-state", name, NEWLINK, change(index, up=up))
+            self._set("set-state", name, index, flags=IFF_UP if up else 0, change=IFF_UP)
 
-    def _alter_all(self, name: str, index: int, parts: Mapping[str, bytes]) -> None:
-        """Change attributes by one request; if the kernel refuses it, by one each.
+    def _set_all(self, name: str, index: int, parts: Mapping[str, tuple[str, Any]]) -> None:
+        """Change attributes, each by its step, by one request; if the kernel refuses it, by one each.
 
         So those are changed that can be, and the error says which cannot.
         """
         if len(parts) > 1:
-            with words("set-link", name):
-                try:
-                    self._kernel.ask(NEWLINK, change(index, *parts.values()))
-                    return
-                except TimeoutError:
-                    raise
-                except OSError:
-                    pass
+            with contextlib.suppress(HostError):
+                self._set("set-link", name, index, *parts.values())
+                return
         refused: list[NetpluginError] = []
         for step, part in parts.items():
             try:
-                self._alter(step, name, index, part)
+                self._set(step, name, index, part)
             except NetpluginError as error:
                 refused.append(error)
         if refused:
             raise refused[0]
 
     def set_bridge_option(self, name: str, desired: Bridge, option: str) -> None:
-        """Set one option of a bridge, a field of ``Bridge``. Raises: HostError, OperationTimeout."""
+        """Set one option of a bridge, a field of ``Bridge``."""
         link = self._there(name, "set-bridge")
         if isinstance(link.data, Bridge):
-            self._ask("set-bridge", name, NEWLINK, bridge_options(link.index, desired, link.data, [option]))
+            self._set("set-bridge", name, link.index, _bridge_options(desired, link.data, [option]))
 
     def reset_port_option(self, name: str, option: str) -> None:
-        """Set an option of a bridge port (``PortOptions``) as the kernel does for a new one.
-
-        Raises: HostError, OperationTimeout.
-        """
-        index = self._there(name, "set-port").index
-        self._ask("set-port", name, SETLINK, port_option(index, option))
+        """Set an option of a bridge port (``PortOptions``) as the kernel does for a new one."""
+        index = _index(name, "set-port")
+        self._set_port("set-port", name, index, dict([PORT_OPTIONS[option]]))
 
     def add_altname(self, name: str, altname: str) -> None:
-        """Give the device a further name. Raises: Conflict if another has it; HostError, OperationTimeout."""
-        index = self._there(name, "create-name").index
+        """Give the device a further name. Raises: Conflict if another has it."""
+        index = _index(name, "create-name")
         with words("create-name", altname):
-            self._kernel.ask(NEWLINKPROP, alternative_name(index, altname), netlink.APPEND)
+            names = ("IFLA_PROP_LIST", nest([("IFLA_ALT_IFNAME", altname)]), NLA_F_NESTED)
+            self._kernel.ask(RTM_NEWLINKPROP, about_link(names, index=index), APPEND)
 
     def rename(self, name: str, new: str) -> None:
         """Rename the device; kernels before 6.2 refuse it while the device is up.
 
-        Raises: Conflict if another has the name; HostError, OperationTimeout.
+        Raises: Conflict if another has the name.
         """
-        index = self._there(name, "create-name").index
-        self._alter("create-name", new, index, new_name(new))
+        index = _index(name, "create-name")
+        self._set("create-name", new, index, ("IFLA_IFNAME", new))
 
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.
@@ -305,40 +296,97 @@ class Links:
         Then the kernel waits, in the same call, until nobody uses the memory of the device any more
         (``netdev_run_todo`` in net/core/dev.c): ten times as long, and without end if a reference has
         leaked. So a thread makes the call, and the waits of several devices overlap.
-
-        Raises: HostError, OperationTimeout.
         """
-        link = self.get(name)
-        if link is None:
+        index = _found(name)
+        if not index:
             return
         deadline = time.monotonic() + _DELETE_S
-        call = ThreadedCall(
-            "delete-link", partial(self._ask, "delete-link", name, DELLINK, change(link.index))
-        )
+        call = ThreadedCall("delete-link", partial(self._delete, name, index))
         with contextlib.suppress(NoSuchLink):
-            while not call.ended(_LOOK_S) and self._is(name, link.index):
+            while not call.ended(_LOOK_S) and _found(name) == index:
                 if not remaining(deadline):
                     raise OperationTimeout(
                         f"{name}: the kernel did not delete it in time", step="delete-link"
                     )
 
-    def _is(self, name: str, index: int) -> bool:
-        """Whether the device of this name is the one with this index."""
-        found = self.get(name)
-        return found is not None and found.index == index
+    def _delete(self, name: str, index: int) -> None:
+        with words("delete-link", name):
+            self._kernel.ask(RTM_DELLINK, about_link(index=index))
 
-    def _alter(self, step: str, name: str, index: int, *parts: bytes) -> None:
-        self._ask(step, name, NEWLINK, change(index, *parts))
-
-    def _ask(self, step: str, name: str, kind: int, body: bytes, flags: int = 0) -> None:
+    def _set(self, step: str, name: str, index: int, *attributes: tuple[Any, ...], **fields: int) -> None:
         with words(step, name):
-            self._kernel.ask(kind, body, flags)
+            self._kernel.ask(RTM_NEWLINK, about_link(*attributes, index=index, **fields))
+
+    def _set_port(self, step: str, name: str, index: int, options: Mapping[str, int]) -> None:
+        """Set options of a bridge port: IFLA_BRPORT_* and the value of each."""
+        nested = nest((f"IFLA_BRPORT_{option}", value) for option, value in options.items())
+        request = about_link(("IFLA_PROTINFO", nested, NLA_F_NESTED), index=index, family=socket.AF_BRIDGE)
+        with words(step, name):
+            self._kernel.ask(RTM_SETLINK, request)
 
     def _there(self, name: str, step: str) -> Link:
         link = self.get(name)
         if link is None:
             raise HostError(f"{name}: there is no such device", step=step)
         return link
+
+    def _listed(
+        self, *filters: tuple[Any, ...], fits: Callable[[Message], bool] = lambda _: True
+    ) -> list[Message]:
+        """All devices that the kernel's own filters let pass, if it knows them. See ``Rtnetlink.ask``."""
+        return self._kernel.ask(RTM_GETLINK, about_link(*filters, _WITHOUT_STATISTICS), DUMP, fits)
+
+
+def _found(name: str) -> int:
+    """The index of the device with this name or alternative name; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return socket.if_nametoindex(name)
+    return 0
+
+
+def _index(name: str, step: str) -> int:
+    """The index of a device. Raises: HostError if there is none."""
+    index = _found(name)
+    if not index:
+        raise HostError(f"{name}: there is no such device", step=step)
+    return index
+
+
+def _creation(made: Made, parent: int) -> Iterator[tuple[Any, ...]]:
+    """The attributes of a device to create. The options of a bridge are set by another request."""
+    match made:
+        case Vlan():
+            yield "IFLA_LINK", parent
+            yield _info("vlan", {"IFLA_VLAN_ID": made.id, "IFLA_VLAN_PROTOCOL": made.protocol})
+        case Vxlan():
+            options = {
+                "IFLA_VXLAN_ID": made.vni,
+                "IFLA_VXLAN_LOCAL6" if ":" in made.local else "IFLA_VXLAN_LOCAL": made.local,
+                "IFLA_VXLAN_PORT": made.port,
+                "IFLA_VXLAN_TTL": made.ttl,
+                "IFLA_VXLAN_LEARNING": made.learning,
+                "IFLA_VXLAN_DF": made.df,
+            }
+            yield _info("vxlan", options)
+        case _:
+            yield _info(type(made).__name__.lower())
+
+
+def _bridge_options(bridge: Bridge, found: Bridge, names: Sequence[str]) -> tuple[Any, ...]:
+    """These options of a bridge as ``bridge`` has them; ``found``: as they are."""
+    options: dict[str, Any] = {
+        f"IFLA_BR_{name.upper()}": getattr(bridge, name) for name in BRIDGE_OPTIONS if name in names
+    }
+    if "booleans" in names:
+        changed = bridge.booleans ^ found.booleans
+        options["IFLA_BR_MULTI_BOOLOPT"] = {"optval": bridge.booleans & changed, "optmask": changed}
+    return _info("bridge", options)
+
+
+def _info(kind: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, ...]:
+    """The attribute with the kind of a device and its options."""
+    data = [("IFLA_INFO_DATA", nest(options.items()))] if options else []
+    return "IFLA_LINKINFO", nest([("IFLA_INFO_KIND", kind), *data])
 
 
 @contextlib.contextmanager
@@ -391,7 +439,10 @@ def kind_unavailable(kind: str) -> str | None:
     (and loaded the module).
     """
     try:
-        Rtnetlink().ask(NEWLINK, unmakeable(kind), netlink.EXCLUSIVE)
+        refused_mac = ("IFLA_ADDRESS", "01:00:00:00:00:00")
+        Rtnetlink().ask(
+            RTM_NEWLINK, about_link(("IFLA_IFNAME", "npbprobe"), refused_mac, _info(kind)), CREATE
+        )
     except OSError as refused:
         if refused.errno == errno.EADDRNOTAVAIL:
             return None

@@ -1,7 +1,6 @@
-"""A minimal netlink client on raw bytes.
+"""Netlink sockets: kept open for the next request, with a limit for each answer; and the bytes of nfnetlink.
 
-A library parses each message into a tree of objects, and a host may have a thousand devices.
-docs/libraries.md has the figures.
+The messages of rtnetlink are pyroute2's (``netplugin.host.rtnetlink``).
 """
 
 from __future__ import annotations
@@ -13,26 +12,22 @@ import struct
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 
 # include/uapi/linux/netlink.h
 ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP = 0x01, 0x04, 0x300
-#: Flags of a request that creates: create, and fail if it exists; replace; append.
-EXCLUSIVE, REPLACE, APPEND = 0x600, 0x500, 0xC00
-#: The kernel answers RTM_GETQDISC by a notification to all listeners, and sends it to the requester
-#: only with NLM_F_ECHO (``qdisc_notify`` in net/sched/sch_api.c).
-ECHO = 0x08
 _INTERRUPTED, _CAPPED, _TLVS = 0x10, 0x100, 0x200
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _ERROR_WORDS = 1
 #: The kernel's own limit (MAX_ERRNO in include/linux/err.h).
 _ERRNOS = 4096
 _HEADER, _ATTRIBUTE, _TIMEVAL = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("@ll")
-_ANSWER_S = 5.0
-_DUMPS = 5  # attempts: a dump is repeated if objects came or went meanwhile
+_LONGEST = 1 << 18
+#: How long each part of an answer may take, in seconds.
+ANSWER_S = 5.0
 
 
 class Interrupted(Exception):
@@ -53,8 +48,27 @@ def translated(step: str, what: str, refusal: Callable[[str, int], NetpluginErro
         raise HostError(f"{what} kept changing while they were read", step=step) from moving
     except OSError as refused:
         raise refusal(refused.strerror or str(refused), refused.errno or 0) from refused
-    except (struct.error, LookupError, ValueError) as strange:
+    except (struct.error, LookupError, ValueError, TypeError) as strange:
         raise HostError(f"{what}: the kernel's answer cannot be read: {strange!r}", step=step) from strange
+
+
+@contextlib.contextmanager
+def ignored(*codes: int) -> Iterator[None]:
+    """Ignore errors of the kernel with these numbers."""
+    try:
+        yield
+    except OSError as refused:
+        if refused.errno not in codes:
+            raise
+
+
+def wait_at_most(end: socket.socket, timeout_s: float) -> None:
+    """Limit the wait for each part of an answer, in the kernel: Python would poll before each call.
+
+    ``recv`` raises BlockingIOError then.
+    """
+    seconds, fraction = divmod(timeout_s, 1)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(seconds), int(fraction * 1e6)))
 
 
 class Channel:
@@ -63,12 +77,12 @@ class Channel:
     It may be used by another thread, and by one at a time. A context manager, which closes it.
     """
 
-    def __init__(self, protocol: int = socket.NETLINK_ROUTE, timeout_s: float = _ANSWER_S) -> None:
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE, timeout_s: float = ANSWER_S) -> None:
         """Raises: OSError."""
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         for option in (_CAP_ACK, _EXT_ACK):
             self.socket.setsockopt(_SOL_NETLINK, option, 1)
-        self.wait_at_most(timeout_s)
+        wait_at_most(self.socket, timeout_s)
         self.process = os.getpid()
         #: Whether nothing more will come: all answers to the last request are read.
         self.idle = True
@@ -78,139 +92,115 @@ class Channel:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.socket.close()
 
-    def wait_at_most(self, timeout_s: float) -> None:
-        """Limit the wait for each part of an answer, in the kernel: Python would poll before each call."""
-        seconds, fraction = divmod(timeout_s, 1)
-        limit = _TIMEVAL.pack(int(seconds), int(fraction * 1e6))
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-
     def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-        """Send one request and return the answers up to the kernel's acknowledgement.
+        """Send one request and return the answers up to the kernel's acknowledgement, without their headers.
 
         Raises: OSError with the error text of the kernel, TimeoutError.
         """
-        return list(self._answers(kind, body, _ACK | flags))
+        return list(self._requested(kind, body, _ACK | flags))
 
     def dump(self, kind: int, body: bytes) -> Iterator[bytes]:
-        """Yield all objects, as the kernel sends them.
+        """Yield all objects, as the kernel sends them. See ``answers`` for the errors."""
+        return self._requested(kind, body, _DUMP)
 
-        Raises: OSError, TimeoutError, Interrupted if the objects changed meanwhile; then read on until the
-        end before the next request, or use another channel.
-        """
-        return self._answers(kind, body, _DUMP)
+    def _requested(self, kind: int, body: bytes, flags: int) -> Iterator[bytes]:
+        number = self.next_number()
+        self.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, number, 0) + body)
+        for _, message in self.answers(number):
+            yield message[_HEADER.size :]
 
-    def _answers(self, kind: int, body: bytes, flags: int) -> Iterator[bytes]:
+    def next_number(self) -> int:
+        """The number of a new request."""
         self._number += 1
+        return self._number
+
+    def send(self, request: bytes) -> None:
+        """Send a request with its header. Raises: OSError."""
         self.idle = False
-        self.socket.send(
-            _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, self._number, 0) + body
-        )
+        self.socket.send(request)
+
+    def answers(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Yield type and message, with its header, of each answer to the request with this number.
+
+        Raises: OSError, TimeoutError, Interrupted if the listed objects changed meanwhile.
+        """
         moving = False
         while True:
-            for number_, answer, marks, payload in numbered(self._receive()):
-                if number_ != self._number:
+            for number_, kind, marks, message in numbered(self._receive()):
+                if number_ != number:
                     continue
                 moving = moving or bool(marks & _INTERRUPTED)
-                self.idle = answer in (_DONE, ERROR)
-                if answer == _DONE:
+                self.idle = kind in (_DONE, ERROR)
+                if self.idle:
+                    # The end of a list has an error too, as if an object does not fit into a message.
+                    error = refusal(marks if kind == ERROR else 0, message[_HEADER.size :])
+                    if error is not None:
+                        raise error
                     if moving:
                         raise Interrupted
                     return
-                if answer == ERROR:
-                    _raise(marks, payload)
-                    return
                 if not moving:
-                    yield payload
+                    yield kind, message
 
     def _receive(self) -> bytes:
         try:
-            return self.socket.recv(1 << 17)
+            return self.socket.recv(_LONGEST)
         except BlockingIOError as late:
             raise TimeoutError from late
 
 
-class Channels:
-    """Open channels of one protocol, kept for the next request: to open and close one takes six system calls.
+C = TypeVar("C", bound=Channel)
 
-    A thread that finds the kept channel in use opens another one. A channel is closed if an answer may still
+
+class Kept(Generic[C]):
+    """An open channel, kept for the next request: to open and close one takes six system calls.
+
+    A thread that finds the kept one in use opens another one. A channel is closed if an answer may still
     come (a timeout, a list that was not read to its end), and a process that was forked opens its own.
     """
 
-    def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
-        self._protocol = protocol
-        self._kept: list[Channel] = []
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make = make
+        self._kept: list[C] = []
         weakref.finalize(self, _close, self._kept)
 
     @contextlib.contextmanager
-    def use(self, timeout_s: float | None = None) -> Iterator[Channel]:
-        """Take the kept channel, or open one. ``timeout_s`` None: as it is. Raises: OSError."""
+    def use(self) -> Iterator[C]:
+        """Take the kept channel, or open one. Raises: OSError."""
         channel = self._take()
         try:
-            if timeout_s is not None:
-                channel.wait_at_most(timeout_s)
             yield channel
         finally:
             if channel.idle and not self._kept:
                 self._kept.append(channel)
             else:
-                channel.socket.close()
+                channel.close()
 
-    def _take(self) -> Channel:
+    def _take(self) -> C:
         with contextlib.suppress(IndexError):
             channel = self._kept.pop()
             if channel.process == os.getpid():
                 return channel
-            channel.socket.close()
-        return Channel(self._protocol)
+            channel.close()
+        return self._make()
 
 
-def _close(channels: list[Channel]) -> None:
+def _close(channels: list[C]) -> None:
     for channel in channels:
-        channel.socket.close()
-
-
-class Rtnetlink:
-    """Requests to rtnetlink, in the network namespace of the calling thread, which must not change."""
-
-    def __init__(self) -> None:
-        self._channels = Channels()
-
-    def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-        """See ``Channel.ask``."""
-        with self._channels.use() as channel:
-            return channel.ask(kind, body, flags)
-
-    def dump(self, kind: int, body: bytes, fits: Callable[[bytes], bool] = lambda _: True) -> list[bytes]:
-        """Dump all objects; empty if one does not match ``fits`` (the kernel ignored the filter).
-
-        Raises: OSError, TimeoutError, Interrupted if the objects change during every attempt.
-        """
-        for attempt in range(_DUMPS):
-            found: list[bytes] = []
-            try:
-                with self._channels.use() as channel:
-                    for payload in channel.dump(kind, body):
-                        if not fits(payload):
-                            return []
-                        found.append(payload)
-                return found
-            except Interrupted:
-                if attempt == _DUMPS - 1:
-                    raise
-        raise AssertionError
-
-
-def _raise(marks: int, payload: bytes) -> None:
-    error = refusal(marks, payload)
-    if error is not None:
-        raise error
+        channel.close()
 
 
 def refusal(marks: int, payload: bytes) -> OSError | None:
-    """Parse an NLMSG_ERROR: the error with the kernel's text; None for an acknowledgement."""
-    code = -number(payload[:4], signed=True)
+    """Parse an NLMSG_ERROR: the error with the kernel's text; None for an acknowledgement.
+
+    NLMSG_DONE begins with an error too.
+    """
+    code = -int.from_bytes(payload[:4], sys.byteorder, signed=True)
     if code == 0:
         return None
     words = os.strerror(code) if 0 < code < _ERRNOS else f"error {code}"
@@ -222,18 +212,18 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Yield type, flags and payload of each netlink message."""
-    for _, kind, flags, payload in numbered(data):
-        yield kind, flags, payload
+    for _, kind, flags, message in numbered(data):
+        yield kind, flags, message[_HEADER.size :]
 
 
 def numbered(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-    """Yield the number of the request, type, flags and payload of each netlink message."""
+    """Yield the number of the request, type, flags and all bytes of each netlink message."""
     offset = 0
     while offset + _HEADER.size <= len(data):
         length, kind, flags, number_, _ = _HEADER.unpack_from(data, offset)
         if length < _HEADER.size:
             return
-        yield number_, kind, flags, data[offset + _HEADER.size : offset + length]
+        yield number_, kind, flags, data[offset : offset + length]
         offset += (length + 3) & ~3
 
 
@@ -255,8 +245,3 @@ def attribute(kind: int, *values: bytes) -> bytes:
 
 def text(value: bytes | None) -> str:
     return (value or b"").rstrip(b"\0").decode(errors="replace")
-
-
-def number(value: bytes | None, *, signed: bool = False) -> int:
-    """Decode an integer in host byte order; zero if it is absent."""
-    return int.from_bytes(value or b"", sys.byteorder, signed=signed)

@@ -17,11 +17,11 @@ import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Self
+from typing import Self, TypeVar
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
-from netplugin.host.netlink import Channel, Channels, attribute, attributes
+from netplugin.host.netlink import Channel, Interrupted, Kept, attribute, attributes, wait_at_most
 from netplugin.host.processes import remaining
 from netplugin.host.threaded_call import ThreadedCall
 
@@ -37,6 +37,7 @@ _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 #: For the answers of the kernel about a transaction: one for each refused message.
 _ANSWERS = 1 << 20
 _LEAST_S = 0.05
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,23 +83,30 @@ class Nfnetlink:
 
     #: How a socket is sent to; tests replace it by one that hangs.
     send: Callable[[socket.socket, bytes], object] = socket.socket.send
-    _channels: Channels = field(default_factory=lambda: Channels(NETLINK_NETFILTER), repr=False)
+    _channels: Kept[Channel] = field(
+        default_factory=lambda: Kept(lambda: Channel(NETLINK_NETFILTER)), repr=False
+    )
     #: How many generations our own transactions have made.
     _generations: int = 0
     _late: ThreadedCall | None = field(default=None, repr=False)
 
     # -- reading ---------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def reading(self, step: str, deadline: float) -> Iterator[Channel]:
-        """Open a channel for requests that change nothing.
+    def read(self, step: str, deadline: float, look: Callable[[Channel, int], T]) -> T:
+        """Return what ``look`` reads, of which it gets the stamp; again while others change what it lists.
 
         Raises: OperationTimeout also while the outcome of a transaction is not known: what is read may
-        change. And in it: BackendUnavailable, HostError.
+        change. BackendUnavailable, HostError.
         """
         self._require_certain(step, deadline)
-        with _words(step), self._channels.use(max(_LEAST_S, remaining(deadline))) as channel:
-            yield channel
+        with _words(step), self._channels.use() as channel:
+            wait_at_most(channel.socket, max(_LEAST_S, remaining(deadline)))
+            while True:
+                try:
+                    return look(channel, self.stamp(channel))
+                except (Interrupted, FileNotFoundError):
+                    if not remaining(deadline):
+                        raise
 
     def stamp(self, channel: Channel) -> int:
         """Return a number that stays the same while nobody but this object changes nf_tables.
@@ -229,10 +237,10 @@ def _outcome(channel: Channel) -> _Outcome:
                 raise
             found.whole.append("more is wrong than the kernel could tell")
             continue
-        for number, kind, marks, payload in netlink.numbered(data):
+        for number, kind, marks, message in netlink.numbered(data):
             if kind == netlink.ERROR:
                 heard = True
-                if (error := netlink.refusal(marks, payload)) is not None:
+                if (error := netlink.refusal(marks, message[_HEADER.size :])) is not None:
                     found.add(number, error.strerror or str(error))
             elif kind == _SUBSYSTEM << 8 | _NEWGEN:
                 found.generations += 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from netplugin.host.netlink import Channel, Interrupted, attribute, attributes, text
+from netplugin.host.netlink import Channel, attribute, attributes, text
 from netplugin.host.nfnetlink import (
     CREATE,
     FAMILIES,
@@ -21,7 +22,6 @@ from netplugin.host.nfnetlink import (
 )
 from netplugin.host.nft_rules import Rule, jump, jump_target, value, value_of, verdict
 from netplugin.host.nft_sets import INTERFACE_NAME, KeyType
-from netplugin.host.processes import remaining
 
 STEP = "nftables"
 
@@ -363,30 +363,20 @@ class Nftables:
 
         None if there is no table. Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        with self._kernel.reading(STEP, deadline) as channel:
-            while True:
-                try:
-                    return self._read(channel, chains)
-                except (Interrupted, FileNotFoundError):  # others change what is listed
-                    self._listing = None
-                    if not remaining(deadline):
-                        raise
+        return self._kernel.read(STEP, deadline, partial(self._read, chains))
 
-    def _read(self, channel: Channel, chains: Collection[str] | None) -> Table | None:
-        stamp, listing = self._kernel.stamp(channel), self._listing
+    def _read(self, chains: Collection[str] | None, channel: Channel, stamp: int) -> Table | None:
+        listing, changed = self._listing, self._changed
+        self._listing, self._changed = None, set()  # after an error, all is listed
         if chains is None or listing is None or listing.stamp != stamp:
             found = self._list(channel, stamp)
         else:
-            found = self._refreshed(channel, listing)
+            found = self._refreshed(channel, listing, changed)
         if found is None:
-            self._listing = None
-            self._changed.clear()
             return None
         wanted = found.chains if chains is None else [name for name in chains if name in found.chains]
         rules = self._reader.rules(channel, None if chains is None else wanted)
         self._listing = found if self._kernel.stamp(channel) == stamp else None
-        # Not before: if a request fails, the listing is still the one without our changes.
-        self._changed.clear()
         return Table(
             names=frozenset(found.chains),
             chains={name: replace(found.chains[name], rules=tuple(rules.get(name, ()))) for name in wanted},
@@ -400,20 +390,22 @@ class Nftables:
         keys = {name: dict(self._reader.keys(channel, name)) for name in maps}
         return _Listing(stamp, self._reader.chains(channel), keys)
 
-    def _refreshed(self, channel: Channel, listing: _Listing) -> _Listing:
+    def _refreshed(
+        self, channel: Channel, listing: _Listing, changed: Collection[ChainCommand | ElementCommand]
+    ) -> _Listing:
         """The listing with what we have changed, as the kernel has it now."""
-        if not self._changed:
+        if not changed:
             return listing
         chains, maps = dict(listing.chains), {name: dict(keys) for name, keys in listing.maps.items()}
-        for changed in self._changed:
-            if isinstance(changed, ChainCommand):
-                chains.pop(changed.name, None)
-                body = text_attribute(_TABLE, self.table) + text_attribute(_CHAIN_NAME, changed.name)
+        for each in changed:
+            if isinstance(each, ChainCommand):
+                chains.pop(each.name, None)
+                body = text_attribute(_TABLE, self.table) + text_attribute(_CHAIN_NAME, each.name)
                 chains.update(_chain(p) for p in self._one(channel, Message(_GETCHAIN, body)))
             else:
-                keys = maps.setdefault(changed.map, {})
-                keys.pop(changed.key, None)
-                body = _element(self.table, changed.map, changed.key)
+                keys = maps.setdefault(each.map, {})
+                keys.pop(each.key, None)
+                body = _element(self.table, each.map, each.key)
                 for payload in self._one(channel, Message(_GETSETELEM, body)):
                     keys.update(_verdicts(payload))
         return _Listing(listing.stamp, chains, maps)

@@ -14,27 +14,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_SETLINK
+
 from netplugin.api.errors import Conflict, HostError, NetpluginError, Unsupported
 from netplugin.api.models import VfCounters
 from netplugin.host import netlink
-from netplugin.host.link_messages import GETLINK, SETLINK
-from netplugin.host.netlink import Rtnetlink
+from netplugin.host.link_messages import SKIP_STATISTICS
+from netplugin.host.rtnetlink import DUMP, Message, Rtnetlink, about_link
 from netplugin.host.vf_messages import (
     GROUPS,
     NO_MAC,
     NicLink,
     VfAttributes,
-    get_links,
-    listed_vfs,
     parse_counters,
     parse_link,
-    set_vf,
+    setting,
 )
 
 SYS = Path("/sys")
 VFIO = "vfio-pci"
 
 _IFF_UP = 1  # include/uapi/linux/if.h
+# RTEXT_FILTER_VF of include/uapi/linux/rtnetlink.h. Older kernels apply SKIP_STATISTICS only to the
+# interface's own statistics, not to those of its VFs.
+_WITH_VFS = 1
 # include/uapi/linux/capability.h
 _CAP_NET_ADMIN = 12
 # include/linux/errno.h: internal to the kernel, but some drivers return it to user space.
@@ -107,7 +110,10 @@ class VfStuck(VfBusy):
 
 
 class Vfs:
-    """VF access in the network namespace of the calling thread."""
+    """VF access in the network namespace of the calling thread.
+
+    All methods raise HostError and OperationTimeout, besides what they name.
+    """
 
     def __init__(self, sys: Path = SYS) -> None:
         self.sys = sys
@@ -121,8 +127,6 @@ class Vfs:
         The kernel fails with EMSGSIZE if the VFs of one NIC do not fit into a message
         (``rtnl_vfinfo_size`` in net/core/rtnetlink.c does not count GUIDs). Then each NIC with VFs
         is requested separately, and a NIC that still fails is returned without VFs.
-
-        Raises: HostError, OperationTimeout.
         """
         with _words("list-vfs", "interfaces"):
             try:
@@ -134,8 +138,9 @@ class Vfs:
         return {link.name: link for link in found}
 
     def _dump(self, *, vfs: bool) -> list[NicLink]:
-        found = (parse_link(message) for message in self._kernel.dump(GETLINK, get_links(vfs=vfs)))
-        return [link for link in found if link is not None]
+        mask = _WITH_VFS | SKIP_STATISTICS if vfs else SKIP_STATISTICS
+        found = self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", mask)), DUMP)
+        return [link for link in map(parse_link, found) if link is not None]
 
     def _with_vfs(self, link: NicLink) -> NicLink:
         if read_text(self._device(link.parent) / "sriov_numvfs") in ("", "0"):
@@ -146,24 +151,20 @@ class Vfs:
             return link
 
     def link(self, index: int) -> NicLink | None:
-        """One interface, without a dump; None if it does not exist or belongs to no PCI device.
-
-        Raises: HostError, OperationTimeout.
-        """
-        with _words("list-vfs", f"interface {index}"):
-            try:
-                answers = self._kernel.ask(GETLINK, get_links(index=index))
-            except OSError as refused:
-                if refused.errno != errno.ENODEV:
-                    raise
-                return None
-        return parse_link(answers[0]) if answers else None
+        """One interface, without a dump; None if it does not exist or belongs to no PCI device."""
+        with _words("list-vfs", f"interface {index}"), netlink.ignored(errno.ENODEV):
+            answers = self._read(index, _WITH_VFS | SKIP_STATISTICS)
+            return parse_link(answers[0]) if answers else None
+        return None
 
     def counters(self, index: int) -> dict[int, VfCounters]:
-        """The counters of a PF's VFs, by VF number. Raises: HostError, OperationTimeout."""
+        """The counters of a PF's VFs, by VF number."""
         with _words("count-vfs", f"interface {index}"):
-            answers = self._kernel.ask(GETLINK, get_links(index=index, statistics=True))
-        return parse_counters(listed_vfs(answers[0])) if answers else {}
+            answers = self._read(index, _WITH_VFS)
+            return parse_counters(answers[0]) if answers else {}
+
+    def _read(self, index: int, mask: int) -> list[Message]:
+        return self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", mask), index=index))
 
     def is_open(self, address: str) -> bool:
         """Whether a process (a VM's) has the device open through vfio.
@@ -186,7 +187,7 @@ class Vfs:
         OperationTimeout.
         """
         with _words("set-vf", f"VF {vf_number}: {group}", group):
-            self._kernel.ask(SETLINK, set_vf(pf_index, vf_number, group, want))
+            self._kernel.ask(RTM_SETLINK, about_link(setting(vf_number, group, want), index=pf_index))
 
     # -- drivers ---------------------------------------------------------------------------------
 

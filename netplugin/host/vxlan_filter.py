@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from netplugin.host import nft_rules as nft
 from netplugin.host import nft_sets
-from netplugin.host.netlink import Channel, Interrupted
+from netplugin.host.netlink import Channel
 from netplugin.host.nfnetlink import FAMILIES, Nfnetlink
 from netplugin.host.nft_rules import (
     COUNTER,
@@ -42,7 +42,6 @@ from netplugin.host.nftables import (
     SetChain,
     TableReader,
 )
-from netplugin.host.processes import remaining
 
 FAMILY, TABLE = "inet", "netplugin"
 _STEP = "vxlan-filter"
@@ -110,19 +109,14 @@ class VxlanFilter:
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        with self._kernel.reading(_STEP, deadline) as channel:
-            while True:
-                stamp = self._kernel.stamp(channel)
-                if self._known is not None and self._known[0] == stamp:
-                    return self._known[1]
-                try:
-                    found = self._sources(channel)
-                except (Interrupted, FileNotFoundError):  # others change what is listed
-                    if not remaining(deadline):
-                        raise
-                    continue
-                self._known = (stamp, found) if self._kernel.stamp(channel) == stamp else None
-                return found
+        return self._kernel.read(_STEP, deadline, self._read)
+
+    def _read(self, channel: Channel, stamp: int) -> VxlanSources | None:
+        if self._known is not None and self._known[0] == stamp:
+            return self._known[1]
+        found = self._sources(channel)
+        self._known = (stamp, found) if self._kernel.stamp(channel) == stamp else None
+        return found
 
     def _sources(self, channel: Channel) -> VxlanSources | None:
         table = self._table.read_all(channel)

@@ -1,21 +1,21 @@
-"""Own netlink messages and pyroute2, call by call on one host in one run: time, and resident memory.
+"""Requests to rtnetlink, call by call on one host in one run: with the kernel's filters and pyroute2's own.
 
     unshare --net python -m tests.bench.netlink [--devices N]
 
-pyroute2 is called with the kernel's own filters, and all attributes of its answers are decoded, as ours are.
+What pyroute2 filters itself it lists first: that grows with the devices.
 """
 
 from __future__ import annotations
 
 import argparse
-import logging
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
+from pyroute2 import IPRoute
+
+from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.fdb import Fdb
 from netplugin.host.link_values import Bridge, Ifb
 from netplugin.host.links import Links
@@ -23,8 +23,6 @@ from netplugin.host.tc import Tc
 
 ROUNDS = 9
 MAC = "02:00:00:00:00:01"
-_RSS = "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmRSS')][0])"
-_AGENT = "import agents.main, drivers.linuxbridge.driver"
 
 
 def median_ms(call: Callable[[], Any]) -> float:
@@ -37,27 +35,12 @@ def median_ms(call: Callable[[], Any]) -> float:
     return statistics.median(seconds) * 1e3
 
 
-def decoded(messages: Iterable[Any]) -> None:
-    """Decode all attributes of pyroute2's messages, which it does when one is read."""
-    for message in messages:
-        nests = [value for _, value in message["attrs"] if isinstance(value, dict) and "attrs" in value]
-        decoded(nests)
-
-
-def rss_mb(statements: str) -> float:
-    """The resident memory of a process that has executed these."""
-    done = subprocess.run([sys.executable, "-c", f"{statements}\n{_RSS}"], check=True, stdout=subprocess.PIPE)
-    return int(done.stdout) / 1e3
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, default=1000, help="ports of one bridge")
     devices = parser.parse_args().devices
-    from pyroute2 import IPRoute
-
-    logging.getLogger("pyroute2").setLevel(logging.WARNING)  # it logs each call
-    links, fdb, tc, other = Links(), Fdb(), Tc(), IPRoute(ext_ack=True, strict_check=True)
+    links, fdb, tc, plain = Links(), Fdb(), Tc(), IPRoute()
+    members = BridgeMembers(links)
     links.create("bench", Bridge(), alias="bench", address=MAC, mtu=1500)
     for number in range(devices):
         links.create(f"bench{number}", Ifb(), alias="bench", address=MAC, mtu=1500)
@@ -65,35 +48,36 @@ def main() -> None:
     link = links.get("bench0")
     assert link is not None
     index = link.index
-    bridges = {"dump_filter": None, "IFLA_LINKINFO": {"attrs": [("IFLA_INFO_KIND", "bridge")]}, "ext_mask": 8}
-    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "read one device": (
-            lambda: links.get("bench0"),
-            lambda: decoded(other.link("get", ifname="bench0", ext_mask=8)),
+
+    def kept_members() -> None:
+        links.set("bench0", mtu=1400)
+        links.set("bench0", mtu=1500)
+        members.read(anew=False)
+
+    calls: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
+        "read one device": (lambda: links.get("bench0"), lambda: plain.link("get", ifname="bench0")),
+        "change one device": (
+            lambda: links.set("bench0", mtu=1500),
+            lambda: plain.link("set", index=index, mtu=1500),
         ),
-        "read the qdiscs of one": (
-            lambda: tc.read(index, ""),
-            lambda: decoded(other.get_qdiscs(index=index)),
-        ),
+        "read the qdiscs of one": (lambda: tc.read(index, ""), lambda: list(plain.get_qdiscs(index=index))),
         "list the bridges": (
             lambda: links.of_kind("bridge"),
-            lambda: decoded(other.link("dump", **bridges)),
+            lambda: list(plain.link("dump", kind="bridge")),
         ),
-        "list the ports of bridges": (
-            links.bridge_ports,
-            lambda: decoded(other.link("dump", dump_filter=None, family=7)),
-        ),
+        "list the ports of bridges": (links.bridge_ports, lambda: list(plain.link("dump", family=7))),
+        "the same by two notifications": (kept_members, None),
         "list the MACs of one port": (
             lambda: fdb.fixed(index),
-            lambda: decoded(other.fdb("dump", dump_filter=None, ifindex=index)),
+            lambda: list(plain.fdb("dump", ifindex=index)),
         ),
     }
-    print(f"{'with ' + str(devices) + ' devices':28}{'own, ms':>10}{'pyroute2, ms':>14}{'ratio':>8}")
-    for name, pair in calls.items():
-        own, theirs = map(median_ms, pair)
-        print(f"{name:28}{own:10.2f}{theirs:14.2f}{theirs / own:8.1f}")
-    print(f"{'an agent after its imports, MB':28}{rss_mb(_AGENT):8.1f}", end="")
-    print(f"{rss_mb(f'{_AGENT}, pyroute2; pyroute2.IPRoute()'):14.1f}")
+    print(f"{'with ' + str(devices) + ' devices':32}{'as used, ms':>14}{'filters itself, ms':>20}")
+    for name, (used, itself) in calls.items():
+        beside = f"{median_ms(itself):20.2f}" if itself else ""
+        print(f"{name:32}{median_ms(used):14.2f}{beside}")
+    members.close()
+    plain.close()
 
 
 if __name__ == "__main__":

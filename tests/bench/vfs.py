@@ -25,10 +25,12 @@ from drivers.vf.ledger import claim_vf
 from drivers.vf.options import parse_devices
 from netplugin.api.models import PortState
 from netplugin.backend import Intent
-from netplugin.host.vf_messages import NicLink, VfAttributes, parse_vfs
+from netplugin.host.netlink import attribute
+from netplugin.host.vf_messages import NicLink, VfAttributes, parse_link
 from tests.unit.drivers.sriov.world import World, make_spec
-from tests.unit.drivers.vf.test_vf_primitives import vf_info
+from tests.unit.drivers.vf.test_vf_primitives import link_of, vf_info
 from tests.unit.drivers.vf.trees import Nic, build
+from tests.unit.kernel_answers import message
 
 NICS, VFS = 8, 128
 ROUNDS, THREADS = 20, 64
@@ -114,7 +116,7 @@ def looks_per_plug(directory: Path) -> dict[str, float]:
 def measure() -> dict[str, Any]:
     nics = make_nics()
     links = {nic.interface: nic.link(index) for index, nic in enumerate(nics, 2)}
-    message = b"".join(vf_info(n, VfAttributes(spoofchk=True, trusted=False)) for n in range(VFS))
+    vfs = attribute(22, *(vf_info(n, VfAttributes(spoofchk=True, trusted=False)) for n in range(VFS)))
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         root = build(Path(scratch) / "sys", *nics)
         inventory = inventory_of(root, nics, links)
@@ -124,7 +126,9 @@ def measure() -> dict[str, Any]:
             "nics": NICS,
             "vfs": NICS * VFS,
             "read_sysfs": median_ms(lambda: inventory_of(root, nics, links)),
-            "read_netlink": median_ms(lambda: [parse_vfs(message) for _ in range(NICS)]),
+            "read_netlink": median_ms(
+                lambda: [parse_link(message(16, link_of(7, "eth0", vfs))) for _ in range(NICS)]
+            ),
             "claims_of_64_threads": contend(store, inventory),
             **looks_per_plug(Path(scratch) / "world"),
         }

@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 from agents.ports.converge import Converged
 from drivers.linuxbridge.driver import LinuxBridge
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host import bridge_members, links, netlink
+from netplugin.host import bridge_members, links, netlink, nfnetlink, rtnetlink
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import Channel
+from netplugin.host.rtnetlink import Connection
 from tests.functional.test_linuxbridge_driver import make_driver
 from tests.lab.loop import converge_alone
 from tests.lab.processes import run
@@ -40,14 +42,23 @@ class Cost:
 @pytest.fixture
 def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
     counted = Cost()
-    numbered = netlink.numbered
+    numbered, fix = netlink.numbered, MarshalRtnl.fix_message
 
     def count(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         for message in numbered(data):
             counted.messages += 1
             yield message
 
-    class Counted(Channel):
+    def count_event(marshal: MarshalRtnl, message: rtnetlink.Message) -> None:
+        counted.messages += 1
+        fix(marshal, message)
+
+    class CountedChannel(Channel):
+        def __init__(self, *args: Any) -> None:
+            counted.sockets += 1
+            super().__init__(*args)
+
+    class CountedConnection(Connection):
         def __init__(self, *args: Any) -> None:
             counted.sockets += 1
             super().__init__(*args)
@@ -57,8 +68,10 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
         raise OSError("no process is needed")
 
     monkeypatch.setattr(netlink, "numbered", count)
+    monkeypatch.setattr(MarshalRtnl, "fix_message", count_event)
     monkeypatch.setattr(links, "_LOOK_S", 60)  # how often it looks while a device goes is chance
-    monkeypatch.setattr(netlink, "Channel", Counted)
+    monkeypatch.setattr(nfnetlink, "Channel", CountedChannel)
+    monkeypatch.setattr(rtnetlink, "Connection", CountedConnection)
     monkeypatch.setattr("netplugin.host.processes.subprocess.run", start)
     return counted
 
@@ -132,11 +145,10 @@ class SlowToForget(Links):
         self.forget = threading.Event()
         self._deletes = deletes
 
-    def _ask(self, step: str, *args: Any) -> None:
-        if step != "delete-link" or self._deletes:
-            super()._ask(step, *args)
-        if step == "delete-link":
-            self.forget.wait(60)
+    def _delete(self, name: str, index: int) -> None:
+        if self._deletes:
+            super()._delete(name, index)
+        self.forget.wait(60)
 
 
 def test_a_device_that_the_kernel_cannot_forget_is_deleted_and_its_name_free() -> None:

@@ -7,14 +7,23 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from netplugin.host.netlink import messages, number
+from pyroute2.netlink import NETLINK_ADD_MEMBERSHIP, NETLINK_NETFILTER, SOL_NETLINK
+from pyroute2.netlink.rtnl import (
+    RTM_DELNEIGH,
+    RTM_NEWNEIGH,
+    RTM_NEWQDISC,
+    RTMGRP_LINK,
+    RTMGRP_NEIGH,
+    RTMGRP_TC,
+)
+from pyroute2.netlink.rtnl.ndmsg import NUD_PERMANENT
+
+from netplugin.host.netlink import messages
+from netplugin.host.rtnetlink import Message, decoded
 from tests.lab.namespaces import entered
 
-# include/uapi/linux: rtnetlink.h (groups as bit masks), neighbour.h, netfilter/nfnetlink.h
-_LINK, _NEIGHBOUR, _TC = 1, 1 << 2, 1 << 3
-_NEWQDISC, _NEIGHBOURS, _PERMANENT = 36, (28, 29), 0x80
 _QUIET_S = 0.5
-_NETFILTER, _NFTABLES, _SOL_NETLINK, _ADD_MEMBERSHIP = 12, 7, 270, 1
+_NFTABLES = 7  # NFNLGRP_NFTABLES of include/uapi/linux/netfilter/nfnetlink.h
 
 
 class News:
@@ -23,31 +32,31 @@ class News:
 
     def wait(self, count: int, going_on: Callable[[], bool] = lambda: False) -> int:
         """Wait for so many, until it is quiet and nothing goes on; tells how many there were."""
-        found = 0
+        found, (routes, _) = 0, self._sources
         while found < count:
             ready, _, _ = select.select(self._sources, [], [], _QUIET_S)
             if not ready and not going_on():
                 break
             for source in ready:
-                reported = messages(source.recv(1 << 20))
-                found += sum(_counts(kind, payload) for kind, _, payload in reported)
+                data = source.recv(1 << 20)
+                found += sum(map(_counts, decoded(data))) if source is routes else len(list(messages(data)))
         return found
 
 
-def _counts(kind: int, payload: bytes) -> bool:
+def _counts(message: Message) -> bool:
     """Not what a bridge learns of MACs, nor that a qdisc came: that is reported whenever one is read."""
-    if kind in _NEIGHBOURS:
-        return bool(number(payload[8:10]) & _PERMANENT)  # ndm_state
-    return kind != _NEWQDISC
+    if message["header"]["type"] in (RTM_NEWNEIGH, RTM_DELNEIGH):
+        return bool(message["state"] & NUD_PERMANENT)
+    return bool(message["header"]["type"] != RTM_NEWQDISC)
 
 
 @contextmanager
 def news(name: str | None) -> Iterator[News]:
     with entered(name):
         routes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETFILTER)
+        rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
     with routes, rules:
-        routes.bind((0, _LINK | _NEIGHBOUR | _TC))
+        routes.bind((0, RTMGRP_LINK | RTMGRP_NEIGH | RTMGRP_TC))
         rules.bind((0, 0))
-        rules.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _NFTABLES)
+        rules.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, _NFTABLES)
         yield News(routes, rules)

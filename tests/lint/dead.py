@@ -18,8 +18,8 @@ DECORATORS = [
     *("@app.*", "@*_validator", "@pytest.fixture", "@pytest.hookimpl"),
     *("@rule", "@invariant", "@initialize"),
 ]
-#: Read by a library: cliff, pydantic, ovs, ovsdbapp, sqlite3, yaml, uvicorn, prometheus, jinja2, fastapi,
-#: logging.
+#: Read by a library: cliff, pydantic, pyroute2, ovs, ovsdbapp, sqlite3, yaml, uvicorn, prometheus, jinja2,
+#: fastapi, logging.
 LIBRARIES = [
     *(
         "take_action",
@@ -42,6 +42,9 @@ LIBRARIES = [
         "globals",
     ),
     *("route_class", "handleError", "ovsdb_connection"),
+    # pyroute2: methods that it calls, and attributes of messages.
+    *("msg_queue", "setup_endpoint", "request_proxy", "nla_map", "prefix", "fields"),
+    *("boolopt", "br_id", "bpf_act", "tbf_parms", "rtab", "ptab"),
     # The last argument of __exit__.
     "trace",
     "traceback",
@@ -58,6 +61,8 @@ PRINTED = [
     # Options of a bridge, read by their names.
     *("stp_state", "forward_delay", "mcast_snooping", "group_fwd_mask", "ageing_time", "vlan_filtering"),
     *("nf_call_iptables", "nf_call_ip6tables", "nf_call_arptables"),
+    # Of a qdisc, compared only.
+    "peak",
     # ZStack's names: read by their path, or printed.
     *("rxBufferSize", "txBufferSize", "vlanId", "vdpaPaths", "vfsInfo", "failedInterfaceNames"),
 ]

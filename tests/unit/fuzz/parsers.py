@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -22,12 +23,14 @@ from netplugin_zeroloss.values import GeneratorError, UnusableInput
 from netplugin_zeroloss.vnf import vpp_api
 from netplugin_zeroloss.vnf.vpp_cli import Cli
 from oslo_config import cfg
+from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 
 from agents.main import _read_all
 from agents.store.store import Store
 from netplugin import options
 from netplugin.api.errors import NetpluginError
-from netplugin.host import cpus, fdb, link_messages, netlink, nft_rules, nftables, tc, vf_messages
+from netplugin.host import cpus, fdb, link_messages, netlink, nft_rules, nftables, rtnetlink, tc, vf_messages
 from netplugin.host import openflow_messages as openflow
 from netplugin.host.flow import Flow
 from netplugin.host.flow_actions import loaded
@@ -44,7 +47,8 @@ from tests.unit.agents.test_store import record
 from tests.unit.core.openflow_flows import of_filters, of_tunnels, statistics
 from tests.unit.core.test_nftables import MAC, as_the_kernel_reports
 from tests.unit.core.test_ovs_bonds import SHOWN
-from tests.unit.drivers.vf.test_vf_primitives import FULL, vf_info
+from tests.unit.drivers.vf.test_vf_primitives import FULL, link_of, vf_info
+from tests.unit.kernel_answers import packet
 from tests.unit.tuning.placing.test_hostile_domain import VM
 from tests.unit.zeroloss.matrix_runs import with_agent
 from tests.unit.zeroloss.test_matrix_journal import _write as write_run
@@ -127,22 +131,17 @@ def _words_of_match(data: bytes) -> None:
 # -- the kernel ------------------------------------------------------------------------------------
 
 
-def _packet(kind: int, body: bytes) -> bytes:
-    return struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
-
-
 @cache
 def _links() -> list[bytes]:
     """What this kernel says of its devices, and a NIC with VFs."""
-    kernel = netlink.Rtnetlink()
-    found = kernel.dump(link_messages.GETLINK, link_messages.all_links())
-    addresses = kernel.dump(link_messages.GETADDR, link_messages.any_address())
+    kernel = rtnetlink.Rtnetlink()
+    found = kernel.ask(RTM_GETLINK, rtnetlink.about_link(), rtnetlink.DUMP)[:20]
+    found += kernel.ask(RTM_GETADDR, ifaddrmsg(), rtnetlink.DUMP)[:20]
     vfs = netlink.attribute(22, vf_info(0, FULL, statistics=True), vf_info(3, FULL))
-    named = netlink.attribute(3, b"eth0\0") + netlink.attribute(57, b"pci\0")
-    nic = struct.pack("=BxHiII", 0, 1, 7, 1, 0) + named + vfs
     data = netlink.attribute(1, b"vxlan\0") + netlink.attribute(2, _vxlan())
-    vxlan = struct.pack("=BxHiII", 0, 1, 8, 1, 0) + named + netlink.attribute(18, data)
-    return [_packet(16, body) for body in (*found[:20], *addresses[:20], nic, vxlan)]
+    made = [link_of(7, "eth0", vfs), link_of(8, "eth0", netlink.attribute(18, data))]
+    kernels = [bytes(each.data[each.offset : each.offset + each.length]) for each in found]
+    return [*kernels, *(packet(16, body) for body in made)]
 
 
 def _vxlan() -> bytes:
@@ -151,27 +150,19 @@ def _vxlan() -> bytes:
 
 
 def _of_links(data: bytes) -> None:
-    readers: Sequence[Callable[[bytes], object]] = (
+    readers: Sequence[Callable[[rtnetlink.Message], object]] = (
         *(link_messages.identity, link_messages.read_link, link_messages.read_bridge_port),
-        *(link_messages.read_bond_member, link_messages.read_address, vf_messages.parse_link),
-        *(
-            vf_messages.parse_vfs,
-            vf_messages.parse_counters,
-            fdb._fixed,
-            partial(fdb.static_entry, 0),
-            tc._tbf,
-            tc._target,
-            lambda data: tc._guard([data]),
-        ),
+        *(link_messages.read_bond_member, link_messages.read_address, link_messages.link_event),
+        *(link_messages.bridge_port_event, link_messages.port_event),
+        *(vf_messages.parse_link, vf_messages.parse_counters, fdb._fixed, fdb.static_entry),
+        *(tc._tbf, tc._target, lambda message: tc._guard([message])),
     )
-    for kind, flags, payload in netlink.messages(data):
-        netlink.refusal(flags, payload)
-        link_messages.link_event(kind, payload)
-        link_messages.bridge_port_event(kind, payload)
-        link_messages.port_event(kind, payload)
-        for reader in readers:
-            with suppress(NetpluginError), netlink.translated("read", "device", _refused):
-                reader(payload)
+    logging.getLogger("pyroute2").setLevel(logging.CRITICAL)  # it says what it cannot decode
+    with suppress(NetpluginError), netlink.translated("read", "device", _refused):
+        for message in rtnetlink.decoded(data):
+            for reader in readers:
+                with suppress(NetpluginError), netlink.translated("read", "device", _refused):
+                    reader(message)
 
 
 def _refused(said: str, code: int) -> NetpluginError:
@@ -187,7 +178,7 @@ def _rules() -> list[bytes]:
     chain = netlink.attribute(1, b"netplugin\0") + netlink.attribute(3, b"forward\0") + hook
     key = netlink.attribute(1, netlink.attribute(1, netlink.attribute(1, b"npt0\0".ljust(16, b"\0"))))
     elements = netlink.attribute(3, key + netlink.attribute(1, b""))
-    return [_packet(0, bytes(4) + each) for each in (body, chain, elements)]
+    return [packet(0, bytes(4) + each) for each in (body, chain, elements)]
 
 
 def _of_rules(data: bytes) -> None:

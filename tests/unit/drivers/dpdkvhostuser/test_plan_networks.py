@@ -11,7 +11,7 @@ from drivers.ovs.overlay_commands import DropNetwork
 from drivers.ovs.overlays import OVERLAY, TUNNELS, vxlan_name
 from drivers.ovs.tunnels import network_cookie
 from netplugin.backend import Intent
-from netplugin.host import netlink
+from netplugin.host import rtnetlink
 from netplugin.host.ovs_underlay import read_underlay
 from netplugin.host.ovs_view import OvsView
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
@@ -75,7 +75,7 @@ def test_addresses_that_cannot_be_read_fail_no_look(monkeypatch: pytest.MonkeyPa
     def no_netlink(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(netlink.Rtnetlink, "dump", staticmethod(no_netlink))
+    monkeypatch.setattr(rtnetlink.Rtnetlink, "ask", staticmethod(no_netlink))
     model = Model()
     model.underlay = read_underlay(LOCAL_IP, OvsView())
     both = [on_network(overlay(1), "a"), Intent("b", plain_spec(physical_network="net1"))]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from oslo_config import cfg
+from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
@@ -23,13 +24,15 @@ from drivers.linuxbridge.segments import (
 from drivers.linuxbridge.watch import BridgeWatch, LinkNews
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host.link_messages import DELLINK, NEWLINK, link_event
+from netplugin.host.link_messages import link_event
 from netplugin.host.link_values import Ifb, Link
+from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attribute, attributes, messages
 from netplugin.host.tc import Tbf
 from netplugin.host.usability import Wake
 from tests.unit.drivers.linuxbridge.model import Model
+from tests.unit.kernel_answers import message
 
 
 def load(tmp_path: Path, text: str) -> Settings:
@@ -155,12 +158,12 @@ def test_the_binding_names_the_tap_and_its_bridge(spec: PortSpec, monkeypatch: p
     assert extra["bridge"].startswith("npb") and len(extra["device"]) < 16
 
 
-@pytest.mark.parametrize(("kind", "gone"), [(NEWLINK, False), (DELLINK, True)])
+@pytest.mark.parametrize(("kind", "gone"), [(RTM_NEWLINK, False), (RTM_DELLINK, True)])
 def test_news_of_a_link(kind: int, gone: bool) -> None:
     payload = struct.pack("=BxHiII", 0, 1, 7, 1, 0)
     payload += attribute(3, b"npt1\0") + attribute(4, struct.pack("=I", 1400))
     payload += attribute(20, b"netplugin-port=p\0")
-    event = link_event(kind, payload)
+    event = link_event(message(kind, payload))
     assert event is not None and (event.gone, event.name, event.mtu, event.up) == (
         gone,
         "npt1",
@@ -168,8 +171,8 @@ def test_news_of_a_link(kind: int, gone: bool) -> None:
         True,
     )
     assert event.alias == "netplugin-port=p" and event.master == 0
-    assert link_event(kind, b"\x07" + payload[1:]) is None, "a bridge's word of its member"
-    assert link_event(99, payload) is None
+    assert link_event(message(kind, b"\x07" + payload[1:])) is None, "a bridge's word of its member"
+    assert link_event(message(99, payload)) is None
 
 
 class _Source:
@@ -191,8 +194,9 @@ def _news(
     own: frozenset[str] | None, links: tuple[bytes | None, ...], rules: tuple[bytes | None, ...]
 ) -> list[Wake]:
     watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
-    watch._news, watch._links, watch._rules = LinkNews(frozenset), _Source(*links), _Source(*rules)
+    watch._news, watch._links, watch._rules = LinkNews(frozenset, Links()), _Source(*links), _Source(*rules)
     watch._entries, watch._learned, watch._waiting = _Source(), _Source(), {}
+    watch._devices = Links()
     return list(watch.decode(own))
 
 

@@ -13,6 +13,7 @@ from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.link_values import Link, LinkEvent, PortOptions
+from netplugin.host.links import Links
 from netplugin.host.names import TAP, device_name
 from netplugin.host.nftables import DeleteTable
 from tests.unit.drivers.linuxbridge.model import Model
@@ -188,7 +189,7 @@ def _event(name: str = DEVICE, alias: str | None = None, master: int = 0, gone: 
 
 def test_the_watch_wakes_for_devices_whose_names_the_agent_did_not_choose() -> None:
     def woken(name: str, alias: str | None = None, master: int = 0) -> list[frozenset[str] | None]:
-        news = LinkNews(frozenset)
+        news = LinkNews(frozenset, Links())
         assert news.observed(0, frozenset({DEVICE}), frozenset({9})) == []
         return [wake.ports for wake in news.heard(_event(name, alias, master), frozenset())]
 
@@ -200,7 +201,7 @@ def test_the_watch_wakes_for_devices_whose_names_the_agent_did_not_choose() -> N
 @pytest.mark.parametrize("event", [_event(), _event(gone=True), _event(master=8), _event("any0", master=9)])
 def test_an_event_during_an_observation_is_decided_by_what_it_found(event: LinkEvent) -> None:
     """Otherwise a device that leaves a bridge as the agent looks keeps the rules of its place there."""
-    news, seen = LinkNews(frozenset), (frozenset({DEVICE}), frozenset({9}))
+    news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({9}))
     before = news.number
     assert news.heard(event, frozenset()) == []
     assert news.heard(_event("other0"), frozenset()) == []
@@ -213,7 +214,7 @@ def test_an_event_during_an_observation_is_decided_by_what_it_found(event: LinkE
 def test_a_carrier_that_changes_during_an_observation_counts_for_what_it_found_alone() -> None:
     """A VM that starts or stops changes the carrier of its tap, and nothing that the agent sets."""
     tap = LinkEvent(False, device_name(TAP, "p"), f"{PORT_MARK}p", True, 1500, 9)
-    news, seen = LinkNews(frozenset), (frozenset({DEVICE}), frozenset({9}))
+    news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({9}))
     for event in (_event(), tap):
         news.heard(event, frozenset())
     before = news.number
@@ -226,7 +227,7 @@ def test_a_carrier_that_changes_during_an_observation_counts_for_what_it_found_a
 
 
 def test_more_events_than_are_kept_wake_a_look_at_everything() -> None:
-    news = LinkNews(frozenset)
+    news = LinkNews(frozenset, Links())
     for i in range(_MOST_PASSED + 1):
         assert news.heard(_event(f"other{i}"), frozenset()) == []
     assert news.observed(0, frozenset(), frozenset()) == [LOST]
@@ -234,6 +235,6 @@ def test_more_events_than_are_kept_wake_a_look_at_everything() -> None:
 
 
 def test_the_changes_of_the_agent_itself_wake_nobody_later() -> None:
-    news = LinkNews(frozenset)
+    news = LinkNews(frozenset, Links())
     assert news.heard(_event(), frozenset({DEVICE})) == []
     assert news.observed(0, frozenset({DEVICE}), frozenset()) == []

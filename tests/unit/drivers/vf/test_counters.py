@@ -23,6 +23,7 @@ from netplugin.host.netlink import attribute
 from netplugin.host.vf_messages import parse_counters
 from netplugin.host.vfs import Vfs
 from tests.unit.drivers.vf.trees import Nic, build, by_place
+from tests.unit.kernel_answers import message
 
 ICE = Nic(driver="ice", vf_driver="iavf", interface="ice0")
 IGB = replace(Nic(), address="0000:81:00.0", vf_bus="81", interface="igb0", mac="52:54:00:00:aa:02")
@@ -35,8 +36,9 @@ def test_statistics_are_read_by_number() -> None:
     statistics = (attribute(kind, struct.pack("=Q", value)) for kind, value in values.items())
     mac = attribute(1, struct.pack("=I32s", 130, bytes(6)))
     without = attribute(1, attribute(1, struct.pack("=I32s", 2, bytes(6))))
-    data = attribute(1, mac, attribute(8, *statistics)) + without
-    assert parse_counters(data) == {130: COUNTED, 2: VfCounters()}
+    listed = attribute(22, attribute(1, mac, attribute(8, *statistics)), without)
+    link = message(16, struct.pack("=BxHiII", 0, 1, 7, 1, 0) + listed)
+    assert parse_counters(link) == {130: COUNTED, 2: VfCounters()}
 
 
 class Counting(Vfs):

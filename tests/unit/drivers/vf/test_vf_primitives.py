@@ -15,9 +15,10 @@ from drivers.vf.pool import pci_address
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout, Unsupported
 from netplugin.host import netlink, vfs
 from netplugin.host.netlink import attribute
-from netplugin.host.vf_messages import GROUPS, VfAttributes, differing, parse_link, parse_vfs
+from netplugin.host.vf_messages import GROUPS, VfAttributes, differing, parse_link
 from netplugin.host.vfs import VfBusy, VfInvalid, VfRefuses, Vfs, refusal
 from tests.unit.drivers.vf.trees import Nic, build
+from tests.unit.kernel_answers import answer_by, message
 
 FULL = VfAttributes(
     "52:54:00:00:00:07",
@@ -64,14 +65,32 @@ def vf_info(number: int, want: VfAttributes, *, switches: bool = True, statistic
     )
 
 
+def link_of(index: int, name: str, *more: bytes) -> bytes:
+    """A link of a PCI device as the kernel reports it, with further attributes."""
+    of_pci = attribute(56, b"0000:03:00.0\0") + attribute(57, b"pci\0")
+    return (
+        struct.pack("=BxHiII", 0, 1, index, 1, 0)
+        + attribute(3, f"{name}\0".encode())
+        + b"".join(more)
+        + of_pci
+    )
+
+
+def vfs_of(*vfs: bytes) -> dict[int, VfAttributes]:
+    """The VFs of a link with these."""
+    found = parse_link(message(16, link_of(7, "eth0", attribute(22, *vfs))))
+    assert found is not None
+    return dict(found.vfs)
+
+
 def plain(**fields: Any) -> VfAttributes:
     """What has every switch, and all of them off."""
     return VfAttributes(**{"spoofchk": False, "trusted": False, "rss_query": False, **fields})
 
 
 def test_attributes_are_read_by_number() -> None:
-    data = vf_info(0, VfAttributes(), switches=False) + vf_info(130, FULL)
-    assert parse_vfs(data) == {0: VfAttributes(), 130: FULL}
+    found = vfs_of(vf_info(0, VfAttributes(), switches=False), vf_info(130, FULL))
+    assert found == {0: VfAttributes(), 130: FULL}
 
 
 @pytest.mark.parametrize("count", [221, 222, 256])
@@ -81,7 +100,7 @@ def test_more_vfs_than_the_length_of_their_list_can_say(count: int) -> None:
     before = attribute(3, b"eth0\0") + attribute(21, struct.pack("=I", count))
     listed = struct.pack("=HH", (4 + len(vfs)) & 0xFFFF, 22) + vfs
     after = attribute(43, b"") + attribute(56, b"0000:03:00.0\0") + attribute(57, b"pci\0")
-    link = parse_link(struct.pack("=BxHiII", 0, 1, 7, 1, 0) + before + listed + after)
+    link = parse_link(message(16, struct.pack("=BxHiII", 0, 1, 7, 1, 0) + before + listed + after))
     assert link is not None and link.parent == "0000:03:00.0"
     assert link.vfs == {n: plain(vlan=n) for n in range(count) if n != 7}, "7 is left out"
 
@@ -91,26 +110,16 @@ def test_a_nic_whose_vfs_fit_into_no_message_hides_no_other(
 ) -> None:
     build(tmp_path, Nic(), Nic(address="0000:81:00.0", interface="ib0", vf_bus="81"))
 
-    def link(index: int, name: str, parent: str, *vfs: bytes) -> bytes:
-        said = attribute(3, f"{name}\0".encode()) + attribute(56, f"{parent}\0".encode())
-        listed = attribute(22, *vfs) if vfs else b""
-        return struct.pack("=BxHiII", 0, 1, index, 1, 0) + said + attribute(57, b"pci\0") + listed
-
-    def mask(body: bytes) -> int:
-        return int(struct.unpack("=I", dict(netlink.attributes(body, 16))[29])[0])
-
-    def dump(kind: int, body: bytes) -> list[bytes]:
-        if mask(body):
+    def answer(kind: int, body: bytes, flags: int) -> list[bytes]:
+        index, mask = struct.unpack_from("=BxHi", body)[2], dict(netlink.attributes(body, 16))[29]
+        if mask[0] & 1 and index != 2:
             raise OSError(errno.EMSGSIZE, "Message too long")
-        return [link(2, "eth0", "0000:03:00.0"), link(3, "ib0", "0000:81:00.0")]
+        if index:
+            return [link_of(2, "eth0", attribute(22, vf_info(3, FULL)))]
+        other = link_of(3, "ib0").replace(b"0000:03:00.0", b"0000:81:00.0")
+        return [link_of(2, "eth0"), other]
 
-    def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-        if struct.unpack_from("=BxHiII", body)[2] == 3:
-            raise OSError(errno.EMSGSIZE, "Message too long")
-        return [link(2, "eth0", "0000:03:00.0", vf_info(3, FULL))]
-
-    monkeypatch.setattr(netlink.Rtnetlink, "dump", staticmethod(dump))
-    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(ask))
+    answer_by(monkeypatch, answer)
     found = Vfs(tmp_path).links()
     assert {name: dict(link.vfs) for name, link in found.items()} == {"eth0": {3: FULL}, "ib0": {}}
 
@@ -118,9 +127,9 @@ def test_a_nic_whose_vfs_fit_into_no_message_hides_no_other(
 def test_a_link_is_told_with_its_device() -> None:
     header = struct.pack("=BxHiII", 0, 1, 7, 1, 0)
     name = attribute(3, b"eth0\0") + attribute(4, struct.pack("=I", 9000)) + attribute(33, b"\1")
-    assert parse_link(header + name) is None, "no PCI device is behind it"
+    assert parse_link(message(16, header + name)) is None, "no PCI device is behind it"
     parent = attribute(56, b"0000:03:00.0\0") + attribute(57, b"pci\0")
-    link = parse_link(header + name + parent + attribute(54, bytes(range(6))))
+    link = parse_link(message(16, header + name + parent + attribute(54, bytes(range(6)))))
     assert link is not None
     assert (link.index, link.name, link.parent, link.mtu) == (7, "eth0", "0000:03:00.0", 9000)
     assert (link.up, link.carrier) == (True, True)
@@ -129,18 +138,16 @@ def test_a_link_is_told_with_its_device() -> None:
 
 def test_one_link_is_asked_for_without_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, bytes, int]] = []
-    header = struct.pack("=BxHiII", 0, 1, 7, 1, 0)
-    pf = header + attribute(3, b"eth0\0") + attribute(56, b"0000:03:00.0\0") + attribute(57, b"pci\0")
 
-    def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+    def answer(kind: int, body: bytes, flags: int) -> list[bytes]:
         asked.append((kind, body, flags))
-        return [pf + attribute(22, vf_info(3, FULL))]
+        return [link_of(7, "eth0", attribute(22, vf_info(3, FULL)))]
 
-    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(ask))
+    answer_by(monkeypatch, answer)
     link = Vfs().link(7)
     assert link is not None and (link.name, link.vfs) == ("eth0", {3: FULL})
     [(kind, body, flags)] = asked
-    assert (kind, flags) == (18, 0), "RTM_GETLINK, and no dump"
+    assert (kind, flags) == (18, 5), "RTM_GETLINK, and no dump"
     assert struct.unpack_from("=BxHiII", body)[2] == 7
     assert struct.unpack("=I", dict(netlink.attributes(body, 16))[29])[0] & 1, "with its VFs"
 
@@ -148,10 +155,10 @@ def test_one_link_is_asked_for_without_a_dump(monkeypatch: pytest.MonkeyPatch) -
 def test_a_link_that_is_no_more_is_none_and_another_refusal_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def ask(kind: int, body: bytes, flags: int = 0) -> list[bytes]:
+    def answer(kind: int, body: bytes, flags: int) -> list[bytes]:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(ask))
+    answer_by(monkeypatch, answer)
     code = errno.ENODEV
     assert Vfs().link(7) is None
     code = errno.EPERM
@@ -169,9 +176,7 @@ def test_only_what_differs_is_to_write() -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
-    monkeypatch.setattr(
-        netlink.Rtnetlink, "ask", staticmethod(lambda kind, body, flags=0: sent.append(body) or [])
-    )
+    answer_by(monkeypatch, lambda kind, body, flags: sent.append(body) or [])
     want = replace(FULL, vlan_stacked=False)
     Vfs().set(7, 3, group, want)
     [body] = sent
@@ -179,7 +184,7 @@ def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyP
     assert struct.unpack_from("=BxHiII", body)[2] == 7
     defaults = dict(netlink.attributes(vf_info(3, plain())[4:]))
     defaults |= dict(netlink.attributes(dict(netlink.attributes(found[22]))[1]))
-    reported = parse_vfs(attribute(1, *(attribute(kind, value) for kind, value in defaults.items())))[3]
+    reported = vfs_of(attribute(1, *(attribute(kind, value) for kind, value in defaults.items())))[3]
     for name in GROUPS[group]:
         assert getattr(reported, name) == getattr(want, name)
 
@@ -187,9 +192,7 @@ def test_what_is_written_is_what_is_read(group: str, monkeypatch: pytest.MonkeyP
 def test_a_stacked_vlan_is_written_with_its_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     """struct ifla_vf_vlan_info in IFLA_VF_VLAN_LIST (``do_setvfinfo`` in net/core/rtnetlink.c)."""
     sent: list[bytes] = []
-    monkeypatch.setattr(
-        netlink.Rtnetlink, "ask", staticmethod(lambda kind, body, flags=0: sent.append(body) or [])
-    )
+    answer_by(monkeypatch, lambda kind, body, flags: sent.append(body) or [])
     Vfs().set(7, 3, "vlan", FULL)
     vf = dict(netlink.attributes(dict(netlink.attributes(sent[0], 16))[22]))[1]
     [(kind, listed)] = netlink.attributes(vf)
@@ -217,10 +220,10 @@ def test_a_stacked_vlan_is_written_with_its_protocol(monkeypatch: pytest.MonkeyP
 def test_a_refusal_is_the_nics_the_vfs_or_ours(
     group: str, refusal: OSError, error: type[NetpluginError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> list[bytes]:
+    def answer(*_: object) -> list[bytes]:
         raise refusal
 
-    monkeypatch.setattr(netlink.Rtnetlink, "ask", staticmethod(refuse))
+    answer_by(monkeypatch, answer)
     monkeypatch.setattr(vfs, "_administers_networks", lambda: False)
     with pytest.raises(NetpluginError) as raised:
         Vfs().set(7, 3, group, FULL)
