@@ -50,7 +50,7 @@ from netplugin.host.link_values import Bridge, Link, LinkEvent, PortOptions
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attributes, messages, text
-from netplugin.host.rtnetlink import latest
+from netplugin.host.rtnetlink_messages import received
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
@@ -209,20 +209,20 @@ class BridgeWatch(KernelEventListener):
             self._tell(self._news.observed(since, services, bridges))
 
     def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
-        for message in latest(queued(self._links), _OF_LINKS):
+        for message in received(queued(self._links), _OF_LINKS):
             if message is None:
                 yield LOST
-            elif message["header"]["type"] in (RTM_DELQDISC, RTM_DELTFILTER):
+            elif message.kind in (RTM_DELQDISC, RTM_DELTFILTER):
                 yield from self._of_rate(message["index"], own or frozenset())
             elif (event := link_event(message)) is not None:
                 yield from self._news.heard(event, own or frozenset())
             elif (of_port := port_event(message)) is not None:
                 yield from self._news.heard_of_port(*of_port, own or frozenset())
         get = cache(self._devices.get)
-        for message in latest(queued(self._entries), _OF_ENTRIES, about=fdb.ENTRY_BYTES):
+        for message in received(queued(self._entries), _OF_ENTRIES):
             entry = fdb.static_entry(message) if message is not None else None
             yield from self._of_entry(entry, own or frozenset(), get) if entry else [LOST]
-        for message in latest(queued(self._learned), _OF_ENTRIES):
+        for message in received(queued(self._learned), _OF_ENTRIES):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if message is not None:
                 ports &= {self._waiting.get(fdb.changed_port(message) or 0, ("",))[0]}

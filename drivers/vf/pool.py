@@ -19,7 +19,7 @@ from netplugin.api.errors import NetpluginError, OperationTimeout, TryAgain, Uns
 from netplugin.backend import Change, Claim
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.locks import Locks, NoLocks
-from netplugin.host.rtnetlink import Attributes, latest
+from netplugin.host.rtnetlink_messages import received
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
 from netplugin.host.vfs import VfBusy, VfRefuses, VfStuck
@@ -54,11 +54,11 @@ class VfWatch(KernelEventListener):
 
     def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:
         names = self._interfaces()
-        for message in latest(queued(self._links), (RTM_NEWLINK, RTM_DELLINK)):
+        for message in received(queued(self._links), (RTM_NEWLINK, RTM_DELLINK)):
             if message is None:
                 yield _LOST
                 continue
-            name = Attributes(message).text("IFLA_IFNAME")
+            name = message.attributes.text("IFLA_IFNAME")
             if name in names and name not in (own or ()):
                 yield _NIC
         for data in queued(self._devices):

@@ -16,7 +16,7 @@ from netplugin.host.kernel_events import queued
 from netplugin.host.link_messages import bridge_port_event, name_of
 from netplugin.host.link_values import BridgePort
 from netplugin.host.links import Links
-from netplugin.host.rtnetlink import latest
+from netplugin.host.rtnetlink_messages import received
 
 _SO_RCVBUFFORCE = 33
 #: For the notifications between two reads: about a thousand. Only those of a very busy time are lost.
@@ -55,7 +55,7 @@ class BridgeMembers:
         """Yield what changed: the device's index with its place on a bridge; None if something was lost."""
         if self._events is None:
             return
-        for message in latest(queued(self._events), (RTM_NEWLINK, RTM_DELLINK), socket.AF_UNSPEC):
+        for message in received(queued(self._events), (RTM_NEWLINK, RTM_DELLINK), socket.AF_UNSPEC):
             if message is None:
                 yield None
             elif (event := bridge_port_event(message)) is not None:

@@ -22,12 +22,11 @@ from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NTF_STICKY, NUD_NO
 from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.links import words
 from netplugin.host.netlink import ignored
-from netplugin.host.rtnetlink import APPEND, DUMP, REPLACE, Attributes, Message, Rtnetlink, nest
+from netplugin.host.rtnetlink import APPEND, DUMP, REPLACE, Request, Rtnetlink, nest
+from netplugin.host.rtnetlink_messages import Message
 
 #: Where a message has its family, and the byte of its state that these bits are in (struct nlmsghdr, ndmsg).
 _FAMILY_AT, _STATE_AT = 16, 24 + (sys.byteorder == "big")
-#: The bytes of struct ndmsg and of NDA_LLADDR, the first attribute: they say which entry it is.
-ENTRY_BYTES = 22
 _STATIC = NUD_PERMANENT | NUD_NOARP
 _ALL = "00:00:00:00:00:00"
 
@@ -72,7 +71,7 @@ class Fdb:
         """Find where the MAC is fixed: a port of the same bridge as the port ``index``."""
         with words("find-mac", mac), ignored(errno.ENOENT):
             for entry in self._kernel.ask(RTM_GETNEIGH, _entry(index, mac, flags=NTF_MASTER)):
-                return int(entry["ifindex"]) if _fixed(entry) else None
+                return entry["ifindex"] if _fixed(entry) else None
         return None
 
     def fix(self, index: int, mac: str) -> None:
@@ -85,7 +84,7 @@ class Fdb:
         """Remove the fixed entry, so the bridge learns the MAC again."""
         self._remove("release-mac", mac, _entry(index, mac, flags=NTF_MASTER, state=NUD_NOARP))
 
-    def _remove(self, step: str, what: str, entry: Message) -> None:
+    def _remove(self, step: str, what: str, entry: Request) -> None:
         with words(step, what), ignored(errno.ENOENT):
             self._kernel.ask(RTM_DELNEIGH, entry)
 
@@ -97,12 +96,12 @@ class Fdb:
 
     def _entries(self, index: int) -> Iterator[tuple[str, str]]:
         """Yield MAC and address of each entry. Entries of a bridge above the device have no address."""
-        for entry in map(Attributes, self._list("list-peers", index)):
+        for entry in (each.attributes for each in self._list("list-peers", index)):
             if "NDA_DST" in entry and "NDA_LLADDR" in entry:
-                yield entry.text("NDA_LLADDR"), entry.text("NDA_DST")
+                yield entry.mac("NDA_LLADDR"), entry.address("NDA_DST")
 
 
-def _entry(index: int, mac: str = "", address: str = "", *, flags: int = 0, state: int = 0) -> Message:
+def _entry(index: int, mac: str = "", address: str = "", *, flags: int = 0, state: int = 0) -> Request:
     """A message about an entry of a device."""
     named = [("NDA_LLADDR", mac)] if mac else []
     named += [("NDA_DST", address)] if address else []
@@ -123,9 +122,9 @@ class StaticEntry:
 
 def static_entry(message: Message) -> StaticEntry:
     """Parse a message that ``of_static_entries`` lets pass."""
-    found = Attributes(message)
-    gone = message["header"]["type"] == RTM_DELNEIGH
-    return StaticEntry(gone, message["ifindex"], found.number("NDA_MASTER"), found.text("NDA_LLADDR"))
+    found = message.attributes
+    gone = message.kind == RTM_DELNEIGH
+    return StaticEntry(gone, message["ifindex"], found.number("NDA_MASTER"), found.mac("NDA_LLADDR"))
 
 
 def of_static_entries() -> BpfProgram:
@@ -147,11 +146,11 @@ def of_static_entries() -> BpfProgram:
 
 def changed_port(message: Message) -> int | None:
     """The index of the bridge port that an entry was added to, or moved to; None for another message."""
-    is_new = message["header"]["type"] == RTM_NEWNEIGH and message["family"] == socket.AF_BRIDGE
-    return int(message["ifindex"]) if is_new else None
+    is_new = message.kind == RTM_NEWNEIGH and message["family"] == socket.AF_BRIDGE
+    return message["ifindex"] if is_new else None
 
 
 def _fixed(entry: Message) -> str:
     """The MAC of a fixed entry; empty for another."""
     is_fixed = entry["state"] == NUD_NOARP and entry["flags"] & NTF_STICKY
-    return Attributes(entry).text("NDA_LLADDR") if is_fixed else ""
+    return entry.attributes.mac("NDA_LLADDR") if is_fixed else ""

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg, protinfo_bridge
 
 from netplugin.host.link_values import (
     BondMember,
@@ -23,7 +24,7 @@ from netplugin.host.link_values import (
     Vlan,
     Vxlan,
 )
-from netplugin.host.rtnetlink import Attributes, Message
+from netplugin.host.rtnetlink_messages import Attributes, Message
 
 #: RTEXT_FILTER_SKIP_STATS of include/uapi/linux/rtnetlink.h.
 SKIP_STATISTICS = 8
@@ -54,7 +55,7 @@ PORT_OPTIONS = {
     "mcast_flood": ("MCAST_FLOOD", 1),
     "bcast_flood": ("BCAST_FLOOD", 1),
 }
-_CARRIES = ("UNKNOWN", "UP", "")  # the bridge sets such a port to forward
+_CARRIES = ("UNKNOWN", "UP", None)  # the bridge sets such a port to forward
 #: The options of ``Bridge`` that are plain numbers (IFLA_BR_*).
 BRIDGE_OPTIONS = tuple(each.name for each in fields(Bridge) if each.name != "booleans")
 # drivers/net/bonding: bond_opts in bond_options.c
@@ -72,21 +73,21 @@ _MII_STATES = ("up", "going down", "down", "coming back")
 
 
 def kind_of(message: Message) -> str:
-    return Attributes(message).nest("IFLA_LINKINFO").text("IFLA_INFO_KIND")
+    return message.attributes.nest("IFLA_LINKINFO").text("IFLA_INFO_KIND")
 
 
 def identity(message: Message) -> tuple[str, str, str]:
     """Name, alias and kind of a device, without decoding the rest."""
-    found = Attributes(message)
+    found = message.attributes
     kind = found.nest("IFLA_LINKINFO").text("IFLA_INFO_KIND")
     return found.text("IFLA_IFNAME"), found.text("IFLA_IFALIAS"), kind
 
 
 def read_link(message: Message) -> Link:
-    found = Attributes(message)
+    found = message.attributes
     info = found.nest("IFLA_LINKINFO")
-    kind, data = info.text("IFLA_INFO_KIND"), info.nest("IFLA_INFO_DATA")
-    tun = data if kind == "tun" else Attributes({})
+    kind, data = _kind_and_data(info)
+    tun = data if kind == "tun" else None
     return Link(
         index=message["index"],
         name=found.text("IFLA_IFNAME"),
@@ -96,13 +97,13 @@ def read_link(message: Message) -> Link:
         carrier=bool(found.number("IFLA_CARRIER")),
         master=name_of(found.number("IFLA_MASTER")) if "IFLA_MASTER" in found else None,
         alias=found.text("IFLA_IFALIAS") if "IFLA_IFALIAS" in found else None,
-        address=found.text("IFLA_ADDRESS") or None,
+        address=found.mac("IFLA_ADDRESS") or None,
         altnames=found.nest("IFLA_PROP_LIST").texts("IFLA_ALT_IFNAME"),
         group=found.number("IFLA_GROUP"),
         ipv6=_runs_ipv6(found),
         qdisc=found.text("IFLA_QDISC"),
-        multi_queue=bool(tun.number("IFLA_TUN_MULTI_QUEUE")),
-        use=_tap_use(tun),
+        multi_queue=bool(tun and tun.number("IFLA_TUN_MULTI_QUEUE")),
+        use=_tap_use(tun) if tun else TapUse(),
         port=_port_of(info, found) or PortOptions(),
         xdp=bool(found.nest("IFLA_XDP").value("IFLA_XDP_ATTACHED")),
         data=_data(kind, data, found),
@@ -115,18 +116,24 @@ def _tap_use(tun: Attributes) -> TapUse:
     return TapUse(owner, group, bool(tun.number("IFLA_TUN_PERSIST")))
 
 
+def _kind_and_data(info: Attributes) -> tuple[str, Attributes]:
+    """The kind of a device, and its options, whose names depend on it."""
+    kind = info.text("IFLA_INFO_KIND")
+    return kind, info.nest_as("IFLA_INFO_DATA", ifinfmsg.ifinfo.data_map.get(kind))
+
+
 def _port_of(info: Attributes, link: Attributes) -> PortOptions | None:
     """The options of a bridge port; None of what is none."""
     if info.text("IFLA_INFO_SLAVE_KIND") != "bridge":
         return None
-    return _port_options(info.nest("IFLA_INFO_SLAVE_DATA"), link)
+    return _port_options(info.nest_as("IFLA_INFO_SLAVE_DATA", protinfo_bridge), link)
 
 
 def _port_options(port: Attributes, link: Attributes) -> PortOptions:
     has = {name: port.number(f"IFLA_BRPORT_{kernels}") for name, (kernels, _) in PORT_OPTIONS.items()}
     floods = {bool(has[name]) for name in FLOODS}
     others = {name for name, (_, new) in PORT_OPTIONS.items() if has[name] and not new}
-    if link.text("IFLA_OPERSTATE") in _CARRIES and has["state"] != _FORWARDING:
+    if link.value("IFLA_OPERSTATE") in _CARRIES and has["state"] != _FORWARDING:
         others.add("state")
     return PortOptions(bool(has["learning"]), floods.pop() if len(floods) == 1 else None, frozenset(others))
 
@@ -142,7 +149,7 @@ def _data(kind: str, data: Attributes, link: Attributes) -> Made | LinuxBond | N
         case "vxlan":
             return Vxlan(
                 vni=data.number("IFLA_VXLAN_ID"),
-                local=data.text("IFLA_VXLAN_LOCAL") or data.text("IFLA_VXLAN_LOCAL6"),
+                local=data.address("IFLA_VXLAN_LOCAL") or data.address("IFLA_VXLAN_LOCAL6"),
                 port=data.number("IFLA_VXLAN_PORT"),
                 learning=bool(data.number("IFLA_VXLAN_LEARNING")),
                 ttl=data.number("IFLA_VXLAN_TTL"),
@@ -151,7 +158,7 @@ def _data(kind: str, data: Attributes, link: Attributes) -> Made | LinuxBond | N
         case "ifb":
             return Ifb()
         case "bond":
-            partner = data.nest("IFLA_BOND_AD_INFO").text("IFLA_BOND_AD_INFO_PARTNER_MAC")
+            partner = data.nest("IFLA_BOND_AD_INFO").mac("IFLA_BOND_AD_INFO_PARTNER_MAC")
             return LinuxBond(
                 _one_of(_BOND_MODES, data.number("IFLA_BOND_MODE")),
                 _one_of(_HASH_POLICIES, data.number("IFLA_BOND_XMIT_HASH_POLICY")),
@@ -169,7 +176,7 @@ def _bridge(data: Attributes) -> Bridge:
 
 def read_bridge_port(message: Message) -> tuple[int, BridgePort]:
     """The index of a bridge port, and what it is."""
-    found = Attributes(message)
+    found = message.attributes
     port = BridgePort(found.text("IFLA_IFNAME"), found.number("IFLA_MTU"), found.number("IFLA_MASTER"))
     return message["index"], port
 
@@ -181,15 +188,16 @@ def bridge_port_event(message: Message) -> tuple[int, BridgePort | None] | None:
     """
     if not _is_of_device(message):
         return None
-    info = Attributes(message).nest("IFLA_LINKINFO")
-    if message["header"]["type"] == RTM_DELLINK or info.text("IFLA_INFO_SLAVE_KIND") != "bridge":
+    info = message.attributes.nest("IFLA_LINKINFO")
+    if message.kind == RTM_DELLINK or info.text("IFLA_INFO_SLAVE_KIND") != "bridge":
         return message["index"], None
     return read_bridge_port(message)
 
 
 def read_bond_member(message: Message) -> BondMember:
-    found = Attributes(message)
-    data = found.nest("IFLA_LINKINFO").nest("IFLA_INFO_SLAVE_DATA")
+    found = message.attributes
+    info = found.nest("IFLA_LINKINFO")
+    data = info.nest_as("IFLA_INFO_SLAVE_DATA", ifinfmsg.ifinfo.bond_slave_data)
     return BondMember(
         found.text("IFLA_IFNAME"),
         _one_of(_MII_STATES, data.number("IFLA_BOND_SLAVE_MII_STATUS")),
@@ -199,9 +207,9 @@ def read_bond_member(message: Message) -> BondMember:
 
 def read_address(message: Message) -> tuple[int, str]:
     """The index of the device and the address with its prefix length."""
-    found = Attributes(message)
+    found = message.attributes
     # For a point-to-point device, IFA_ADDRESS is the peer's address.
-    address = found.text("IFA_LOCAL") or found.text("IFA_ADDRESS")
+    address = found.address("IFA_LOCAL") or found.address("IFA_ADDRESS")
     return message["index"], f"{address}/{message['prefixlen']}"
 
 
@@ -212,18 +220,18 @@ def link_event(message: Message) -> LinkEvent | None:
     """
     if not _is_of_device(message):
         return None
-    found = Attributes(message)
+    found = message.attributes
     info = found.nest("IFLA_LINKINFO")
-    kind, data = info.text("IFLA_INFO_KIND"), info.nest("IFLA_INFO_DATA")
+    kind, data = _kind_and_data(info)
     return LinkEvent(
-        gone=message["header"]["type"] == RTM_DELLINK,
+        gone=message.kind == RTM_DELLINK,
         name=found.text("IFLA_IFNAME"),
         alias=found.text("IFLA_IFALIAS") if "IFLA_IFALIAS" in found else None,
         up=bool(message["flags"] & _IFF_UP),
         mtu=found.number("IFLA_MTU"),
         master=found.number("IFLA_MASTER"),
         carrier=bool(found.number("IFLA_CARRIER")),
-        address=found.text("IFLA_ADDRESS") or None,
+        address=found.mac("IFLA_ADDRESS") or None,
         bridge=_bridge(data) if kind == "bridge" else None,
         use=_tap_use(data) if kind == "tun" else None,
         port=_port_of(info, found),
@@ -232,22 +240,22 @@ def link_event(message: Message) -> LinkEvent | None:
 
 def port_event(message: Message) -> tuple[str, PortOptions] | None:
     """Parse a bridge's notification of its port, its name and its options; None for other messages."""
-    if message["header"]["type"] != RTM_NEWLINK or message["family"] != socket.AF_BRIDGE:
+    if message.kind != RTM_NEWLINK or message["family"] != socket.AF_BRIDGE:
         return None
-    found = Attributes(message)
+    found = message.attributes
     if "IFLA_PROTINFO" not in found:
         return None
-    return found.text("IFLA_IFNAME"), _port_options(found.nest("IFLA_PROTINFO"), found)
+    return found.text("IFLA_IFNAME"), _port_options(found.nest_as("IFLA_PROTINFO", protinfo_bridge), found)
 
 
 def _is_of_device(message: Message) -> bool:
     """Whether a message is a whole notification of a device, and not one of a bridge about its port."""
-    is_of_link = message["header"]["type"] in (RTM_NEWLINK, RTM_DELLINK)
+    is_of_link = message.kind in (RTM_NEWLINK, RTM_DELLINK)
     return bool(is_of_link and message["family"] == socket.AF_UNSPEC)
 
 
 def _runs_ipv6(link: Attributes) -> bool:
-    inet6 = link.nest("IFLA_AF_SPEC").nest("AF_INET6")
+    inet6 = link.nest_as("IFLA_AF_SPEC", ifinfmsg.af_spec_inet).nest("AF_INET6")
     return bool(inet6.fields("IFLA_INET6_CONF").get("disable_ipv6", 1) == 0)
 
 

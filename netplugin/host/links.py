@@ -44,7 +44,8 @@ from netplugin.host.link_messages import (
 )
 from netplugin.host.link_values import BondMember, Bridge, BridgePort, Link, Made, Vlan, Vxlan
 from netplugin.host.processes import remaining
-from netplugin.host.rtnetlink import APPEND, CREATE, DUMP, Message, Rtnetlink, about_link, nest
+from netplugin.host.rtnetlink import APPEND, CREATE, DUMP, Rtnetlink, about_link, nest
+from netplugin.host.rtnetlink_messages import Message
 from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/if_tun.h
@@ -111,7 +112,7 @@ class Links:
         """The members of a bond, sorted by name."""
         with words("list-members", bond.name):
             found = self._listed(("IFLA_MASTER", bond.index))
-            members = [read_bond_member(m) for m in found if m.get_attr("IFLA_MASTER") == bond.index]
+            members = [read_bond_member(m) for m in found if m.attributes.number("IFLA_MASTER") == bond.index]
             return tuple(sorted(members, key=lambda member: member.name))
 
     def addresses(self) -> dict[str, tuple[str, ...]]:

@@ -23,7 +23,7 @@ from pyroute2.netlink.rtnl import (
     TC_H_INGRESS,
     TC_H_ROOT,
 )
-from pyroute2.netlink.rtnl.tcmsg import plugins, tcmsg
+from pyroute2.netlink.rtnl.tcmsg import act_mirred, plugins, tcmsg
 from pyroute2.protocols import ETH_P_ALL
 
 from netplugin.api.errors import BackendUnavailable
@@ -31,7 +31,8 @@ from netplugin.host import offload_guard
 from netplugin.host.cbpf import BpfProgram
 from netplugin.host.links import words
 from netplugin.host.netlink import ignored
-from netplugin.host.rtnetlink import CREATE, DO, DUMP, REPLACE, Attributes, Message, Rtnetlink, nest
+from netplugin.host.rtnetlink import CREATE, DO, DUMP, REPLACE, Rtnetlink, nest
+from netplugin.host.rtnetlink_messages import Attributes, Message
 
 # include/uapi/linux: pkt_sched.h, pkt_cls.h, if_ether.h, tc_act/tc_mirred.h
 _INGRESS_FILTERS = 0xFFFFFFF2  # the same for an ingress qdisc and clsact
@@ -186,7 +187,9 @@ class Tc:
         for priority in priorities:
             self._delete_filter(index, priority)
         ingress = self._get(index, TC_H_INGRESS)
-        if ingress is not None and not self._filters(index) and ingress.get_attr("TCA_KIND") == "ingress":
+        if ingress is None or self._filters(index):
+            return
+        if ingress.attributes.text("TCA_KIND") == "ingress":
             with _gone("remove-ingress", index):
                 self._ask(RTM_DELQDISC, DO, index, **_INGRESS)
 
@@ -277,6 +280,12 @@ def _no_classifier(refused: OSError) -> BackendUnavailable:
     )
 
 
+def _kind_and_options(found: Message) -> tuple[str, Attributes]:
+    """The kind of a qdisc or filter, and its options, whose names depend on it."""
+    kind = found.attributes.text("TCA_KIND")
+    return kind, found.attributes.nest_as("TCA_OPTIONS", getattr(plugins.get(kind), "options", None))
+
+
 def _redirect(filters: Iterable[Message]) -> int | None:
     """The target of our only redirect of all traffic; None otherwise."""
     targets = [to for each in filters if each["info"] == _info(OURS) and (to := _target(each)) is not None]
@@ -285,7 +294,7 @@ def _redirect(filters: Iterable[Message]) -> int | None:
 
 def _target(found: Message) -> int | None:
     """The target of our redirect of all traffic; None for any other filter."""
-    options = Attributes(found).nest("TCA_OPTIONS")
+    _, options = _kind_and_options(found)
     keys = options.fields("TCA_U32_SEL").get("keys", ())
     actions = options.nest("TCA_U32_ACT")
     action = actions.nest("TCA_ACT_PRIO_1")
@@ -293,7 +302,7 @@ def _target(found: Message) -> int | None:
         return None
     if action.text("TCA_ACT_KIND") != "mirred":
         return None
-    mirred = action.nest("TCA_ACT_OPTIONS").fields("TCA_MIRRED_PARMS")
+    mirred = action.nest_as("TCA_ACT_OPTIONS", act_mirred.options).fields("TCA_MIRRED_PARMS")
     is_redirect = (mirred.get("action"), mirred.get("eaction")) == (_STOLEN, _EGRESS_REDIRECT)
     return int(mirred["ifindex"]) if is_redirect else None
 
@@ -302,9 +311,8 @@ def _guard(filters: Iterable[Message]) -> BpfProgram | None:
     """The only direct-action program at our priority, behind the guard of offloads; None otherwise."""
     found: dict[int, list[Attributes]] = {_info(_OFFLOADS): [], _info(_GUARD): []}
     for each in filters:
-        values = Attributes(each)
-        options = values.nest("TCA_OPTIONS")
-        is_program = values.text("TCA_KIND") == "bpf" and options.number("TCA_BPF_FLAGS") & _BPF_DIRECT_ACTION
+        kind, options = _kind_and_options(each)
+        is_program = kind == "bpf" and options.number("TCA_BPF_FLAGS") & _BPF_DIRECT_ACTION
         if is_program and each["info"] in found:
             found[each["info"]].append(options)
     offloads = [options.text("TCA_BPF_NAME") for options in found[_info(_OFFLOADS)]]
@@ -328,10 +336,9 @@ def _loaded() -> int:
 
 def _tbf(qdisc: Message) -> Tbf | None:
     """Our tbf; None for any other qdisc."""
-    found = Attributes(qdisc)
-    if qdisc["handle"] != OURS << 16 or found.text("TCA_KIND") != "tbf":
+    kind, options = _kind_and_options(qdisc)
+    if qdisc["handle"] != OURS << 16 or kind != "tbf":
         return None
-    options = found.nest("TCA_OPTIONS")
     parms = options.fields("TCA_TBF_PARMS")
     rate = options.number("TCA_TBF_RATE64") or parms["rate"]
     return Tbf(rate, parms["buffer"] * _TICK_NS, parms["limit"], parms["rate_overhead"], parms["peak"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from netplugin.api.models import VfCounters
-from netplugin.host.rtnetlink import Attributes, Message, nest
+from netplugin.host.rtnetlink import nest
+from netplugin.host.rtnetlink_messages import Attributes, Message
 
 #: The length of an attribute's header, in bytes.
 _HEADER = 4
@@ -129,7 +130,7 @@ def parse_link(message: Message) -> NicLink | None:
     of_pci = found.text("IFLA_PARENT_DEV_BUS_NAME") == "pci"
     if not of_pci and not vfs:
         return None
-    permanent = found.text("IFLA_PERM_ADDRESS")
+    permanent = found.mac("IFLA_PERM_ADDRESS")
     return NicLink(
         index=message["index"],
         name=found.text("IFLA_IFNAME"),
@@ -159,33 +160,21 @@ def _parts(message: Message) -> tuple[Attributes, list[Attributes]]:
     in include/net/netlink.h). 222 VFs with statistics exceed it, and older kernels always send
     statistics. The lengths of the individual VFs in the list are correct: they tell where it ends.
     """
-    slots = message["attrs"]
-    at = next((n for n, slot in enumerate(slots) if slot.name == _LIST), None)
-    if at is None:
-        return Attributes(message), []
-    end = slots[at].cell[1].offset + _HEADER
-    vfs = []
-    for vf in _listed(message, end):
-        vfs.append(Attributes(vf))
-        end = vf.offset + (vf.length + 3 & ~3)
-    rest = ifinfmsg(message.data, message.offset, message.length)
-    rest.decode_nlas(end)
-    return Attributes({"attrs": [*slots[:at], *rest["attrs"]], "of": (message, rest)}), vfs
-
-
-def _listed(message: Message, at: int) -> Iterator[Any]:
-    """The VFs in the list that begins at this offset: each has a MAC as its first attribute."""
+    data, listed = message.data, message.attributes.place(_LIST)
+    if listed is None:
+        return message.attributes, []
 
     def number(offset: int) -> int:
-        return int.from_bytes(message.data[offset : offset + 2], sys.byteorder)
+        return int.from_bytes(data[offset : offset + 2], sys.byteorder)
 
-    while (number(at + 2), number(at + 6)) == (_INFO, _MAC):
-        if at + number(at) > message.offset + message.length:
+    vfs, at = [], listed[0] + _HEADER
+    while (number(at + 2), number(at + 6)) == (_INFO, _MAC):  # each VF has its MAC as the first attribute
+        end = at + number(at)
+        if end > len(data):
             raise ValueError(f"a VF is longer than the message: {number(at)}")
-        vf = ifinfmsg.vflist.vfinfo(message.data, at)
-        vf.decode()
-        yield vf
-        at += vf.length + 3 & ~3
+        vfs.append(Attributes(ifinfmsg.vflist.vfinfo, data, (at + _HEADER, end)))
+        at = end + 3 & ~3
+    return Attributes(ifinfmsg, data, (message.begin, listed[0]), (at, len(data))), vfs
 
 
 def _attributes(vf: Attributes) -> tuple[int, VfAttributes]:

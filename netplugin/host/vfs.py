@@ -20,7 +20,8 @@ from netplugin.api.errors import Conflict, HostError, NetpluginError, Unsupporte
 from netplugin.api.models import VfCounters
 from netplugin.host import netlink
 from netplugin.host.link_messages import SKIP_STATISTICS
-from netplugin.host.rtnetlink import DUMP, Message, Rtnetlink, about_link
+from netplugin.host.rtnetlink import DUMP, Rtnetlink, about_link
+from netplugin.host.rtnetlink_messages import Message
 from netplugin.host.vf_messages import (
     GROUPS,
     NO_MAC,

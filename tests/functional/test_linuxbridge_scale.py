@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 from agents.ports.converge import Converged
 from drivers.linuxbridge.driver import LinuxBridge
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host import bridge_members, links, netlink, nfnetlink, rtnetlink
+from netplugin.host import bridge_members, links, netlink, nfnetlink, rtnetlink, rtnetlink_messages
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
@@ -42,16 +41,12 @@ class Cost:
 @pytest.fixture
 def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
     counted = Cost()
-    numbered, fix = netlink.numbered, MarshalRtnl.fix_message
+    numbered = netlink.numbered
 
     def count(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         for message in numbered(data):
             counted.messages += 1
             yield message
-
-    def count_event(marshal: MarshalRtnl, message: rtnetlink.Message) -> None:
-        counted.messages += 1
-        fix(marshal, message)
 
     class CountedChannel(Channel):
         def __init__(self, *args: Any) -> None:
@@ -68,7 +63,7 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
         raise OSError("no process is needed")
 
     monkeypatch.setattr(netlink, "numbered", count)
-    monkeypatch.setattr(MarshalRtnl, "fix_message", count_event)
+    monkeypatch.setattr(rtnetlink_messages, "numbered", count)  # those of events
     monkeypatch.setattr(links, "_LOOK_S", 60)  # how often it looks while a device goes is chance
     monkeypatch.setattr(nfnetlink, "Channel", CountedChannel)
     monkeypatch.setattr(rtnetlink, "Connection", CountedConnection)

@@ -16,10 +16,11 @@ from pyroute2.netlink.rtnl import (
     RTMGRP_NEIGH,
     RTMGRP_TC,
 )
+from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 from pyroute2.netlink.rtnl.ndmsg import NUD_PERMANENT
 
 from netplugin.host.netlink import messages
-from netplugin.host.rtnetlink import Message, decoded
+from netplugin.host.rtnetlink_messages import Message, received
 from tests.lab.namespaces import entered
 
 _QUIET_S = 0.5
@@ -39,15 +40,18 @@ class News:
                 break
             for source in ready:
                 data = source.recv(1 << 20)
-                found += sum(map(_counts, decoded(data))) if source is routes else len(list(messages(data)))
+                if source is routes:
+                    found += sum(map(_counts, filter(None, received([data], MarshalRtnl.msg_map))))
+                else:
+                    found += len(list(messages(data)))
         return found
 
 
 def _counts(message: Message) -> bool:
     """Not what a bridge learns of MACs, nor that a qdisc came: that is reported whenever one is read."""
-    if message["header"]["type"] in (RTM_NEWNEIGH, RTM_DELNEIGH):
+    if message.kind in (RTM_NEWNEIGH, RTM_DELNEIGH):
         return bool(message["state"] & NUD_PERMANENT)
-    return bool(message["header"]["type"] != RTM_NEWQDISC)
+    return message.kind != RTM_NEWQDISC
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from netplugin.host import rtnetlink
 from netplugin.host.netlink import Channel
+from netplugin.host.rtnetlink_messages import Message
 
 _HEADER = struct.Struct("=IHHII")
 _ERROR, _DONE, _MULTI, _DUMP, _GET = 2, 3, 2, 0x300, 2
@@ -21,10 +21,9 @@ def packet(kind: int, body: bytes, flags: int = 0, number: int = 1) -> bytes:
     return _HEADER.pack(_HEADER.size + len(body), kind, flags, number, 0) + body
 
 
-def message(kind: int, body: bytes) -> rtnetlink.Message:
-    """A notification, decoded."""
-    [found] = rtnetlink.decoded(packet(kind, body))
-    return found
+def message(kind: int, body: bytes) -> Message:
+    """A notification."""
+    return Message(kind, packet(kind, body))
 
 
 def answer_by(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import struct
 import tempfile
@@ -25,12 +24,24 @@ from netplugin_zeroloss.vnf.vpp_cli import Cli
 from oslo_config import cfg
 from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 from agents.main import _read_all
 from agents.store.store import Store
 from netplugin import options
 from netplugin.api.errors import NetpluginError
-from netplugin.host import cpus, fdb, link_messages, netlink, nft_rules, nftables, rtnetlink, tc, vf_messages
+from netplugin.host import (
+    cpus,
+    fdb,
+    link_messages,
+    netlink,
+    nft_rules,
+    nftables,
+    rtnetlink,
+    rtnetlink_messages,
+    tc,
+    vf_messages,
+)
 from netplugin.host import openflow_messages as openflow
 from netplugin.host.flow import Flow
 from netplugin.host.flow_actions import loaded
@@ -140,8 +151,7 @@ def _links() -> list[bytes]:
     vfs = netlink.attribute(22, vf_info(0, FULL, statistics=True), vf_info(3, FULL))
     data = netlink.attribute(1, b"vxlan\0") + netlink.attribute(2, _vxlan())
     made = [link_of(7, "eth0", vfs), link_of(8, "eth0", netlink.attribute(18, data))]
-    kernels = [bytes(each.data[each.offset : each.offset + each.length]) for each in found]
-    return [*kernels, *(packet(16, body) for body in made)]
+    return [*(each.data for each in found), *(packet(16, body) for body in made)]
 
 
 def _vxlan() -> bytes:
@@ -150,16 +160,15 @@ def _vxlan() -> bytes:
 
 
 def _of_links(data: bytes) -> None:
-    readers: Sequence[Callable[[rtnetlink.Message], object]] = (
+    readers: Sequence[Callable[[rtnetlink_messages.Message], object]] = (
         *(link_messages.identity, link_messages.read_link, link_messages.read_bridge_port),
         *(link_messages.read_bond_member, link_messages.read_address, link_messages.link_event),
         *(link_messages.bridge_port_event, link_messages.port_event),
         *(vf_messages.parse_link, vf_messages.parse_counters, fdb._fixed, fdb.static_entry),
         *(tc._tbf, tc._target, lambda message: tc._guard([message])),
     )
-    logging.getLogger("pyroute2").setLevel(logging.CRITICAL)  # it says what it cannot decode
     with suppress(NetpluginError), netlink.translated("read", "device", _refused):
-        for message in rtnetlink.decoded(data):
+        for message in filter(None, rtnetlink_messages.received([data], MarshalRtnl.msg_map)):
             for reader in readers:
                 with suppress(NetpluginError), netlink.translated("read", "device", _refused):
                     reader(message)

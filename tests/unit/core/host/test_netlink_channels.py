@@ -20,20 +20,21 @@ from pyroute2.netlink.rtnl import RTM_GETLINK
 
 from netplugin.host.links import Links
 from netplugin.host.netlink import Channel, Interrupted, Kept
-from netplugin.host.rtnetlink import DUMP, Attributes, Connection, Message, Rtnetlink, about_link, latest
+from netplugin.host.rtnetlink import DUMP, Connection, Request, Rtnetlink, about_link
+from netplugin.host.rtnetlink_messages import Message, received
 from tests.unit.kernel_answers import packet
 
 
-def everything() -> tuple[int, Message, int]:
+def everything() -> tuple[int, Request, int]:
     return RTM_GETLINK, about_link(), DUMP
 
 
-def get(name: str) -> tuple[int, Message]:
+def get(name: str) -> tuple[int, Request]:
     return RTM_GETLINK, about_link(("IFLA_IFNAME", name))
 
 
 def names(messages: list[Message]) -> list[str]:
-    return [Attributes(message).text("IFLA_IFNAME") for message in messages]
+    return [message.attributes.text("IFLA_IFNAME") for message in messages]
 
 
 def number(connection: Connection) -> int:
@@ -273,20 +274,19 @@ def test_a_list_that_ends_with_an_error_is_not_whole(monkeypatch: pytest.MonkeyP
 # -- events ----------------------------------------------------------------------------------------
 
 
-def test_of_the_events_of_a_device_the_last_of_each_type_is_decoded() -> None:
+def test_events_are_told_by_type_and_family_and_so_is_a_loss() -> None:
     def event(kind: int, index: int, name: bytes) -> bytes:
         return packet(kind, struct.pack("=BxHiII", 0, 1, index, 0, 0) + struct.pack("=HH4s", 8, 3, name))
 
     new, gone = 16, 17
-    queue = [
-        event(new, 5, b"one") + event(gone, 6, b"two"),
-        b"",
-        event(new, 5, b"six"),
-        event(gone, 5, b"six"),
-    ]
-    lost, *found = latest(queue, (new, gone))
-    assert [each and each["header"]["type"] for each in latest(queue, (gone,))] == [None, gone, gone]
-    assert list(latest(queue, (new,), socket.AF_BRIDGE)) == [None], "all are of another family"
-    assert lost is None, "the kernel has dropped some"
-    read = [(each["header"]["type"], each["index"], each.get_attr("IFLA_IFNAME")) for each in found]
-    assert read == [(gone, 6, "two"), (new, 5, "six"), (gone, 5, "six")]
+    queue = [event(new, 5, b"one") + event(gone, 6, b"two"), b"", event(new, 5, b"six")]
+
+    def read(*kinds: int, family: int | None = None) -> list[tuple[int, int, str] | None]:
+        return [
+            each and (each.kind, each["index"], each.attributes.text("IFLA_IFNAME"))
+            for each in received(queue, kinds, family)
+        ]
+
+    assert read(new, gone) == [(new, 5, "one"), (gone, 6, "two"), None, (new, 5, "six")]
+    assert read(gone) == [(gone, 6, "two"), None]
+    assert read(new, family=socket.AF_BRIDGE) == [None], "all are of another family"

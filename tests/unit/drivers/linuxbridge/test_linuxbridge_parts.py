@@ -172,7 +172,7 @@ def test_news_of_a_link(kind: int, gone: bool) -> None:
     )
     assert event.alias == "netplugin-port=p" and event.master == 0
     assert link_event(message(kind, b"\x07" + payload[1:])) is None, "a bridge's word of its member"
-    assert link_event(message(99, payload)) is None
+    assert link_event(message(28, payload)) is None
 
 
 class _Source:
