@@ -268,7 +268,7 @@ def _log_to_stderr(level: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     # Their messages repeat what the agent logs itself.
-    for chatty in ("stevedore", "asyncio", "httpx", "httpcore", "pyroute2", "uvicorn"):
+    for chatty in ("stevedore", "asyncio", "httpx", "httpcore", "uvicorn"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))
 
 

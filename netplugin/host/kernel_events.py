@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
-#: How long events are gathered after some were decoded, in seconds.
-_GATHER_S = 0.01
-
 
 class KernelEventListener(ABC):
     """Reads event sockets of the kernel until ``close``.
@@ -77,10 +74,6 @@ class KernelEventListener(ABC):
                 except Exception:
                     self._lost()
                     raise
-            # Events may come without end. Those of this time are decoded together, and a change of ours gets
-            # the lock.
-            if self._stopped.wait(_GATHER_S):
-                return
 
     def _hear(self, own: frozenset[str] | None) -> None:
         """Read the queue before or after a change of ours; an error here must not fail the change."""

@@ -64,7 +64,7 @@ class Attributes:
         return self._places.get(_named(self._definition)[name][0], ()) if self._places else ()
 
     def value(self, name: str) -> Any:
-        """What pyroute2 makes of it; None if it is absent."""
+        """The value, a number or what its class decodes; None if it is absent."""
         place = self.place(name)
         return None if place is None else self._decoded(_named(self._definition)[name][1], *place)
 

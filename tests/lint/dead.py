@@ -42,9 +42,8 @@ LIBRARIES = [
         "globals",
     ),
     *("route_class", "handleError", "ovsdb_connection"),
-    # pyroute2: methods that it calls, and attributes of messages.
-    *("msg_queue", "setup_endpoint", "request_proxy", "nla_map", "prefix", "fields"),
-    *("boolopt", "br_id", "bpf_act", "tbf_parms", "rtab", "ptab"),
+    # pyroute2: attributes of messages.
+    *("nla_map", "prefix", "fields", "boolopt", "br_id", "bpf_act", "tbf_parms", "rtab", "ptab"),
     # The last argument of __exit__.
     "trace",
     "traceback",
