@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.foreign import ObstacleReader
 from drivers.linuxbridge.model import Tap
+from drivers.linuxbridge.obstacles import ObstacleReader
 from drivers.linuxbridge.segments import PORT_MARK, SegmentDevice, is_ours, marked_port, service_of
 from netplugin.api.errors import Conflict
 from netplugin.api.models import PortSpec

@@ -86,9 +86,6 @@ def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
         )
 
 
-#: How many devices a finding names.
-_MOST_NAMES = 5
-
 # -- The observed state and faults of each port, and findings about the host. ---------------------
 
 
@@ -221,12 +218,11 @@ def _managers(seen: BridgeObservation) -> Iterator[Finding]:
         "interface-name:{}; then nmcli general reload",
     }
     for manager, names in sorted(seen.managers.items()):
-        some = ", ".join(names[:_MOST_NAMES]) + (" and others" if len(names) > _MOST_NAMES else "")
         yield Finding(
             id=f"managed-by-{manager}",
             status="warn",
-            found=f"{manager} configures {some}: it can give them addresses, take them off their bridges "
-            "or down",
+            found=f"{manager} configures {obstacles.some(names)}: it can give them addresses, take them "
+            "off their bridges or down",
             expected="the agent alone configures the devices that it makes",
             fix=fixes[manager].format(f"{DERIVED}*" if names[0].startswith(DERIVED) else names[0]),
         )
@@ -260,12 +256,11 @@ def _tap_users(seen: BridgeObservation) -> Iterator[Finding]:
     """Report taps that others than root may open, which is set right only while no process has them open."""
     taps = [link for link in seen.taps.values() if service_of(link) is None and not link.use.is_for_root]
     if taps:
-        names = sorted(link.name for link in taps)
-        some = ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")
+        names = obstacles.some([link.name for link in taps])
         yield Finding(
             id="tap-users",
             status="warn",
-            found=f"users of the host other than root may open {some}: an earlier version made them, or the "
+            found=f"users of the host other than root may open {names}: an earlier version made them, or the "
             "process that has them open has changed it",
             expected="root alone may open the tap of a VM",
             fix="stop these VMs and start them again: the agent sets it right in between",

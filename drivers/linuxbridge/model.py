@@ -9,7 +9,6 @@ from typing import Self
 
 from drivers.linuxbridge.filters import fixed_mac
 from drivers.linuxbridge.guard import NOTHING, port_guard
-from drivers.linuxbridge.obstacles import Obstacle
 from drivers.linuxbridge.segments import (
     PORT_MARK,
     Segment,
@@ -103,6 +102,21 @@ class ObservedDevice:
     @property
     def mark(self) -> ServiceMark | None:
         return service_of(self.link) if self.link else None
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A filter of others that drops ``frames``: all of them if ``sure``, otherwise it may drop some."""
+
+    sure: bool
+    where: str
+    frames: str
+    fix: str
+    #: The bridge, or the device of tunnels.
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.where} {'drops' if self.sure else 'may drop some'} {self.frames}"
 
 
 @dataclass(frozen=True)

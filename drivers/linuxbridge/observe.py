@@ -11,7 +11,6 @@ from drivers.linuxbridge import filters
 from drivers.linuxbridge.bridge_names import BridgeNames
 from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.findings import flushing_file, observed_port
-from drivers.linuxbridge.foreign import obstacles_of
 from drivers.linuxbridge.model import (
     BridgeObservation,
     ObservedBond,
@@ -20,6 +19,7 @@ from drivers.linuxbridge.model import (
     ObservedInterface,
     ObservedMacs,
 )
+from drivers.linuxbridge.obstacles import obstacles_of
 from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import BRIDGE_MARK, PORT_MARK, SERVICE_MARK, is_ours, port_of, service_of
 from netplugin.host.link_managers import managers

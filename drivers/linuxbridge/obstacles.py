@@ -1,4 +1,4 @@
-"""What other programs' packet filters do with the frames of our ports (pure).
+"""Which packet filters of other programs drop frames of our ports.
 
 The frames of a port are judged as those of a new connection, by kind and direction. Addresses are not known.
 A filter that drops all of a kind cuts the port off. One that may drop some is reported.
@@ -10,119 +10,110 @@ import ipaddress
 import socket
 import struct
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from typing import NamedTuple
 
+from drivers.linuxbridge import filters
+from drivers.linuxbridge.model import BridgeObservation, ObservedBridge, Obstacle
+from drivers.linuxbridge.options import Settings
 from netplugin.api.models import Finding
-from netplugin.host.foreign_filters import SWITCHES, ForeignFilters
-from netplugin.host.frame_filters import (
-    BaseChain,
-    Frame,
-    Judgement,
-    Key,
-    Then,
-    connection,
-    device,
-    judge,
-    meta,
-    payload,
-    told_apart,
-)
-from netplugin.host.names import TAP
+from netplugin.host import vxlan_filter
+from netplugin.host.foreign_filters import SWITCHES, ForeignFilters, ForeignReader
+from netplugin.host.frame_filters import BaseChain, Frame, Key, Then, device, judge
+from netplugin.host.link_values import Bridge, Link, Vlan, Vxlan
+from netplugin.host.names import TAP, device_name
 
-# include/uapi/linux/netfilter/nf_tables.h: nft_meta_keys, nft_ct_keys
-_PROTOCOL, _IIF, _OIF, _IIFNAME, _OIFNAME, _NFPROTO, _L4PROTO = 1, 4, 5, 6, 7, 15, 16
-_BRIDGE_IN, _BRIDGE_OUT = 17, 18
-_STATE, _DIRECTION, _STATUS = 0, 1, 2
-_NEW = struct.pack("=I", 1 << 3)
-_LINK, _NETWORK, _TRANSPORT = 0, 1, 2
-_TCP, _UDP, _ICMP, _ICMPV6 = (bytes((number,)) for number in (6, 17, 1, 58))
-_OVER = {_TCP: "TCP over ", _UDP: "UDP over ", _ICMP: "ICMP over ", _ICMPV6: "ICMP over "}
-#: How many peers of a VXLAN network are judged one by one, and how many bridges a finding names.
+_OURS = frozenset({(filters.FAMILY, filters.TABLE), (vxlan_filter.FAMILY, vxlan_filter.TABLE)})
+#: How many peers of a VXLAN network are judged one by one, and how many devices or rules a finding names.
 _MOST_PEERS, _MOST_NAMES = 32, 5
+#: Devices and networks whose answers are kept while the filters stay the same.
+_KEPT = 4096
+#: The hooks between two ports of a bridge; those where only the device is known that a frame leaves by, or
+#: came by.
+_FORWARDED = ("prerouting", "forward", "postrouting")
+_LEAVING, _COMING = ("output", "postrouting", "egress"), ("input", "prerouting", "ingress")
+
+# What rules ask for, by the numbers of include/uapi/linux/netfilter: nf_tables.h (nft_meta_keys, nft_ct_keys,
+# nft_payload_bases) and xt_physdev.h. Of devices: where a frame came by, and where it leaves by.
+_INDICES: tuple[Key, Key] = ("meta", 4), ("meta", 5)
+_NAMES: tuple[Key, Key] = ("meta", 6), ("meta", 7)
+_BRIDGE_NAMES: tuple[Key, Key] = ("meta", 17), ("meta", 18)
+_PORT_NAMES: tuple[Key, Key] = ("physdev", 1), ("physdev", 2)
+_BRIDGED: Frame = {("physdev", flag): b"\1" for flag in (4, 8, 16)}
+_NEW: Frame = {("ct", 0): struct.pack("=I", 1 << 3), ("ct", 1): b"\0", ("ct", 2): bytes(4)}
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind of frames. ``version``: of IP; 0 for ARP."""
 
     version: int
-    protocol: bytes = b""
-
-    @property
-    def family(self) -> str:
-        """The family whose rules see it, as nft names it; those of IP also pass the rules of ``inet``."""
-        return {4: "ip", 6: "ip6"}.get(self.version, "arp")
-
-    @property
-    def known(self) -> dict[Key, bytes]:
-        ethertype = {4: b"\x08\0", 6: b"\x86\xdd"}.get(self.version, b"\x08\x06")
-        found = {meta(_PROTOCOL): ethertype, payload(_LINK, 12, 2): ethertype}
-        if self.version:
-            family = socket.AF_INET if self.version == 4 else socket.AF_INET6
-            found |= {meta(_NFPROTO): bytes((family,)), meta(_L4PROTO): self.protocol}
-            found |= {payload(_NETWORK, 9 if self.version == 4 else 6, 1): self.protocol}
-            found |= {connection(_STATE): _NEW, connection(_DIRECTION): b"\0", connection(_STATUS): bytes(4)}
-        return found
+    protocol: str
 
 
-_IPV4 = tuple(Kind(4, each) for each in (_TCP, _UDP, _ICMP))
-_IPV6 = tuple(Kind(6, each) for each in (_TCP, _UDP, _ICMPV6))
-_ARP = Kind(0)
+def _ethertype(number: bytes) -> Frame:
+    return {("meta", 1): number, ("payload", 0, 12, 2): number}
 
 
-@dataclass(frozen=True)
-class Device:
-    name: str
-    index: int
+def _ip(version: int, protocol: int) -> Frame:
+    ethertype, family, at = (
+        (b"\x08\0", socket.AF_INET, 9) if version == 4 else (b"\x86\xdd", socket.AF_INET6, 6)
+    )
+    number = bytes((protocol,))
+    known: Frame = {("meta", 15): bytes((family,)), ("meta", 16): number, ("payload", 1, at, 1): number}
+    return _ethertype(ethertype) | _NEW | known
+
+
+_ARP = Kind(0, "ARP")
+_KNOWN: Mapping[Kind, Frame] = {
+    Kind(version, name): _ip(version, number)
+    for version, icmp in ((4, 1), (6, 58))
+    for name, number in (("TCP", 6), ("UDP", 17), ("ICMP", icmp))
+} | {_ARP: _ethertype(b"\x08\x06")}
+#: The family whose rules see a version of IP, as nft names it; those of IP also pass the rules of ``inet``.
+_FAMILIES = {0: "arp", 4: "ip", 6: "ip6"}
 
 
 @dataclass(frozen=True)
 class PortPath:
     """Where the frames of a port pass: its device, its bridge, the uplink there, and what that is stacked on.
 
-    ``families``: those that the bridge's own options add to ``ForeignFilters.bridged``. ``versions`` of IP
-    that the port's own filter lets through.
+    ``families``: those that br_netfilter adds to the rules of IP and ARP. ``versions`` of IP that the port's
+    own filter lets through.
     """
 
-    tap: Device
-    bridge: Device
-    uplink: Device | None = None
-    below: Device | None = None
-    families: frozenset[str] = frozenset()
-    versions: frozenset[int] = frozenset({4, 6})
+    tap: Link
+    bridge: Link
+    uplink: Link | None
+    below: Link | None
+    families: frozenset[str]
+    versions: frozenset[int]
 
 
-@dataclass(frozen=True)
-class Tunnels:
+class Tunnels(NamedTuple):
     """Where VXLAN packets of a network pass: the device with the host's address, the UDP port, the peers."""
 
-    underlay: Device
+    underlay: Link
     local_ip: str
     udp_port: int
-    peers: tuple[str, ...] = ()
+    peers: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Obstacle:
-    """A filter of others that drops ``frames``: all of them if ``sure``, otherwise it may drop some."""
+class ObstacleReader:
+    """Reads the filters of other programs. What was judged is kept while they stay the same."""
 
-    sure: bool
-    where: str
-    frames: str
-    fix: str
-    #: The bridge, or the device of tunnels.
-    device: str
+    def __init__(self) -> None:
+        self.reader = ForeignReader(_OURS)
+        self._last: Obstacles | None = None
 
-    def __str__(self) -> str:
-        return f"{self.where} {'drops' if self.sure else 'may drop some'} {self.frames}"
-
-
-@dataclass(frozen=True)
-class _Drop:
-    chain: str
-    sure: bool
-    where: str
+    def read(self, deadline: float, *, anew: bool) -> Obstacles:
+        """``anew`` False: what was read last will do."""
+        found = self.reader.read(deadline, anew=anew)
+        if self._last is None or self._last.filters != found:
+            self._last = Obstacles(found)
+        return self._last
 
 
 class Obstacles:
@@ -130,166 +121,185 @@ class Obstacles:
 
     def __init__(self, filters: ForeignFilters) -> None:
         self.filters = filters
-        self._chains = {str(chain): chain for chain in filters.chains}
-        self._told_apart = told_apart(filters.chains)
-        self._judged: dict[object, Mapping[_Drop, Collection[Kind]]] = {}
+        self._judged: dict[Hashable, Mapping[tuple[BaseChain, bool, str], Collection[Kind]]] = {}
+        keys = {*_INDICES, *_NAMES, *_BRIDGE_NAMES, *_PORT_NAMES}
+        conditions = {each for chain in filters.chains for each in chain.table.conditions()}
+        self._of_devices = [each for each in conditions if each.key in keys]
+        self._told_apart = lru_cache(_KEPT)(self._answers)
+        self.of_tunnels = lru_cache(_KEPT)(self._of_tunnels)
 
     def of_port(self, path: PortPath) -> tuple[Obstacle, ...]:
         """Return the obstacles on the port's bridge, those that are sure first."""
-        devices = path.tap, path.bridge, path.uplink, path.below
-        names = (each and self._told_apart(each.name, each.index) for each in devices)
-        same = (*names, path.families, path.versions)
+        devices = (path.tap, path.bridge, path.uplink, path.below)
+        told = (each and self._told_apart(each.name, each.index) for each in devices)
+        same = (*told, path.families, path.versions)
         if same not in self._judged:
             self._judged[same] = self._drops(path)
         found = [
-            Obstacle(
-                drop.sure,
-                drop.where,
-                _frames(kinds),
-                self._fix(self._chains[drop.chain], path, kinds),
-                path.bridge.name,
-            )
-            for drop, kinds in self._judged[same].items()
+            Obstacle(sure, where, _frames(kinds), self._fix(chain, path, kinds), path.bridge.name)
+            for (chain, sure, where), kinds in self._judged[same].items()
         ]
         return tuple(sorted(found, key=lambda each: not each.sure))
 
-    def of_tunnels(self, tunnels: Tunnels) -> tuple[Obstacle, ...]:
-        """Return the filters that surely drop VXLAN packets of the network, of all peers or of some."""
-        found: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for name, chain in self._chains.items():
-            for incoming in (True, False):
-                if (frame := _tunnel_frame(chain, tunnels, "", incoming)) is None:
-                    continue
-                judged = judge(chain, frame)
-                if judged.then is Then.DROP:
-                    found[name, judged.where].add("")
-                for peer in tunnels.peers[:_MOST_PEERS] if judged.then is Then.OTHER else ():
-                    of_peer = _tunnel_frame(chain, tunnels, peer, incoming)
-                    if of_peer and (one := judge(chain, of_peer)).then is Then.DROP:
-                        found[name, one.where].add(peer)
-        port, device_ = tunnels.udp_port, tunnels.underlay.name
-        what = f"VXLAN packets (UDP port {port})"
-        return tuple(
-            Obstacle(
-                True,
-                where,
-                what if "" in peers else f"{what} of {', '.join(sorted(peers))}",
-                _insert(self._chains[name], f"udp dport {port}", f"-p udp --dport {port}"),
-                device_,
-            )
-            for (name, where), peers in found.items()
-        )
+    def _answers(self, name: str, index: int) -> Hashable:
+        """What rules tell of a device."""
+        known = dict.fromkeys((*_NAMES, *_BRIDGE_NAMES, *_PORT_NAMES), device(name))
+        known |= dict.fromkeys(_INDICES, struct.pack("=I", index))
+        listed = tuple(name in chain.devices for chain in self.filters.chains)
+        return listed, tuple(each.holds(known) for each in self._of_devices)
 
-    def _drops(self, path: PortPath) -> Mapping[_Drop, Collection[Kind]]:
-        found: dict[_Drop, list[Kind]] = defaultdict(list)
+    def _drops(self, path: PortPath) -> Mapping[tuple[BaseChain, bool, str], Collection[Kind]]:
+        found = defaultdict[tuple[BaseChain, bool, str], list[Kind]](list)
+        kinds = [each for each in _KNOWN if each is _ARP or each.version in path.versions]
         # To and from the uplink, and other ports of the bridge.
-        others = dict.fromkeys((path.uplink, None))
-        ends = [each for other in others for each in ((path.tap, other), (other, path.tap))]
-        ip = (*(_IPV4 if 4 in path.versions else ()), *(_IPV6 if 6 in path.versions else ()))
-        for chain in self.filters.chains:
-            for kind in (*ip, _ARP):
-                for into, out in ends:
-                    frame = self._frame(chain, kind, path, into, out)
-                    judged = judge(chain, frame) if frame else Judgement(Then.ACCEPT)
-                    if judged.then is not Then.ACCEPT:
-                        found[_Drop(str(chain), judged.then is Then.DROP, judged.where)].append(kind)
+        ends = [end for other in {path.uplink, None} for end in ((path.tap, other), (other, path.tap))]
+        for chain, kind, (into, out) in product(self.filters.chains, kinds, ends):
+            judged = judge(chain, _frame(chain, kind, path, into, out))
+            if judged.then is not Then.ACCEPT:
+                found[chain, judged.then is Then.DROP, judged.where].append(kind)
         return found
 
-    def _frame(
-        self, chain: BaseChain, kind: Kind, path: PortPath, into: Device | None, out: Device | None
-    ) -> Frame | None:
-        """What is known of a frame in this chain; None if it does not pass it."""
-        if chain.devices:
-            return _on_device(chain, kind, path, into, out)
-        if chain.hook not in ("prerouting", "forward", "postrouting"):
-            return None
-        before, after = chain.hook == "prerouting", chain.hook == "postrouting"
-        if chain.table.family == "bridge":
-            known = kind.known | _names(None if after else into, None if before else out)
-            bridge = device(path.bridge.name)
-            return Frame(known | {meta(_BRIDGE_IN): bridge, meta(_BRIDGE_OUT): bridge})
-        if kind.family not in self.filters.bridged | path.families:
-            return None
-        if kind is _ARP:
-            there = chain.table.family == "arp" and chain.hook == "forward"
-            return Frame(kind.known | _names(into, out)) if there else None
-        if chain.table.family not in (kind.family, "inet"):
-            return None
-        # To the rules of IP, the bridge is the device on both sides (``br_nf_forward_ip``).
-        known = kind.known | _names(None if after else path.bridge, None if before else path.bridge)
-        return Frame(known, True, into.name if into else None, out.name if out else None)
+    def _of_tunnels(self, tunnels: Tunnels) -> tuple[Obstacle, ...]:
+        """Return the filters that surely drop VXLAN packets of the network, of all peers or of some."""
+        found = defaultdict[tuple[BaseChain, str], set[str]](set)
+        for chain, incoming in product(self.filters.chains, (True, False)):
+            of_any = judge(chain, _tunnel_frame(chain, tunnels, "", incoming))
+            for peer in tunnels.peers[:_MOST_PEERS] if of_any.then is Then.OTHER else ("",):
+                judged = judge(chain, _tunnel_frame(chain, tunnels, peer, incoming))
+                if judged.then is Then.DROP:
+                    found[chain, judged.where].add(peer)
+        port = tunnels.udp_port
+        obstacles = []
+        for (chain, where), peers in found.items():
+            of_peers = "" if "" in peers else f" of {', '.join(sorted(peers))}"
+            fix = _insert(chain, f"udp dport {port}", f"-p udp --dport {port}")
+            what = f"VXLAN packets (UDP port {port}){of_peers}"
+            obstacles.append(Obstacle(True, where, what, fix, tunnels.underlay.name))
+        return tuple(obstacles)
 
     def _fix(self, chain: BaseChain, path: PortPath, kinds: Collection[Kind]) -> str:
         bridge = path.bridge.name
         if chain.devices:
             return f"delete the rule, or take the device out of {chain}"
+        # What rules of the chain see: where a frame comes in, and where it goes.
+        sides = [side for side, without in (("i", _LEAVING), ("o", _COMING)) if chain.hook not in without]
         if chain.table.family == "bridge":
             taps = f"{TAP}*" if path.tap.name.startswith(TAP) else path.tap.name
-            rules = [_insert(chain, f'{side}ifname "{taps}"', "") for side in _sides(chain)]
-            return " && ".join(rules)
+            return " && ".join(_insert(chain, f'{side}ifname "{taps}"', "") for side in sides)
         if chain.table.name == "firewalld":  # nobody else may change its table
             zone = f"firewall-cmd --permanent --zone=trusted --add-interface={bridge}"
             return f"{zone} && firewall-cmd --reload"
-        sides = _sides(chain)
-        rule = _insert(
-            chain,
-            " ".join(f'{side}ifname "{bridge}"' for side in sides),
-            " ".join(f"-{side} {bridge}" for side in sides),
+        names, options = (
+            " ".join(each.format(side, bridge) for side in sides) for each in ('{}ifname "{}"', "-{} {}")
         )
-        families = sorted({kind.family for kind in kinds})
-        switches = " ".join(f"net.bridge.{SWITCHES[f]}=0" for f in families if f in self.filters.bridged)
-        if not switches:
-            options = {"ip": "nf_call_iptables", "ip6": "nf_call_ip6tables", "arp": "nf_call_arptables"}
-            off = " ".join(f"{options[family]} 0" for family in families)
-            return f"ip link set {bridge} type bridge {off}; or {rule}"
-        return (
-            f"{rule}; or, if nothing else on this host needs it (container engines may), sysctl -w {switches}"
-        )
+        rule = _insert(chain, names, options)
+        families = sorted({_FAMILIES[kind.version] for kind in kinds})
+        switches = [SWITCHES[family] for family in families]
+        on = [
+            f"net.bridge.{switch}=0"
+            for f, switch in zip(families, switches, strict=True)
+            if f in self.filters.bridged
+        ]
+        if on:
+            unless = "if nothing else on this host needs it (container engines may)"
+            return f"{rule}; or, {unless}, sysctl -w {' '.join(on)}"
+        off = [f"{switch.removeprefix('bridge-').replace('-', '_')} 0" for switch in switches]
+        return f"ip link set {bridge} type bridge {' '.join(off)}; or {rule}"
 
 
-def _sides(chain: BaseChain) -> list[str]:
-    """The devices that rules of the chain see: where a frame comes in (``i``), and where it goes (``o``)."""
-    return [side for side, hook in (("i", "postrouting"), ("o", "prerouting")) if chain.hook != hook]
+# -- What is known of a frame in a chain; None if it does not pass it. -----------------------------
 
 
-def _names(into: Device | None, out: Device | None) -> dict[Key, bytes]:
-    found: dict[Key, bytes] = {}
-    for each, name, index in ((into, _IIFNAME, _IIF), (out, _OIFNAME, _OIF)):
-        if each is not None:
-            found |= {meta(name): device(each.name), meta(index): struct.pack("=I", each.index)}
-    return found
-
-
-def _on_device(
-    chain: BaseChain, kind: Kind, path: PortPath, into: Device | None, out: Device | None
-) -> Frame | None:
-    """In a chain of devices. What the uplink is stacked on has tagged frames: only the device is known."""
-    comes = chain.hook == "ingress"
-    own = into if comes else out
-    below = path.below if own is not None and own == path.uplink else None
-    for each, known in ((own, kind.known), (below, {})):
-        if each is not None and each.name in chain.devices:
-            return Frame(known | (_names(each, None) if comes else _names(None, each)))
-    return None
+def _frame(chain: BaseChain, kind: Kind, path: PortPath, into: Link | None, out: Link | None) -> Frame | None:
+    known, family, hook = _KNOWN[kind], _FAMILIES[kind.version], chain.hook
+    if chain.devices:
+        own = out if hook in _LEAVING else into
+        if own is not None and own.name in chain.devices:
+            return known | _devices(hook, own, own)
+        # What the uplink is stacked on has tagged frames: only the device is known.
+        below = path.below if own is not None and own == path.uplink else None
+        return _devices(hook, below, below) if below and below.name in chain.devices else None
+    if chain.table.family == "bridge" and hook in _FORWARDED:
+        return known | _devices(hook, into, out) | dict.fromkeys(_BRIDGE_NAMES, device(path.bridge.name))
+    if family not in path.families or hook not in _FORWARDED:
+        return None
+    if kind is _ARP:
+        return known | _devices(hook, into, out) if (chain.table.family, hook) == ("arp", "forward") else None
+    if chain.table.family not in (family, "inet"):
+        return None
+    # To the rules of IP, the bridge is the device on both sides (``br_nf_forward_ip``).
+    ports = {key: device(each.name) for key, each in zip(_PORT_NAMES, (into, out), strict=True) if each}
+    return known | _devices(hook, path.bridge, path.bridge) | _BRIDGED | ports
 
 
 def _tunnel_frame(chain: BaseChain, tunnels: Tunnels, peer: str, incoming: bool) -> Frame | None:
-    """What is known of a VXLAN packet in this chain; None if it does not pass it."""
-    local = ipaddress.ip_address(tunnels.local_ip)
-    kind = Kind(local.version, _UDP)
-    own = tunnels.underlay
-    hooks = ("prerouting", "input", "ingress") if incoming else ("output", "postrouting", "egress")
-    on_device = bool(chain.devices) and own.name in chain.devices
-    of_host = not chain.devices and chain.table.family in (kind.family, "inet")
-    if chain.hook not in hooks or not (on_device or of_host):
+    """What is known of a VXLAN packet of a peer, or with "" of any."""
+    local, own = ipaddress.ip_address(tunnels.local_ip), tunnels.underlay
+    of_host = not chain.devices and chain.table.family in (_FAMILIES[local.version], "inet")
+    if chain.hook not in (_COMING if incoming else _LEAVING) or not (of_host or own.name in chain.devices):
         return None
-    ends = [peer and ipaddress.ip_address(peer).packed, local.packed]
-    sender, receiver = ends if incoming else reversed(ends)
     at, length = (12, 4) if local.version == 4 else (8, 16)
-    addresses = {payload(_NETWORK, at, length): sender, payload(_NETWORK, at + length, length): receiver}
-    known = kind.known | {key: value for key, value in addresses.items() if value}
-    known |= {payload(_TRANSPORT, 2, 2): struct.pack(">H", tunnels.udp_port)}
-    return Frame(known | (_names(own, None) if incoming else _names(None, own)))
+    ends = (peer and ipaddress.ip_address(peer).packed, local.packed)
+    addresses = zip((at, at + length), ends if incoming else ends[::-1], strict=True)
+    known = {("payload", 1, where, length): address for where, address in addresses if address}
+    known |= {("payload", 2, 2, 2): struct.pack(">H", tunnels.udp_port)}
+    return _KNOWN[Kind(local.version, "UDP")] | _devices(chain.hook, own, own) | known
+
+
+def _devices(hook: str, into: Link | None, out: Link | None) -> Frame:
+    found: Frame = {}
+    for side, (each, without) in enumerate(((into, _LEAVING), (out, _COMING))):
+        if each is not None and hook not in without:
+            found |= {_NAMES[side]: device(each.name), _INDICES[side]: struct.pack("=I", each.index)}
+    return found
+
+
+# -- The paths of our ports ------------------------------------------------------------------------
+
+
+def obstacles_of(
+    obstacles: Obstacles, settings: Settings, seen: BridgeObservation
+) -> Mapping[str, tuple[Obstacle, ...]]:
+    """Return the obstacles of each port that has some (pure)."""
+    found = {}
+    for port_id, tap in seen.taps.items() if obstacles.filters.chains else ():
+        bridge = seen.bridges.get(tap.master or "")
+        if bridge is None:
+            continue
+        made = seen.uplinks.get(bridge.segment.device) if bridge.segment else None
+        met = obstacles.of_port(_path(port_id, tap, bridge, made, seen, obstacles.filters.bridged))
+        if made and isinstance(made.data, Vxlan) and seen.underlay:
+            peers = tuple(sorted(seen.peers.get(made.name, ())))
+            tunnels = Tunnels(seen.underlay.link, settings.local_ip, made.data.port, peers)
+            met = (*obstacles.of_tunnels(tunnels), *met)
+        if met:
+            found[port_id] = met
+    return found
+
+
+def _path(
+    port_id: str,
+    tap: Link,
+    bridge: ObservedBridge,
+    made: Link | None,
+    seen: BridgeObservation,
+    bridged: frozenset[str],
+) -> PortPath:
+    """``made``: the uplink that we made."""
+    whole = seen.interfaces.get(bridge.uplink)
+    parent = seen.interfaces.get(made.data.parent) if made and isinstance(made.data, Vlan) else None
+    options = bridge.link.data
+    return PortPath(
+        tap,
+        replace(bridge.link, name=bridge.given or bridge.link.name),
+        made or (whole.link if whole else None),
+        parent.link if parent else None,
+        bridged | (options.nf_call if isinstance(options, Bridge) else frozenset()),
+        filters.versions(seen.table.chains.get(device_name(TAP, port_id)) if seen.table else None),
+    )
+
+
+# -- What is said ----------------------------------------------------------------------------------
 
 
 def _insert(chain: BaseChain, nft: str, iptables: str) -> str:
@@ -302,41 +312,43 @@ def _insert(chain: BaseChain, nft: str, iptables: str) -> str:
 
 
 def _frames(kinds: Collection[Kind]) -> str:
-    names = []
-    for of_version, name in ((_IPV4, "IPv4"), (_IPV6, "IPv6")):
-        found = [kind for kind in of_version if kind in kinds]
-        names += [name] if len(found) == len(of_version) else [_OVER[k.protocol] + name for k in found]
+    names: list[str] = []
+    for version in (4, 6):
+        of_version = [kind for kind in _KNOWN if kind.version == version]
+        found = [f"{kind.protocol} over IPv{version}" for kind in of_version if kind in kinds]
+        names += [f"IPv{version}"] if len(found) == len(of_version) else found
     return f"frames with {', '.join([*names, *(['ARP'] if _ARP in kinds else [])])}"
+
+
+def some(names: Collection[str]) -> str:
+    """Name the first devices."""
+    return ", ".join(sorted(names)[:_MOST_NAMES]) + " and others" * (len(names) > _MOST_NAMES)
 
 
 def findings(filters: ForeignFilters, obstacles: Collection[Obstacle]) -> Iterator[Finding]:
     """Return the findings: one for each filter that drops, and one for all that may."""
-    by_place: dict[Obstacle, list[str]] = defaultdict(list)
-    unsure: dict[str, Obstacle] = {}
+    drops, may_drop = defaultdict[str, list[Obstacle]](list), dict[str, Obstacle]()
     for each in obstacles:
         if each.sure:
-            by_place[replace(each, device="", fix="")].append(each.device)
+            drops[str(each)].append(each)
         else:
-            unsure.setdefault(each.where, each)
-    fixes = {(each.where, each.frames): each.fix for each in obstacles if each.sure}
+            may_drop.setdefault(each.where, each)
     expected = "the packet filters of other programs let the frames of our bridges pass"
-    for each, devices in by_place.items():
-        names = sorted(set(devices))
-        some = ", ".join(names[:_MOST_NAMES]) + (" and others" if len(names) > _MOST_NAMES else "")
+    for what, found in drops.items():
         yield Finding(
             id="foreign-filter",
             status="fail",
-            found=f"{each}, on {some}",
+            found=f"{what}, on {some({each.device for each in found})}",
             expected=expected,
-            fix=fixes[each.where, each.frames],
+            fix=found[0].fix,
         )
-    if unsure:
+    if may_drop:
         yield Finding(
             id="foreign-filter-unsure",
             status="warn",
-            found="; ".join(str(each) for each in list(unsure.values())[:_MOST_NAMES]),
+            found="; ".join(str(each) for each in list(may_drop.values())[:_MOST_NAMES]),
             expected=expected,
-            fix=next(iter(unsure.values())).fix,
+            fix=next(iter(may_drop.values())).fix,
         )
     if filters.unread:
         yield Finding(

@@ -6,6 +6,7 @@ host forwards (net/bridge/br_netfilter_hooks.c). Nothing here changes any of it.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import struct
@@ -26,14 +27,18 @@ from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from netplugin.host.xtables import legacy_tables, read_legacy
 
-_STEP = "foreign-filters"
 _PROC = Path("/proc/sys/net/bridge")
 #: The switches of br_netfilter, by nft's name of the family whose rules they add bridged frames to.
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {"ip": "bridge-nf-call-iptables", "ip6": "bridge-nf-call-ip6tables", "arp": "bridge-nf-call-arptables"}
 )
-#: The tables of the agent: family and name.
-Ours = frozenset[tuple[str, str]]
+_TABLES_GROUP, _SOL_NETLINK, _ADD_MEMBERSHIP, _SUBSYSTEM, _NEWGEN, _TABLE_NAME = 7, 270, 1, 10, 15, 1
+#: How often the switches of br_netfilter are read, and the tables of iptables-legacy: the kernel reports
+#: no change of them.
+_SWITCHES_S, _LEGACY_S = 1.0, 10.0
+_READ_S = 30.0
+#: Reading takes one part of this of the watch's time at most, however often others change their rules.
+_PAUSE = 10
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ class ForeignFilters:
 class ForeignReader:
     """Reads them. What is known is used again while nothing of nftables has changed. Thread-safe."""
 
-    def __init__(self, ours: Ours) -> None:
+    def __init__(self, ours: frozenset[tuple[str, str]]) -> None:
+        """``ours``: the tables of the agent, by family and name."""
         self.ours = ours
         self._lock = threading.Lock()
         self._kernel = Nfnetlink()
@@ -68,21 +74,19 @@ class ForeignReader:
             return self._last
 
     def _read(self, deadline: float) -> ForeignFilters:
-        bridged = bridged_families()
-        unread = []
+        chains, unread = tuple[BaseChain, ...](), list[str]()
         try:
             chains = self._nftables(deadline)
         except NetpluginError as error:
-            chains, self._stamp = (), None
+            self._stamp = None
             unread.append(error.detail)
         try:
             chains += read_legacy()
         except (OSError, LookupError, ValueError, struct.error) as error:
             unread.append(f"the tables of iptables-legacy: {error}")
-        unread += [
-            f"{name} of arptables-legacy is not judged" for name in legacy_tables() if name[:3] == "arp"
-        ]
-        return ForeignFilters(chains, bridged, "; ".join(unread))
+        arp = [name for name in legacy_tables() if name.startswith("arp ")]
+        unread += [f"{name} of arptables-legacy is not judged" for name in arp]
+        return ForeignFilters(chains, bridged_families(), "; ".join(unread))
 
     def _nftables(self, deadline: float) -> tuple[BaseChain, ...]:
         def look(channel: Channel, stamp: int) -> tuple[BaseChain, ...]:
@@ -90,31 +94,17 @@ class ForeignReader:
                 self._chains, self._stamp = read_foreign(channel, self.ours), stamp
             return self._chains
 
-        return self._kernel.read(_STEP, deadline, look)
+        return self._kernel.read("foreign-filters", deadline, look)
 
 
 def bridged_families() -> frozenset[str]:
     """Return the families to which br_netfilter adds the frames of all bridges."""
     found = set()
     for family, name in SWITCHES.items():
-        try:
+        with contextlib.suppress(OSError):  # without br_netfilter
             if int((_PROC / name).read_text()):
                 found.add(family)
-        except OSError:  # without br_netfilter
-            continue
     return frozenset(found)
-
-
-# -- changes ---------------------------------------------------------------------------------------
-
-_TABLES_GROUP, _SOL_NETLINK, _ADD_MEMBERSHIP, _SUBSYSTEM, _TABLE_NAME = 7, 270, 1, 10, 1
-_NEWGEN = 15
-#: How often the switches of br_netfilter are read, and the tables of iptables-legacy: the kernel reports
-#: no change of them.
-_SWITCHES_S, _LEGACY_S = 1.0, 10.0
-_READ_S = 30.0
-#: Reading takes one part of this of the watch's time at most, however often others change their rules.
-_PAUSE = 10
 
 
 class ForeignWatch:
@@ -151,16 +141,12 @@ class ForeignWatch:
             changed = self._is_changed() or bridged_families() != (self._known and self._known.bridged)
             if changed or time.monotonic() >= due:
                 begun = time.monotonic()
-                self._compare()
+                before, self._known = self._known, self._reader.read(begun + _READ_S)
+                if before not in (None, self._known):
+                    self._wake(Wake("the packet filters of other programs have changed"))
                 due = time.monotonic() + _LEGACY_S
                 self._stopped.wait(_PAUSE * (time.monotonic() - begun))
             poll.poll(_SWITCHES_S * 1000)
-
-    def _compare(self) -> None:
-        found = self._reader.read(time.monotonic() + _READ_S)
-        before, self._known = self._known, found
-        if before is not None and before != found:
-            self._wake(Wake("the packet filters of other programs have changed"))
 
     def _is_changed(self) -> bool:
         """Whether another program has changed nftables, or it is not known."""

@@ -10,24 +10,12 @@ import ctypes
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
-from netplugin.host.frame_filters import (
-    BaseChain,
-    Between,
-    Filters,
-    Load,
-    Maybe,
-    Rule,
-    Step,
-    Then,
-    Verdict,
-    meta,
-)
+from netplugin.host.frame_filters import BaseChain, Condition, Filters, Rule, Then, Verdict
 from netplugin.host.netlink import text
-from netplugin.host.nft_foreign import extension
+from netplugin.host.nft_foreign import ended_by, matched
 
 _PROC = Path("/proc/net")
 # include/uapi/linux/netfilter: x_tables.h, and netfilter_ipv4/ip_tables.h, netfilter_ipv6/ip6_tables.h
@@ -36,36 +24,21 @@ _GET_INFO, _GET_ENTRIES = 64, 65
 _INFO = struct.Struct("=32sI5I5III")
 _HEADER = 40  # of struct ipt_get_entries
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
-_NAT, _ERROR = "nat", "ERROR"
+#: struct ipt_entry and ip6t_entry: the addresses with their masks, the names of the devices with their masks,
+#: protocol, flags, inverted flags, and where the target and the next entry begin.
+_ENTRIES = {
+    "ip": struct.Struct("=16s16s16s16s16sHBB4xHH20x"),
+    "ip6": struct.Struct("=64s16s16s16s16sHxBB7xHH24x"),
+}
+_SOCKETS = {"ip": (socket.AF_INET, socket.IPPROTO_IP), "ip6": (socket.AF_INET6, socket.IPPROTO_IPV6)}
 _ELEMENT = struct.Struct("=H29sB")
-_RETURN = -5
-_IN, _OUT, _PROTOCOL, _FRAGMENT = 1, 2, 0x40, 1
-_L4PROTO, _IIFNAME, _OIFNAME = 16, 6, 7
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Of one family: the option level, and where the parts of an entry are.
-
-    ``addresses``: bytes of the addresses with their masks, which come first; then the names of the devices.
-    """
-
-    family: str
-    socket_family: int
-    level: int
-    addresses: int
-    protocol: int
-    flags: int
-    inverted: int
-    goto: int
-    offsets: int
-    elements: int
-
-
-_LAYOUTS = (
-    _Layout("ip", socket.AF_INET, socket.IPPROTO_IP, 16, 80, 82, 83, 2, 88, 112),
-    _Layout("ip6", socket.AF_INET6, socket.IPPROTO_IPV6, 64, 128, 131, 132, 4, 140, 168),
-)
+_NAT, _ERROR = "nat", "ERROR"
+_IN, _OUT, _PROTOCOL = 1, 2, 0x40
+#: Flags of entries, by family: for fragments only (of IPv6 the flag says that there is a protocol), goto.
+_FRAGMENT, _GOTO = {"ip": 1, "ip6": 0}, {"ip": 2, "ip6": 4}
+_L4PROTO, _IIFNAME, _OIFNAME = (("meta", key) for key in (16, 6, 7))
+#: Verdicts of the standard target; those from 0 are jumps.
+_VERDICTS = {-1: Verdict(Then.DROP), -2: Verdict(Then.ACCEPT), -5: Verdict(Then.NEXT, leaves=True)}
 
 
 def legacy_tables() -> tuple[str, ...]:
@@ -74,9 +47,9 @@ def legacy_tables() -> tuple[str, ...]:
     To ask the kernel for another one would make it. ``arp``: of arptables-legacy.
     """
     found = []
-    for family, name in (("ip", "ip_tables_names"), ("ip6", "ip6_tables_names"), ("arp", "arp_tables_names")):
+    for family in ("ip", "ip6", "arp"):
         try:
-            names = (_PROC / name).read_text().split()
+            names = (_PROC / f"{family}_tables_names").read_text().split()
         except OSError:  # the kernel has no such tables
             continue
         found += [f"{family} {each}" for each in sorted(names) if each != _NAT]
@@ -85,107 +58,82 @@ def legacy_tables() -> tuple[str, ...]:
 
 def read_legacy() -> tuple[BaseChain, ...]:
     """Read all tables of iptables-legacy and ip6tables-legacy but those for NAT. Raises: OSError."""
-    there = legacy_tables()
     found: list[BaseChain] = []
-    for layout in _LAYOUTS:
-        for table in (name.partition(" ")[2] for name in there if name.startswith(f"{layout.family} ")):
-            with socket.socket(layout.socket_family, socket.SOCK_DGRAM) as end:
-                found += _table(end, layout, table)
+    for family, _, table in (name.partition(" ") for name in legacy_tables()):
+        if family in _SOCKETS:
+            found += _table(family, table)
     return tuple(found)
 
 
-def _table(end: socket.socket, layout: _Layout, name: str) -> Iterator[BaseChain]:
+def _table(family: str, name: str) -> Iterator[BaseChain]:
     head = name.encode().ljust(32, b"\0")
-    _, valid, *numbers = _INFO.unpack(_ask(end, layout.level, _GET_INFO, head.ljust(_INFO.size, b"\0")))
-    starts, policies, size = numbers[:5], numbers[5:10], numbers[11]
-    request = (head + struct.pack("=I", size)).ljust(_HEADER + size, b"\0")
-    entries = dict(_entries(layout, _ask(end, layout.level, _GET_ENTRIES, request)[_HEADER:]))
-    hooks = {hook.upper(): number for number, hook in enumerate(_HOOKS) if valid & 1 << number}
-    chains = {starts[number]: hook for hook, number in hooks.items()}
-    ends = {policies[number] for number in hooks.values()}
+    _, valid, *numbers = _INFO.unpack(_ask(family, _GET_INFO, head.ljust(_INFO.size, b"\0")))
+    request = (head + struct.pack("=I", numbers[11])).ljust(_HEADER + numbers[11], b"\0")
+    entries = list(_entries(family, _ask(family, _GET_ENTRIES, request)[_HEADER:]))
+    hooks = [(hook, number) for number, hook in enumerate(_HOOKS) if valid & 1 << number]
+    chains = {numbers[number]: hook.upper() for hook, number in hooks}
     # The entry before a chain of the user names it.
-    chains |= {entry.after: entry.chain for entry in entries.values() if entry.chain}
+    chains |= {
+        after: text(data.partition(b"\0")[0]) for _, after, _, kind, data, _ in entries if kind == _ERROR
+    }
     rules: dict[str, list[Rule]] = {}
-    current = ""
-    for at, entry in entries.items():
-        current = chains.get(at, current)
-        if entry.chain:
-            current = ""
-        elif current and at not in ends:
-            rules.setdefault(current, []).append(tuple(entry.steps(at, chains)))
-    table = Filters(layout.family, name, True, {n: tuple(each) for n, each in rules.items()})
-    for hook, number in hooks.items():
-        policy = Then.DROP if entries[policies[number]].verdict == -1 else Then.ACCEPT
-        yield BaseChain(hook.lower(), hook, policy, table)
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """``verdict``: of the standard target; ``chain``: the name in the mark that begins a chain."""
-
-    after: int
-    conditions: tuple[Step, ...]
-    verdict: int | None
-    goto: bool
-    chain: str = ""
-
-    def steps(self, at: int, chains: Mapping[int, str]) -> Iterator[Step]:
-        yield from self.conditions
-        if self.verdict is None or self.verdict == self.after:
-            return
-        if self.verdict >= 0:
-            yield Verdict(Then.NEXT, chains.get(self.verdict, ""), goto=self.goto)
-        elif self.verdict == _RETURN:
-            yield Verdict(Then.NEXT, leave=True)
+    policies: dict[int, Then] = {}
+    for at, after, conditions, kind, data, is_goto in entries:
+        if at in chains:
+            current, number = rules.setdefault(chains[at], []), 0
+        number += 1
+        if kind:
+            then = ended_by(kind)
+            verdict = Verdict(then) if then else None
+        elif (code := struct.unpack_from("=i", data)[0]) < 0:
+            verdict = _VERDICTS.get(code, Verdict(Then.OTHER))
         else:
-            yield Verdict({-1: Then.DROP, -2: Then.ACCEPT}.get(self.verdict, Then.OTHER))
+            verdict = Verdict(Then.NEXT, chains[code], is_goto) if code != after else None
+        if at in numbers[5:10]:
+            policies[at] = verdict.then if verdict else Then.ACCEPT
+        elif verdict and kind != _ERROR:
+            current.append(Rule(number, conditions, verdict))
+    table = Filters(family, name, True, {chain: tuple(each) for chain, each in rules.items()})
+    for hook, number in hooks:
+        yield BaseChain(hook, hook.upper(), policies[numbers[5 + number]], table)
 
 
-def _entries(layout: _Layout, block: bytes) -> Iterator[tuple[int, _Entry]]:
-    at = 0
+def _entries(family: str, block: bytes) -> Iterator[tuple[int, int, tuple[Condition, ...], str, bytes, bool]]:
+    """Yield where it and the next begin, its conditions, name and data of its target, whether it is a goto.
+
+    The standard target has no name.
+    """
+    form, at = _ENTRIES[family], 0
     while at < len(block):
-        target, following = struct.unpack_from("=HH", block, at + layout.offsets)
-        entry = block[at : at + following]
-        conditions = list(_conditions(layout, entry))
-        place = layout.elements
-        while place < target:
-            size, name, _ = _ELEMENT.unpack_from(entry, place)
-            conditions += extension(text(name), entry[place + _ELEMENT.size : place + size], is_target=False)
+        addresses, *names, protocol, flags, inverted, target, following = form.unpack_from(block, at)
+        conditions = []
+        if any(addresses[len(addresses) // 2 :]) or flags & _FRAGMENT[family]:
+            conditions.append(Condition())
+        for key, bit, name, mask in zip((_IIFNAME, _OIFNAME), (_IN, _OUT), names[:2], names[2:], strict=True):
+            if length := mask.count(255):
+                conditions.append(Condition(key, ((name[:length], name[:length]),), not inverted & bit))
+        if protocol:
+            number = bytes((protocol,))
+            conditions.append(Condition(_L4PROTO, ((number, number),), not inverted & _PROTOCOL))
+        place, end = at + form.size, at + target
+        while place < end:
+            size, name, _ = _ELEMENT.unpack_from(block, place)
+            conditions += matched(text(name), block[place + _ELEMENT.size : place + size])
             place += size
-        _, name, _ = _ELEMENT.unpack_from(entry, target)
-        kind, data = text(name), entry[target + _ELEMENT.size :]
-        verdict = struct.unpack_from("=i", data)[0] if not kind else None
-        chain = text(data.partition(b"\0")[0]) if kind == _ERROR else ""
-        if kind and not chain:
-            conditions += extension(kind, data, is_target=True)
-        goto = bool(entry[layout.flags] & layout.goto)
-        yield at, _Entry(at + following, tuple(conditions), verdict, goto, chain)
+        _, kind, _ = _ELEMENT.unpack_from(block, end)
+        data = block[end + _ELEMENT.size : at + following]
+        yield at, at + following, tuple(conditions), text(kind), data, bool(flags & _GOTO[family])
         at += following
 
 
-def _conditions(layout: _Layout, entry: bytes) -> Iterator[Step]:
-    inverted, names = entry[layout.inverted], layout.addresses
-    if any(entry[layout.addresses // 2 : layout.addresses]):
-        yield Maybe()
-    for number, key, bit in ((0, _IIFNAME, _IN), (1, _OIFNAME, _OUT)):
-        name, mask = (entry[start : start + 16] for start in (names + 16 * number, names + 32 + 16 * number))
-        if length := mask.count(255):
-            yield Load(1, meta(key))
-            yield Between(1, name[:length], name[:length], not inverted & bit)
-    protocol = struct.unpack_from("=H", entry, layout.protocol)[0]
-    if protocol:
-        yield Load(1, meta(_L4PROTO))
-        yield Between(1, bytes((protocol,)), bytes((protocol,)), not inverted & _PROTOCOL)
-    if layout.family == "ip" and entry[layout.flags] & _FRAGMENT:
-        yield Maybe()
-
-
-def _ask(end: socket.socket, level: int, option: int, request: bytes) -> bytes:
+def _ask(family: str, option: int, request: bytes) -> bytes:
     """``getsockopt`` with a request in the buffer, which Python's own does not have. Raises: OSError."""
     buffer = ctypes.create_string_buffer(request, len(request))
     length = ctypes.c_uint32(len(request))
     call = ctypes.CDLL(None, use_errno=True).getsockopt
-    if call(end.fileno(), level, option, buffer, ctypes.byref(length)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    domain, level = _SOCKETS[family]
+    with socket.socket(domain, socket.SOCK_DGRAM) as end:
+        if call(end.fileno(), level, option, buffer, ctypes.byref(length)):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
     return buffer.raw

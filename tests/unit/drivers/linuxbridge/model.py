@@ -10,8 +10,7 @@ from oslo_config import cfg
 
 from drivers.linuxbridge.commands import BridgeKernel
 from drivers.linuxbridge.driver import LinuxBridge
-from drivers.linuxbridge.foreign import ObstacleReader
-from drivers.linuxbridge.obstacles import Obstacles
+from drivers.linuxbridge.obstacles import ObstacleReader, Obstacles
 from drivers.linuxbridge.options import GROUP, OPTIONS
 from drivers.linuxbridge.segments import PORT_MARK, is_ours
 from netplugin.api.errors import Conflict, HostError
