@@ -152,7 +152,8 @@ class Obstacles:
         found = defaultdict[tuple[BaseChain, bool, str], list[Kind]](list)
         kinds = [each for each in _KNOWN if each is _ARP or each.version in path.versions]
         # To and from the uplink, and other ports of the bridge.
-        ends = [end for other in {path.uplink, None} for end in ((path.tap, other), (other, path.tap))]
+        others = dict.fromkeys((path.uplink, None))
+        ends = [end for other in others for end in ((path.tap, other), (other, path.tap))]
         for chain, kind, (into, out) in product(self.filters.chains, kinds, ends):
             judged = judge(chain, _frame(chain, kind, path, into, out))
             if judged.then is not Then.ACCEPT:
