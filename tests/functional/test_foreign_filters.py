@@ -115,7 +115,10 @@ def test_the_switches_of_br_netfilter_are_seen(hypervisor: Host, vms: tuple[TapV
         sysctl(on, "iptables", 1)
 
 
-def test_rules_of_iptables_legacy_are_judged(hypervisor: Host, vms: tuple[TapVm, TapVm]) -> None:
+@pytest.mark.parametrize(("program", "mark"), [("iptables-legacy", " (legacy)"), ("iptables-nft", "")])
+def test_rules_of_iptables_are_judged(
+    hypervisor: Host, vms: tuple[TapVm, TapVm], program: str, mark: str
+) -> None:
     a, _ = vms
     on = hypervisor
     rules = [
@@ -123,17 +126,18 @@ def test_rules_of_iptables_legacy_are_judged(hypervisor: Host, vms: tuple[TapVm,
         "-N OTHERS",
         "-A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
         "-A FORWARD -i docker0 -j ACCEPT",
+        "-A FORWARD -m physdev --physdev-is-bridged --physdev-out vnic+ -j DROP",
         f"-A FORWARD -o {BRIDGE[:3]}+ -j OTHERS",
         "-A OTHERS ! -p tcp -j RETURN",
         "-A OTHERS -p tcp --dport 22 -j ACCEPT",
     ]
     try:
         for rule in rules:
-            on.sh("iptables-legacy", *rule.split())
+            on.sh(program, *rule.split())
         on.repair()
         assert states(on) == {"degraded"} and not a.pings("10.0.0.2")
         found = findings(on)["foreign-filter"]
-        policy = "the policy of chain FORWARD of table ip filter (legacy)"
+        policy = f"the policy of chain FORWARD of table ip filter{mark}"
         assert found["found"].startswith(
             f"{policy} drops frames with UDP over IPv4, ICMP over IPv4, on {BRIDGE}"
         )
@@ -141,9 +145,9 @@ def test_rules_of_iptables_legacy_are_judged(hypervisor: Host, vms: tuple[TapVm,
         on.repair()
         assert states(on) == {"active"} and a.reaches("10.0.0.2"), found["fix"]
     finally:
-        on.sh("iptables-legacy", "-P", "FORWARD", "ACCEPT")
-        on.sh("iptables-legacy", "-F")
-        on.sh("iptables-legacy", "-X")
+        on.sh(program, "-P", "FORWARD", "ACCEPT")
+        on.sh(program, "-F")
+        on.sh(program, "-X")
 
 
 JUDGED: dict[str, tuple[str, bool | None]] = {
