@@ -118,7 +118,7 @@ class OpenFlow:
             else [(cookie, _WHOLE_COOKIE) for cookie in sorted(set(cookies))]
         )
         asked = {xid: m.request_flows(xid, *cookie) for xid, cookie in enumerate(wanted, 1)}
-        return self._exchange(bridge, [[*asked.values()]], deadline, partial(_all_flows, asked))
+        return self._exchange(bridge, [[*asked.values()]], deadline, partial(_all, m.read_flows, asked))
 
     def replace(
         self,
@@ -359,30 +359,27 @@ def _refuse_errors(bridge: str, answers: Sequence[m.Message], flows: Mapping[int
             raise HostError(f"{bridge}: OVS refused {of}: {m.error_name(answer)}", step=STEP)
 
 
-def _all_flows(requests: Collection[int], answers: Sequence[m.Message]) -> list[Flow]:
-    """The flows of the parts that answer the requests with these transaction ids. Raises: Malformed."""
-    flows: list[Flow] = []
+def _all(
+    read: Callable[[m.Message], tuple[list[_T], bool]],
+    requests: Collection[int],
+    answers: Sequence[m.Message],
+) -> list[_T]:
+    """What the parts have that answer the requests with these transaction ids. Raises: Malformed."""
+    all_: list[_T] = []
     incomplete = set(requests)
     for answer in answers:
-        found, more = m.read_flows(answer)
-        flows += found
+        found, more = read(answer)
+        all_ += found
         if not more:
             incomplete.discard(answer.xid)
     if incomplete:
         raise m.Malformed("an answer without its last part")
-    return flows
+    return all_
 
 
 def _all_ports(answers: Sequence[m.Message]) -> list[m.PortState]:
-    """The ports of the parts of an answer. Raises: Malformed."""
-    ports: list[m.PortState] = []
-    more = True
-    for answer in answers:
-        found, more = m.read_ports(answer)
-        ports += found
-    if more:
-        raise m.Malformed("an answer without its last part")
-    return ports
+    """The ports of the answer to one request. Raises: Malformed."""
+    return _all(m.read_ports, {answer.xid for answer in answers} or {0}, answers)
 
 
 def _counts(answers: Sequence[m.Message]) -> tuple[int, int]:
@@ -396,7 +393,7 @@ def _committed(requests: Collection[int], answers: Sequence[m.Message]) -> list[
     """The flows that answer the requests sent with a commit. Raises: Malformed."""
     if [answer.kind for answer in answers[:1]] != [m.BUNDLE_CONTROL]:
         raise m.Malformed("nothing to the commit of a bundle")
-    return _all_flows(requests, answers[1:])
+    return _all(m.read_flows, requests, answers[1:])
 
 
 def _fragments_matched(answers: Sequence[m.Message]) -> bool:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from netplugin.host.flow import Flow, is_marked
 from netplugin.host.flow_actions import output
@@ -211,23 +212,35 @@ def read_count(reply: Message) -> int:
     return int(_AGGREGATE_STATS.unpack_from(data, 8)[2])
 
 
+def _entries(
+    reply: Message, kind: int, form: struct.Struct, length_at: int, what: str
+) -> Iterator[tuple[tuple[Any, ...], bytes]]:
+    """Yield the head and the rest of each entry of a part of an answer. Raises: Malformed.
+
+    ``length_at``: where in the head its length is.
+    """
+    data = reply.body
+    if reply.kind != _MULTIPART_REPLY or data[:2] != kind.to_bytes(2, "big") or len(data) < 8:
+        raise Malformed(f"a multipart reply that is not of {what}s")
+    at = 8
+    while at < len(data):
+        if len(data) - at < form.size:
+            raise Malformed(f"a part of a {what}")
+        head = form.unpack_from(data, at)
+        end = at + head[length_at]
+        if end < at + form.size or end > len(data):
+            raise Malformed(f"a {what} that ends behind its message")
+        yield head, data[at + form.size : end]
+        at = end
+
+
 def read_flows(reply: Message) -> tuple[list[Flow], bool]:
     """The flows of a part of the answer, and whether more parts follow. Raises: Malformed."""
-    data = reply.body
-    if reply.kind != _MULTIPART_REPLY or data[:2] != _FLOW_STATS.to_bytes(2, "big") or len(data) < 8:
-        raise Malformed("a multipart reply that is not of flows")
-    flows, at = [], 8
-    while at < len(data):
-        if len(data) - at < _STATS.size:
-            raise Malformed("a part of a flow")
-        length, table, _, _, priority, *options, cookie, _, _ = _STATS.unpack_from(data, at)
-        rest = data[at + _STATS.size : at + length]
-        at += length
-        if length < _STATS.size or at > len(data):
-            raise Malformed("a flow that ends behind its message")
-        fields, actions = _read_rule(rest)
-        flows.append(Flow(cookie, priority, fields, actions, table, tuple(options)))
-    return flows, bool(data[3] & _MORE)
+    flows = []
+    for head, rest in _entries(reply, _FLOW_STATS, _STATS, 0, "flow"):
+        _, table, _, _, priority, *options, cookie, _, _ = head
+        flows.append(Flow(cookie, priority, *_read_rule(rest), table, tuple(options)))
+    return flows, bool(reply.body[3] & _MORE)
 
 
 def _read_rule(rest: bytes) -> tuple[bytes, bytes]:
@@ -334,19 +347,9 @@ def request_ports(xid: int) -> bytes:
 
 def read_ports(reply: Message) -> tuple[list[PortState], bool]:
     """The ports of a part of the answer, and whether more parts follow. Raises: Malformed."""
-    data = reply.body
-    if reply.kind != _MULTIPART_REPLY or data[:2] != _PORT_DESC.to_bytes(2, "big") or len(data) < 8:
-        raise Malformed("a multipart reply that is not of ports")
-    ports, at = [], 8
-    while at < len(data):
-        if len(data) - at < _PORT.size:
-            raise Malformed("a part of a port")
-        number, length, address, _, config, _ = _PORT.unpack_from(data, at)
-        at += length
-        if length < _PORT.size or at > len(data):
-            raise Malformed("a port that ends behind its message")
-        ports.append(PortState(number, address, config))
-    return ports, bool(data[3] & _MORE)
+    found = _entries(reply, _PORT_DESC, _PORT, 1, "port")
+    ports = [PortState(number, address, config) for (number, _, address, _, config, _), _ in found]
+    return ports, bool(reply.body[3] & _MORE)
 
 
 def set_port(xid: int, port: PortState, *, shut: bool) -> bytes:

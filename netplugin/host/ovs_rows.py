@@ -47,45 +47,16 @@ TUNNEL_TYPES: Mapping[str, tuple[tuple[int, ...], int]] = {
 
 #: The columns that are read, by table.
 COLUMNS = {
-    "Open_vSwitch": [
-        "bridges",
-        "next_cfg",
-        "cur_cfg",
-        "other_config",
-        "dpdk_initialized",
-        "dpdk_version",
-        "ovs_version",
-        "iface_types",
-        "external_ids",
-    ],
-    "Bridge": ["name", "ports", "datapath_type", "fail_mode", "external_ids"],
-    "Port": [
-        "name",
-        "interfaces",
-        "tag",
-        "vlan_mode",
-        "bond_mode",
-        "lacp",
-        "qos",
-        "external_ids",
-    ],
-    "Interface": [
-        "name",
-        "type",
-        "options",
-        "external_ids",
-        "mtu_request",
-        "mtu",
-        "ofport",
-        "error",
-        "ifindex",
-        "link_state",
-        "status",
-        "ingress_policing_rate",
-        "ingress_policing_burst",
-        "other_config",
-    ],
-    "QoS": ["type", "other_config", "external_ids"],
+    table: columns.split()
+    for table, columns in {
+        "Open_vSwitch": "bridges next_cfg cur_cfg other_config dpdk_initialized dpdk_version ovs_version "
+        "iface_types external_ids",
+        "Bridge": "name ports datapath_type fail_mode external_ids",
+        "Port": "name interfaces tag vlan_mode bond_mode lacp qos external_ids",
+        "Interface": "name type options external_ids mtu_request mtu ofport error ifindex link_state status "
+        "ingress_policing_rate ingress_policing_burst other_config",
+        "QoS": "type other_config external_ids",
+    }.items()
 }
 #: The columns that this can do without: releases of OVS have come to have them since 2.4.
 MAY_LACK = {
@@ -153,23 +124,11 @@ class OvsInterface:
         """The values of a row of the database."""
         status = row["status"]
         return cls(
-            name=row["name"],
-            type=row["type"],
-            options=row["options"],
-            external_ids=row["external_ids"],
-            mtu_request=row["mtu_request"],
-            mtu=row["mtu"],
-            ofport=row["ofport"],
-            error=row["error"],
-            link_state=row["link_state"],
+            **{name: value for name, value in row.items() if name != "status"},
             connected=status.get("status") == "connected",
             connection={"connected": True, "disconnected": False}.get(status.get("status", "")),
             queues=_queues(status),
-            ingress_policing_rate=row["ingress_policing_rate"],
-            ingress_policing_burst=row["ingress_policing_burst"],
-            other_config=row["other_config"],
             numa_node=_numa_node(status),
-            ifindex=row["ifindex"],
         )
 
     @property
