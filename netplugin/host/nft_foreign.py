@@ -75,7 +75,7 @@ def read_foreign(channel: Channel, ours: Collection[tuple[str, str]]) -> tuple[B
             bases[table].append(chain)
     found: list[BaseChain] = []
     for (family, name), chains in sorted(bases.items()):
-        filters = Filters(family, name, chains=_Table(channel, family, name).chains())
+        filters = Filters(family, name, chains=_chains(channel, family, name))
         found += [_base(chain, filters) for chain in chains]
     return tuple(found)
 
@@ -93,45 +93,31 @@ def _base(chain: _Attributes, table: Filters) -> BaseChain:
     )
 
 
-class _Table:
-    """Reads a table. Raises: see ``read_foreign``."""
+def _chains(channel: Channel, family: str, table: str) -> Mapping[str, tuple[Rule, ...]]:
+    number_of = {name: number for number, name in FAMILIES.items()}
 
-    def __init__(self, channel: Channel, family: str, name: str) -> None:
-        self._number = next(number for number, each in FAMILIES.items() if each == family)
-        self._channel = channel
-        self._name = name
-        self._sets: dict[str, _Attributes] | None = None
+    def listed(kind: int, more: bytes = b"") -> list[_Attributes]:
+        request = Message(kind, text_attribute(_TABLE, table) + more)
+        return [dict(attributes(each, HEAD)) for each in dump(channel, number_of[family], request)]
 
-    def chains(self) -> Mapping[str, tuple[Rule, ...]]:
-        rules: dict[str, list[bytes]] = defaultdict(list)
-        for each in self._dump(_GETRULE):
-            rules[text(each.get(_RULE_CHAIN))].append(each.get(_RULE_EXPRESSIONS, b""))
-        return {
-            chain: tuple(rule for number, each in enumerate(of, 1) for rule in _rules(number, each, self._of))
-            for chain, of in rules.items()
-        }
+    rules: dict[str, list[bytes]] = defaultdict(list)
+    for each in listed(_GETRULE):
+        rules[text(each.get(_RULE_CHAIN))].append(each.get(_RULE_EXPRESSIONS, b""))
+    sets = {text(each.get(_SET_NAME)): each for each in listed(_GETSET) if text(each.get(_TABLE)) == table}
 
-    def _dump(self, kind: int, more: bytes = b"") -> list[_Attributes]:
-        body = text_attribute(_TABLE, self._name) + more
-        return [
-            dict(attributes(each, HEAD)) for each in dump(self._channel, self._number, Message(kind, body))
-        ]
+    def elements_of(name: str) -> _Elements:
+        of = sets.get(name, {})
+        kind, flags = _number(of.get(_SET_KEY_TYPE)), _number(of.get(_SET_FLAGS))
+        if not of or kind >= _CONCATENATED or kind in _ADDRESSES or flags & (_EVAL | _CONCATENATION):
+            return _UNKNOWN  # its keys are not worth reading
+        messages = listed(_GETSETELEM, text_attribute(_ELEMENTS_SET, name))
+        found = [_nested(each) for message in messages for _, each in attributes(message.get(_ELEMENTS, b""))]
+        return _elements(found, flags, _number(of.get(_SET_KEY_LEN)))
 
-    def _of(self, name: str) -> _Elements:
-        """Return the elements of a set whose keys are worth reading."""
-        if self._sets is None:
-            listed = self._dump(_GETSET)
-            self._sets = {text(s.get(_SET_NAME)): s for s in listed if text(s.get(_TABLE)) == self._name}
-        parts = self._sets.get(name, {})
-        kind, flags = _number(parts.get(_SET_KEY_TYPE)), _number(parts.get(_SET_FLAGS))
-        if not parts or kind >= _CONCATENATED or kind in _ADDRESSES or flags & (_EVAL | _CONCATENATION):
-            return _UNKNOWN
-        found = [
-            _nested(element)
-            for message in self._dump(_GETSETELEM, text_attribute(_ELEMENTS_SET, name))
-            for _, element in attributes(message.get(_ELEMENTS, b""))
-        ]
-        return _elements(found, flags, _number(parts.get(_SET_KEY_LEN)))
+    return {
+        chain: tuple(rule for number, each in enumerate(of, 1) for rule in _rules(number, each, elements_of))
+        for chain, of in rules.items()
+    }
 
 
 def _elements(found: list[dict[int, bytes]], flags: int, length: int) -> _Elements:
@@ -148,7 +134,7 @@ def _elements(found: list[dict[int, bytes]], flags: int, length: int) -> _Elemen
     keys.sort(key=lambda each: (each[0], not each[1]))
     following = [*(int.from_bytes(key, "big") for key, *_ in keys[1:]), 1 << 8 * length]
     return tuple(
-        (key, (after - 1).to_bytes(length, "big"), then)
+        (key, (max(after, 1) - 1).to_bytes(length, "big"), then)
         for (key, is_end, then), after in zip(keys, following, strict=True)
         if not is_end
     )
