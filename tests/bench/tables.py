@@ -15,7 +15,10 @@ from tests.bench.values import Run, Series
 Cells = Sequence[str]
 
 #: Of ways whose name does not say what they leave out.
-_NAMES = {"os-vif-bridge": "os-vif 4, the bridge alone: it makes no port"}
+_NAMES = {
+    "usual-tools": "ovsdbapp, then ovs-ofctl: port, filter, read back",
+    "os-vif-bridge": "os-vif 4, the bridge alone: it makes no port",
+}
 
 
 def markdown(run: Run) -> str:

@@ -9,13 +9,18 @@ _TIMEOUT_S = 120
 
 
 class Ovsdbapp:
+    prefix = "app"
+
     def __init__(self, address: str, bridge: str) -> None:
         idl = connection.OvsdbIdl.from_server(address, "Open_vSwitch")
         self._api = OvsdbIdl(connection.Connection(idl, _TIMEOUT_S))
         self._bridge = bridge
 
+    def name(self, number: int) -> str:
+        return f"{self.prefix}{number}"
+
     def plug(self, number: int) -> None:
-        name = f"app{number}"
+        name = self.name(number)
         port = [("tag", 100), ("vlan_mode", "access")]
         interface = [
             ("type", "dpdkvhostuserclient"),
@@ -30,7 +35,7 @@ class Ovsdbapp:
             transaction.add(self._api.db_set("Interface", name, *interface))
 
     def unplug(self, number: int) -> None:
-        self._api.del_port(f"app{number}", self._bridge).execute(check_error=True)
+        self._api.del_port(self.name(number), self._bridge).execute(check_error=True)
 
 
 def make(address: str, bridge: str) -> Ovsdbapp:

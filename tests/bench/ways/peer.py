@@ -1,6 +1,6 @@
 """A library that makes ports, in a process of its own: its threads and imports disturb nobody else's.
 
-    python -m tests.bench.ways.peer {os-vif|ovsdbapp|os-vif-bridge} ADDRESS BRIDGE
+    python -m tests.bench.ways.peer {os-vif|ovsdbapp|usual-tools|os-vif-bridge} ADDRESS BRIDGE
 
 It reads lines ``plug NUMBER`` and ``unplug NUMBER``, and answers each with the milliseconds that it took.
 """
@@ -29,6 +29,7 @@ class Maker(Protocol):
 MODULES = {
     "os-vif": "tests.bench.ways.osvif",
     "ovsdbapp": "tests.bench.ways.ovsdbapp_alone",
+    "usual-tools": "tests.bench.ways.usual_tools",
     "os-vif-bridge": "tests.bench.ways.osvif_bridge",
 }
 

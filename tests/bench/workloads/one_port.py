@@ -1,4 +1,4 @@
-"""One port on OVS-DPDK, beside os-vif, ovsdbapp and ovs-vsctl, on a host with more and more ports."""
+"""One port on OVS-DPDK, beside os-vif and the usual tools, on a host with more and more ports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measure(lab: OvsLab, record: Recorder, sizes: Sizes, ports: int, paths: Sequ
     lab.fill(ports)
     with ExitStack() as stack:
         ways: list[Way] = [ByAgent(lab.agent, addresses) for addresses in sizes.addresses]
-        for name in ("os-vif", "ovsdbapp") if paths else ():
+        for name in ("os-vif", "ovsdbapp", "usual-tools") if paths else ():
             ways.append(stack.enter_context(Peer(name, lab.ovs.connection, PEERS, paths)))
         ways.append(ByVsctl(lab.ovs, PEERS))
         stalls = stack.enter_context(Stalls(lab.ovs))

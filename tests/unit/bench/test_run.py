@@ -17,12 +17,13 @@ from tests.unit.bench.runs import run_of
 
 
 def measured(factor: float = 1.0) -> Run:
-    """A run with every figure that a goal asks for: met with a factor of 1."""
+    """A run with every figure that a goal or a table asks for: goals are met with a factor of 1."""
     record, times = Recorder(), 100
     for ports in (0, 100, 1000):
         record.add(names.ONE_PORT, "plug", *[7.0 * factor] * times, ports=ports, addresses=1)
         record.add(names.ONE_PORT, "own share", *[0.9 * factor] * times, ports=ports, addresses=1)
         record.add(names.ONE_PORT, "plug", *[10.0] * times, way="os-vif", ports=ports)
+        record.add(names.ONE_PORT, "plug", *[20.0] * times, way="usual-tools", ports=ports)
     record.add(names.DEFAULT_LOG, "plug", *[7.0 * factor] * times, ports=0, addresses=1)
     record.add(names.DEFAULT_LOG, "plug", *[17.0] * times, way="ovs-vsctl add-port", ports=0)
     record.add(names.TOGETHER, "at once", 100.0 * factor, ports=0, addresses=1)
@@ -60,8 +61,8 @@ def test_the_worst_number_of_ports_counts() -> None:
     for ports, ms in ((0, 5.0), (100, 15.0), (1000, 5.0)):
         record.add(names.ONE_PORT, "plug", ms, ms, ports=ports, addresses=1)
         record.add(names.ONE_PORT, "plug", 10.0, 10.0, way="os-vif", ports=ports)
-    to_100, at_1000, *_ = goals()
-    assert (to_100.find(run_of(record)), at_1000.find(run_of(record))) == (1.5, 0.5)
+    relative_to_os_vif, *_ = goals()
+    assert relative_to_os_vif.find(run_of(record)) == 1.5
 
 
 def test_a_run_is_kept_and_read(tmp_path: Path) -> None:
