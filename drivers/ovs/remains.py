@@ -14,9 +14,9 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from netplugin.api.errors import HostError
 from netplugin.host.names import DERIVED
@@ -29,6 +29,8 @@ _STEP = "socket-directory"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Entries after which the thread rests for as long as they took.
 _AT_ONCE = 256
+#: Pauses before what could not be removed is tried again, seconds: the first, and the longest.
+_AGAIN_S = (0.5, 60.0)
 
 
 def set_aside(path: str) -> None:
@@ -67,7 +69,7 @@ class Remover:
 
     @property
     def stuck(self) -> Mapping[str, str]:
-        """What cannot be removed, and why, by path. It is tried again with the next that is moved aside."""
+        """What cannot be removed, and why, by path. It is tried again until it is gone."""
         return dict(self._stuck)
 
     def start(self, base: Path) -> None:
@@ -81,27 +83,41 @@ class Remover:
         self._bases.put(base)
 
     def _run(self) -> None:
+        pause_s, longest_s = _AGAIN_S
         while True:
-            aside = self._bases.get() / ASIDE
-            self._stuck = {path: why for path, why in self._stuck.items() if Path(path).parent != aside}
             try:
-                require_own_directory(aside)
-                with opened(os.open(aside, _DIRECTORY)) as top:
-                    while name := self._next(aside, top):
-                        self._remove(aside, top, name)
-            except OSError as refused:
-                LOG.error("%s cannot be cleared: %s", aside, refused)
+                bases = {self._bases.get(timeout=pause_s if self._stuck else None)}
+                pause_s = _AGAIN_S[0]
+            except Empty:
+                bases = {Path(path).parent.parent for path in self._stuck}
+                pause_s = min(2 * pause_s, longest_s)
+            for base in bases:
+                self._clear_all(base / ASIDE)
 
-    def _next(self, aside: Path, top: int) -> str | None:
+    def _clear_all(self, aside: Path) -> None:
+        stuck: dict[str, str] = {}
+        try:
+            require_own_directory(aside)
+            with opened(os.open(aside, _DIRECTORY)) as top:
+                while name := self._next(aside, top, stuck):
+                    self._remove(aside, top, name, stuck)
+        except (OSError, HostError) as refused:
+            LOG.error("%s cannot be cleared: %s", aside, refused)
+        elsewhere = {path: why for path, why in self._stuck.items() if Path(path).parent != aside}
+        self._stuck = {**elsewhere, **stuck}
+
+    def _next(self, aside: Path, top: int, stuck: Collection[str]) -> str | None:
         with os.scandir(top) as entries:
-            return next((each.name for each in entries if str(aside / each.name) not in self._stuck), None)
+            return next((each.name for each in entries if str(aside / each.name) not in stuck), None)
 
-    def _remove(self, aside: Path, top: int, name: str) -> None:
+    def _remove(self, aside: Path, top: int, name: str, stuck: dict[str, str]) -> None:
+        path = str(aside / name)
         try:
             self._clear(top, name)
         except OSError as refused:
-            self._stuck[str(aside / name)] = refused.strerror or str(refused)
-            LOG.warning("%s cannot be removed: %s", aside / name, refused.strerror)
+            stuck[path] = refused.strerror or str(refused)
+            if path not in self._stuck:
+                LOG.warning("%s cannot be removed: %s", path, refused.strerror)
 
     def _clear(self, top: int, name: str) -> None:
         """Remove a file; or the files in a directory, and itself, with its directories moved next to it.

@@ -13,6 +13,7 @@ import re
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tests.lab.namespaces import within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
 
+#: How long the agent may take to remove what is aside, seconds; then it counts as left.
+_CLEARED_S = 60.0
 #: A line for each thing that is there.
 State = frozenset[str]
 
@@ -146,6 +149,13 @@ def _steady(value: Any, link: Mapping[str, Any]) -> Any:
 
 def _rates(text: str) -> str:
     return ",".join(sorted(set(re.findall(r'"(?:rate|burst|kind|prio|mtu)": ?[^,}]*', text))))
+
+
+def wait_until_cleared(aside: Path) -> None:
+    """Wait for the agent's thread that removes what has been moved aside, as long as it may take."""
+    deadline = time.monotonic() + _CLEARED_S
+    while aside.exists() and any(aside.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def of_files(*directories: Path) -> Iterator[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drivers.ovs.remains import ASIDE
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run
 from tests.lab.service import service
@@ -41,6 +42,7 @@ class OvsHost:
     wires: Collection[str]
 
     def state(self) -> host_state.State:
+        host_state.wait_until_cleared(self.agent.directory / "vhost" / ASIDE)
         return host_state.compared(
             host_state.of_ovs(self.ovs),
             host_state.of_links(without=("nic0", *self.wires)),

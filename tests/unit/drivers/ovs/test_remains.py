@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from drivers.ovs import commands as c
-from drivers.ovs.remains import ASIDE, REMOVER, set_aside
+from drivers.ovs import remains
+from drivers.ovs.remains import ASIDE, REMOVER, Remover, set_aside
 from netplugin.api.errors import HostError
 from tests.lab.processes import wait_for
 
@@ -86,3 +89,25 @@ def test_what_was_not_removed_is_removed_after_a_restart(base: Path) -> None:
     (base / ASIDE / "left/over").mkdir(parents=True)
     REMOVER.start(base)
     wait_for(lambda: not any((base / ASIDE).iterdir()), 60, "all is removed")
+
+
+def test_what_could_not_be_removed_is_tried_again_until_it_is(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remains, "_AGAIN_S", (0.01, 0.01))
+    remover, chmod, fails = Remover(), os.fchmod, threading.Event()
+    fails.set()
+
+    def refused(*args: int) -> None:
+        if fails.is_set():
+            raise OSError(errno.EIO, "the disk is broken")
+        chmod(*args)
+
+    monkeypatch.setattr(os, "fchmod", refused)
+    (base / ASIDE / "left/over").mkdir(parents=True)
+    remover.start(base)
+    wait_for(lambda: remover.stuck, 60, "it is told")
+    assert remover.stuck == {str(base / ASIDE / "left"): "the disk is broken"}
+    fails.clear()
+    wait_for(lambda: not any((base / ASIDE).iterdir()), 60, "all is removed")
+    wait_for(lambda: not remover.stuck, 60, "nothing is left")
