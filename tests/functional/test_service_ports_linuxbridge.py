@@ -13,6 +13,7 @@ import pytest
 
 from drivers.linuxbridge.segments import Segment
 from netplugin.host.names import TAP, device_name
+from tests.lab.namespaces import ANSWER_S
 from tests.lab.processes import wait_for
 from tests.lab.service import Service, service
 from tests.lab.switch import switch, wire
@@ -98,7 +99,7 @@ def test_it_and_the_vms_of_its_network_alone_reach_each_other(
         hypervisor.vm("a", make_spec(1, network), "10.0.0.1") as a,
         hypervisor.vm("b", make_spec(2, OTHER), "10.0.0.2") as b,
     ):
-        assert a.reaches(dhcp.address) and dhcp.pings(a.address)
+        assert a.reaches(dhcp.address) and dhcp.pings(a.address, ANSWER_S)
         assert not b.pings(dhcp.address), "it is on another network"
 
 

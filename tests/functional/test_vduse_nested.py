@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.lab.driven import Driven
-from tests.lab.namespaces import namespace, within
+from tests.lab.namespaces import ANSWER_S, namespace, within
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
 from tests.lab.vm import DEVICE, Vm
@@ -73,7 +73,7 @@ def test_a_vm_and_a_container_on_one_vlan(process: Driven, ovs: PrivateOvs, tmp_
             wait_for(lambda: settled(process), WAIT_S, "it is right again")
             meet("they meet after a restart")
             delete_refused(process, "a")
-            assert pings("na", 2), "the VM that holds its device keeps its network"
+            assert pings("na", 2, wait_s=ANSWER_S), "the VM that holds its device keeps its network"
         wait_for(lambda: gone(process, "a"), WAIT_S, "the port goes with the VM")
         removed(process, "b")
     assert_nothing_left(ovs)

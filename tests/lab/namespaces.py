@@ -26,10 +26,15 @@ def within(name: str | None, command: Sequence[Argument]) -> list[Argument]:
     return [*(("ip", "netns", "exec", name) if name else ()), *command]
 
 
-def pings(source: str | None, address: str, count: int = 1) -> bool:
-    """Whether an address answers to each of these pings from a namespace, or (None) from where we are."""
+#: For an answer that must come: a busy machine may take so long. Nobody waits after it has come.
+ANSWER_S = 30
+
+
+def pings(source: str | None, address: str, count: int = 1, wait_s: int = 1) -> bool:
+    """Whether an address answers, to one of so many pings from a namespace, or (None) from where we are."""
+    ping = ["ping", "-c", str(count), "-i", "0.2", "-W", str(wait_s), address]
     try:
-        run(within(source, ["ping", "-c", str(count), "-i", "0.2", "-W", "1", address]), timeout=10 + count)
+        run(within(source, ping), timeout=10 + count + wait_s)
     except CommandError:
         return False
     return True

@@ -75,8 +75,8 @@ class Service:
     def ip(self, *words: str) -> str:
         return run(within(self.name, ["ip", *words]))
 
-    def pings(self, address: str) -> bool:
-        return pings(self.name, address)
+    def pings(self, address: str, wait_s: int = 1) -> bool:
+        return pings(self.name, address, wait_s=wait_s)
 
     def dnsmasq(self, directory: Path, first: str, last: str) -> Daemon:
         """A DHCP server for addresses of this range."""

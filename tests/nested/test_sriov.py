@@ -18,7 +18,7 @@ from drivers.vf.kernel import LIBVIRT_STATE
 from tests.docs.unit_file import settings
 from tests.lab.agent import PrivateAgent
 from tests.lab.libvirtd import PrivateLibvirt
-from tests.lab.namespaces import namespace, within
+from tests.lab.namespaces import ANSWER_S, namespace, within
 from tests.lab.processes import Daemon, run, wait_for
 from tests.lab.traffic_taps import TapVm
 from tests.nested import nics
@@ -152,7 +152,7 @@ def test_a_vf_with_its_mac_and_vlan_on_the_wire_and_back(
         assert (mine["state"], mine["port_id"]) == ("allocated", "nic1")
         status, problem = agent.call("DELETE", "/v1/ports/nic1")
         assert (status, problem["code"]) == (409, "conflict") and "in use" in problem["detail"]
-        assert ping("10.9.0.5"), "a late delete takes nothing from a VM that runs"
+        assert ping("10.9.0.5", wait_s=ANSWER_S), "a late delete takes nothing from a VM that runs"
     wait_for(lambda: agent.get("/v1/ports/nic1")[0] == 404, DEADLINE_S, "the port goes with the VM")
     assert whole_state(pf, functions()) == before
 

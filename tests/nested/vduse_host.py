@@ -108,8 +108,8 @@ def into(container: str, binding: Any, number: int) -> None:
     run(within(container, ["ip", "link", "set", "eth0", "up"]))
 
 
-def pings(source: str, number: int, count: int = 1) -> bool:
-    return namespaces.pings(source, address(number), count)
+def pings(source: str, number: int, count: int = 1, wait_s: int = 1) -> bool:
+    return namespaces.pings(source, address(number), count, wait_s)
 
 
 def vm(binding: Any, number: int, log: Path) -> Testpmd:

@@ -81,6 +81,6 @@ def functions() -> list[str]:
     return [(nics.device(PF.pci) / f"virtfn{n}").resolve().name for n in range(VFS)]
 
 
-def ping(address: str, count: int = 1) -> bool:
+def ping(address: str, count: int = 1, wait_s: int = 1) -> bool:
     """Whether it answers, from the far end."""
-    return pings(FAR, address, count)
+    return pings(FAR, address, count, wait_s)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from netplugin.host.names import SHAPER, TAP, device_name
+from tests.lab.namespaces import ANSWER_S
 from tests.lab.processes import wait_for
 from tests.lab.switch import switch
 from tests.lab.traffic_hosts import Host, host, make_spec
@@ -80,7 +81,7 @@ def test_each_direction_has_its_rate(hypervisor: Host, vms: tuple[TapVm, TapVm])
 def test_one_direction_changes_without_the_other(hypervisor: Host, vms: tuple[TapVm, TapVm]) -> None:
     a, _ = vms
     hypervisor.plug("a", spec(ingress_kbps=RATE, egress_kbps=RATE))
-    assert a.pings(B)
+    assert a.pings(B, wait_s=ANSWER_S)
     before = {device: qdisc(hypervisor, device) for device in (TAP_A, SHAPER_A)}
     hypervisor.plug("a", spec(ingress_kbps=RATE, egress_kbps=RATE // 2))
     after = {device: qdisc(hypervisor, device) for device in (TAP_A, SHAPER_A)}
@@ -90,16 +91,16 @@ def test_one_direction_changes_without_the_other(hypervisor: Host, vms: tuple[Ta
         assert after[device]["handle"] == found["handle"] == "6e70:"
         assert after[device]["packets"] >= found["packets"] > 0, "the same one, changed in place"
     hypervisor.plug("a", spec(ingress_kbps=RATE))
-    assert SHAPER_A not in hypervisor.links() and a.pings(B)
+    assert SHAPER_A not in hypervisor.links() and a.pings(B, wait_s=ANSWER_S)
     assert "mirred" not in hypervisor.sh("tc", "filter", "show", "dev", TAP_A, "ingress")
     hypervisor.plug("a", spec())
-    assert qdisc(hypervisor, TAP_A)["kind"] != "tbf" and a.pings(B)
+    assert qdisc(hypervisor, TAP_A)["kind"] != "tbf" and a.pings(B, wait_s=ANSWER_S)
 
 
 def test_the_filter_holds_on_a_port_with_rates(hypervisor: Host, vms: tuple[TapVm, TapVm]) -> None:
     a, b = vms
     hypervisor.plug("a", spec(egress_kbps=RATE))
-    assert a.pings(B)
+    assert a.pings(B, wait_s=ANSWER_S)
     a.ip("address", "add", "10.0.0.66/32", "dev", "eth0")
     b.ip("neighbour", "replace", "10.0.0.66", "lladdr", a.mac, "dev", "eth0")
     with b.listening() as arrivals:
@@ -129,7 +130,7 @@ def test_a_rate_that_is_taken_away_is_back_at_once(
     whole = state(hypervisor)
     hypervisor.sh(*break_it)
     wait_for(lambda: state(hypervisor) == whole, 30, "the limits are back")
-    assert vms[0].pings(B)
+    assert vms[0].pings(B, wait_s=ANSWER_S)
 
 
 def state(host: Host) -> object:
