@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.lab.namespaces import entered, namespace, within
-from tests.lab.processes import CommandError, run
+from tests.lab.processes import CommandError, run, wait_for
 
 NIC = "eth0"
 _TUNSETIFF = 0x400454CA
@@ -86,7 +86,7 @@ class TapVm:
             return False
         return True
 
-    def reaches(self, address: str, size: int = 56, deadline_s: float = 15.0) -> bool:
+    def reaches(self, address: str, size: int = 56, deadline_s: float = 60.0) -> bool:
         """Pings until one is answered: a bridge port forwards a moment after its carrier is there."""
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
@@ -131,6 +131,28 @@ class TapVm:
                     time.sleep(late)  # the pace is the load that is offered
                 outbox.send(_STAMP.pack(number).ljust(size, b"\0"))
         return count
+
+    @contextmanager
+    def streaming(self, to: str, *, size: int) -> Iterator[list[int]]:
+        """Send a datagram each millisecond for the time of the block; the numbers of those that were sent.
+
+        After a time without a CPU it goes on at the same pace: more at once might not find room on their way.
+        """
+        with entered(self.name):
+            outbox = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sent: list[int] = []
+
+        def send(stop: threading.Event) -> None:
+            while not stop.wait(0.001):
+                outbox.send(_STAMP.pack(len(sent)).ljust(size, b"\0"))
+                sent.append(len(sent))
+
+        with outbox:
+            outbox.connect((to, _PORT))
+            with _thread(send):
+                yield sent
+                so_far = len(sent)
+                wait_for(lambda: len(sent) > so_far, 60, "it still sends")
 
 
 @dataclass
