@@ -304,10 +304,14 @@ class Guest:
         self.check(f"ip link set {name} up && ip addr add {address} dev {name}")
         return name
 
-    def pings(self, address: str, count: int = 3) -> bool:
-        """Whether every one of some pings is answered."""
-        status, output = self.run(f"ping -c {count} -W 2 {address}", 60.0 + 2 * count)
-        return status == 0 and f"{count} packets received" in output
+    def pings(self, address: str, count: int = 3, wait_s: int = 30, size: int = 56) -> bool:
+        """Whether every one of some pings is answered; ``size`` is the payload in bytes.
+
+        One by one: of several, busybox waits for the last for a second only, if others were answered.
+        """
+        ping = f"ping -c 1 -W {wait_s} -s {size} {address}"
+        pings = f"for i in $(seq {count}); do {ping} || exit 1; done"
+        return self.run(pings, 60.0 + wait_s * count).status == 0
 
     def wait_pings(self, address: str, deadline_s: float = 90.0) -> None:
         """Wait until the address answers."""

@@ -129,6 +129,9 @@ class Hypervisor(Running):
         port = self.call("PUT", f"/v1/ports/{nic.port_id}", nic.spec(vlan_id, **fields))
         if not isinstance(port, dict) or port["state"] != "active":
             raise LabError(f"{nic.port_id} is not active: {port}")
+        if nic.backend == OVS_BACKEND:
+            # Until then the datapath may do what it did before: vswitchd goes through its flows by and by.
+            self.ovs.appctl("revalidator/wait")
         return port
 
     def unplug(self, nics: Sequence[Nic]) -> None:

@@ -60,16 +60,19 @@ def believed(guest: Guest, device: str, address: str) -> str:
 def echo_requests(guest: Guest, to: str, count: int, source: str | None = None) -> None:
     """Send some, whether they are answered or not, and wait a second for the last answer."""
     origin = f"-I {source}" if source else ""
-    output = guest.run(f"ping -c {count} -i 0.2 -W 1 {origin} {to}", 10 + 2 * count).output
+    output = guest.run(f"ping -c {count} -i 0.2 -W 1 {origin} {to}", 60).output
     if f"{count} packets transmitted" not in output:
         raise LabError(f"guest {guest.name} did not send {count} pings: {output}")
 
 
-def leased(guest: Guest, device: str) -> str | None:
-    """The address that a DHCP server gives the guest, which sets it; None if it is offered none."""
+def leased(guest: Guest, device: str, tries: int = 3) -> str | None:
+    """The address that a DHCP server gives the guest, which sets it; None if it is offered none.
+
+    It asks once a second.
+    """
     script = "[ $1 != bound ] || ip addr add $ip/24 dev $interface"
     guest.check(f"printf '#!/bin/sh\\n{script}\\n' >/tmp/bound && chmod +x /tmp/bound")
-    status, output = guest.run(f"udhcpc -i {device} -n -q -f -t 3 -T 1 -s /tmp/bound")
+    status, output = guest.run(f"udhcpc -i {device} -n -q -f -t {tries} -T 1 -s /tmp/bound")
     if status != 0:
         if "no lease" not in output:
             raise LabError(f"guest {guest.name}: udhcpc ended with {status}: {output}")
@@ -82,7 +85,7 @@ def claim_by_arp(guest: Guest, device: str, address: str) -> None:
 
     Three times in three seconds: for a second an entry that is new is not changed (locktime).
     """
-    guest.run(f"arping -U -c 3 -w 4 -I {device} -s {address} {address}", 10)
+    guest.run(f"arping -U -c 3 -w 4 -I {device} -s {address} {address}", 60)
 
 
 @contextmanager
