@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -23,6 +24,9 @@ DEVICE, _BACK = "eth0", "back0"
 #: IEEE 802.1: for experiments within one's own network.
 _ETHERTYPE = 0x88B5
 _HEADER = struct.Struct("!6s6sHI")
+
+#: What has not come after so long has been lost.
+LATE_S = 10.0
 
 # include/uapi/asm-generic/socket.h: beyond net.core.rmem_max, or frames may be lost in the ear.
 _RCVBUFFORCE = 33
@@ -108,14 +112,46 @@ class Vm(AbstractContextManager["Vm"]):
     def knows(self, address: str, mac: str) -> None:
         self._ip("neighbour", "replace", address, "lladdr", mac, "dev", DEVICE)
 
-    def send(self, to: str, count: int, size: int = 100, gap_s: float = 0.0) -> None:
+    def send(self, to: str, count: int, size: int = 100) -> None:
         """Frames of ours to a MAC, numbered from 0; ``size`` is the layer-3 payload."""
         with self._raw() as raw:
             for number in range(count):
-                head = _HEADER.pack(_packed(to), _packed(self.mac), _ETHERTYPE, number)
-                raw.send(head.ljust(14 + size, b"\0"))
-                if gap_s:
-                    time.sleep(gap_s)
+                raw.send(self._frame(to, number, size))
+
+    @contextmanager
+    def streaming(self, to: Vm, ear: Ear, under_way: int = 100) -> Iterator[list[int]]:
+        """Send frames to a VM, one every two milliseconds, for the time of the block; gives their numbers.
+
+        No more of them are under way than all on the way have room for, however long somebody waits for a
+        CPU: when so many more were sent than the ``ear`` has heard, those that are late are waited for.
+        """
+        sent: list[int] = []
+        stop = threading.Event()
+
+        def send() -> None:
+            lost = 0
+            with self._raw() as raw:
+                while not stop.wait(0.002):
+                    patience = time.monotonic() + LATE_S
+                    while len(sent) - lost - ear.listen() >= under_way:
+                        if stop.wait(0.002):
+                            return
+                        if time.monotonic() > patience:
+                            lost = len(sent) - ear.listen()
+                    raw.send(self._frame(to.mac, len(sent)))
+                    sent.append(len(sent))
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            yield sent
+        finally:
+            stop.set()
+            thread.join()
+
+    def _frame(self, to: str, number: int, size: int = 100) -> bytes:
+        head = _HEADER.pack(_packed(to), _packed(self.mac), _ETHERTYPE, number)
+        return head.ljust(14 + size, b"\0")
 
     @contextmanager
     def hears(self) -> Iterator[Ear]:
