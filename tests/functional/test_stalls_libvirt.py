@@ -15,7 +15,7 @@ from tests.lab.processes import wait_for
 #: Calls of each kind at a time: more than could each have a read of the host of its own in their time.
 CALLERS = 5
 #: More than the agent takes to read a host on which a daemon says nothing, in seconds.
-ANSWER_S, SOON_S = 90.0, 60.0
+ANSWER_S, SOON_S = 180.0, 60.0
 NIC, OTHER = Nic(BRIDGE_BACKEND, 1), Nic(BRIDGE_BACKEND, 2)
 VM = f"/v1/vms/{NIC.vm_id}"
 Call = tuple[str, str, Any]

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from tests.functional.conftest import BASE, make_spec
-from tests.functional.test_plug_ovs import planned, plug
+from tests.functional.test_plug_ovs import planned, until_plugged
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
 from tests.lab.steps import host_state
 
 #: Far more than [agent] operation_timeout and what comes on top of it to clean up, in seconds.
-ANSWER_S, OPERATION_S, SOON_S = 60.0, 6, 60.0
+ANSWER_S, OPERATION_S, SOON_S = 180.0, 6, 60.0
 #: What is put back only by the periodic look would not be put back in time.
 AGENT = {"operation_timeout": str(OPERATION_S), "reconcile_interval": "3600"}
 FILTERED = {"port_security": {"allowed_addresses": [{"ip": "10.0.0.5"}]}}
@@ -49,7 +49,7 @@ def test_a_daemon_that_is_stopped_never_hangs_the_agent(
     ovs: PrivateOvs, hasty: PrivateAgent, name: str
 ) -> None:
     """SIGSTOP under calls of each kind: all are answered, and health, lists and refusals at once."""
-    plug(hasty, "p0", make_spec(9, **FILTERED))
+    until_plugged(hasty, "p0", make_spec(9, **FILTERED))
     daemon = ovs.ovsdb if name == "ovsdb" else ovs.vswitchd
     calls = [
         ("PUT", "/v1/ports/p1", make_spec(1, **FILTERED)),
@@ -86,7 +86,7 @@ def test_a_daemon_that_is_stopped_never_hangs_the_agent(
 def test_a_database_that_is_empty_after_a_restart(ovs: PrivateOvs, hasty: PrivateAgent) -> None:
     """Both daemons start on a database without a row: every port, flow and bridge of ours comes back."""
     for number in range(1, 4):
-        plug(hasty, f"p{number}", make_spec(number, **FILTERED))
+        until_plugged(hasty, f"p{number}", make_spec(number, **FILTERED))
     before = host_state.compared(host_state.of_ovs(ovs))
     ovs.kill_vswitchd()
     ovs.stop_ovsdb()
