@@ -13,7 +13,7 @@ from tests.functional.test_plug_ovs import plug, ports
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.ovs_releases import OvsPrograms
-from tests.lab.processes import CommandError
+from tests.lab.processes import CommandError, wait_for
 
 MAX_SOCKETS = 1024
 
@@ -28,8 +28,10 @@ def test_an_ovs_without_dpdk(step: str, monkeypatch: pytest.MonkeyPatch) -> None
         PrivateAgent(BASE / "agent", ovs, ready=False) as agent,
     ):
         assert "dpdkvhostuserclient" not in ovs.get("Open_vSwitch", ".", "iface_types")
-        backend = agent.get("/v1/backends")[1][0]
-        assert not backend["usable"] and "dpdk" in backend["fix"]
+        wait_for(
+            lambda: "dpdk" in str(agent.get("/v1/backends")[1][0]["fix"]), 30, "it has looked at the host"
+        )
+        assert not agent.get("/v1/backends")[1][0]["usable"]
         status, error = agent.call("PUT", "/v1/ports/p1", make_spec())
         assert (status, error["code"], error["step"]) == (503, "backend_unavailable", step)
         assert agent.get("/v1/ports")[1] == []

@@ -34,7 +34,7 @@ def test_many_ports_get_their_filters_back_and_are_removed_in_one_call(
     ovs.kill_vswitchd()
     ovs.start_vswitchd()
     wait_for(lambda: len(_flows(ovs)) == len(before), DEADLINE_S, "all ports have their filters again")
-    assert planned(agent) == []
+    wait_for(lambda: planned(agent) == [], DEADLINE_S, "nothing is left to do")
     made = _transactions(ovs)
     status, body = agent.call("POST", "/v1/ports:batch", {"delete": ids})
     assert status == 200 and {result["status"] for result in body["results"]} == {204}, body

@@ -266,11 +266,15 @@ def test_ovs_is_told_to_balance_by_itself(ovs: PrivateOvs, agent: PrivateAgent) 
     wanted = {"enabled": True, "load_threshold": 71, "interval_minutes": 2}
     state = put(agent, auto_load_balance=wanted)
     assert state["settings"]["auto_load_balance"] == {**wanted, "improvement_threshold": 25}
-    log = (ovs.directory / "ovs-vswitchd.log").read_text()
-    assert "PMD auto load balance is enabled, interval 2 mins, pmd load threshold 71%" in log
+    until_logged(ovs, "PMD auto load balance is enabled, interval 2 mins, pmd load threshold 71%")
     put(agent, auto_load_balance={"enabled": False})
-    log = (ovs.directory / "ovs-vswitchd.log").read_text()
-    assert log.rstrip().count("PMD auto load balance is disabled") >= 1
+    until_logged(ovs, "PMD auto load balance is disabled")
+
+
+def until_logged(ovs: PrivateOvs, words: str) -> None:
+    """vswitchd writes its log by a thread of its own."""
+    log = ovs.directory / "ovs-vswitchd.log"
+    wait_for(lambda: words in log.read_text(), WAIT_S, f"vswitchd says {words!r}")
 
 
 # -- findings and metrics ------------------------------------------------------------------------
