@@ -72,8 +72,9 @@ def receiver() -> Iterator[Receiver]:
     made.stop()
 
 
-def private(*urls: str) -> PrivateAgent:
-    tasks = {"callback_allow": ",".join(urls), "callback_timeout": "2"}
+def private(*urls: str, timeout_s: int = 60) -> PrivateAgent:
+    """``timeout_s``: for a callback; who is not waited for is sent a result twice."""
+    tasks = {"callback_allow": ",".join(urls), "callback_timeout": str(timeout_s)}
     return PrivateAgent(BASE / "agent", None, {**OPTIONS, "tasks": tasks})
 
 
@@ -166,7 +167,7 @@ def test_an_answer_that_never_ends_is_given_up() -> None:
     """A byte of a header now and then: each keeps a limit on single reads from being reached."""
     with (
         Answering(b"HTTP/1.1 200 OK\r\nx-slow: ", b"a") as platform,
-        private(platform.url) as agent,
+        private(platform.url, timeout_s=2) as agent,
     ):
         send(agent, "t1", platform.url, "PUT", "/v1/ports/p1", make_spec(1))
         wait_for(lambda: task(agent, "t1")["attempts"] >= 1, DEADLINE_S, "the attempt has ended")

@@ -20,7 +20,9 @@ from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 from tests.unit.agents.test_tasks import Receiver
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
+#: For a receiver that answers: one that gets a result twice has not been waited for.
+PATIENT_S, IMPATIENT_S = "60", "3"
 #: Which dpdkvhostuser does not do.
 LEAST_RATE = {"min_egress_kbps": 1000}
 
@@ -42,7 +44,7 @@ def dead() -> Iterator[str]:
 
 @pytest.fixture
 def agent(ovs: PrivateOvs, receiver: Receiver, dead: str) -> Iterator[PrivateAgent]:
-    tasks = {"callback_allow": f"{receiver.url},{dead}", "callback_timeout": "3"}
+    tasks = {"callback_allow": f"{receiver.url},{dead}", "callback_timeout": PATIENT_S}
     with PrivateAgent(BASE / "agent", ovs, {"tasks": tasks}) as private:
         yield private
     for name in ovs.vsctl("list-br").split():
@@ -326,7 +328,7 @@ def test_a_callback_that_never_answers_blocks_nobody(
 
     assert not any(attempts()), "none of those that never answer was waited for"
     agent.kill()
-    agent.groups["tasks"]["callback_timeout"] = "3"
+    agent.groups["tasks"]["callback_timeout"] = IMPATIENT_S
     agent.start()
     # After a rest with one result, and not with all at once.
     wait_for(lambda: any(attempts()), DEADLINE_S, "they are given up")
