@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -173,10 +174,13 @@ def test_one_who_sends_too_much_is_told_to_wait_and_others_are_not(tmp_path: Pat
     with with_tokens(tmp_path, api={"changes_per_second": "1"}) as agent:
         url = f"{agent.url}/v1/ports/nothing"
         with httpx.Client(trust_env=False, timeout=DEADLINE_S) as client:
-            answers = [client.delete(url, headers=bearer("zstack")) for _ in range(30)]
+            assert client.delete(url, headers=bearer("zstack")).status_code == 204
+            # At once: one after the other a busy machine might take as long for each as is allowed.
+            with ThreadPoolExecutor(30) as callers:
+                calls = [callers.submit(client.delete, url, headers=bearer("zstack")) for _ in range(30)]
+            answers = [call.result() for call in calls]
             refused = [answer for answer in answers if answer.status_code == 503]
-            assert answers[0].status_code == 204
-            assert refused, "30 calls took less than the 28 s in which that many are allowed"
+            assert refused and {answer.status_code for answer in answers} <= {204, 503}
             assert refused[0].json()["code"] == "overloaded"
             assert int(refused[0].headers["Retry-After"]) >= 1
             assert client.delete(url, headers=bearer("ops")).status_code == 204
