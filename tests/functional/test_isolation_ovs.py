@@ -22,7 +22,7 @@ from tests.functional.conftest import BASE, make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.namespaces import namespace, within
 from tests.lab.ovs import PrivateOvs
-from tests.lab.processes import run, wait_for
+from tests.lab.processes import cpu_seconds, run, wait_for
 from tests.lab.raw_frames import Arrival, Ear, hearing, marked, mouth, send_all
 from tests.lab.vm import DEVICE as NIC
 from tests.lab.vm import Vm
@@ -97,6 +97,17 @@ class Lab:
         self.wire.listen(time.monotonic() + 0.5)
         return not self.wire.of(number)
 
+    def comes(self, out: socket.socket, frame: bytes) -> None:
+        """Wait until a frame comes out."""
+        number, self.wire.given = self.wire.given, self.wire.given + 1
+
+        def heard() -> bool:
+            out.send(marked(frame, number))
+            self.wire.listen(time.monotonic() + 0.2)
+            return bool(self.wire.of(number))
+
+        wait_for(heard, 60, "the frame comes out")
+
     def entered(self, port: str) -> int:
         return self._counted(port, "rx pkts")
 
@@ -105,11 +116,15 @@ class Lab:
         return self._counted(port, "tx pkts") + self._counted(port, "tx pkts=[^:]*drop")
 
     def still(self) -> tuple[int, int]:
-        """How many frames have come from the VM and left by the uplink, when nothing is between."""
+        """How many frames have come from the VM and left by the uplink, when nothing is between.
+
+        That is when as many are counted after vswitchd has polled in vain, for half a second of its CPU time.
+        """
+        pid = self.ovs.vswitchd.pid
 
         def same() -> tuple[int, int] | None:
-            counted = self.entered(PORT), self.left(NIC0)
-            self.wire.listen(time.monotonic() + 0.5)
+            counted, polled = (self.entered(PORT), self.left(NIC0)), cpu_seconds(pid)
+            wait_for(lambda: cpu_seconds(pid) > polled + 0.5, 60, "vswitchd polls")
             return counted if counted == (self.entered(PORT), self.left(NIC0)) else None
 
         found = wait_for(same, 60, "no frame comes any more")
@@ -232,7 +247,7 @@ def test_a_bridge_takes_nothing_from_a_port_that_is_not_ours(lab: Lab) -> None:
             out = stack.enter_context(mouth(None, name))
             assert lab.dies(out, of_port, frames.plain(ANOTHER, frames.EVERYBODY)), name
         out = stack.enter_context(mouth(None, SERVICE))
-        assert not lab.dies(out, SERVICE, frames.plain(ANOTHER, frames.EVERYBODY))
+        lab.comes(out, frames.plain(ANOTHER, frames.EVERYBODY))
         findings = lab.findings()
         unmanaged, service = findings["unmanaged-ports"], findings[f"service-port-{SERVICE}"]
         assert unmanaged["status"] == "warn" and UNNAMED in unmanaged["found"]

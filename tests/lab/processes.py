@@ -61,6 +61,12 @@ def wait_for(
         time.sleep(POLL_INTERVAL_S)
 
 
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has had: of one that polls, how long it has polled, whatever else runs."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def opened_files(pid: int) -> list[str]:
     """What a process has open now, by path; what it closes meanwhile is left out."""
     names = []
