@@ -190,8 +190,12 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
 
         for _ in range(3):
             third.sends(one.address, 5001, marked(lied, 1))
-        out.send(marked(known, 2))
-        wait_for(lambda: heard(2), 60, "the peer's frame is there, which was sent later")
+
+        def known_comes() -> bool:
+            out.send(marked(known, 2))
+            return heard(2)
+
+        wait_for(known_comes, 60, "the peer's frame is there, which was sent later")
         assert not heard(1), "a peer of another network is none of this one"
         assert mac(3) not in one.ovs.ofctl("dump-flows", "np-tunnels", "table=10")
         assert one.planned() == []

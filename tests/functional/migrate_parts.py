@@ -64,13 +64,15 @@ def name_in(sent: bytes) -> bytes:
 def comes(sender: Nic, spec: dict[str, Any], ear: Ear, *others: Ear) -> list[bytes]:
     """Send until it comes out at ``ear``; returns what came out at the others until then."""
     heard: list[bytes] = []
+    names: list[bytes] = []
 
     def out() -> bool:
         sent = frame(spec)
+        names.append(name_in(sent))
         sender.send(sent)
         until = time.monotonic() + 1
         while time.monotonic() < until:
-            if any(name_in(sent) in each for each in ear.received()):
+            if any(name in each for each in ear.received() for name in names):
                 return True
             time.sleep(0.01)
         return False

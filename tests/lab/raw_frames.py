@@ -91,7 +91,7 @@ def marked(frame: bytes, number: int) -> bytes:
 
 
 def send_all(
-    out: socket.socket, ear: Ear, frames: Mapping[str, bytes], known: bytes, deadline_s: float = 60
+    out: socket.socket, ear: Ear, frames: Mapping[str, bytes], known: bytes, deadline_s: float = 180
 ) -> dict[str, list[Arrival]]:
     """Send each frame, then one that is ``known`` to pass; the answer is where each came out.
 
