@@ -23,8 +23,8 @@ from tests.lab.processes import wait_for
 pytestmark = pytest.mark.outside
 
 PAGES = 140
-READY_DEADLINE_S = 120.0
-END_DEADLINE_S = 60.0
+READY_DEADLINE_S = 300.0
+END_DEADLINE_S = 180.0
 MARK = "NETPLUGIN_LAB_MARK"
 WRITTEN_TO = ("/run", "/dev", "/sys/class/net", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Everything that could stay: daemons, QEMU, an orphan, links, a namespace, mounts, files, pages.
