@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
@@ -30,7 +30,8 @@ FEW = 400
 MANY = 2000
 PACE_S = 0.002
 BURST = 32
-QUIET_S = 0.3
+#: Longer than a thread that forwards waits for a CPU.
+QUIET_S = 3.0
 #: On a machine that has more to do than this.
 SETTLE_S = 15.0
 
@@ -67,7 +68,7 @@ class Stream(Generator):
             elapsed = time.monotonic() - began
             if self._then is not None:
                 self._then()
-            return Measurement(sent.read(), _at_rest(came.read), elapsed)
+            return Measurement(sent.read(), _at_rest(came.read, self.frames), elapsed)
 
     def close(self) -> None:
         self._wire.close()
@@ -79,10 +80,10 @@ def _frame(size: int, marker: bytes) -> bytes:
     return frame
 
 
-def _at_rest(read: Callable[[], int]) -> int:
-    """The count once it has not moved for a while."""
+def _at_rest(read: Callable[[], int], most: int) -> int:
+    """The count once it is the most that it can be, or has not moved for a while."""
     last, since = read(), time.monotonic()
-    while time.monotonic() - since < QUIET_S:
+    while last < most and time.monotonic() - since < QUIET_S:
         time.sleep(0.02)
         now = read()
         if now != last:
@@ -143,7 +144,8 @@ class Asleep(Stream):
 
 def process(word: str) -> int:
     """The one whose command has this in it."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes():
-            return int(entry.name)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended since
+            if word.encode() in (entry / "cmdline").read_bytes():
+                return int(entry.name)
     raise AssertionError(f"{word} does not run")
