@@ -21,7 +21,7 @@ from tests.functional.attributes_linuxbridge import (
     Attribute,
 )
 from tests.lab.linuxbridge_strangers import THEIRS
-from tests.lab.processes import CommandError
+from tests.lab.processes import CommandError, wait_for
 from tests.lab.switch import switch, wire
 from tests.lab.traffic_driver import driven
 from tests.lab.traffic_hosts import Machine, host, make_spec
@@ -68,13 +68,32 @@ def test_it_is_as_asked_and_nothing_is_written_again(hypervisor: Machine, attrib
     value = attribute.read(hypervisor)
     assert value and value != nothing
     with news(hypervisor.name) as reported:
-        reported.wait(1000)  # a bridge port comes to forward a moment later
+        wait_for(lambda: at_rest(hypervisor), 30, "the kernel has followed every carrier")
+        reported.wait(1000)
         made = hypervisor.changes_made()
         hypervisor.plug(PORT, spec)
         hypervisor.repair()
         assert hypervisor.changes() == [] and hypervisor.changes_made() == made
         assert reported.wait(1) == 0, "the kernel says that something was written"
     assert attribute.read(hypervisor) == value
+
+
+def at_rest(host: Machine) -> bool:
+    """Whether each port of a bridge forwards if it has a carrier, and each bridge is up if one of its does.
+
+    The kernel brings this about in its own time, up to a second later, and reports it.
+    """
+    links = host.json("ip", "-j", "-d", "link")
+    states = {link["ifname"]: link["operstate"] for link in links}
+    forwarding: dict[str, bool] = {}
+    for link in links:
+        data = link.get("linkinfo", {})
+        if data.get("info_slave_kind") == "bridge":
+            forwards = data["info_slave_data"]["state"] == "forwarding"
+            if forwards != ("LOWER_UP" in link["flags"]):
+                return False
+            forwarding[link["master"]] = forwarding.get(link["master"], False) or forwards
+    return all((states[bridge] == "UP") == up for bridge, up in forwarding.items())
 
 
 @pytest.mark.parametrize("attribute", [p for p in EACH if p.values[0].changed_fields])  # type: ignore[union-attr]
@@ -107,6 +126,8 @@ def test_what_is_not_ours_stays_as_it_is(hypervisor: Machine, attribute: Attribu
     for command in THEIRS:
         hypervisor.sh(*command.split(maxsplit=2 if command.startswith("nft") else -1))
     try:
+        # The kernel sees a moment later that the other end of the pair is down.
+        wait_for(lambda: hypervisor.link("theirs0")["operstate"] == "LOWERLAYERDOWN", 30, "it is seen")
         before = unmanaged(hypervisor)
         hypervisor.plug(PORT, spec_of(attribute.spec_fields))
         assert unmanaged(hypervisor) == before
