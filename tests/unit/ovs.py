@@ -17,7 +17,7 @@ from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 
 #: For what comes at once, however busy the machine is.
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 def settings_of(switch: PrivateOvs, timeout_s: float = PATIENCE_S) -> OvsSettings:

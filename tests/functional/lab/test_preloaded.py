@@ -16,7 +16,7 @@ from tests.lab.namespaces import entered, namespace
 from tests.lab.preloaded import Program, Run
 from tests.lab.processes import wait_for
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 SLEEPS = "import time; time.sleep(300)"
 
 

@@ -18,7 +18,7 @@ from netplugin.backend import Change
 from tests.unit.agent import SPEC, Agent, agent
 from tests.unit.fakes import FakeBackend, FakeHost
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 ALL = Retag(network="physnet1", from_vlan=100, to_vlan=200)
 
 

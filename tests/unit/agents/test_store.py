@@ -30,7 +30,7 @@ from netplugin.api.task_models import TaskState
 from netplugin.backend import NOBODY, Claim
 from tests.unit.agent import SPEC
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 
 
 def make_spec(**fields: Any) -> PortSpec:

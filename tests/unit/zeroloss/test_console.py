@@ -42,7 +42,7 @@ def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleMachi
 @contextmanager
 def machine(described: ConsoleMachine, to_vm: Change = bytes, from_vm: Change = bytes) -> Iterator[Console]:
     with console(Path(described.path), to_vm, from_vm):
-        made = Console(described, time.monotonic() + 30)
+        made = Console(described, time.monotonic() + 60)
         try:
             yield made
         finally:
@@ -96,11 +96,11 @@ def test_a_command_that_arrives_garbled_is_sent_again(described: ConsoleMachine)
 
 def test_a_program_runs_until_it_is_stopped(described: ConsoleMachine) -> None:
     with machine(described) as vm:
-        program = vm.program("it", ["sh", "-c", "echo begun; exec sleep 60"])
+        program = vm.program("it", ["sh", "-c", "echo begun; exec sleep 600"])
         with pytest.raises(ProgramError, match="has not been started"):
             program.check()
         program.start({"A": "b"})
-        begun = program.wait_for(lambda: "begun" in program.log_tail(), time.monotonic() + 30, "it began")
+        begun = program.wait_for(lambda: "begun" in program.log_tail(), time.monotonic() + 60, "it began")
         assert begun and program.logged("begun") and not program.logged("begun again")
         pid = program.pid
         program.check()
@@ -111,7 +111,7 @@ def test_a_program_runs_until_it_is_stopped(described: ConsoleMachine) -> None:
 
 def _wait_end(pid: int | None) -> None:
     """Wait until a process is gone, or a zombie, which process 1 has not reaped."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _state(pid) not in ("", "Z"):
         assert time.monotonic() < deadline, f"process {pid} still runs"
         time.sleep(0.02)
@@ -128,19 +128,19 @@ def test_a_program_that_ends(described: ConsoleMachine) -> None:
         program = vm.program("it", ["sh", "-c", "echo no hugepages >&2; exit 5"])
         program.start()
         with pytest.raises(ProgramError, match=r"it on the console has ended with status 5\n  no hugepages"):
-            program.wait_for(lambda: None, time.monotonic() + 30, "nothing")
+            program.wait_for(lambda: None, time.monotonic() + 60, "nothing")
         with pytest.raises(ProgramError, match="no-such-program: there is no such program in the VM"):
             vm.program("other", ["no-such-program"]).start()
 
 
 def test_programs_of_a_run_that_was_killed_end_when_the_next_logs_in(described: ConsoleMachine) -> None:
     with console(Path(described.path)):
-        killed = Console(described, time.monotonic() + 30)
-        program = killed.program("it", ["sleep", "60"])
+        killed = Console(described, time.monotonic() + 60)
+        program = killed.program("it", ["sleep", "600"])
         program.start()
         pid, directory = program.pid, Path(killed.directory)
         killed._hang_up()
-        vm = Console(described, time.monotonic() + 30)
+        vm = Console(described, time.monotonic() + 60)
         assert not directory.exists()
         _wait_end(pid)
         assert vm.run(["echo", "there"]) == "there\n"
@@ -152,10 +152,10 @@ def test_a_password_that_is_wrong_or_missing(described: ConsoleMachine) -> None:
     assert described.password_file is not None
     with console(Path(described.path)):
         with pytest.raises(MachineError, match="asks for a password: name its password_file"):
-            Console(described.model_copy(update={"password_file": None}), time.monotonic() + 30)
+            Console(described.model_copy(update={"password_file": None}), time.monotonic() + 60)
         described.password_file.write_text("other")
         with pytest.raises(MachineError, match="rejects root and its password"):
-            Console(described, time.monotonic() + 30)
+            Console(described, time.monotonic() + 60)
 
 
 def _slowly(data: bytes) -> bytes:
@@ -178,7 +178,7 @@ def test_a_log_in_that_another_user_had_begun(described: ConsoleMachine) -> None
             received = b""
             while b"Password:" not in received:
                 received += other.recv(4096)
-        vm = Console(described, time.monotonic() + 30)
+        vm = Console(described, time.monotonic() + 60)
         assert vm.run(["echo", "there"]) == "there\n"
         vm.close()
 
@@ -194,9 +194,9 @@ def test_a_console_that_is_not_there(described: ConsoleMachine) -> None:
 def test_a_vm_that_never_has_a_shell(described: ConsoleMachine) -> None:
     with (
         console(Path(described.path), from_vm=lambda data: b"Loading Linux 6.1 ...\r\n"),
-        pytest.raises(MachineError, match=r"no shell on it in time; its last words:\n.*Loading Linux"),
+        pytest.raises(MachineError, match=r"(?s)no shell on it in time; its last words:\n.*Loading Linux"),
     ):
-        Console(described, time.monotonic() + 0.5)
+        Console(described, time.monotonic() + 3)
 
 
 @pytest.mark.parametrize("text", [b"[    1.0] out of memory\n" * 20, b"x" * 4096, b"\x1b]" * 2048])
@@ -212,9 +212,9 @@ def test_a_vm_that_never_stops_printing_has_no_shell_in_time(described: ConsoleM
 
 
 def _flood(server: socket.socket, text: bytes) -> None:
-    """Print until the other end hangs up, or for 10 s: a reader without a deadline then fails otherwise."""
+    """Print until the other end hangs up, or for 60 s: a reader without a deadline then fails otherwise."""
     connection, _ = server.accept()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     with connection, suppress(OSError):
         while time.monotonic() < until:
             connection.sendall(text)

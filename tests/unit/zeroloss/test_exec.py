@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -280,7 +279,8 @@ HOPELESS = {
 @pytest.mark.parametrize("name", sorted(HOPELESS))
 def test_a_program_that_is_no_use_is_an_error_in_time(tmp_path: Path, name: str) -> None:
     body, message = HOPELESS[name]
-    seconds = 1.0 if message.startswith("no answer within") else 60.0
+    # Within that it has to start and to say what it says.
+    seconds = 3.0 if message.startswith("no answer within") else 60.0
     with pytest.raises(GeneratorError, match=message):
         with ExecGenerator(Program(tmp_path, body).command, seconds) as generator:
             generator.run(asked(1e6, 0.1))
@@ -308,14 +308,14 @@ open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 def answer(q): return {HELLO}
 """
-    generator = ExecGenerator(Program(tmp_path, body).command, 10)
+    generator = ExecGenerator(Program(tmp_path, body).command, 60)
     generator.close()
     generator.close()
     child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while is_running(child):
         assert time.monotonic() < deadline
-        os.sched_yield()
+        time.sleep(0.05)
 
 
 def test_it_ends_with_the_tool_though_that_was_killed(tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 def test_what_the_vm_is_told_arrives_as_it_was_said(vm: Path, tmp_path: Path) -> None:
     assert quoted(["a b", "$(c)", "d'e"]) == "'a b' '$(c)' 'd'\"'\"'e'"
-    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 10)
+    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 60)
     try:
         directory = Path(machine.directory)
         assert directory.is_dir()
@@ -250,7 +250,7 @@ def test_a_vm_that_still_boots(vm: Path) -> None:
     later = vm.parent / "later"
     later.write_text(works)
     later.chmod(0o755)
-    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 30)
+    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 60)
     machine.close()
     ssh.write_text("#!/bin/sh\necho no route to host >&2\nexit 255\n")
     with pytest.raises(MachineError, match="no route to host"):
@@ -258,7 +258,7 @@ def test_a_vm_that_still_boots(vm: Path) -> None:
 
 
 def test_a_tunnel_that_does_not_come(vm: Path) -> None:
-    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 10)
+    machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 60)
     try:
         with pytest.raises(ProgramError, match="the tunnel is there: not in time"):
             machine.socket("/run/no/such.sock", time.monotonic() + 0.5)

@@ -25,7 +25,8 @@ from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 from tests.unit.ovs import PATIENCE_S, bridge, port, settings_of, soon, started, usable
 
-SHORT_S = 0.3
+#: Time enough for a busy machine to begin: with none at all, nothing is begun.
+SHORT_S = 1.0
 
 
 # -- commands ----------------------------------------------------------------------------------------
