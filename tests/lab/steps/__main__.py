@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from tests.lab.steps import scene_linuxbridge, scene_ovs, scene_vdpa
-from tests.lab.steps.matrix import Matrix, Report, Scene
+from tests.lab.steps.matrix import OPERATION_S, PATIENT_S, Matrix, Report, Scene
 
-SCENES: dict[str, Callable[[Path], AbstractContextManager[Scene]]] = {
+SCENES: dict[str, Callable[[Path, int], AbstractContextManager[Scene]]] = {
     "dpdkvhostuser": scene_ovs.scene,
     "linuxbridge": scene_linuxbridge.scene,
     "vdpa": scene_vdpa.scene,
@@ -39,7 +39,7 @@ def injected(
 
     ``prefix``: of the operations whose names begin so.
     """
-    with SCENES[name](_DIRECTORY) as scene:
+    with SCENES[name](_DIRECTORY, OPERATION_S if sampled is None else PATIENT_S) as scene:
         operations = [op for op in scene.operations if op.name.startswith(prefix)]
         names = [op.name for op in operations if op.sampled or sampled is None]
         only = names if sampled is None else random.Random(seed).sample(names, sampled)

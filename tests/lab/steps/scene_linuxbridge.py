@@ -21,7 +21,7 @@ _KEPT = ("lo", "eth1", "eth2", "eth3", "svc0")
 
 
 @contextmanager
-def scene(directory: Path, vlans: bool = False) -> Iterator[Scene]:
+def scene(directory: Path, operation_s: int = OPERATION_S, vlans: bool = False) -> Iterator[Scene]:
     """``vlans``: the kernel has VLAN devices; else ports are on flat networks."""
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -34,7 +34,7 @@ def scene(directory: Path, vlans: bool = False) -> Iterator[Scene]:
             run(within(host, command.split(maxsplit=2 if command.startswith("nft") else -1)))
         served = stack.enter_context(service("np-svc", "svc0", "52:54:00:00:05:01", "10.0.0.5", host))
         options = {
-            "agent": {"operation_timeout": str(OPERATION_S)},
+            "agent": {"operation_timeout": str(operation_s)},
             "linuxbridge": {"physical_interfaces": "physnet1:eth2", "local_ip": "10.9.0.1"},
         }
         agent = SteppedAgent(directory / "agent", None, options, netns=host)

@@ -71,6 +71,7 @@ def host(
     directory: Path,
     backend: str,
     options: Mapping[str, Mapping[str, str]],
+    operation_s: int = OPERATION_S,
     wires: Collection[str] = (),
     **more: Any,
 ) -> Iterator[OvsHost]:
@@ -85,7 +86,7 @@ def host(
         run("ip link set br-theirs up".split())
         for flow in _THEIR_FLOWS:
             ovs.ofctl("add-flow", "br-theirs", flow)
-        groups = {"agent": {"enabled_backends": backend, "operation_timeout": str(OPERATION_S)}, **options}
+        groups = {"agent": {"enabled_backends": backend, "operation_timeout": str(operation_s)}, **options}
         agent = SteppedAgent(directory / "agent", ovs, groups, **more)
         made = OvsHost(ovs, agent, operations.Calls(agent, backend), wires)
         stack.enter_context(agent)
@@ -94,7 +95,7 @@ def host(
 
 
 @contextmanager
-def scene(directory: Path) -> Iterator[Scene]:
+def scene(directory: Path, operation_s: int = OPERATION_S) -> Iterator[Scene]:
     """The backend dpdkvhostuser. ``directory`` is short, for sockets."""
     with ExitStack() as stack:
         receiver = Receiver()
@@ -105,7 +106,7 @@ def scene(directory: Path) -> Iterator[Scene]:
             "ovs": {"local_ip": "10.9.0.1"},
             "tasks": {"callback_allow": receiver.url, "callback_timeout": "3"},
         }
-        made = stack.enter_context(host(directory, "dpdkvhostuser", options))
+        made = stack.enter_context(host(directory, "dpdkvhostuser", options, operation_s))
         calls = made.calls
         storage = {"bridge": "br-storage", "keep": True, "ovs": {"devices": [_DEVICE]}}
         yield Scene(
