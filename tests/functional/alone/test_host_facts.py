@@ -45,9 +45,9 @@ NETPLUGIN = Path(sys.executable).with_name("netplugin")
 PAGES = Path("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages")
 # On a machine with much memory a plan has pages of 1 GB otherwise.
 SMALL_PAGES = ("--hugepage-kb", "2048")
-DEADLINE_S = 60.0
-#: For what will not answer, however long it is waited for.
-IMPATIENT_S = 2.0
+DEADLINE_S = 180.0
+#: For what will not answer, however long it is waited for; beside it others do.
+IMPATIENT_S = 5.0
 
 
 @dataclass
