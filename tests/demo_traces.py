@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.demo_steps import FILE
-from tests.lab import hugepages, sandbox
+from tests.lab import hugepages, in_memory, sandbox
 from tests.lab.inmates import Inmates, open_namespace
 from tests.lab.ovs import DATAPATH_TAP
 from tests.lab.processes import LabTimeout, wait_for
@@ -21,8 +21,8 @@ NAMESPACE_SOCKET = "namespace"
 WATCHED = ("/run", "/dev", "/etc/libvirt", *map(str, sandbox.PRIVATE))
 # Where others than a sandbox come and go all the time: sessions, terminals, the journal.
 BUSY = ("/run/systemd", "/run/user", "/run/log", "/run/udev", "/dev/pts", str(hugepages.LEDGER))
-#: Of programs that others measure with, such as unit tests beside: a sandbox has a /run of its own.
-OF_OTHERS = "/run/netplugin-vnf-"
+#: Of programs that others measure with and of unit tests, beside: a sandbox has its own /run and /dev/shm.
+OF_OTHERS = ("/run/netplugin-vnf-", f"{in_memory.PLACE}/{in_memory.PREFIX}")
 #: Links of the demo's OVS. Those of its agent have an alias that begins with MARK.
 OVS_LINKS = (DATAPATH_TAP, "br-phys1")
 MARK = "netplugin-"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from netplugin.host.program import own_directory
 from tests.demo_traces import Sandboxed, Traces, hand_over_namespace, own_links
+from tests.lab import in_memory
 
 
 def test_links_of_others_are_not_counted(tmp_path: Path) -> None:
@@ -31,6 +32,12 @@ def test_folders_of_programs_that_others_measure_with_are_not_counted() -> None:
     finally:
         shutil.rmtree(folder)
     assert "/run/lock" in found and not any(path.startswith(str(folder)) for path in found)
+
+
+def test_files_that_unit_tests_have_in_memory_are_not_counted() -> None:
+    with in_memory.directory() as folder:
+        Path(folder, "agent.db").touch()
+        assert not any(path.startswith(folder) for path in Traces.now().files)
 
 
 def test_processes_are_those_of_the_namespace_that_was_handed_over(tmp_path: Path) -> None:

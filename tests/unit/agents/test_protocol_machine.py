@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,13 +26,12 @@ from netplugin.api.conditions import Condition
 from netplugin.api.errors import Conflict, NetpluginError, from_problem
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.host.usability import Wake
+from tests.lab import in_memory
 from tests.unit.agent import SPEC
 from tests.unit.agents.histories import Call, History, Outcome
 from tests.unit.agents.whole_agent import CARD, SOFT, Fate, WholeAgent
 
 LONG = settings.get_current_profile_name() == "long"
-# The file is on tmpfs: nothing here takes the machine down.
-_DIRECTORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def _vlan(vlan_id: int) -> dict[str, Any]:
@@ -79,7 +77,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self._directory = tempfile.TemporaryDirectory(dir=_DIRECTORY)
+        self._directory = in_memory.directory()
         self.agent = WholeAgent(Path(self._directory.name))
         self.histories: defaultdict[str, History] = defaultdict(History)
         self.numbers = itertools.count()

@@ -54,6 +54,7 @@ from netplugin.pmd.read import parse_counters, parse_threads
 from netplugin.pmd.settings import read_affinity, read_settings
 from netplugin.tuning.applying import journal as tuning_journal
 from netplugin.tuning.steps import Group, OtherConfig
+from tests.lab import in_memory
 from tests.unit.agents.test_store import record
 from tests.unit.core.openflow_flows import of_filters, of_tunnels, statistics
 from tests.unit.core.test_nftables import MAC, as_the_kernel_reports
@@ -230,14 +231,10 @@ def _configuration() -> list[bytes]:
 
 
 def _conf(data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=_memory()) as file:
+    with tempfile.NamedTemporaryFile(prefix=in_memory.PREFIX, dir=in_memory.PLACE) as file:
         file.write(data)
         file.flush()
         _read_all(options.load([Path(file.name)]))
-
-
-def _memory() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 @cache
@@ -251,7 +248,7 @@ def _stores() -> list[bytes]:
 
 def _store(data: bytes) -> None:
     """A damaged file is moved aside; a row that cannot be read is set aside."""
-    with tempfile.TemporaryDirectory(dir=_memory()) as directory:
+    with in_memory.directory() as directory:
         path = Path(directory) / "agent.db"
         path.write_bytes(data)
         with closing(Store(path)) as store:
@@ -267,7 +264,7 @@ def _run_journals() -> list[bytes]:
 
 
 def _run_journal(data: bytes) -> None:
-    with tempfile.TemporaryDirectory(dir=_memory()) as directory:
+    with in_memory.directory() as directory:
         (Path(directory) / run_journal.FILE).write_bytes(data)
         run_journal.read_run(Path(directory))
 
