@@ -113,12 +113,9 @@ _ARP = (
 def port_chain(port_id: str, spec: PortSpec) -> Chain:
     """Return the port's chain. The comments of its first rules name the port, and the MAC that is fixed."""
     security = spec.port_security
-    first, second = (Rule.make(tag, *_COUNTED_DROP) for tag in _TAGS)
     mac = fixed_mac(spec)
-    rules = [
-        first.with_comment(f"{MARK}{port_id}"),
-        second.with_comment(f"{_MAC_MARK}{mac}") if mac else second,
-    ]
+    marks = f"{MARK}{port_id}", f"{_MAC_MARK}{mac}" if mac else None
+    rules = [Rule.make(tag, *_COUNTED_DROP, comment=mark) for tag, mark in zip(_TAGS, marks, strict=True)]
     if not security.enabled:
         rules.append(Rule.make(ACCEPT))
     elif not security.allowed_addresses:

@@ -18,13 +18,13 @@ from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 
 # include/uapi/linux/netlink.h
 ERROR, _DONE = 2, 3
-_REQUEST, _ACK, _DUMP = 0x01, 0x04, 0x300
 _INTERRUPTED, _CAPPED, _TLVS = 0x10, 0x100, 0x200
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
 _ERROR_WORDS = 1
 #: The kernel's own limit (MAX_ERRNO in include/linux/err.h).
 _ERRNOS = 4096
 _HEADER, _ATTRIBUTE, _TIMEVAL = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("@ll")
+HEADER_BYTES = _HEADER.size
 _LONGEST = 1 << 18
 #: How long each part of an answer may take, in seconds.
 ANSWER_S = 5.0
@@ -97,55 +97,35 @@ class Channel:
     def close(self) -> None:
         self.socket.close()
 
-    def ask(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
-        """Send one request and return the answers up to the kernel's acknowledgement, without their headers.
+    def request(self, kind: int, body: bytes, flags: int) -> Iterator[tuple[int, bytes]]:
+        """Send a request, and yield type and message, with its header, of each answer up to the last.
 
-        Raises: OSError with the error text of the kernel, TimeoutError.
+        Raises: OSError with the error text of the kernel, TimeoutError, Interrupted if the listed objects
+        changed meanwhile.
         """
-        return list(self._requested(kind, body, _ACK | flags))
-
-    def dump(self, kind: int, body: bytes) -> Iterator[bytes]:
-        """Yield all objects, as the kernel sends them. See ``answers`` for the errors."""
-        return self._requested(kind, body, _DUMP)
-
-    def _requested(self, kind: int, body: bytes, flags: int) -> Iterator[bytes]:
-        number = self.next_number()
-        self.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, number, 0) + body)
-        for _, message in self.answers(number):
-            yield message[_HEADER.size :]
-
-    def next_number(self) -> int:
-        """The number of a new request."""
         self._number += 1
-        return self._number
-
-    def send(self, request: bytes) -> None:
-        """Send a request with its header. Raises: OSError."""
-        self.idle = False
-        self.socket.send(request)
-
-    def answers(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Yield type and message, with its header, of each answer to the request with this number.
-
-        Raises: OSError, TimeoutError, Interrupted if the listed objects changed meanwhile.
-        """
-        moving = False
+        self.idle = moving = False
+        self.send(packed(kind, flags, self._number, body))
         while True:
-            for number_, kind, marks, message in numbered(self._receive()):
-                if number_ != number:
+            for number, answered, marks, message in numbered(self._receive()):
+                if number != self._number:
                     continue
                 moving = moving or bool(marks & _INTERRUPTED)
-                self.idle = kind in (_DONE, ERROR)
+                self.idle = answered in (_DONE, ERROR)
                 if self.idle:
                     # The end of a list has an error too, as if an object does not fit into a message.
-                    error = refusal(marks if kind == ERROR else 0, message[_HEADER.size :])
+                    error = refusal(marks if answered == ERROR else 0, message[HEADER_BYTES:])
                     if error is not None:
                         raise error
                     if moving:
                         raise Interrupted
                     return
                 if not moving:
-                    yield kind, message
+                    yield answered, message
+
+    def send(self, request: bytes) -> None:
+        """Raises: OSError."""
+        self.socket.send(request)
 
     def _receive(self) -> bytes:
         try:
@@ -205,23 +185,28 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
         return None
     words = os.strerror(code) if 0 < code < _ERRNOS else f"error {code}"
     if marks & _TLVS and marks & _CAPPED:  # only the header of the request is repeated
-        said = dict(attributes(payload, 4 + _HEADER.size)).get(_ERROR_WORDS)
+        said = dict(attributes(payload, 4 + HEADER_BYTES)).get(_ERROR_WORDS)
         words = f"{words} ({text(said)})" if said else words
     return OSError(code, words)
+
+
+def packed(kind: int, flags: int, number: int, body: bytes) -> bytes:
+    """Encode one netlink message."""
+    return _HEADER.pack(HEADER_BYTES + len(body), kind, flags, number, 0) + body
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Yield type, flags and payload of each netlink message."""
     for _, kind, flags, message in numbered(data):
-        yield kind, flags, message[_HEADER.size :]
+        yield kind, flags, message[HEADER_BYTES:]
 
 
 def numbered(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
     """Yield the number of the request, type, flags and all bytes of each netlink message."""
     offset = 0
-    while offset + _HEADER.size <= len(data):
+    while offset + HEADER_BYTES <= len(data):
         length, kind, flags, number_, _ = _HEADER.unpack_from(data, offset)
-        if length < _HEADER.size:
+        if length < HEADER_BYTES:
             return
         yield number_, kind, flags, data[offset : offset + length]
         offset += (length + 3) & ~3

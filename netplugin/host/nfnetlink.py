@@ -14,14 +14,24 @@ import contextlib
 import errno
 import socket
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
-from netplugin.host.netlink import Channel, Interrupted, Kept, attribute, attributes, wait_at_most
+from netplugin.host.netlink import (
+    ANSWER_S,
+    HEADER_BYTES,
+    Channel,
+    Interrupted,
+    Kept,
+    attribute,
+    attributes,
+    wait_at_most,
+)
 from netplugin.host.processes import remaining
 from netplugin.host.threaded_call import ThreadedCall
 
@@ -29,8 +39,10 @@ from netplugin.host.threaded_call import ThreadedCall
 NETLINK_NETFILTER = 12
 _SUBSYSTEM, _BEGIN, _END = 10, 0x10, 0x11
 _NEWGEN, _GETGEN, _GEN_ID = 15, 16, 1
-_REQUEST, _ACK, _ECHO, CREATE = 0x01, 0x04, 0x08, 0x400
-_HEADER, _GENMSG = struct.Struct("=IHHII"), struct.Struct("=BBH")
+_REQUEST, _ACK, _ECHO, _DUMP, CREATE = 0x01, 0x04, 0x08, 0x300, 0x400
+_GENMSG = struct.Struct("=BBH")
+#: The length of the header that follows netlink's own.
+HEAD = _GENMSG.size
 _ANY_FAMILY = 0
 FAMILIES = {"inet": 1, "bridge": 7}
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
@@ -52,29 +64,11 @@ class Message:
 class TransactionRefused(HostError):
     """The kernel made none of the changes of a transaction.
 
-    ``refused``: the error texts of the kernel, by the numbers of the messages that it refused; empty if it
+    ``refused``: the error texts of the kernel, by the numbers of the commands that it refused; empty if it
     refused the transaction as a whole.
     """
 
     refused: Mapping[int, str] = MappingProxyType({})
-
-    @classmethod
-    def of(cls, refused: Mapping[int, str], whole: Collection[str], step: str) -> Self:
-        """``whole``: the error texts for the whole transaction."""
-        texts = "; ".join(dict.fromkeys((*whole, *refused.values())))
-        error = cls(
-            f"nftables: {texts}",
-            step=step,
-            fix="look in nft list ruleset for tables named netplugin that another program has changed",
-        )
-        error.refused = refused
-        return error
-
-    def counted(self, number: Callable[[int], int]) -> TransactionRefused:
-        """The error with other numbers: ``number`` translates one."""
-        error = TransactionRefused(self.detail, step=self.step, fix=self.fix)
-        error.refused = {number(at): words for at, words in self.refused.items()}
-        return error
 
 
 @dataclass
@@ -99,7 +93,7 @@ class Nfnetlink:
         change. BackendUnavailable, HostError.
         """
         self._require_certain(step, deadline)
-        with _words(step), self._channels.use() as channel:
+        with _translated(step), self._channels.use() as channel:
             wait_at_most(channel.socket, max(_LEAST_S, remaining(deadline)))
             while True:
                 try:
@@ -114,30 +108,36 @@ class Nfnetlink:
         The kernel counts the transactions of all tables (NFTA_GEN_ID). Raises: OSError, TimeoutError.
         """
         [answer] = ask(channel, _ANY_FAMILY, Message(_GETGEN, b""))
-        found = dict(attributes(answer, _GENMSG.size))
+        found = dict(attributes(answer, HEAD))
         return (int.from_bytes(found[_GEN_ID], "big") - self._generations) % (1 << 32)
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def commit(self, family: int, messages: Sequence[Message], step: str, deadline: float) -> None:
-        """Make all of the changes, or none.
+    def commit(self, family: int, commands: Sequence[Iterable[Message]], step: str, deadline: float) -> None:
+        """Make all of the changes, or none. Each command is one message or several.
 
         After OperationTimeout the kernel may still make them; until that is known, all calls raise it.
 
         Raises: TransactionRefused, BackendUnavailable, HostError, OperationTimeout.
         """
         self._require_certain(step, deadline)
-        with _words(step), self._channels.use() as channel:
-            data = _batch(family, messages)
+        data = _batch(family, commands)
+        with _translated(step), self._channels.use() as channel:
             _enlarge(channel.socket, socket.SO_SNDBUF, _SO_SNDBUFFORCE, 2 * len(data))
             _enlarge(channel.socket, socket.SO_RCVBUF, _SO_RCVBUFFORCE, _ANSWERS)
             channel.idle = False
             self._send(channel, data, step, deadline)
-            outcome = _outcome(channel)
+            refused, generations = _outcome(channel)
             channel.idle = True
-        if outcome.refused or outcome.whole:
-            raise TransactionRefused.of(outcome.refused, outcome.whole, step)
-        self._generations += outcome.generations
+        if refused:
+            error = TransactionRefused(
+                f"nftables: {'; '.join(dict.fromkeys(refused.values()))}",
+                step=step,
+                fix="look in nft list ruleset for tables named netplugin that another program has changed",
+            )
+            error.refused = {number - 1: text for number, text in refused.items() if number}
+            raise error
+        self._generations += generations
 
     def _send(self, channel: Channel, data: bytes, step: str, deadline: float) -> None:
         # A copy, which a late thread can use after the channel is closed.
@@ -165,68 +165,89 @@ class Nfnetlink:
 
 def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
     """Send a request for one object. Raises: OSError (ENOENT if there is none), TimeoutError."""
-    return channel.ask(_kind(message), head(family) + message.body, message.flags)
+    return list(_answers(channel, family, message, _ACK))
 
 
 def dump(channel: Channel, family: int, message: Message) -> Iterator[bytes]:
     """Yield all objects that a request asks for. Raises: OSError, TimeoutError, netlink.Interrupted."""
-    return channel.dump(_kind(message), head(family) + message.body)
+    return _answers(channel, family, message, _DUMP)
 
 
-def head(family: int, resource: int = 0) -> bytes:
-    """The header that follows netlink's own."""
-    return _GENMSG.pack(family, 0, socket.htons(resource))
-
-
-#: The length of that header.
-HEAD = _GENMSG.size
+def _answers(channel: Channel, family: int, message: Message, flags: int) -> Iterator[bytes]:
+    for _, answer in channel.request(_kind(message), _head(family) + message.body, _REQUEST | flags):
+        yield answer[HEADER_BYTES:]
 
 
 def unavailable() -> NetpluginError | None:
     """Return why nf_tables cannot be used; None if it can. Changes nothing."""
     try:
-        with _words("nftables"), Channel(NETLINK_NETFILTER) as channel:
-            Nfnetlink().stamp(channel)
+        Nfnetlink().read("nftables", time.monotonic() + ANSWER_S, lambda *_: None)
     except NetpluginError as error:
         return error
     return None
+
+
+# -- attributes ------------------------------------------------------------------------------------
+
+
+def packed(*values: int | str | bytes | None) -> bytes:
+    """Encode attributes numbered from 1: numbers of 32 bits, names, what is encoded, and None for none."""
+    found = b""
+    for number, value in enumerate(values, 1):
+        match value:
+            case int():  # in network byte order, as nf_tables has all of its own
+                value = struct.pack(">I", value % (1 << 32))
+            case str():
+                value = value.encode() + b"\0"
+        if value is not None:
+            found += attribute(number, value)
+    return found
+
+
+def unpacked(data: bytes, count: int, offset: int = 0) -> list[bytes]:
+    """Decode the attributes numbered 1 to ``count``, after a header; each is empty if there is none."""
+    found = dict(attributes(data, offset))
+    return [found.get(number, b"") for number in range(1, count + 1)]
 
 
 def text_attribute(kind: int, name: str) -> bytes:
     return attribute(kind, name.encode() + b"\0")
 
 
-def u32(kind: int, number: int) -> bytes:
-    """A number in network byte order, as nf_tables has all of its own."""
-    return attribute(kind, struct.pack(">I", number))
+# -- a transaction ---------------------------------------------------------------------------------
 
 
 def _kind(message: Message) -> int:
     return _SUBSYSTEM << 8 | message.kind
 
 
-def _batch(family: int, messages: Sequence[Message]) -> bytes:
-    """The messages of a transaction, from 1. The kernel acknowledges the last, or says what is wrong.
+def _head(family: int, resource: int = 0) -> bytes:
+    return _GENMSG.pack(family, 0, socket.htons(resource))
 
-    With NLM_F_ECHO on the first, it also sends us its notice of a new generation.
+
+def _batch(family: int, commands: Sequence[Iterable[Message]]) -> bytes:
+    """The messages of a transaction, with the number of their command, from 1.
+
+    The kernel acknowledges the last, or says what is wrong with which number. With NLM_F_ECHO on the first,
+    it also sends us its notice of a new generation.
     """
-    parts = [_packed(_BEGIN, _REQUEST, 0, head(_ANY_FAMILY, _SUBSYSTEM))]
-    start = head(family)
-    for number, message in enumerate(messages, 1):
-        flags = _REQUEST | message.flags | _ECHO * (number == 1) | _ACK * (number == len(messages))
-        parts.append(_packed(_kind(message), flags, number, start + message.body))
-    parts.append(_packed(_END, _REQUEST, 0, head(_ANY_FAMILY, _SUBSYSTEM)))
-    return b"".join(parts)
+    each = [(number, message) for number, command in enumerate(commands, 1) for message in command]
+    bound, start = _head(_ANY_FAMILY, _SUBSYSTEM), _head(family)
+    parts = [netlink.packed(_BEGIN, _REQUEST, 0, bound)]
+    for at, (number, message) in enumerate(each, 1):
+        flags = _REQUEST | message.flags | _ECHO * (at == 1) | _ACK * (at == len(each))
+        parts.append(netlink.packed(_kind(message), flags, number, start + message.body))
+    return b"".join([*parts, netlink.packed(_END, _REQUEST, 0, bound)])
 
 
-def _packed(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    return _HEADER.pack(_HEADER.size + len(body), kind, flags, number, 0) + body
+def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
+    """Read what the kernel says of a transaction, all of which it queues before the sending call returns.
 
-
-def _outcome(channel: Channel) -> _Outcome:
-    """Read what the kernel says of a transaction, all of which it queues before the sending call returns."""
-    found = _Outcome()
-    heard = False
+    The error texts by the number of their command, with 0 for the whole; and how many notices of a new
+    generation there are: none if the transaction changed nothing.
+    """
+    refused: dict[int, str] = {}
+    generations, heard = 0, False
     while True:
         try:
             data = channel.socket.recv(1 << 17, socket.MSG_DONTWAIT)
@@ -235,34 +256,18 @@ def _outcome(channel: Channel) -> _Outcome:
         except OSError as lost:
             if lost.errno != errno.ENOBUFS:
                 raise
-            found.whole.append("more is wrong than the kernel could tell")
+            refused[0] = "more is wrong than the kernel could tell"
             continue
         for number, kind, marks, message in netlink.numbered(data):
             if kind == netlink.ERROR:
                 heard = True
-                if (error := netlink.refusal(marks, message[_HEADER.size :])) is not None:
-                    found.add(number, error.strerror or str(error))
+                if (error := netlink.refusal(marks, message[HEADER_BYTES:])) is not None:
+                    refused.setdefault(number, error.strerror or str(error))
             elif kind == _SUBSYSTEM << 8 | _NEWGEN:
-                found.generations += 1
+                generations += 1
     if not heard:
-        found.whole.append("the kernel did not answer")
-    return found
-
-
-@dataclass
-class _Outcome:
-    """The error texts of a transaction, by message counted from 0 and for all of it."""
-
-    refused: dict[int, str] = field(default_factory=dict)
-    whole: list[str] = field(default_factory=list)
-    #: Notices of a new generation: none if the transaction changed nothing.
-    generations: int = 0
-
-    def add(self, number: int, words: str) -> None:
-        if number:
-            self.refused.setdefault(number - 1, words)
-        else:
-            self.whole.append(words)
+        refused[0] = "the kernel did not answer"
+    return refused, generations
 
 
 def _enlarge(end: socket.socket, option: int, force: int, size: int) -> None:
@@ -274,7 +279,10 @@ def _enlarge(end: socket.socket, option: int, force: int, size: int) -> None:
             end.setsockopt(socket.SOL_SOCKET, option, size)
 
 
-def _words(step: str) -> contextlib.AbstractContextManager[None]:
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def _translated(step: str) -> contextlib.AbstractContextManager[None]:
     return netlink.translated(step, "nftables", lambda said, code: _refusal(step, code, said))
 
 

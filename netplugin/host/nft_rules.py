@@ -7,7 +7,6 @@ another program wrote is read too, and differs from all of ours.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,18 +14,10 @@ from types import MappingProxyType
 from typing import Self
 
 from netplugin.host.netlink import attribute, attributes, text
+from netplugin.host.nfnetlink import packed, unpacked
 
 # include/uapi/linux/netfilter/nf_tables.h
-_ELEMENT, _NAME, _DATA = 1, 1, 2
-_VALUE, _VERDICT, _CODE, _CHAIN = 1, 2, 1, 2
-_META_DREG, _META_KEY = 1, 2
-_CMP_SREG, _CMP_OP, _CMP_DATA = 1, 2, 3
-_PAYLOAD_DREG, _PAYLOAD_BASE, _PAYLOAD_OFFSET, _PAYLOAD_LEN = 1, 2, 3, 4
-_BIT_SREG, _BIT_DREG, _BIT_LEN, _BIT_MASK, _BIT_XOR, _BIT_OP = 1, 2, 3, 4, 5, 6
-_LOOKUP_SET, _LOOKUP_SREG, _LOOKUP_DREG, _LOOKUP_FLAGS, _INVERTED = 1, 2, 3, 5, 1
-_EXTENSION_DREG, _EXTENSION_TYPE, _EXTENSION_OFFSET, _EXTENSION_LEN = 1, 2, 3, 4
-_EXTENSION_FLAGS, _EXTENSION_OP, _PRESENT = 5, 6, 1
-_IMMEDIATE_DREG, _IMMEDIATE_DATA = 1, 2
+_ELEMENT = 1  # of a list
 _JUMP = -3
 _TO_VERDICT, _REGISTER, _REGISTER_BYTES = 0, 1, 16
 #: The number of the first word of that register, and the bytes of a word.
@@ -34,21 +25,20 @@ _FIRST_WORD, _WORD = 8, 4
 #: nft's own attribute of a comment in the user data of a rule (NFTNL_UDATA_RULE_COMMENT).
 _COMMENT, _MOST_USERDATA = 0, 256
 
-#: The attributes of each expression that decide what it does, with those of values inside. A counter's are
-#: its counts. The kernel may report more: newer ones add attributes.
-_KNOWN: Mapping[str, frozenset[int]] = MappingProxyType(
+#: The attributes of each expression that decide what it does, in the order of their numbers; ``d`` is a
+#: value or a verdict. A counter's are its counts. The kernel may report more: newer ones add attributes.
+_KNOWN: Mapping[str, str] = MappingProxyType(
     {
-        "meta": frozenset({_META_DREG, _META_KEY}),
-        "cmp": frozenset({_CMP_SREG, _CMP_OP, _CMP_DATA}),
-        "payload": frozenset({_PAYLOAD_DREG, _PAYLOAD_BASE, _PAYLOAD_OFFSET, _PAYLOAD_LEN}),
-        "bitwise": frozenset({_BIT_SREG, _BIT_DREG, _BIT_LEN, _BIT_MASK, _BIT_XOR, _BIT_OP}),
-        "lookup": frozenset({_LOOKUP_SET, _LOOKUP_SREG, _LOOKUP_DREG, _LOOKUP_FLAGS}),
-        "exthdr": frozenset(range(_EXTENSION_DREG, _EXTENSION_OP + 1)),
-        "immediate": frozenset({_IMMEDIATE_DREG, _IMMEDIATE_DATA}),
-        "counter": frozenset(),
+        "meta": "..",
+        "cmp": "..d",
+        "payload": "....",
+        "bitwise": "...dd.",
+        "lookup": ".....",
+        "exthdr": "......",
+        "immediate": ".d",
+        "counter": "",
     }
 )
-_NESTED = {("cmp", _CMP_DATA), ("bitwise", _BIT_MASK), ("bitwise", _BIT_XOR), ("immediate", _IMMEDIATE_DATA)}
 
 
 @dataclass(frozen=True)
@@ -56,6 +46,9 @@ class Meta:
     """What is known of a packet besides its bytes, by the kernel's number of the key (``nft_meta_keys``)."""
 
     key: int
+
+    def code(self, register: int) -> bytes:
+        return _expression("meta", register, self.key)
 
 
 #: Host byte order for the group, network byte order for the protocol (an EtherType).
@@ -73,6 +66,9 @@ class Payload:
     offset: int
     length: int
 
+    def code(self, register: int) -> bytes:
+        return _expression("payload", register, self.base, self.offset, self.length)
+
 
 @dataclass(frozen=True)
 class Extension:
@@ -82,42 +78,56 @@ class Extension:
     offset: int = 0
     present: bool = False
 
+    def code(self, register: int) -> bytes:
+        return _expression("exthdr", register, bytes((self.header,)), self.offset, 1, int(self.present), 0)
+
+
+Load = Meta | Payload | Extension
+
 
 @dataclass(frozen=True)
 class Match:
     """Continue with the rule only if the loaded bytes, after ``mask``, are (or are not) the value."""
 
-    load: Meta | Payload | Extension
+    load: Load
     value: bytes
     mask: bytes = b""
     equal: bool = True
     #: Whether the load is a whole field: nft prints a comparison of several only if each is whole.
     whole: bool = True
 
-    def joined(self, other: object) -> Match | None:
+    def code(self) -> bytes:
+        size, mask, zeros = len(self.mask), packed(self.mask), packed(bytes(len(self.mask)))
+        masked = _expression("bitwise", _REGISTER, _REGISTER, size, mask, zeros, 0) if size else b""
+        compared = _expression("cmp", _REGISTER, 0 if self.equal else 1, packed(self.value))
+        return self.load.code(_REGISTER) + masked + compared
+
+    def joined(self, other: Match) -> Match | None:
         """Return this and the next match as one comparison; None if they cannot be one."""
-        if not isinstance(other, Match) or not (self._joins and other._joins):
+        ours, next_ = self._field, other._field
+        if ours is None or next_ is None or ours.length + next_.length > _REGISTER_BYTES:
             return None
-        ours, next_ = self.load, other.load
-        if not isinstance(ours, Payload) or not isinstance(next_, Payload):
+        if (ours.base, ours.offset + ours.length) != (next_.base, next_.offset):
             return None
-        length = ours.length + next_.length
-        adjacent = (ours.base, ours.offset + ours.length) == (next_.base, next_.offset)
-        if not adjacent or length > _REGISTER_BYTES:
-            return None
-        return replace(self, load=replace(ours, length=length), value=self.value + other.value)
+        both = replace(ours, length=ours.length + next_.length)
+        return replace(self, load=both, value=self.value + other.value)
 
     @property
-    def _joins(self) -> bool:
-        return self.equal and self.whole and not self.mask
+    def _field(self) -> Payload | None:
+        """What is compared, if more can be compared with it."""
+        can_join = self.equal and self.whole and not self.mask
+        return self.load if can_join and isinstance(self.load, Payload) else None
 
 
 @dataclass(frozen=True)
 class VerdictMap:
     """Do what a verdict map has for the loaded bytes; continue with the rule if it has nothing."""
 
-    load: Meta | Payload
+    load: Load
     name: str
+
+    def code(self) -> bytes:
+        return self.load.code(_REGISTER) + _expression("lookup", self.name, _REGISTER, _TO_VERDICT, None, 0)
 
 
 @dataclass(frozen=True)
@@ -128,15 +138,28 @@ class Member:
     name: str
     inside: bool = True
 
+    def code(self) -> bytes:
+        found, word = b"", 0
+        for load in self.loads:  # each from the beginning of a word
+            found += load.code(_FIRST_WORD + word if word else _REGISTER)
+            word += -(-load.length // _WORD)
+        return found + _expression("lookup", self.name, _REGISTER, None, None, 0 if self.inside else 1)
+
 
 @dataclass(frozen=True)
 class Verdict:
-    code: int
+    number: int
+
+    def code(self) -> bytes:
+        return _expression("immediate", _TO_VERDICT, verdict(self.number))
 
 
 @dataclass(frozen=True)
 class Counter:
     """Count the packets that come this far."""
+
+    def code(self) -> bytes:
+        return _expression("counter")
 
 
 DROP, ACCEPT, COUNTER = Verdict(0), Verdict(1), Counter()
@@ -152,15 +175,12 @@ class Rule:
 
     @classmethod
     def make(cls, *statements: Statement, comment: str | None = None) -> Self:
-        return cls(b"".join(part for each in _joined(statements) for part in _encoded(each)), comment)
+        return cls(b"".join(map(_encoded, _joined(statements))), comment)
 
     @classmethod
-    def read(cls, code: bytes, userdata: bytes | None) -> Self:
+    def read(cls, code: bytes, userdata: bytes) -> Self:
         """Parse what the kernel has of a rule (NFTA_RULE_EXPRESSIONS and NFTA_RULE_USERDATA)."""
-        return cls(b"".join(_normal(part) for _, part in attributes(code)), _comment(userdata or b""))
-
-    def with_comment(self, comment: str) -> Rule:
-        return Rule(self.code, comment)
+        return cls(b"".join(_normal(part) for _, part in attributes(code)), _comment(userdata))
 
     @property
     def userdata(self) -> bytes:
@@ -173,43 +193,27 @@ class Rule:
         return bytes((_COMMENT, len(value))) + value
 
 
-def verdict(code: int, chain: str = "") -> bytes:
-    """Encode a verdict as a value (NFTA_DATA_VERDICT)."""
-    target = attribute(_CHAIN, chain.encode() + b"\0") if chain else b""
-    return attribute(_VERDICT, attribute(_CODE, struct.pack(">i", code)), target)
+def verdict(number: int, chain: str | None = None) -> bytes:
+    """Encode a verdict (``nft_data``)."""
+    return packed(None, packed(number, chain))
 
 
 def jump(chain: str) -> bytes:
-    """Encode a jump to a chain as a value."""
+    """Encode the verdict to jump to a chain."""
     return verdict(_JUMP, chain)
 
 
-def jump_target(data: bytes | None) -> str | None:
+def jump_target(data: bytes) -> str | None:
     """The chain that a verdict jumps to; None for any other value."""
-    found = dict(attributes(dict(attributes(data or b"")).get(_VERDICT, b"")))
-    if _signed(found.get(_CODE)) != _JUMP:
-        return None
-    return text(found.get(_CHAIN))
-
-
-def value_of(data: bytes | None) -> bytes:
-    """The bytes of a value (NFTA_DATA_VALUE); empty for a verdict."""
-    return dict(attributes(data or b"")).get(_VALUE, b"")
-
-
-def value(data: bytes) -> bytes:
-    """Encode bytes as a value."""
-    return attribute(_VALUE, data)
-
-
-# -- how each statement is encoded -----------------------------------------------------------------
+    chain = text(unpacked(unpacked(data, 2)[1], 2)[1])
+    return chain if _plain(data) == jump(chain) else None
 
 
 def _joined(statements: Sequence[Statement]) -> Iterator[Statement]:
     """Make one comparison of those of adjacent bytes: less to evaluate for each packet, and to read back."""
     last: Statement | None = None
     for each in statements:
-        one = last.joined(each) if isinstance(last, Match) else None
+        one = last.joined(each) if isinstance(last, Match) and isinstance(each, Match) else None
         if one is None and last is not None:
             yield last
         last = one or each
@@ -218,84 +222,12 @@ def _joined(statements: Sequence[Statement]) -> Iterator[Statement]:
 
 
 @lru_cache(maxsize=8192)
-def _encoded(statement: Statement) -> tuple[bytes, ...]:
-    match statement:
-        case Match(load, wanted, mask, equal):
-            masked = [_mask(mask)] if mask else []
-            return (_load(load), *masked, _compare(wanted, equal))
-        case VerdictMap(load, name):
-            to_verdict = _u32(_LOOKUP_DREG, _TO_VERDICT), _u32(_LOOKUP_FLAGS, 0)
-            return (_load(load), _lookup(name, *to_verdict))
-        case Member(loads, name, inside):
-            flags = _u32(_LOOKUP_FLAGS, 0 if inside else _INVERTED)
-            return (*_side_by_side(loads), _lookup(name, flags))
-        case Verdict(code):
-            parts = _u32(_IMMEDIATE_DREG, _TO_VERDICT), attribute(_IMMEDIATE_DATA, verdict(code))
-            return (_expression("immediate", *parts),)
-        case Counter():
-            return (_expression("counter"),)
+def _encoded(statement: Statement) -> bytes:
+    return statement.code()
 
 
-def _side_by_side(loads: Sequence[Payload]) -> Iterator[bytes]:
-    """Load the parts of a key, each from the beginning of a word."""
-    word = 0
-    for load in loads:
-        yield _load(load, _FIRST_WORD + word if word else _REGISTER)
-        word += -(-load.length // _WORD)
-
-
-def _lookup(name: str, *attributes_: bytes) -> bytes:
-    where = attribute(_LOOKUP_SET, name.encode() + b"\0"), _u32(_LOOKUP_SREG, _REGISTER)
-    return _expression("lookup", *where, *attributes_)
-
-
-def _load(load: Meta | Payload | Extension, register: int = _REGISTER) -> bytes:
-    match load:
-        case Meta(key):
-            return _expression("meta", _u32(_META_DREG, register), _u32(_META_KEY, key))
-        case Payload(base, offset, length):
-            return _expression(
-                "payload",
-                _u32(_PAYLOAD_DREG, register),
-                _u32(_PAYLOAD_BASE, base),
-                _u32(_PAYLOAD_OFFSET, offset),
-                _u32(_PAYLOAD_LEN, length),
-            )
-        case Extension(header, offset, present):
-            return _expression(
-                "exthdr",
-                _u32(_EXTENSION_DREG, register),
-                attribute(_EXTENSION_TYPE, bytes((header,))),
-                _u32(_EXTENSION_OFFSET, offset),
-                _u32(_EXTENSION_LEN, 1),
-                _u32(_EXTENSION_FLAGS, _PRESENT * present),
-                _u32(_EXTENSION_OP, 0),
-            )
-
-
-def _compare(wanted: bytes, equal: bool) -> bytes:
-    operator = _u32(_CMP_OP, 0 if equal else 1)
-    return _expression("cmp", _u32(_CMP_SREG, _REGISTER), operator, attribute(_CMP_DATA, value(wanted)))
-
-
-def _mask(mask: bytes) -> bytes:
-    return _expression(
-        "bitwise",
-        _u32(_BIT_SREG, _REGISTER),
-        _u32(_BIT_DREG, _REGISTER),
-        _u32(_BIT_LEN, len(mask)),
-        attribute(_BIT_MASK, value(mask)),
-        attribute(_BIT_XOR, value(bytes(len(mask)))),
-        _u32(_BIT_OP, 0),
-    )
-
-
-def _expression(name: str, *parts: bytes) -> bytes:
-    return attribute(_ELEMENT, attribute(_NAME, name.encode() + b"\0"), attribute(_DATA, *parts))
-
-
-def _u32(kind: int, value_: int) -> bytes:
-    return attribute(kind, struct.pack(">I", value_))
+def _expression(name: str, *values: int | str | bytes | None) -> bytes:
+    return attribute(_ELEMENT, packed(name, packed(*values)))
 
 
 # -- what the kernel reports -----------------------------------------------------------------------
@@ -304,37 +236,28 @@ def _u32(kind: int, value_: int) -> bytes:
 @lru_cache(maxsize=8192)
 def _normal(expression: bytes) -> bytes:
     """Encode an expression of the kernel as we do: attributes in order, and without those of no effect."""
-    found = dict(attributes(expression))
-    name = text(found.get(_NAME))
-    known = _KNOWN.get(name)
-    if known is None:
+    name_, data = unpacked(expression, 2)
+    name = text(name_)
+    if name not in _KNOWN:
         return attribute(_ELEMENT, expression)
-    parts = dict(attributes(found.get(_DATA, b"")))
-    if name == "bitwise":
-        parts.setdefault(_BIT_OP, bytes(4))  # kernels before 5.6 have no other
-    return _expression(name, *(_part(name, kind, parts[kind]) for kind in sorted(parts.keys() & known)))
+    values = unpacked(data, len(_KNOWN[name]))
+    if name == "bitwise" and not values[-1]:
+        values[-1] = bytes(4)  # kernels before 5.6 have no other operation
+    parts = (_plain(v) if kind == "d" else v for kind, v in zip(_KNOWN[name], values, strict=True))
+    return _expression(name, *(part or None for part in parts))
 
 
-def _part(name: str, kind: int, data: bytes) -> bytes:
-    if (name, kind) not in _NESTED:
-        return attribute(kind, data)
-    inner = dict(attributes(data))
-    if _VERDICT in inner:
-        found = dict(attributes(inner[_VERDICT]))
-        return attribute(kind, verdict(_signed(found.get(_CODE)), text(found.get(_CHAIN))))
-    return attribute(kind, value(inner.get(_VALUE, b"")))
+def _plain(data: bytes) -> bytes:
+    """Encode a value or a verdict of the kernel as we do."""
+    value, verdict_ = unpacked(data, 2)
+    return packed(value or None, packed(*(part or None for part in unpacked(verdict_, 2))) or None)
 
 
 def _comment(userdata: bytes) -> str | None:
     """The comment in the user data of a rule, which is a list of kind, length and bytes."""
-    at = 0
-    while at + 2 <= len(userdata):
-        kind, length = userdata[at], userdata[at + 1]
+    while len(userdata) >= 2:
+        kind, length = userdata[:2]
         if kind == _COMMENT:
-            return text(userdata[at + 2 : at + 2 + length])
-        at += 2 + length
+            return text(userdata[2 : 2 + length])
+        userdata = userdata[2 + length :]
     return None
-
-
-def _signed(data: bytes | None) -> int:
-    return int.from_bytes(data or b"", "big", signed=True)

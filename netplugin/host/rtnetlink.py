@@ -24,7 +24,7 @@ from pyroute2.netlink import (
 )
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from netplugin.host.netlink import ANSWER_S, Channel, Interrupted, Kept
+from netplugin.host.netlink import ANSWER_S, HEADER_BYTES, Channel, Interrupted, Kept
 from netplugin.host.rtnetlink_messages import Message
 
 #: A message of pyroute2 to send: its fields, and its attributes with their names.
@@ -76,13 +76,10 @@ class Connection(Channel):
             self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
 
     def messages(self, kind: int, request: Request, flags: int) -> Iterator[Message]:
-        """Send a message and yield each answer. See ``Channel.answers`` for the errors."""
-        number = self.next_number()
-        request["header"].update(type=kind, flags=flags, sequence_number=number)
+        """Send a message and yield each answer. See ``Channel.request`` for the errors."""
         request.reset()
         request.encode()
-        self.send(bytes(request.data))
-        for answered, data in self.answers(number):
+        for answered, data in self.request(kind, bytes(request.data[HEADER_BYTES:]), flags):
             yield Message(answered, data)
 
 

@@ -14,37 +14,27 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from netplugin.host import nft_rules as nft
 from netplugin.host import nft_sets
-from netplugin.host.netlink import Channel
-from netplugin.host.nfnetlink import FAMILIES, Nfnetlink
-from netplugin.host.nft_rules import (
-    COUNTER,
-    DROP,
-    Extension,
-    Match,
-    Member,
-    Payload,
-    Rule,
-)
+from netplugin.host.nfnetlink import Nfnetlink
+from netplugin.host.nft_rules import COUNTER, DROP, Extension, Match, Member, Payload, Rule
 from netplugin.host.nft_sets import KeyType, Part, concatenation
 from netplugin.host.nftables import (
-    AddKeys,
+    AddElement,
     AddSet,
     AddTable,
     Chain,
     Command,
-    DeleteKeys,
+    DeleteElement,
     DeleteTable,
+    Nftables,
     SetChain,
-    TableReader,
 )
 
 FAMILY, TABLE = "inet", "netplugin"
-_STEP = "vxlan-filter"
 _NETWORKS, _PORTS, _PEERS4, _PEERS6, _CHAIN = "networks", "ports", "peers4", "peers6", "input"
 _NETWORK_BYTES = 8
 _COUNTED_DROP = (COUNTER, DROP)
@@ -90,10 +80,7 @@ class VxlanFilter:
     def __init__(self, local_ip: str, kernel: Nfnetlink | None = None) -> None:
         """``kernel``: see ``Nftables``."""
         six = ":" in local_ip
-        self._kernel = kernel or Nfnetlink()
-        self._table = TableReader(FAMILY, TABLE)
-        #: What was read last, with its stamp (``Nfnetlink.stamp``).
-        self._known: tuple[int, VxlanSources | None] | None = None
+        self._table = Nftables(FAMILY, TABLE, kernel, "vxlan-filter")
         self._peers = _PEERS6 if six else _PEERS4
         rules = [*(_no_fragments(local_ip) if six else ()), _from_peers_only(six)]
         self._chain = Chain(tuple(rules), "filter", "input", -350, "accept")
@@ -105,21 +92,11 @@ class VxlanFilter:
         }
 
     def read(self, deadline: float) -> VxlanSources | None:
-        """Read the table; None if it does not exist. Nothing is listed again while nobody changes nf_tables.
+        """Read the table; None if it does not exist. Its sets are listed once, see ``Nftables``.
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        return self._kernel.read(_STEP, deadline, self._read)
-
-    def _read(self, channel: Channel, stamp: int) -> VxlanSources | None:
-        if self._known is not None and self._known[0] == stamp:
-            return self._known[1]
-        found = self._sources(channel)
-        self._known = (stamp, found) if self._kernel.stamp(channel) == stamp else None
-        return found
-
-    def _sources(self, channel: Channel) -> VxlanSources | None:
-        table = self._table.read_all(channel)
+        table = self._table.read([_CHAIN], deadline)
         if table is None:
             return None
         sound = self._sets.keys() <= table.sets.keys() and table.chains.get(_CHAIN) == self._chain
@@ -137,26 +114,21 @@ class VxlanFilter:
         """
         commands = [
             *(self._base() if base else ()),
-            DeleteKeys(self._peers, _keys(key, gone)),
-            AddKeys(_PORTS, (_packed(key.udp_port),)),
-            AddKeys(_NETWORKS, (_key(key),)),
-            AddKeys(self._peers, _keys(key, peers)),
+            *(DeleteElement(self._peers, peer) for peer in _keys(key, gone)),
+            AddElement(_PORTS, _packed(key.udp_port)),
+            AddElement(_NETWORKS, _key(key)),
+            *(AddElement(self._peers, peer) for peer in _keys(key, peers)),
         ]
-        self._commit(commands, deadline)
+        self._table.commit(commands, deadline)
 
     def forget(self, key: VxlanKey, peers: Collection[str], deadline: float) -> None:
         """Remove a network and its peers. Raises: BackendUnavailable, HostError, OperationTimeout."""
-        gone = DeleteKeys(_NETWORKS, (_key(key),)), DeleteKeys(self._peers, _keys(key, peers))
-        self._commit(gone, deadline)
+        of_peers = (DeleteElement(self._peers, peer) for peer in _keys(key, peers))
+        self._table.commit([DeleteElement(_NETWORKS, _key(key)), *of_peers], deadline)
 
     def remove(self, deadline: float) -> None:
         """Delete the table. Raises: BackendUnavailable, HostError, OperationTimeout."""
-        self._commit([DeleteTable()], deadline)
-
-    def _commit(self, commands: Sequence[Command], deadline: float) -> None:
-        messages = [message for command in commands for message in command.messages(TABLE)]
-        self._known = None
-        self._kernel.commit(FAMILIES[FAMILY], messages, _STEP, deadline)
+        self._table.commit([DeleteTable()], deadline)
 
     def _base(self) -> list[Command]:
         sets = [AddSet(name, keys) for name, keys in self._sets.items()]

@@ -31,7 +31,6 @@ from netplugin.host.nftables import (
     Nftables,
     SetChain,
     Table,
-    TableReader,
 )
 from netplugin.host.vxlan_filter import VxlanFilter, VxlanKey
 from tests.lab.processes import run
@@ -161,7 +160,7 @@ def test_what_we_wrote_is_not_forgotten_by_a_read_that_fails(
     read(table, [])  # lists all
     table.commit(port(1).commands(), soon())
     with monkeypatch.context() as patched:
-        patched.setattr(TableReader, "rules", _refuse)
+        patched.setattr(Nftables, "_rules", _refuse)
         with pytest.raises(HostError):
             table.read([port(1).name], soon())
     found = read(table, [port(1).name])

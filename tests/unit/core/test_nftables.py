@@ -99,7 +99,7 @@ def test_what_is_no_rule_of_ours_is_none(code: bytes) -> None:
 
 def test_an_expression_of_others_differs_from_all() -> None:
     other = attribute(1, attribute(1, b"quota\0"), attribute(2, b""))
-    assert Rule.read(Rule.make(MAC).code + other + Rule.make(DROP).code, None) != Rule.make(MAC, DROP)
+    assert Rule.read(Rule.make(MAC).code + other + Rule.make(DROP).code, b"") != Rule.make(MAC, DROP)
 
 
 def test_a_comment_that_is_too_long_is_no_rule() -> None:
@@ -129,9 +129,9 @@ def test_a_transaction_that_hangs_ends_at_the_deadline(stuck: tuple[Nfnetlink, t
     before = len(list(Path("/proc/self/fd").iterdir()))
     table = Nftables("bridge", "netplugin", kernel)
     with pytest.raises(OperationTimeout, match="did not end"):
-        kernel.commit(7, [Message(0, b"")], "nftables", time.monotonic() + 0.1)
+        kernel.commit(7, [[Message(0, b"")]], "nftables", time.monotonic() + 0.1)
     with pytest.raises(OperationTimeout, match="earlier transaction"):
-        kernel.commit(7, [Message(0, b"")], "nftables", time.monotonic() + 0.1)
+        kernel.commit(7, [[Message(0, b"")]], "nftables", time.monotonic() + 0.1)
     with pytest.raises(OperationTimeout, match="earlier transaction"):
         table.read(None, time.monotonic() + 0.1)
     go_on.set()
@@ -143,4 +143,4 @@ def test_a_transaction_without_an_answer_is_no_success(stuck: tuple[Nfnetlink, t
     kernel, go_on = stuck
     go_on.set()
     with pytest.raises(Exception, match="did not answer"):
-        kernel.commit(7, [Message(0, struct.pack("=I", 0))], "nftables", time.monotonic() + 60)
+        kernel.commit(7, [[Message(0, struct.pack("=I", 0))]], "nftables", time.monotonic() + 60)

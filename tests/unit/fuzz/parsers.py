@@ -45,6 +45,7 @@ from netplugin.host import (
 from netplugin.host import openflow_messages as openflow
 from netplugin.host.flow import Flow
 from netplugin.host.flow_actions import loaded
+from netplugin.host.nfnetlink import HEAD, unpacked
 from netplugin.host.ovs_bonds import parse_bonds
 from netplugin.host.oxm import MalformedFlow, read_fields, words_of
 from netplugin.libvirt.domain import complete, parse_domain
@@ -194,11 +195,10 @@ def _rules() -> list[bytes]:
 def _of_rules(data: bytes) -> None:
     for *_, payload in netlink.messages(data):
         with suppress(NetpluginError), netlink.translated("read", "nftables", _refused):
-            found = nftables._attributes(payload)
-            rule = nft_rules.Rule.read(found.get(4, b""), found.get(7))
-            assert rule == rule.with_comment("other") or rule is not None
+            found = unpacked(payload, 7, HEAD)
+            nft_rules.Rule.read(found[3], found[6])
             nftables._chain(payload)
-            list(nftables._verdicts(payload))
+            list(nftables._elements([payload]))
 
 
 def _cpus(data: bytes) -> None:
