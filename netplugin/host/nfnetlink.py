@@ -17,27 +17,19 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
-from netplugin.host.netlink import (
-    ANSWER_S,
-    HEADER_BYTES,
-    Channel,
-    Interrupted,
-    Kept,
-    attribute,
-    attributes,
-    wait_at_most,
-)
+from netplugin.host.netlink import ANSWER_S, HEADER_BYTES, Channel, Interrupted, Kept, attribute, attributes
 from netplugin.host.processes import remaining
 from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/netfilter: nfnetlink.h, nf_tables.h
 NETLINK_NETFILTER = 12
-_SUBSYSTEM, _BEGIN, _END = 10, 0x10, 0x11
+_SUBSYSTEM, _KINDS, _BEGIN, _END = 10, 10 << 8, 0x10, 0x11
 _NEWGEN, _GETGEN, _GEN_ID = 15, 16, 1
 _REQUEST, _ACK, _ECHO, _DUMP, CREATE = 0x01, 0x04, 0x08, 0x300, 0x400
 _GENMSG = struct.Struct("=BBH")
@@ -45,7 +37,7 @@ _GENMSG = struct.Struct("=BBH")
 HEAD = _GENMSG.size
 _ANY_FAMILY = 0
 FAMILIES = {"inet": 1, "bridge": 7}
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # beyond the system's limit, for CAP_NET_ADMIN
 #: For the answers of the kernel about a transaction: one for each refused message.
 _ANSWERS = 1 << 20
 _LEAST_S = 0.05
@@ -93,8 +85,8 @@ class Nfnetlink:
         change. BackendUnavailable, HostError.
         """
         self._require_certain(step, deadline)
-        with _translated(step), self._channels.use() as channel:
-            wait_at_most(channel.socket, max(_LEAST_S, remaining(deadline)))
+        with netlink.translated(step, "nftables", partial(_refusal, step)), self._channels.use() as channel:
+            netlink.wait_at_most(channel.socket, max(_LEAST_S, remaining(deadline)))
             while True:
                 try:
                     return look(channel, self.stamp(channel))
@@ -122,9 +114,13 @@ class Nfnetlink:
         """
         self._require_certain(step, deadline)
         data = _batch(family, commands)
-        with _translated(step), self._channels.use() as channel:
-            _enlarge(channel.socket, socket.SO_SNDBUF, _SO_SNDBUFFORCE, 2 * len(data))
-            _enlarge(channel.socket, socket.SO_RCVBUF, _SO_RCVBUFFORCE, _ANSWERS)
+        with netlink.translated(step, "nftables", partial(_refusal, step)), self._channels.use() as channel:
+            for option, force, size in (
+                (socket.SO_SNDBUF, _SO_SNDBUFFORCE, 2 * len(data)),
+                (socket.SO_RCVBUF, _SO_RCVBUFFORCE, _ANSWERS),
+            ):
+                if channel.socket.getsockopt(socket.SOL_SOCKET, option) < size:
+                    channel.socket.setsockopt(socket.SOL_SOCKET, force, size)
             channel.idle = False
             self._send(channel, data, step, deadline)
             refused, generations = _outcome(channel)
@@ -165,16 +161,13 @@ class Nfnetlink:
 
 def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
     """Send a request for one object. Raises: OSError (ENOENT if there is none), TimeoutError."""
-    return list(_answers(channel, family, message, _ACK))
+    answers = channel.request(_KINDS | message.kind, _head(family) + message.body, _REQUEST | _ACK)
+    return [answer[HEADER_BYTES:] for _, answer in answers]
 
 
 def dump(channel: Channel, family: int, message: Message) -> Iterator[bytes]:
     """Yield all objects that a request asks for. Raises: OSError, TimeoutError, netlink.Interrupted."""
-    return _answers(channel, family, message, _DUMP)
-
-
-def _answers(channel: Channel, family: int, message: Message, flags: int) -> Iterator[bytes]:
-    for _, answer in channel.request(_kind(message), _head(family) + message.body, _REQUEST | flags):
+    for _, answer in channel.request(_KINDS | message.kind, _head(family) + message.body, _REQUEST | _DUMP):
         yield answer[HEADER_BYTES:]
 
 
@@ -217,10 +210,6 @@ def text_attribute(kind: int, name: str) -> bytes:
 # -- a transaction ---------------------------------------------------------------------------------
 
 
-def _kind(message: Message) -> int:
-    return _SUBSYSTEM << 8 | message.kind
-
-
 def _head(family: int, resource: int = 0) -> bytes:
     return _GENMSG.pack(family, 0, socket.htons(resource))
 
@@ -236,7 +225,7 @@ def _batch(family: int, commands: Sequence[Iterable[Message]]) -> bytes:
     parts = [netlink.packed(_BEGIN, _REQUEST, 0, bound)]
     for at, (number, message) in enumerate(each, 1):
         flags = _REQUEST | message.flags | _ECHO * (at == 1) | _ACK * (at == len(each))
-        parts.append(netlink.packed(_kind(message), flags, number, start + message.body))
+        parts.append(netlink.packed(_KINDS | message.kind, flags, number, start + message.body))
     return b"".join([*parts, netlink.packed(_END, _REQUEST, 0, bound)])
 
 
@@ -263,30 +252,14 @@ def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
                 heard = True
                 if (error := netlink.refusal(marks, message[HEADER_BYTES:])) is not None:
                     refused.setdefault(number, error.strerror or str(error))
-            elif kind == _SUBSYSTEM << 8 | _NEWGEN:
+            elif kind == _KINDS | _NEWGEN:
                 generations += 1
     if not heard:
         refused[0] = "the kernel did not answer"
     return refused, generations
 
 
-def _enlarge(end: socket.socket, option: int, force: int, size: int) -> None:
-    """Let a buffer have this size, beyond the system's limit if we may (CAP_NET_ADMIN)."""
-    if end.getsockopt(socket.SOL_SOCKET, option) < size:
-        try:
-            end.setsockopt(socket.SOL_SOCKET, force, size)
-        except PermissionError:
-            end.setsockopt(socket.SOL_SOCKET, option, size)
-
-
-# -- errors ----------------------------------------------------------------------------------------
-
-
-def _translated(step: str) -> contextlib.AbstractContextManager[None]:
-    return netlink.translated(step, "nftables", lambda said, code: _refusal(step, code, said))
-
-
-def _refusal(step: str, code: int, said: str) -> NetpluginError:
+def _refusal(step: str, said: str, code: int) -> NetpluginError:
     if code in (errno.EPERM, errno.EACCES):
         return HostError(f"nftables: {said}", step=step, fix="give the agent CAP_NET_ADMIN")
     if code in (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL) and step == "nftables":

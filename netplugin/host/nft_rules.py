@@ -7,7 +7,7 @@ another program wrote is read too, and differs from all of ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import Self
 
 from netplugin.host.netlink import attribute, attributes, text
 from netplugin.host.nfnetlink import packed, unpacked
+from netplugin.host.nft_sets import udata
 
 # include/uapi/linux/netfilter/nf_tables.h
 _ELEMENT = 1  # of a list
@@ -22,23 +23,15 @@ _JUMP = -3
 _TO_VERDICT, _REGISTER, _REGISTER_BYTES = 0, 1, 16
 #: The number of the first word of that register, and the bytes of a word.
 _FIRST_WORD, _WORD = 8, 4
-#: nft's own attribute of a comment in the user data of a rule (NFTNL_UDATA_RULE_COMMENT).
-_COMMENT, _MOST_USERDATA = 0, 256
+#: nft's number of a comment in the user data of a rule (NFTNL_UDATA_RULE_COMMENT), and its most bytes.
+_COMMENT, _MOST_COMMENT = 0, 253
 
-#: The attributes of each expression that decide what it does, in the order of their numbers; ``d`` is a
-#: value or a verdict. A counter's are its counts. The kernel may report more: newer ones add attributes.
-_KNOWN: Mapping[str, str] = MappingProxyType(
-    {
-        "meta": "..",
-        "cmp": "..d",
-        "payload": "....",
-        "bitwise": "...dd.",
-        "lookup": ".....",
-        "exthdr": "......",
-        "immediate": ".d",
-        "counter": "",
-    }
+#: The highest number of the attributes of each expression that decide what it does, and which of them are
+#: values or verdicts. Those of a counter are its counts. The kernel may report more: newer ones add some.
+_ATTRIBUTES = MappingProxyType(
+    {"meta": 2, "cmp": 3, "payload": 4, "bitwise": 6, "lookup": 5, "exthdr": 6, "immediate": 2, "counter": 0}
 )
+_DATA = frozenset({("cmp", 3), ("bitwise", 4), ("bitwise", 5), ("immediate", 2)})
 
 
 @dataclass(frozen=True)
@@ -72,14 +65,13 @@ class Payload:
 
 @dataclass(frozen=True)
 class Extension:
-    """One byte of an IPv6 extension header, or (``present``) whether the packet has this header: 1 or 0."""
+    """The first byte of an IPv6 extension header, or (``present``) whether the packet has it: 1 or 0."""
 
     header: int
-    offset: int = 0
     present: bool = False
 
     def code(self, register: int) -> bytes:
-        return _expression("exthdr", register, bytes((self.header,)), self.offset, 1, int(self.present), 0)
+        return _expression("exthdr", register, bytes((self.header,)), 0, 1, int(self.present), 0)
 
 
 Load = Meta | Payload | Extension
@@ -147,23 +139,19 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    number: int
+class Action:
+    """A verdict, or (None) to count the packets that come this far."""
+
+    verdict: int | None
 
     def code(self) -> bytes:
-        return _expression("immediate", _TO_VERDICT, verdict(self.number))
+        if self.verdict is None:
+            return _expression("counter")
+        return _expression("immediate", _TO_VERDICT, verdict(self.verdict))
 
 
-@dataclass(frozen=True)
-class Counter:
-    """Count the packets that come this far."""
-
-    def code(self) -> bytes:
-        return _expression("counter")
-
-
-DROP, ACCEPT, COUNTER = Verdict(0), Verdict(1), Counter()
-Statement = Match | VerdictMap | Member | Verdict | Counter
+DROP, ACCEPT, COUNTER = Action(0), Action(1), Action(None)
+Statement = Match | VerdictMap | Member | Action
 
 
 @dataclass(frozen=True)
@@ -188,9 +176,9 @@ class Rule:
         if self.comment is None:
             return b""
         value = self.comment.encode() + b"\0"
-        if len(value) + 2 > _MOST_USERDATA - 1:
+        if len(value) > _MOST_COMMENT:
             raise ValueError(f"a comment of {len(value)} bytes is too long")
-        return bytes((_COMMENT, len(value))) + value
+        return udata(value)
 
 
 def verdict(number: int, chain: str | None = None) -> bytes:
@@ -209,16 +197,14 @@ def jump_target(data: bytes) -> str | None:
     return chain if _plain(data) == jump(chain) else None
 
 
-def _joined(statements: Sequence[Statement]) -> Iterator[Statement]:
+def _joined(statements: Iterable[Statement]) -> list[Statement]:
     """Make one comparison of those of adjacent bytes: less to evaluate for each packet, and to read back."""
-    last: Statement | None = None
+    found: list[Statement] = []
     for each in statements:
-        one = last.joined(each) if isinstance(last, Match) and isinstance(each, Match) else None
-        if one is None and last is not None:
-            yield last
-        last = one or each
-    if last is not None:
-        yield last
+        last = found[-1] if found else None
+        both = last.joined(each) if isinstance(last, Match) and isinstance(each, Match) else None
+        found[len(found) - bool(both) :] = [both or each]
+    return found
 
 
 @lru_cache(maxsize=8192)
@@ -236,15 +222,15 @@ def _expression(name: str, *values: int | str | bytes | None) -> bytes:
 @lru_cache(maxsize=8192)
 def _normal(expression: bytes) -> bytes:
     """Encode an expression of the kernel as we do: attributes in order, and without those of no effect."""
-    name_, data = unpacked(expression, 2)
-    name = text(name_)
-    if name not in _KNOWN:
+    name, data = unpacked(expression, 2)
+    kind = text(name)
+    if kind not in _ATTRIBUTES:
         return attribute(_ELEMENT, expression)
-    values = unpacked(data, len(_KNOWN[name]))
-    if name == "bitwise" and not values[-1]:
+    values = unpacked(data, _ATTRIBUTES[kind])
+    if kind == "bitwise" and not values[-1]:
         values[-1] = bytes(4)  # kernels before 5.6 have no other operation
-    parts = (_plain(v) if kind == "d" else v for kind, v in zip(_KNOWN[name], values, strict=True))
-    return _expression(name, *(part or None for part in parts))
+    found = (_plain(each) if (kind, at) in _DATA else each for at, each in enumerate(values, 1))
+    return _expression(kind, *(each or None for each in found))
 
 
 def _plain(data: bytes) -> bytes:

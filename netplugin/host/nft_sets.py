@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Self
 
-# libnftnl, include/libnftnl/udata.h; nft, include/datatype.h and include/proto.h
-_BYTEORDER, _TYPEOF, _EXPRESSION, _DATA = 0, 3, 0, 1
+# nft, include/datatype.h: numbers of types
+_INTEGER, _IPV4, _IPV6, _PORT, _DEVICE = 4, 7, 8, 13, 41
+_TYPE_BITS = 6
+# libnftnl, include/libnftnl/udata.h; nft, include/expression.h
 _HOST_ORDER, _NETWORK_ORDER = 1, 2
 _PAYLOAD, _CONCATENATION = 7, 13
-_PROTOCOL, _FIELD, _BASE, _OFFSET, _LENGTH = 0, 1, 2, 3, 4
-_NUMBER, _IPV4, _IPV6, _PORT, _DEVICE = 4, 7, 8, 13, 41
-_TYPE_BITS = 6
 _WORD = 4  # in a concatenation each part begins at a multiple of this
 
 
@@ -30,46 +28,34 @@ class KeyType:
     userdata: bytes
 
 
-@dataclass(frozen=True)
-class Part:
-    """One part of a key: a field of the packet."""
-
-    number: int
-    length: int
-    described: bytes
-
-    @classmethod
-    def field(cls, number: int, length: int, protocol: int, field: int) -> Self:
-        return cls(number, length, _number(_PROTOCOL, protocol) + _number(_FIELD, field))
-
-    @classmethod
-    def bits(cls, base: int, offset: int, length: int) -> Self:
-        """Bits of a header without a name. ``base``: see ``nft_rules``; offset and length are in bits."""
-        where = _number(_BASE, base + 1) + _number(_OFFSET, offset) + _number(_LENGTH, length)
-        return cls(_NUMBER, length // 8, _number(_PROTOCOL, 0) + _number(_FIELD, 0) + where)
+def udata(*values: int | bytes | None) -> bytes:
+    """Encode a list of nft, numbered from 0: numbers, other values, and None for none."""
+    found = b""
+    for number, value in enumerate(values):
+        data = struct.pack("=I", value) if isinstance(value, int) else value
+        if data is not None:
+            found += bytes((number, len(data))) + data
+    return found
 
 
-def concatenation(*parts: Part) -> KeyType:
+def unnamed(base: int, offset: int, length: int) -> KeyType:
+    """Bits of a header that have no name, as a part of a key. ``base``: see ``nft_rules``."""
+    return KeyType(_INTEGER, length // 8, udata(0, 0, base + 1, offset, length))
+
+
+def concatenation(*parts: KeyType) -> KeyType:
     """The type of keys with several parts."""
-    number, length, described = 0, 0, b""
-    for at, part in enumerate(parts):
-        number = number << _TYPE_BITS | part.number
-        length += -(-part.length // _WORD) * _WORD
-        described += _data(at, _number(_EXPRESSION, _PAYLOAD) + _data(_DATA, part.described))
-    typeof = _number(_EXPRESSION, _CONCATENATION) + _data(_DATA, described)
-    return KeyType(number, length, _number(_BYTEORDER, 0) + _data(_TYPEOF, typeof))
+    number = length = 0
+    for each in parts:
+        number = number << _TYPE_BITS | each.number
+        length += -(-each.length // _WORD) * _WORD
+    described = udata(*(udata(_PAYLOAD, each.userdata) for each in parts))
+    return KeyType(number, length, udata(0, None, None, udata(_CONCATENATION, described)))
 
 
-def _data(kind: int, value: bytes) -> bytes:
-    return bytes((kind, len(value))) + value
-
-
-def _number(kind: int, value: int) -> bytes:
-    return _data(kind, struct.pack("=I", value))
-
-
-INTERFACE_NAME = KeyType(_DEVICE, 16, _number(_BYTEORDER, _HOST_ORDER))
-PORT = KeyType(_PORT, 2, _number(_BYTEORDER, _NETWORK_ORDER))
-UDP_TO = Part.field(_PORT, 2, protocol=6, field=2)
-IPV4_FROM = Part.field(_IPV4, 4, protocol=12, field=11)
-IPV6_FROM = Part.field(_IPV6, 16, protocol=13, field=8)
+INTERFACE_NAME = KeyType(_DEVICE, 16, udata(_HOST_ORDER))
+PORT = KeyType(_PORT, 2, udata(_NETWORK_ORDER))
+#: Parts of a key: fields of the packet, by nft's numbers of protocol and field (its include/proto.h).
+UDP_TO = KeyType(_PORT, 2, udata(6, 2))
+IPV4_FROM = KeyType(_IPV4, 4, udata(12, 11))
+IPV6_FROM = KeyType(_IPV6, 16, udata(13, 8))

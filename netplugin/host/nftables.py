@@ -6,11 +6,9 @@ where each kind of object has its list.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from netplugin.host.netlink import Channel, attribute, attributes, text
@@ -67,20 +65,11 @@ class Table:
     sets: Mapping[str, Mapping[bytes, str | None]] = field(default_factory=dict)
 
 
-# -- changes ---------------------------------------------------------------------------------------
+# -- changes: each is a part of a transaction, and its messages make it ------------------------------
 
 
 @dataclass(frozen=True)
-class Command(ABC):
-    """One change of a table, as a part of a transaction."""
-
-    @abstractmethod
-    def messages(self, table: str) -> Iterator[Message]:
-        """Yield the requests that make the change."""
-
-
-@dataclass(frozen=True)
-class AddTable(Command):
+class AddTable:
     """Create the table if it is missing."""
 
     def messages(self, table: str) -> Iterator[Message]:
@@ -88,13 +77,13 @@ class AddTable(Command):
 
 
 @dataclass(frozen=True)
-class DeleteTable(Command):
+class DeleteTable:
     def messages(self, table: str) -> Iterator[Message]:
         yield Message(_DELTABLE, packed(table))
 
 
 @dataclass(frozen=True)
-class AddSet(Command):
+class AddSet:
     """Create a set if it is missing."""
 
     name: str
@@ -117,14 +106,10 @@ class AddMap(AddSet):
 
 
 @dataclass(frozen=True)
-class ChainCommand(Command, ABC):
-    name: str
-
-
-@dataclass(frozen=True)
-class SetChain(ChainCommand):
+class SetChain:
     """Create the chain, or replace its rules."""
 
+    name: str
     chain: Chain
 
     def messages(self, table: str) -> Iterator[Message]:
@@ -140,8 +125,10 @@ class SetChain(ChainCommand):
 
 
 @dataclass(frozen=True)
-class DeleteChain(ChainCommand):
+class DeleteChain:
     """Delete a chain with its rules."""
+
+    name: str
 
     def messages(self, table: str) -> Iterator[Message]:
         yield Message(_DELRULE, packed(table, self.name))
@@ -149,17 +136,14 @@ class DeleteChain(ChainCommand):
 
 
 @dataclass(frozen=True)
-class ElementCommand(Command, ABC):
-    """A change of a key: the name of a device in a verdict map, or the kernel's form in another set."""
+class AddElement:
+    """Add the name of a device to a verdict map, or a key in the kernel's form to another set.
+
+    In a map it jumps to the chain ``target``, or (None) its verdict is to drop.
+    """
 
     set: str
     key: str | bytes
-
-
-@dataclass(frozen=True)
-class AddElement(ElementCommand):
-    """Add a key; in a map it jumps to the chain, or (None) its verdict is to drop."""
-
     target: str | None = None
 
     def messages(self, table: str) -> Iterator[Message]:
@@ -169,11 +153,17 @@ class AddElement(ElementCommand):
 
 
 @dataclass(frozen=True)
-class DeleteElement(ElementCommand):
+class DeleteElement:
     """Delete a key, which must be there."""
+
+    set: str
+    key: str | bytes
 
     def messages(self, table: str) -> Iterator[Message]:
         yield Message(_DELSETELEM, _element(table, self.set, self.key))
+
+
+Command = AddTable | DeleteTable | AddSet | SetChain | DeleteChain | AddElement | DeleteElement
 
 
 def _element(table: str, name: str, key: str | bytes, data: bytes | None = None) -> bytes:
@@ -206,7 +196,7 @@ class Nftables:
         #: The stamp of the listing (``Nfnetlink.stamp``), and all chains without their rules.
         self._listing: tuple[int, Table] | None = None
         #: What we have changed since the listing.
-        self._changed: set[ChainCommand | ElementCommand] = set()
+        self._changed: set[Command] = set()
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -225,9 +215,8 @@ class Nftables:
         except TransactionRefused:
             self._listing = listing  # nothing has changed
             raise
-        listed = [each for each in commands if isinstance(each, ChainCommand | ElementCommand)]
-        self._changed.update(listed)
-        if len(listed) == len(commands) and len(self._changed) <= _MOST_CHANGES:
+        self._changed.update(commands)
+        if len(self._changed) <= _MOST_CHANGES:
             self._listing = listing
 
     # -- reading ---------------------------------------------------------------------------------
@@ -237,7 +226,7 @@ class Nftables:
 
         None if there is no table. Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        return self._kernel.read(self._step, deadline, partial(self._read, chains))
+        return self._kernel.read(self._step, deadline, lambda *at: self._read(chains, *at))
 
     def _read(self, chains: Collection[str] | None, channel: Channel, stamp: int) -> Table | None:
         listing, changed = self._listing, self._changed
@@ -245,7 +234,7 @@ class Nftables:
         if chains is None or listing is None or listing[0] != stamp:
             table = self._list(channel)
         else:
-            table = self._refreshed(channel, listing[1], changed) if changed else listing[1]
+            table = self._refreshed(channel, listing[1], changed)
         if table is None:
             return None
         wanted = table.names if chains is None else table.names.intersection(chains)
@@ -271,22 +260,26 @@ class Nftables:
                 sets[text(name)] = keys
         return Table(frozenset(chains), chains, maps, sets)
 
-    def _refreshed(
-        self, channel: Channel, table: Table, changed: Collection[ChainCommand | ElementCommand]
-    ) -> Table:
+    def _refreshed(self, channel: Channel, table: Table, changed: Collection[Command]) -> Table | None:
         """The listing with what we have changed, as the kernel has it now."""
+        if not changed:
+            return table
         chains = dict(table.chains)
         maps: dict[str, dict[Any, str | None]] = {name: dict(keys) for name, keys in table.maps.items()}
         sets: dict[str, dict[Any, str | None]] = {name: dict(keys) for name, keys in table.sets.items()}
         for each in changed:
-            if isinstance(each, ChainCommand):
-                chains.pop(each.name, None)
-                chains.update(map(_chain, self._one(channel, _GETCHAIN, packed(self.table, None, each.name))))
-            else:
-                keys = (maps if isinstance(each.key, str) else sets)[each.set]
-                keys.pop(each.key, None)
-                found = self._one(channel, _GETSETELEM, _element(self.table, each.set, each.key))
-                keys.update((each.key, target) for _, target in _elements(found))
+            match each:
+                case SetChain(name) | DeleteChain(name):
+                    chains.pop(name, None)
+                    body = packed(self.table, None, name)
+                    chains.update(map(_chain, self._one(channel, _GETCHAIN, body)))
+                case AddElement(name, key) | DeleteElement(name, key):
+                    keys = (maps if isinstance(key, str) else sets)[name]
+                    keys.pop(key, None)
+                    found = self._one(channel, _GETSETELEM, _element(self.table, name, key))
+                    keys.update((key, target) for _, target in _elements(found))
+                case _:
+                    return self._list(channel)
         return Table(frozenset(chains), chains, maps, sets)
 
     def _rules(self, channel: Channel, chains: Collection[str] | None) -> Mapping[str, list[Rule]]:

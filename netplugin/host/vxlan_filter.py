@@ -21,7 +21,7 @@ from netplugin.host import nft_rules as nft
 from netplugin.host import nft_sets
 from netplugin.host.nfnetlink import Nfnetlink
 from netplugin.host.nft_rules import COUNTER, DROP, Extension, Match, Member, Payload, Rule
-from netplugin.host.nft_sets import KeyType, Part, concatenation
+from netplugin.host.nft_sets import KeyType, concatenation, unnamed
 from netplugin.host.nftables import (
     AddElement,
     AddSet,
@@ -41,7 +41,7 @@ _COUNTED_DROP = (COUNTER, DROP)
 
 # The VNI: after 8 bytes of UDP and 4 of VXLAN.
 _TO_PORT, _VNI = Payload(nft.TRANSPORT, 2, 2), Payload(nft.TRANSPORT, 12, 3)
-_OF_VNI = Part.bits(nft.TRANSPORT, 96, 24)
+_OF_VNI = unnamed(nft.TRANSPORT, 96, 24)
 _IPV4_FROM, _IPV6_FROM = Payload(nft.NETWORK, 12, 4), Payload(nft.NETWORK, 8, 16)
 _IPV6_TO = Payload(nft.NETWORK, 24, 16)
 _OVER_IPV4, _OVER_IPV6 = (Match(nft.NFPROTO, bytes((f,))) for f in (socket.AF_INET, socket.AF_INET6))
