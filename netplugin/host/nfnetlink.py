@@ -31,13 +31,12 @@ from netplugin.host.threaded_call import ThreadedCall
 NETLINK_NETFILTER = 12
 _SUBSYSTEM, _KINDS, _BEGIN, _END = 10, 10 << 8, 0x10, 0x11
 _NEWGEN, _GETGEN, _GEN_ID = 15, 16, 1
-_REQUEST, _ACK, _ECHO, _DUMP, CREATE = 0x01, 0x04, 0x08, 0x300, 0x400
+_REQUEST, _ACK, _ECHO, _DUMP = 0x01, 0x04, 0x08, 0x300
 _GENMSG = struct.Struct("=BBH")
 #: The length of the header that follows netlink's own.
 HEAD = _GENMSG.size
 _ANY_FAMILY = 0
-FAMILIES = {"inet": 1, "bridge": 7}
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # beyond the system's limit, for CAP_NET_ADMIN
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 #: For the answers of the kernel about a transaction: one for each refused message.
 _ANSWERS = 1 << 20
 _LEAST_S = 0.05
@@ -115,12 +114,9 @@ class Nfnetlink:
         self._require_certain(step, deadline)
         data = _batch(family, commands)
         with netlink.translated(step, "nftables", partial(_refusal, step)), self._channels.use() as channel:
-            for option, force, size in (
-                (socket.SO_SNDBUF, _SO_SNDBUFFORCE, 2 * len(data)),
-                (socket.SO_RCVBUF, _SO_RCVBUFFORCE, _ANSWERS),
-            ):
-                if channel.socket.getsockopt(socket.SOL_SOCKET, option) < size:
-                    channel.socket.setsockopt(socket.SOL_SOCKET, force, size)
+            for option, size in ((_SO_SNDBUFFORCE, 2 * len(data)), (_SO_RCVBUFFORCE, _ANSWERS)):
+                with contextlib.suppress(PermissionError):  # then the system's limit is left
+                    channel.socket.setsockopt(socket.SOL_SOCKET, option, size)
             channel.idle = False
             self._send(channel, data, step, deadline)
             refused, generations = _outcome(channel)
@@ -160,9 +156,11 @@ class Nfnetlink:
 
 
 def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
-    """Send a request for one object. Raises: OSError (ENOENT if there is none), TimeoutError."""
+    """Return the object that a request asks for; empty if there is none. Raises: OSError, TimeoutError."""
     answers = channel.request(_KINDS | message.kind, _head(family) + message.body, _REQUEST | _ACK)
-    return [answer[HEADER_BYTES:] for _, answer in answers]
+    with contextlib.suppress(FileNotFoundError):
+        return [answer[HEADER_BYTES:] for _, answer in answers]
+    return []
 
 
 def dump(channel: Channel, family: int, message: Message) -> Iterator[bytes]:
@@ -255,7 +253,7 @@ def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
             elif kind == _KINDS | _NEWGEN:
                 generations += 1
     if not heard:
-        refused[0] = "the kernel did not answer"
+        refused.setdefault(0, "the kernel did not answer")
     return refused, generations
 
 

@@ -9,31 +9,22 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from netplugin.host.netlink import Channel, attribute, attributes, text
-from netplugin.host.nfnetlink import (
-    CREATE,
-    FAMILIES,
-    HEAD,
-    Message,
-    Nfnetlink,
-    TransactionRefused,
-    ask,
-    dump,
-    packed,
-    unpacked,
-)
+from netplugin.host.nfnetlink import HEAD, Message, Nfnetlink, TransactionRefused, ask, dump, packed, unpacked
 from netplugin.host.nft_rules import Rule, jump, jump_target, verdict
 from netplugin.host.nft_sets import INTERFACE_NAME, KeyType
 
 # include/uapi/linux/netfilter/nf_tables.h
 _NEWTABLE, _GETTABLE, _DELTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = range(9)
 _NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 9, 10, 12, 13, 14
+_FAMILIES = MappingProxyType({"inet": 1, "bridge": 7})
 _ELEMENT, _SET_ID, _MAP, _VERDICTS = 1, 1, 8, 0xFFFFFF00
 _DROP, _ACCEPT = 0, 1
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
-_APPEND = 0x800
+_CREATE, _APPEND = 0x400, 0x800
 #: More changes of ours than this are not read one by one.
 _MOST_CHANGES = 200
 
@@ -73,7 +64,7 @@ class AddTable:
     """Create the table if it is missing."""
 
     def messages(self, table: str) -> Iterator[Message]:
-        yield Message(_NEWTABLE, packed(table), CREATE)
+        yield Message(_NEWTABLE, packed(table), _CREATE)
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,7 @@ class AddSet:
         flags, *data = self.data
         kind = self.keys.number, self.keys.length, *data, None, None
         body = packed(table, self.name, flags, *kind, _SET_ID, None, None, self.keys.userdata)
-        yield Message(_NEWSET, body, CREATE)
+        yield Message(_NEWSET, body, _CREATE)
 
 
 @dataclass(frozen=True)
@@ -117,11 +108,11 @@ class SetChain:
         if chain.hook is not None:
             hook = packed(_HOOKS.index(chain.hook), chain.prio)
             policy = _DROP if chain.policy == "drop" else _ACCEPT
-        yield Message(_NEWCHAIN, packed(table, None, self.name, hook, policy, None, chain.type), CREATE)
+        yield Message(_NEWCHAIN, packed(table, None, self.name, hook, policy, None, chain.type), _CREATE)
         yield Message(_DELRULE, packed(table, self.name))
         for rule in chain.rules:
             body = packed(table, self.name, None, rule.code, None, None, rule.userdata or None)
-            yield Message(_NEWRULE, body, CREATE | _APPEND)
+            yield Message(_NEWRULE, body, _CREATE | _APPEND)
 
 
 @dataclass(frozen=True)
@@ -149,7 +140,7 @@ class AddElement:
     def messages(self, table: str) -> Iterator[Message]:
         then = verdict(_DROP) if self.target is None else jump(self.target)
         data = then if isinstance(self.key, str) else None
-        yield Message(_NEWSETELEM, _element(table, self.set, self.key, data), CREATE)
+        yield Message(_NEWSETELEM, _element(table, self.set, self.key, data), _CREATE)
 
 
 @dataclass(frozen=True)
@@ -191,7 +182,7 @@ class Nftables:
         """
         self.table = table
         self._kernel = kernel or Nfnetlink()
-        self._family = FAMILIES[family]
+        self._family = _FAMILIES[family]
         self._step = step
         #: The stamp of the listing (``Nfnetlink.stamp``), and all chains without their rules.
         self._listing: tuple[int, Table] | None = None
@@ -245,7 +236,7 @@ class Nftables:
         )
 
     def _list(self, channel: Channel) -> Table | None:
-        if not self._one(channel, _GETTABLE, packed(self.table)):
+        if not ask(channel, self._family, Message(_GETTABLE, packed(self.table))):
             return None
         # The kernel lists the chains and the sets of all tables of the family.
         chains = dict(_chain(each) for each in self._all(channel, _GETCHAIN) if self._has(each))
@@ -271,13 +262,14 @@ class Nftables:
             match each:
                 case SetChain(name) | DeleteChain(name):
                     chains.pop(name, None)
-                    body = packed(self.table, None, name)
-                    chains.update(map(_chain, self._one(channel, _GETCHAIN, body)))
+                    request = Message(_GETCHAIN, packed(self.table, None, name))
+                    chains.update(map(_chain, ask(channel, self._family, request)))
                 case AddElement(name, key) | DeleteElement(name, key):
                     keys = (maps if isinstance(key, str) else sets)[name]
                     keys.pop(key, None)
-                    found = self._one(channel, _GETSETELEM, _element(self.table, name, key))
-                    keys.update((key, target) for _, target in _elements(found))
+                    request = Message(_GETSETELEM, _element(self.table, name, key))
+                    found = _elements(ask(channel, self._family, request))
+                    keys.update((key, target) for _, target in found)
                 case _:
                     return self._list(channel)
         return Table(frozenset(chains), chains, maps, sets)
@@ -294,13 +286,6 @@ class Nftables:
     def _all(self, channel: Channel, kind: int, name: str | None = None) -> list[bytes]:
         """What the kernel lists of the table, or of the chain or set of this name."""
         return list(dump(channel, self._family, Message(kind, packed(self.table, name))))
-
-    def _one(self, channel: Channel, kind: int, body: bytes) -> list[bytes]:
-        """One object; empty if there is none."""
-        try:
-            return ask(channel, self._family, Message(kind, body))
-        except FileNotFoundError:
-            return []
 
     def _has(self, payload: bytes) -> bool:
         return text(unpacked(payload, 1, HEAD)[0]) == self.table

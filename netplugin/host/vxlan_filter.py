@@ -15,7 +15,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from netplugin.host import nft_rules as nft
 from netplugin.host import nft_sets
@@ -81,6 +81,8 @@ class VxlanFilter:
         """``kernel``: see ``Nftables``."""
         six = ":" in local_ip
         self._table = Nftables(FAMILY, TABLE, kernel, "vxlan-filter")
+        #: The sets that were listed last, and what is in them.
+        self._known: tuple[object, VxlanSources] = None, VxlanSources(sound=False)
         self._peers = _PEERS6 if six else _PEERS4
         rules = [*(_no_fragments(local_ip) if six else ()), _from_peers_only(six)]
         self._chain = Chain(tuple(rules), "filter", "input", -350, "accept")
@@ -100,9 +102,11 @@ class VxlanFilter:
         if table is None:
             return None
         sound = self._sets.keys() <= table.sets.keys() and table.chains.get(_CHAIN) == self._chain
-        networks = filter(None, map(_network, table.sets.get(_NETWORKS, ())))
-        peers = filter(None, map(_peer, table.sets.get(self._peers, ())))
-        return VxlanSources(sound, frozenset(networks), frozenset(peers))
+        if self._known[0] is not table.sets:
+            networks = filter(None, map(_network, table.sets.get(_NETWORKS, ())))
+            peers = filter(None, map(_peer, table.sets.get(self._peers, ())))
+            self._known = table.sets, VxlanSources(sound, frozenset(networks), frozenset(peers))
+        return replace(self._known[1], sound=sound)
 
     def allow(
         self, key: VxlanKey, peers: Collection[str], gone: Collection[str], deadline: float, *, base: bool
