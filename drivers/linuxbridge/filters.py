@@ -139,15 +139,12 @@ def store_chain(mark: str) -> Chain:
 
 def store_mark(chains: Mapping[str, Chain]) -> str:
     """Return the mark of the store; empty if there is none."""
-    rules = chains[STORE].rules if STORE in chains else ()
-    comment = rules[0].comment if rules else None
-    return comment.removeprefix(STORE_MARK) if comment and comment.startswith(STORE_MARK) else ""
+    return _marked(chains.get(STORE, Chain()), 0, STORE_MARK) or ""
 
 
 def owner(chain: Chain) -> str | None:
     """Return the port that a chain's first rule names."""
-    comment = chain.rules[0].comment if chain.rules else None
-    return comment.removeprefix(MARK) if comment and comment.startswith(MARK) else None
+    return _marked(chain, 0, MARK)
 
 
 def fixed_mac(spec: PortSpec) -> str:
@@ -161,8 +158,12 @@ def fixed_mac(spec: PortSpec) -> str:
 
 def only_mac(chain: Chain) -> str:
     """Return the MAC that a port's chain says the bridge must fix; empty if there is none."""
-    comment = chain.rules[1].comment if len(chain.rules) > 1 else None
-    return comment.removeprefix(_MAC_MARK) if comment and comment.startswith(_MAC_MARK) else ""
+    return _marked(chain, 1, _MAC_MARK) or ""
+
+
+def _marked(chain: Chain, at: int, mark: str) -> str | None:
+    comment = chain.rules[at].comment if len(chain.rules) > at else None
+    return comment.removeprefix(mark) if comment and comment.startswith(mark) else None
 
 
 def versions(chain: Chain | None) -> frozenset[int]:

@@ -220,16 +220,21 @@ def _ipv4(code: Assembler, own: _Own | None, *, answers: bool) -> None:
     if answers:
         code.go("pass")
         return
-    code.load(_PAYLOAD + 9, 1)
-    code.unequal(_UDP, "pass")
-    code.load(_PAYLOAD + 6, 2)
-    code.mask(0x1FFF)
-    code.unequal(0, "pass")
-    code.load_x_ipv4_length(_PAYLOAD)
-    code.need(_PAYLOAD + 8, "drop", scratch=_HERE)
+    _udp_over_ipv4(code, "pass")
     code.load(_PAYLOAD + 2, 2, behind_x=True)
     code.equal(_DHCP_CLIENT, "drop")
     code.go("pass")
+
+
+def _udp_over_ipv4(code: Assembler, otherwise: str) -> None:
+    """Go on with a first fragment of UDP, with the length of the IPv4 header in X; else to this label."""
+    code.load(_PAYLOAD + 9, 1)
+    code.unequal(_UDP, otherwise)
+    code.load(_PAYLOAD + 6, 2)
+    code.mask(0x1FFF)
+    code.unequal(0, otherwise)
+    code.load_x_ipv4_length(_PAYLOAD)
+    code.need(_PAYLOAD + 8, "drop", scratch=_HERE)
 
 
 def _dhcp_client(code: Assembler) -> None:
@@ -237,13 +242,7 @@ def _dhcp_client(code: Assembler) -> None:
     for offset, value in ((_IPV4_SOURCE, 0), (_IPV4_DESTINATION, 0xFFFFFFFF)):
         code.load(offset, 4)
         code.unequal(value, "drop")
-    code.load(_PAYLOAD + 9, 1)
-    code.unequal(_UDP, "drop")
-    code.load(_PAYLOAD + 6, 2)
-    code.mask(0x1FFF)
-    code.unequal(0, "drop")
-    code.load_x_ipv4_length(_PAYLOAD)
-    code.need(_PAYLOAD + 8, "drop", scratch=_HERE)
+    _udp_over_ipv4(code, "drop")
     for offset, port in ((0, _DHCP_CLIENT), (2, _DHCP_SERVER)):
         code.load(_PAYLOAD + offset, 2, behind_x=True)
         code.unequal(port, "drop")
