@@ -105,7 +105,7 @@ class Channel:
         """
         self._number += 1
         self.idle = moving = False
-        self.send(packed(kind, flags, self._number, body))
+        self.send(with_header(kind, flags, self._number, body))
         while True:
             for number, answered, marks, message in numbered(self._receive()):
                 if number != self._number:
@@ -190,8 +190,8 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
     return OSError(code, words)
 
 
-def packed(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """Encode one netlink message."""
+def with_header(kind: int, flags: int, number: int, body: bytes) -> bytes:
+    """One netlink message."""
     return _HEADER.pack(HEADER_BYTES + len(body), kind, flags, number, 0) + body
 
 

@@ -220,11 +220,11 @@ def _batch(family: int, commands: Sequence[Iterable[Message]]) -> bytes:
     """
     each = [(number, message) for number, command in enumerate(commands, 1) for message in command]
     bound, start = _head(_ANY_FAMILY, _SUBSYSTEM), _head(family)
-    parts = [netlink.packed(_BEGIN, _REQUEST, 0, bound)]
+    parts = [netlink.with_header(_BEGIN, _REQUEST, 0, bound)]
     for at, (number, message) in enumerate(each, 1):
         flags = _REQUEST | message.flags | _ECHO * (at == 1) | _ACK * (at == len(each))
-        parts.append(netlink.packed(_KINDS | message.kind, flags, number, start + message.body))
-    return b"".join([*parts, netlink.packed(_END, _REQUEST, 0, bound)])
+        parts.append(netlink.with_header(_KINDS | message.kind, flags, number, start + message.body))
+    return b"".join([*parts, netlink.with_header(_END, _REQUEST, 0, bound)])
 
 
 def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
