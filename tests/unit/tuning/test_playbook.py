@@ -141,7 +141,7 @@ def holds(task: dict[str, Any], registered: dict[str, Any]) -> bool:
     env.filters["regex_findall"] = lambda text, pattern, multiline: re.findall(pattern, text, re.M)
     env.filters["regex_replace"] = lambda text, old, new: re.sub(old, new, text)
     env.filters["regex_search"] = lambda text, pattern, group: re.findall(pattern, text)[:1]
-    env.tests["version"] = lambda one, other, operator: Version(one) >= Version(other)
+    env.tests["version"] = lambda one, other, _: Version(one) >= Version(other)
     named = {name: env.from_string(text).render(registered) for name, text in task["vars"].items()}
     conditions = task["ansible.builtin.assert"]["that"]
     return all(env.compile_expression(each)(**registered, **named) for each in conditions)
