@@ -19,6 +19,9 @@ from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.switch import Switch
+from drivers.vdpa.vduse_commands import VduseHost
+from drivers.vdpa.vduse_devices import VduseTree
+from drivers.vdpa.vduse_processes import DeviceProcesses
 from drivers.vf.memory import KEPT_BY_DPDK
 from drivers.vf.plan import attributes_of
 from netplugin import options
@@ -42,6 +45,8 @@ RELAY_ROOT = OvsRoot(
     ovs_version="3.1.0",
     iface_types=frozenset({VHOST_TYPE, "dpdk"}),
 )
+#: A directory that there is not.
+NOWHERE = Path("/nonexistent")
 NATIVE_ROOT = replace(RELAY_ROOT, iface_types=RELAY_ROOT.iface_types | {NATIVE_TYPE})
 
 
@@ -214,7 +219,9 @@ class VdpaWorld(World):
         conf = options.load([])
         conf.register_opts(OPTIONS, group=GROUP)
         conf.set_override("mode", self.mode, group=GROUP)
-        return Vdpa(conf, None, kernel=self.model, switch=self.switch)
+        # A host without VDUSE, not this one: its processes would be searched at each start.
+        vduse = VduseHost(VduseTree(NOWHERE, NOWHERE), DeviceProcesses(proc=NOWHERE))
+        return Vdpa(conf, None, kernel=self.model, switch=self.switch, vduse=vduse)
 
     def wants(self, spec: PortSpec) -> VfAttributes:
         return attributes_of(spec) if spec.backend == "vdpa" else super().wants(spec)
