@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import yaml
+from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.journal import RunRecord
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription, read
@@ -63,6 +66,17 @@ def call(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedPr
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT
     )
+
+
+def call_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported all: for what does not depend on having one's own."""
+    words = ["matrix", *map(str, arguments)]
+    with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as errors:
+        try:
+            status = main(words)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    return subprocess.CompletedProcess(words, status, output.getvalue(), errors.getvalue())
 
 
 def findings(run: RunRecord) -> list[tuple[Any, ...]]:

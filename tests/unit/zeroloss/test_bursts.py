@@ -25,7 +25,7 @@ from netplugin_zeroloss.search.trials import SearchVerdict
 from netplugin_zeroloss.values import TrialRequest, UnusableInput, line_rate_pps
 
 from tests.unit.zeroloss.helpers import asked, hard_cap, plan, run_search
-from tests.unit.zeroloss.matrix_runs import call, described, description, write
+from tests.unit.zeroloss.matrix_runs import call_here, described, description, write
 from tests.unit.zeroloss.test_exec import GOOD, MEASURING, Program
 from tests.unit.zeroloss.trex import TREE, Trex
 
@@ -196,7 +196,7 @@ def test_the_dry_run_and_the_command_refuse_with_a_sentence(
     sections = described(
         generator={"type": "exec", "command": unable}, matrix={"backends": ["a"], "bursts": [8]}
     )
-    done = call(write(tmp_path, sections), "--folder", tmp_path / "run", "--dry-run")
+    done = call_here(write(tmp_path, sections), "--folder", tmp_path / "run", "--dry-run")
     assert done.returncode == 2 and "cannot send frames in bursts" in done.stderr
     assert main(["search", "--generator", "exec", "--exec-cmd", unable, "--burst", "8"]) == 2
     assert "cannot send frames in bursts" in capsys.readouterr().err
@@ -214,7 +214,7 @@ def test_a_run_reports_each_size_of_bursts_by_itself(tmp_path: Path) -> None:
         generator={"type": "sim", "device": "clean"},
         matrix={"backends": ["a"], "without_pmd": ["a"], "bursts": [1, 32, 2048]},
     )
-    done = call(write(tmp_path, sections), "--folder", tmp_path / "run", "--quiet")
+    done = call_here(write(tmp_path, sections), "--folder", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
     report = report_of(read_run(tmp_path / "run"))
     rows = list(csv.DictReader(io.StringIO(csv_text(report))))

@@ -22,6 +22,7 @@ from tests.lab.processes import wait_for
 from tests.unit.zeroloss.matrix_runs import (
     ROOT,
     call,
+    call_here,
     command,
     described,
     description,
@@ -78,7 +79,7 @@ def _program(folder: Path, text: str, *arguments: str | Path) -> dict[str, Any]:
 def test_what_cannot_be_is_said_before_anything_is_done(
     tmp_path: Path, sections: dict[str, Any], words: str
 ) -> None:
-    refused = call(write(tmp_path, sections), "--folder", tmp_path / "run")
+    refused = call_here(write(tmp_path, sections), "--folder", tmp_path / "run")
     assert refused.returncode == 2, refused.stderr
     assert words in refused.stderr and "Traceback" not in refused.stderr
     assert not (tmp_path / "run").exists() and refused.stdout == ""
@@ -90,12 +91,12 @@ def test_a_folder_that_is_not_empty(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "letter").write_text("dear")
     for options in ([], ["--resume"]):
-        refused = call(path, "--folder", folder, *options)
+        refused = call_here(path, "--folder", folder, *options)
         assert refused.returncode == 2 and str(folder) in refused.stderr
     assert [file.name for file in folder.iterdir()] == ["letter"]
     (folder / "letter").unlink()
-    assert call(path, "--folder", folder).returncode == 0
-    again = call(path, "--folder", folder)
+    assert call_here(path, "--folder", folder).returncode == 0
+    again = call_here(path, "--folder", folder)
     assert again.returncode == 2 and "--resume" in again.stderr
 
 
@@ -106,7 +107,7 @@ def test_the_table_is_on_standard_output_and_lines_are_on_standard_error(tmp_pat
     assert "| dpdkvhostuser | - | 4.19 | 4.19 |" in done.stdout
     assert "[3/3] dpdkvhostuser, 2 PMD, 64 bytes, 1024 flows" in done.stderr
     assert re.search(r"trial 1\.3 .* passed  full length", done.stderr)
-    quiet = call(write(tmp_path, sections), "--folder", tmp_path / "quiet", "--quiet")
+    quiet = call_here(write(tmp_path, sections), "--folder", tmp_path / "quiet", "--quiet")
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
 
 
@@ -124,7 +125,7 @@ def test_a_cell_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None
     assert other.verdict == "ndr"
     # Once it is repaired, the run is whole: only the cell that failed is measured again.
     _program(tmp_path, _SLOW.replace("> 1", "> 1000"), tmp_path / "bye")
-    again = call(path, "--folder", tmp_path / "run", "--resume")
+    again = call_here(path, "--folder", tmp_path / "run", "--resume")
     assert again.returncode == 0, again.stderr
     run = read_run(tmp_path / "run")
     assert [(r.cell.backend, r.error is None) for r in run.records] == [

@@ -17,7 +17,7 @@ import pytest
 from netplugin_zeroloss.journal import FILE, read_run
 
 from tests.lab.processes import wait_for
-from tests.unit.zeroloss.matrix_runs import ROOT, call, command, described, findings, write
+from tests.unit.zeroloss.matrix_runs import ROOT, call, call_here, command, described, findings, write
 
 #: Devices of which each part of the search is needed, and one whose luck is its own.
 _SIMULATED: dict[str, Any] = described(
@@ -93,7 +93,7 @@ def _trials(folder: Path) -> Counter[str]:
 
 def _check_killed_simulation(tmp_path: Path, seed: int, kills: int, lines: int) -> None:
     description = write(tmp_path, _SIMULATED)
-    whole = call(description, "--folder", tmp_path / "whole", "--quiet")
+    whole = call_here(description, "--folder", tmp_path / "whole", "--quiet")
     assert whole.returncode == 0, whole.stderr
     broken = tmp_path / "broken"
     killed = _killed_again_and_again(description, broken, random.Random(seed), kills, lines)
@@ -148,25 +148,25 @@ def test_a_disk_that_is_full_ends_the_run_and_loses_nothing(tmp_path: Path) -> N
     )
     assert full.returncode == 2 and "cannot be written" in full.stderr, full.stderr
     assert (folder / FILE).stat().st_size == 8192, "the last line is torn"
-    assert call(description, "--folder", folder, "--resume", "--quiet").returncode == 0
+    assert call_here(description, "--folder", folder, "--resume", "--quiet").returncode == 0
     assert [record.verdict for record in read_run(folder).records] == ["ndr", "ndr"]
     assert set(_trials(folder).values()) == {1}
 
 
 def test_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:
     description = write(tmp_path, described())
-    first = call(description, "--folder", tmp_path / "run", "--quiet")
+    first = call_here(description, "--folder", tmp_path / "run", "--quiet")
     before = _trials(tmp_path / "run")
-    second = call(description, "--folder", tmp_path / "run", "--resume", "--quiet")
+    second = call_here(description, "--folder", tmp_path / "run", "--resume", "--quiet")
     assert (second.returncode, second.stdout) == (0, first.stdout)
     assert _trials(tmp_path / "run") == before
 
 
 def test_another_description_is_not_gone_on_with(tmp_path: Path) -> None:
-    call(write(tmp_path, described()), "--folder", tmp_path / "run", "--quiet")
+    call_here(write(tmp_path, described()), "--folder", tmp_path / "run", "--quiet")
     before = (tmp_path / "run" / FILE).read_bytes()
     other = write(tmp_path, described(search={"precision": 0.02}), "other.yaml")
-    refused = call(other, "--folder", tmp_path / "run", "--resume")
+    refused = call_here(other, "--folder", tmp_path / "run", "--resume")
     assert refused.returncode == 2
     assert "search.precision: 0.005 before, 0.02 now" in refused.stderr
     assert (tmp_path / "run" / FILE).read_bytes() == before
