@@ -27,6 +27,8 @@ from typing import Any
 WITH_AGENT = (
     "agents.api.zstack",
     "agents.domains",
+    "encodings.idna",
+    "pydantic.v1",  # of which FastAPI asks whether a model is one
     "uvicorn.loops.asyncio",
     "uvicorn.protocols.http.httptools_impl",
 )
