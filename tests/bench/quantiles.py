@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import binom
-
 CONFIDENCE = 0.95
 
 
@@ -38,6 +36,8 @@ def quantile(samples: Sequence[float], share: float) -> Quantile | None:
 
     The value is a sample (the smallest with at least this share at or below it), not interpolated.
     """
+    from scipy.stats import binom  # it takes seconds, and each process that collects tests imports us
+
     count = len(samples)
     if count < fewest(share):
         return None

@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import theilslopes
-
 #: So many figures are judged in a soak that 95 % would be a false alarm in every fifth.
 CONFIDENCE = 0.99
 #: The part of the time that is left out: imports, pools and caches fill.
@@ -53,6 +51,8 @@ def trend(times: Sequence[float], values: Sequence[float], bound: float) -> Tren
     points = after_warm_up(times, values)
     if len(points) < 3 * BLOCKS:
         raise ValueError(f"{len(points)} samples after the warm-up, and {3 * BLOCKS} are needed")
+    from scipy.stats import theilslopes  # it takes seconds, and each process that collects tests imports us
+
     ends = [round(n * len(points) / BLOCKS) for n in range(BLOCKS + 1)]
     blocks = [points[ends[n] : ends[n + 1]] for n in range(BLOCKS)]
     judged_s = points[-1][0] - points[0][0]
