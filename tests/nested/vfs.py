@@ -26,7 +26,7 @@ def pf_with_vfs() -> Iterator[str]:
     name = nics.interface(PF.pci)
     run(["ip", "link", "set", name, "up"])
     with ExitStack() as stack:
-        # A VF whose question to the PF has come too late, on a busy machine, has no MAC until it is made again.
+        # A VF whose question to the PF came too late, on a busy machine, has no MAC until it is made again.
         for last in (False, False, True):
             try:
                 made = stack.enter_context(ExitStack())
