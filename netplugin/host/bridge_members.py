@@ -15,7 +15,7 @@ from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
 from netplugin.host.kernel_events import queued
 from netplugin.host.link_messages import bridge_port_event, name_of
 from netplugin.host.link_values import BridgePort
-from netplugin.host.links import Links
+from netplugin.host.links import Links, words
 from netplugin.host.rtnetlink_messages import received
 
 _SO_RCVBUFFORCE = 33
@@ -44,7 +44,8 @@ class BridgeMembers:
         else:
             for index, port in filter(None, events):
                 self._set(index, port)
-        return {name_of(bridge): dict(ports) for bridge, ports in self._on.items() if ports}
+        with words("list-members", "bridges"):
+            return {name_of(bridge): dict(ports) for bridge, ports in self._on.items() if ports}
 
     def close(self) -> None:
         if self._events is not None:

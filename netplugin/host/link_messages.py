@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import socket
 from dataclasses import fields
 from typing import Any
@@ -264,7 +264,12 @@ def _one_of(names: tuple[str, ...], index: int) -> str:
 
 
 def name_of(index: int) -> str:
-    """The name of a device."""
-    with contextlib.suppress(OSError, OverflowError):
+    """The name of a device. Raises: OSError if it cannot be asked for."""
+    try:
         return socket.if_indextoname(index)
+    except OverflowError:
+        pass
+    except OSError as refused:
+        if refused.errno not in (errno.ENXIO, errno.ENODEV):
+            raise
     return f"device {index}"  # removed meanwhile, or no number of a device

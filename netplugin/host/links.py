@@ -73,9 +73,7 @@ class Links:
         """The device with this name or alternative name; None if there is none."""
         try:
             with words("read-link", name):
-                short = name.encode()[:15].decode(errors="ignore")
-                request = about_link(("IFLA_IFNAME", short), _WITHOUT_STATISTICS)
-                return read_link(self._kernel.ask(RTM_GETLINK, request)[0])
+                return read_link(self._named(name))
         except NoSuchLink:
             return None
 
@@ -121,12 +119,11 @@ class Links:
         IPv6 link-local addresses, which every NIC that is up has, are left out.
         """
         with words("read-addresses", "addresses"):
-            found = [read_address(message) for message in self._kernel.ask(RTM_GETADDR, ifaddrmsg(), DUMP)]
-        texts: dict[int, list[str]] = {}
-        for index, address in found:
-            if not address.startswith("fe80:"):
-                texts.setdefault(index, []).append(address)
-        return {name_of(index): tuple(sorted(each)) for index, each in texts.items()}
+            texts: dict[int, list[str]] = {}
+            for index, address in map(read_address, self._kernel.ask(RTM_GETADDR, ifaddrmsg(), DUMP)):
+                if not address.startswith("fe80:"):
+                    texts.setdefault(index, []).append(address)
+            return {name_of(index): tuple(sorted(each)) for index, each in texts.items()}
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -141,7 +138,7 @@ class Links:
         Raises: Conflict if a device of this name exists.
         """
         step = f"create-{type(made).__name__.lower()}"
-        parent = _index(made.parent, step) if isinstance(made, Vlan) else 0
+        parent = self._index(made.parent, step) if isinstance(made, Vlan) else 0
         with words(step, name):
             named = ("IFLA_IFNAME", name), ("IFLA_ADDRESS", address)
             self._kernel.ask(RTM_NEWLINK, about_link(*named, *_creation(made, parent)), CREATE)
@@ -184,7 +181,7 @@ class Links:
         with _opened_tap("create-tap", name, multi_queue, _IFF_TUN_EXCL) as device:
             # Set the alias before the tap is persistent: until then it disappears with this
             # process.
-            index = _index(name, "create-tap")
+            index = self._index(name, "create-tap")
             own = ("IFLA_IFALIAS", alias), ("IFLA_ADDRESS", address), ("IFLA_MTU", mtu), ("IFLA_GROUP", group)
             self._set("create-tap", name, index, *own)
             if altname:
@@ -219,8 +216,8 @@ class Links:
         In this order: older kernels set a device up before they enslave it, and learning (with flooding)
         can be set only on a bridge port.
         """
-        index = _index(name, "set-link")
-        bridge = (_index(master, "enslave") if master else 0) if master is not None else None
+        index = self._index(name, "set-link")
+        bridge = (self._index(master, "enslave") if master else 0) if master is not None else None
         plain: dict[str, tuple[str, str | int | None]] = {
             "set-mtu": ("IFLA_MTU", mtu),
             "set-address": ("IFLA_ADDRESS", address),
@@ -265,12 +262,12 @@ class Links:
 
     def reset_port_option(self, name: str, option: str) -> None:
         """Set an option of a bridge port (``PortOptions``) as the kernel does for a new one."""
-        index = _index(name, "set-port")
+        index = self._index(name, "set-port")
         self._set_port("set-port", name, index, dict([PORT_OPTIONS[option]]))
 
     def add_altname(self, name: str, altname: str) -> None:
         """Give the device a further name. Raises: Conflict if another has it."""
-        index = _index(name, "create-name")
+        index = self._index(name, "create-name")
         with words("create-name", altname):
             names = ("IFLA_PROP_LIST", nest([("IFLA_ALT_IFNAME", altname)]), NLA_F_NESTED)
             self._kernel.ask(RTM_NEWLINKPROP, about_link(names, index=index), APPEND)
@@ -280,7 +277,7 @@ class Links:
 
         Raises: Conflict if another has the name.
         """
-        index = _index(name, "create-name")
+        index = self._index(name, "create-name")
         self._set("create-name", new, index, ("IFLA_IFNAME", new))
 
     def refuse_ipv6(self, name: str) -> None:
@@ -298,13 +295,13 @@ class Links:
         (``netdev_run_todo`` in net/core/dev.c): ten times as long, and without end if a reference has
         leaked. So a thread makes the call, and the waits of several devices overlap.
         """
-        index = _found(name)
+        index = self._find("delete-link", name)
         if not index:
             return
         deadline = time.monotonic() + _DELETE_S
         call = ThreadedCall("delete-link", partial(self._delete, name, index))
         with contextlib.suppress(NoSuchLink):
-            while not call.ended(_LOOK_S) and _found(name) == index:
+            while not call.ended(_LOOK_S) and self._find("delete-link", name) == index:
                 if not remaining(deadline):
                     raise OperationTimeout(
                         f"{name}: the kernel did not delete it in time", step="delete-link"
@@ -325,6 +322,24 @@ class Links:
         with words(step, name):
             self._kernel.ask(RTM_SETLINK, request)
 
+    def _named(self, name: str) -> Message:
+        """The device with this name or alternative name. Raises: OSError."""
+        short = name.encode()[:15].decode(errors="ignore")
+        return self._kernel.ask(RTM_GETLINK, about_link(("IFLA_IFNAME", short), _WITHOUT_STATISTICS))[0]
+
+    def _find(self, step: str, name: str) -> int:
+        """The index of a device; 0 if there is none."""
+        with contextlib.suppress(NoSuchLink), words(step, name):
+            return self._named(name)["index"]
+        return 0
+
+    def _index(self, name: str, step: str) -> int:
+        """The index of a device. Raises: HostError if there is none."""
+        index = self._find(step, name)
+        if not index:
+            raise HostError(f"{name}: there is no such device", step=step)
+        return index
+
     def _there(self, name: str, step: str) -> Link:
         link = self.get(name)
         if link is None:
@@ -336,21 +351,6 @@ class Links:
     ) -> list[Message]:
         """All devices that the kernel's own filters let pass, if it knows them. See ``Rtnetlink.ask``."""
         return self._kernel.ask(RTM_GETLINK, about_link(*filters, _WITHOUT_STATISTICS), DUMP, fits)
-
-
-def _found(name: str) -> int:
-    """The index of the device with this name or alternative name; 0 if there is none."""
-    with contextlib.suppress(OSError):
-        return socket.if_nametoindex(name)
-    return 0
-
-
-def _index(name: str, step: str) -> int:
-    """The index of a device. Raises: HostError if there is none."""
-    index = _found(name)
-    if not index:
-        raise HostError(f"{name}: there is no such device", step=step)
-    return index
 
 
 def _creation(made: Made, parent: int) -> Iterator[tuple[Any, ...]]:
