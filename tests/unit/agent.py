@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,11 +74,12 @@ def agent(
     teaming_backend: str = "",
     view: HostView | None = None,
     networks: PhysicalNetworks | None = None,
+    new_app: bool = False,
 ) -> Iterator[Agent]:
     """An agent that has had its first look at the host; its tasks are started by who serves it.
 
     Nothing is wrong with its machine, as long as no other ``view`` is given. ``networks``: the registry
-    that its backends use.
+    that its backends use. ``new_app``: with routes that no other agent has had, for a test of first calls.
     """
     conf = options.load([])
     conf.set_override("teaming_backend", teaming_backend, group="agent")
@@ -97,11 +98,55 @@ def agent(
     try:
         for worker in service._workers.values():
             assert worker.looked_once.wait(DEADLINE_S)
-        app = http.build(service, tasks, metrics, ZstackCalls(service, conf.zstack))
-        yield Agent(host, store, service, tasks, app, shared)
+        parts = (service, tasks, metrics, ZstackCalls(service, conf.zstack))
+        with nullcontext(http.build(*parts)) if new_app else _routed(parts) as app:
+            yield Agent(host, store, service, tasks, app, shared)
     finally:
         service.stop()
         store.close()
+
+
+class _Later:
+    """Stands for a part of an agent: what is taken of it before there is one is taken of that one then."""
+
+    def __init__(self, part: Callable[[], Any]) -> None:
+        vars(self)["part"] = part
+
+    def __getattr__(self, name: str) -> Any:
+        part = self.part()
+        return _Later(lambda: self._of(self.part(), name)) if part is None else getattr(part, name)
+
+    @staticmethod
+    def _of(part: Any, name: str) -> Any:
+        return None if part is None else getattr(part, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.part(), name, value)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.part()(*args, **options)
+
+
+class _Routes:
+    """An application for one agent after the other: to make its routes takes longer than most tests."""
+
+    def __init__(self) -> None:
+        self.parts: tuple[Any, ...] = (None,) * 4
+        self.app = http.build(*(_Later(lambda n=n: self.parts[n]) for n in range(4)))  # type: ignore[misc]
+
+
+_ROUTES: list[_Routes] = []
+
+
+@contextmanager
+def _routed(parts: tuple[Any, ...]) -> Iterator[Application]:
+    """An application that no other agent has now."""
+    routes = _ROUTES.pop() if _ROUTES else _Routes()
+    routes.parts = parts
+    routes.app.state.off_loop = parts[0].off_loop
+    routes.app.openapi_schema = None
+    yield routes.app
+    _ROUTES.append(routes)
 
 
 def view_of(machine: Tree, directory: Path, intent: HostIntent | None = None) -> HostView:

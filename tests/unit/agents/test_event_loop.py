@@ -121,7 +121,13 @@ def test_no_call_makes_the_event_loop_wait(
     monkeypatch.setattr("tests.unit.agent.AuditLog", lambda _: AuditLog(log))
     backends = {name: FakeBackend(name) for name in ("fake", "other")}
     with (
-        agent(tmp_path, backends=backends, teaming_backend="other", callback_allow=[receiver]) as running,
+        agent(
+            tmp_path,
+            backends=backends,
+            teaming_backend="other",
+            callback_allow=[receiver],
+            new_app=True,
+        ) as running,
         served_agent(running, (b"secret",)) as url,
         httpx.Client(
             base_url=url, trust_env=False, timeout=DEADLINE_S, headers={"Authorization": "Bearer secret"}
@@ -232,7 +238,7 @@ def test_long_lists_and_bodies_are_made_elsewhere(
     noted(Batch, "model_validate", lambda *_: True)
     noted(tasks, "_fingerprint", lambda *_: True)
     with (
-        agent(tmp_path, callback_allow=[receiver]) as running,
+        agent(tmp_path, callback_allow=[receiver], new_app=True) as running,
         served_agent(running) as url,
         caller(url) as client,
     ):
@@ -271,7 +277,7 @@ class Hanging(FakeBackend):
 def test_a_backend_that_hangs_holds_up_nobody_else(tmp_path: Path) -> None:
     sick = Hanging("sick")
     with (
-        agent(tmp_path, backends={"sick": sick, "fake": FakeBackend("fake")}) as running,
+        agent(tmp_path, backends={"sick": sick, "fake": FakeBackend("fake")}, new_app=True) as running,
         served_agent(running) as url,
         caller(url) as client,
         ThreadPoolExecutor(20) as pool,

@@ -125,7 +125,11 @@ def test_no_body_holds_the_event_loop(tmp_path: Path, monkeypatch: pytest.Monkey
     holds = Holds(monkeypatch)
     view = view_of(Tree(tree(load("edge")).files | HUGEPAGES), tmp_path, HostIntent(pmd_cores=1))
     slow: list[str] = []
-    with agent(tmp_path, view=view) as running, served_agent(running) as url, caller(url) as client:
+    with (
+        agent(tmp_path, view=view, new_app=True) as running,
+        served_agent(running) as url,
+        caller(url) as client,
+    ):
         # What Python imports or compiles at the first call of its kind is not the body's.
         assert client.put("/v1/ports/p1", json=SPEC).status_code == 200
         for action in ("check", "render"):
