@@ -264,7 +264,7 @@ def _one_of(names: tuple[str, ...], index: int) -> str:
 
 
 def name_of(index: int) -> str:
-    """The name of a device. Raises: OSError if it cannot be asked for."""
+    """The name of a device. Raises: OSError if the kernel cannot say it."""
     try:
         return socket.if_indextoname(index)
     except OverflowError:
