@@ -10,7 +10,6 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 
 from pyroute2.netlink import (
     NETLINK_ADD_MEMBERSHIP,
@@ -18,6 +17,7 @@ from pyroute2.netlink import (
     NETLINK_NETFILTER,
     SOL_NETLINK,
 )
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
 from pyroute2.netlink.rtnl import (
     RTM_DELLINK,
     RTM_DELNEIGH,
@@ -46,7 +46,7 @@ from drivers.linuxbridge.segments import (
 from netplugin.host import fdb, vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import link_event, name_of, port_event
-from netplugin.host.link_values import Bridge, Link, LinkEvent, PortOptions
+from netplugin.host.link_values import Bridge, LinkEvent, PortOptions
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attributes, messages, text
@@ -54,8 +54,6 @@ from netplugin.host.rtnetlink_messages import received
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
-# include/uapi/linux/netfilter: nfnetlink.h, netfilter.h
-_NFTABLES_GROUP, _NFTABLES_SUBSYSTEM = 7, 10
 _TABLES = {(7, filters.TABLE), (1, vxlan_filter.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
 _TABLE_NAME = 1  # the first attribute of every message about something in a table
 
@@ -178,7 +176,7 @@ class BridgeWatch(KernelEventListener):
         self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._links.bind((0, RTMGRP_LINK | RTMGRP_TC))
         self._rules.bind((0, 0))
-        self._rules.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, _NFTABLES_GROUP)
+        self._rules.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES)
         #: Bridges report the MACs that they learn; it listens while the agent waits for a guest.
         self._learned = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._learned.bind((0, 0))
@@ -218,10 +216,9 @@ class BridgeWatch(KernelEventListener):
                 yield from self._news.heard(event, own or frozenset())
             elif (of_port := port_event(message)) is not None:
                 yield from self._news.heard_of_port(*of_port, own or frozenset())
-        get = cache(self._devices.get)
         for message in received(queued(self._entries), _OF_ENTRIES):
             entry = fdb.static_entry(message) if message is not None else None
-            yield from self._of_entry(entry, own or frozenset(), get) if entry else [LOST]
+            yield from self._of_entry(entry, own or frozenset()) if entry else [LOST]
         for message in received(queued(self._learned), _OF_ENTRIES):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if message is not None:
@@ -234,15 +231,13 @@ class BridgeWatch(KernelEventListener):
             elif own is None and any(_is_ours(kind, payload) for kind, _, payload in messages(data)):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
 
-    def _of_entry(
-        self, entry: fdb.StaticEntry, own: frozenset[str], get: Callable[[str], Link | None]
-    ) -> list[Wake]:
+    def _of_entry(self, entry: fdb.StaticEntry, own: frozenset[str]) -> list[Wake]:
         """Report a static entry that others have made or removed.
 
         Each device has one of its own MAC. If another port had an entry of that, it is removed.
         """
         name = name_of(entry.index)
-        link = get(name) if name not in own else None
+        link = self._devices.get(name) if name not in own else None
         if link is None or entry.mac == link.address:
             return []  # a device that is removed has an event of its own
         if not (self._news.is_on_bridge(entry.bridge) or is_ours(link)):
@@ -273,7 +268,7 @@ def _names(event: LinkEvent) -> frozenset[str]:
 
 
 def _is_ours(kind: int, payload: bytes) -> bool:
-    if kind >> 8 != _NFTABLES_SUBSYSTEM:
+    if kind >> 8 != NFNL_SUBSYS_NFTABLES:
         return False
     names = [text(v) for a, v in attributes(payload, 4) if a == _TABLE_NAME]
     return any((payload[0], name) in _TABLES for name in names)

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from pyroute2.netlink import NETLINK_ADD_MEMBERSHIP, NETLINK_NETFILTER, SOL_NETLINK
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
+
 from netplugin.api.errors import NetpluginError
 from netplugin.host.frame_filters import BaseChain
 from netplugin.host.kernel_events import queued
 from netplugin.host.netlink import Channel, attributes, messages, text
-from netplugin.host.nfnetlink import HEAD, NETLINK_NETFILTER, Nfnetlink
+from netplugin.host.nfnetlink import HEAD, Nfnetlink
 from netplugin.host.nft_foreign import FAMILIES, read_foreign
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
@@ -32,7 +35,7 @@ _PROC = Path("/proc/sys/net/bridge")
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {"ip": "bridge-nf-call-iptables", "ip6": "bridge-nf-call-ip6tables", "arp": "bridge-nf-call-arptables"}
 )
-_TABLES_GROUP, _SOL_NETLINK, _ADD_MEMBERSHIP, _SUBSYSTEM, _NEWGEN, _TABLE_NAME = 7, 270, 1, 10, 15, 1
+_NEWGEN, _TABLE_NAME = 15, 1
 #: How often the switches of br_netfilter are read, and the tables of iptables-legacy: the kernel reports
 #: no change of them.
 _SWITCHES_S, _LEGACY_S = 1.0, 10.0
@@ -120,7 +123,7 @@ class ForeignWatch:
         self._known: ForeignFilters | None = None
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._changes.bind((0, 0))
-        self._changes.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, _TABLES_GROUP)
+        self._changes.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES)
         self._stopped = threading.Event()
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._thread = supervisor.thread("foreign-filters", self._run, self._stopped)
@@ -154,7 +157,7 @@ class ForeignWatch:
         for data in queued(self._changes):
             changed = changed or not data
             for kind, _, payload in messages(data):
-                if kind >> 8 == _SUBSYSTEM and kind & 0xFF != _NEWGEN:
+                if kind >> 8 == NFNL_SUBSYS_NFTABLES and kind & 0xFF != _NEWGEN:
                     name = text(dict(attributes(payload, HEAD)).get(_TABLE_NAME))
                     changed = changed or (FAMILIES.get(payload[0], ""), name) not in self._reader.ours
         return changed

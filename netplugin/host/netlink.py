@@ -14,13 +14,20 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Generic, Self, TypeVar
 
+from pyroute2.netlink import (
+    NETLINK_EXT_ACK,
+    NLM_F_ACK_TLVS,
+    NLM_F_CAPPED,
+    NLM_F_DUMP_INTR,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    SOL_NETLINK,
+)
+
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 
-# include/uapi/linux/netlink.h
-ERROR, _DONE = 2, 3
-_INTERRUPTED, _CAPPED, _TLVS = 0x10, 0x100, 0x200
-_SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11
-_ERROR_WORDS = 1
+# include/uapi/linux/netlink.h: NETLINK_CAP_ACK, NLMSGERR_ATTR_MSG
+_CAP_ACK, _ERROR_WORDS = 10, 1
 #: The kernel's own limit (MAX_ERRNO in include/linux/err.h).
 _ERRNOS = 4096
 _HEADER, _ATTRIBUTE, _TIMEVAL = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("@ll")
@@ -80,8 +87,8 @@ class Channel:
     def __init__(self, protocol: int = socket.NETLINK_ROUTE, timeout_s: float = ANSWER_S) -> None:
         """Raises: OSError."""
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
-        for option in (_CAP_ACK, _EXT_ACK):
-            self.socket.setsockopt(_SOL_NETLINK, option, 1)
+        for option in (_CAP_ACK, NETLINK_EXT_ACK):
+            self.socket.setsockopt(SOL_NETLINK, option, 1)
         wait_at_most(self.socket, timeout_s)
         self.process = os.getpid()
         #: Whether nothing more will come: all answers to the last request are read.
@@ -110,11 +117,11 @@ class Channel:
             for number, answered, marks, message in numbered(self._receive()):
                 if number != self._number:
                     continue
-                moving = moving or bool(marks & _INTERRUPTED)
-                self.idle = answered in (_DONE, ERROR)
+                moving = moving or bool(marks & NLM_F_DUMP_INTR)
+                self.idle = answered in (NLMSG_DONE, NLMSG_ERROR)
                 if self.idle:
                     # The end of a list has an error too, as if an object does not fit into a message.
-                    error = refusal(marks if answered == ERROR else 0, message[HEADER_BYTES:])
+                    error = refusal(marks if answered == NLMSG_ERROR else 0, message[HEADER_BYTES:])
                     if error is not None:
                         raise error
                     if moving:
@@ -184,7 +191,7 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
     if code == 0:
         return None
     words = os.strerror(code) if 0 < code < _ERRNOS else f"error {code}"
-    if marks & _TLVS and marks & _CAPPED:  # only the header of the request is repeated
+    if marks & NLM_F_ACK_TLVS and marks & NLM_F_CAPPED:  # only the header of the request is repeated
         said = dict(attributes(payload, 4 + HEADER_BYTES)).get(_ERROR_WORDS)
         words = f"{words} ({text(said)})" if said else words
     return OSError(code, words)
@@ -212,14 +219,20 @@ def numbered(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         offset += (length + 3) & ~3
 
 
-def attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield type and value of each attribute after a header of ``offset`` bytes."""
-    while offset + 4 <= len(payload):
-        length, kind = _ATTRIBUTE.unpack_from(payload, offset)
+def places(data: bytes, offset: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield type, and where the value begins and ends, of each attribute in this range."""
+    while offset + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, offset)
         if length < 4:
             return
-        yield kind & 0x3FFF, payload[offset + 4 : offset + length]
+        yield kind & 0x3FFF, offset + 4, min(offset + length, end)
         offset += (length + 3) & ~3
+
+
+def attributes(payload: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield type and value of each attribute after a header of ``offset`` bytes."""
+    for kind, begin, end in places(payload, offset, len(payload)):
+        yield kind, payload[begin:end]
 
 
 def attribute(kind: int, *values: bytes) -> bytes:

@@ -21,6 +21,16 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
+from pyroute2.netlink import (
+    NETLINK_NETFILTER,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_ECHO,
+    NLM_F_REQUEST,
+    NLMSG_ERROR,
+)
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES
+
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
 from netplugin.host.netlink import ANSWER_S, HEADER_BYTES, Channel, Interrupted, Kept, attribute, attributes
@@ -28,10 +38,8 @@ from netplugin.host.processes import remaining
 from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/netfilter: nfnetlink.h, nf_tables.h
-NETLINK_NETFILTER = 12
-_SUBSYSTEM, _KINDS, _BEGIN, _END = 10, 10 << 8, 0x10, 0x11
+_KINDS, _BEGIN, _END = NFNL_SUBSYS_NFTABLES << 8, 0x10, 0x11
 _NEWGEN, _GETGEN, _GEN_ID = 15, 16, 1
-_REQUEST, _ACK, _ECHO, _DUMP = 0x01, 0x04, 0x08, 0x300
 _GENMSG = struct.Struct("=BBH")
 #: The length of the header that follows netlink's own.
 HEAD = _GENMSG.size
@@ -157,7 +165,7 @@ class Nfnetlink:
 
 def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
     """Return the object that a request asks for; empty if there is none. Raises: OSError, TimeoutError."""
-    answers = channel.request(_KINDS | message.kind, _head(family) + message.body, _REQUEST | _ACK)
+    answers = channel.request(_KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_ACK)
     with contextlib.suppress(FileNotFoundError):
         return [answer[HEADER_BYTES:] for _, answer in answers]
     return []
@@ -165,7 +173,9 @@ def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
 
 def dump(channel: Channel, family: int, message: Message) -> Iterator[bytes]:
     """Yield all objects that a request asks for. Raises: OSError, TimeoutError, netlink.Interrupted."""
-    for _, answer in channel.request(_KINDS | message.kind, _head(family) + message.body, _REQUEST | _DUMP):
+    for _, answer in channel.request(
+        _KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_DUMP
+    ):
         yield answer[HEADER_BYTES:]
 
 
@@ -219,12 +229,12 @@ def _batch(family: int, commands: Sequence[Iterable[Message]]) -> bytes:
     it also sends us its notice of a new generation.
     """
     each = [(number, message) for number, command in enumerate(commands, 1) for message in command]
-    bound, start = _head(_ANY_FAMILY, _SUBSYSTEM), _head(family)
-    parts = [netlink.with_header(_BEGIN, _REQUEST, 0, bound)]
+    bound, start = _head(_ANY_FAMILY, NFNL_SUBSYS_NFTABLES), _head(family)
+    parts = [netlink.with_header(_BEGIN, NLM_F_REQUEST, 0, bound)]
     for at, (number, message) in enumerate(each, 1):
-        flags = _REQUEST | message.flags | _ECHO * (at == 1) | _ACK * (at == len(each))
+        flags = NLM_F_REQUEST | message.flags | NLM_F_ECHO * (at == 1) | NLM_F_ACK * (at == len(each))
         parts.append(netlink.with_header(_KINDS | message.kind, flags, number, start + message.body))
-    return b"".join([*parts, netlink.with_header(_END, _REQUEST, 0, bound)])
+    return b"".join([*parts, netlink.with_header(_END, NLM_F_REQUEST, 0, bound)])
 
 
 def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
@@ -246,7 +256,7 @@ def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
             refused[0] = "more is wrong than the kernel could tell"
             continue
         for number, kind, marks, message in netlink.numbered(data):
-            if kind == netlink.ERROR:
+            if kind == NLMSG_ERROR:
                 heard = True
                 if (error := netlink.refusal(marks, message[HEADER_BYTES:])) is not None:
                     refused.setdefault(number, error.strerror or str(error))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from pyroute2.netlink import NLM_F_APPEND, NLM_F_CREATE
+
 from netplugin.host.netlink import Channel, attribute, attributes, text
 from netplugin.host.nfnetlink import HEAD, Message, Nfnetlink, TransactionRefused, ask, dump, packed, unpacked
 from netplugin.host.nft_rules import Rule, jump, jump_target, verdict
@@ -24,7 +26,6 @@ _FAMILIES = MappingProxyType({"inet": 1, "bridge": 7})
 _ELEMENT, _SET_ID, _MAP, _VERDICTS = 1, 1, 8, 0xFFFFFF00
 _DROP, _ACCEPT = 0, 1
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
-_CREATE, _APPEND = 0x400, 0x800
 #: More changes of ours than this are not read one by one.
 _MOST_CHANGES = 200
 
@@ -64,7 +65,7 @@ class AddTable:
     """Create the table if it is missing."""
 
     def messages(self, table: str) -> Iterator[Message]:
-        yield Message(_NEWTABLE, packed(table), _CREATE)
+        yield Message(_NEWTABLE, packed(table), NLM_F_CREATE)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class AddSet:
         flags, *data = self.data
         kind = self.keys.number, self.keys.length, *data, None, None
         body = packed(table, self.name, flags, *kind, _SET_ID, None, None, self.keys.userdata)
-        yield Message(_NEWSET, body, _CREATE)
+        yield Message(_NEWSET, body, NLM_F_CREATE)
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,11 @@ class SetChain:
         if chain.hook is not None:
             hook = packed(_HOOKS.index(chain.hook), chain.prio)
             policy = _DROP if chain.policy == "drop" else _ACCEPT
-        yield Message(_NEWCHAIN, packed(table, None, self.name, hook, policy, None, chain.type), _CREATE)
+        yield Message(_NEWCHAIN, packed(table, None, self.name, hook, policy, None, chain.type), NLM_F_CREATE)
         yield Message(_DELRULE, packed(table, self.name))
         for rule in chain.rules:
             body = packed(table, self.name, None, rule.code, None, None, rule.userdata or None)
-            yield Message(_NEWRULE, body, _CREATE | _APPEND)
+            yield Message(_NEWRULE, body, NLM_F_CREATE | NLM_F_APPEND)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class AddElement:
     def messages(self, table: str) -> Iterator[Message]:
         then = verdict(_DROP) if self.target is None else jump(self.target)
         data = then if isinstance(self.key, str) else None
-        yield Message(_NEWSETELEM, _element(table, self.set, self.key, data), _CREATE)
+        yield Message(_NEWSETELEM, _element(table, self.set, self.key, data), NLM_F_CREATE)
 
 
 @dataclass(frozen=True)

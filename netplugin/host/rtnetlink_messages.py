@@ -22,12 +22,11 @@ from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 from pyroute2.netlink.rtnl.tcmsg import plugins, sched_bpf, sched_tbf
 from pyroute2.netlink.rtnl.tcmsg.act_police import nla_plus_police
 
-from netplugin.host.netlink import numbered, text
+from netplugin.host.netlink import HEADER_BYTES, numbered, places, text
 
 #: A class of pyroute2 that describes a message or an attribute.
 Definition = Any
-_HEADER, _ATTRIBUTE = 16, struct.Struct("=HH")
-_FLAGS = 0xC000  # NLA_F_NESTED, NLA_F_NET_BYTEORDER
+_ATTRIBUTE_HEADER = 4
 _GENERIC = (nlmsg_base.decode, nla.decode)
 
 
@@ -39,15 +38,11 @@ class Attributes:
 
     def __init__(self, definition: Definition, data: bytes, *ranges: tuple[int, int]) -> None:
         self._definition, self._data = definition, data
-        #: Offset and length, with its header, of each attribute of a number.
+        #: Where the values of the attributes of a number begin and end.
         self._places: dict[int, list[tuple[int, int]]] = {}
-        for at, end in ranges:
-            while at + _ATTRIBUTE.size <= end:
-                length, number = _ATTRIBUTE.unpack_from(data, at)
-                if length < _ATTRIBUTE.size:
-                    break
-                self._places.setdefault(number & ~_FLAGS, []).append((at, min(length, end - at)))
-                at += length + 3 & ~3
+        for each in ranges:
+            for number, begin, end in places(data, *each):
+                self._places.setdefault(number, []).append((begin, end))
 
     def __contains__(self, name: str) -> bool:
         return self.place(name) is not None
@@ -56,7 +51,7 @@ class Attributes:
         return sum(map(len, self._places.values()))
 
     def place(self, name: str) -> tuple[int, int] | None:
-        """Offset and length of the first with this name, with its header; None if there is none."""
+        """Where the value of the first with this name begins and ends; None if there is none."""
         found = self._of(name)
         return found[0] if found else None
 
@@ -108,17 +103,17 @@ class Attributes:
         place = self.place(name)
         if place is None or definition is None:
             return Attributes(definition, b"")
-        return Attributes(definition, self._data, (place[0] + _ATTRIBUTE.size, sum(place)))
+        return Attributes(definition, self._data, place)
 
-    def _bytes(self, at: int, length: int) -> bytes:
-        return self._data[at + _ATTRIBUTE.size : at + length]
+    def _bytes(self, begin: int, end: int) -> bytes:
+        return self._data[begin:end]
 
-    def _decoded(self, kind: Definition, at: int, length: int) -> Any:
+    def _decoded(self, kind: Definition, begin: int, end: int) -> Any:
         layout = _plain(kind)
-        if layout is not None and length >= _ATTRIBUTE.size + layout[0].size:
-            values = layout[0].unpack_from(self._data, at + _ATTRIBUTE.size)
+        if layout is not None and end - begin >= layout[0].size:
+            values = layout[0].unpack_from(self._data, begin)
             return values[0] if layout[1] == ("value",) else dict(zip(layout[1], values, strict=True))
-        found = kind(self._data, at, length)
+        found = kind(self._data, begin - _ATTRIBUTE_HEADER, end - begin + _ATTRIBUTE_HEADER)
         try:
             found.decode()
         except NetlinkDecodeError as strange:
@@ -134,9 +129,9 @@ class Message:
         self.kind, self.data = kind, data
         self._definition = MarshalRtnl.msg_map[kind]
         form, names = _structure(self._definition)
-        self._fields = dict(zip(names, form.unpack_from(data, _HEADER), strict=True))
+        self._fields = dict(zip(names, form.unpack_from(data, HEADER_BYTES), strict=True))
         #: The offset of the first attribute.
-        self.begin = _HEADER + (form.size + 3 & ~3)
+        self.begin = HEADER_BYTES + (form.size + 3 & ~3)
 
     def __getitem__(self, field: str) -> int:
         return int(self._fields[field])

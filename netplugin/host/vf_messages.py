@@ -167,14 +167,14 @@ def _parts(message: Message) -> tuple[Attributes, list[Attributes]]:
     def number(offset: int) -> int:
         return int.from_bytes(data[offset : offset + 2], sys.byteorder)
 
-    vfs, at = [], listed[0] + _HEADER
+    vfs, at = [], listed[0]
     while (number(at + 2), number(at + 6)) == (_INFO, _MAC):  # each VF has its MAC as the first attribute
         end = at + number(at)
         if end > len(data):
             raise ValueError(f"a VF is longer than the message: {number(at)}")
         vfs.append(Attributes(ifinfmsg.vflist.vfinfo, data, (at + _HEADER, end)))
         at = end + 3 & ~3
-    return Attributes(ifinfmsg, data, (message.begin, listed[0]), (at, len(data))), vfs
+    return Attributes(ifinfmsg, data, (message.begin, listed[0] - _HEADER), (at, len(data))), vfs
 
 
 def _attributes(vf: Attributes) -> tuple[int, VfAttributes]:

@@ -16,12 +16,11 @@ from drivers.linuxbridge.driver import LinuxBridge
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-from netplugin.host import bridge_members, links, netlink, nfnetlink, rtnetlink, rtnetlink_messages
+from netplugin.host import bridge_members, links, netlink, rtnetlink_messages
 from netplugin.host.bridge_members import BridgeMembers
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import Channel
-from netplugin.host.rtnetlink import Connection
 from tests.functional.test_linuxbridge_driver import make_driver
 from tests.lab.loop import converge_alone
 from tests.lab.processes import run
@@ -41,22 +40,16 @@ class Cost:
 @pytest.fixture
 def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
     counted = Cost()
-    numbered = netlink.numbered
+    numbered, opens = netlink.numbered, Channel.__init__
 
     def count(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         for message in numbered(data):
             counted.messages += 1
             yield message
 
-    class CountedChannel(Channel):
-        def __init__(self, *args: Any) -> None:
-            counted.sockets += 1
-            super().__init__(*args)
-
-    class CountedConnection(Connection):
-        def __init__(self, *args: Any) -> None:
-            counted.sockets += 1
-            super().__init__(*args)
+    def opened(channel: Channel, *args: Any) -> None:
+        counted.sockets += 1
+        opens(channel, *args)
 
     def start(*args: Any, **_: Any) -> None:
         counted.processes.append(args)
@@ -65,8 +58,7 @@ def cost(monkeypatch: pytest.MonkeyPatch) -> Cost:
     monkeypatch.setattr(netlink, "numbered", count)
     monkeypatch.setattr(rtnetlink_messages, "numbered", count)  # those of events
     monkeypatch.setattr(links, "_LOOK_S", 60)  # how often it looks while a device goes is chance
-    monkeypatch.setattr(nfnetlink, "Channel", CountedChannel)
-    monkeypatch.setattr(rtnetlink, "Connection", CountedConnection)
+    monkeypatch.setattr(Channel, "__init__", opened)
     monkeypatch.setattr("netplugin.host.processes.subprocess.run", start)
     return counted
 
