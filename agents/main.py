@@ -202,6 +202,7 @@ async def _serve(
     # What was made until now stays: a collection that visits all of it takes tens of milliseconds, and
     # every call waits for it.
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     gc.enable()
     usability = supervisor.every("backend-events", _COMPARE_S, service.compare_usability)
     comparison = asyncio.create_task(usability)

@@ -40,7 +40,7 @@ class Flow:
     options: Options = _PLAIN
 
     @staticmethod
-    @lru_cache(maxsize=256)  # a plug makes the flows of its port to write and to compare them
+    @lru_cache(maxsize=2048)  # a batch makes the flows of its ports to write and to compare them
     def make(cookie: int, priority: int, match: str, actions: bytes = NORMAL) -> Flow:
         """A flow whose match is in the words of ovs-fields(7), and ``table=5`` if it is not table 0.
 

@@ -107,7 +107,11 @@ def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -
     """
     carrier = connection.Connection(_Idl(remote, schema), 0)  # its own thread is not started
     carrier.lock = lock or carrier.lock
-    return _Api(carrier, start=False)
+    api = _Api(carrier, start=False, auto_index=False)
+    # Interfaces are found by their port: vswitchd writes to them often, and each write costs an index.
+    for table in ("Bridge", "Port"):
+        api.create_index(table, "name")
+    return api
 
 
 def _late() -> OperationTimeout:

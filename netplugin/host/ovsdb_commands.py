@@ -89,10 +89,12 @@ def set_column(row: Row, column: str, value: Any) -> None:
             step="ovsdb-commit",
             fix="use a newer Open vSwitch",
         )
-    data.Datum.from_python(
-        declared.type, value, lambda each: each.uuid if isinstance(each, idl.Row) else each
-    )
+    before = row._changes.get(column)
     setattr(row, column, value)
+    if row._changes.get(column) is before:  # it was not taken: this says why
+        data.Datum.from_python(
+            declared.type, value, lambda each: each.uuid if isinstance(each, idl.Row) else each
+        )
 
 
 def set_key(row: Row, column: str, key: str, value: str) -> None:
