@@ -43,7 +43,7 @@ class _Poll:
 class _Parser:
     """``ovs.json.Parser`` by the standard library, which parses in C.
 
-    python-ovs has a parser in C too, but only where it was built beside the library of Open vSwitch. Its other
+    python-ovs has a parser in C too, but only where it was built with the library of Open vSwitch. Its other
     one takes more than a second for a thousand ports. A message of JSON-RPC is an object.
     """
 
@@ -69,7 +69,7 @@ class _Parser:
                 self._depth += self._DEEPER[found]
                 if self._depth <= 0:
                     return self._end(text[: mark.end()]) - before
-        if not self._depth and text.strip():  # no object begins here: ``finish`` says so
+        if not self._depth and text.strip():  # no object begins here: ``finish`` reports that
             return self._end(text) - before
         self._parts.append(text.removesuffix(self._escape))
         return len(text) - before

@@ -6,7 +6,9 @@ import json
 import shutil
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -317,6 +319,47 @@ def test_what_is_not_ours_survives_everything(ovs: PrivateOvs, agent: PrivateAge
     assert ovs.get("Port", "t1", "tag") == "5"
     assert "cookie=0x1" in ovs.ofctl("dump-flows", "br-phys1")
     assert "cookie=0x2" in ovs.ofctl("dump-flows", "br-theirs")
+
+
+def test_a_controller_that_changes_ports_all_the_time(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+    """It adds and removes 25 at a time on a bridge of its own: ours come and go, and no notice is a drift."""
+    ovs.vsctl("add-br", "br-theirs", "--", "set", "bridge", "br-theirs", "datapath_type=netdev")
+    theirs = [f"t{number}" for number in range(25)]
+    add = [word for name in theirs for word in _patch(name)]
+    remove = [word for name in theirs for word in ("--", "del-port", name)]
+    plug(agent, "stays", make_spec(0))
+    is_over, turns = threading.Event(), []
+
+    def change() -> None:
+        while not is_over.is_set():
+            for words in (add, remove):
+                ovs.vsctl("--no-wait", *words[1:])
+                turns.append(words)
+                is_over.wait(0.5)
+
+    with ThreadPoolExecutor(1, "controller") as threads:
+        changing = threads.submit(change)
+        try:
+            for number in range(1, 9):
+                until_plugged(agent, f"p{number}", make_spec(number))
+                assert agent.call("DELETE", f"/v1/ports/p{number}")[0] == 204
+        finally:
+            is_over.set()
+        changing.result()
+    assert len(turns) >= 2 and planned(agent) == []
+    assert ports(ovs) == [device_name(VHOST, "stays")] and ports(ovs, "br-theirs") == []
+
+    def drifts() -> bool:
+        return "stays" in str(agent.get("/v1/events?follow=false&after=0&kind=drift")[1])
+
+    assert not drifts()
+    ovs.vsctl("set", "port", device_name(VHOST, "stays"), "tag=7")
+    wait_for(drifts, 30, "a change of a port of ours is one")
+
+
+def _patch(name: str) -> list[str]:
+    added = ["--", "add-port", "br-theirs", name]
+    return [*added, "--", "set", "interface", name, "type=patch", f"options:peer=of-{name}"]
 
 
 def test_a_bridge_that_is_not_ours_is_used_and_kept(ovs: PrivateOvs, agent: PrivateAgent) -> None:
