@@ -22,61 +22,53 @@ from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 from pyroute2.netlink.rtnl.tcmsg import plugins, sched_bpf, sched_tbf
 from pyroute2.netlink.rtnl.tcmsg.act_police import nla_plus_police
 
-from netplugin.host.netlink import HEADER_BYTES, numbered, places, text
+from netplugin.host.netlink import HEADER_BYTES, attribute, attributes, numbered, text
 
 #: A class of pyroute2 that describes a message or an attribute.
 Definition = Any
-_ATTRIBUTE_HEADER = 4
 _GENERIC = (nlmsg_base.decode, nla.decode)
 
 
 class Attributes:
-    """The attributes in ranges of some bytes, by the names of a class of pyroute2.
+    """Attributes, each with its number and value, by the names of a class of pyroute2.
 
-    Raises: ValueError or struct.error, in each method, for an attribute that cannot be decoded.
+    Raises: ValueError, TypeError or struct.error, in each method, for a value that cannot be decoded.
     """
 
-    def __init__(self, definition: Definition, data: bytes, *ranges: tuple[int, int]) -> None:
-        self._definition, self._data = definition, data
-        #: Where the values of the attributes of a number begin and end.
-        self._places: dict[int, list[tuple[int, int]]] = {}
-        for each in ranges:
-            for number, begin, end in places(data, *each):
-                self._places.setdefault(number, []).append((begin, end))
+    def __init__(self, definition: Definition, found: Iterable[tuple[int, bytes]] = ()) -> None:
+        self._definition = definition
+        self._values: dict[int, list[bytes]] = {}
+        for number, value in found:
+            self._values.setdefault(number, []).append(value)
 
     def __contains__(self, name: str) -> bool:
-        return self.place(name) is not None
+        return bool(self._all(name))
 
     def __len__(self) -> int:
-        return sum(map(len, self._places.values()))
+        return sum(map(len, self._values.values()))
 
-    def place(self, name: str) -> tuple[int, int] | None:
-        """Where the value of the first with this name begins and ends; None if there is none."""
-        found = self._of(name)
-        return found[0] if found else None
+    def _all(self, name: str) -> Sequence[bytes]:
+        return self._values.get(_named(self._definition)[name][0], ()) if self._values else ()
 
-    def _of(self, name: str) -> Sequence[tuple[int, int]]:
-        return self._places.get(_named(self._definition)[name][0], ()) if self._places else ()
+    def _bytes(self, name: str) -> bytes:
+        return next(iter(self._all(name)), b"")
 
     def value(self, name: str) -> Any:
         """The value, a number or what its class decodes; None if it is absent."""
-        place = self.place(name)
-        return None if place is None else self._decoded(_named(self._definition)[name][1], *place)
+        for value in self._all(name):
+            return _decoded(_named(self._definition)[name][1], value)
+        return None
 
     def number(self, name: str) -> int:
         """An integer; zero if it is absent."""
-        value = self.value(name)
-        if not isinstance(value, int | None):
-            raise ValueError(f"{name} is no number: {value!r}")
-        return value or 0
+        return int(self.value(name) or 0)
 
     def text(self, name: str) -> str:
         """A string; empty if it is absent."""
-        place = self.place(name)
-        return "" if place is None else text(self._bytes(*place))
+        return text(self._bytes(name))
 
     def texts(self, name: str) -> tuple[str, ...]:
-        return tuple(text(self._bytes(*place)) for place in self._of(name))
+        return tuple(map(text, self._all(name)))
 
     def address(self, name: str) -> str:
         """An IP address; empty if it is absent."""
@@ -84,41 +76,32 @@ class Attributes:
 
     def mac(self, name: str) -> str:
         """An address of the link layer, also one that is no MAC; empty if it is absent."""
-        place = self.place(name)
-        return "" if place is None else self._bytes(*place).hex(":")
+        return self._bytes(name).hex(":")
 
     def fields(self, name: str) -> Mapping[str, Any]:
         """The fields of a structure; empty if it is absent."""
-        value = self.value(name)
-        if not isinstance(value, dict | None):
-            raise ValueError(f"{name} is no structure: {value!r}")
-        return value or {}
+        return dict(self.value(name) or {})
 
     def nest(self, name: str) -> Attributes:
         """The attributes within it; empty if it is absent."""
-        return self.nest_as(name, _named(self._definition)[name][1] if self._places else None)
+        return self.nest_as(name, _named(self._definition)[name][1] if self._values else None)
 
     def nest_as(self, name: str, definition: Definition | None) -> Attributes:
         """Those of an attribute whose class another one names. Empty if that is not known (None)."""
-        place = self.place(name)
-        if place is None or definition is None:
-            return Attributes(definition, b"")
-        return Attributes(definition, self._data, place)
+        return Attributes(definition, attributes(self._bytes(name)) if definition is not None else ())
 
-    def _bytes(self, begin: int, end: int) -> bytes:
-        return self._data[begin:end]
 
-    def _decoded(self, kind: Definition, begin: int, end: int) -> Any:
-        layout = _plain(kind)
-        if layout is not None and end - begin >= layout[0].size:
-            values = layout[0].unpack_from(self._data, begin)
-            return values[0] if layout[1] == ("value",) else dict(zip(layout[1], values, strict=True))
-        found = kind(self._data, begin - _ATTRIBUTE_HEADER, end - begin + _ATTRIBUTE_HEADER)
-        try:
-            found.decode()
-        except NetlinkDecodeError as strange:
-            raise ValueError(str(strange)) from strange
-        return found.getvalue()
+def _decoded(kind: Definition, value: bytes) -> Any:
+    layout = _plain(kind)
+    if layout is not None and len(value) >= layout[0].size:
+        values = layout[0].unpack_from(value)
+        return values[0] if layout[1] == ("value",) else dict(zip(layout[1], values, strict=True))
+    found = kind(attribute(0, value) + bytes(32))  # pyroute2 reads more of a GUID than there is
+    try:
+        found.decode()
+    except NetlinkDecodeError as strange:
+        raise ValueError(str(strange)) from strange
+    return found.getvalue()
 
 
 class Message:
@@ -130,7 +113,7 @@ class Message:
         self._definition = MarshalRtnl.msg_map[kind]
         form, names = _structure(self._definition)
         self._fields = dict(zip(names, form.unpack_from(data, HEADER_BYTES), strict=True))
-        #: The offset of the first attribute.
+        #: Where its attributes begin.
         self.begin = HEADER_BYTES + (form.size + 3 & ~3)
 
     def __getitem__(self, field: str) -> int:
@@ -138,7 +121,7 @@ class Message:
 
     @cached_property
     def attributes(self) -> Attributes:
-        return Attributes(self._definition, self.data, (self.begin, len(self.data)))
+        return Attributes(self._definition, attributes(self.data, self.begin))
 
 
 def received(

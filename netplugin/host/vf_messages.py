@@ -5,18 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from netplugin.api.models import VfCounters
+from netplugin.host.netlink import attributes, places
 from netplugin.host.rtnetlink import nest
 from netplugin.host.rtnetlink_messages import Attributes, Message
 
 #: The length of an attribute's header, in bytes.
 _HEADER = 4
-_LIST, _INFO, _MAC = "IFLA_VFINFO_LIST", 1, 1  # IFLA_VF_INFO, IFLA_VF_MAC
+_LIST, _INFO, _MAC = 22, 1, 1  # IFLA_VFINFO_LIST, IFLA_VF_INFO, IFLA_VF_MAC
 _UNKNOWN = 0xFFFFFFFF
 _IFF_UP = 1
 # include/uapi/linux/if_ether.h
@@ -48,20 +50,25 @@ class VfAttributes:
     port_guid: str = ""
 
 
-#: Groups of attributes that are written together, in the order of writing, with their fields.
+#: Groups of attributes that are written together, in the order of writing: the kernel's name of each
+#: (IFLA_VF_*), and our fields, each with its name in the kernel's structure (``proto`` is in that of 802.1ad
+#: alone).
+_KERNELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "mac": ("MAC", {"mac": "mac"}),
+    "vlan": ("VLAN", {"vlan": "vlan", "vlan_qos": "qos", "vlan_stacked": "proto"}),
+    "spoofchk": ("SPOOFCHK", {"spoofchk": "spoofchk"}),
+    "trust": ("TRUST", {"trusted": "trust"}),
+    "rate": ("RATE", {"min_mbps": "min_tx_rate", "max_mbps": "max_tx_rate"}),
+    "link_state": ("LINK_STATE", {"link_state": "link_state"}),
+    "rss_query": ("RSS_QUERY_EN", {"rss_query": "rss_query_en"}),
+    "node_guid": ("IB_NODE_GUID", {"node_guid": "ib_node_guid"}),
+    "port_guid": ("IB_PORT_GUID", {"port_guid": "ib_port_guid"}),
+}
+#: The fields of each group.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "mac": ("mac",),
-        "vlan": ("vlan", "vlan_qos", "vlan_stacked"),
-        "spoofchk": ("spoofchk",),
-        "trust": ("trusted",),
-        "rate": ("min_mbps", "max_mbps"),
-        "link_state": ("link_state",),
-        "rss_query": ("rss_query",),
-        "node_guid": ("node_guid",),
-        "port_guid": ("port_guid",),
-    }
+    {group: tuple(names) for group, (_, names) in _KERNELS.items()}
 )
+_SWITCHES = ("spoofchk", "trusted", "rss_query")
 
 
 def differing(have: VfAttributes, want: VfAttributes) -> tuple[str, ...]:
@@ -90,35 +97,15 @@ class NicLink:
 
 def setting(number: int, group: str, want: VfAttributes) -> tuple[str, Any]:
     """The attribute of a PF that sets one of ``GROUPS`` of one VF."""
-
-    def of_vf(**values: Any) -> dict[str, Any]:
-        return {"vf": number, **values}
-
-    match group:
-        case "mac":
-            value: Any = of_vf(mac=want.mac)
-        case "vlan" if want.vlan_stacked:
-            tagged = of_vf(vlan=want.vlan, qos=want.vlan_qos, proto=_ETH_P_8021AD)
-            group, value = "vlan_list", nest([("IFLA_VF_VLAN_INFO", tagged)])
-        case "vlan":  # 802.1Q (do_setvfinfo in net/core/rtnetlink.c)
-            value = of_vf(vlan=want.vlan, qos=want.vlan_qos)
-        case "spoofchk":
-            value = of_vf(spoofchk=bool(want.spoofchk))
-        case "trust":
-            value = of_vf(trust=bool(want.trusted))
-        case "rate":
-            value = of_vf(min_tx_rate=want.min_mbps, max_tx_rate=want.max_mbps)
-        case "link_state":
-            value = of_vf(link_state=LINK_STATES.index(want.link_state))
-        case "rss_query":
-            group, value = "rss_query_en", of_vf(rss_query_en=bool(want.rss_query))
-        case "node_guid" | "port_guid":
-            guid = getattr(want, group)
-            group = f"ib_{group}"
-            value = of_vf(**{group: guid})
-        case _:
-            raise AssertionError(group)
-    return _LIST, nest([("IFLA_VF_INFO", nest([(f"IFLA_VF_{group.upper()}", value)]))])
+    kernels, names = _KERNELS[group]
+    values = {"vf": number, **{to: getattr(want, name) or 0 for name, to in names.items()}}
+    if group == "link_state":
+        values["link_state"] = LINK_STATES.index(want.link_state)
+    attribute = f"IFLA_VF_{kernels}", values
+    if group == "vlan" and want.vlan_stacked:  # without it, 802.1Q (do_setvfinfo in net/core/rtnetlink.c)
+        values["proto"] = _ETH_P_8021AD
+        attribute = "IFLA_VF_VLAN_LIST", nest([("IFLA_VF_VLAN_INFO", values)])
+    return "IFLA_VFINFO_LIST", nest([("IFLA_VF_INFO", nest([attribute]))])
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -160,8 +147,9 @@ def _parts(message: Message) -> tuple[Attributes, list[Attributes]]:
     in include/net/netlink.h). 222 VFs with statistics exceed it, and older kernels always send
     statistics. The lengths of the individual VFs in the list are correct: they tell where it ends.
     """
-    data, listed = message.data, message.attributes.place(_LIST)
-    if listed is None:
+    data = message.data
+    listed = [begin for kind, begin, _ in places(data, message.begin, len(data)) if kind == _LIST]
+    if not listed:
         return message.attributes, []
 
     def number(offset: int) -> int:
@@ -172,35 +160,23 @@ def _parts(message: Message) -> tuple[Attributes, list[Attributes]]:
         end = at + number(at)
         if end > len(data):
             raise ValueError(f"a VF is longer than the message: {number(at)}")
-        vfs.append(Attributes(ifinfmsg.vflist.vfinfo, data, (at + _HEADER, end)))
+        vfs.append(Attributes(ifinfmsg.vflist.vfinfo, attributes(data[:end], at + _HEADER)))
         at = end + 3 & ~3
-    return Attributes(ifinfmsg, data, (message.begin, listed[0] - _HEADER), (at, len(data))), vfs
+    others = chain(attributes(data[: listed[0] - _HEADER], message.begin), attributes(data, at))
+    return Attributes(ifinfmsg, others), vfs
 
 
 def _attributes(vf: Attributes) -> tuple[int, VfAttributes]:
-    def number(name: str, default: int = 0, of: str = "") -> int:
-        return int(vf.fields(f"IFLA_VF_{of or name}".upper()).get(name, default))
-
-    def switch(name: str) -> bool | None:
-        value = number(name, _UNKNOWN)
-        return None if value == _UNKNOWN else bool(value)
-
-    def guid(name: str) -> str:
-        return str(vf.fields(f"IFLA_VF_{name}".upper()).get(name, ""))
-
-    mac, link_state = vf.fields("IFLA_VF_MAC"), number("link_state")
+    found: dict[str, Any] = {}
+    for kernels, names in _KERNELS.values():
+        values = vf.fields(f"IFLA_VF_{kernels}")
+        found |= {name: values[of] for name, of in names.items() if of in values}
+    for switch in _SWITCHES:
+        state = found.get(switch, _UNKNOWN)
+        found[switch] = None if state == _UNKNOWN else bool(state)
+    link_state = found.pop("link_state", 0)
+    if link_state < len(LINK_STATES):
+        found["link_state"] = LINK_STATES[link_state]
     vlans = vf.nest("IFLA_VF_VLAN_LIST").fields("IFLA_VF_VLAN_INFO")
-    return mac["vf"], VfAttributes(
-        mac=mac["mac"],
-        vlan=number("vlan"),
-        vlan_qos=number("qos", of="vlan"),
-        spoofchk=switch("spoofchk"),
-        trusted=switch("trust"),
-        link_state=LINK_STATES[link_state] if link_state < len(LINK_STATES) else "auto",
-        min_mbps=number("min_tx_rate", of="rate"),
-        max_mbps=number("max_tx_rate", of="rate"),
-        vlan_stacked=vlans.get("proto") == _ETH_P_8021AD,  # mlx5 reports none
-        rss_query=switch("rss_query_en"),
-        node_guid=guid("ib_node_guid"),
-        port_guid=guid("ib_port_guid"),
-    )
+    found["vlan_stacked"] = vlans.get("proto") == _ETH_P_8021AD  # mlx5 reports none
+    return vf.fields("IFLA_VF_MAC")["vf"], VfAttributes(**found)

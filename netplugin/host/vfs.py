@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -71,14 +71,18 @@ class HostUse:
         return Conflict(f"VF {address} is in use by the host: {self.how}", step=step, fix=self.end)
 
 
-def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterator[HostUse]:
+def host_uses(
+    driver: str | None, interfaces: Sequence[HostInterface], *, may_be_up: bool = False
+) -> Iterator[HostUse]:
     """All uses of a VF through a network driver of the host.
+
+    ``may_be_up``: an interface that is merely up does not count as a use; DPDK may have left it so.
 
     sysfs shows only interfaces of the reader's network namespace (``net_namespace`` of class net in
     net/core/net-sysfs.c). If the driver has no interface here, it may be in the namespace of a
     container.
     """
-    if driver is None:
+    if driver is None or is_vfio(driver) or is_uio(driver):
         return
     if not interfaces:
         yield HostUse(
@@ -88,8 +92,15 @@ def host_uses(driver: str | None, interfaces: Sequence[HostInterface]) -> Iterat
     for interface in interfaces:
         if interface.enslaved:
             yield HostUse(f"its interface {interface.name} is enslaved", f"release {interface.name}")
-        elif interface.up:
+        elif interface.up and not may_be_up:
             yield HostUse(f"its interface {interface.name} is up", f"set {interface.name} down")
+
+
+def host_use(
+    driver: str | None, interfaces: Sequence[HostInterface], *, may_be_up: bool = False
+) -> HostUse | None:
+    """The first of ``host_uses``; None if the VF can be given to a VM or OVS."""
+    return next(host_uses(driver, interfaces, may_be_up=may_be_up), None)
 
 
 class VfRefuses(HostError):
@@ -123,40 +134,30 @@ class Vfs:
     # -- reading ---------------------------------------------------------------------------------
 
     def links(self) -> dict[str, NicLink]:
-        """The interfaces of PCI devices by name, in one dump.
+        """The interfaces of PCI devices by name.
 
-        The kernel fails with EMSGSIZE if the VFs of one NIC do not fit into a message
-        (``rtnl_vfinfo_size`` in net/core/rtnetlink.c does not count GUIDs). Then each NIC with VFs
-        is requested separately, and a NIC that still fails is returned without VFs.
+        Each NIC with VFs is requested by itself. If its VFs do not fit into a message (EMSGSIZE:
+        ``rtnl_vfinfo_size`` in net/core/rtnetlink.c does not count GUIDs), it is returned without them.
         """
         with _words("list-vfs", "interfaces"):
-            try:
-                found = self._dump(vfs=True)
-            except OSError as refused:
-                if refused.errno != errno.EMSGSIZE:
-                    raise
-                found = [self._with_vfs(link) for link in self._dump(vfs=False)]
-        return {link.name: link for link in found}
-
-    def _dump(self, *, vfs: bool) -> list[NicLink]:
-        mask = _WITH_VFS | SKIP_STATISTICS if vfs else SKIP_STATISTICS
-        found = self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", mask)), DUMP)
-        return [link for link in map(parse_link, found) if link is not None]
+            listed = self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", SKIP_STATISTICS)), DUMP)
+            return {link.name: self._with_vfs(link) for link in map(parse_link, listed) if link is not None}
 
     def _with_vfs(self, link: NicLink) -> NicLink:
-        if read_text(self._device(link.parent) / "sriov_numvfs") in ("", "0"):
-            return link
-        try:
-            return self.link(link.index) or link
-        except HostError:
-            return link
+        if read_text(self._device(link.parent) / "sriov_numvfs") not in ("", "0"):
+            with netlink.ignored(errno.EMSGSIZE, errno.ENODEV):
+                return self._link(link.index) or link
+        return link
 
     def link(self, index: int) -> NicLink | None:
         """One interface, without a dump; None if it does not exist or belongs to no PCI device."""
         with _words("list-vfs", f"interface {index}"), netlink.ignored(errno.ENODEV):
-            answers = self._read(index, _WITH_VFS | SKIP_STATISTICS)
-            return parse_link(answers[0]) if answers else None
+            return self._link(index)
         return None
+
+    def _link(self, index: int) -> NicLink | None:
+        answers = self._read(index, _WITH_VFS | SKIP_STATISTICS)
+        return parse_link(answers[0]) if answers else None
 
     def counters(self, index: int) -> dict[int, VfCounters]:
         """The counters of a PF's VFs, by VF number."""
@@ -232,19 +233,6 @@ class Vfs:
 
     def _device(self, address: str) -> Path:
         return self.sys / "bus/pci/devices" / address
-
-
-def host_use(
-    driver: str | None, interfaces: Sequence[HostInterface], *, may_be_up: bool = False
-) -> HostUse | None:
-    """How the host's network uses a VF; None if it can be given to a VM or OVS.
-
-    ``may_be_up``: an interface that is merely up does not count as a use; DPDK may have left it so.
-    """
-    if is_vfio(driver) or is_uio(driver):
-        return None
-    seen = [replace(i, up=False) for i in interfaces] if may_be_up else interfaces
-    return next(host_uses(driver, seen), None)
 
 
 def is_vfio(driver: str | None) -> bool:
