@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -56,8 +57,19 @@ PORT_OPTIONS = {
     "bcast_flood": ("BCAST_FLOOD", 1),
 }
 _CARRIES = ("UNKNOWN", "UP", None)  # the bridge sets such a port to forward
+#: The attributes of devices that are plain numbers, by our fields.
+OPTIONS: Mapping[type[Made], Mapping[str, str]] = {
+    Vlan: {"id": "IFLA_VLAN_ID", "protocol": "IFLA_VLAN_PROTOCOL"},
+    Vxlan: {
+        "vni": "IFLA_VXLAN_ID",
+        "port": "IFLA_VXLAN_PORT",
+        "learning": "IFLA_VXLAN_LEARNING",
+        "ttl": "IFLA_VXLAN_TTL",
+        "df": "IFLA_VXLAN_DF",
+    },
+}
 #: The options of ``Bridge`` that are plain numbers (IFLA_BR_*).
-BRIDGE_OPTIONS = tuple(each.name for each in fields(Bridge) if each.name != "booleans")
+_BRIDGE_OPTIONS = tuple(each.name for each in fields(Bridge) if each.name != "booleans")
 # drivers/net/bonding: bond_opts in bond_options.c
 _BOND_MODES = (
     "balance-rr",
@@ -145,16 +157,10 @@ def _data(kind: str, data: Attributes, link: Attributes) -> Made | LinuxBond | N
         case "vlan":
             # With this attribute, the parent's index belongs to another namespace.
             parent = "" if "IFLA_LINK_NETNSID" in link else name_of(link.number("IFLA_LINK"))
-            return Vlan(parent, data.number("IFLA_VLAN_ID"), data.number("IFLA_VLAN_PROTOCOL"))
+            return Vlan(parent, **_options(Vlan, data))
         case "vxlan":
-            return Vxlan(
-                vni=data.number("IFLA_VXLAN_ID"),
-                local=data.address("IFLA_VXLAN_LOCAL") or data.address("IFLA_VXLAN_LOCAL6"),
-                port=data.number("IFLA_VXLAN_PORT"),
-                learning=bool(data.number("IFLA_VXLAN_LEARNING")),
-                ttl=data.number("IFLA_VXLAN_TTL"),
-                df=data.number("IFLA_VXLAN_DF"),
-            )
+            local = data.address("IFLA_VXLAN_LOCAL") or data.address("IFLA_VXLAN_LOCAL6")
+            return Vxlan(local=local, **_options(Vxlan, data))
         case "ifb":
             return Ifb()
         case "bond":
@@ -167,8 +173,12 @@ def _data(kind: str, data: Attributes, link: Attributes) -> Made | LinuxBond | N
     return None
 
 
+def _options(kind: type[Made], data: Attributes) -> dict[str, Any]:
+    return {name: data.number(attribute) for name, attribute in OPTIONS[kind].items()}
+
+
 def _bridge(data: Attributes) -> Bridge:
-    options: dict[str, Any] = {name: data.number(f"IFLA_BR_{name.upper()}") for name in BRIDGE_OPTIONS}
+    options: dict[str, Any] = {name: data.number(f"IFLA_BR_{name.upper()}") for name in _BRIDGE_OPTIONS}
     if "IFLA_BR_FDB_MAX_LEARNED" not in data:
         options["fdb_max_learned"] = None
     return Bridge(**options, booleans=data.fields("IFLA_BR_MULTI_BOOLOPT").get("optval", 0))

@@ -30,8 +30,8 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
 from netplugin.host.link_messages import (
-    BRIDGE_OPTIONS,
     FLOODS,
+    OPTIONS,
     PORT_OPTIONS,
     SKIP_STATISTICS,
     identity,
@@ -71,11 +71,9 @@ class Links:
 
     def get(self, name: str) -> Link | None:
         """The device with this name or alternative name; None if there is none."""
-        try:
-            with words("read-link", name):
-                return read_link(self._named(name))
-        except NoSuchLink:
-            return None
+        with contextlib.suppress(NoSuchLink):
+            return self._there(name, "read-link")
+        return None
 
     def find(self, matches: Callable[[str, str, str], bool]) -> list[Link]:
         """All devices whose name, alias and kind match."""
@@ -137,24 +135,24 @@ class Links:
 
         Raises: Conflict if a device of this name exists.
         """
-        step = f"create-{type(made).__name__.lower()}"
-        parent = self._index(made.parent, step) if isinstance(made, Vlan) else 0
+        kind = type(made).__name__.lower()
+        step = f"create-{kind}"
+        parent = [("IFLA_LINK", self._index(made.parent, step))] if isinstance(made, Vlan) else []
+        request = about_link(
+            ("IFLA_IFNAME", name), ("IFLA_ADDRESS", address), *parent, _info(kind, _options(made))
+        )
         with words(step, name):
-            named = ("IFLA_IFNAME", name), ("IFLA_ADDRESS", address)
-            self._kernel.ask(RTM_NEWLINK, about_link(*named, *_creation(made, parent)), CREATE)
-        there = self._there(name, step)
-        index = there.index
+            self._kernel.ask(RTM_NEWLINK, request, CREATE)
         # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the current
         # value has no effect. So set another value first.
         first = mtu - 1 if isinstance(made, Bridge) else mtu
-        self._set(step, name, index, ("IFLA_IFALIAS", alias), ("IFLA_MTU", first))
+        self._set(step, name, ("IFLA_IFALIAS", alias), ("IFLA_MTU", first))
         if altname:
             self.add_altname(name, altname)
         self.refuse_ipv6(name)
-        if isinstance(made, Bridge) and isinstance(there.data, Bridge):
-            different = made.differences(there.data)
-            self._set(step, name, index, _bridge_options(made, there.data, different))
-            self._set(step, name, index, ("IFLA_MTU", mtu))
+        if isinstance(made, Bridge):
+            self._set_bridge(step, name, made)
+            self._set(step, name, ("IFLA_MTU", mtu))
 
     def create_tap(
         self,
@@ -181,9 +179,8 @@ class Links:
         with _opened_tap("create-tap", name, multi_queue, _IFF_TUN_EXCL) as device:
             # Set the alias before the tap is persistent: until then it disappears with this
             # process.
-            index = self._index(name, "create-tap")
             own = ("IFLA_IFALIAS", alias), ("IFLA_ADDRESS", address), ("IFLA_MTU", mtu), ("IFLA_GROUP", group)
-            self._set("create-tap", name, index, *own)
+            self._set("create-tap", name, *own)
             if altname:
                 self.add_altname(name, altname)
             self.refuse_ipv6(name)
@@ -216,7 +213,6 @@ class Links:
         In this order: older kernels set a device up before they enslave it, and learning (with flooding)
         can be set only on a bridge port.
         """
-        index = self._index(name, "set-link")
         bridge = (self._index(master, "enslave") if master else 0) if master is not None else None
         plain: dict[str, tuple[str, str | int | None]] = {
             "set-mtu": ("IFLA_MTU", mtu),
@@ -225,30 +221,30 @@ class Links:
             "set-group": ("IFLA_GROUP", group),
             "enslave": ("IFLA_MASTER", bridge),
         }
-        self._set_all(name, index, {step: each for step, each in plain.items() if each[1] is not None})
+        self._set_all(name, {step: each for step, each in plain.items() if each[1] is not None})
         if learning is not None:
             options = {"LEARNING": learning}
             if flooding is not None:
                 options |= {PORT_OPTIONS[flood][0]: flooding for flood in FLOODS}
             if flooding is False:  # then the bridge forgets what it has learned on the port
                 options["FLUSH"] = True
-            self._set_port("set-learning", name, index, options)
+            self._set_port("set-learning", name, options)
         if up is not None:
-            self._set("set-state", name, index, flags=IFF_UP if up else 0, change=IFF_UP)
+            self._set("set-state", name, flags=IFF_UP if up else 0, change=IFF_UP)
 
-    def _set_all(self, name: str, index: int, parts: Mapping[str, tuple[str, Any]]) -> None:
+    def _set_all(self, name: str, parts: Mapping[str, tuple[str, Any]]) -> None:
         """Change attributes, each by its step, by one request; if the kernel refuses it, by one each.
 
         So those are changed that can be, and the error says which cannot.
         """
         if len(parts) > 1:
             with contextlib.suppress(HostError):
-                self._set("set-link", name, index, *parts.values())
+                self._set("set-link", name, *parts.values())
                 return
         refused: list[NetpluginError] = []
         for step, part in parts.items():
             try:
-                self._set(step, name, index, part)
+                self._set(step, name, part)
             except NetpluginError as error:
                 refused.append(error)
         if refused:
@@ -256,29 +252,26 @@ class Links:
 
     def set_bridge_option(self, name: str, desired: Bridge, option: str) -> None:
         """Set one option of a bridge, a field of ``Bridge``."""
-        link = self._there(name, "set-bridge")
-        if isinstance(link.data, Bridge):
-            self._set("set-bridge", name, link.index, _bridge_options(desired, link.data, [option]))
+        self._set_bridge("set-bridge", name, desired, option)
 
     def reset_port_option(self, name: str, option: str) -> None:
         """Set an option of a bridge port (``PortOptions``) as the kernel does for a new one."""
-        index = self._index(name, "set-port")
-        self._set_port("set-port", name, index, dict([PORT_OPTIONS[option]]))
+        self._set_port("set-port", name, dict([PORT_OPTIONS[option]]))
 
     def add_altname(self, name: str, altname: str) -> None:
         """Give the device a further name. Raises: Conflict if another has it."""
-        index = self._index(name, "create-name")
         with words("create-name", altname):
             names = ("IFLA_PROP_LIST", nest([("IFLA_ALT_IFNAME", altname)]), NLA_F_NESTED)
-            self._kernel.ask(RTM_NEWLINKPROP, about_link(names, index=index), APPEND)
+            self._kernel.ask(RTM_NEWLINKPROP, about_link(_called(name), names), APPEND)
 
     def rename(self, name: str, new: str) -> None:
         """Rename the device; kernels before 6.2 refuse it while the device is up.
 
         Raises: Conflict if another has the name.
         """
-        index = self._index(name, "create-name")
-        self._set("create-name", new, index, ("IFLA_IFNAME", new))
+        with words("create-name", new):
+            renamed = about_link(("IFLA_IFNAME", new), index=self._index(name, "create-name"))
+            self._kernel.ask(RTM_SETLINK, renamed)
 
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.
@@ -311,40 +304,51 @@ class Links:
         with words("delete-link", name):
             self._kernel.ask(RTM_DELLINK, about_link(index=index))
 
-    def _set(self, step: str, name: str, index: int, *attributes: tuple[Any, ...], **fields: int) -> None:
-        with words(step, name):
-            self._kernel.ask(RTM_NEWLINK, about_link(*attributes, index=index, **fields))
+    def _set(self, step: str, name: str, *attributes: tuple[Any, ...], **fields: int) -> None:
+        """Change a device by its name.
 
-    def _set_port(self, step: str, name: str, index: int, options: Mapping[str, int]) -> None:
+        RTM_NEWLINK with a group would change all devices of the group if there is none of the name.
+        """
+        with words(step, name):
+            self._kernel.ask(RTM_SETLINK, about_link(_called(name), *attributes, **fields))
+
+    def _set_bridge(self, step: str, name: str, desired: Bridge, *options: str) -> None:
+        """Set these options of a bridge (none: all), if it has them otherwise."""
+        link = self._there(name, step)
+        if isinstance(link.data, Bridge):
+            changed = [each for each in desired.differences(link.data) if each in options or not options]
+            request = about_link(
+                _info("bridge", _bridge_options(desired, link.data, changed)), index=link.index
+            )
+            with words(step, name):
+                self._kernel.ask(RTM_NEWLINK, request)
+
+    def _set_port(self, step: str, name: str, options: Mapping[str, int]) -> None:
         """Set options of a bridge port: IFLA_BRPORT_* and the value of each."""
         nested = nest((f"IFLA_BRPORT_{option}", value) for option, value in options.items())
-        request = about_link(("IFLA_PROTINFO", nested, NLA_F_NESTED), index=index, family=socket.AF_BRIDGE)
+        place = {"index": self._index(name, step), "family": socket.AF_BRIDGE}
         with words(step, name):
-            self._kernel.ask(RTM_SETLINK, request)
+            self._kernel.ask(RTM_SETLINK, about_link(("IFLA_PROTINFO", nested, NLA_F_NESTED), **place))
 
     def _named(self, name: str) -> Message:
         """The device with this name or alternative name. Raises: OSError."""
-        short = name.encode()[:15].decode(errors="ignore")
-        return self._kernel.ask(RTM_GETLINK, about_link(("IFLA_IFNAME", short), _WITHOUT_STATISTICS))[0]
+        return self._kernel.ask(RTM_GETLINK, about_link(_called(name), _WITHOUT_STATISTICS))[0]
+
+    def _there(self, name: str, step: str) -> Link:
+        """A device. Raises: NoSuchLink if there is none."""
+        with words(step, name):
+            return read_link(self._named(name))
+
+    def _index(self, name: str, step: str) -> int:
+        """The index of a device. Raises: NoSuchLink if there is none."""
+        with words(step, name):
+            return self._named(name)["index"]
 
     def _find(self, step: str, name: str) -> int:
         """The index of a device; 0 if there is none."""
-        with contextlib.suppress(NoSuchLink), words(step, name):
-            return self._named(name)["index"]
+        with contextlib.suppress(NoSuchLink):
+            return self._index(name, step)
         return 0
-
-    def _index(self, name: str, step: str) -> int:
-        """The index of a device. Raises: HostError if there is none."""
-        index = self._find(step, name)
-        if not index:
-            raise HostError(f"{name}: there is no such device", step=step)
-        return index
-
-    def _there(self, name: str, step: str) -> Link:
-        link = self.get(name)
-        if link is None:
-            raise HostError(f"{name}: there is no such device", step=step)
-        return link
 
     def _listed(
         self, *filters: tuple[Any, ...], fits: Callable[[Message], bool] = lambda _: True
@@ -353,35 +357,26 @@ class Links:
         return self._kernel.ask(RTM_GETLINK, about_link(*filters, _WITHOUT_STATISTICS), DUMP, fits)
 
 
-def _creation(made: Made, parent: int) -> Iterator[tuple[Any, ...]]:
-    """The attributes of a device to create. The options of a bridge are set by another request."""
-    match made:
-        case Vlan():
-            yield "IFLA_LINK", parent
-            yield _info("vlan", {"IFLA_VLAN_ID": made.id, "IFLA_VLAN_PROTOCOL": made.protocol})
-        case Vxlan():
-            options = {
-                "IFLA_VXLAN_ID": made.vni,
-                "IFLA_VXLAN_LOCAL6" if ":" in made.local else "IFLA_VXLAN_LOCAL": made.local,
-                "IFLA_VXLAN_PORT": made.port,
-                "IFLA_VXLAN_TTL": made.ttl,
-                "IFLA_VXLAN_LEARNING": made.learning,
-                "IFLA_VXLAN_DF": made.df,
-            }
-            yield _info("vxlan", options)
-        case _:
-            yield _info(type(made).__name__.lower())
+def _called(name: str) -> tuple[str, str]:
+    """The attribute by which the kernel finds a device with this name or alternative name."""
+    return "IFLA_IFNAME", name.encode()[:15].decode(errors="ignore")
 
 
-def _bridge_options(bridge: Bridge, found: Bridge, names: Sequence[str]) -> tuple[Any, ...]:
+def _options(made: Made) -> dict[str, Any]:
+    """The options of a device to create. Those of a bridge are set by another request."""
+    options = {attribute: getattr(made, name) for name, attribute in OPTIONS.get(type(made), {}).items()}
+    if isinstance(made, Vxlan):
+        options["IFLA_VXLAN_LOCAL6" if ":" in made.local else "IFLA_VXLAN_LOCAL"] = made.local
+    return options
+
+
+def _bridge_options(bridge: Bridge, found: Bridge, names: Sequence[str]) -> dict[str, Any]:
     """These options of a bridge as ``bridge`` has them; ``found``: as they are."""
-    options: dict[str, Any] = {
-        f"IFLA_BR_{name.upper()}": getattr(bridge, name) for name in BRIDGE_OPTIONS if name in names
-    }
+    options = {f"IFLA_BR_{name.upper()}": getattr(bridge, name) for name in names if name != "booleans"}
     if "booleans" in names:
         changed = bridge.booleans ^ found.booleans
         options["IFLA_BR_MULTI_BOOLOPT"] = {"optval": bridge.booleans & changed, "optmask": changed}
-    return _info("bridge", options)
+    return options
 
 
 def _info(kind: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple[Any, ...]:
