@@ -46,11 +46,11 @@ from drivers.linuxbridge.segments import (
 from netplugin.host import fdb, vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import link_event, name_of, port_event
-from netplugin.host.link_values import Bridge, LinkEvent, PortOptions
+from netplugin.host.link_values import Bridge, Link, LinkEvent, PortOptions
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attributes, messages, text
-from netplugin.host.rtnetlink_messages import received
+from netplugin.host.rtnetlink_messages import Message, received
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
@@ -217,8 +217,7 @@ class BridgeWatch(KernelEventListener):
             elif (of_port := port_event(message)) is not None:
                 yield from self._news.heard_of_port(*of_port, own or frozenset())
         for message in received(queued(self._entries), _OF_ENTRIES):
-            entry = fdb.static_entry(message) if message is not None else None
-            yield from self._of_entry(entry, own or frozenset()) if entry else [LOST]
+            yield from self._of_entry(message, own or frozenset()) if message is not None else [LOST]
         for message in received(queued(self._learned), _OF_ENTRIES):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if message is not None:
@@ -231,22 +230,19 @@ class BridgeWatch(KernelEventListener):
             elif own is None and any(_is_ours(kind, payload) for kind, _, payload in messages(data)):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
 
-    def _of_entry(self, entry: fdb.StaticEntry, own: frozenset[str]) -> list[Wake]:
-        """Report a static entry that others have made or removed.
+    def _of_entry(self, entry: Message, own: frozenset[str]) -> list[Wake]:
+        """Report a static entry that others have made or removed, of a bridge or a VXLAN device.
 
         Each device has one of its own MAC. If another port had an entry of that, it is removed.
         """
-        name = name_of(entry.index)
+        name, gone = name_of(entry["ifindex"]), entry.kind == RTM_DELNEIGH
         link = self._devices.get(name) if name not in own else None
-        if link is None or entry.mac == link.address:
+        if link is None or entry.attributes.mac("NDA_LLADDR") == link.address:
             return []  # a device that is removed has an event of its own
-        if not (self._news.is_on_bridge(entry.bridge) or is_ours(link)):
+        if not (self._news.is_on_bridge(entry.attributes.number("NDA_MASTER")) or is_ours(link)):
             return []
-        port_id = (
-            (service.port_id if (service := service_of(link)) else port_of(link)) if entry.gone else None
-        )
-        what = f"a static entry of {name} was {'removed' if entry.gone else 'made'}"
-        return [Wake(what, frozenset({port_id}) if port_id else None)]
+        ports = _ports_of(link) if gone else None
+        return [Wake(f"a static entry of {name} was {'removed' if gone else 'made'}", ports)]
 
     def _of_rate(self, index: int, own: frozenset[str]) -> list[Wake]:
         """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when
@@ -255,10 +251,14 @@ class BridgeWatch(KernelEventListener):
         link = self._devices.get(name) if name not in own else None
         if link is None or not is_ours(link):
             return []  # also if it was removed with its device, which has an event of its own
-        mark = service_of(link)
-        port_id = mark.port_id if mark else port_of(link)
-        ports = frozenset({port_id}) if port_id else None
-        return [Wake(f"a guard or a rate of {name} was removed", ports)]
+        return [Wake(f"a guard or a rate of {name} was removed", _ports_of(link))]
+
+
+def _ports_of(link: Link) -> frozenset[str] | None:
+    """The port that a device of ours is for; None if it is for several."""
+    mark = service_of(link)
+    port_id = mark.port_id if mark else port_of(link)
+    return frozenset({port_id}) if port_id else None
 
 
 def _names(event: LinkEvent) -> frozenset[str]:

@@ -14,7 +14,6 @@ import errno
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from pyroute2.netlink.rtnl import RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH
 from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NTF_STICKY, NUD_NOARP, NUD_PERMANENT, ndmsg
@@ -107,24 +106,6 @@ def _entry(index: int, mac: str = "", address: str = "", *, flags: int = 0, stat
     named += [("NDA_DST", address)] if address else []
     fields = {"family": socket.AF_BRIDGE, "ifindex": index, "flags": flags, "state": state}
     return ndmsg().load({**fields, **nest(named)})
-
-
-@dataclass(frozen=True)
-class StaticEntry:
-    """A notification that a static entry was made or (``gone``) removed: the index of its device, and that of
-    the bridge if it is an entry of a bridge (0: of a VXLAN device)."""
-
-    gone: bool
-    index: int
-    bridge: int
-    mac: str
-
-
-def static_entry(message: Message) -> StaticEntry:
-    """Parse a message that ``of_static_entries`` lets pass."""
-    found = message.attributes
-    gone = message.kind == RTM_DELNEIGH
-    return StaticEntry(gone, message["ifindex"], found.number("NDA_MASTER"), found.mac("NDA_LLADDR"))
 
 
 def of_static_entries() -> BpfProgram:

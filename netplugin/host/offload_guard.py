@@ -34,6 +34,7 @@ import hashlib
 import os
 import platform
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -73,39 +74,8 @@ _FRAME, _WHAT, _PLACE, _TRANSPORT = 6, 7, 8, 9
 _CHECKSUM, _LOADED, _BUFFER = -8, -24, -256
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where fields of ``struct sk_buff`` are, in bytes; ``ip_summed``, of two bits, in bits."""
-
-    ip_summed: int = 0
-    csum_start: int = 0
-    csum_offset: int = 0
-    transport_header: int = 0
-    mac_header: int = 0
-
-    @classmethod
-    def of_kernel(cls) -> Layout:
-        """Raises: OSError, ValueError, KeyError."""
-        found = btf.fields("sk_buff", btf.VMLINUX.read_bytes())
-        names = ("csum_start", "csum_offset", "transport_header", "mac_header")
-        layout = cls(found["ip_summed"], *(found[name] // 8 for name in names))
-        if layout.last - layout.first > _LOADED - _BUFFER:
-            raise ValueError("the fields of a socket buffer are too far apart")
-        return layout
-
-    @property
-    def _places(self) -> tuple[int, ...]:
-        numbers = (self.csum_start, self.csum_offset, self.transport_header, self.mac_header)
-        return (self.ip_summed // 8, *numbers)
-
-    @property
-    def first(self) -> int:
-        return min(self._places)
-
-    @property
-    def last(self) -> int:
-        """The byte behind the last field."""
-        return max(self._places) + 2
+#: The fields of ``struct sk_buff`` that the guard reads; ``ip_summed`` has two bits, the others two bytes.
+_FIELDS = ("ip_summed", "csum_start", "csum_offset", "transport_header", "mac_header")
 
 
 @dataclass
@@ -170,7 +140,8 @@ class _Assembler:
         return bytes(code)
 
 
-def _assembled(layout: Layout) -> bytes:
+def _assembled(layout: Mapping[str, int]) -> bytes:
+    """The program for a kernel that has ``_FIELDS`` at these places, in bits."""
     code = _Assembler()
     code.add(_MOVE_REGISTER, _FRAME, source=1)
     _requests(code, layout)
@@ -208,23 +179,26 @@ def _assembled(layout: Layout) -> bytes:
     return code.code()
 
 
-def _requests(code: _Assembler, layout: Layout) -> None:
+def _requests(code: _Assembler, layout: Mapping[str, int]) -> None:
     """Pass a frame of which nothing is to be changed; of others keep where."""
-    behind = _BUFFER - layout.first
-    code.read(layout.first, layout.last)
-    code.add(_LOAD_BYTE, 1, source=_STACK, offset=behind + layout.ip_summed // 8)
-    code.add(_SHIFT_RIGHT, 1, layout.ip_summed % 8)
+    first, last = (limit(layout.values()) // 8 for limit in (min, max))
+    if last + 2 - first > _LOADED - _BUFFER:
+        raise ValueError("the fields of a socket buffer are too far apart")
+    code.read(first, last + 2)
+    at = {name: _BUFFER - first + layout[name] // 8 for name in _FIELDS}
+    code.add(_LOAD_BYTE, 1, source=_STACK, offset=at["ip_summed"])
+    code.add(_SHIFT_RIGHT, 1, layout["ip_summed"] % 8)
     code.add(_AND, 1, 3)
     code.jump(_EQUAL, "incomplete", 1, _CHECKSUM_PARTIAL)
     code.go_if_segmented("drop")
     code.jump(_GO, "pass")
     code.label("incomplete")
-    code.add(_LOAD_HALF, 1, source=_STACK, offset=behind + layout.mac_header)
-    code.add(_LOAD_HALF, _TRANSPORT, source=_STACK, offset=behind + layout.transport_header)
+    code.add(_LOAD_HALF, 1, source=_STACK, offset=at["mac_header"])
+    code.add(_LOAD_HALF, _TRANSPORT, source=_STACK, offset=at["transport_header"])
     code.add(_SUBTRACT_REGISTER, _TRANSPORT, source=1)
-    code.add(_LOAD_HALF, 2, source=_STACK, offset=behind + layout.csum_start)
+    code.add(_LOAD_HALF, 2, source=_STACK, offset=at["csum_start"])
     code.add(_SUBTRACT_REGISTER, 2, source=1)
-    code.add(_LOAD_HALF, 1, source=_STACK, offset=behind + layout.csum_offset)
+    code.add(_LOAD_HALF, 1, source=_STACK, offset=at["csum_offset"])
     code.add(_ADD_REGISTER, 2, source=1)
     code.add(_STORE_LONG, _STACK, source=2, offset=_CHECKSUM)
 
@@ -278,7 +252,7 @@ def _ipv6(code: _Assembler) -> None:
 
 
 #: The name that the filter has in tc, by which the program is known again: it tells the version.
-NAME = f"netplugin-offloads-{hashlib.sha256(_assembled(Layout())).hexdigest()[:12]}"
+NAME = f"netplugin-offloads-{hashlib.sha256(_assembled(dict.fromkeys(_FIELDS, 0))).hexdigest()[:12]}"
 
 
 @cache
@@ -287,13 +261,14 @@ def program() -> int:
 
     Raises: OSError; ValueError or KeyError if the kernel's BTF does not describe the socket buffer.
     """
-    instructions = _assembled(Layout.of_kernel())
+    found = btf.fields("sk_buff", btf.VMLINUX.read_bytes())
+    instructions = _assembled({name: found[name] for name in _FIELDS})
     code, licence = ctypes.create_string_buffer(instructions), ctypes.create_string_buffer(_LICENCE)
     count = len(instructions) // _INSTRUCTION.size
     request = struct.pack("=IIQQ", _SCHED_CLS, count, ctypes.addressof(code), ctypes.addressof(licence))
     attributes = ctypes.create_string_buffer(request.ljust(120, b"\0"), 120)
     number = _SYSCALL.get(platform.machine(), _SYSCALL["aarch64"])
-    found = ctypes.CDLL(None, use_errno=True).syscall(number, _PROG_LOAD, attributes, len(attributes))
-    if found < 0:
+    loaded = ctypes.CDLL(None, use_errno=True).syscall(number, _PROG_LOAD, attributes, len(attributes))
+    if loaded < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(found)
+    return int(loaded)

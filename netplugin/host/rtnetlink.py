@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyroute2.netlink import (
@@ -43,7 +43,7 @@ class Rtnetlink:
 
     def __init__(self, answer_s: float = ANSWER_S) -> None:
         """``answer_s``: how long each part of an answer may take."""
-        self._connections = Kept(lambda: Connection(answer_s))
+        self._channels = Kept(lambda: _connect(answer_s))
 
     def ask(
         self, kind: int, request: Request, flags: int = DO, fits: Callable[[Message], bool] = lambda _: True
@@ -55,32 +55,26 @@ class Rtnetlink:
         Raises: OSError with the error text of the kernel, TimeoutError, Interrupted if the objects change
         during every attempt.
         """
+        request.reset()
+        request.encode()
+        body = bytes(request.data[HEADER_BYTES:])
         for _ in range(_ATTEMPTS):
-            with self._connections.use() as connection, contextlib.suppress(Interrupted):
+            with self._channels.use() as channel, contextlib.suppress(Interrupted):
                 found = []
-                for message in connection.messages(kind, request, flags):
-                    if not fits(message):
+                for answered, data in channel.request(kind, body, flags):
+                    found.append(Message(answered, data))
+                    if not fits(found[-1]):
                         return []
-                    found.append(message)
                 return found
         raise Interrupted
 
 
-class Connection(Channel):
-    """A socket for messages of pyroute2."""
-
-    def __init__(self, answer_s: float) -> None:
-        """Raises: OSError."""
-        super().__init__(socket.NETLINK_ROUTE, answer_s)
-        with contextlib.suppress(OSError):  # kernels before 4.20 filter fewer lists
-            self.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
-
-    def messages(self, kind: int, request: Request, flags: int) -> Iterator[Message]:
-        """Send a message and yield each answer. See ``Channel.request`` for the errors."""
-        request.reset()
-        request.encode()
-        for answered, data in self.request(kind, bytes(request.data[HEADER_BYTES:]), flags):
-            yield Message(answered, data)
+def _connect(answer_s: float) -> Channel:
+    """Raises: OSError."""
+    channel = Channel(socket.NETLINK_ROUTE, answer_s)
+    with contextlib.suppress(OSError):  # kernels before 4.20 filter fewer lists
+        channel.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
+    return channel
 
 
 def nest(attributes: Iterable[tuple[Any, ...]]) -> dict[str, Any]:

@@ -44,33 +44,14 @@ def _problems(spec: PhysicalNetworkSpec, sys: Path) -> Iterator[tuple[str, str, 
     """Each device with what is wrong, and the fix."""
     for entry in spec.ovs.devices if spec.ovs else ():
         device = entry.partition(",")[0].lower()
-        if not _PCI.match(device):
-            continue  # a virtual device of DPDK has no driver
-        driver = _driver(device, sys)
-        if not _is_there(device, sys):
-            yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
-        elif not (is_vfio(driver) or is_uio(driver) or driver in BESIDE_DPDK):
-            yield (
-                device,
-                f"{device} is bound to {driver or 'no driver'}, and OVS-DPDK needs vfio-pci",
-                f"driverctl set-override {device} vfio-pci (the host loses the NIC's interface)",
-            )
+        if _PCI.match(device):  # a virtual device of DPDK has no driver
+            yield from _of_pci_device(device, sys, for_dpdk=True)
     for entry in spec.sriov.devices if spec.sriov else ():
         device = entry.partition("#")[0]
-        if not _PCI.match(device.lower()):
-            if ":" not in device and not has_interface(device):  # else a model, of which there may be none
-                yield device, f"there is no interface {device}", "name a NIC (ip link), or its PCI address"
-            continue
-        device = device.lower()
-        driver = _driver(device, sys)
-        if not _is_there(device, sys):
-            yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
-        elif is_vfio(driver) or is_uio(driver):
-            yield (
-                device,
-                f"{device} is bound to {driver}, and its VFs need its kernel driver",
-                f"driverctl unset-override {device}",
-            )
+        if _PCI.match(device.lower()):
+            yield from _of_pci_device(device.lower(), sys, for_dpdk=False)
+        elif ":" not in device and not has_interface(device):  # else a model, of which there may be none
+            yield device, f"there is no interface {device}", "name a NIC (ip link), or its PCI address"
     interface = spec.linuxbridge.interface if spec.linuxbridge else None
     if interface and not has_interface(interface):
         yield (
@@ -80,9 +61,21 @@ def _problems(spec: PhysicalNetworkSpec, sys: Path) -> Iterator[tuple[str, str, 
         )
 
 
-def _is_there(device: str, sys: Path) -> bool:
-    return (sys / "bus/pci/devices" / device).exists()
-
-
-def _driver(device: str, sys: Path) -> str | None:
-    return read_link(sys / "bus/pci/devices" / device / "driver")
+def _of_pci_device(device: str, sys: Path, *, for_dpdk: bool) -> Iterator[tuple[str, str, str]]:
+    place = sys / "bus/pci/devices" / device
+    driver = read_link(place / "driver")
+    in_user_space = is_vfio(driver) or is_uio(driver)
+    if not place.exists():
+        yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
+    elif for_dpdk and not in_user_space and driver not in BESIDE_DPDK:
+        yield (
+            device,
+            f"{device} is bound to {driver or 'no driver'}, and OVS-DPDK needs vfio-pci",
+            f"driverctl set-override {device} vfio-pci (the host loses the NIC's interface)",
+        )
+    elif in_user_space and not for_dpdk:
+        yield (
+            device,
+            f"{device} is bound to {driver}, and its VFs need its kernel driver",
+            f"driverctl unset-override {device}",
+        )

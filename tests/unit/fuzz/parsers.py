@@ -166,7 +166,7 @@ def _of_links(data: bytes) -> None:
         *(link_messages.identity, link_messages.read_link, link_messages.read_bridge_port),
         *(link_messages.read_bond_member, link_messages.read_address, link_messages.link_event),
         *(link_messages.bridge_port_event, link_messages.port_event),
-        *(vf_messages.parse_link, vf_messages.parse_counters, fdb._fixed, fdb.static_entry),
+        *(vf_messages.parse_link, vf_messages.parse_counters, fdb._fixed),
         *(tc._tbf, tc._target, lambda message: tc._guard([message])),
     )
     with suppress(NetpluginError), netlink.translated("read", "device", _refused):

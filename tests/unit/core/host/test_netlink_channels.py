@@ -20,7 +20,7 @@ from pyroute2.netlink.rtnl import RTM_GETLINK
 
 from netplugin.host.links import Links
 from netplugin.host.netlink import Channel, Interrupted, Kept
-from netplugin.host.rtnetlink import DUMP, Connection, Request, Rtnetlink, about_link
+from netplugin.host.rtnetlink import DUMP, Request, Rtnetlink, about_link
 from netplugin.host.rtnetlink_messages import Message, received
 from tests.unit.kernel_answers import packet
 
@@ -37,7 +37,7 @@ def names(messages: list[Message]) -> list[str]:
     return [message.attributes.text("IFLA_IFNAME") for message in messages]
 
 
-def number(connection: Connection) -> int:
+def number(connection: Channel) -> int:
     """The number of the socket, which no other one has."""
     return os.fstat(connection.socket.fileno()).st_ino
 
@@ -49,7 +49,7 @@ def sockets() -> int:
 
 
 @contextmanager
-def replaced(connection: Connection, receive: Callable[[socket.socket, int], bytes]) -> Iterator[None]:
+def replaced(connection: Channel, receive: Callable[[socket.socket, int], bytes]) -> Iterator[None]:
     """Replace the call by which the socket receives."""
     real = connection.socket
 
@@ -68,16 +68,16 @@ def replaced(connection: Connection, receive: Callable[[socket.socket, int], byt
 
 
 @contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Connection]]:
-    opened: list[Connection] = []
-    real = Connection.__init__
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Channel]]:
+    opened: list[Channel] = []
+    real = Channel.__init__
 
-    def init(self: Connection, *args: Any) -> None:
+    def init(self: Channel, *args: Any) -> None:
         opened.append(self)
         real(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Connection, "__init__", init)
+        patch.setattr(Channel, "__init__", init)
         yield opened
 
 
@@ -133,7 +133,7 @@ def test_an_answer_is_waited_for_no_longer_than_asked(monkeypatch: pytest.Monkey
 
 
 def test_two_threads_have_a_socket_each() -> None:
-    kept, at_once = Kept(lambda: Connection(5)), threading.Barrier(2)
+    kept, at_once = Kept(Channel), threading.Barrier(2)
     found: list[int] = []
 
     def use() -> None:
