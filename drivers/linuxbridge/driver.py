@@ -40,10 +40,10 @@ from netplugin.backend import (
 from netplugin.data_path import DataPath
 from netplugin.host.foreign_filters import ForeignWatch
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
-from netplugin.host.names import CarriedMark, unmarked
+from netplugin.host.names import CarriedMark
 from netplugin.host.nfnetlink import unavailable as nftables_unavailable
 from netplugin.host.physical_networks import Derived, linux_bridge_of
-from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
+from netplugin.host.shared import Host, SimulatedHost
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import tap_interface
 from netplugin.optional import HasFacts, HasFindings, Migrates, NeedsClaims, UsesPhysicalNetworks
@@ -92,15 +92,15 @@ class LinuxBridge(
         """``kernel``: a model, for tests; None for the real one."""
         conf.register_opts(OPTIONS, group=GROUP)
         configured = Settings.read(conf)
-        networks = networks_of(host)
-        networks.configure(configured.networks())
-        self._current = Derived(networks, configured.with_networks)
+        shared = host or SimulatedHost()
+        shared.networks.configure(configured.networks())
+        self._current = Derived(shared.networks, configured.with_networks)
         #: Those that the last observation was made with.
         self._observed_with = configured
-        self._supervisor = supervisor_of(host)
+        self._supervisor = shared.supervisor
         self._kernel = kernel or BridgeKernel.make(self._settings.local_ip)
-        self._locks = locks_of(host)
-        self._carried = CarriedMark(host.mark if host is not None else unmarked)
+        self._locks = shared.locks
+        self._carried = CarriedMark(shared.mark)
         #: The mark found with the rules at the last read of the whole host; None before that.
         self._mark_there: str | None = None
         self._watch: BridgeWatch | None = None

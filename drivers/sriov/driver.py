@@ -42,7 +42,7 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.data_path import DataPath
-from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
+from netplugin.host.shared import Host, SimulatedHost
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import hostdev_interface
 from netplugin.optional import (
@@ -81,8 +81,9 @@ class Sriov(
 
     def __init__(self, conf: Any, host: Host | None, *, kernel: VfKernel | None = None) -> None:
         """``kernel``: a model of the host, for tests; None for the real one."""
-        self._kernel = kernel or VfKernel(pool_devices(conf, networks_of(host)))
-        self._pool = Pool(self.name, self._kernel, supervisor_of(host), locks_of(host))
+        shared = host or SimulatedHost()
+        self._kernel = kernel or VfKernel(pool_devices(conf, shared.networks))
+        self._pool = Pool(self.name, self._kernel, shared.supervisor, shared.locks)
 
     # -- without changing the host ----------------------------------------------------------------
 

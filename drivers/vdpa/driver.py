@@ -63,7 +63,7 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.data_path import DataPath
-from netplugin.host.shared import Host, locks_of, networks_of, supervisor_of
+from netplugin.host.shared import Host, SimulatedHost
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
 from netplugin.optional import (
@@ -133,8 +133,9 @@ class Vdpa(
         """``kernel``, ``switch`` and ``vduse``: models of the host, for tests; None for the real ones."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
-        kernel = kernel or VfKernel(pool_devices(conf, networks_of(host)))
-        self._pool = Pool(BACKEND, kernel, supervisor_of(host), locks_of(host))
+        shared = host or SimulatedHost()
+        kernel = kernel or VfKernel(pool_devices(conf, shared.networks))
+        self._pool = Pool(BACKEND, kernel, shared.supervisor, shared.locks)
         if switch is None:
             assert host is not None
             switch = Switch(host.ovs)

@@ -1,4 +1,4 @@
-"""Read the host's PFs and VFs from sysfs and one netlink dump, as values.
+"""Read the host's PFs and VFs from sysfs and netlink, as values.
 
 The sysfs root is a parameter, so tests can use a directory tree. To scale to a thousand VFs, only a few
 links and files are read per VF; everything that is common to a PF is read once per PF.
@@ -24,6 +24,7 @@ from netplugin.host.vfs import (
     HostInterface,
     HostUse,
     host_use,
+    is_open,
     is_vfio,
     read_interfaces,
     read_link,
@@ -155,7 +156,7 @@ def read_inventory(
     links: Mapping[str, NicLink],
     saved: Collection[str] = (),
 ) -> Inventory:
-    """Read the NICs of ``devices`` and their VFs; ``links`` are the interfaces of PCI devices.
+    """Read the NICs of ``devices`` and their VFs; ``links`` are their interfaces by name.
 
     ``saved``: the names of the files in which libvirt keeps VF settings, see ``Kernel``.
     """
@@ -173,14 +174,17 @@ def read_inventory(
 
 
 def read_again(
-    sys: Path, seen: Inventory, links: Mapping[str, NicLink], saved: Collection[str] = ()
+    sys: Path,
+    seen: Inventory,
+    nics: Collection[str],
+    links: Mapping[str, NicLink],
+    saved: Collection[str] = (),
 ) -> Inventory:
-    """Read the NICs in ``links`` (by PCI address) and their VFs again; keep the rest of ``seen``."""
-    pfs, vfs = dict(seen.pfs), {a: vf for a, vf in seen.vfs.items() if vf.pf not in links}
-    for address, link in links.items():
+    """Read these NICs (by PCI address) and their VFs again; keep the rest of ``seen``."""
+    pfs, vfs = dict(seen.pfs), {a: vf for a, vf in seen.vfs.items() if vf.pf not in nics}
+    for address in nics:
         old = seen.pfs[address]
-        pf = _read_pf(sys, address, old.network, {link.name: link})
-        pfs[address] = replace(pf, numbers=old.numbers)
+        pfs[address] = replace(_read_pf(sys, address, old.network, links), numbers=old.numbers)
         vfs.update({vf.address: vf for vf in _read_vfs(sys, pfs[address], saved)})
     return replace(seen, pfs=pfs, vfs=vfs)
 
@@ -296,7 +300,7 @@ def _read_vfs(sys: Path, pf: Pf, saved: Collection[str]) -> Iterator[Vf]:
             iommu_group=read_link(f"{at}/iommu_group"),
             driver=driver,
             driver_override=None if override in ("", "(null)") else override,
-            is_open=is_vfio(driver) and read_text(f"{at}/enable") not in ("", "0"),
+            is_open=is_open(at, driver),
             interfaces=() if driver is None or is_vfio(driver) else read_interfaces(at),
             group_mates=_group_mates(sys, address),
             saved_by_libvirt=libvirt_file(pf.name, int(number)) in saved,

@@ -23,6 +23,7 @@ from netplugin.api.errors import NetpluginError
 from netplugin.api.models import VfCounters
 from netplugin.backend import Claim
 from netplugin.host.usability import Usability
+from netplugin.host.vf_messages import NicLink
 from netplugin.host.vfs import SYS, Vfs, read_link, read_text
 
 #: PF drivers without VF counters (no ``ndo_get_vf_stats``): the kernel reports zeros.
@@ -70,20 +71,24 @@ class VfKernel(VfHost):
         return max((max_queues(driver, int(vfs or 0)) for driver, vfs in found), default=1)
 
     def look(self) -> Inventory:
-        """Read the whole inventory with one netlink dump. Raises: HostError, OperationTimeout."""
-        return read_inventory(self._sys, self.devices, self.vfs.links(), self.saved())
+        """Read the whole inventory. Raises: HostError, OperationTimeout."""
+        return read_inventory(self._sys, self.devices, self._links(self.nics()), self.saved())
 
     def look_again(self, seen: Inventory, nics: Collection[str]) -> Inventory:
-        """Read these PFs (by address) and their VFs again, one request per PF; keep the rest of ``seen``.
+        """Read these PFs (by address) and their VFs again; keep the rest of ``seen``.
 
         Raises: HostError, OperationTimeout.
         """
-        known = {address: seen.pfs[address].link for address in nics}
-        links = {a: self.vfs.link(link.index) for a, link in known.items() if link}
-        if len(links) < len(nics) or None in links.values():
-            return self.look()  # an interface appeared or disappeared
-        there = {address: link for address, link in links.items() if link}
-        return read_again(self._sys, seen, there, self.saved())
+        links = self._links(nics)
+        if len(links) < len(nics):
+            return self.look()  # an interface disappeared
+        return read_again(self._sys, seen, nics, links, self.saved())
+
+    def _links(self, nics: Collection[str]) -> dict[str, NicLink]:
+        """Read the interfaces of these PFs (by address), one request each, and return them by name."""
+        indices = (interface_index(self._sys, self._sys / "bus/pci/devices" / nic) for nic in nics)
+        links = (self.vfs.link(index) for index in indices if index is not None)
+        return {link.name: link for link in links if link is not None}
 
     def counters(self, claims: Sequence[Claim]) -> dict[Claim, VfCounters]:
         """Return the NIC counters of the VFs of these claims; omits those that cannot be read now."""

@@ -192,7 +192,7 @@ class Pool:
         return self._locks.hold(f"pf/{address}", f"NIC {address}", "take the NIC out of [sriov] devices here")
 
     def look(self) -> Inventory:
-        """Read the whole inventory. One dump covers all ports, and a VF carries no mark of its port.
+        """Read the whole inventory. One look covers all ports, and a VF carries no mark of its port.
 
         Raises: HostError, OperationTimeout.
         """

@@ -56,7 +56,7 @@ class BridgeMembers:
         """Yield what changed: the device's index with its place on a bridge; None if something was lost."""
         if self._events is None:
             return
-        for message in received(queued(self._events), (RTM_NEWLINK, RTM_DELLINK), socket.AF_UNSPEC):
+        for message in received(queued(self._events), (RTM_NEWLINK, RTM_DELLINK)):
             if message is None:
                 yield None
             elif (event := bridge_port_event(message)) is not None:

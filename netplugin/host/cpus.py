@@ -6,9 +6,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-# -- CPU lists in the format of Linux (``2-5,8``) and CPU masks in the format of OVS (``0x13c``). -
-
-
 #: The most CPUs that a kernel can be built for (NR_CPUS of x86).
 MOST = 8192
 #: Maximum length of a list in characters: it may come from a caller. One of all CPUs, each by itself, fits.

@@ -91,8 +91,7 @@ def kind_of(message: Message) -> str:
 def identity(message: Message) -> tuple[str, str, str]:
     """Name, alias and kind of a device, without decoding the rest."""
     found = message.attributes
-    kind = found.nest("IFLA_LINKINFO").text("IFLA_INFO_KIND")
-    return found.text("IFLA_IFNAME"), found.text("IFLA_IFALIAS"), kind
+    return found.text("IFLA_IFNAME"), found.text("IFLA_IFALIAS"), kind_of(message)
 
 
 def read_link(message: Message) -> Link:

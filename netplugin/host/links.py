@@ -82,7 +82,7 @@ class Links:
             return [read_link(message) for message in found if matches(*identity(message))]
 
     def of_kind(self, kind: str) -> list[Link]:
-        """All devices of a kind. Raises: HostError, OperationTimeout.
+        """All devices of a kind.
 
         The kernel filters by kind. If it does not know the kind, it ignores the filter and lists
         all devices; then there is none, and the dump is discarded.
@@ -94,7 +94,7 @@ class Links:
     def bridge_ports(self) -> list[tuple[int, BridgePort]]:
         """All bridge ports, each with its index.
 
-        Uses the AF_BRIDGE dump, which is shorter than the full list of devices.
+        The dump for AF_BRIDGE is shorter than the full list of devices.
         """
         with words("list-members", "bridge ports"):
             found = self._kernel.ask(RTM_GETLINK, about_link(family=socket.AF_BRIDGE), DUMP)
@@ -276,7 +276,7 @@ class Links:
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.
 
-        ``name`` is no alternative name. Raises: HostError.
+        ``name`` is no alternative name.
         """
         with words("disable-ipv6", name), contextlib.suppress(FileNotFoundError):
             Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
@@ -387,7 +387,7 @@ def _info(kind: str, options: Mapping[str, Any] = MappingProxyType({})) -> tuple
 
 @contextlib.contextmanager
 def _opened_tap(step: str, name: str, multi_queue: bool, flags: int = 0) -> Iterator[int]:
-    """Open a tap, and create it if there is none. Raises: HostError."""
+    """Open a tap, and create it if there is none."""
     flags |= _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | (_IFF_MULTI_QUEUE if multi_queue else 0)
     with words(step, name):
         device = os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC)

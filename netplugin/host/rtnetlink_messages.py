@@ -124,10 +124,8 @@ class Message:
         return Attributes(self._definition, attributes(self.data, self.begin))
 
 
-def received(
-    datagrams: Iterable[bytes], kinds: Collection[int], family: int | None = None
-) -> Iterator[Message | None]:
-    """Yield the messages of these types that an event socket has received, and of this family alone.
+def received(datagrams: Iterable[bytes], kinds: Collection[int]) -> Iterator[Message | None]:
+    """Yield the messages of these types that an event socket has received.
 
     None if the kernel dropped some, which an empty datagram says.
     """
@@ -136,9 +134,7 @@ def received(
             yield None
         for _, kind, _, content in numbered(data):
             if kind in kinds:
-                message = Message(kind, content)
-                if family is None or message["family"] == family:
-                    yield message
+                yield Message(kind, content)
 
 
 @cache

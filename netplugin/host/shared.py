@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 from netplugin.host.locks import Locks, NoLocks
@@ -73,16 +74,11 @@ class Host:
             self.locks.close()
 
 
-def locks_of(host: Host | None) -> Locks:
-    """The locks of the host; without a host (a driver of a simulated host), locks that always succeed."""
-    return host.locks if host is not None else NoLocks()
+@dataclass(frozen=True)
+class SimulatedHost:
+    """What a driver uses in place of ``Host`` if its host is simulated: no other agents, no store."""
 
-
-def supervisor_of(host: Host | None) -> Supervisor:
-    """The supervisor of the host; without a host (a driver of a simulated host), a new one."""
-    return host.supervisor if host is not None else Supervisor()
-
-
-def networks_of(host: Host | None) -> PhysicalNetworks:
-    """The physical networks of the host; without a host (a driver of a simulated host), none yet."""
-    return host.networks if host is not None else PhysicalNetworks()
+    locks: Locks = field(default_factory=NoLocks)
+    supervisor: Supervisor = field(default_factory=Supervisor)
+    networks: PhysicalNetworks = field(default_factory=PhysicalNetworks)
+    mark: Mark = unmarked

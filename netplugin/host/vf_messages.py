@@ -82,12 +82,10 @@ def differing(have: VfAttributes, want: VfAttributes) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class NicLink:
-    """The network interface of a PCI device. A PF's also has the attributes of its VFs by number."""
+    """The network interface of a PF, with the attributes of its VFs by number."""
 
     index: int
     name: str
-    #: The PCI address of its device.
-    parent: str = ""
     mtu: int = 0
     up: bool = False
     carrier: bool = False
@@ -111,17 +109,12 @@ def setting(number: int, group: str, want: VfAttributes) -> tuple[str, Any]:
 # -- answers ---------------------------------------------------------------------------------------
 
 
-def parse_link(message: Message) -> NicLink | None:
-    """Parse a link message; None if the interface belongs to no PCI device."""
+def parse_link(message: Message) -> NicLink:
     found, vfs = _parts(message)
-    of_pci = found.text("IFLA_PARENT_DEV_BUS_NAME") == "pci"
-    if not of_pci and not vfs:
-        return None
     permanent = found.mac("IFLA_PERM_ADDRESS")
     return NicLink(
         index=message["index"],
         name=found.text("IFLA_IFNAME"),
-        parent=found.text("IFLA_PARENT_DEV_NAME") if of_pci else "",
         mtu=found.number("IFLA_MTU"),
         up=bool(message["flags"] & _IFF_UP),
         carrier=found.number("IFLA_CARRIER") == 1,

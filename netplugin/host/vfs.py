@@ -1,4 +1,4 @@
-"""VFs of the kernel: read with one netlink dump, written one attribute group at a time; their drivers.
+"""VFs of the kernel: read by one request for each NIC, written one attribute group each; their drivers.
 
 The attributes of a VF are set through its PF, by VF number; its driver is bound by PCI address, in
 sysfs. This module makes no decisions: callers decide what to set and verify it by reading back.
@@ -20,7 +20,7 @@ from netplugin.api.errors import Conflict, HostError, NetpluginError, Unsupporte
 from netplugin.api.models import VfCounters
 from netplugin.host import netlink
 from netplugin.host.link_messages import SKIP_STATISTICS
-from netplugin.host.rtnetlink import DUMP, Rtnetlink, about_link
+from netplugin.host.rtnetlink import Rtnetlink, about_link
 from netplugin.host.rtnetlink_messages import Message
 from netplugin.host.vf_messages import (
     GROUPS,
@@ -133,52 +133,30 @@ class Vfs:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def links(self) -> dict[str, NicLink]:
-        """The interfaces of PCI devices by name.
-
-        Each NIC with VFs is requested by itself. If its VFs do not fit into a message (EMSGSIZE:
-        ``rtnl_vfinfo_size`` in net/core/rtnetlink.c does not count GUIDs), it is returned without them.
-        """
-        with _words("list-vfs", "interfaces"):
-            listed = self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", SKIP_STATISTICS)), DUMP)
-            return {link.name: self._with_vfs(link) for link in map(parse_link, listed) if link is not None}
-
-    def _with_vfs(self, link: NicLink) -> NicLink:
-        if read_text(self._device(link.parent) / "sriov_numvfs") not in ("", "0"):
-            with netlink.ignored(errno.EMSGSIZE, errno.ENODEV):
-                return self._link(link.index) or link
-        return link
-
     def link(self, index: int) -> NicLink | None:
-        """One interface, without a dump; None if it does not exist or belongs to no PCI device."""
-        with _words("list-vfs", f"interface {index}"), netlink.ignored(errno.ENODEV):
-            return self._link(index)
-        return None
+        """One interface, with its VFs if it is a PF's; None if it does not exist.
 
-    def _link(self, index: int) -> NicLink | None:
-        answers = self._read(index, _WITH_VFS | SKIP_STATISTICS)
-        return parse_link(answers[0]) if answers else None
+        The kernel fails with EMSGSIZE if the VFs do not fit into a message (``rtnl_vfinfo_size`` in
+        net/core/rtnetlink.c does not count GUIDs). Then it is returned without them.
+        """
+        with _words("list-vfs", f"interface {index}"), netlink.ignored(errno.ENODEV):
+            with netlink.ignored(errno.EMSGSIZE):
+                return parse_link(self._read(index, _WITH_VFS | SKIP_STATISTICS))
+            return parse_link(self._read(index, SKIP_STATISTICS))
+        return None
 
     def counters(self, index: int) -> dict[int, VfCounters]:
         """The counters of a PF's VFs, by VF number."""
         with _words("count-vfs", f"interface {index}"):
-            answers = self._read(index, _WITH_VFS)
-            return parse_counters(answers[0]) if answers else {}
+            return parse_counters(self._read(index, _WITH_VFS))
 
-    def _read(self, index: int, mask: int) -> list[Message]:
-        return self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", mask), index=index))
+    def _read(self, index: int, mask: int) -> Message:
+        return self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", mask), index=index))[0]
 
     def is_open(self, address: str) -> bool:
-        """Whether a process (a VM's) has the device open through vfio.
-
-        vfio enables a device when it is opened and disables it at the last close
-        (``vfio_pci_core_enable`` and ``_disable`` in drivers/vfio/pci/vfio_pci_core.c).
-        """
+        """Whether a process (a VM's) has the device open through vfio; see the function ``is_open``."""
         device = self._device(address)
-        return is_vfio(read_link(device / "driver")) and read_text(device / "enable") not in (
-            "",
-            "0",
-        )
+        return is_open(device, read_link(device / "driver"))
 
     # -- attributes ------------------------------------------------------------------------------
 
@@ -245,6 +223,12 @@ def is_uio(driver: str | None) -> bool:
     return driver is not None and "uio" in driver
 
 
+def is_open(device: Path | str, driver: str | None) -> bool:
+    """Whether a process has the device open through vfio, which enables it at the first open and disables
+    it at the last close (``vfio_pci_core_enable`` in drivers/vfio/pci/vfio_pci_core.c)."""
+    return is_vfio(driver) and read_text(f"{device}/enable") not in ("", "0")
+
+
 def read_interfaces(device: Path | str) -> tuple[HostInterface, ...]:
     """The network interfaces of a PCI device in this network namespace, from sysfs."""
     try:
@@ -302,11 +286,6 @@ _NOT_ITS_FAULT = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENODEV, errno.EN
 def _words(step: str, what: str, group: str = "") -> AbstractContextManager[None]:
     """Translate errors of the kernel into typed errors with its error text."""
     return netlink.translated(step, what, lambda said, code: _error(step, f"{what}: {said}", code, group))
-
-
-def refusal(group: str, code: int) -> NetpluginError:
-    """Translate the errno of a driver for this setting into a typed error."""
-    return _error("set-vf", f"{group}: {os.strerror(code)}", code, group)
 
 
 def _error(step: str, detail: str, code: int, group: str) -> NetpluginError:

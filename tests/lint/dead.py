@@ -57,9 +57,9 @@ PRINTED = [
     # Keys of recorded results, which are read by their names.
     *("answers_pps", "lower_trials", "upper_trials", "lost_at_upper", "places_at_upper"),
     *("invalid_causes", "lost_by_direction", "missing_packets", "trial_log"),
-    # Options of a bridge, read by their names.
+    # Options of a bridge and of a tunnel, read by their names.
     *("stp_state", "forward_delay", "mcast_snooping", "group_fwd_mask", "ageing_time", "vlan_filtering"),
-    *("nf_call_iptables", "nf_call_ip6tables", "nf_call_arptables"),
+    *("nf_call_iptables", "nf_call_ip6tables", "nf_call_arptables", "ttl", "df"),
     # Of a qdisc, compared only.
     "peak",
     # ZStack's names: read by their path, or printed.

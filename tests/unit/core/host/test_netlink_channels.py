@@ -274,19 +274,18 @@ def test_a_list_that_ends_with_an_error_is_not_whole(monkeypatch: pytest.MonkeyP
 # -- events ----------------------------------------------------------------------------------------
 
 
-def test_events_are_told_by_type_and_family_and_so_is_a_loss() -> None:
+def test_events_are_told_by_type_and_so_is_a_loss() -> None:
     def event(kind: int, index: int, name: bytes) -> bytes:
         return packet(kind, struct.pack("=BxHiII", 0, 1, index, 0, 0) + struct.pack("=HH4s", 8, 3, name))
 
     new, gone = 16, 17
     queue = [event(new, 5, b"one") + event(gone, 6, b"two"), b"", event(new, 5, b"six")]
 
-    def read(*kinds: int, family: int | None = None) -> list[tuple[int, int, str] | None]:
+    def read(*kinds: int) -> list[tuple[int, int, str] | None]:
         return [
             each and (each.kind, each["index"], each.attributes.text("IFLA_IFNAME"))
-            for each in received(queue, kinds, family)
+            for each in received(queue, kinds)
         ]
 
     assert read(new, gone) == [(new, 5, "one"), (gone, 6, "two"), None, (new, 5, "six")]
     assert read(gone) == [(gone, 6, "two"), None]
-    assert read(new, family=socket.AF_BRIDGE) == [None], "all are of another family"

@@ -5,6 +5,7 @@ What a driver refuses, and with which error, is data (``Quirks``), written after
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from drivers.vf.options import ALL_VFS, VfNumbers, parse_devices
 from netplugin.api.errors import HostError, Unsupported
 from netplugin.host.usability import Usability
 from netplugin.host.vf_messages import GROUPS, NO_MAC, NicLink, VfAttributes
-from netplugin.host.vfs import VFIO, HostInterface, HostUse, VfRefuses, Vfs, is_vfio, refusal
+from netplugin.host.vfs import VFIO, HostInterface, HostUse, VfRefuses, Vfs, _error, is_vfio
 
 
 def _nothing() -> None:
@@ -118,7 +119,7 @@ class ModelVfs(Vfs):
         address = pf.vf_address(vf_number)
         code = model.refuses(pf, vf_number, group, want)
         if code:
-            raise refusal(group, code)
+            raise _error("set-vf", f"{group}: {os.strerror(code)}", code, group)
         if group in model.unsupported:
             model.not_supported.add((address, group))
             raise Unsupported(f"{group}: Operation not supported", step="set-vf")
@@ -160,7 +161,7 @@ class ModelVfs(Vfs):
     def probe(self, address: str) -> None:
         pf, vf = self._vf(address)
         if code := self._model.refuses(pf, vf.number, "driver", vf.attributes):
-            raise refusal("driver", code)
+            raise _error("bind-vf", f"driver: {os.strerror(code)}", code, "driver")
         if vf.driver is None and address not in self._model.unbindable:
             vf.driver, vf.chosen_mac = vf.override or pf.vf_driver, None
             assert not (vf.driver == pf.vf_driver and vf.dirty), "given back without a reset"
@@ -247,7 +248,7 @@ class Model(VfKernel):
     def link(self, index: int, pf: ModelPf) -> NicLink:
         reported = {"mtu": 1500, "up": True, "carrier": True, **pf.link}
         vfs = {n: vf.attributes for n, vf in pf.vfs.items() if n not in pf.unreported}
-        return NicLink(index, pf.name, pf.address, permanent_mac=pf.mac, vfs=vfs, **reported)
+        return NicLink(index, pf.name, permanent_mac=pf.mac, vfs=vfs, **reported)
 
     def _pf(self, index: int, pf: ModelPf) -> Pf:
         return Pf(

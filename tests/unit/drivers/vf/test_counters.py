@@ -60,8 +60,6 @@ class Counting(Vfs):
 def claims(tmp_path: Path) -> dict[str, Claim]:
     """On VFs 1 and 5 of an ice and VF 1 of an igb."""
     build(tmp_path, ICE, IGB)
-    for number, nic in enumerate((ICE, IGB), 2):
-        (tmp_path / "class/net" / nic.interface / "ifindex").write_text(f"{number}\n")
     links = {nic.interface: nic.link(number) for number, nic in enumerate((ICE, IGB), 2)}
     inventory = read_inventory(tmp_path, parse_devices(["net1:8086:10c9"]), links)
     places = {"a": (ICE, 1), "b": (ICE, 5), "c": (IGB, 1)}

@@ -37,8 +37,8 @@ def make_pf(number: int = 3, network: str = "net1", node: int = 0, **link: Any) 
         "carrier": True,
         "permanent_mac": f"52:54:00:00:00:{number:02x}",
     }
-    nic = NicLink(number, f"eth{number}", f"0000:{number:02x}:00.0", **{**reported, **link})  # type: ignore[arg-type]
-    return Pf(nic.parent, network, "igb", node, 8, 8, nic)
+    nic = NicLink(number, f"eth{number}", **{**reported, **link})  # type: ignore[arg-type]
+    return Pf(f"0000:{number:02x}:00.0", network, "igb", node, 8, 8, nic)
 
 
 def make_vf(pf: Pf, number: int, **fields: Any) -> Vf:

@@ -46,7 +46,7 @@ class Nic:
             "vfs": attributes,
             **fields,
         }
-        return NicLink(index=index, name=self.interface, parent=self.address, **values)  # type: ignore[arg-type]
+        return NicLink(index=index, name=self.interface, **values)  # type: ignore[arg-type]
 
 
 #: Another NIC, on another node, whose VFs have gaps.
@@ -69,8 +69,9 @@ def build(root: Path, *nics: Nic, vfio: bool = True, groups: int = 10) -> Path:
         (root / directory).mkdir(parents=True)
     if vfio:
         (root / "bus/pci/drivers/vfio-pci").mkdir()
-    for nic in nics:
+    for index, nic in enumerate(nics, 2):
         groups = _add_nic(root, nic, groups)
+        _write(root / "class/net" / nic.interface, ifindex=index)
     return root
 
 
