@@ -115,22 +115,16 @@ class Tc:
     def read(self, index: int, root_kind: str) -> Queueing:
         """Read one device. ``root_kind`` is the kind of its root qdisc as reported by the device."""
         root = self._get(index, TC_H_ROOT) if root_kind == "tbf" else None
-        ingress = self._get(index, TC_H_INGRESS)
-        return self._queueing(index, _tbf(root) if root else None, ingress is not None)
+        return self._queueing(index, root, self._get(index, TC_H_INGRESS))
 
     def read_all(self) -> Mapping[int, Queueing]:
-        """Read all devices that have any of these, by index."""
+        """Read all devices that have a qdisc, by index."""
         with words("list-qdiscs", "qdiscs"):
             found = self._kernel.ask(RTM_GETQDISC, tcmsg(), DUMP)
-        roots: dict[int, Tbf | None] = {}
-        entered: set[int] = set()
-        for qdisc in found:
-            if qdisc["parent"] == TC_H_INGRESS:
-                entered.add(qdisc["index"])
-            elif qdisc["parent"] == TC_H_ROOT and (root := _tbf(qdisc)) is not None:
-                roots[qdisc["index"]] = root
+        at = {(qdisc["index"], qdisc["parent"]): qdisc for qdisc in found}
         return {
-            index: self._queueing(index, roots.get(index), index in entered) for index in {*roots, *entered}
+            index: self._queueing(index, at.get((index, TC_H_ROOT)), at.get((index, TC_H_INGRESS)))
+            for index in {index for index, _ in at}
         }
 
     def is_filtered(self, index: int) -> bool:
@@ -153,9 +147,7 @@ class Tc:
             "limit": tbf.limit,
             "buffer": tbf.burst_ns // _TICK_NS,
         }
-        options: list[tuple[str, Any]] = [("TCA_TBF_PARMS", parameters)]
-        if tbf.rate > _MOST:
-            options.append(("TCA_TBF_RATE64", tbf.rate))
+        options = [("TCA_TBF_PARMS", parameters), *[("TCA_TBF_RATE64", tbf.rate)] * (tbf.rate > _MOST)]
         with words("set-rate", f"device {index}"):
             place = {"handle": OURS << 16, "parent": TC_H_ROOT}
             self._ask(RTM_NEWQDISC, REPLACE, index, **place, **_made("tbf", nest(options)))
@@ -214,7 +206,8 @@ class Tc:
             self._ask(RTM_NEWTFILTER, REPLACE, index, **place, **options)
         except OSError as refused:
             if refused.errno == errno.ENOENT:
-                raise _no_classifier(refused) from refused
+                what = f"the kernel has no BPF filters in tc: {refused.strerror}"
+                raise BackendUnavailable(what, step="set-guard", fix="modprobe cls_bpf") from refused
             if refused.errno != errno.EINVAL:
                 raise
             # A filter of another kind has our priority.
@@ -245,9 +238,9 @@ class Tc:
         with words("list-filters", f"device {index}"):
             return self._ask(RTM_GETTFILTER, DUMP, index, parent=parent)
 
-    def _queueing(self, index: int, root: Tbf | None, entered: bool) -> Queueing:
-        filters = self._filters(index) if entered else []
-        return Queueing(root, _redirect(filters), _guard(filters))
+    def _queueing(self, index: int, root: Message | None, ingress: Message | None) -> Queueing:
+        filters = self._filters(index) if ingress else []
+        return Queueing(_tbf(root) if root else None, _redirect(filters), _guard(filters))
 
     def _ask(self, kind: int, flags: int, index: int, **values: Any) -> list[Message]:
         """Send a request: fields of struct tcmsg, and attributes. Raises: OSError, TimeoutError."""
@@ -270,14 +263,6 @@ def _gone(step: str, index: int) -> Iterator[None]:
 def _info(priority: int) -> int:
     """Priority and protocol of a filter (``tcm_info``)."""
     return priority << 16 | socket.htons(ETH_P_ALL)
-
-
-def _no_classifier(refused: OSError) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"the kernel has no BPF filters in tc: {refused.strerror}",
-        step="set-guard",
-        fix="modprobe cls_bpf",
-    )
 
 
 def _kind_and_options(found: Message) -> tuple[str, Attributes]:
