@@ -104,29 +104,26 @@ def _learn(overlay: Overlay, local_ip: str) -> bytes:
     _, cookie = with_learned(network_cookie(overlay.network_id))
     source = do.TUN_IPV6_SRC if _is_ipv6(local_ip) else do.TUN_IPV4_SRC
     return do.learn(
+        do.learn_match(do.TUN_ID, do.TUN_ID),
+        do.learn_match(do.ETH_SRC, do.ETH_DST),
+        do.learn_load(source, _destination(local_ip)),
+        do.learn_output(do.IN_PORT),
         table=_LEARNED,
         hard_timeout=_FORGET_S,
         priority=_PRIORITY,
         cookie=cookie,
         limit=_MOST_LEARNED,
-        specs=(
-            do.learn_match(do.TUN_ID, do.TUN_ID),
-            do.learn_match(do.ETH_SRC, do.ETH_DST),
-            do.learn_load(source, _destination(local_ip)),
-            do.learn_output(do.IN_PORT),
-        ),
     )
 
 
 def stale(learned: Iterable[Flow], overlay: Overlay, local_ip: str, tunnel: int) -> list[Flow]:
     """Return learned flows that lead to a host that is not a peer, or to another tunnel port."""
-    there = {int(ipaddress.ip_address(peer)) for peer in peers(overlay, local_ip)}
-    return [
-        flow
-        for flow in learned
-        if do.loaded(flow.actions, _destination(local_ip)) not in there
-        or not flow.actions.endswith(do.output(tunnel))
-    ]
+    target = _destination(local_ip)
+    there = {
+        do.load(target, int(ipaddress.ip_address(peer))) + do.output(tunnel)
+        for peer in peers(overlay, local_ip)
+    }
+    return [flow for flow in learned if flow.actions not in there]
 
 
 def _destination(local_ip: str) -> int:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from netplugin.host.flow_actions import NORMAL
-from netplugin.host.oxm import MalformedFlow, fields_of, words_of
+from netplugin.host.oxm import fields_of, words_of
 
 # Our cookies begin with "np"; the other 48 bits identify the owner of the flow.
 COOKIE_MARK = 0x6E70 << 48
@@ -18,6 +18,7 @@ MARK_MASK = 0xFFFF << 48
 #: Idle and hard timeout in seconds, flags, importance (OpenFlow 1.4, section 7.3.4.1).
 Options: TypeAlias = tuple[int, int, int, int]
 _PLAIN: Options = (0, 0, 0, 0)
+_TABLES = {f"table={number}": number for number in range(256)}
 
 
 def is_marked(cookie: int) -> bool:
@@ -47,9 +48,9 @@ class Flow:
         Raises: MalformedFlow.
         """
         words = [word for word in match.split(",") if word]
-        tables = [word for word in words if word.startswith("table=")]
-        fields = fields_of(word for word in words if word not in tables)
-        return Flow(cookie, priority, fields, actions, _table(tables[0]) if tables else 0)
+        tables = [_TABLES[word] for word in words if word in _TABLES]
+        fields = fields_of(word for word in words if word not in _TABLES)
+        return Flow(cookie, priority, fields, actions, *tables[:1])
 
     @property
     def identity(self) -> tuple[int, int, bytes]:
@@ -63,10 +64,3 @@ class Flow:
 
     def __str__(self) -> str:
         return f"cookie={self.cookie:#x},priority={self.priority},{self.match}"
-
-
-def _table(word: str) -> int:
-    number = word.removeprefix("table=")
-    if not (number.isascii() and number.isdecimal() and len(number) <= 3 and int(number) <= 0xFF):
-        raise MalformedFlow(f"{word!r} is not in the vocabulary of our flows")
-    return int(number)

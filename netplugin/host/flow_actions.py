@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 from netplugin.host.oxm import BY_NAME, parse_word, port_number
 
 _VENDOR = 0xFFFF
 _NICIRA = 0x2320
 _NXM_IN_PORT = 0x00000002
-_LOAD = struct.Struct(">HHIHHIQ")
 
 
 def output(ofport: int) -> bytes:
@@ -32,17 +30,29 @@ def set_field(word: str) -> bytes:
     Raises: MalformedFlow.
     """
     (tlv,) = parse_word(word)
-    return _padded(struct.pack(">HH", 25, -(-(4 + len(tlv)) // 8) * 8) + tlv)
+    return _action(25, tlv)
 
 
 def resubmit(table: int) -> bytes:
     """Look the frame up in a table, with its port (NXAST_RESUBMIT_TABLE)."""
-    return struct.pack(">HHIHHB3x", _VENDOR, 16, _NICIRA, 14, 0xFFF8, table)
+    return _action(_VENDOR, struct.pack(">IHHB", _NICIRA, 14, 0xFFF8, table))
+
+
+def load(field: int, value: int) -> bytes:
+    """Set a field, by its header, to a value: 64 bits in each action, the lowest first, as OVS has it for
+    learned flows (NXAST_REG_LOAD; ``next_load_segment`` in lib/ofp-actions.c).
+    """
+    loads = b""
+    for first in range(0, _bits(field), 64):
+        count = min(64, _bits(field) - first)
+        part = value >> first & (1 << count) - 1
+        loads += _action(_VENDOR, struct.pack(">IHHIQ", _NICIRA, 7, first << 6 | count - 1, field, part))
+    return loads
 
 
 def take_as_from(ofport: int) -> bytes:
-    """Go on as if the frame had come from this port (NXAST_REG_LOAD of NXM_OF_IN_PORT)."""
-    return _LOAD.pack(_VENDOR, 24, _NICIRA, 7, 15, _NXM_IN_PORT, ofport)
+    """Go on as if the frame had come from this port."""
+    return load(_NXM_IN_PORT, ofport)
 
 
 # -- Learned flows. The structures are those of lib/ofp-actions.c. ------------------------------------
@@ -52,16 +62,10 @@ TUN_IPV4_SRC, TUN_IPV4_DST = BY_NAME["tun_src"].header, BY_NAME["tun_dst"].heade
 TUN_IPV6_SRC, TUN_IPV6_DST = BY_NAME["tun_ipv6_src"].header, BY_NAME["tun_ipv6_dst"].header
 
 
-def learn(
-    *, table: int, hard_timeout: int, priority: int, cookie: int, limit: int, specs: tuple[bytes, ...]
-) -> bytes:
+def learn(*specs: bytes, table: int, hard_timeout: int, priority: int, cookie: int, limit: int) -> bytes:
     """Add a flow for each frame, as ``specs`` says (NXAST_LEARN2); ``hard_timeout`` in seconds."""
-    following = b"".join(specs)
-    length = -(-(40 + len(following)) // 8) * 8
-    head = struct.pack(
-        ">HHIHHHHQHBxHH", _VENDOR, length, _NICIRA, 45, 0, hard_timeout, priority, cookie, 0, table, 0, 0
-    )
-    return _padded(head + struct.pack(">IH2x", limit, 0) + following)
+    numbers = _NICIRA, 45, 0, hard_timeout, priority, cookie, 0, table, 0, 0, limit, 0
+    return _action(_VENDOR, struct.pack(">IHHHHQHBxHHIH2x", *numbers) + b"".join(specs))
 
 
 def learn_match(source: int, target: int) -> bytes:
@@ -79,28 +83,11 @@ def learn_output(source: int) -> bytes:
     return struct.pack(">HIH", 2 << 11 | _bits(source), source, 0)
 
 
-def loaded(actions: bytes, field: int) -> int | None:
-    """The value that learned actions load into a field (NXAST_REG_LOAD); None if into no bit of it."""
-    value, found = 0, False
-    for action in _actions(actions):
-        if len(action) == _LOAD.size and action[:10] == struct.pack(">HHIH", _VENDOR, 24, _NICIRA, 7):
-            *_, where, target, part = _LOAD.unpack(action)
-            if target == field:
-                value, found = value | part << (where >> 6), True
-    return value if found else None
-
-
-def _actions(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at + 4 <= len(data):
-        size = int.from_bytes(data[at + 2 : at + 4], "big")
-        yield data[at : at + size]
-        at += max(size, 8)
-
-
 def _bits(header: int) -> int:
     return (header & 0xFF) * 8
 
 
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)
+def _action(kind: int, body: bytes) -> bytes:
+    """An action of this type, with zeros up to a multiple of 8 bytes."""
+    length = -(-(4 + len(body)) // 8) * 8
+    return (struct.pack(">HH", kind, length) + body).ljust(length, b"\0")

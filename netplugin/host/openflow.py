@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TypeVar
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
@@ -21,7 +20,6 @@ from netplugin.host.processes import remaining
 _WHOLE_COOKIE = (1 << 64) - 1
 #: The least time that an exchange gets, in seconds: what another wait has used up must not make it fail.
 _LEAST_S = 0.05
-_NO_FLOWS: Mapping[int, Flow] = MappingProxyType({})
 _FIX = "look into the log of ovs-vswitchd, and restart it"
 _T = TypeVar("_T")
 
@@ -59,12 +57,19 @@ class _Kept:
             self.connection.close()
         self.connection = None
 
+    def take(self) -> None:
+        """Take what has come in and is no answer; drop the connection if vswitchd has closed it."""
+        if self.connection is not None and not self.connection.alive():
+            self.drop()
+            self.lost = True
+
 
 class OpenFlow:
     """The flows of the bridges of one vswitchd. Thread-safe: the workers of several backends share it.
 
     A connection is made when it is first needed, and again after vswitchd or the bridge was. Threads
-    that use the same bridge wait for each other.
+    that use the same bridge wait for each other. What has a deadline raises BackendUnavailable, HostError
+    and OperationTimeout.
     """
 
     def __init__(
@@ -89,10 +94,7 @@ class OpenFlow:
 
     @contextmanager
     def editing(self, bridge: str, deadline: float) -> Iterator[None]:
-        """Meanwhile no other thread is ``editing`` the bridge: what an edit was made for does not change.
-
-        Raises: OperationTimeout.
-        """
+        """Meanwhile no other thread is ``editing`` the bridge: what an edit was made for does not change."""
         kept = self._kept(bridge)
         if not kept.editing.acquire(timeout=remaining(max(deadline, time.monotonic() + _LEAST_S))):
             raise OperationTimeout(f"{bridge}: another edit has not ended in time", step=STEP)
@@ -109,8 +111,6 @@ class OpenFlow:
         OVS has an index of whole cookies: a dump of some takes no longer where the bridge has many
         flows (``collect_rules_loose`` in ofproto/ofproto.c). Of all, flows whose cookie has one of the
         bits ``without`` are left out.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         wanted = (
             [(COOKIE_MARK, MARK_MASK | without)]
@@ -118,7 +118,8 @@ class OpenFlow:
             else [(cookie, _WHOLE_COOKIE) for cookie in sorted(set(cookies))]
         )
         asked = {xid: m.request_flows(xid, *cookie) for xid, cookie in enumerate(wanted, 1)}
-        return self._exchange(bridge, [[*asked.values()]], deadline, partial(_all, m.read_flows, asked))
+        read = partial(m.read_flows, requests=asked)
+        return self._exchange(bridge, [[*asked.values()]], deadline, read)
 
     def replace(
         self,
@@ -134,34 +135,33 @@ class OpenFlow:
         Returns the flows that the bridge has then of the cookies ``read``. They are requested with the
         commit, because vswitchd answers both in one turn of its main loop (``ofconn_run`` in
         ofproto/connmgr.c), and only then makes of the flows what the datapath needs.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         flow_mods = [m.delete(cookie) for cookie in sorted(set(cookies))]
         flow_mods += map(m.delete_strict, gone)
         added = dict(enumerate(flows, m.FIRST_IN_BUNDLE + len(flow_mods)))
         filled = m.bundle([*flow_mods, *map(m.add, added.values())])
         asked = {xid: m.request_flows(xid, cookie, _WHOLE_COOKIE) for xid, cookie in enumerate(read, 2)}
-        ends = [m.commit(), *asked.values()]
-        return self._exchange(bridge, [filled, ends], deadline, partial(_committed, asked), added)
+
+        def committed(answers: Sequence[m.Message]) -> list[Flow]:
+            if [answer.kind for answer in answers[:1]] != [m.BUNDLE_CONTROL]:
+                raise m.Malformed("nothing to the commit of a bundle")
+            return m.read_flows(answers[1:], asked)
+
+        return self._exchange(bridge, [filled, [m.commit(), *asked.values()]], deadline, committed, added)
 
     def count_of_others(self, bridge: str, deadline: float) -> int:
-        """The number of flows on the bridge that have no mark of ours.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
-        requests = [m.count_flows(1, 0, 0), m.count_flows(2, COOKIE_MARK, MARK_MASK)]
-        every, ours = self._exchange(bridge, [requests], deadline, _counts)
-        return every - ours
+        """The number of flows on the bridge that have no mark of ours."""
+        every = m.request_flows(1, 0, 0, counted=True)
+        marked = m.request_flows(2, COOKIE_MARK, MARK_MASK, counted=True)
+        read = partial(m.read_counts, requests=(1, 2))
+        total, ours = self._exchange(bridge, [[every, marked]], deadline, read)
+        return total - ours
 
     # -- settings --------------------------------------------------------------------------------
 
     def settings(self, bridge: str, deadline: float) -> Settings:
-        """The settings as they are.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
-        return self._settings(bridge, deadline, lambda known, found: known or found)
+        """The settings as they are."""
+        return self._settings(bridge, deadline)[0]
 
     def compare_settings(self, bridge: str, deadline: float) -> None:
         """Call ``changed`` if others have changed the settings since the last comparison, or may have
@@ -170,8 +170,6 @@ class OpenFlow:
         OVS sends no notice of them: none of a SET_CONFIG, and that of a changed port only to who takes
         packets too (``ofconn_receives_async_msg`` in ofproto/connmgr.c). Connects if there is no
         connection, so that flows are watched.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
         kept = self._kept(bridge)
 
@@ -183,46 +181,22 @@ class OpenFlow:
             return found
 
         try:
-            self._settings(bridge, deadline, compare)
+            self._settings(bridge, deadline, update=compare)
         except NetpluginError:
             kept.lost = True
             raise
-
-    def _settings(
-        self, bridge: str, deadline: float, known: Callable[[Settings | None, Settings], Settings]
-    ) -> Settings:
-        """The settings; ``known`` returns what is to be compared with next."""
-        kept = self._kept(bridge)
-
-        def read(answers: Sequence[m.Message]) -> Settings:
-            ports = _all_ports(answers[1:])
-            shut = frozenset(port.ofport for port in ports if port.is_shut)
-            found, before = Settings(_fragments_matched(answers[:1]), shut), kept.settings
-            if before is not None:  # the database tells of ports that have gone
-                before = replace(before, shut=before.shut & {port.ofport for port in ports})
-            kept.settings = known(before, found)
-            return found
-
-        requests = [m.message(m.GET_CONFIG_REQUEST, 1), m.request_ports(2)]
-        return self._exchange(bridge, [requests], deadline, read)
 
     def match_fragments(self, bridge: str, deadline: float) -> None:
         """Match L4 ports and ICMP types of first fragments, which OVS matches as zeros by default.
 
         Read back.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        kept = self._kept(bridge)
 
-        def read(answers: Sequence[m.Message]) -> bool:
-            matched = _fragments_matched(answers)
-            if kept.settings is not None:
-                kept.settings = replace(kept.settings, matches_fragments=matched)
-            return matched
+        def update(known: Settings | None, found: Settings) -> Settings:
+            return replace(known or found, matches_fragments=found.matches_fragments)
 
-        requests = [m.match_fragments(1), m.message(m.GET_CONFIG_REQUEST, 2)]
-        if not self._exchange(bridge, [requests], deadline, read):
+        found, _ = self._settings(bridge, deadline, [m.match_fragments(1)], update)
+        if not found.matches_fragments:
             raise HostError(
                 f"{bridge} does not match the ports of fragments",
                 step=STEP,
@@ -233,37 +207,55 @@ class OpenFlow:
         """Have the bridge forward frames to these ports, or none whatever its flows say; read back.
 
         Ports that the bridge does not have are left out.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
         """
-        ports = self._exchange(bridge, [[m.request_ports(1)]], deadline, _all_ports)
-        wrong = [port for port in ports if port.ofport in ofports and port.is_shut is on]
-        if not wrong:
+
+        def wrong(ports: Iterable[m.PortState]) -> list[m.PortState]:
+            return [port for port in ports if port.ofport in ofports and port.is_shut is on]
+
+        def update(known: Settings | None, found: Settings) -> Settings:
+            shut = (known or found).shut
+            return replace(known or found, shut=shut - those if on else shut | those)
+
+        if not (changed := wrong(self._settings(bridge, deadline)[1])):
             return
-        kept, those = self._kept(bridge), {port.ofport for port in wrong}
+        those = {port.ofport for port in changed}
+        changes = [m.set_port(xid, port, shut=not on) for xid, port in enumerate(changed, 1)]
+        for port in wrong(self._settings(bridge, deadline, changes, update)[1]):
+            raise HostError(
+                f"{bridge} does not {'forward to' if on else 'shut'} port {port.ofport}",
+                step=STEP,
+                fix=f"ovs-ofctl mod-port {bridge} {port.ofport} {'' if on else 'no-'}forward says why",
+            )
 
-        def read(answers: Sequence[m.Message]) -> list[m.PortState]:
-            if (known := kept.settings) is not None:
-                kept.settings = replace(known, shut=known.shut - those if on else known.shut | those)
-            return _all_ports(answers)
+    def _settings(
+        self,
+        bridge: str,
+        deadline: float,
+        changes: Sequence[bytes] = (),
+        update: Callable[[Settings | None, Settings], Settings] = lambda known, found: known or found,
+    ) -> tuple[Settings, list[m.PortState]]:
+        """Send changes, which have no answer, and return the settings and the ports then.
 
-        changes = [m.set_port(xid, port, shut=not on) for xid, port in enumerate(wrong, 1)]
-        asked = [*changes, m.request_ports(len(changes) + 1)]
-        for port in self._exchange(bridge, [asked], deadline, read):
-            if port.ofport in ofports and port.is_shut is on:
-                raise HostError(
-                    f"{bridge} does not {'forward to' if on else 'shut'} port {port.ofport}",
-                    step=STEP,
-                    fix=f"ovs-ofctl mod-port {bridge} {port.ofport} {'' if on else 'no-'}forward says why",
-                )
+        ``update`` returns what is to be compared with next.
+        """
+        kept, xid = self._kept(bridge), len(changes) + 1
+
+        def read(answers: Sequence[m.Message]) -> tuple[Settings, list[m.PortState]]:
+            ports = m.read_ports(answers[1:], xid + 1)
+            shut = frozenset(port.ofport for port in ports if port.is_shut)
+            known, found = kept.settings, Settings(m.fragments_matched(answers[0]), shut)
+            if known is not None:  # the database tells of ports that have gone
+                known = replace(known, shut=known.shut & {port.ofport for port in ports})
+            kept.settings = update(known, found)
+            return found, ports
+
+        requests = [*changes, m.message(m.GET_CONFIG_REQUEST, xid), m.request_ports(xid + 1)]
+        return self._exchange(bridge, [requests], deadline, read)
 
     # -- frames ----------------------------------------------------------------------------------
 
     def send(self, bridge: str, frames: Sequence[tuple[int, bytes]], deadline: float) -> None:
-        """Have the bridge treat frames as if it had received each of them from the port with that number.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
+        """Have the bridge treat frames as if it had received each of them from the port with that number."""
         requests = [m.packet_out(xid, ofport, frame) for xid, (ofport, frame) in enumerate(frames, 1)]
         self._exchange(bridge, [requests], deadline, lambda answers: None)
 
@@ -277,12 +269,13 @@ class OpenFlow:
 
     def take(self, bridge: str) -> None:
         """Read what has come in and is no answer. An exchange that is under way does so itself."""
-        kept = self._kept(bridge)
-        if kept.lock.acquire(timeout=_LEAST_S):
+        self._take(self._kept(bridge), _LEAST_S)
+
+    @staticmethod
+    def _take(kept: _Kept, timeout_s: float) -> None:
+        if kept.lock.acquire(timeout=timeout_s):
             try:
-                if kept.connection is not None and not kept.connection.alive():
-                    kept.drop()
-                    kept.lost = True
+                kept.take()
             finally:
                 kept.lock.release()
 
@@ -292,7 +285,7 @@ class OpenFlow:
         steps: Sequence[Sequence[bytes]],
         deadline: float,
         read: Callable[[Sequence[m.Message]], _T],
-        flows: Mapping[int, Flow] = _NO_FLOWS,
+        flows: Mapping[int, Flow] | None = None,
     ) -> _T:
         """Send each step when the one before was answered without an error, and ``read`` the last answers.
 
@@ -308,7 +301,10 @@ class OpenFlow:
             answers: list[m.Message] = []
             for requests in steps:
                 answers = connection.exchange(requests, deadline)
-                _refuse_errors(bridge, answers, flows)
+                for refused in (answer for answer in answers if answer.kind == m.ERROR):
+                    flow = (flows or {}).get(refused.xid)
+                    what = f"the flow {flow}" if flow else "the request"
+                    raise HostError(f"{bridge}: OVS refused {what}: {m.error_name(refused)}", step=STEP)
             return read(answers)
         except BaseException as failed:
             kept.drop()
@@ -326,78 +322,14 @@ class OpenFlow:
 
     def _connection(self, bridge: str, kept: _Kept, deadline: float) -> Connection:
         """The kept connection, or a new one if vswitchd has closed it."""
-        if kept.connection is not None and not kept.connection.alive():
-            kept.drop()
-            kept.lost = True
+        kept.take()
         if kept.connection is None:
-            self._drop_dead()
+            with self._lock:
+                others = list(self._bridges.values())
+            for other in others:  # some may be to bridges that were deleted
+                self._take(other, 0)
             changed = partial(self.changed, bridge) if self.changed is not None else None
             kept.connection = Connection(self._sockets.management(bridge), deadline, changed)
             if changed is not None:
                 changed(m.Changed.NOTHING)
         return kept.connection
-
-    def _drop_dead(self) -> None:
-        """Close connections to bridges that were deleted."""
-        with self._lock:
-            others = list(self._bridges.values())
-        for other in others:
-            if other.lock.acquire(blocking=False):
-                try:
-                    if other.connection is not None and not other.connection.alive():
-                        other.drop()
-                        other.lost = True
-                finally:
-                    other.lock.release()
-
-
-def _refuse_errors(bridge: str, answers: Sequence[m.Message], flows: Mapping[int, Flow]) -> None:
-    """Raises: HostError, Malformed."""
-    for answer in answers:
-        if answer.kind == m.ERROR:
-            of = f"the flow {flows[answer.xid]}" if answer.xid in flows else "the request"
-            raise HostError(f"{bridge}: OVS refused {of}: {m.error_name(answer)}", step=STEP)
-
-
-def _all(
-    read: Callable[[m.Message], tuple[list[_T], bool]],
-    requests: Collection[int],
-    answers: Sequence[m.Message],
-) -> list[_T]:
-    """What the parts have that answer the requests with these transaction ids. Raises: Malformed."""
-    all_: list[_T] = []
-    incomplete = set(requests)
-    for answer in answers:
-        found, more = read(answer)
-        all_ += found
-        if not more:
-            incomplete.discard(answer.xid)
-    if incomplete:
-        raise m.Malformed("an answer without its last part")
-    return all_
-
-
-def _all_ports(answers: Sequence[m.Message]) -> list[m.PortState]:
-    """The ports of the answer to one request. Raises: Malformed."""
-    return _all(m.read_ports, {answer.xid for answer in answers} or {0}, answers)
-
-
-def _counts(answers: Sequence[m.Message]) -> tuple[int, int]:
-    """Raises: Malformed."""
-    if len(answers) != 2:
-        raise m.Malformed("not two numbers of flows")
-    return m.read_count(answers[0]), m.read_count(answers[1])
-
-
-def _committed(requests: Collection[int], answers: Sequence[m.Message]) -> list[Flow]:
-    """The flows that answer the requests sent with a commit. Raises: Malformed."""
-    if [answer.kind for answer in answers[:1]] != [m.BUNDLE_CONTROL]:
-        raise m.Malformed("nothing to the commit of a bundle")
-    return _all(m.read_flows, requests, answers[1:])
-
-
-def _fragments_matched(answers: Sequence[m.Message]) -> bool:
-    """Raises: Malformed."""
-    if [answer.kind for answer in answers] != [m.GET_CONFIG_REPLY]:
-        raise m.Malformed("no configuration")
-    return m.fragments_matched(answers[0])

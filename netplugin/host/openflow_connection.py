@@ -37,7 +37,7 @@ class Connection:
         Raises: HostError, OperationTimeout.
         """
         self._path = path
-        self._splitter = m.Splitter()
+        self._received = bytearray()
         self._changed = changed
         # Goes out with the first request.
         self._unsent = bytearray(m.hello(0) + (m.monitor_flows() if changed else b""))
@@ -50,7 +50,7 @@ class Connection:
             self._socket.close()
             if isinstance(error, TimeoutError):
                 raise self._late() from error
-            raise HostError(f"{path}: {error.strerror or error}", step=STEP, fix=_fix(path)) from error
+            raise self._failed(error.strerror or str(error)) from error
 
     def close(self) -> None:
         self._socket.close()
@@ -63,7 +63,8 @@ class Connection:
         """Whether vswitchd has this connection open still. Takes what has come meanwhile."""
         try:
             while data := self._socket.recv(_CHUNK):
-                for message in self._splitter.feed(data):
+                self._received += data
+                for message in m.split(self._received):
                     self._serve(message)
         except BlockingIOError:
             return True
@@ -121,13 +122,14 @@ class Connection:
         except BlockingIOError:
             return []
         except OSError as error:
-            raise self._closed(os.strerror(error.errno or 0)) from error
+            raise self._failed(os.strerror(error.errno or 0)) from error
         if not data:
-            raise self._closed("vswitchd has closed the connection")
+            raise self._failed("vswitchd has closed the connection")
+        self._received += data
         try:
-            return list(self._splitter.feed(data))
+            return m.split(self._received)
         except m.Malformed as error:
-            raise HostError(f"{self._path}: {error}", step=STEP, fix=_fix(self._path)) from error
+            raise self._failed(str(error)) from error
 
     def _serve(self, message: m.Message) -> bool:
         """Do what a message asks for that is no answer; False if it may be one.
@@ -149,12 +151,10 @@ class Connection:
             return message.kind == m.HELLO
         return True
 
-    def _closed(self, why: str) -> HostError:
-        return HostError(f"{self._path}: {why}", step=STEP, fix=_fix(self._path))
+    def _failed(self, why: str) -> HostError:
+        bridge = self._path.stem
+        fix = f"look whether ovs-vswitchd runs and has the bridge {bridge}: ovs-ofctl show {bridge}"
+        return HostError(f"{self._path}: {why}", step=STEP, fix=fix)
 
     def _late(self) -> OperationTimeout:
         return OperationTimeout(f"ovs-vswitchd did not answer at {self._path} in time", step=STEP)
-
-
-def _fix(path: Path) -> str:
-    return f"look whether ovs-vswitchd runs and has the bridge {path.stem}: ovs-ofctl show {path.stem}"

@@ -7,7 +7,7 @@ comments. All numbers are big-endian.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -31,11 +31,11 @@ _ANY_TABLE = 0xFF
 _TABLE = 0xFFF9  # OFPP_TABLE
 _ADD, _DELETE, _DELETE_STRICT = 0, 3, 4  # ofp_flow_mod_command
 _FLOW_MOD_BODY = struct.Struct(">QQBBHHHIIIHH")
-_STATS_REQUEST = struct.Struct(">HH4xB3xII4xQQ")
 _STATS = struct.Struct(">HBxIIHHHHH2xQQQ")  # ofp_flow_stats
-_FLOW_STATS, _AGGREGATE = 1, 2  # OFPMP_FLOW, OFPMP_AGGREGATE
 _AGGREGATE_STATS = struct.Struct(">QQI4x")  # ofp_aggregate_stats_reply
-_MORE = 1  # OFPMPF_REPLY_MORE
+# ofp_multipart_type; OFPMPF_REPLY_MORE; bytes before the body of a part
+_FLOW_STATS, _AGGREGATE, _PORT_DESC, _FLOW_MONITOR = 1, 2, 13, 16
+_MORE, _PART = 1, 8
 _APPLY_ACTIONS = 4  # OFPIT_APPLY_ACTIONS
 _OPEN, _COMMIT = 0, 4  # ofp_bundle_ctrl_type
 _ATOMIC_ORDERED = 3
@@ -88,28 +88,19 @@ class Message:
     body: bytes
 
 
-class Splitter:
-    """Cuts a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that are whole with ``data``. Raises: Malformed."""
-        self._rest += data
-        at = 0
-        try:
-            while len(self._rest) - at >= _HEADER.size:
-                version, kind, length, xid = _HEADER.unpack_from(self._rest, at)
-                if length < _HEADER.size or (version != VERSION and kind not in (HELLO, ERROR)):
-                    raise Malformed(f"no OpenFlow 1.4: {bytes(self._rest[at : at + 16]).hex(' ')}")
-                if len(self._rest) - at < length:
-                    return
-                body = bytes(self._rest[at + _HEADER.size : at + length])
-                at += length
-                yield Message(version, kind, xid, body)
-        finally:
-            del self._rest[:at]
+def split(data: bytearray) -> list[Message]:
+    """Take the messages that are whole from the beginning of what has come. Raises: Malformed."""
+    found, at = [], 0
+    while len(data) - at >= _HEADER.size:
+        version, kind, length, xid = _HEADER.unpack_from(data, at)
+        if length < _HEADER.size or (version != VERSION and kind not in (HELLO, ERROR)):
+            raise Malformed(f"no OpenFlow 1.4: {bytes(data[at : at + 16]).hex(' ')}")
+        if len(data) - at < length:
+            break
+        found.append(Message(version, kind, xid, bytes(data[at + _HEADER.size : at + length])))
+        at += length
+    del data[:at]
+    return found
 
 
 def message(kind: int, xid: int, body: bytes = b"") -> bytes:
@@ -191,38 +182,36 @@ def _bundle_control(kind: int) -> bytes:
     return message(BUNDLE_CONTROL, 1, struct.pack(">IHH", _BUNDLE, kind, _ATOMIC_ORDERED))
 
 
-def request_flows(xid: int, cookie: int, mask: int) -> bytes:
-    """Ask for the flows of all tables whose cookie is the same in the bits of ``mask`` (OFPMP_FLOW)."""
-    body = _STATS_REQUEST.pack(_FLOW_STATS, 0, _ANY_TABLE, _ANY, _ANY, cookie, mask)
-    return message(_MULTIPART_REQUEST, xid, body + _match(b""))
+# -- Requests with an answer in parts. -----------------------------------------------------------------
 
 
-def count_flows(xid: int, cookie: int, mask: int) -> bytes:
-    """Ask how many flows ``request_flows`` would return (OFPMP_AGGREGATE)."""
-    body = _STATS_REQUEST.pack(_AGGREGATE, 0, _ANY_TABLE, _ANY, _ANY, cookie, mask)
-    return message(_MULTIPART_REQUEST, xid, body + _match(b""))
+def _request(kind: int, xid: int, body: bytes = b"") -> bytes:
+    return message(_MULTIPART_REQUEST, xid, struct.pack(">HH4x", kind, 0) + body)
 
 
-def read_count(reply: Message) -> int:
-    """The answer to ``count_flows``. Raises: Malformed."""
-    data = reply.body
-    whole = len(data) == 8 + _AGGREGATE_STATS.size and data[:2] == _AGGREGATE.to_bytes(2, "big")
-    if reply.kind != _MULTIPART_REPLY or not whole:
-        raise Malformed("a multipart reply that is not a number of flows")
-    return int(_AGGREGATE_STATS.unpack_from(data, 8)[2])
+def _parts(answers: Sequence[Message], kind: int, requests: Collection[int], what: str) -> list[bytes]:
+    """The bodies of the parts that answer the requests with these transaction ids. Raises: Malformed."""
+    incomplete = set(requests)
+    for answer in answers:
+        if answer.kind != _MULTIPART_REPLY or not _is_part(answer, kind):
+            raise Malformed(f"a multipart reply that is not of {what}s")
+        if not answer.body[3] & _MORE:
+            incomplete.discard(answer.xid)
+    if incomplete:
+        raise Malformed("an answer without its last part")
+    return [answer.body[_PART:] for answer in answers]
 
 
-def _entries(
-    reply: Message, kind: int, form: struct.Struct, length_at: int, what: str
-) -> Iterator[tuple[tuple[Any, ...], bytes]]:
-    """Yield the head and the rest of each entry of a part of an answer. Raises: Malformed.
+def _is_part(answer: Message, kind: int) -> bool:
+    return len(answer.body) >= _PART and answer.body[:2] == kind.to_bytes(2, "big")
+
+
+def _entries(data: bytes, form: struct.Struct, length_at: int, what: str) -> Iterator[tuple[Any, bytes]]:
+    """Yield the head and the rest of each entry of a part. Raises: Malformed.
 
     ``length_at``: where in the head its length is.
     """
-    data = reply.body
-    if reply.kind != _MULTIPART_REPLY or data[:2] != kind.to_bytes(2, "big") or len(data) < 8:
-        raise Malformed(f"a multipart reply that is not of {what}s")
-    at = 8
+    at = 0
     while at < len(data):
         if len(data) - at < form.size:
             raise Malformed(f"a part of a {what}")
@@ -234,13 +223,30 @@ def _entries(
         at = end
 
 
-def read_flows(reply: Message) -> tuple[list[Flow], bool]:
-    """The flows of a part of the answer, and whether more parts follow. Raises: Malformed."""
+def request_flows(xid: int, cookie: int, mask: int, *, counted: bool = False) -> bytes:
+    """Ask for the flows of all tables whose cookie is the same in the bits of ``mask``, or (``counted``) for
+    their number (OFPMP_FLOW, OFPMP_AGGREGATE).
+    """
+    body = struct.pack(">B3xII4xQQ", _ANY_TABLE, _ANY, _ANY, cookie, mask) + _match(b"")
+    return _request(_AGGREGATE if counted else _FLOW_STATS, xid, body)
+
+
+def read_counts(answers: Sequence[Message], requests: Collection[int]) -> list[int]:
+    """The numbers of flows that answer these requests. Raises: Malformed."""
+    counts = _parts(answers, _AGGREGATE, requests, "number of flow")
+    if any(len(each) != _AGGREGATE_STATS.size for each in counts) or len(counts) != len(requests):
+        raise Malformed("no number of flows")
+    return [_AGGREGATE_STATS.unpack(each)[2] for each in counts]
+
+
+def read_flows(answers: Sequence[Message], requests: Collection[int]) -> list[Flow]:
+    """The flows that answer ``request_flows`` with these transaction ids. Raises: Malformed."""
     flows = []
-    for head, rest in _entries(reply, _FLOW_STATS, _STATS, 0, "flow"):
-        _, table, _, _, priority, *options, cookie, _, _ = head
-        flows.append(Flow(cookie, priority, *_read_rule(rest), table, tuple(options)))
-    return flows, bool(reply.body[3] & _MORE)
+    for part in _parts(answers, _FLOW_STATS, requests, "flow"):
+        for head, rest in _entries(part, _STATS, 0, "flow"):
+            _, table, _, _, priority, *options, cookie, _, _ = head
+            flows.append(Flow(cookie, priority, *_read_rule(rest), table, tuple(options)))
+    return flows
 
 
 def _read_rule(rest: bytes) -> tuple[bytes, bytes]:
@@ -269,9 +275,8 @@ class Changed(IntEnum):
     OURS = 2
 
 
-_FLOW_MONITOR = 16  # OFPMP_FLOW_MONITOR
-_MONITOR_REQUEST = struct.Struct(">IIIHBB")
-_UPDATE = struct.Struct(">HHBxHHH4xQ")  # ofp_flow_update_full without match and instructions
+_UPDATE = struct.Struct(">HHBxH")  # the begin of ofp_flow_update_full
+_UPDATE_REST = struct.Struct(">HH4xQ")  # and what follows before its match
 _ADDS_REMOVES_MODIFIES = 2 | 4 | 8  # ofp_flow_monitor_flags
 _ADDED, _MODIFIED, _ABBREVIATED = 1, 3, 4  # ofp_flow_update_event
 
@@ -282,13 +287,13 @@ def monitor_flows() -> bytes:
     Changes by this connection itself come abbreviated: OVS shows them only with a flag that is not set
     (``ofmonitor_report`` in ofproto/connmgr.c). Since OVS 3.0.
     """
-    body = _MONITOR_REQUEST.pack(1, _ANY, _ANY, _ADDS_REMOVES_MODIFIES, _ANY_TABLE, 0)
-    return message(_MULTIPART_REQUEST, 0, struct.pack(">HH4x", _FLOW_MONITOR, 0) + body + _match(b""))
+    body = struct.pack(">IIIHBB", 1, _ANY, _ANY, _ADDS_REMOVES_MODIFIES, _ANY_TABLE, 0)
+    return _request(_FLOW_MONITOR, 0, body + _match(b""))
 
 
 def is_of_monitor(reply: Message) -> bool:
     """Whether it has notices of ``monitor_flows``."""
-    return reply.kind == _MULTIPART_REPLY and reply.body[:2] == _FLOW_MONITOR.to_bytes(2, "big")
+    return reply.kind == _MULTIPART_REPLY and _is_part(reply, _FLOW_MONITOR)
 
 
 def read_changes(reply: Message) -> Changed:
@@ -296,26 +301,21 @@ def read_changes(reply: Message) -> Changed:
 
     Flows that vswitchd learns, which alone have a timeout and are not in table 0, are left out.
     """
-    gravest, at, data = Changed.NOTHING, 8, reply.body
-    while at < len(data):
-        length, event = struct.unpack_from(">HH", data, at) if len(data) - at >= 8 else (0, 0)
-        if length < 8 or at + length > len(data):
-            raise Malformed("a part of a change")
-        if _ADDED <= event <= _MODIFIED and length >= _UPDATE.size:
-            _, _, table, _, timeout, _, cookie = _UPDATE.unpack_from(data, at)
+    gravest = Changed.NOTHING
+    for (_, event, table, _), rest in _entries(reply.body[_PART:], _UPDATE, 0, "change"):
+        if _ADDED <= event <= _MODIFIED and len(rest) >= _UPDATE_REST.size:
+            timeout, _, cookie = _UPDATE_REST.unpack_from(rest)
             if not is_marked(cookie):
                 gravest = max(gravest, Changed.OTHERS)
             elif not (table and timeout):
                 gravest = Changed.OURS
         elif event != _ABBREVIATED:
             gravest = Changed.OURS  # OVS has left some out, because they were not read in time
-        at += length
     return gravest
 
 
 # -- Ports. --------------------------------------------------------------------------------------------
 
-_PORT_DESC = 13  # OFPMP_PORT_DESC
 _PORT = struct.Struct(">IH2x6s2x16sII")  # ofp_port without its properties
 _PORT_MOD_BODY = struct.Struct(">I4x6s2xII")
 _NO_FORWARD = 1 << 5  # OFPPC_NO_FWD
@@ -342,14 +342,14 @@ class PortState:
 
 def request_ports(xid: int) -> bytes:
     """Ask for all ports of a bridge (OFPMP_PORT_DESC)."""
-    return message(_MULTIPART_REQUEST, xid, struct.pack(">HH4x", _PORT_DESC, 0))
+    return _request(_PORT_DESC, xid)
 
 
-def read_ports(reply: Message) -> tuple[list[PortState], bool]:
-    """The ports of a part of the answer, and whether more parts follow. Raises: Malformed."""
-    found = _entries(reply, _PORT_DESC, _PORT, 1, "port")
-    ports = [PortState(number, address, config) for (number, _, address, _, config, _), _ in found]
-    return ports, bool(reply.body[3] & _MORE)
+def read_ports(answers: Sequence[Message], request: int) -> list[PortState]:
+    """The answer to ``request_ports`` with this transaction id. Raises: Malformed."""
+    parts = _parts(answers, _PORT_DESC, [request], "port")
+    found = [head for part in parts for head, _ in _entries(part, _PORT, 1, "port")]
+    return [PortState(number, address, config) for number, _, address, _, config, _ in found]
 
 
 def set_port(xid: int, port: PortState, *, shut: bool) -> bytes:
@@ -374,8 +374,8 @@ def match_fragments(xid: int) -> bytes:
 
 def fragments_matched(reply: Message) -> bool:
     """Read OFPT_GET_CONFIG_REPLY. Raises: Malformed."""
-    if len(reply.body) != _CONFIG.size:
-        raise Malformed("a configuration of another length")
+    if reply.kind != GET_CONFIG_REPLY or len(reply.body) != _CONFIG.size:
+        raise Malformed("no configuration")
     return bool(_CONFIG.unpack(reply.body)[0] == _FRAGMENTS_MATCHED)
 
 

@@ -1,7 +1,7 @@
 """The fields that our flows match: words of ovs-fields(7), and the OXM TLVs that OpenFlow 1.4 has for them.
 
 Equal matches have equal bytes: the TLVs are in the order of their headers, which is one that OVS accepts
-(what a field requires comes before it); masks of ones are left out; masked bits are zero.
+(what a field requires comes before it); masks of ones are left out; masked bits are zero, as OVS sends them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
 
 _LOCAL = 0xFFFE  # OFPP_LOCAL as the database has it: the internal port of a bridge
 _HAS_MASK = 1 << 8
 _HIGHEST_PORT = 0xFF00  # from here on port numbers are reserved (OFPP_MAX of OpenFlow 1.0)
 _RESERVED = 0xFFFF0000  # and have these bits from OpenFlow 1.1 on
 _VID_PRESENT = 0x1000  # OFPVID_PRESENT
-_VID_BITS = 0x1FFF
+_VID_BITS = 0x1FFF  # OXM_OF_VLAN_VID has no priority
 
 
 class MalformedFlow(ValueError):
@@ -28,154 +30,114 @@ def port_number(ofport: int) -> int:
     return ofport | _RESERVED if _HIGHEST_PORT <= ofport <= 0xFFFF else ofport
 
 
-def _oxm(number: int, size: int) -> int:
-    """The header of an OpenFlow field: class, number, no mask, length in bytes."""
-    return 0x8000 << 16 | number << 9 | size
+class _Kind(NamedTuple):
+    """How the values of a field are written. ``parse`` raises ValueError."""
+
+    parse: Callable[[str], int]
+    show: Callable[[int], str]
 
 
-def _nxm(number: int, size: int) -> int:
-    """The header of an Open vSwitch field (NXM_1 in lib/meta-flow.h)."""
-    return 1 << 16 | number << 9 | size
+def _parse_mac(text: str) -> int:
+    value = bytes.fromhex(text.replace(":", ""))
+    if len(value) != 6:
+        raise ValueError(f"MAC {text}")
+    return int.from_bytes(value, "big")
 
 
-def _parse_mac(text: str, size: int) -> bytes:
-    return bytes.fromhex(text.replace(":", ""))
-
-
-def _parse_ip4(text: str, size: int) -> bytes:
-    return socket.inet_pton(socket.AF_INET, text)
-
-
-def _parse_ip6(text: str, size: int) -> bytes:
-    return socket.inet_pton(socket.AF_INET6, text)
-
-
-def _parse_number(text: str, size: int) -> bytes:
-    return int(text, 0).to_bytes(size, "big")
-
-
-def _parse_port(text: str, size: int) -> bytes:
-    return port_number(_LOCAL if text == "LOCAL" else int(text)).to_bytes(size, "big")
-
-
-def _parse_vid(text: str) -> bytes:
+def _parse_vid(text: str) -> int:
     """A VLAN, as it is in the tag of a frame that has one. Raises: ValueError."""
     vid = int(text)
     if not 0 <= vid < _VID_PRESENT:
         raise ValueError(f"VLAN {vid}")
-    return (_VID_PRESENT | vid).to_bytes(2, "big")
+    return _VID_PRESENT | vid
 
 
-def _parse_tci(text: str, size: int) -> bytes:
-    """A tag, or the bits of one: OXM_OF_VLAN_VID has no priority. Raises: ValueError."""
-    value = int(text, 0)
-    if not 0 <= value <= _VID_BITS:
-        raise ValueError(f"bits of a VLAN tag {value:#x}")
-    return value.to_bytes(size, "big")
-
-
-def _show_mac(value: bytes) -> str:
-    return value.hex(":")
-
-
-def _show_ip4(value: bytes) -> str:
-    return socket.inet_ntop(socket.AF_INET, value)
-
-
-def _show_ip6(value: bytes) -> str:
-    return socket.inet_ntop(socket.AF_INET6, value)
-
-
-def _show_number(value: bytes) -> str:
-    return str(int.from_bytes(value, "big"))
-
-
-def _show_hex(value: bytes) -> str:
-    return f"{int.from_bytes(value, 'big'):#x}"
-
-
-def _show_vlan(value: bytes) -> str:
-    return f"0x{value.hex()}"
-
-
-def _show_port(value: bytes) -> str:
-    number = int.from_bytes(value, "big")
-    return "LOCAL" if number == port_number(_LOCAL) else str(number)
+_NUMBER = _Kind(lambda text: int(text, 0), str)
+_HEX = _Kind(_NUMBER.parse, hex)
+_TAG = _Kind(_NUMBER.parse, "{:#06x}".format)
+_MAC = _Kind(_parse_mac, lambda number: number.to_bytes(6, "big").hex(":"))
+_IP4 = _Kind(lambda text: int(IPv4Address(text)), lambda number: str(IPv4Address(number)))
+_IP6 = _Kind(lambda text: int(IPv6Address(text)), lambda number: str(IPv6Address(number)))
+_PORT = _Kind(
+    lambda text: port_number(_LOCAL if text == "LOCAL" else int(text)),
+    lambda number: "LOCAL" if number == port_number(_LOCAL) else str(number),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A field: its name, the header of its TLV, and how its values are written."""
+    """A field of OpenFlow, or (``vendor``) of Open vSwitch: its number, and the bytes of its values."""
 
     name: str
-    header: int
-    parse: Callable[[str, int], bytes]
-    show: Callable[[bytes], str]
+    number: int
+    size: int
+    kind: _Kind
+    vendor: bool = False
 
     @property
-    def size(self) -> int:
-        """Bytes of a value."""
-        return self.header & 0xFF
+    def header(self) -> int:
+        """What its TLV without a mask begins with: class, number, length (NXM_1 in lib/meta-flow.h)."""
+        return (1 if self.vendor else 0x8000) << 16 | self.number << 9 | self.size
 
-    def tlv(self, value: bytes, mask: bytes | None = None) -> bytes:
-        """Raises: MalformedFlow if value or mask have another length."""
-        if len(value) != self.size or (mask is not None and len(mask) != self.size):
-            raise MalformedFlow(f"{self.name} has {self.size} bytes")
-        if mask is None:
-            return self.header.to_bytes(4, "big") + value
-        header = self.header + self.size | _HAS_MASK
-        return _normal(header.to_bytes(4, "big") + value + mask)
+    @property
+    def ones(self) -> int:
+        """The mask of all bits."""
+        return _VID_BITS if self.kind is _TAG else (1 << 8 * self.size) - 1
+
+    def tlv(self, value: int, mask: int | None = None) -> bytes:
+        """Encode a value; empty with a mask of zeros. Raises: ValueError if it has more bits."""
+        mask = self.ones if mask is None else mask
+        if not (0 <= value <= self.ones and 0 <= mask <= self.ones):
+            raise ValueError(f"{self.name} has {self.ones.bit_length()} bits")
+        if mask == self.ones:
+            return self.header.to_bytes(4, "big") + value.to_bytes(self.size, "big")
+        masked = (value & mask).to_bytes(self.size, "big") + mask.to_bytes(self.size, "big")
+        return (self.header + self.size | _HAS_MASK).to_bytes(4, "big") + masked if mask else b""
 
 
-_ETH_TYPE = _Field("dl_type", _oxm(5, 2), _parse_number, _show_hex)
-_VLAN = _Field("vlan_tci", _oxm(6, 2), _parse_tci, _show_vlan)
-_PROTOCOL = _Field("nw_proto", _oxm(10, 1), _parse_number, _show_number)
+_ETH_TYPE = _Field("dl_type", 5, 2, _HEX)
+_VLAN = _Field("vlan_tci", 6, 2, _TAG)
+_PROTOCOL = _Field("nw_proto", 10, 1, _NUMBER)
 _ALL = (
-    _Field("tun_src", _nxm(31, 4), _parse_ip4, _show_ip4),
-    _Field("tun_dst", _nxm(32, 4), _parse_ip4, _show_ip4),
-    _Field("tun_ipv6_src", _nxm(109, 16), _parse_ip6, _show_ip6),
-    _Field("tun_ipv6_dst", _nxm(110, 16), _parse_ip6, _show_ip6),
-    _Field("in_port", _oxm(0, 4), _parse_port, _show_port),
-    _Field("dl_dst", _oxm(3, 6), _parse_mac, _show_mac),
-    _Field("dl_src", _oxm(4, 6), _parse_mac, _show_mac),
+    _Field("tun_src", 31, 4, _IP4, vendor=True),
+    _Field("tun_dst", 32, 4, _IP4, vendor=True),
+    _Field("tun_ipv6_src", 109, 16, _IP6, vendor=True),
+    _Field("tun_ipv6_dst", 110, 16, _IP6, vendor=True),
+    _Field("in_port", 0, 4, _PORT),
+    _Field("dl_dst", 3, 6, _MAC),
+    _Field("dl_src", 4, 6, _MAC),
     _ETH_TYPE,
     _VLAN,
     _PROTOCOL,
-    _Field("nw_src", _oxm(11, 4), _parse_ip4, _show_ip4),
-    _Field("nw_dst", _oxm(12, 4), _parse_ip4, _show_ip4),
-    _Field("tcp_dst", _oxm(14, 2), _parse_number, _show_number),
-    _Field("tp_src", _oxm(15, 2), _parse_number, _show_number),  # of UDP
-    _Field("tp_dst", _oxm(16, 2), _parse_number, _show_number),
-    _Field("arp_op", _oxm(21, 2), _parse_number, _show_number),
-    _Field("arp_spa", _oxm(22, 4), _parse_ip4, _show_ip4),
-    _Field("arp_tpa", _oxm(23, 4), _parse_ip4, _show_ip4),
-    _Field("arp_sha", _oxm(24, 6), _parse_mac, _show_mac),
-    _Field("arp_tha", _oxm(25, 6), _parse_mac, _show_mac),
-    _Field("ipv6_src", _oxm(26, 16), _parse_ip6, _show_ip6),
-    _Field("ipv6_dst", _oxm(27, 16), _parse_ip6, _show_ip6),
-    _Field("icmp_type", _oxm(29, 1), _parse_number, _show_number),  # of ICMPv6
-    _Field("nd_target", _oxm(31, 16), _parse_ip6, _show_ip6),
-    _Field("tun_id", _oxm(38, 8), _parse_number, _show_hex),
+    _Field("nw_src", 11, 4, _IP4),
+    _Field("nw_dst", 12, 4, _IP4),
+    _Field("tcp_dst", 14, 2, _NUMBER),
+    _Field("tp_src", 15, 2, _NUMBER),  # of UDP
+    _Field("tp_dst", 16, 2, _NUMBER),
+    _Field("arp_op", 21, 2, _NUMBER),
+    _Field("arp_spa", 22, 4, _IP4),
+    _Field("arp_tpa", 23, 4, _IP4),
+    _Field("arp_sha", 24, 6, _MAC),
+    _Field("arp_tha", 25, 6, _MAC),
+    _Field("ipv6_src", 26, 16, _IP6),
+    _Field("ipv6_dst", 27, 16, _IP6),
+    _Field("icmp_type", 29, 1, _NUMBER),  # of ICMPv6
+    _Field("nd_target", 31, 16, _IP6),
+    _Field("tun_id", 38, 8, _HEX),
 )
 BY_NAME = {field.name: field for field in _ALL}
 _BY_HEADER = {field.header.to_bytes(4, "big"): field for field in _ALL}
 
-
-def _protocol(eth_type: int, protocol: int | None = None) -> tuple[bytes, ...]:
-    found = (_ETH_TYPE.tlv(eth_type.to_bytes(2, "big")),)
-    return found if protocol is None else (*found, _PROTOCOL.tlv(bytes([protocol])))
-
-
 #: Words for an EtherType and the protocol in it.
 _PROTOCOLS = {
-    "arp": _protocol(0x0806),
-    "rarp": _protocol(0x8035),
-    "ip": _protocol(0x0800),
-    "udp": _protocol(0x0800, socket.IPPROTO_UDP),
-    "ipv6": _protocol(0x86DD),
-    "udp6": _protocol(0x86DD, socket.IPPROTO_UDP),
-    "tcp6": _protocol(0x86DD, socket.IPPROTO_TCP),
-    "icmp6": _protocol(0x86DD, socket.IPPROTO_ICMPV6),
+    "arp": (_ETH_TYPE.tlv(0x0806),),
+    "rarp": (_ETH_TYPE.tlv(0x8035),),
+    "ip": (_ETH_TYPE.tlv(0x0800),),
+    "udp": (_ETH_TYPE.tlv(0x0800), _PROTOCOL.tlv(socket.IPPROTO_UDP)),
+    "ipv6": (_ETH_TYPE.tlv(0x86DD),),
+    "udp6": (_ETH_TYPE.tlv(0x86DD), _PROTOCOL.tlv(socket.IPPROTO_UDP)),
+    "tcp6": (_ETH_TYPE.tlv(0x86DD), _PROTOCOL.tlv(socket.IPPROTO_TCP)),
+    "icmp6": (_ETH_TYPE.tlv(0x86DD), _PROTOCOL.tlv(socket.IPPROTO_ICMPV6)),
 }
 
 
@@ -187,34 +149,21 @@ def parse_word(word: str) -> tuple[bytes, ...]:
     name, _, text = word.partition("=")
     try:
         if name == "dl_vlan":
-            return (_VLAN.tlv(_parse_vid(text)),)
-        field = BY_NAME[name]
-        value, slash, mask = text.partition("/")
-        parsed = field.parse(value, field.size)
-        tlv = field.tlv(parsed, _parse_mask(field, mask) if slash else None)
-    except (KeyError, ValueError, OverflowError, OSError) as error:
+            tlv = _VLAN.tlv(_parse_vid(text))
+        else:
+            field = BY_NAME[name]
+            value, slash, mask = text.partition("/")
+            tlv = field.tlv(field.kind.parse(value), _parse_mask(field, mask) if slash else None)
+    except (KeyError, ValueError) as error:
         raise MalformedFlow(f"{word!r} is not in the vocabulary of our flows") from error
     return (tlv,) if tlv else ()
 
 
-def _parse_mask(field: _Field, text: str) -> bytes:
-    if field.parse not in (_parse_ip4, _parse_ip6) or not text.isdigit():
-        return field.parse(text, field.size)
-    bits = field.size * 8
-    return ((1 << bits) - (1 << bits - int(text))).to_bytes(field.size, "big")
-
-
-@lru_cache(maxsize=4096)
-def _normal(tlv: bytes) -> bytes:
-    """A TLV that has a mask, without one of ones, with zeros where it has some; empty if it has no ones."""
-    size = (len(tlv) - 4) // 2
-    value, mask = tlv[4 : 4 + size], int.from_bytes(tlv[4 + size :], "big")
-    exact = tlv[:2] + bytes([tlv[2] & ~1, size])
-    full = _VID_BITS if exact == _VLAN.header.to_bytes(4, "big") else (1 << size * 8) - 1
-    if not mask:
-        return b""
-    masked = (int.from_bytes(value, "big") & mask).to_bytes(size, "big")
-    return exact + masked if mask == full else tlv[:4] + masked + tlv[4 + size :]
+def _parse_mask(field: _Field, text: str) -> int:
+    """Of an address it may be the length of a prefix."""
+    if field.kind not in (_IP4, _IP6) or not text.isdigit():
+        return field.kind.parse(text)
+    return field.ones + 1 - (1 << 8 * field.size - int(text))
 
 
 def fields_of(words: Iterable[str]) -> bytes:
@@ -224,7 +173,7 @@ def fields_of(words: Iterable[str]) -> bytes:
 
 def read_fields(data: bytes) -> bytes:
     """The same fields as OVS sends them, in its own order. Raises: MalformedFlow."""
-    return b"".join(sorted([_normal(tlv) if tlv[2] & 1 else tlv for tlv in _split(data)]))
+    return b"".join(sorted(_split(data)))
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -241,31 +190,23 @@ def _split(data: bytes) -> list[bytes]:
 def words_of(fields: bytes) -> list[str]:
     """The words for these fields; hexadecimal digits for what is not in the vocabulary."""
     tlvs = _split(fields)
-    words = []
-    known = [name for name, own in _PROTOCOLS.items() if set(own) <= set(tlvs)]
-    if known:
-        longest = max(known, key=lambda name: len(_PROTOCOLS[name]))
-        words, tlvs = [longest], [tlv for tlv in tlvs if tlv not in _PROTOCOLS[longest]]
-    return words + [_show(tlv) for tlv in tlvs]
+    words = [name for name, own in _PROTOCOLS.items() if set(own) <= set(tlvs)]
+    words = sorted(words, key=lambda name: len(_PROTOCOLS[name]))[-1:]
+    return words + [_show(tlv) for tlv in tlvs if not words or tlv not in _PROTOCOLS[words[0]]]
 
 
 def _show(tlv: bytes) -> str:
     masked = tlv[2] & 1
-    size = (len(tlv) - 4) // (2 if masked else 1)
+    size = (len(tlv) - 4) // (1 + masked)
     field = _BY_HEADER.get(tlv[:2] + bytes([tlv[2] & ~1, size]))
-    if field is None:
+    if field is None or len(tlv) != 4 + size * (1 + masked):
         return f"0x{tlv.hex()}"
-    value, mask = tlv[4 : 4 + size], tlv[4 + size :]
-    if field is _VLAN and not masked:
-        vid = int.from_bytes(value, "big")
-        if vid & _VID_PRESENT:
-            return f"dl_vlan={vid & ~_VID_PRESENT}"
-        return f"vlan_tci={_show_vlan(value)}/{_VID_BITS:#x}"
-    return f"{field.name}={field.show(value)}" + (f"/{_show_mask(field, mask)}" if masked else "")
-
-
-def _show_mask(field: _Field, mask: bytes) -> str:
-    bits = f"{int.from_bytes(mask, 'big'):0{field.size * 8}b}"
-    if field.parse in (_parse_ip4, _parse_ip6) and "01" not in bits:
-        return str(bits.count("1"))
-    return field.show(mask)
+    value = int.from_bytes(tlv[4 : 4 + size], "big")
+    mask = int.from_bytes(tlv[4 + size :], "big") if masked else field.ones
+    if field is _VLAN and mask == field.ones and value & _VID_PRESENT:
+        return f"dl_vlan={value & ~_VID_PRESENT}"
+    if field is not _VLAN and mask == field.ones:
+        return f"{field.name}={field.kind.show(value)}"
+    length = mask.bit_count()
+    is_prefix = field.kind in (_IP4, _IP6) and mask == field.ones & ~(field.ones >> length)
+    return f"{field.name}={field.kind.show(value)}/{length if is_prefix else field.kind.show(mask)}"

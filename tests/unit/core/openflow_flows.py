@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import struct
 
 from drivers.ovs import tunnels
@@ -84,6 +83,8 @@ def statistics(*flows: Flow, xid: int = 1, more: bool = False) -> bytes:
 
 def messages(data: bytes, size: int) -> list[m.Message]:
     """The messages in bytes that come in parts of this size."""
-    splitter = m.Splitter()
-    parts = (data[at : at + size] for at in range(0, len(data), size))
-    return list(itertools.chain.from_iterable(splitter.feed(part) for part in parts))
+    received, found = bytearray(), list[m.Message]()
+    for at in range(0, len(data), size):
+        received += data[at : at + size]
+        found += m.split(received)
+    return found

@@ -65,12 +65,13 @@ def served(directory: Path, *peers: Peer) -> Iterator[OpenFlow]:
 
 def asked(connection: socket.socket) -> list[m.Message]:
     """What comes until a barrier; less if the connection is closed."""
-    splitter, found = m.Splitter(), list[m.Message]()
+    received, found = bytearray(), list[m.Message]()
     while not found or found[-1].kind != 20:
         data = connection.recv(65536)
         if not data:
             break
-        found += splitter.feed(data)
+        received += data
+        found += m.split(received)
     return found
 
 

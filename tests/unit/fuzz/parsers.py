@@ -44,7 +44,6 @@ from netplugin.host import (
 )
 from netplugin.host import openflow_messages as openflow
 from netplugin.host.flow import Flow
-from netplugin.host.flow_actions import loaded
 from netplugin.host.nfnetlink import HEAD, unpacked
 from netplugin.host.ovs_bonds import parse_bonds
 from netplugin.host.oxm import MalformedFlow, read_fields, words_of
@@ -108,7 +107,7 @@ def _pmd_settings(data: bytes) -> object:
 
 
 def _openflow(data: bytes) -> None:
-    for message in openflow.Splitter().feed(data):
+    for message in openflow.split(bytearray(data)):
         if message.kind == openflow.HELLO:
             openflow.speaks(message)
         elif message.kind == openflow.ERROR:
@@ -116,8 +115,7 @@ def _openflow(data: bytes) -> None:
         elif message.kind == openflow.GET_CONFIG_REPLY:
             openflow.fragments_matched(message)
         else:
-            for flow in openflow.read_flows(message)[0]:
-                loaded(flow.actions, 0)
+            for flow in openflow.read_flows([message], ()):
                 assert str(flow)
 
 
