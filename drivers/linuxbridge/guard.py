@@ -35,7 +35,7 @@ from functools import lru_cache
 from typing import Self
 
 from netplugin.api.models import PortSecurity, PortSpec
-from netplugin.host.cbpf import Assembler, BpfProgram
+from netplugin.host.cbpf import VLAN_TAG_PRESENT, Assembler, BpfProgram, Op
 from netplugin.host.names import link_local
 
 # include/uapi/linux/pkt_cls.h: TC_ACT_UNSPEC continues with the next filter, possibly a redirect.
@@ -67,7 +67,7 @@ _DESTINATION, _SOURCE, _TYPE, _PAYLOAD = 0, 6, 12, 14
 _ARP_OPERATION, _ARP_SENDER_MAC = _PAYLOAD + 6, _PAYLOAD + 8
 _ARP_SENDER_IP, _ARP_TARGET_IP = _PAYLOAD + 14, _PAYLOAD + 24
 _IPV4_SOURCE, _IPV4_DESTINATION, _IPV6_SOURCE = _PAYLOAD + 12, _PAYLOAD + 16, _PAYLOAD + 8
-_NEXT, _HERE = 0, 1  # memory slots: the number and the offset of the next header
+_NEXT = 0  # the memory slot with the number of the next header
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ NOTHING = _nothing()
 
 def _no_tags(code: Assembler) -> None:
     """Drop tagged frames. The kernel strips tags first (``skb_vlan_untag``), except for some drivers."""
-    code.load_tagged()
+    code.load(VLAN_TAG_PRESENT, 4)
     code.unequal(0, "drop")
     code.load(_TYPE, 2)
     code.equal(_TAGS, "drop")
@@ -198,7 +198,7 @@ def _own_message(code: Assembler) -> None:
     code.unequal(0x0604, "drop")
     for offset, size in ((0, 4), (4, 2)):
         code.load(_SOURCE + offset, size)
-        code.a_to_x()
+        code.add(Op.X_IS_A)
         code.load(_ARP_SENDER_MAC + offset, size)
         code.unequal_x("drop")
 
@@ -233,8 +233,8 @@ def _udp_over_ipv4(code: Assembler, otherwise: str) -> None:
     code.load(_PAYLOAD + 6, 2)
     code.mask(0x1FFF)
     code.unequal(0, otherwise)
-    code.load_x_ipv4_length(_PAYLOAD)
-    code.need(_PAYLOAD + 8, "drop", scratch=_HERE)
+    code.add(Op.LOAD_X_IPV4_LENGTH, _PAYLOAD)
+    code.need(_PAYLOAD + 8, "drop", behind_x=True)
 
 
 def _dhcp_client(code: Assembler) -> None:
@@ -265,45 +265,45 @@ def _ipv6(code: Assembler, own: _Own | None, *, routes: bool, answers: bool) -> 
         code.go("drop")
         code.label("own ipv6")
     code.load(_PAYLOAD + 6, 1)
-    code.store(_NEXT)
-    code.set_x(_PAYLOAD + 40)
+    code.add(Op.STORE_SLOT, _NEXT)
+    code.add(Op.LOAD_X, _PAYLOAD + 40)
     for number in range(_HEADERS):
-        code.load_memory(_NEXT)
+        code.add(Op.LOAD_SLOT, _NEXT)
         code.equal(_OPTIONS, f"options {number}")
         code.equal(_AUTHENTICATION, f"authentication {number}")
         code.equal(_FRAGMENT, "fragment")
         code.go("message")
         for name, unit, more in (("options", 3, 1), ("authentication", 2, 2)):
             code.label(f"{name} {number}")
-            code.need(8, "drop", scratch=_HERE)
+            code.need(8, "drop", behind_x=True)
             code.load(0, 1, behind_x=True)
-            code.store(_NEXT)
+            code.add(Op.STORE_SLOT, _NEXT)
             code.load(1, 1, behind_x=True)
-            code.plus(more)
-            code.shift(unit)
-            code.plus_x()
-            code.a_to_x()
+            code.add(Op.PLUS, more)
+            code.add(Op.SHIFT_LEFT, unit)
+            code.add(Op.PLUS_X)
+            code.add(Op.X_IS_A)
             code.go(f"header {number + 1}")
         code.label(f"header {number + 1}")
     code.go("drop")
     code.label("fragment")
-    code.need(8, "drop", scratch=_HERE)
+    code.need(8, "drop", behind_x=True)
     code.load(0, 1, behind_x=True)
     code.equal((*_OPTIONS, _FRAGMENT, _AUTHENTICATION), "drop")
-    code.store(_NEXT)
+    code.add(Op.STORE_SLOT, _NEXT)
     code.load(2, 2, behind_x=True)
     code.mask(0xFFF8)
     code.unequal(0, "pass")
-    code.x_to_a()
-    code.plus(8)
-    code.a_to_x()
+    code.add(Op.A_IS_X)
+    code.add(Op.PLUS, 8)
+    code.add(Op.X_IS_A)
     code.label("message")
-    code.load_memory(_NEXT)
+    code.add(Op.LOAD_SLOT, _NEXT)
     code.equal(_ICMPV6, "icmpv6")
     code.equal(_UDP, "udp over ipv6")
     code.go("pass")
     code.label("icmpv6")
-    code.need(1, "drop", scratch=_HERE)
+    code.need(1, "drop", behind_x=True)
     code.load(0, 1, behind_x=True)
     if not routes:
         code.equal((_ADVERTISEMENT, _REDIRECT), "drop")
@@ -311,7 +311,7 @@ def _ipv6(code: Assembler, own: _Own | None, *, routes: bool, answers: bool) -> 
         _neighbour(code, own)
     code.go("pass")
     code.label("udp over ipv6")
-    code.need(8, "drop", scratch=_HERE)
+    code.need(8, "drop", behind_x=True)
     code.load(2, 2, behind_x=True)
     if not answers:
         code.equal(_DHCPV6_CLIENT, "drop")
@@ -326,7 +326,7 @@ def _neighbour(code: Assembler, own: _Own) -> None:
         code.load(_IPV6_SOURCE + offset, 4)
         code.unequal(0, "pass")
     code.label("target")
-    code.need(24, "drop", scratch=_HERE)
+    code.need(24, "drop", behind_x=True)
     _among_ipv6(code, own.six, "pass", 8, behind_x=True)
     code.go("drop")
 

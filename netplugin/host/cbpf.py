@@ -15,19 +15,38 @@ import socket
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import IntEnum
 
-# include/uapi/linux: bpf_common.h, filter.h
-_LD, _LDX, _ST, _STX, _ALU, _JMP, _RET, _MISC = range(8)
-_W, _H, _B = 0x00, 0x08, 0x10
-_IMM, _ABS, _IND, _MEM, _LEN, _MSH = 0x00, 0x20, 0x40, 0x60, 0x80, 0xA0
-_ADD, _AND, _LSH = 0x00, 0x50, 0x60
-_JA, _JEQ, _JGE = 0x00, 0x10, 0x30
-_X, _TAX, _TXA = 0x08, 0x00, 0x80
-_SIZES = {4: _W, 2: _H, 1: _B}
-_VLAN_TAG_PRESENT = 0xFFFFF000 + 48  # SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT
+_SIZES = {4: 0x20, 2: 0x28, 1: 0x30}  # BPF_LD with BPF_ABS; with BPF_IND it is 0x20 more
 _INSTRUCTION = struct.Struct("=HBBI")
 _MOST = 4096  # BPF_MAXINSNS
 _SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h
+#: The offset at which a load finds whether the skb has a VLAN tag in its metadata (hardware-accelerated):
+#: SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT.
+VLAN_TAG_PRESENT = 0xFFFFF000 + 48
+
+
+class Op(IntEnum):
+    """Instructions (include/uapi/linux/bpf_common.h) on the accumulator A and the index register X."""
+
+    LOAD_LENGTH = 0x80  # A = the length of the frame
+    LOAD_SLOT = 0x60  # A = a slot of the memory
+    STORE_SLOT = 0x02
+    LOAD_X = 0x01  # X = a number
+    LOAD_X_IPV4_LENGTH = 0xB1  # X = the length of the IPv4 header at an offset
+    X_IS_A = 0x07
+    A_IS_X = 0x87
+    PLUS = 0x04
+    PLUS_X = 0x0C
+    MINUS_X = 0x1C
+    AND = 0x54
+    SHIFT_LEFT = 0x64
+    JUMP = 0x05
+    JUMP_IF_EQUAL = 0x15
+    JUMP_IF_EQUAL_X = 0x1D
+    JUMP_IF_LEAST = 0x35  # if A is at least the number
+    JUMP_IF_LEAST_X = 0x3D
+    RETURN = 0x06
 
 
 @dataclass(frozen=True)
@@ -53,7 +72,7 @@ class BpfProgram:
 
 @dataclass
 class Assembler:
-    """Assembles a program with labels. ``A`` is the accumulator, ``X`` the index register.
+    """Assembles a program with labels.
 
     A test is followed by a 32-bit jump, because the offsets of a test reach only 255 instructions.
     """
@@ -61,88 +80,43 @@ class Assembler:
     _code: list[tuple[int, int, int, int | str]] = field(default_factory=list)
     _labels: dict[str, int] = field(default_factory=dict)
 
-    # -- loads and arithmetic ----------------------------------------------------------------------
+    def add(self, operation: int, operand: int | str = 0) -> None:
+        self._code.append((operation, 0, 0, operand))
 
     def load(self, offset: int, size: int, *, behind_x: bool = False) -> None:
         """A = ``size`` bytes of the frame at ``offset`` (relative to X if ``behind_x``)."""
-        self._add(_LD | _SIZES[size] | (_IND if behind_x else _ABS), offset)
-
-    def load_tagged(self) -> None:
-        """A = whether the frame has a VLAN tag in the skb's metadata (hardware-accelerated tag)."""
-        self._add(_LD | _W | _ABS, _VLAN_TAG_PRESENT)
-
-    def load_memory(self, slot: int) -> None:
-        self._add(_LD | _MEM, slot)
-
-    def load_x_memory(self, slot: int) -> None:
-        self._add(_LDX | _MEM, slot)
-
-    def load_x_ipv4_length(self, offset: int) -> None:
-        """X = the length of the IPv4 header at ``offset``."""
-        self._add(_LDX | _B | _MSH, offset)
-
-    def set_x(self, value: int) -> None:
-        self._add(_LDX | _IMM, value)
-
-    def store(self, slot: int) -> None:
-        self._add(_ST, slot)
-
-    def store_x(self, slot: int) -> None:
-        self._add(_STX, slot)
-
-    def a_to_x(self) -> None:
-        self._add(_MISC | _TAX, 0)
-
-    def x_to_a(self) -> None:
-        self._add(_MISC | _TXA, 0)
+        self.add(_SIZES[size] + 0x20 * behind_x, offset)
 
     def mask(self, bits: int) -> None:
-        self._add(_ALU | _AND, bits)
-
-    def plus(self, value: int) -> None:
-        self._add(_ALU | _ADD, value)
-
-    def plus_x(self) -> None:
-        self._add(_ALU | _ADD | _X, 0)
-
-    def shift(self, bits: int) -> None:
-        self._add(_ALU | _LSH, bits)
-
-    # -- jumps -------------------------------------------------------------------------------------
+        self.add(Op.AND, bits)
 
     def equal(self, values: int | Iterable[int], label: str) -> None:
         """Jump to the label if A is one of these values."""
         for value in [values] if isinstance(values, int) else values:
-            self._test(_JEQ, value, label)
+            self._test(Op.JUMP_IF_EQUAL, value, label)
 
     def unequal(self, value: int, label: str) -> None:
-        self._test(_JEQ, value, label, met=False)
+        self._test(Op.JUMP_IF_EQUAL, value, label, met=False)
 
     def unequal_x(self, label: str) -> None:
-        self._test(_JEQ | _X, 0, label, met=False)
+        self._test(Op.JUMP_IF_EQUAL_X, 0, label, met=False)
 
     def below(self, value: int, label: str) -> None:
-        self._test(_JGE, value, label, met=False)
+        self._test(Op.JUMP_IF_LEAST, value, label, met=False)
 
-    def need(self, length: int, label: str, *, scratch: int | None = None) -> None:
-        """Jump to the label if the frame is shorter than ``length`` (with ``scratch``: X + ``length``)."""
-        if scratch is None:
-            self._add(_LD | _W | _LEN, 0)
-            self.below(length, label)
-            return
-        self.store_x(scratch)
-        self.x_to_a()
-        self.plus(length)
-        self.a_to_x()
-        self._add(_LD | _W | _LEN, 0)
-        self._test(_JGE | _X, 0, label, met=False)
-        self.load_x_memory(scratch)
+    def need(self, length: int, label: str, *, behind_x: bool = False) -> None:
+        """Jump to the label if the frame is shorter than ``length`` (with ``behind_x``: X + ``length``)."""
+        self.add(Op.LOAD_LENGTH)
+        if behind_x:
+            self._test(Op.JUMP_IF_LEAST_X, 0, label, met=False)
+            self.add(Op.MINUS_X)
+        self.below(length, label)
 
     def go(self, label: str) -> None:
-        self._add(_JMP | _JA, label)
+        self.add(Op.JUMP, label)
 
     def end(self, value: int) -> None:
-        self._add(_RET, value & 0xFFFFFFFF)
+        self.add(Op.RETURN, value & 0xFFFFFFFF)
 
     def label(self, name: str) -> None:
         assert name not in self._labels, name
@@ -159,8 +133,5 @@ class Assembler:
         return BpfProgram(bytes(code))
 
     def _test(self, operation: int, value: int, label: str, *, met: bool = True) -> None:
-        self._code.append((_JMP | operation, int(not met), int(met), value))
+        self._code.append((operation, int(not met), int(met), value))
         self.go(label)
-
-    def _add(self, operation: int, operand: int | str) -> None:
-        self._code.append((operation, 0, 0, operand))

@@ -48,9 +48,9 @@ class Flow:
         Raises: MalformedFlow.
         """
         words = [word for word in match.split(",") if word]
-        tables = [_TABLES[word] for word in words if word in _TABLES]
+        table = next((_TABLES[word] for word in words if word in _TABLES), 0)
         fields = fields_of(word for word in words if word not in _TABLES)
-        return Flow(cookie, priority, fields, actions, *tables[:1])
+        return Flow(cookie, priority, fields, actions, table)
 
     @property
     def identity(self) -> tuple[int, int, bytes]:

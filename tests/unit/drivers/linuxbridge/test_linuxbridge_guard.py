@@ -56,20 +56,18 @@ def run(program: BpfProgram, frame: bytes, *, tagged: bool = False) -> int:
                 a = len(frame)
             case 0x60:
                 a = memory[k]
-            case 0x61:
-                x = memory[k]
             case 0x01:
                 x = k
             case 0xB1:
                 x = 4 * (load(k, 1) & 0x0F)
             case 0x02:
                 memory[k] = a
-            case 0x03:
-                memory[k] = x
             case 0x04:
                 a = (a + k) & 0xFFFFFFFF
             case 0x0C:
                 a = (a + x) & 0xFFFFFFFF
+            case 0x1C:
+                a = (a - x) & 0xFFFFFFFF
             case 0x54:
                 a &= k
             case 0x64:
