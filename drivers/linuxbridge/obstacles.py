@@ -155,20 +155,20 @@ class Obstacles:
         others = dict.fromkeys((path.uplink, None))
         ends = [end for other in others for end in ((path.tap, other), (other, path.tap))]
         for chain, kind, (into, out) in product(self.filters.chains, kinds, ends):
-            judged = judge(chain, _frame(chain, kind, path, into, out))
-            if judged.then is not Then.ACCEPT:
-                found[chain, judged.then is Then.DROP, judged.where].append(kind)
+            then, where = judge(chain, _frame(chain, kind, path, into, out))
+            if then is not Then.ACCEPT:
+                found[chain, then is Then.DROP, where].append(kind)
         return found
 
     def _of_tunnels(self, tunnels: Tunnels) -> tuple[Obstacle, ...]:
         """Return the filters that surely drop VXLAN packets of the network, of all peers or of some."""
         found = defaultdict[tuple[BaseChain, str], set[str]](set)
         for chain, incoming in product(self.filters.chains, (True, False)):
-            of_any = judge(chain, _tunnel_frame(chain, tunnels, "", incoming))
-            for peer in tunnels.peers[:_MOST_PEERS] if of_any.then is Then.OTHER else ("",):
-                judged = judge(chain, _tunnel_frame(chain, tunnels, peer, incoming))
-                if judged.then is Then.DROP:
-                    found[chain, judged.where].add(peer)
+            of_any, _ = judge(chain, _tunnel_frame(chain, tunnels, "", incoming))
+            for peer in tunnels.peers[:_MOST_PEERS] if of_any is Then.OTHER else ("",):
+                then, where = judge(chain, _tunnel_frame(chain, tunnels, peer, incoming))
+                if then is Then.DROP:
+                    found[chain, where].add(peer)
         port = tunnels.udp_port
         obstacles = []
         for (chain, where), peers in found.items():

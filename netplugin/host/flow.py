@@ -45,7 +45,7 @@ class Flow:
     def make(cookie: int, priority: int, match: str, actions: bytes = NORMAL) -> Flow:
         """A flow whose match is in the words of ovs-fields(7), and ``table=5`` if it is not table 0.
 
-        Raises: MalformedFlow.
+        Raises: Malformed.
         """
         words = [word for word in match.split(",") if word]
         table = next((_TABLES[word] for word in words if word in _TABLES), 0)

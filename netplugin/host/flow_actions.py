@@ -27,7 +27,7 @@ POP_VLAN = struct.pack(">HH4x", 18, 8)
 def set_field(word: str) -> bytes:
     """Set a field to the value that a match has for it, such as ``tun_dst=10.0.0.1`` (OFPAT_SET_FIELD).
 
-    Raises: MalformedFlow.
+    Raises: Malformed.
     """
     (tlv,) = parse_word(word)
     return _action(25, tlv)

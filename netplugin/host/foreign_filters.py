@@ -7,7 +7,6 @@ host forwards (net/bridge/br_netfilter_hooks.c). Nothing here changes any of it.
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import struct
 import threading
@@ -22,7 +21,7 @@ from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
 
 from netplugin.api.errors import NetpluginError
 from netplugin.host.frame_filters import BaseChain
-from netplugin.host.kernel_events import queued
+from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.netlink import Channel, attributes, messages, text
 from netplugin.host.nfnetlink import HEAD, Nfnetlink
 from netplugin.host.nft_foreign import FAMILIES, read_foreign
@@ -110,46 +109,35 @@ def bridged_families() -> frozenset[str]:
     return frozenset(found)
 
 
-class ForeignWatch:
-    """Wakes the agent when other programs change what a frame meets; a thread, until ``close``.
+class ForeignWatch(KernelEventListener):
+    """Wakes the agent when other programs change what a frame meets.
 
     The kernel reports changes of nftables. The rest is read again and again.
     """
 
     def __init__(self, wake: Callable[[Wake], None], reader: ForeignReader, supervisor: Supervisor) -> None:
         """Raises: OSError if the kernel refuses the socket."""
-        self._wake = wake
         self._reader = reader
         self._known: ForeignFilters | None = None
+        #: When it is read again at the latest, and at the earliest.
+        self._due = self._rested = 0.0
         self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._changes.bind((0, 0))
         self._changes.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES)
-        self._stopped = threading.Event()
-        self._stop_reader, self._stop_writer = socket.socketpair()
-        self._thread = supervisor.thread("foreign-filters", self._run, self._stopped)
+        super().__init__("foreign-filters", wake, [self._changes], supervisor, _SWITCHES_S)
 
-    def close(self) -> None:
-        self._stopped.set()
-        self._stop_writer.send(b"x")
-        self._thread.join(timeout=5)
-        for end in (self._changes, self._stop_reader, self._stop_writer):
-            end.close()
-
-    def _run(self) -> None:
-        poll = select.poll()
-        for end in (self._changes, self._stop_reader):
-            poll.register(end, select.POLLIN)
-        due = 0.0
-        while not self._stopped.is_set():
-            changed = self._is_changed() or bridged_families() != (self._known and self._known.bridged)
-            if changed or time.monotonic() >= due:
-                begun = time.monotonic()
-                before, self._known = self._known, self._reader.read(begun + _READ_S)
-                if before not in (None, self._known):
-                    self._wake(Wake("the packet filters of other programs have changed"))
-                due = time.monotonic() + _LEGACY_S
-                self._stopped.wait(_PAUSE * (time.monotonic() - begun))
-            poll.poll(_SWITCHES_S * 1000)
+    def decode(self, own: frozenset[str] | None) -> list[Wake]:
+        changed = self._is_changed() or bridged_families() != (self._known and self._known.bridged)
+        if not changed and time.monotonic() < self._due:
+            return []
+        if self._stopped.wait(self._rested - time.monotonic()):
+            return []
+        begun = time.monotonic()
+        before = self._known or self._reader.read(begun + _READ_S, anew=False)
+        self._known = self._reader.read(begun + _READ_S)
+        ended = time.monotonic()
+        self._due, self._rested = ended + _LEGACY_S, ended + _PAUSE * (ended - begun)
+        return [Wake("the packet filters of other programs have changed")] if before != self._known else []
 
     def _is_changed(self) -> bool:
         """Whether another program has changed nftables, or it is not known."""

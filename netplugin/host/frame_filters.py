@@ -117,24 +117,19 @@ class BaseChain:
         return f"chain {self.chain} of {self.table}"
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """``then`` is OTHER if the rules do not decide it. ``where`` names the chain or rule that drops."""
+def judge(base: BaseChain, frame: Frame | None) -> tuple[Then, str]:
+    """Say what a chain does with a frame (None: it does not pass it), and which chain or rule drops it.
 
-    then: Then
-    where: str = ""
-
-
-def judge(base: BaseChain, frame: Frame | None) -> Judgement:
-    """Say what a chain does with a frame; None: it does not pass it."""
+    OTHER if the rules do not decide it.
+    """
     if frame is None:
-        return Judgement(Then.ACCEPT)
-    found = dict(_Judge(base.table, frame).chain(base.chain))
+        return Then.ACCEPT, ""
+    found = dict(_Judge(base.table, frame).chain(base.chain, 1))
     if found.pop(Then.NEXT, None) is not None:
         found.setdefault(base.policy, f"the policy of {base}")
     if len(found) == 1 and Then.OTHER not in found:
-        return Judgement(*found.popitem())
-    return Judgement(Then.OTHER, found.get(Then.DROP) or found.get(Then.OTHER) or str(base))
+        return found.popitem()
+    return Then.OTHER, found.get(Then.DROP) or found.get(Then.OTHER) or str(base)
 
 
 class _Judge:
@@ -142,28 +137,26 @@ class _Judge:
         self._table = table
         self._frame = frame
         self._known: dict[str, dict[Then, str]] = {}
-        self._rules = self._calls = 0
+        self._rules = 0
 
-    def chain(self, name: str) -> dict[Then, str]:
+    def chain(self, name: str, calls: int) -> dict[Then, str]:
         """Return what can become of a frame in a chain, each with the last place that does it."""
         if name not in self._known:
-            self._calls += 1
-            self._known[name] = self._of(name)
-            self._calls -= 1
+            self._known[name] = self._of(name, calls)
         return self._known[name]
 
-    def _of(self, name: str) -> dict[Then, str]:
+    def _of(self, name: str, calls: int) -> dict[Then, str]:
         found: dict[Then, str] = {}
         for rule in self._table.chains.get(name, ()):
             self._rules += 1
-            if self._rules > _MOST_RULES or self._calls > _MOST_CALLS:
+            if self._rules > _MOST_RULES or calls > _MOST_CALLS:
                 return {Then.OTHER: f"chain {name} of {self._table}, where too many rules come together"}
             applies = rule.applies(self._frame)
             if applies is False:
                 continue
             verdict = rule.verdict
             if verdict.chain:
-                results = self.chain(verdict.chain)
+                results = self.chain(verdict.chain, calls + 1)
             else:
                 results = {verdict.then: f"rule {rule.number} of chain {name} of {self._table}"}
             found |= {t: w for t, w in results.items() if t is not Then.NEXT or verdict.leaves}

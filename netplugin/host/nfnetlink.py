@@ -33,6 +33,7 @@ from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host import netlink
+from netplugin.host.kernel_events import queued
 from netplugin.host.netlink import ANSWER_S, HEADER_BYTES, Channel, Interrupted, Kept, attribute, attributes
 from netplugin.host.processes import remaining
 from netplugin.host.threaded_call import ThreadedCall
@@ -173,9 +174,8 @@ def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
 
 def dump(channel: Channel, family: int, message: Message) -> Iterator[bytes]:
     """Yield all objects that a request asks for. Raises: OSError, TimeoutError, netlink.Interrupted."""
-    for _, answer in channel.request(
-        _KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_DUMP
-    ):
+    answers = channel.request(_KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_DUMP)
+    for _, answer in answers:
         yield answer[HEADER_BYTES:]
 
 
@@ -211,10 +211,6 @@ def unpacked(data: bytes, count: int, offset: int = 0) -> list[bytes]:
     return [found.get(number, b"") for number in range(1, count + 1)]
 
 
-def text_attribute(kind: int, name: str) -> bytes:
-    return attribute(kind, name.encode() + b"\0")
-
-
 # -- a transaction ---------------------------------------------------------------------------------
 
 
@@ -245,16 +241,9 @@ def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
     """
     refused: dict[int, str] = {}
     generations, heard = 0, False
-    while True:
-        try:
-            data = channel.socket.recv(1 << 17, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            break
-        except OSError as lost:
-            if lost.errno != errno.ENOBUFS:
-                raise
+    for data in queued(channel.socket):
+        if not data:
             refused[0] = "more is wrong than the kernel could tell"
-            continue
         for number, kind, marks, message in netlink.numbered(data):
             if kind == NLMSG_ERROR:
                 heard = True

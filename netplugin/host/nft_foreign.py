@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from netplugin.host.frame_filters import BaseChain, Condition, Filters, Rule, Then, Verdict
 from netplugin.host.netlink import Channel, attributes, text
-from netplugin.host.nfnetlink import HEAD, Message, dump, text_attribute
+from netplugin.host.nfnetlink import HEAD, Message, dump, packed, unpacked
 
 #: Of the kernel (NFPROTO_*): its number, and nft's name.
 FAMILIES: Mapping[int, str] = MappingProxyType(
@@ -25,18 +25,13 @@ _HOOKS = ("prerouting", "input", "forward", "output", "postrouting", "ingress")
 _HOOKS_OF = MappingProxyType({"arp": ("input", "output", "forward"), "netdev": ("ingress", "egress")})
 # include/uapi/linux/netfilter/nf_tables.h
 _GETCHAIN, _GETRULE, _GETSET, _GETSETELEM = 4, 7, 10, 13
-_CHAIN_TABLE, _CHAIN_NAME, _CHAIN_HOOK, _CHAIN_POLICY, _CHAIN_TYPE = 1, 3, 4, 5, 7
-_HOOK_NUMBER, _HOOK_DEVICE, _HOOK_DEVICES = 1, 3, 4
-_TABLE, _RULE_CHAIN, _RULE_EXPRESSIONS = 1, 2, 4
-_SET_NAME, _SET_FLAGS, _SET_KEY_TYPE, _SET_KEY_LEN = 2, 3, 4, 5
+#: Flags of sets, and of their elements.
 _INTERVAL, _MAP, _EVAL, _CONCATENATION = 0x4, 0x8, 0x20, 0x80
-_ELEMENTS_SET, _ELEMENTS, _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_FLAGS = 2, 3, 1, 2, 3
 _INTERVAL_END, _CATCH_ALL = 1, 2
-_VALUE, _VERDICT, _CODE, _TARGET = 1, 2, 1, 2
 #: nft's numbers of types of keys that no frame is known by here: addresses, and concatenations (from 64).
 _ADDRESSES, _CONCATENATED = frozenset({7, 8, 9}), 64
-#: Kinds of named objects that count packets, or help conntrack; attributes of ``dynset`` with conditions.
-_COUNTER, _HELPER, _LIMITS = 1, 3, frozenset({7, 10})
+#: Kinds of named objects that count packets, or help conntrack.
+_COUNTER, _HELPER = 1, 3
 
 #: Expressions and targets of iptables that let the rule go on, and those that end it.
 _PASSING = frozenset(
@@ -58,7 +53,6 @@ _CODES = MappingProxyType(
 _Elements = tuple[tuple[bytes, bytes, Verdict], ...]
 #: No frame is known by a key of this length, so it may be in the set or not.
 _UNKNOWN: _Elements = ((b"", bytes(128), Verdict(Then.OTHER)),)
-_Attributes = Mapping[int, bytes]
 
 
 def read_foreign(channel: Channel, ours: Collection[tuple[str, str]]) -> tuple[BaseChain, ...]:
@@ -67,52 +61,51 @@ def read_foreign(channel: Channel, ours: Collection[tuple[str, str]]) -> tuple[B
     Chains for NAT are left out: they see the first packet of a connection, and change addresses.
     Raises: OSError, TimeoutError, netlink.Interrupted.
     """
-    bases: dict[tuple[str, str], list[_Attributes]] = defaultdict(list)
+    bases: dict[tuple[str, str], list[tuple[bytes, bytes, bytes]]] = defaultdict(list)
     for each in dump(channel, _ANY, Message(_GETCHAIN, b"")):
-        family, chain = FAMILIES.get(each[0], ""), dict(attributes(each, HEAD))
-        table = family, text(chain.get(_CHAIN_TABLE))
-        if _CHAIN_HOOK in chain and family and table not in ours and text(chain.get(_CHAIN_TYPE)) != "nat":
-            bases[table].append(chain)
+        owner, _, name, hook, policy, _, kind = unpacked(each, 7, HEAD)
+        table = FAMILIES.get(each[0], ""), text(owner)
+        if hook and table[0] and table not in ours and text(kind) != "nat":
+            bases[table].append((name, hook, policy))
     found: list[BaseChain] = []
-    for (family, name), chains in sorted(bases.items()):
-        filters = Filters(family, name, chains=_chains(channel, family, name))
-        found += [_base(chain, filters) for chain in chains]
+    for table, chains in sorted(bases.items()):
+        filters = Filters(*table, chains=_chains(channel, *table))
+        found += [_base(*chain, filters) for chain in chains]
     return tuple(found)
 
 
-def _base(chain: _Attributes, table: Filters) -> BaseChain:
-    hook = _nested(chain[_CHAIN_HOOK])
-    names, number = _HOOKS_OF.get(table.family, _HOOKS), _number(hook.get(_HOOK_NUMBER))
-    devices = [value for _, value in attributes(hook.get(_HOOK_DEVICES, b""))]
+def _base(name: bytes, hook: bytes, policy: bytes, table: Filters) -> BaseChain:
+    number, _, device, devices = unpacked(hook, 4)
+    hooks = dict(enumerate(_HOOKS_OF.get(table.family, _HOOKS)))
     return BaseChain(
-        names[number] if number < len(names) else "",
-        text(chain.get(_CHAIN_NAME)),
-        Then.ACCEPT if _number(chain.get(_CHAIN_POLICY, b"\1")) else Then.DROP,
+        hooks.get(_number(number), ""),
+        text(name),
+        Then.ACCEPT if _number(policy or b"\1") else Then.DROP,
         table,
-        tuple(sorted({text(each) for each in [*devices, hook.get(_HOOK_DEVICE, b"")]} - {""})),
+        tuple(sorted({text(each) for each in (device, *dict(attributes(devices)).values())} - {""})),
     )
 
 
 def _chains(channel: Channel, family: str, table: str) -> Mapping[str, tuple[Rule, ...]]:
     number_of = {name: number for number, name in FAMILIES.items()}
 
-    def listed(kind: int, more: bytes = b"") -> list[_Attributes]:
-        request = Message(kind, text_attribute(_TABLE, table) + more)
-        return [dict(attributes(each, HEAD)) for each in dump(channel, number_of[family], request)]
+    def listed(kind: int, count: int, name: str | None = None) -> list[list[bytes]]:
+        request = Message(kind, packed(table, name))
+        return [unpacked(each, count, HEAD) for each in dump(channel, number_of[family], request)]
 
     rules: dict[str, list[bytes]] = defaultdict(list)
-    for each in listed(_GETRULE):
-        rules[text(each.get(_RULE_CHAIN))].append(each.get(_RULE_EXPRESSIONS, b""))
-    sets = {text(each.get(_SET_NAME)): each for each in listed(_GETSET) if text(each.get(_TABLE)) == table}
+    for _, chain, _, expressions in listed(_GETRULE, 4):
+        rules[text(chain)].append(expressions)
+    sets = {text(name): of for owner, name, *of in listed(_GETSET, 5) if text(owner) == table}
 
     def elements_of(name: str) -> _Elements:
-        of = sets.get(name, {})
-        kind, flags = _number(of.get(_SET_KEY_TYPE)), _number(of.get(_SET_FLAGS))
-        if not of or kind >= _CONCATENATED or kind in _ADDRESSES or flags & (_EVAL | _CONCATENATION):
+        flags, kind, length = map(_number, sets.get(name, [b"", b"", b""]))
+        of_unknown = kind >= _CONCATENATED or kind in _ADDRESSES or flags & (_EVAL | _CONCATENATION)
+        if of_unknown or name not in sets:
             return _UNKNOWN  # its keys are not worth reading
-        messages = listed(_GETSETELEM, text_attribute(_ELEMENTS_SET, name))
-        found = [_nested(each) for message in messages for _, each in attributes(message.get(_ELEMENTS, b""))]
-        return _elements(found, flags, _number(of.get(_SET_KEY_LEN)))
+        lists = (elements for _, _, elements in listed(_GETSETELEM, 3, name))
+        found = [unpacked(each, 3) for elements in lists for _, each in attributes(elements)]
+        return _elements(found, flags, length)
 
     return {
         chain: tuple(rule for number, each in enumerate(of, 1) for rule in _rules(number, each, elements_of))
@@ -120,19 +113,18 @@ def _chains(channel: Channel, family: str, table: str) -> Mapping[str, tuple[Rul
     }
 
 
-def _elements(found: list[dict[int, bytes]], flags: int, length: int) -> _Elements:
+def _elements(found: list[list[bytes]], flags: int, length: int) -> _Elements:
     keys = []
-    for each in found:
-        mark = _number(each.get(_ELEMENT_FLAGS))
-        if mark & _CATCH_ALL:
+    for key, data, mark in found:
+        if _number(mark) & _CATCH_ALL:
             return _UNKNOWN
-        then = _verdict(each.get(_ELEMENT_DATA)) if flags & _MAP else Verdict(Then.NEXT)
-        keys.append((_value(each.get(_ELEMENT_KEY)), mark & _INTERVAL_END, then))
+        then = _verdict(data) if flags & _MAP else Verdict(Then.NEXT)
+        keys.append((_value(key), _number(mark) & _INTERVAL_END, then))
     if not flags & _INTERVAL:
         return tuple((key, key, then) for key, _, then in keys)
     # An interval ends before the next key, which is the begin of another one or an end.
     keys.sort(key=lambda each: (each[0], not each[1]))
-    following = [*(int.from_bytes(key, "big") for key, *_ in keys[1:]), 1 << 8 * length]
+    following = [*(_number(key) for key, *_ in keys[1:]), 1 << 8 * length]
     return tuple(
         (key, (max(after, 1) - 1).to_bytes(length, "big"), then)
         for (key, is_end, then), after in zip(keys, following, strict=True)
@@ -149,51 +141,51 @@ def _rules(number: int, expressions: bytes, elements_of: Callable[[str], _Elemen
     #: By register: what of the frame it has, as a condition that has nothing to compare with yet.
     registers: dict[bytes, Condition] = {}
     for _, expression in attributes(expressions):
-        parts = _nested(expression)
-        name, data = text(parts.get(1)), _nested(parts.get(2))
-        first, second = data.get(1, b""), data.get(2, b"")
-        loaded = registers.get(first, Condition())
-        match name:
+        name, data = unpacked(expression, 2)
+        first, second, third, fourth, fifth, sixth, *more = unpacked(data, 10)
+        loaded, kind = registers.get(first, Condition()), text(name)
+        match kind:
             case "meta" | "ct" | "payload":
                 if first:  # otherwise it sets something, and goes on
-                    registers[first] = Condition((name, *(_number(data[k]) for k in (2, 3, 4) if k in data)))
+                    key = (_number(each) for each in (second, third, fourth) if each)
+                    registers[first] = Condition((kind, *key))
             case "immediate" if not _number(first):
                 yield Rule(number, tuple(found), _verdict(second))
                 return
             case "immediate":
                 registers.pop(first, None)
             case "cmp":
-                found.append(_compared(loaded, _number(second), _value(data.get(3))))
+                found.append(_compared(loaded, _number(second), _value(third)))
             case "range":
-                between = _value(data.get(3)), _value(data.get(4))
+                between = _value(third), _value(fourth)
                 found.append(replace(loaded, ranges=(between,), inside=not _number(second)))
             case "bitwise":
-                is_mask = not (_number(data.get(6)) or any(_value(data.get(5))) or loaded.mask)
-                registers[second] = replace(loaded, mask=_value(data.get(4))) if is_mask else Condition()
+                is_mask = not (_number(sixth) or any(_value(fifth)) or loaded.mask)
+                registers[second] = replace(loaded, mask=_value(fourth)) if is_mask else Condition()
             case "lookup":
-                loaded, into = registers.get(second, Condition()), data.get(3)
+                loaded = registers.get(second, Condition())
                 elements = elements_of(text(first))
-                if into is not None and not _number(into):
+                if third and not _number(third):
                     for low, high, verdict in elements:
                         yield Rule(number, (*found, replace(loaded, ranges=((low, high),))), verdict)
                     return
                 ranges = tuple((low, high) for low, high, _ in elements)
-                found.append(replace(loaded, ranges=ranges, inside=not _number(data.get(5)) & 1))
-                registers.pop(into or b"", None)
+                found.append(replace(loaded, ranges=ranges, inside=not _number(fifth) & 1))
+                registers.pop(third, None)
             case "match":
-                found += matched(text(first), data.get(3, b""))
+                found += matched(text(first), third)
             case "target":
                 if (then := ended_by(text(first))) is not None:
                     yield Rule(number, tuple(found), Verdict(then))
                     return
             case "objref" if _number(first) in (_COUNTER, _HELPER):
                 pass
-            case "dynset" if not data.keys() & _LIMITS:
+            case "dynset" if not (more[0] or more[3]):  # expressions with conditions, such as a limit
                 pass
-            case _ if name in _ENDING:
-                yield Rule(number, tuple(found), Verdict(_ENDING[name]))
+            case _ if kind in _ENDING:
+                yield Rule(number, tuple(found), Verdict(_ENDING[kind]))
                 return
-            case _ if name not in _PASSING:
+            case _ if kind not in _PASSING:
                 registers.clear()
                 found.append(Condition())
 
@@ -205,11 +197,10 @@ def _compared(loaded: Condition, operation: int, value: bytes) -> Condition:
     return replace(loaded, ranges=((low, high),), inside=operation in (0, 3, 5))
 
 
-def _verdict(data: bytes | None) -> Verdict:
-    found = _nested(_nested(data).get(_VERDICT))
-    code = int.from_bytes(found.get(_CODE, b""), "big", signed=True)
-    then, leaves = _CODES.get(code, (Then.OTHER, False))
-    return Verdict(then, text(found.get(_TARGET)), leaves)
+def _verdict(data: bytes) -> Verdict:
+    code, chain = unpacked(unpacked(data, 2)[1], 2)
+    then, leaves = _CODES.get(int.from_bytes(code, "big", signed=True), (Then.OTHER, False))
+    return Verdict(then, text(chain), leaves)
 
 
 # -- matches and targets of iptables ---------------------------------------------------------------
@@ -262,13 +253,9 @@ def _ports(info: bytes, inverted: int) -> Iterator[Condition]:
     yield Condition(("payload", 2, 2, 2), (to,), not inverted & 2)
 
 
-def _nested(data: bytes | None) -> dict[int, bytes]:
-    return dict(attributes(data or b""))
+def _value(data: bytes) -> bytes:
+    return unpacked(data, 1)[0]
 
 
-def _value(data: bytes | None) -> bytes:
-    return _nested(data).get(_VALUE, b"")
-
-
-def _number(data: bytes | None) -> int:
-    return int.from_bytes(data or b"", "big")
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "big")

@@ -38,11 +38,6 @@ def udata(*values: int | bytes | None) -> bytes:
     return found
 
 
-def unnamed(base: int, offset: int, length: int) -> KeyType:
-    """Bits of a header that have no name, as a part of a key. ``base``: see ``nft_rules``."""
-    return KeyType(_INTEGER, length // 8, udata(0, 0, base + 1, offset, length))
-
-
 def concatenation(*parts: KeyType) -> KeyType:
     """The type of keys with several parts."""
     number = length = 0
@@ -59,3 +54,5 @@ PORT = KeyType(_PORT, 2, udata(_NETWORK_ORDER))
 UDP_TO = KeyType(_PORT, 2, udata(6, 2))
 IPV4_FROM = KeyType(_IPV4, 4, udata(12, 11))
 IPV6_FROM = KeyType(_IPV6, 16, udata(13, 8))
+#: The VNI has no name there: the transport header, how many bits of it are before the VNI, and its bits.
+VNI = KeyType(_INTEGER, 3, udata(0, 0, 3, 96, 24))

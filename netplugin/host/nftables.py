@@ -40,10 +40,6 @@ class Chain:
     prio: int | None = None
     policy: str | None = None
 
-    def definition(self) -> Chain:
-        """The chain without its rules."""
-        return replace(self, rules=())
-
 
 @dataclass(frozen=True)
 class Table:

@@ -15,9 +15,9 @@ from netplugin.host import openflow_messages as m
 from netplugin.host.flow import COOKIE_MARK, MARK_MASK, Flow
 from netplugin.host.openflow_connection import STEP, Connection
 from netplugin.host.ovs_sockets import OvsSockets
+from netplugin.host.oxm import Malformed
 from netplugin.host.processes import remaining
 
-_WHOLE_COOKIE = (1 << 64) - 1
 #: The least time that an exchange gets, in seconds: what another wait has used up must not make it fail.
 _LEAST_S = 0.05
 _FIX = "look into the log of ovs-vswitchd, and restart it"
@@ -115,7 +115,7 @@ class OpenFlow:
         wanted = (
             [(COOKIE_MARK, MARK_MASK | without)]
             if cookies is None
-            else [(cookie, _WHOLE_COOKIE) for cookie in sorted(set(cookies))]
+            else [(cookie, m.WHOLE_COOKIE) for cookie in sorted(set(cookies))]
         )
         asked = {xid: m.request_flows(xid, *cookie) for xid, cookie in enumerate(wanted, 1)}
         read = partial(m.read_flows, requests=asked)
@@ -140,11 +140,11 @@ class OpenFlow:
         flow_mods += map(m.delete_strict, gone)
         added = dict(enumerate(flows, m.FIRST_IN_BUNDLE + len(flow_mods)))
         filled = m.bundle([*flow_mods, *map(m.add, added.values())])
-        asked = {xid: m.request_flows(xid, cookie, _WHOLE_COOKIE) for xid, cookie in enumerate(read, 2)}
+        asked = {xid: m.request_flows(xid, cookie, m.WHOLE_COOKIE) for xid, cookie in enumerate(read, 2)}
 
         def committed(answers: Sequence[m.Message]) -> list[Flow]:
             if [answer.kind for answer in answers[:1]] != [m.BUNDLE_CONTROL]:
-                raise m.Malformed("nothing to the commit of a bundle")
+                raise Malformed("nothing to the commit of a bundle")
             return m.read_flows(answers[1:], asked)
 
         return self._exchange(bridge, [filled, [m.commit(), *asked.values()]], deadline, committed, added)
@@ -308,7 +308,7 @@ class OpenFlow:
             return read(answers)
         except BaseException as failed:
             kept.drop()
-            if isinstance(failed, m.Malformed):
+            if isinstance(failed, Malformed):
                 raise HostError(f"{bridge}: vswitchd answered with {failed}", step=STEP, fix=_FIX) from failed
             if isinstance(failed, HostError) and (gone := self._gone()) is not None:
                 raise gone from failed

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 from netplugin.host import openflow_messages as m
+from netplugin.host.oxm import Malformed
 from netplugin.host.processes import remaining
 
 STEP = "openflow"
@@ -68,7 +69,7 @@ class Connection:
                     self._serve(message)
         except BlockingIOError:
             return True
-        except (OSError, m.Malformed, NetpluginError):
+        except (OSError, Malformed, NetpluginError):
             return False
         return False
 
@@ -128,7 +129,7 @@ class Connection:
         self._received += data
         try:
             return m.split(self._received)
-        except m.Malformed as error:
+        except Malformed as error:
             raise self._failed(str(error)) from error
 
     def _serve(self, message: m.Message) -> bool:
@@ -140,7 +141,7 @@ class Connection:
             self._changed(m.read_changes(message))
         elif message.kind == m.ECHO_REQUEST:
             self._unsent += m.message(m.ECHO_REPLY, message.xid, message.body)
-        elif message.kind == m.HELLO and not m.speaks(message):
+        elif message.kind == m.ERROR and m.is_of_version(message):
             bridge = self._path.stem
             raise HostError(
                 f"{bridge} does not speak OpenFlow 1.4",

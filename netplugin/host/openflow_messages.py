@@ -14,7 +14,7 @@ from typing import Any
 
 from netplugin.host.flow import Flow, is_marked
 from netplugin.host.flow_actions import output
-from netplugin.host.oxm import MalformedFlow, read_fields
+from netplugin.host.oxm import Malformed, port_number, read_fields
 
 VERSION = 5
 # ofp_type
@@ -30,7 +30,7 @@ _ANY = 0xFFFFFFFF
 _ANY_TABLE = 0xFF
 _TABLE = 0xFFF9  # OFPP_TABLE
 _ADD, _DELETE, _DELETE_STRICT = 0, 3, 4  # ofp_flow_mod_command
-_FLOW_MOD_BODY = struct.Struct(">QQBBHHHIIIHH")
+WHOLE_COOKIE = (1 << 64) - 1
 _STATS = struct.Struct(">HBxIIHHHHH2xQQQ")  # ofp_flow_stats
 _AGGREGATE_STATS = struct.Struct(">QQI4x")  # ofp_aggregate_stats_reply
 # ofp_multipart_type; OFPMPF_REPLY_MORE; bytes before the body of a part
@@ -74,15 +74,10 @@ _ERRORS = {
 }
 
 
-class Malformed(ValueError):
-    """Bytes that are no message of OpenFlow 1.4, or a message that is not what it says."""
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message that was received; ``body`` is without the header."""
 
-    version: int
     kind: int
     xid: int
     body: bytes
@@ -97,7 +92,7 @@ def split(data: bytearray) -> list[Message]:
             raise Malformed(f"no OpenFlow 1.4: {bytes(data[at : at + 16]).hex(' ')}")
         if len(data) - at < length:
             break
-        found.append(Message(version, kind, xid, bytes(data[at + _HEADER.size : at + length])))
+        found.append(Message(kind, xid, bytes(data[at + _HEADER.size : at + length])))
         at += length
     del data[:at]
     return found
@@ -116,13 +111,6 @@ def hello(xid: int) -> bytes:
     return message(HELLO, xid, struct.pack(">HHI", 1, 8, 1 << VERSION))
 
 
-def speaks(greeting: Message) -> bool:
-    """Whether who sent this OFPT_HELLO speaks version 1.4 (section 6.3.1)."""
-    if greeting.body[:4] == struct.pack(">HH", 1, 8) and len(greeting.body) >= 8:
-        return bool(int.from_bytes(greeting.body[4:8], "big") >> VERSION & 1)
-    return greeting.version >= VERSION
-
-
 def barrier(xid: int) -> bytes:
     """Answered after all that was sent before."""
     return message(_BARRIER_REQUEST, xid)
@@ -136,26 +124,25 @@ def _match(fields: bytes) -> bytes:
     return struct.pack(">HH", 1, 4 + len(fields)) + fields + bytes(-(4 + len(fields)) % 8)
 
 
-def _flow_mod(command: int, cookie: int, mask: int, table: int, priority: int, rest: bytes) -> bytes:
-    return _FLOW_MOD_BODY.pack(cookie, mask, table, command, 0, 0, priority, _ANY, _ANY, _ANY, 0, 0) + rest
+def _flow_mod(command: int, flow: Flow, mask: int = 0, instructions: bytes = b"") -> bytes:
+    head = flow.cookie, mask, flow.table, command, 0, 0, flow.priority, _ANY, _ANY, _ANY, 0, 0
+    return struct.pack(">QQBBHHHIIIHH", *head) + _match(flow.fields) + instructions
 
 
 def add(flow: Flow) -> bytes:
     """The body of an OFPT_FLOW_MOD that adds a flow, or replaces the one of the same identity."""
     apply = struct.pack(">HH4x", _APPLY_ACTIONS, 8 + len(flow.actions)) + flow.actions
-    rest = _match(flow.fields) + (apply if flow.actions else b"")
-    return _flow_mod(_ADD, flow.cookie, 0, flow.table, flow.priority, rest)
+    return _flow_mod(_ADD, flow, instructions=apply if flow.actions else b"")
 
 
 def delete(cookie: int) -> bytes:
     """The body that deletes the flows of a cookie, from all tables."""
-    return _flow_mod(_DELETE, cookie, (1 << 64) - 1, _ANY_TABLE, 0, _match(b""))
+    return _flow_mod(_DELETE, Flow(cookie, 0, b"", b"", _ANY_TABLE), WHOLE_COOKIE)
 
 
 def delete_strict(flow: Flow) -> bytes:
     """The body that deletes one flow, if it has the cookie."""
-    rest = _match(flow.fields)
-    return _flow_mod(_DELETE_STRICT, flow.cookie, (1 << 64) - 1, flow.table, flow.priority, rest)
+    return _flow_mod(_DELETE_STRICT, flow, WHOLE_COOKIE)
 
 
 def bundle(flow_mods: Iterable[bytes]) -> list[bytes]:
@@ -255,10 +242,7 @@ def _read_rule(rest: bytes) -> tuple[bytes, bytes]:
     behind = -(-length // 8) * 8
     if rest[:2] != b"\0\1" or length < 4 or behind > len(rest):
         raise Malformed("a flow without an OXM match")
-    try:
-        fields = read_fields(rest[4:length])
-    except MalformedFlow as error:
-        raise Malformed(str(error)) from error
+    fields = read_fields(rest[4:length])
     instructions = rest[behind:]
     if not instructions:
         return fields, b""
@@ -317,27 +301,18 @@ def read_changes(reply: Message) -> Changed:
 # -- Ports. --------------------------------------------------------------------------------------------
 
 _PORT = struct.Struct(">IH2x6s2x16sII")  # ofp_port without its properties
-_PORT_MOD_BODY = struct.Struct(">I4x6s2xII")
 _NO_FORWARD = 1 << 5  # OFPPC_NO_FWD
 
 
 @dataclass(frozen=True, slots=True)
 class PortState:
-    """A port of a bridge: its number, hardware address and configuration (ofp_port_config)."""
+    """A port of a bridge. ``ofport``: its number as the database has it, in 16 bits. ``is_shut``: whether
+    frames that are forwarded to it are dropped.
+    """
 
-    number: int
+    ofport: int
     address: bytes
-    config: int
-
-    @property
-    def ofport(self) -> int:
-        """The number as the database has it, in 16 bits."""
-        return self.number & 0xFFFF
-
-    @property
-    def is_shut(self) -> bool:
-        """Whether frames that are forwarded to it are dropped."""
-        return bool(self.config & _NO_FORWARD)
+    is_shut: bool
 
 
 def request_ports(xid: int) -> bytes:
@@ -349,13 +324,14 @@ def read_ports(answers: Sequence[Message], request: int) -> list[PortState]:
     """The answer to ``request_ports`` with this transaction id. Raises: Malformed."""
     parts = _parts(answers, _PORT_DESC, [request], "port")
     found = [head for part in parts for head, _ in _entries(part, _PORT, 1, "port")]
-    return [PortState(number, address, config) for number, _, address, _, config, _ in found]
+    return [PortState(head[0] & 0xFFFF, head[2], bool(head[4] & _NO_FORWARD)) for head in found]
 
 
 def set_port(xid: int, port: PortState, *, shut: bool) -> bytes:
     """Set whether frames that are forwarded to the port are dropped (OFPT_PORT_MOD)."""
     config = _NO_FORWARD if shut else 0
-    return message(_PORT_MOD, xid, _PORT_MOD_BODY.pack(port.number, port.address, config, _NO_FORWARD))
+    body = struct.pack(">I4x6s2xII", port_number(port.ofport), port.address, config, _NO_FORWARD)
+    return message(_PORT_MOD, xid, body)
 
 
 def packet_out(xid: int, ofport: int, frame: bytes) -> bytes:
@@ -380,6 +356,11 @@ def fragments_matched(reply: Message) -> bool:
 
 
 # -- Errors. -------------------------------------------------------------------------------------------
+
+
+def is_of_version(reply: Message) -> bool:
+    """Whether an OFPT_ERROR says that the bridge speaks no version of our OFPT_HELLO (OFPET_HELLO_FAILED)."""
+    return reply.body[:2] == b"\0\0"
 
 
 def error_name(reply: Message) -> str:

@@ -21,8 +21,8 @@ _VID_PRESENT = 0x1000  # OFPVID_PRESENT
 _VID_BITS = 0x1FFF  # OXM_OF_VLAN_VID has no priority
 
 
-class MalformedFlow(ValueError):
-    """A word that is not in the vocabulary of our flows, or bytes that are no match."""
+class Malformed(ValueError):
+    """A word that is not in the vocabulary of our flows, or bytes that are not what they say."""
 
 
 def port_number(ofport: int) -> int:
@@ -143,7 +143,7 @@ _PROTOCOLS = {
 
 @lru_cache(maxsize=512)  # most words are in the flows of every port, the others in several of one port
 def parse_word(word: str) -> tuple[bytes, ...]:
-    """The TLVs of one word of a match. Raises: MalformedFlow."""
+    """The TLVs of one word of a match. Raises: Malformed."""
     if word in _PROTOCOLS:
         return _PROTOCOLS[word]
     name, _, text = word.partition("=")
@@ -155,7 +155,7 @@ def parse_word(word: str) -> tuple[bytes, ...]:
             value, slash, mask = text.partition("/")
             tlv = field.tlv(field.kind.parse(value), _parse_mask(field, mask) if slash else None)
     except (KeyError, ValueError) as error:
-        raise MalformedFlow(f"{word!r} is not in the vocabulary of our flows") from error
+        raise Malformed(f"{word!r} is not in the vocabulary of our flows") from error
     return (tlv,) if tlv else ()
 
 
@@ -167,12 +167,12 @@ def _parse_mask(field: _Field, text: str) -> int:
 
 
 def fields_of(words: Iterable[str]) -> bytes:
-    """The fields that the words of a match say. Raises: MalformedFlow."""
+    """The fields that the words of a match say. Raises: Malformed."""
     return b"".join(sorted(tlv for word in words for tlv in parse_word(word)))
 
 
 def read_fields(data: bytes) -> bytes:
-    """The same fields as OVS sends them, in its own order. Raises: MalformedFlow."""
+    """The same fields as OVS sends them, in its own order. Raises: Malformed."""
     return b"".join(sorted(_split(data)))
 
 
@@ -181,7 +181,7 @@ def _split(data: bytes) -> list[bytes]:
     while at < end:
         following = at + 4 + data[at + 3] if at + 4 <= end else end + 1
         if following > end:
-            raise MalformedFlow("a field ends behind its match")
+            raise Malformed("a field ends behind its match")
         tlvs.append(data[at:following])
         at = following
     return tlvs

@@ -21,7 +21,7 @@ from netplugin.host import nft_rules as nft
 from netplugin.host import nft_sets
 from netplugin.host.nfnetlink import Nfnetlink
 from netplugin.host.nft_rules import COUNTER, DROP, Extension, Match, Member, Payload, Rule
-from netplugin.host.nft_sets import KeyType, concatenation, unnamed
+from netplugin.host.nft_sets import KeyType, concatenation
 from netplugin.host.nftables import (
     AddElement,
     AddSet,
@@ -41,7 +41,6 @@ _COUNTED_DROP = (COUNTER, DROP)
 
 # The VNI: after 8 bytes of UDP and 4 of VXLAN.
 _TO_PORT, _VNI = Payload(nft.TRANSPORT, 2, 2), Payload(nft.TRANSPORT, 12, 3)
-_OF_VNI = unnamed(nft.TRANSPORT, 96, 24)
 _IPV4_FROM, _IPV6_FROM = Payload(nft.NETWORK, 12, 4), Payload(nft.NETWORK, 8, 16)
 _IPV6_TO = Payload(nft.NETWORK, 24, 16)
 _OVER_IPV4, _OVER_IPV6 = (Match(nft.NFPROTO, bytes((f,))) for f in (socket.AF_INET, socket.AF_INET6))
@@ -75,7 +74,10 @@ class VxlanSources:
 
 
 class VxlanFilter:
-    """The nftables table for tunnels that end at one address of this host."""
+    """The nftables table for tunnels that end at one address of this host.
+
+    What has a deadline raises BackendUnavailable, HostError and OperationTimeout.
+    """
 
     def __init__(self, local_ip: str, kernel: Nfnetlink | None = None) -> None:
         """``kernel``: see ``Nftables``."""
@@ -89,15 +91,12 @@ class VxlanFilter:
         sender = nft_sets.IPV6_FROM if six else nft_sets.IPV4_FROM
         self._sets: dict[str, KeyType] = {
             _PORTS: nft_sets.PORT,
-            _NETWORKS: concatenation(nft_sets.UDP_TO, _OF_VNI),
-            self._peers: concatenation(nft_sets.UDP_TO, _OF_VNI, sender),
+            _NETWORKS: concatenation(nft_sets.UDP_TO, nft_sets.VNI),
+            self._peers: concatenation(nft_sets.UDP_TO, nft_sets.VNI, sender),
         }
 
     def read(self, deadline: float) -> VxlanSources | None:
-        """Read the table; None if it does not exist. Its sets are listed once, see ``Nftables``.
-
-        Raises: BackendUnavailable, HostError, OperationTimeout.
-        """
+        """Read the table; None if it does not exist. Its sets are listed once, see ``Nftables``."""
         table = self._table.read([_CHAIN], deadline)
         if table is None:
             return None
@@ -113,11 +112,11 @@ class VxlanFilter:
     ) -> None:
         """Let only these peers send into the network; ``gone`` are peers to remove.
 
-        One transaction. ``base``: it also creates the table, or corrects it. Raises: BackendUnavailable,
-        HostError, OperationTimeout.
+        One transaction. ``base``: it also creates the table, or corrects it.
         """
-        commands = [
-            *(self._base() if base else ()),
+        sets = [AddSet(name, keys) for name, keys in self._sets.items()]
+        commands: list[Command] = [
+            *([AddTable(), *sets, SetChain(_CHAIN, self._chain)] if base else ()),
             *(DeleteElement(self._peers, peer) for peer in _keys(key, gone)),
             AddElement(_PORTS, _packed(key.udp_port)),
             AddElement(_NETWORKS, _key(key)),
@@ -126,26 +125,20 @@ class VxlanFilter:
         self._table.commit(commands, deadline)
 
     def forget(self, key: VxlanKey, peers: Collection[str], deadline: float) -> None:
-        """Remove a network and its peers. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Remove a network and its peers."""
         of_peers = (DeleteElement(self._peers, peer) for peer in _keys(key, peers))
         self._table.commit([DeleteElement(_NETWORKS, _key(key)), *of_peers], deadline)
 
     def remove(self, deadline: float) -> None:
-        """Delete the table. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        """Delete the table."""
         self._table.commit([DeleteTable()], deadline)
-
-    def _base(self) -> list[Command]:
-        sets = [AddSet(name, keys) for name, keys in self._sets.items()]
-        return [AddTable(), *sets, SetChain(_CHAIN, self._chain)]
 
 
 def _from_peers_only(six: bool) -> Rule:
+    version, address, peers = (_OVER_IPV6, _IPV6_FROM, _PEERS6) if six else (_OVER_IPV4, _IPV4_FROM, _PEERS4)
     to_a_network = _OVER_UDP, Member((_TO_PORT, _VNI), _NETWORKS)
-    if six:
-        sender = _OVER_IPV6, Member((_TO_PORT, _VNI, _IPV6_FROM), _PEERS6, inside=False)
-    else:
-        sender = _OVER_IPV4, Member((_TO_PORT, _VNI, _IPV4_FROM), _PEERS4, inside=False)
-    return Rule.make(*to_a_network, *sender, *_COUNTED_DROP)
+    sender = Member((_TO_PORT, _VNI, address), peers, inside=False)
+    return Rule.make(*to_a_network, version, sender, *_COUNTED_DROP)
 
 
 def _no_fragments(local_ip: str) -> list[Rule]:

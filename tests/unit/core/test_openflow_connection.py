@@ -146,7 +146,8 @@ def _garbage(connection: socket.socket, messages: list[m.Message]) -> None:
 
 
 def _older(connection: socket.socket, messages: list[m.Message]) -> None:
-    connection.sendall(struct.pack(">BBHIHHI", 4, m.HELLO, 16, 1, 1, 8, 1 << 4))
+    hello = struct.pack(">BBHIHHI", 4, m.HELLO, 16, 1, 1, 8, 1 << 4)
+    connection.sendall(hello + struct.pack(">BBHIHH", 4, m.ERROR, 12, 1, 0, 0))  # OFPHFC_INCOMPATIBLE
     gone(connection)
 
 

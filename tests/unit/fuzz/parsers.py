@@ -46,7 +46,7 @@ from netplugin.host import openflow_messages as openflow
 from netplugin.host.flow import Flow
 from netplugin.host.nfnetlink import HEAD, unpacked
 from netplugin.host.ovs_bonds import parse_bonds
-from netplugin.host.oxm import MalformedFlow, read_fields, words_of
+from netplugin.host.oxm import Malformed, read_fields, words_of
 from netplugin.libvirt.domain import complete, parse_domain
 from netplugin.libvirt.guest import read_domain
 from netplugin.libvirt.needs import read_needs
@@ -108,9 +108,7 @@ def _pmd_settings(data: bytes) -> object:
 
 def _openflow(data: bytes) -> None:
     for message in openflow.split(bytearray(data)):
-        if message.kind == openflow.HELLO:
-            openflow.speaks(message)
-        elif message.kind == openflow.ERROR:
+        if message.kind == openflow.ERROR:
             openflow.error_name(message)
         elif message.kind == openflow.GET_CONFIG_REPLY:
             openflow.fragments_matched(message)
@@ -334,9 +332,9 @@ PARSERS = [
     Parser("pmd settings", lambda: [b"0x3c", b"0:2,1:3", b"80"], _pmd_settings),
     Parser("bond/show", lambda: [SHOWN.encode()], lambda data: parse_bonds(_text(data))),
     Parser("counters of OVS", _files("ovs-3.1/*.txt"), _loss, cost=8),
-    Parser("OpenFlow", _openflow_samples, _openflow, (openflow.Malformed,), cost=2),
-    Parser("OXM", lambda: _matches()[0], lambda data: words_of(read_fields(data)), (MalformedFlow,)),
-    Parser("words of matches", lambda: _matches()[1], _words_of_match, (MalformedFlow,)),
+    Parser("OpenFlow", _openflow_samples, _openflow, (Malformed,), cost=2),
+    Parser("OXM", lambda: _matches()[0], lambda data: words_of(read_fields(data)), (Malformed,)),
+    Parser("words of matches", lambda: _matches()[1], _words_of_match, (Malformed,)),
     Parser("rtnetlink", _links, _of_links, cost=4),
     Parser("nfnetlink", _rules, _of_rules),
     Parser("CPU lists", lambda: [b"0-3,8", b"0x3c", b"ff,00000001"], _cpus, cost=2),

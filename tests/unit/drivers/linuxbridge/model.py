@@ -414,7 +414,7 @@ class ModelNftables(Nftables):
             case AddMap(name):
                 self.maps.setdefault(name, {})
             case SetChain(name, chain):
-                self.chains.setdefault(name, chain.definition())
+                self.chains.setdefault(name, replace(chain, rules=()))
                 self.rules[name] = list(chain.rules)
             case DeleteChain(name):
                 if name in [target for keys in self.maps.values() for target in keys.values()]:
