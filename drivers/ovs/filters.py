@@ -19,6 +19,7 @@ from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.flow_actions import DROP, POP_VLAN, output, resubmit, set_field, take_as_from
 from netplugin.host.names import link_local
 from netplugin.host.ovs_rows import TUNNEL_TYPES, OvsInterface
+from netplugin.host.oxm import fields_of
 
 # Above what is added by hand without a priority (OFP_DEFAULT_PRIORITY in OVS is 32768), and what OVS adds
 # to a bridge that is not fail_mode=secure (``connmgr_flushed`` in ofproto/connmgr.c).
@@ -49,6 +50,8 @@ _OF_SWITCHES = (
 #: The type of a tag (IEEE 802.1Q, 802.1ad) in a frame that OVS takes for untagged: one that ends in its tag,
 #: or that has this type in a SNAP header. With NORMAL OVS drops it, with an output action it does not.
 _PARTS_OF_TAGS = ("dl_type=0x8100", "dl_type=0x88a8")
+#: A match of a port alone, whose first 4 bytes name the field.
+_ANY_PORT = fields_of(["in_port=1"])
 #: RFC 4861: router advertisement and redirect.
 _OF_ROUTERS = ("134", "137")
 
@@ -172,7 +175,8 @@ def are_closed(flows: Collection[Flow]) -> bool:
 
 
 def _is_of_port(flow: Flow) -> bool:
-    return flow.actions == DROP and flow.match.startswith("in_port=") and "," not in flow.match
+    one = flow.table == 0 and len(flow.fields) == len(_ANY_PORT) and flow.fields[:4] == _ANY_PORT[:4]
+    return flow.actions == DROP and one
 
 
 def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = TO_SWITCH) -> frozenset[Flow]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
 
 from netplugin.host.flow_actions import NORMAL
-from netplugin.host.oxm import fields_of, words_of
+from netplugin.host.oxm import fields_of
 
 # Our cookies begin with "np"; the other 48 bits identify the owner of the flow.
 COOKIE_MARK = 0x6E70 << 48
@@ -31,6 +31,7 @@ class Flow:
     """One flow: what it matches (``netplugin.host.oxm``) and what it does (``flow_actions``).
 
     ``options`` are none in all of ours but the learned ones, so a flow that has some differs from ours.
+    ``match`` has the words by which the flow was made, sorted; empty of one that was read.
     """
 
     cookie: int
@@ -39,6 +40,7 @@ class Flow:
     actions: bytes
     table: int = 0
     options: Options = _PLAIN
+    match: str = field(default="", compare=False)
 
     @staticmethod
     @lru_cache(maxsize=2048)  # a batch makes the flows of its ports to write and to compare them
@@ -50,17 +52,12 @@ class Flow:
         words = [word for word in match.split(",") if word]
         table = next((_TABLES[word] for word in words if word in _TABLES), 0)
         fields = fields_of(word for word in words if word not in _TABLES)
-        return Flow(cookie, priority, fields, actions, table)
+        return Flow(cookie, priority, fields, actions, table, match=",".join(sorted(words)))
 
     @property
     def identity(self) -> tuple[int, int, bytes]:
         """What is unique on a bridge."""
         return self.table, self.priority, self.fields
 
-    @property
-    def match(self) -> str:
-        """The match in words, sorted."""
-        return ",".join(sorted([f"table={self.table}"] * bool(self.table) + words_of(self.fields)))
-
     def __str__(self) -> str:
-        return f"cookie={self.cookie:#x},priority={self.priority},{self.match}"
+        return f"cookie={self.cookie:#x},priority={self.priority},{self.match or self.fields.hex()}"

@@ -46,7 +46,7 @@ from netplugin.host import openflow_messages as openflow
 from netplugin.host.flow import Flow
 from netplugin.host.nfnetlink import HEAD, unpacked
 from netplugin.host.ovs_bonds import parse_bonds
-from netplugin.host.oxm import Malformed, read_fields, words_of
+from netplugin.host.oxm import Malformed, read_fields
 from netplugin.libvirt.domain import complete, parse_domain
 from netplugin.libvirt.guest import read_domain
 from netplugin.libvirt.needs import read_needs
@@ -112,9 +112,10 @@ def _openflow(data: bytes) -> None:
             openflow.error_name(message)
         elif message.kind == openflow.GET_CONFIG_REPLY:
             openflow.fragments_matched(message)
-        else:
+        elif message.kind != openflow.HELLO:
             for flow in openflow.read_flows([message], ()):
                 assert str(flow)
+            openflow.read_changes(message)
 
 
 @cache
@@ -133,8 +134,8 @@ def _openflow_samples() -> list[bytes]:
 
 
 def _words_of_match(data: bytes) -> None:
-    own = Flow.make(0, 0, _text(data)).match
-    assert Flow.make(0, 0, own).match == own, "its own words are another match"
+    flow = Flow.make(0, 0, _text(data))
+    assert Flow.make(0, 0, flow.match) == flow, "its own words are another match"
 
 
 # -- the kernel ------------------------------------------------------------------------------------
@@ -333,7 +334,7 @@ PARSERS = [
     Parser("bond/show", lambda: [SHOWN.encode()], lambda data: parse_bonds(_text(data))),
     Parser("counters of OVS", _files("ovs-3.1/*.txt"), _loss, cost=8),
     Parser("OpenFlow", _openflow_samples, _openflow, (Malformed,), cost=2),
-    Parser("OXM", lambda: _matches()[0], lambda data: words_of(read_fields(data)), (Malformed,)),
+    Parser("OXM", lambda: _matches()[0], read_fields, (Malformed,)),
     Parser("words of matches", lambda: _matches()[1], _words_of_match, (Malformed,)),
     Parser("rtnetlink", _links, _of_links, cost=4),
     Parser("nfnetlink", _rules, _of_rules),
