@@ -23,7 +23,7 @@ from netplugin.api.models import PortSpec
 from netplugin.host import nft_rules as nft
 from netplugin.host.names import TAP, TAP_GROUP, link_local
 from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, VerdictMap
-from netplugin.host.nftables import Chain
+from netplugin.host.nftables import Chain, base_chain
 
 FAMILY, TABLE, PORTS, SERVICES = "bridge", "netplugin", "ports", "services"
 MAPS = (PORTS, SERVICES)
@@ -70,27 +70,26 @@ _TO_A_TAP = _taps(nft.OIFNAME, nft.OIFGROUP)
 _TAGS = tuple(Match(_TYPE, struct.pack(">H", tag)) for tag in (0x8100, 0x88A8))
 
 
-def _hook(name: str, *rules: Rule) -> Chain:
-    return Chain(rules, "filter", name, _PRIORITY, "accept")
-
-
 BASE: Mapping[str, Chain] = MappingProxyType(
     {
-        "prerouting": _hook(
+        "prerouting": base_chain(
             "prerouting",
+            _PRIORITY,
             Rule.make(VerdictMap(nft.IIFNAME, PORTS)),
             *(Rule.make(tap, *_COUNTED_DROP) for tap in _FROM_A_TAP),
         ),
         # A VM's frames must not reach the host, which would answer ARP for any of its addresses:
         # drop the copy that goes up to the bridge device.
-        "input": _hook(
+        "input": base_chain(
             "input",
+            _PRIORITY,
             *(Rule.make(tap, DROP) for tap in _FROM_A_TAP),
             Rule.make(VerdictMap(nft.IIFNAME, SERVICES)),
         ),
         # An access port in both directions: the wire may carry other networks in tagged frames.
-        "postrouting": _hook(
+        "postrouting": base_chain(
             "postrouting",
+            _PRIORITY,
             *(Rule.make(tap, tag, DROP) for tap in _TO_A_TAP for tag in _TAGS),
             *(Rule.make(tag, VerdictMap(nft.OIFNAME, SERVICES)) for tag in _TAGS),
         ),

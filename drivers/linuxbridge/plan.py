@@ -296,7 +296,7 @@ def _wrong_hooks(chains: Mapping[str, Chain]) -> tuple[str, ...]:
     return tuple(
         name
         for name, base in sorted(filters.BASE.items())
-        if name in chains and replace(chains[name], rules=base.rules) != base
+        if name in chains and chains[name].base != base.base
     )
 
 

@@ -50,8 +50,8 @@ _OF_SWITCHES = (
 #: The type of a tag (IEEE 802.1Q, 802.1ad) in a frame that OVS takes for untagged: one that ends in its tag,
 #: or that has this type in a SNAP header. With NORMAL OVS drops it, with an output action it does not.
 _PARTS_OF_TAGS = ("dl_type=0x8100", "dl_type=0x88a8")
-#: A match of a port alone, whose first 4 bytes name the field.
-_ANY_PORT = fields_of(["in_port=1"])
+#: A match of a port alone: its first 4 bytes name the field.
+_A_PORT = fields_of(["in_port=1"])
 #: RFC 4861: router advertisement and redirect.
 _OF_ROUTERS = ("134", "137")
 
@@ -175,8 +175,8 @@ def are_closed(flows: Collection[Flow]) -> bool:
 
 
 def _is_of_port(flow: Flow) -> bool:
-    one = flow.table == 0 and len(flow.fields) == len(_ANY_PORT) and flow.fields[:4] == _ANY_PORT[:4]
-    return flow.actions == DROP and one
+    is_match = len(flow.fields) == len(_A_PORT) and flow.fields[:4] == _A_PORT[:4]
+    return flow.actions == DROP and flow.table == 0 and is_match
 
 
 def port_flows(port_id: str, ofport: int, spec: PortSpec, admitted: bytes = TO_SWITCH) -> frozenset[Flow]:

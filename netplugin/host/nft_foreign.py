@@ -77,12 +77,13 @@ def read_foreign(channel: Channel, ours: Collection[tuple[str, str]]) -> tuple[B
 def _base(name: bytes, hook: bytes, policy: bytes, table: Filters) -> BaseChain:
     number, _, device, devices = unpacked(hook, 4)
     hooks = dict(enumerate(_HOOKS_OF.get(table.family, _HOOKS)))
+    names = {text(device), *(text(each) for _, each in attributes(devices))} - {""}
     return BaseChain(
         hooks.get(_number(number), ""),
         text(name),
         Then.ACCEPT if _number(policy or b"\1") else Then.DROP,
         table,
-        tuple(sorted({text(each) for each in (device, *dict(attributes(devices)).values())} - {""})),
+        tuple(sorted(names)),
     )
 
 

@@ -32,13 +32,16 @@ _MOST_CHANGES = 200
 
 @dataclass(frozen=True)
 class Chain:
-    """A chain. The fields of the hook are None for a chain that is not a base chain."""
+    """A chain. ``base``: of a base chain the attributes of its hook, its policy and its type."""
 
     rules: tuple[Rule, ...] = ()
-    type: str | None = None
-    hook: str | None = None
-    prio: int | None = None
-    policy: str | None = None
+    base: bytes = b""
+
+
+def base_chain(hook: str, priority: int, *rules: Rule) -> Chain:
+    """A chain for filters at a hook, which accepts what no rule decides."""
+    at = packed(_HOOKS.index(hook), priority)
+    return Chain(rules, packed(None, None, None, at, _ACCEPT, None, "filter"))
 
 
 @dataclass(frozen=True)
@@ -101,13 +104,9 @@ class SetChain:
     chain: Chain
 
     def messages(self, table: str) -> Iterator[Message]:
-        chain, hook, policy = self.chain, None, None
-        if chain.hook is not None:
-            hook = packed(_HOOKS.index(chain.hook), chain.prio)
-            policy = _DROP if chain.policy == "drop" else _ACCEPT
-        yield Message(_NEWCHAIN, packed(table, None, self.name, hook, policy, None, chain.type), NLM_F_CREATE)
+        yield Message(_NEWCHAIN, packed(table, None, self.name) + self.chain.base, NLM_F_CREATE)
         yield Message(_DELRULE, packed(table, self.name))
-        for rule in chain.rules:
+        for rule in self.chain.rules:
             body = packed(table, self.name, None, rule.code, None, None, rule.userdata or None)
             yield Message(_NEWRULE, body, NLM_F_CREATE | NLM_F_APPEND)
 
@@ -293,11 +292,8 @@ class Nftables:
 
 def _chain(payload: bytes) -> tuple[str, Chain]:
     _, _, name, hook, policy, _, kind = unpacked(payload, 7, HEAD)
-    if not hook:
-        return text(name), Chain()
-    number, prio = (int.from_bytes(each, "big", signed=True) for each in unpacked(hook, 2))
-    hook_ = _HOOKS[number] if number in range(len(_HOOKS)) else f"hook {number}"
-    return text(name), Chain((), text(kind), hook_, prio, "accept" if any(policy) else "drop")
+    at = packed(*unpacked(hook, 2))
+    return text(name), Chain((), packed(None, None, None, at, policy, None, kind) if hook else b"")
 
 
 def _elements(payloads: Iterable[bytes]) -> Iterator[tuple[bytes, str | None]]:

@@ -141,7 +141,7 @@ class Connection:
             self._changed(m.read_changes(message))
         elif message.kind == m.ECHO_REQUEST:
             self._unsent += m.message(m.ECHO_REPLY, message.xid, message.body)
-        elif message.kind == m.ERROR and m.is_of_version(message):
+        elif message.kind == m.ERROR and m.refuses_version(message):
             bridge = self._path.stem
             raise HostError(
                 f"{bridge} does not speak OpenFlow 1.4",

@@ -358,8 +358,8 @@ def fragments_matched(reply: Message) -> bool:
 # -- Errors. -------------------------------------------------------------------------------------------
 
 
-def is_of_version(reply: Message) -> bool:
-    """Whether an OFPT_ERROR says that the bridge speaks no version of our OFPT_HELLO (OFPET_HELLO_FAILED)."""
+def refuses_version(reply: Message) -> bool:
+    """Whether an OFPT_ERROR says that the bridge does not speak our version (OFPET_HELLO_FAILED)."""
     return reply.body[:2] == b"\0\0"
 
 

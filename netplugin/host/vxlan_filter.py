@@ -26,12 +26,12 @@ from netplugin.host.nftables import (
     AddElement,
     AddSet,
     AddTable,
-    Chain,
     Command,
     DeleteElement,
     DeleteTable,
     Nftables,
     SetChain,
+    base_chain,
 )
 
 FAMILY, TABLE = "inet", "netplugin"
@@ -87,7 +87,7 @@ class VxlanFilter:
         self._known: tuple[object, VxlanSources] = None, VxlanSources(sound=False)
         self._peers = _PEERS6 if six else _PEERS4
         rules = [*(_no_fragments(local_ip) if six else ()), _from_peers_only(six)]
-        self._chain = Chain(tuple(rules), "filter", "input", -350, "accept")
+        self._chain = base_chain("input", -350, *rules)
         sender = nft_sets.IPV6_FROM if six else nft_sets.IPV4_FROM
         self._sets: dict[str, KeyType] = {
             _PORTS: nft_sets.PORT,

@@ -183,6 +183,7 @@ JUDGED: dict[str, tuple[str, bool | None]] = {
     ),
     "packets for the host": (chain("inet", "input", "drop", "iifname lo accept"), False),
     "other devices": (chain("netdev", f"ingress device {WIRE}", "drop"), False),
+    "two devices": (chain("netdev", f"ingress devices = {{ {TAP_A}, {WIRE} }}", "drop"), True),
     "a meter": (
         chain(
             "ip",
