@@ -22,7 +22,7 @@ from types import MappingProxyType
 from netplugin.api.models import PortSpec
 from netplugin.host import nft_rules as nft
 from netplugin.host.names import TAP, TAP_GROUP, link_local
-from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, VerdictMap
+from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, verdict_map
 from netplugin.host.nftables import Chain, base_chain
 
 FAMILY, TABLE, PORTS, SERVICES = "bridge", "netplugin", "ports", "services"
@@ -75,7 +75,7 @@ BASE: Mapping[str, Chain] = MappingProxyType(
         "prerouting": base_chain(
             "prerouting",
             _PRIORITY,
-            Rule.make(VerdictMap(nft.IIFNAME, PORTS)),
+            Rule.make(verdict_map(nft.IIFNAME, PORTS)),
             *(Rule.make(tap, *_COUNTED_DROP) for tap in _FROM_A_TAP),
         ),
         # A VM's frames must not reach the host, which would answer ARP for any of its addresses:
@@ -84,14 +84,14 @@ BASE: Mapping[str, Chain] = MappingProxyType(
             "input",
             _PRIORITY,
             *(Rule.make(tap, DROP) for tap in _FROM_A_TAP),
-            Rule.make(VerdictMap(nft.IIFNAME, SERVICES)),
+            Rule.make(verdict_map(nft.IIFNAME, SERVICES)),
         ),
         # An access port in both directions: the wire may carry other networks in tagged frames.
         "postrouting": base_chain(
             "postrouting",
             _PRIORITY,
             *(Rule.make(tap, tag, DROP) for tap in _TO_A_TAP for tag in _TAGS),
-            *(Rule.make(tag, VerdictMap(nft.OIFNAME, SERVICES)) for tag in _TAGS),
+            *(Rule.make(tag, verdict_map(nft.OIFNAME, SERVICES)) for tag in _TAGS),
         ),
     }
 )

@@ -111,47 +111,8 @@ class Match:
         return self.load if can_join and isinstance(self.load, Payload) else None
 
 
-@dataclass(frozen=True)
-class VerdictMap:
-    """Do what a verdict map has for the loaded bytes; continue with the rule if it has nothing."""
-
-    load: Load
-    name: str
-
-    def code(self) -> bytes:
-        return self.load.code(_REGISTER) + _expression("lookup", self.name, _REGISTER, _TO_VERDICT, None, 0)
-
-
-@dataclass(frozen=True)
-class Member:
-    """Continue with the rule only if the loaded bytes, part after part, are (or are not) in a set."""
-
-    loads: tuple[Payload, ...]
-    name: str
-    inside: bool = True
-
-    def code(self) -> bytes:
-        found, word = b"", 0
-        for load in self.loads:  # each from the beginning of a word
-            found += load.code(_FIRST_WORD + word if word else _REGISTER)
-            word += -(-load.length // _WORD)
-        return found + _expression("lookup", self.name, _REGISTER, None, None, 0 if self.inside else 1)
-
-
-@dataclass(frozen=True)
-class Action:
-    """A verdict, or (None) to count the packets that come this far."""
-
-    verdict: int | None
-
-    def code(self) -> bytes:
-        if self.verdict is None:
-            return _expression("counter")
-        return _expression("immediate", _TO_VERDICT, verdict(self.verdict))
-
-
-DROP, ACCEPT, COUNTER = Action(0), Action(1), Action(None)
-Statement = Match | VerdictMap | Member | Action
+#: A match, or an expression that is encoded.
+Statement = Match | bytes
 
 
 @dataclass(frozen=True)
@@ -181,6 +142,24 @@ class Rule:
         return udata(value)
 
 
+def _expression(name: str, *values: int | str | bytes | None) -> bytes:
+    return attribute(_ELEMENT, packed(name, packed(*values)))
+
+
+def verdict_map(load: Load, name: str) -> bytes:
+    """Do what a verdict map has for the loaded bytes; continue with the rule if it has nothing."""
+    return load.code(_REGISTER) + _expression("lookup", name, _REGISTER, _TO_VERDICT, None, 0)
+
+
+def member(loads: Iterable[Payload], name: str, *, inside: bool = True) -> bytes:
+    """Continue with the rule only if the loaded bytes, part after part, are (or are not) in a set."""
+    found, word = b"", 0
+    for load in loads:  # each from the beginning of a word
+        found += load.code(_FIRST_WORD + word if word else _REGISTER)
+        word += -(-load.length // _WORD)
+    return found + _expression("lookup", name, _REGISTER, None, None, 0 if inside else 1)
+
+
 def verdict(number: int, chain: str | None = None) -> bytes:
     """Encode a verdict (``nft_data``)."""
     return packed(None, packed(number, chain))
@@ -189,6 +168,11 @@ def verdict(number: int, chain: str | None = None) -> bytes:
 def jump(chain: str) -> bytes:
     """Encode the verdict to jump to a chain."""
     return verdict(_JUMP, chain)
+
+
+DROP, ACCEPT = (_expression("immediate", _TO_VERDICT, verdict(number)) for number in (0, 1))
+#: Count the packets that come this far.
+COUNTER = _expression("counter")
 
 
 def jump_target(data: bytes) -> str | None:
@@ -209,11 +193,7 @@ def _joined(statements: Iterable[Statement]) -> list[Statement]:
 
 @lru_cache(maxsize=8192)
 def _encoded(statement: Statement) -> bytes:
-    return statement.code()
-
-
-def _expression(name: str, *values: int | str | bytes | None) -> bytes:
-    return attribute(_ELEMENT, packed(name, packed(*values)))
+    return statement if isinstance(statement, bytes) else statement.code()
 
 
 # -- what the kernel reports -----------------------------------------------------------------------

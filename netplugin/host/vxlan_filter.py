@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from netplugin.host import nft_rules as nft
 from netplugin.host import nft_sets
 from netplugin.host.nfnetlink import Nfnetlink
-from netplugin.host.nft_rules import COUNTER, DROP, Extension, Match, Member, Payload, Rule
+from netplugin.host.nft_rules import COUNTER, DROP, Extension, Match, Payload, Rule, member
 from netplugin.host.nft_sets import KeyType, concatenation
 from netplugin.host.nftables import (
     AddElement,
@@ -136,8 +136,8 @@ class VxlanFilter:
 
 def _from_peers_only(six: bool) -> Rule:
     version, address, peers = (_OVER_IPV6, _IPV6_FROM, _PEERS6) if six else (_OVER_IPV4, _IPV4_FROM, _PEERS4)
-    to_a_network = _OVER_UDP, Member((_TO_PORT, _VNI), _NETWORKS)
-    sender = Member((_TO_PORT, _VNI, address), peers, inside=False)
+    to_a_network = _OVER_UDP, member((_TO_PORT, _VNI), _NETWORKS)
+    sender = member((_TO_PORT, _VNI, address), peers, inside=False)
     return Rule.make(*to_a_network, version, sender, *_COUNTED_DROP)
 
 
@@ -147,7 +147,7 @@ def _no_fragments(local_ip: str) -> list[Rule]:
     fragment = Match(Extension(_FRAGMENT, present=True), b"\1")
     return [
         *(Rule.make(*to_us, each, *_COUNTED_DROP) for each in hidden),
-        Rule.make(*to_us, fragment, _OVER_UDP, Member((_TO_PORT,), _PORTS), *_COUNTED_DROP),
+        Rule.make(*to_us, fragment, _OVER_UDP, member((_TO_PORT,), _PORTS), *_COUNTED_DROP),
     ]
 
 

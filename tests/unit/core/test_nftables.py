@@ -18,7 +18,7 @@ from netplugin.api.errors import OperationTimeout
 from netplugin.host import nft_rules as nft
 from netplugin.host.netlink import attribute, attributes
 from netplugin.host.nfnetlink import Message, Nfnetlink
-from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, VerdictMap
+from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, verdict_map
 from netplugin.host.nftables import Nftables
 
 _SENDER, _TYPE = Payload(nft.LINK, 6, 6), Payload(nft.LINK, 12, 2)
@@ -49,7 +49,7 @@ statements = st.lists(
             st.booleans(),
         ),
         st.just(Match(nft.IIFNAME, b"npt")),
-        st.just(VerdictMap(nft.IIFNAME, "ports")),
+        st.just(verdict_map(nft.IIFNAME, "ports")),
         st.sampled_from([ACCEPT, DROP, COUNTER]),
     ),
     max_size=6,
