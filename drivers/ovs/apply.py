@@ -18,7 +18,7 @@ from netplugin.backend import Applied, Change, chosen_name
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_rows import OvsInterface
-from netplugin.host.vswitchd import appctl
+from netplugin.host.vswitchd import appctl, appctl_each
 
 LOG = logging.getLogger(__name__)
 _MTU_S = 5.0  # vswitchd may set an MTU after cur_cfg has caught up
@@ -235,7 +235,8 @@ class Applier:
         if not limits:
             return
         try:
-            answers = self._ovs.unixctl.ask([("qos/show", name) for name in limits], deadline)
+            sockets = self._ovs.settings.sockets
+            answers = appctl_each(sockets, [("qos/show", name) for name in limits], deadline)
         except NetpluginError as error:
             failed.update({port.port_id: error.for_port(port.port_id) for port in limits.values()})
             return

@@ -28,7 +28,7 @@ from netplugin.host.physical_networks import Derived, Networks, PhysicalNetworks
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability, Wake
-from netplugin.host.vswitchd import Unixctl, VswitchdWatch, appctl
+from netplugin.host.vswitchd import VswitchdWatch, appctl
 
 LOG = logging.getLogger(__name__)
 _QUIET_S = 5.0
@@ -184,7 +184,6 @@ class OvsHost:
         self.claimed = claimed
         self._supervisor = supervisor
         self.flows = OpenFlow(settings.sockets, self._gone)
-        self.unixctl = Unixctl(settings.sockets)
         self._subscribers: list[tuple[str, Callable[[Wake], None]]] = []
         self._followers: dict[str, Callable[[str, bool], None]] = {}
         self._telling = threading.Lock()  # one connection after the other, in their order
@@ -268,7 +267,6 @@ class OvsHost:
         self._generation += 1
         self._closed.set()
         self.vswitchd.close()
-        self.unixctl.close()
         self._bridge_watch.close()
         self.flows.close()
         self.db.close()

@@ -13,12 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ovs import jsonrpc
-from ovs.unixctl.client import UnixctlClient
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
 from netplugin.host.ovs_rpc import TimedConnection, connect
 from netplugin.host.ovs_sockets import OvsSockets
-from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
@@ -116,113 +114,53 @@ def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
     Raises: BackendUnavailable if vswitchd does not run, HostError with its error text,
     OperationTimeout.
     """
-    deadline = _until(deadline)
-    path = sockets.control()
+    (answer,) = appctl_each(sockets, [command], deadline)
+    if isinstance(answer, HostError):
+        raise answer
+    return answer
+
+
+def appctl_each(
+    sockets: OvsSockets, commands: Sequence[tuple[str, ...]], deadline: float
+) -> list[str | HostError]:
+    """The output of each command, or the error with which vswitchd refuses it, over one connection.
+
+    They are sent together: vswitchd answers up to ten of a connection in one turn of its main loop
+    (``run_connection`` in lib/unixctl.c).
+
+    Raises: BackendUnavailable if vswitchd does not run, HostError, OperationTimeout.
+    """
+    now = time.monotonic()
+    deadline = min(max(deadline, now + _LEAST_S), now + _MOST_S)
+    path, first = sockets.control(), commands[0][0]
     failed, stream = connect(f"unix:{path}", deadline)
     if failed:
-        raise _without_answer(path, command, failed)
-    client = UnixctlClient(TimedConnection(stream, deadline))
-    try:
-        failed, refusal, output = client.transact(command[0], list(command[1:]))
-    except TimeoutError:
-        failed = errno.ETIMEDOUT
-    finally:
-        client.close()
-    if failed:
-        raise _without_answer(path, command, failed)
-    if refusal is not None:
-        raise _refused(command[0], refusal)
-    return str(output)
-
-
-class Unixctl:
-    """A kept connection to vswitchd's control socket, for commands that only read.
-
-    Several are sent together: vswitchd answers up to ten of a connection in one turn of its main loop
-    (``run_connection`` in lib/unixctl.c).
-    """
-
-    def __init__(self, sockets: OvsSockets) -> None:
-        self._sockets = sockets
-        self._lock = threading.Lock()
-        self._kept: TimedConnection | None = None
-
-    def ask(self, commands: Sequence[tuple[str, ...]], deadline: float) -> list[str | HostError]:
-        """The output of each command, or the error with which vswitchd refuses it.
-
-        Raises: BackendUnavailable if vswitchd does not run, HostError, OperationTimeout.
-        """
-        deadline = _until(deadline)
-        if not self._lock.acquire(timeout=remaining(deadline)):
-            raise _without_answer(Path(), commands[0], errno.ETIMEDOUT)
-        try:
-            kept, self._kept = self._kept, None
-            if kept is not None:
-                failed, answers = _asked(kept, commands, deadline)
-                if not failed:
-                    self._kept = kept
-                    return answers
-                kept.close()
-                if failed == errno.ETIMEDOUT:
-                    raise _without_answer(Path(), commands[0], failed)
-            # There was none, or it was that of a vswitchd that has ended.
-            path = self._sockets.control()
-            failed, stream = connect(f"unix:{path}", deadline)
-            if failed:
-                raise _without_answer(path, commands[0], failed)
-            made = TimedConnection(stream, deadline)
-            failed, answers = _asked(made, commands, deadline)
-            if failed:
-                made.close()
-                raise _without_answer(path, commands[0], failed)
-            self._kept = made
-            return answers
-        finally:
-            self._lock.release()
-
-    def close(self) -> None:
-        with self._lock:
-            if self._kept is not None:
-                self._kept.close()
-                self._kept = None
-
-
-def _asked(
-    connection: TimedConnection, commands: Sequence[tuple[str, ...]], deadline: float
-) -> tuple[int, list[str | HostError]]:
-    """An errno (0: none), and the answers, which come in the order of the commands."""
-    connection.deadline = deadline
+        raise _without_answer(path, first, failed)
+    connection = TimedConnection(stream, deadline)
     answers: list[str | HostError] = []
     try:
         for name, *arguments in commands:
             # Without waiting for room in the socket: the rest goes with the wait for the answers.
             if failed := connection.send(jsonrpc.Message.create_request(name, arguments)):
-                return failed, []
-        for name, *_ in commands:
+                raise _without_answer(path, name, failed)
+        for name, *_ in commands:  # their answers come in this order
             failed, message = connection.recv_block()
             if failed:
-                return failed, []
+                raise _without_answer(path, name, failed)
             refused = message.type == jsonrpc.Message.T_ERROR
-            answers.append(_refused(name, message.error) if refused else str(message.result))
+            words = str(message.error if refused else message.result)
+            answers.append(HostError(f"{name}: {words.strip()}", step=_STEP) if refused else words)
     except TimeoutError:
-        return errno.ETIMEDOUT, []
-    return 0, answers
+        raise _without_answer(path, first, errno.ETIMEDOUT) from None
+    finally:
+        connection.close()
+    return answers
 
 
-def _refused(command: str, words: object) -> HostError:
-    return HostError(f"{command}: {str(words).strip()}", step=_STEP)
-
-
-def _until(deadline: float) -> float:
-    """The deadline of one command within this one (both ``time.monotonic``)."""
-    now = time.monotonic()
-    return min(max(deadline, now + _LEAST_S), now + _MOST_S)
-
-
-def _without_answer(path: Path, command: tuple[str, ...], failed: int) -> NetpluginError:
+def _without_answer(path: Path, command: str, failed: int) -> NetpluginError:
     """The error for a connection that failed with this errno."""
     if failed in (errno.ETIMEDOUT, errno.EAGAIN):
-        return OperationTimeout(f"ovs-vswitchd did not answer {command[0]} in time", step=_STEP)
+        return OperationTimeout(f"ovs-vswitchd did not answer {command} in time", step=_STEP)
     if failed in (errno.ENOENT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EPIPE, jsonrpc.EOF):
         return _not_running(path)
     return HostError(f"{path}: {os.strerror(failed)}", step=_STEP)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from netplugin.host.ovs import OvsHost
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
-from netplugin.host.vswitchd import Unixctl, VswitchdWatch, appctl
+from netplugin.host.vswitchd import VswitchdWatch, appctl, appctl_each
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 from tests.unit.ovs import PATIENCE_S, bridge, port, settings_of, soon, started, usable
@@ -51,6 +50,16 @@ def test_a_long_answer_is_complete(switch: PrivateOvs, ovs: OvsHost) -> None:
     assert len(shown) > 4096
     assert_printed(shown, switch.appctl("dpif/show"))
     switch.vsctl("del-br", "many")
+
+
+def test_many_commands_are_asked_together(switch: PrivateOvs, ovs: OvsHost) -> None:
+    ovs.db.write([bridge("asked"), *(port("asked", f"asked-p{n}") for n in range(30))], soon())
+    names = ["nowhere", *(f"asked-p{n}" for n in range(30))]
+    first, *rest = appctl_each(switch.sockets, [("qos/show", name) for name in names], soon())
+    assert isinstance(first, HostError) and "no such interface" in str(first)
+    for name, shown in zip(names[1:], rest, strict=True):
+        assert_printed(str(shown), switch.appctl("qos/show", name))
+    switch.vsctl("del-br", "asked")
 
 
 def test_a_command_that_vswitchd_refuses_has_its_words(switch: PrivateOvs) -> None:
@@ -130,17 +139,14 @@ def test_a_stopped_vswitchd_is_not_waited_for_until_a_deadline_of_minutes(
     switch: PrivateOvs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vswitchd, "_MOST_S", SHORT_S)
-    kept = vswitchd.Unixctl(switch.sockets)
     switch.pause_vswitchd()
     try:
-        for ask in (partial(appctl, switch.sockets, "version"), partial(kept.ask, [("version",)])):
-            begin = time.monotonic()
-            with pytest.raises(OperationTimeout):
-                ask(deadline=begin + 2 * PATIENCE_S)
-            assert time.monotonic() - begin < PATIENCE_S
+        begin = time.monotonic()
+        with pytest.raises(OperationTimeout):
+            appctl(switch.sockets, "version", deadline=begin + 2 * PATIENCE_S)
+        assert time.monotonic() - begin < PATIENCE_S
     finally:
         switch.resume_vswitchd()
-        kept.close()
 
 
 def test_a_stopped_vswitchd_ends_at_the_deadline(switch: PrivateOvs) -> None:
@@ -236,59 +242,3 @@ def test_the_datapath_s_log_is_quiet_if_that_is_set(switch: PrivateOvs, quiet: b
         usable(host)
         (line,) = (row for row in switch.appctl("vlog/list").splitlines() if row.startswith("dpif_netdev "))
     assert line.split()[-1] == ("WARN" if quiet else "INFO")
-
-
-# -- a kept connection -------------------------------------------------------------------------------
-
-
-def assert_as_appctl(kept: Unixctl, switch: PrivateOvs, command: str) -> None:
-    (answer,) = kept.ask([(command,)], soon())
-    assert isinstance(answer, str)
-    assert_printed(answer, switch.appctl(command))
-
-
-def test_many_commands_are_asked_over_one_connection(switch: PrivateOvs, ovs: OvsHost) -> None:
-    ovs.db.write([bridge("asked"), *(port("asked", f"asked-p{n}") for n in range(30))], soon())
-    names = [f"asked-p{n}" for n in range(30)]
-    kept = Unixctl(switch.sockets)
-    try:
-        first = kept.ask([("qos/show", "nowhere"), *(("qos/show", name) for name in names)], soon())
-        assert isinstance(first[0], HostError) and "no such interface" in str(first[0])
-        assert all(isinstance(shown, str) and "QoS" in shown for shown in first[1:]), first
-        connected = kept._kept
-        assert_as_appctl(kept, switch, "version")
-        assert kept._kept is connected, "it was kept"
-        assert_as_appctl(kept, switch, "dpif/show")
-    finally:
-        kept.close()
-        switch.vsctl("del-br", "asked")
-
-
-def test_a_kept_connection_is_made_again_to_the_next_vswitchd(switch: PrivateOvs) -> None:
-    kept = Unixctl(switch.sockets)
-    try:
-        assert_as_appctl(kept, switch, "version")
-        switch.stop_vswitchd()
-        try:
-            with pytest.raises(BackendUnavailable, match="does not run"):
-                kept.ask([("version",)], soon())
-        finally:
-            switch.start_vswitchd()
-        assert_as_appctl(kept, switch, "version")
-    finally:
-        kept.close()
-
-
-def test_a_command_that_came_too_late_leaves_no_answer_for_the_next(switch: PrivateOvs) -> None:
-    kept = Unixctl(switch.sockets)
-    try:
-        assert_as_appctl(kept, switch, "version")
-        switch.vswitchd.pause()
-        try:
-            with pytest.raises(OperationTimeout, match="did not answer vlog/list in time"):
-                kept.ask([("vlog/list",)], time.monotonic() + SHORT_S)
-        finally:
-            switch.vswitchd.resume()
-        assert_as_appctl(kept, switch, "version")
-    finally:
-        kept.close()
