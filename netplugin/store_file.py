@@ -11,8 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from netplugin.host.files import sync
-from netplugin.host.safe_files import open_own, opened, replacing, require_own_directory
+from netplugin.host.safe_files import open_own, opened, replacing, require_own_directory, sync
 
 #: Names in ``state_path``: the database, the lock of the running agent, the backups.
 DATABASE, LOCK, BACKUPS = "agent.db", "agent.lock", "backups"

@@ -63,7 +63,7 @@ def tso_enabled(root: OvsRoot) -> bool:
 
 def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
     """Why VXLAN does not work with it; None if it does."""
-    if not tso_enabled(root) or ovs_versions.segments_into_tunnels(root.version):
+    if not tso_enabled(root) or root.version >= ovs_versions.SPLITS_SEGMENTS_INTO_TUNNELS:
         return None
     return Unsupported(
         f"{_TSO} is on, and OVS {root.ovs_version} drops the large segments of VMs on VXLAN "
@@ -75,7 +75,7 @@ def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
 
 def nic_must_segment(root: OvsRoot) -> bool:
     """Whether an uplink whose NIC cannot segment drops large segments of VMs."""
-    return tso_enabled(root) and not ovs_versions.segments(root.version)
+    return tso_enabled(root) and root.version < ovs_versions.SPLITS_SEGMENTS
 
 
 _PORT = re.compile(r"^\s*port \d+: (\S+) \((.*)\)$", re.MULTILINE)

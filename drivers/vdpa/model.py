@@ -35,7 +35,7 @@ from netplugin.backend import (
 from netplugin.host.names import RELAY, VDUSE, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
-from netplugin.host.ovs_versions import has_vduse
+from netplugin.host.ovs_versions import HAS_VDUSE
 from netplugin.host.usability import Usability
 
 # -- The observed state of the host. -----------------------------------------------------------------
@@ -156,7 +156,7 @@ def lacks_native(root: OvsRoot) -> Usability | None:
 
 def lacks_vduse(root: OvsRoot) -> Usability | None:
     """Return why this OVS has no VDUSE; None if it may have it: its interface types do not tell."""
-    if not root.ovs_version or has_vduse(root.version):
+    if not root.ovs_version or root.version >= HAS_VDUSE:
         return None
     return Usability(
         False,

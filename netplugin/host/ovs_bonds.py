@@ -67,11 +67,7 @@ def fault(bond: OvsBond) -> str | None:
 
 def findings(uses: Iterable[BondUse]) -> list[Finding]:
     """Findings on each bond: links that are down, LACP, and whether its hash spreads the traffic (pure)."""
-    found: list[Finding] = []
-    for use in uses:
-        found += _links(use.bond)
-        found.append(_hash(use))
-    return found
+    return [finding for use in uses for finding in (*_links(use.bond), _hash(use))]
 
 
 def _links(bond: OvsBond) -> list[Finding]:
@@ -104,36 +100,22 @@ def _links(bond: OvsBond) -> list[Finding]:
 def _hash(use: BondUse) -> Finding:
     """Whether the traffic can spread over the links with the bond's hash (vswitch.xml, Bonding)."""
     bond, links = use.bond, len(use.bond.members)
-    expected = f"the traffic of {bond.name} spreads over its {links} links"
-    fix = "lacp in [ovs] bonds (balance-tcp), with LACP on the switch"
     if bond.mode == "active-backup":
-        return Finding(
-            id="bond-hash",
-            status="ok",
-            expected="one link carries all, by choice",
-            found=f"bond {bond.name} is active-backup: one of its {links} links carries all",
-        )
+        found = f"bond {bond.name} is active-backup: one of its {links} links carries all"
+        return Finding(id="bond-hash", status="ok", found=found, expected="one link carries all, by choice")
+    expected, weakness = f"the traffic of {bond.name} spreads over its {links} links", None
     if bond.mode == "balance-slb" and use.tunnels:
+        weakness = "VXLAN tunnels leave by it: their frames have one source MAC, so one link carries them all"
+    elif bond.mode == "balance-slb" and use.senders < links:
+        weakness = f"has {use.senders} of them for {links} links"
+    if weakness is None:
         return Finding(
-            id="bond-hash",
-            status="warn",
-            expected=expected,
-            fix=fix,
-            found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and VXLAN "
-            "tunnels leave by it: their frames have one source MAC, so one link carries them all",
-        )
-    if bond.mode == "balance-slb" and use.senders < links:
-        return Finding(
-            id="bond-hash",
-            status="warn",
-            expected=expected,
-            fix=fix,
-            found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and has "
-            f"{use.senders} of them for {links} links",
+            id="bond-hash", status="ok", found=f"bond {bond.name} is {bond.mode}", expected=expected
         )
     return Finding(
         id="bond-hash",
-        status="ok",
+        status="warn",
+        found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and {weakness}",
         expected=expected,
-        found=f"bond {bond.name} is {bond.mode}",
+        fix="lacp in [ovs] bonds (balance-tcp), with LACP on the switch",
     )

@@ -39,45 +39,40 @@ class Underlay:
 def problem(underlay: Underlay | None, mtu: int | None = None) -> NetpluginError | None:
     """Why the tunnels cannot carry a network (of this MTU), with the fix; None if they can (pure)."""
     if underlay is None:
-        return BackendUnavailable(
+        return _unusable(
             "[ovs] local_ip is not set: this host has no address for VXLAN tunnels",
-            step=STEP,
-            fix="set it to an address on a netdev bridge that has a DPDK NIC, restart the agent",
+            "set it to an address on a netdev bridge that has a DPDK NIC, restart the agent",
         )
-    address, device = underlay.local_ip, underlay.device
+    address, device = f"{underlay.local_ip} ([ovs] local_ip)", underlay.device
     if underlay.unread:
-        return BackendUnavailable(
-            f"whether this host has {address} ([ovs] local_ip) is not known: {underlay.unread}",
-            step=STEP,
-            fix="the agent looks again by itself; if it stays so, read its log",
+        return _unusable(
+            f"whether this host has {address} is not known: {underlay.unread}",
+            "the agent looks again by itself; if it stays so, read its log",
         )
     if device is None:
-        return BackendUnavailable(
-            f"no interface of this host has {address} ([ovs] local_ip)",
-            step=STEP,
-            fix=f"ip address add {address}/<prefix> dev <the netdev bridge with the DPDK NIC>",
+        return _unusable(
+            f"no interface of this host has {address}",
+            f"ip address add {underlay.local_ip}/<prefix> dev <the netdev bridge with the DPDK NIC>",
         )
     if not underlay.is_bridge:
-        return BackendUnavailable(
-            f"{address} ([ovs] local_ip) is on {device}, which is no netdev bridge of this OVS: its "
-            "userspace datapath cannot send from there",
-            step=STEP,
-            fix="make one (ovs-vsctl add-br br-underlay -- set bridge br-underlay "
+        return _unusable(
+            f"{address} is on {device}, which is no netdev bridge of this OVS: its userspace datapath "
+            "cannot send from there",
+            "make one (ovs-vsctl add-br br-underlay -- set bridge br-underlay "
             "datapath_type=netdev), put the DPDK NIC on it and move the address to it",
         )
     if not underlay.up:
-        return BackendUnavailable(
-            f"{device}, which has {address} ([ovs] local_ip), is down",
-            step=STEP,
-            fix=f"ip link set {device} up",
-        )
+        return _unusable(f"{device}, which has {address}, is down", f"ip link set {device} up")
     if underlay.broken:
-        return BackendUnavailable(
-            f"no NIC of {device}, which has {address} ([ovs] local_ip), works: {underlay.broken}",
-            step=STEP,
-            fix="read ovs-vswitchd's log; does the NIC take its mtu_request?",
+        return _unusable(
+            f"no NIC of {device}, which has {address}, works: {underlay.broken}",
+            "read ovs-vswitchd's log; does the NIC take its mtu_request?",
         )
-    return None if mtu is None else too_narrow(underlay.hops, mtu, overhead(address))
+    return None if mtu is None else too_narrow(underlay.hops, mtu, overhead(underlay.local_ip))
+
+
+def _unusable(reason: str, fix: str) -> BackendUnavailable:
+    return BackendUnavailable(reason, step=STEP, fix=fix)
 
 
 def too_narrow(hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0) -> NetpluginError | None:

@@ -13,16 +13,18 @@ from typing import TypeAlias
 
 Version: TypeAlias = tuple[int, int, int]
 
-#: The first version that splits a large TCP segment if the NIC does not (NEWS, v3.3.0).
-_SEGMENTS = (3, 3)
-#: The same for frames that go into a tunnel (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
-_SEGMENTS_INTO_TUNNELS = (3, 5)
-#: The first version whose vhost-user ports may be VDUSE devices (NEWS, v3.5.0).
-_HAS_VDUSE = (3, 5)
-#: Since then vswitchd probes only the devices of its ports, unless asked to (NEWS, v4.0.0).
-_PROBES_NO_MORE = (4, 0)
+# -- The first version that has a feature.
+
+#: OVS splits a large TCP segment where the NIC cannot; before, it drops it silently (NEWS, v3.3.0).
+SPLITS_SEGMENTS = (3, 3)
+#: The same for segments that go into a tunnel (NEWS, v3.5.0). Before 3.3 no tunnel accepted such a segment.
+SPLITS_SEGMENTS_INTO_TUNNELS = (3, 5)
+#: A ``vhost-server-path`` below /dev/vduse makes a VDUSE device (NEWS, v3.5.0).
+HAS_VDUSE = (3, 5)
 #: pmd-rxq-assign=group assigns queues by load without a fixed number of queues per thread (NEWS, v2.16.0).
-_ASSIGNS_BY_GROUP = (2, 16)
+ASSIGNS_BY_GROUP = (2, 16)
+#: vswitchd probes only the devices of its ports, unless asked to (NEWS, v4.0.0).
+_PROBES_NO_MORE = (4, 0)
 #: "dpif-netdev: Fix dpif_netdev_flow_put": the first fixed release of each series, and of all others.
 _MENDED = {(2, 17): 8, (3, 0): 5, (3, 1): 3}
 _ALL_MENDED = (3, 2)
@@ -32,26 +34,6 @@ def parse_version(text: str | None) -> Version:
     """The numbers of ``ovs_version``; zeros (the oldest) if it is not reported."""
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", text or "")
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
-
-
-def segments(version: Version) -> bool:
-    """Whether OVS splits a large TCP segment where the NIC cannot; else it drops it silently."""
-    return version >= _SEGMENTS
-
-
-def segments_into_tunnels(version: Version) -> bool:
-    """The same for segments that go into a tunnel."""
-    return version >= _SEGMENTS_INTO_TUNNELS
-
-
-def has_vduse(version: Version) -> bool:
-    """Whether a ``vhost-server-path`` below /dev/vduse makes a VDUSE device."""
-    return version >= _HAS_VDUSE
-
-
-def assigns_by_group(version: Version) -> bool:
-    """Whether ``pmd-rxq-assign`` may be ``group``."""
-    return version >= _ASSIGNS_BY_GROUP
 
 
 def keeps_old_actions(version: Version) -> bool:

@@ -43,44 +43,36 @@ def completed(name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkSpec:
     return spec.model_copy(update={"bridge": bridge_of(name, spec) or spec.bridge})
 
 
-@dataclass(frozen=True)
-class Use:
-    """Something that one network can have: a bridge or a device, in the field of the spec that names it.
+def _uses(name: str, spec: PhysicalNetworkSpec) -> Iterator[tuple[str, str]]:
+    """The bridge and the devices, which one network can have, each after the field of the spec that names it.
 
     A NIC is the same one whether OVS, a Linux bridge or its VFs use it.
     """
-
-    field: str = field(compare=False)
-    thing: str
-
-
-def uses_of(name: str, spec: PhysicalNetworkSpec) -> Iterator[Use]:
-    """What no other network may have."""
     if (bridge := bridge_of(name, spec) or linux_bridge_of(spec)) is not None:
-        yield Use("bridge", bridge)
+        yield "bridge", bridge
     if spec.ovs is not None:
         for device in spec.ovs.devices:
-            yield Use("ovs.devices", identity_of(device))
+            yield "ovs.devices", identity_of(device)
     if spec.linuxbridge is not None and spec.linuxbridge.interface:
-        yield Use("linuxbridge.interface", spec.linuxbridge.interface)
+        yield "linuxbridge.interface", spec.linuxbridge.interface
     if spec.sriov is not None:
         for device in spec.sriov.devices:
-            yield Use("sriov.devices", identity_of(device.partition("#")[0]))
+            yield "sriov.devices", identity_of(device.partition("#")[0])
 
 
 def clash(name: str, spec: PhysicalNetworkSpec, others: Networks) -> Conflict | None:
     """Why the network cannot be with the others: one of them has its bridge or device."""
-    wanted = list(uses_of(name, spec))
+    desired = list(_uses(name, spec))
     for other, there in sorted(others.items()):
-        taken = set(uses_of(other, there)) if other != name else set()
-        for use in wanted:
-            if use in taken:
-                message = f"{use.thing} is that of physical network {other}"
+        taken = {thing for _, thing in _uses(other, there)} if other != name else set()
+        for where, thing in desired:
+            if thing in taken:
+                message = f"{thing} is that of physical network {other}"
                 return Conflict(
-                    f"{use.field}: {message}",
+                    f"{where}: {message}",
                     step="validate",
                     fix=f"name another, or DELETE /v1/physical-networks/{other}",
-                    errors=[FieldError(field=use.field, message=message)],
+                    errors=[FieldError(field=where, message=message)],
                 )
     return None
 

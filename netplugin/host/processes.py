@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 
-# -- Run a program with a deadline; if it fails, raise an error with its error text. --------------
-
 
 def remaining(deadline: float) -> float:
     """Seconds left until ``deadline`` (``time.monotonic``), never negative."""
@@ -59,9 +57,6 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
 def printable(text: str) -> str:
     """Replace what could control the terminal of the reader, for text that is not this host's."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
-# -- Checks for the programs that a measurement needs. --------------------------------------------
 
 
 def needs_program(name: str, package: str, step: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import socket
@@ -26,8 +25,6 @@ T = TypeVar("T")
 _LOOK_S = 0.05
 _END_S = 10.0
 _LAST_LINES = 15
-#: Flag of a listening socket (__SO_ACCEPTCON in linux/net.h).
-_LISTENS = 0x10000
 
 
 class ProgramError(Exception):
@@ -78,7 +75,9 @@ class Program:
                 return value
             if time.monotonic() > deadline:
                 raise ProgramError(f"{self.name}: {what}: not in time{self.log_tail()}")
-            self._wait_end(_LOOK_S)
+            assert self._process is not None
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_LOOK_S)
 
     def stop(self) -> None:
         """Send SIGTERM, then kill the process group. Idempotent."""
@@ -104,46 +103,11 @@ class Program:
             return "".join(f"\n  {line}" for line in lines)
         return ""
 
-    def _wait_end(self, seconds: float) -> None:
-        """Wait for the end of the process, at most ``seconds``."""
-        assert self._process is not None
-        try:
-            descriptor = os.pidfd_open(self._process.pid)
-        except ProcessLookupError:
-            return
-        try:
-            select.select([descriptor], [], [], seconds)
-        finally:
-            os.close(descriptor)
-
 
 def own_directory() -> Path:
     """Create a directory with a path short enough for sockets. The caller removes it."""
     base = "/run" if os.access("/run", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="netplugin-vnf-", dir=base))
-
-
-def free_socket(path: str) -> None:
-    """Remove a stale socket, so that the VNF can create its own.
-
-    Raises: ProgramError if a process listens on it, or it is not a socket.
-    """
-    place = Path(path)
-    if not place.parent.is_dir():
-        raise ProgramError(f"{place.parent}: there is no such directory for the socket of a port")
-    if not place.exists():
-        return
-    if not place.is_socket():
-        raise ProgramError(f"{path} is no socket")
-    if path in _listening(Path("/proc/net/unix").read_text()):
-        raise ProgramError(f"{path} is taken: another program (a VM?) listens there; stop it")
-    place.unlink(missing_ok=True)
-
-
-def _listening(table: str) -> set[str]:
-    """Parse ``/proc/net/unix`` for listening sockets: a test connection would disturb a VM."""
-    rows = (line.split(maxsplit=7) for line in table.splitlines()[1:])
-    return {row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS}
 
 
 # -- Client of the DPDK telemetry socket (DPDK's "Telemetry User Guide"). -------------------------

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Final
 
-from netplugin.host.files import sync
-
 #: Bits that the mode of a file may not have: others could write to it; also read it; or only its group could.
 WRITABLE, PRIVATE, OF_GROUP = 0o022, 0o077, 0o027
 _ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -161,6 +159,18 @@ def opened(descriptor: int) -> Iterator[int]:
     """Close a descriptor at the end."""
     try:
         yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sync(path: Path) -> None:
+    """fsync a file, or a directory so that a new or replaced file in it survives a crash (fsync(2)).
+
+    Raises: OSError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -36,10 +36,5 @@ class SshTarget:
         return words
 
     def command(self, arguments: Sequence[str], *options: str) -> list[str]:
-        """Return the command that runs a program on the machine."""
-        return [*self.words(*options), self.login, quoted(arguments)]
-
-
-def quoted(arguments: Sequence[str]) -> str:
-    """Quote an argument list for the remote shell, which parses the command."""
-    return shlex.join(arguments)
+        """Return the command that runs a program on the machine, quoted for the shell there."""
+        return [*self.words(*options), self.login, shlex.join(arguments)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import tests.lab.agent
-from netplugin.host.files import sync
+from netplugin.host.safe_files import sync
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for

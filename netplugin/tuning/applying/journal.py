@@ -17,8 +17,7 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.api.errors import Conflict, HostError
-from netplugin.host.files import sync
-from netplugin.host.safe_files import UnsafeFile, open_own, own_directory
+from netplugin.host.safe_files import UnsafeFile, open_own, own_directory, sync
 from netplugin.tuning.applying import targets
 from netplugin.tuning.applying.accessor import Raw
 from netplugin.tuning.output.text import as_json

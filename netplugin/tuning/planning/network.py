@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from netplugin.host.cpus import from_mask, to_mask
 from netplugin.host.ovs_versions import (
+    ASSIGNS_BY_GROUP,
     Version,
-    assigns_by_group,
     may_not_start,
     parse_version,
     with_no_device,
@@ -188,7 +188,7 @@ def _listed(live: Live) -> Iterator[Step]:
 
 
 def _assign(live: Live) -> str:
-    return "group" if assigns_by_group(_version(live)) else "cycles"
+    return "group" if _version(live) >= ASSIGNS_BY_GROUP else "cycles"
 
 
 def _version(live: Live) -> Version:

@@ -32,7 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from netplugin.api.models import Binding, PortSpec
 from netplugin.data_path import NoDataPath, data_path
-from netplugin.host.program import Program, ProgramError, Telemetry, free_socket, own_directory
+from netplugin.host.program import Program, ProgramError, Telemetry, own_directory
 
 MAC, PEER = "52:54:00:00:0a:01", "52:54:00:00:0b:01"
 NETWORK = {"type": "flat", "physical_network": "physnet1", "mtu": 1500}
@@ -233,17 +233,17 @@ def test_a_vdpa_device_is_there_and_nobody_has_it(tmp_path: Path, monkeypatch: p
 
 def test_only_a_socket_that_nobody_has_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    free_socket(str(path))
+    dpdk.free_socket(str(path))
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
         with pytest.raises(ProgramError, match="is taken"):
-            free_socket(str(path))
-    free_socket(str(path))
+            dpdk.free_socket(str(path))
+    dpdk.free_socket(str(path))
     assert not path.exists(), "what a program left that has ended"
     path.write_text("something else")
     with pytest.raises(ProgramError, match="no socket"):
-        free_socket(str(path))
+        dpdk.free_socket(str(path))
     assert path.exists()
 
 

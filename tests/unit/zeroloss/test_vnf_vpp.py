@@ -29,7 +29,7 @@ from netplugin_zeroloss.vnf.vpp import StartupConf, Vpp
 from netplugin_zeroloss.vnf.vpp_api import Api
 
 from netplugin.host.program import ProgramError
-from netplugin.host.ssh import quoted
+from netplugin.host.ssh import SshTarget
 from tests.unit.zeroloss.stand_ins import SSH, VPP, install
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "tools/trex/startup.conf"
@@ -223,7 +223,7 @@ def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_the_vm_is_told_arrives_as_it_was_said(vm: Path, tmp_path: Path) -> None:
-    assert quoted(["a b", "$(c)", "d'e"]) == "'a b' '$(c)' 'd'\"'\"'e'"
+    assert SshTarget("vm", 22, "root").command(["a b", "$(c)", "d'e"])[-1] == "'a b' '$(c)' 'd'\"'\"'e'"
     machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 60)
     try:
         directory = Path(machine.directory)

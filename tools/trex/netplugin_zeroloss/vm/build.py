@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from netplugin.host.files import sync
 from netplugin.host.processes import run
-from netplugin.host.safe_files import UnsafeFile, own_directory
+from netplugin.host.safe_files import UnsafeFile, own_directory, sync
 from netplugin.libvirt import vm_image
 from netplugin.libvirt.vm_image import DISK, INITRD, KERNEL, KEY, KNOWN_HOSTS, MEASURED, Image, Manifest
 from netplugin_zeroloss.values import UnusableInput

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from netplugin.host import cpus
-from netplugin.host.program import free_socket
 from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfError, VnfPort
 
 VHOST_NET = Path("/dev/vhost-net")
@@ -17,6 +16,8 @@ _NET = Path("/sys/class/net")
 _PCI = Path("/sys/bus/pci/devices")
 #: Maximum MTU of DPDK's AF_PACKET driver (its frames are half a page).
 _AF_PACKET_MTU = 1500
+#: Flag of a listening socket (__SO_ACCEPTCON in linux/net.h).
+_LISTENS = 0x10000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,29 @@ def _check(port: VnfPort, vhost_net: bool) -> None:
                     f"{port.device} is a tap of one queue, which DPDK opens through vhost_net alone:"
                     " modprobe vhost_net, plug the port with 2 queues, or use the VNF 'taps'"
                 )
+
+
+def free_socket(path: str) -> None:
+    """Remove a stale socket, so that the VNF can create its own.
+
+    Raises: VnfError if a process listens on it, or it is not a socket.
+    """
+    place = Path(path)
+    if not place.parent.is_dir():
+        raise VnfError(f"{place.parent}: there is no such directory for the socket of a port")
+    if not place.exists():
+        return
+    if not place.is_socket():
+        raise VnfError(f"{path} is no socket")
+    if path in _listening(Path("/proc/net/unix").read_text()):
+        raise VnfError(f"{path} is taken: another program (a VM?) listens there; stop it")
+    place.unlink(missing_ok=True)
+
+
+def _listening(table: str) -> set[str]:
+    """Parse ``/proc/net/unix`` for listening sockets: a test connection would disturb a VM."""
+    rows = (line.split(maxsplit=7) for line in table.splitlines()[1:])
+    return {row[7] for row in rows if len(row) == 8 and int(row[3], 16) & _LISTENS}
 
 
 def _free_device(path: str) -> None:
