@@ -9,61 +9,24 @@ agent therefore releases the VF only after that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar
 
-from drivers.sriov.plan import SriovObservation, check_spec, make_plan, observed_ports
-from drivers.vf.kernel import VfKernel
-from drivers.vf.ledger import books, claim_vf, out_of_order
-from drivers.vf.memory import remembered
-from drivers.vf.networks import check_devices, pool_devices
-from drivers.vf.plan import claim_of, place
-from drivers.vf.pool import Pool, changed_vfs
+from drivers.sriov.plan import check_spec, make_plan, observed_ports
+from drivers.vf.backend import VfBackend, VfObservation
+from drivers.vf.ledger import claim_vf
+from drivers.vf.memory import claim_of, remembered
+from drivers.vf.plan import place
+from drivers.vf.pool import changed_vfs
 from drivers.vf.usability import pool_findings, tag_findings
-from netplugin.api.errors import NetpluginError
-from netplugin.api.models import (
-    Binding,
-    DomainRequirements,
-    Features,
-    Finding,
-    PortSpec,
-    VfCounters,
-    VfInfo,
-)
-from netplugin.api.physical_models import PhysicalNetworkSpec
-from netplugin.backend import (
-    Applied,
-    Backend,
-    Change,
-    Claim,
-    Intent,
-    ObservedPort,
-    Plan,
-    unknown_network,
-)
+from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
+from netplugin.backend import Applied, Change, Claim, Intent, ObservedPort, Plan, unknown_network
 from netplugin.data_path import DataPath
-from netplugin.host.shared import Host, SimulatedHost
-from netplugin.host.usability import Usability, Wake
+from netplugin.host.usability import Usability
 from netplugin.libvirt.interfaces import hostdev_interface
-from netplugin.optional import (
-    FindsPortsByClaims,
-    HasFindings,
-    HasVfs,
-    NeedsClaims,
-    OffersFeatures,
-    UsesPhysicalNetworks,
-)
 
 
-class Sriov(
-    Backend[SriovObservation],
-    NeedsClaims[SriovObservation],
-    FindsPortsByClaims[SriovObservation],
-    HasVfs[SriovObservation],
-    HasFindings[SriovObservation],
-    OffersFeatures,
-    UsesPhysicalNetworks[SriovObservation],
-):
+class Sriov(VfBackend[VfObservation]):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = "sriov"
@@ -79,16 +42,7 @@ class Sriov(
     network_parts: ClassVar[Mapping[str, bool]] = {"sriov": False}
     data_path: ClassVar[DataPath] = DataPath("vfio", "pci_address", links=("pf",))
 
-    def __init__(self, conf: Any, host: Host | None, *, kernel: VfKernel | None = None) -> None:
-        """``kernel``: a model of the host, for tests; None for the real one."""
-        shared = host or SimulatedHost()
-        self._kernel = kernel or VfKernel(pool_devices(conf, shared.networks))
-        self._pool = Pool(self.name, self._kernel, shared.supervisor, shared.locks)
-
     # -- without changing the host ----------------------------------------------------------------
-
-    def hold(self) -> Usability:
-        return self._pool.hold()
 
     def probe(self) -> Usability:
         return self._kernel.usability()
@@ -99,50 +53,26 @@ class Sriov(
     def validate(self, spec: PortSpec) -> None:
         """Features that depend on the NIC are checked with the claim: see ``drivers.vf.abilities``."""
         super().validate(spec)
-        networks = {device.network for device in self._kernel.devices}
         name = spec.network.physical_network
-        if name not in networks:
-            raise unknown_network(name, "[sriov] devices", networks)
+        if name not in self._vf_networks:
+            raise unknown_network(name, "[sriov] devices", self._vf_networks)
         check_spec(spec)
 
     def claims(
-        self, intent: Intent, observed: SriovObservation, taken: Mapping[Claim, str]
+        self, intent: Intent, observed: VfObservation, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
         return (claim_vf(observed.inventory, intent, taken),)
 
-    def plan(self, intents: Sequence[Intent], observed: SriovObservation) -> Plan:
+    def plan(self, intents: Sequence[Intent], observed: VfObservation) -> Plan:
         return make_plan(intents, observed.inventory)
 
     def observed_ports(
-        self, intents: Sequence[Intent], observed: SriovObservation
+        self, intents: Sequence[Intent], observed: VfObservation
     ) -> Mapping[str, ObservedPort]:
         return observed_ports(intents, observed.inventory)
 
-    def vfs(
-        self, observed: SriovObservation, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
-    ) -> Sequence[VfInfo]:
-        return books(observed.inventory, taken, unfit)
-
-    def out_of_order(self, observed: SriovObservation) -> Collection[str]:
-        return out_of_order(observed.inventory)
-
-    def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
-        return self._kernel.counters(claims)
-
-    def findings(self, intents: Sequence[Intent], observed: SriovObservation) -> Sequence[Finding]:
+    def findings(self, intents: Sequence[Intent], observed: VfObservation) -> Sequence[Finding]:
         return [*pool_findings(observed.inventory), *tag_findings(intents, observed.inventory)]
-
-    def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        check_devices(self._kernel, name, spec)
-
-    def network_faults(self, observed: SriovObservation) -> Mapping[str, NetpluginError]:
-        return {}  # it keeps none, and reports missing NICs as findings
-
-    def network_remains(self, name: str, observed: SriovObservation) -> Sequence[str]:
-        return ()
-
-    def network_holders(self, name: str) -> Sequence[str]:
-        return ()
 
     def binding(self, intent: Intent) -> Binding:
         claim = claim_of(intent)
@@ -159,30 +89,23 @@ class Sriov(
 
     # -- reading and changing the host ------------------------------------------------------------
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> SriovObservation:
+    def observe(self, ports: Collection[str] | None, deadline: float) -> VfObservation:
         start = time.monotonic()
         inventory = self._pool.look()
-        return SriovObservation({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
+        return VfObservation({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
 
     def read_back(
         self,
-        seen: SriovObservation,
+        seen: VfObservation,
         changes: Sequence[Change],
         ports: Collection[str] | None,
         deadline: float,
-    ) -> SriovObservation:
+    ) -> VfObservation:
         start = time.monotonic()
         inventory = self._pool.look_again(seen.inventory, changed_vfs(changes))
-        return SriovObservation({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
+        return VfObservation({}, inventory, timings_ms={"vfs": (time.monotonic() - start) * 1e3})
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         start = time.monotonic()
         failed, unfit = self._pool.apply(changes, deadline)
         return Applied(failed, {"vf": (time.monotonic() - start) * 1e3}, unfit)
-
-    def watch(self, wake: Callable[[Wake], None]) -> None:
-        self._pool.watch(wake)
-        super().watch(wake)
-
-    def close(self) -> None:
-        self._pool.close()

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from drivers.vf.inventory import Inventory, Pf, Vf
-from drivers.vf.memory import locate, no_mac
-from drivers.vf.plan import attributes_of, check_vlan_qos, claim_of, observed_vf, vf_changes
+from drivers.vf.memory import no_mac, vf_of
+from drivers.vf.plan import attributes_of, check_vlan_qos, observed_vf, vf_changes
 from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec
-from netplugin.backend import Change, Intent, Observation, ObservedPort, Plan
+from netplugin.backend import Change, Intent, ObservedPort, Plan
 from netplugin.host.vf_messages import GROUPS, VfAttributes
 
 _KBPS = 1000  # the kernel takes whole Mbit/s
-
-
-@dataclass(frozen=True)
-class SriovObservation(Observation):
-    """The whole pool of VFs, independent of the observed ports."""
-
-    inventory: Inventory = field(default_factory=Inventory)
 
 
 def check_spec(spec: PortSpec) -> None:
@@ -141,15 +134,10 @@ def observed_ports(intents: Sequence[Intent], inventory: Inventory) -> Mapping[s
     for intent in intents:
         port = observed_vf(intent, inventory)
         if port is not None and intent.spec is not None:
-            port = replace(port, guest=_is_with_vm(intent, inventory))
+            vf = vf_of(intent, inventory)
+            port = replace(port, guest=vf.is_with_vm if vf else None)
             found[intent.port_id] = _with_rates(port, wanted(intent.spec))
     return found
-
-
-def _is_with_vm(intent: Intent, inventory: Inventory) -> bool | None:
-    claim = claim_of(intent)
-    vf = locate(inventory, claim) if claim is not None else None
-    return vf.is_with_vm if isinstance(vf, Vf) else None
 
 
 def _with_rates(port: ObservedPort, want: VfAttributes) -> ObservedPort:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from drivers.ovs import chosen_sockets, networks, sockets, usability
 from drivers.ovs.commands import AddBeside, RemoveBeside
 from drivers.ovs.mapping import mapped_bridge
+from drivers.ovs.model import OvsObservation
 from drivers.vdpa import vduse_plan
 from drivers.vdpa.findings import findings
 from drivers.vdpa.mode_choice import ModeChoice, first_that_has
@@ -28,70 +29,34 @@ from drivers.vdpa.model import (
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
 from drivers.vdpa.switch import Switch
-from drivers.vdpa.vduse_binding import vduse_binding
 from drivers.vdpa.vduse_commands import DeviceChange, VduseHost
-from drivers.vdpa.vduse_commands import apply as apply_devices
 from drivers.vdpa.vduse_devices import VHOST_VDPA
+from drivers.vf.backend import VfBackend
 from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
-from drivers.vf.ledger import books, claim_vf, out_of_order
-from drivers.vf.memory import remembered
-from drivers.vf.networks import check_devices, pool_devices
-from drivers.vf.plan import check_vlan_qos, claim_of, in_use, place
-from drivers.vf.pool import Pool, changed_vfs
-from netplugin.api.errors import NetpluginError
-from netplugin.api.models import (
-    Binding,
-    DomainRequirements,
-    Features,
-    Finding,
-    PortSpec,
-    VfCounters,
-    VfInfo,
-)
+from drivers.vf.ledger import claim_vf
+from drivers.vf.memory import claim_of, remembered
+from drivers.vf.plan import check_vlan_qos, in_use, place
+from drivers.vf.pool import changed_vfs
+from netplugin.api.errors import NetpluginError, OperationTimeout
+from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
 from netplugin.api.physical_models import PhysicalNetworkSpec
-from netplugin.backend import (
-    Applied,
-    Backend,
-    Change,
-    Claim,
-    Intent,
-    ObservedPort,
-    Plan,
-    claim_name,
-    unknown_network,
-)
+from netplugin.backend import Applied, Change, Claim, Intent, ObservedPort, Plan, claim_name, unknown_network
 from netplugin.data_path import DataPath
-from netplugin.host.shared import Host, SimulatedHost
+from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
 from netplugin.libvirt.interfaces import vhostuser_interface
-from netplugin.optional import (
-    FindsPortsByClaims,
-    HasFacts,
-    HasFindings,
-    HasLocalVlans,
-    HasVfs,
-    Migrates,
-    NeedsClaims,
-    OffersFeatures,
-    UsesPhysicalNetworks,
-)
+from netplugin.optional import HasFacts, HasLocalVlans, Migrates
 
 #: Changes that affect neither OVS's database nor its flows.
 _ELSEWHERE = (VfChange, DetachVf, DeviceChange)
 
 
 class Vdpa(
-    Backend[VdpaObservation],
-    NeedsClaims[VdpaObservation],
-    FindsPortsByClaims[VdpaObservation],
-    HasVfs[VdpaObservation],
-    HasFindings[VdpaObservation],
+    VfBackend[VdpaObservation],
     HasLocalVlans,
     HasFacts,
-    OffersFeatures,
-    UsesPhysicalNetworks[VdpaObservation],
     Migrates,
 ):
     """See ``netplugin.backend.Backend``."""
@@ -133,15 +98,13 @@ class Vdpa(
         """``kernel``, ``switch`` and ``vduse``: models of the host, for tests; None for the real ones."""
         conf.register_opts(OPTIONS, group=GROUP)
         self._guest_hugepages: bool = conf[GROUP].guest_hugepages
-        shared = host or SimulatedHost()
-        kernel = kernel or VfKernel(pool_devices(conf, shared.networks))
-        self._pool = Pool(BACKEND, kernel, shared.supervisor, shared.locks)
+        super().__init__(conf, host, kernel=kernel)
         if switch is None:
             assert host is not None
             switch = Switch(host.ovs)
         self._switch = switch
         self._vduse = vduse or VduseHost()
-        self._choice = ModeChoice(conf[GROUP].mode, switch, kernel, self._vduse)
+        self._choice = ModeChoice(conf[GROUP].mode, switch, self._kernel, self._vduse)
         #: The settings of OVS that the last observation was made with.
         self._observed_with = switch.settings
 
@@ -154,7 +117,7 @@ class Vdpa(
 
     def hold(self) -> Usability:
         held = self._switch.hold()
-        return self._pool.hold() if held.usable else held
+        return super().hold() if held.usable else held
 
     def probe(self) -> Usability:
         usable = self._switch.usable()
@@ -190,16 +153,12 @@ class Vdpa(
         """Whether there are ports in mode ``vduse``, or new ones get it."""
         return self._mode is Mode.VDUSE or bool(self._vduse.look())
 
-    @property
-    def _vf_networks(self) -> frozenset[str]:
-        return frozenset(device.network for device in self._pool.kernel.devices)
-
     def claims(
         self, intent: Intent, observed: VdpaObservation, taken: Mapping[Claim, str]
     ) -> tuple[Claim, ...]:
         assert intent.spec is not None
-        row, beside = (m.get(intent.port_id) for m in (observed.ovs.rows, observed.ovs.beside))
-        has = mode_of(intent) or mode_on_host(row, beside, observed.vduse_directory)
+        row = observed.ovs.rows.get(intent.port_id)
+        has = mode_of(intent) or mode_on_host(intent.port_id, observed)
         check = partial(
             check_mode,
             intent.spec,
@@ -212,20 +171,13 @@ class Vdpa(
         mode = first_that_has((has,) if has else self._choice.possible(), check)
         if mode is Mode.VDUSE:
             return (claim_vduse(intent, taken), *claim_name(intent, taken))
-        had = vf_on_host(row, beside)
+        had = vf_on_host(intent.port_id, observed.ovs)
         # If a VF keeps its kernel driver, only OVS's rows show that OVS uses it.
         used = {Claim(KIND, d): name for d, name in observed.devices.items() if d != had}
         # VFs of ports are covered by their claims, which also record the VM.
         used = {c: name for c, name in used.items() if c not in taken}
-        claim = claim_vf(
-            observed.inventory,
-            intent,
-            {**used, **taken},
-            mode.use,
-            had=had,
-            for_dpdk=True,
-            notes=mode.notes,
-        )
+        taken_or_used = {**used, **taken}
+        claim = claim_vf(observed.inventory, intent, taken_or_used, mode.use, had=had, notes=mode.notes)
         socket = chosen_sockets.claim_socket(self._switch.settings, intent, row, taken)
         return (claim, socket, *claim_name(intent, taken))
 
@@ -237,17 +189,6 @@ class Vdpa(
     ) -> Mapping[str, ObservedPort]:
         return observed_ports(intents, observed)
 
-    def vfs(
-        self, observed: VdpaObservation, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
-    ) -> Sequence[VfInfo]:
-        return books(observed.inventory, taken, unfit)
-
-    def out_of_order(self, observed: VdpaObservation) -> Collection[str]:
-        return out_of_order(observed.inventory)
-
-    def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
-        return self._pool.kernel.counters(claims)
-
     def findings(self, intents: Sequence[Intent], observed: VdpaObservation) -> Sequence[Finding]:
         ovs = observed.ovs
         of_sockets = sockets.findings(self._switch.settings, ovs.rows, ovs.sockets)
@@ -255,13 +196,7 @@ class Vdpa(
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         networks.check_network(self._switch.view, name, spec)
-        check_devices(self._pool.kernel, name, spec)
-
-    def network_faults(self, observed: VdpaObservation) -> Mapping[str, NetpluginError]:
-        return {}  # it keeps none, and reports missing NICs as findings
-
-    def network_remains(self, name: str, observed: VdpaObservation) -> Sequence[str]:
-        return ()
+        super().check_network(name, spec)
 
     def network_holders(self, name: str) -> Sequence[str]:
         return networks.network_holders(self._switch.settings, self._switch.view, name)
@@ -281,12 +216,15 @@ class Vdpa(
 
     def binding(self, intent: Intent) -> Binding:
         """Raises: HostError if the device of a port in mode ``vduse`` is not there now."""
-        if mode_of(intent) is Mode.VDUSE:
-            return self._binding_of_vduse(intent)
-        claim, mode = claim_of(intent), mode_of(intent)
+        row, mode = self._switch.row(intent.port_id), mode_of(intent)
+        if mode is Mode.VDUSE:
+            device = self._vduse.device(vduse_plan.vduse_name(intent.port_id))
+            bridge = row.bridge if row else mapped_bridge(self._switch.settings, intent)
+            return vduse_plan.make_binding(intent, device, bridge, hugepages=self._guest_hugepages)
+        claim = claim_of(intent)
         assert intent.spec is not None and claim is not None and mode is not None
-        row = self._switch.row(intent.port_id)
-        port = wanted(self._switch.settings, intent, row, {}, tso=False)
+        rows = {intent.port_id: row} if row else {}
+        port = wanted(self._switch.settings, intent, OvsObservation({}, rows))
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",
@@ -305,11 +243,6 @@ class Vdpa(
                 **place(remembered(claim)),
             }
         )
-
-    def _binding_of_vduse(self, intent: Intent) -> Binding:
-        row, mapped = self._switch.row(intent.port_id), mapped_bridge(self._switch.settings, intent)
-        device = self._vduse.device(vduse_plan.vduse_name(intent.port_id))
-        return vduse_binding(intent, device, row.bridge if row else mapped, hugepages=self._guest_hugepages)
 
     # -- reading and changing the host ------------------------------------------------------------
 
@@ -337,7 +270,7 @@ class Vdpa(
     ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
         self._observed_with = self._switch.settings
-        self._vduse.learn(deadline)
+        self._vduse.abilities.learn(deadline)
         ovs, word, devices = self._switch.look(
             ports, deadline, networks=self._has_vduse(), after_apply=after_apply
         )
@@ -348,8 +281,8 @@ class Vdpa(
         marked |= {i: ObservedPort(stamp=row.stamp) for i, row in ovs.rows.items()}
         return VdpaObservation(
             marked,
-            ovs,
             inventory,
+            ovs,
             word,
             devices,
             # First the process, then what it may have done meanwhile.
@@ -394,7 +327,15 @@ class Vdpa(
         """Apply the changes of vDPA devices, add to ``failed``, and return the milliseconds it took."""
         start = time.monotonic()
         own = [c for c in changes if isinstance(c, DeviceChange) and c.before_rows is before_rows]
-        failed.update(apply_devices(self._vduse, [c for c in own if not _hopeless(c, failed)], deadline))
+        for change in own:
+            if _hopeless(change, failed):
+                continue
+            try:
+                if time.monotonic() >= deadline:
+                    raise OperationTimeout("the time for the operation is over", step="vdpa-device")
+                change.apply(self._vduse, deadline)
+            except NetpluginError as error:
+                failed.update({port: error.for_port(port) for port in change.ports})
         return (time.monotonic() - start) * 1e3
 
     def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
@@ -417,7 +358,7 @@ class Vdpa(
         self._switch.subscribe(wake)
 
     def close(self) -> None:
-        self._pool.close()
+        super().close()
         self._vduse.close()
 
 

@@ -17,24 +17,16 @@ from drivers.ovs.sockets import path_of, socket_path
 from drivers.ovs.tunnels import BASE_FLOWS
 from drivers.vdpa.vduse_devices import VduseDevice
 from drivers.vdpa.vduse_processes import DeviceStep
+from drivers.vf.backend import VfObservation
 from drivers.vf.commands import KIND
-from drivers.vf.inventory import Inventory
 from drivers.vf.ledger import Use
-from drivers.vf.memory import remembered
-from drivers.vf.plan import claim_of
+from drivers.vf.memory import claim_of, remembered
 from netplugin.api.errors import Conflict, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec, Qos, VfOptions
-from netplugin.backend import (
-    NOBODY,
-    Change,
-    Claim,
-    Intent,
-    Observation,
-    unknown_network,
-)
+from netplugin.backend import NOBODY, Change, Claim, Intent, unknown_network
 from netplugin.host.names import RELAY, VDUSE, VHOST, device_name
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.ovs_rows import OvsPort, OvsRoot
+from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.ovs_versions import HAS_VDUSE
 from netplugin.host.usability import Usability
 
@@ -42,11 +34,10 @@ from netplugin.host.usability import Usability
 
 
 @dataclass(frozen=True)
-class VdpaObservation(Observation):
+class VdpaObservation(VfObservation):
     """OVS for the ports in scope, and the whole pool of VFs. ``ports`` has the ports with rows."""
 
     ovs: OvsObservation = field(default_factory=lambda: OvsObservation({}))
-    inventory: Inventory = field(default_factory=Inventory)
     word: VswitchdFacts = field(default_factory=lambda: VswitchdFacts(OvsRoot()))
     #: Devices that any interface of OVS names, with the interface.
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +90,7 @@ class Mode(StrEnum):
     @property
     def use(self) -> Use:
         """How a VF is used: in mode ``vduse`` there is none."""
-        return Use.REPRESENTED if self is Mode.NATIVE else Use.EMBEDDED
+        return Use.REPRESENTED if self is Mode.NATIVE else Use.RELAY
 
     @property
     def notes(self) -> Mapping[str, Any]:
@@ -117,16 +108,14 @@ def mode_of(intent: Intent) -> Mode | None:
     return next((Mode(claim.memory[_NOTE]) for claim in claims), None)
 
 
-def mode_on_host(
-    row: OvsPort | None, beside: OvsPort | None, vduse_directory: str = "/dev/vduse"
-) -> Mode | None:
+def mode_on_host(port_id: str, seen: VdpaObservation) -> Mode | None:
     """Return the mode of a port from its OVS rows, for ports whose claim was lost with the store."""
-    interface = row.interface if row else None
-    if row is not None and (path_of(row) or "").startswith(f"{vduse_directory}/"):
+    row = seen.ovs.rows.get(port_id)
+    if row is not None and (path_of(row) or "").startswith(f"{seen.vduse_directory}/"):
         return Mode.VDUSE
-    if interface is not None and interface.type == NATIVE_TYPE:
-        return Mode.NATIVE
-    return Mode.RELAY if interface is not None or beside is not None else None
+    if row is not None and row.interface is not None:
+        return Mode.NATIVE if row.interface.type == NATIVE_TYPE else Mode.RELAY
+    return Mode.RELAY if port_id in seen.ovs.beside else None
 
 
 def claim_vduse(intent: Intent, taken: Mapping[Claim, str]) -> Claim:
@@ -186,75 +175,48 @@ _ACCELERATOR = "vdpa-accelerator-devargs"
 DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)
 
 
-def wanted(
-    settings: OvsSettings,
-    intent: Intent,
-    row: OvsPort | None,
-    bridges: Mapping[str, ObservedOvsBridge],
-    *,
-    tso: bool,
-) -> VhostPort:
-    """Return a port that has a VF. ``tso``: its VM may send segments of up to 64 KiB.
+def wanted(settings: OvsSettings, intent: Intent, ovs: OvsObservation) -> VhostPort:
+    """Return the desired rows of a port that has a VF.
 
-    ``row``: its existing row, on one of ``bridges``.
+    The options of native mode follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides.
 
     Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
     """
-    claim, mode = claim_of(intent), mode_of(intent)
-    assert intent.spec is not None and claim is not None and mode is not None
-    if mode is Mode.NATIVE:
-        return _native(settings, intent, row, bridges, claim.key, tso)
+    claim, mode, spec, row = claim_of(intent), mode_of(intent), intent.spec, ovs.rows.get(intent.port_id)
+    assert spec is not None and claim is not None and mode is not None
     socket = socket_path(settings, intent, row)
-    port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=tso)
-    return replace(port, beside=_relayed_to(intent, claim.key))
-
-
-def _relayed_to(intent: Intent, address: str) -> RelayVfPort:
-    assert intent.spec is not None
-    return RelayVfPort(
-        backend=BACKEND,
-        port_id=intent.port_id,
-        name=device_name(RELAY, intent.port_id),
-        bridge=BRIDGE,
-        device=address,
-        mtu=intent.spec.network.mtu,
-        queues=intent.spec.queues,
-    )
-
-
-def _native(
-    settings: OvsSettings,
-    intent: Intent,
-    row: OvsPort | None,
-    bridges: Mapping[str, ObservedOvsBridge],
-    address: str,
-    tso: bool,
-) -> VhostPort:
-    """Build a native port. Options follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides."""
-    claim = claim_of(intent)
-    assert intent.spec is not None and claim is not None
-    network, memory = intent.spec.network, remembered(claim)
-    bridge = bridge_of(settings, intent, row, bridges)
+    if mode is not Mode.NATIVE:
+        relay_vf = RelayVfPort(
+            backend=BACKEND,
+            port_id=intent.port_id,
+            name=device_name(RELAY, intent.port_id),
+            bridge=BRIDGE,
+            device=claim.key,
+            mtu=spec.network.mtu,
+            queues=spec.queues,
+        )
+        port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=ovs.tso)
+        return replace(port, beside=relay_vf)
+    bridge = bridge_of(settings, intent, row, ovs.bridges)
     if not bridge:
-        raise unmapped(intent.spec)
-    socket, tag = socket_path(settings, intent, row), network.vlan_id or 0
-    port = on_bridge(VhostPort.of(BACKEND, intent, bridge, tag, socket=socket, tso=tso), bridges)
+        raise unmapped(spec)
+    memory, tag = remembered(claim), spec.network.vlan_id or 0
+    port = VhostPort.of(BACKEND, intent, bridge, tag, socket=socket, tso=ovs.tso)
     options = {
         "vdpa-socket-path": port.socket,
-        _ACCELERATOR: address,
+        _ACCELERATOR: claim.key,
         "dpdk-devargs": f"{memory.pf_address},representor=[{memory.number}]",
-        "vdpa-max-queues": str(intent.spec.queues),
+        "vdpa-max-queues": str(spec.queues),
         "vdpa-sw": "true",
     }
-    return replace(port, type=NATIVE_TYPE, options=options)
+    return replace(on_bridge(port, ovs.bridges), type=NATIVE_TYPE, options=options)
 
 
-def vf_on_host(row: OvsPort | None, beside: OvsPort | None) -> str | None:
+def vf_on_host(port_id: str, ovs: OvsObservation) -> str | None:
     """Return the PCI address of the VF that a port's rows name."""
-    interface = beside.interface if beside else row.interface if row else None
-    if interface is None:
-        return None
-    return interface.options.get(_ACCELERATOR) or interface.options.get("dpdk-devargs")
+    row = ovs.beside.get(port_id) or ovs.rows.get(port_id)
+    options = row.interface.options if row and row.interface else {}
+    return options.get(_ACCELERATOR) or options.get("dpdk-devargs")
 
 
 # -- Checks of a port request against the limits of software vDPA, before anything is stored. -----
@@ -314,15 +276,13 @@ def _of_vduse(spec: PortSpec, pairs: int) -> list[tuple[bool, str, str]]:
     ]
 
 
-_NO_DEVICE = (
-    "it has no vDPA device of the kernel",
-    "ask without attachment, or set [vdpa] mode = vduse for new ports",
-)
-
-
 def _of_vf(spec: PortSpec) -> list[tuple[bool, str, str]]:
     return [
-        (spec.attachment is not None, *_NO_DEVICE),
+        (
+            spec.attachment is not None,
+            "it has no vDPA device of the kernel",
+            "ask without attachment, or set [vdpa] mode = vduse for new ports",
+        ),
         (
             spec.overlay_id is not None,
             "a VF has no VXLAN networks",

@@ -16,13 +16,7 @@ from functools import partial
 from drivers.ovs import findings
 from drivers.ovs.mapping import left_out
 from drivers.ovs.model import OvsObservation
-from drivers.ovs.plan import (
-    MAX_VHOST_SOCKETS,
-    bridge_refusal,
-    has_its_flows,
-    ovs_changes,
-    port_refusal,
-)
+from drivers.ovs.plan import MAX_VHOST_SOCKETS, bridge_refusal, has_its_flows, ovs_changes, port_refusal
 from drivers.ovs.ports import VhostPort
 from drivers.vdpa import vduse_plan
 from drivers.vdpa.model import (
@@ -37,9 +31,10 @@ from drivers.vdpa.model import (
 )
 from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vdpa.relay_mac import mac_for_now, mac_of, opened_with, opens_again
+from drivers.vf.commands import BindVf, SetVf
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
-from drivers.vf.memory import locate, remembered
-from drivers.vf.plan import attributes_of, bind_vf, claim_of, no_vf, observed_vf, set_vf, vf_changes
+from drivers.vf.memory import claim_of, remembered, vf_of
+from drivers.vf.plan import attributes_of, change_at, no_vf, observed_vf, vf_changes
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Change, Intent, ObservedPort, Plan
 from netplugin.host.ovs import OvsSettings
@@ -87,8 +82,7 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObserv
 
 
 def _is_vduse(intent: Intent, seen: VdpaObservation) -> bool:
-    row, beside = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.beside))
-    mode = mode_of(intent) or mode_on_host(row, beside, seen.vduse_directory)
+    mode = mode_of(intent) or mode_on_host(intent.port_id, seen)
     # Without a claim and a row: what is left over of a port whose removal was cut off.
     return mode is Mode.VDUSE or (mode is None and vduse_plan.vduse_name(intent.port_id) in seen.vduse)
 
@@ -118,16 +112,9 @@ def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room
     return Steps(wish=wish, leaves=leaves, before=tuple(vfs), kept=kept)
 
 
-def _vf(intent: Intent, inventory: Inventory) -> Vf | None:
-    """Return the VF of a port if it is there."""
-    claim = claim_of(intent)
-    vf = locate(inventory, claim) if claim else None
-    return vf if isinstance(vf, Vf) else None
-
-
 def _detach(intent: Intent, seen: VdpaObservation) -> DetachVf | None:
     """Have DPDK let go of a port's VF if it has the VF open although no row names it."""
-    vf = _vf(intent, seen.inventory)
+    vf = vf_of(intent, seen.inventory)
     if vf is None or not vf.is_open or vf.address in seen.devices:
         return None
     return DetachVf((intent.port_id,), vf.address, vf.iommu_group)
@@ -135,7 +122,7 @@ def _detach(intent: Intent, seen: VdpaObservation) -> DetachVf | None:
 
 def _keeps_other_mac(intent: Intent, wish: VhostPort, seen: VdpaObservation) -> bool:
     """Whether what has a relay's VF open without a row must close it, so that the VF gets another MAC."""
-    vf = _vf(intent, seen.inventory)
+    vf = vf_of(intent, seen.inventory)
     if vf is None or vf.attributes is None or wish.beside is None or intent.port_id in seen.ovs.beside:
         return False
     return vf.attributes.mac != mac_of(intent) and opens_again(seen.inventory.pf_of(vf), vf, wish.spec)
@@ -143,15 +130,14 @@ def _keeps_other_mac(intent: Intent, wish: VhostPort, seen: VdpaObservation) -> 
 
 def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     """Bind the original driver again if it was removed from a VF that DPDK uses with its kernel driver."""
-    claim = claim_of(intent)
-    vf = locate(inventory, claim) if claim else None
-    if intent.spec is None or claim is None or not isinstance(vf, Vf) or vf.is_open:
+    claim, vf = claim_of(intent), vf_of(intent, inventory)
+    if intent.spec is None or claim is None or vf is None or vf.is_open:
         return []
     memory = remembered(claim)
     if vf.attributes is None or not memory.kept_by_dpdk or vf.driver == memory.original.driver:
         return []
-    pf, before = inventory.pf_of(vf), memory.original
-    return [bind_vf(intent.port_id, pf, vf, before.driver, before.driver_override)]
+    at, before = change_at(intent.port_id, inventory.pf_of(vf), vf), memory.original
+    return [BindVf(*at, before.driver, before.driver_override)]
 
 
 def _want(wish: VhostPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
@@ -177,7 +163,7 @@ def _is_live(wish: VhostPort, ovs: OvsObservation) -> bool:
 
 def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> list[Change]:
     """Trust the VF of a working relay. If the NIC refuses, the relay keeps working without trust."""
-    vf = _vf(intent, seen.inventory)
+    vf = vf_of(intent, seen.inventory)
     if wish is None or mode_of(intent) is Mode.NATIVE or vf is None:
         return []
     have, pf, spec = vf.attributes, seen.inventory.pf_of(vf), wish.spec
@@ -187,23 +173,14 @@ def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> lis
     refused = Setting.of("trust", want) in vf.unsupported
     if refused or not needs_trust(pf, vf, spec.network.vlan_id):
         return []
-    return [set_vf(intent.port_id, pf, vf, ("trust",), want, optional=True)]
-
-
-def _lost_multicast(intent: Intent, seen: VdpaObservation) -> str | None:
-    """Return what multicast the VM of a relay may lose, see ``lost_by``."""
-    vf = _vf(intent, seen.inventory)
-    if intent.spec is None or mode_of(intent) is Mode.NATIVE or vf is None:
-        return None
-    return lost_by(seen.inventory.pf_of(vf), vf, intent.spec.network.vlan_id)
+    return [SetVf(*change_at(intent.port_id, pf, vf), pf.name, ("trust",), want, optional=True)]
 
 
 def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> VhostPort:
     """Return the desired port. Raises: the error that prevents them."""
     if claim_of(intent) is None:
         raise no_vf()
-    row = seen.ovs.rows.get(intent.port_id)
-    wish = wanted(settings, intent, row, seen.ovs.bridges, tso=seen.ovs.tso)
+    wish = wanted(settings, intent, seen.ovs)
     beside = replace(wish.beside, opened_with=_opened_with(intent, seen)) if wish.beside else None
     wish = replace(wish, reopen=_must_reopen(intent, seen), beside=beside)
     error = port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs)
@@ -214,7 +191,7 @@ def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: in
 
 def _opened_with(intent: Intent, seen: VdpaObservation) -> str:
     """Return ``RelayVfPort.opened_with`` of a port; while its VF is not reported, what the row has."""
-    vf, beside = _vf(intent, seen.inventory), seen.ovs.beside.get(intent.port_id)
+    vf, beside = vf_of(intent, seen.inventory), seen.ovs.beside.get(intent.port_id)
     if vf is not None and vf.attributes is not None:
         return opened_with(intent, seen.inventory.pf_of(vf), vf)
     return beside.interface.external_ids.get(MAC_MARK, "") if beside and beside.interface else ""
@@ -222,9 +199,9 @@ def _opened_with(intent: Intent, seen: VdpaObservation) -> str:
 
 def _must_reopen(intent: Intent, seen: VdpaObservation) -> bool:
     """Whether OVS has a port for a VF but not the VF itself open: the VF was away and came back."""
-    claim, beside = claim_of(intent), seen.ovs.beside.get(intent.port_id)
-    vf = locate(seen.inventory, claim) if claim else None
-    if claim is None or beside is None or not isinstance(vf, Vf):
+    claim, vf = claim_of(intent), vf_of(intent, seen.inventory)
+    beside = seen.ovs.beside.get(intent.port_id)
+    if claim is None or beside is None or vf is None:
         return False
     memory = remembered(claim)
     if memory.kept_by_dpdk:
@@ -263,7 +240,10 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
             }
         fault = vf.fault or _fault(mode, row, beside, seen)
         passes = vf.passes and fault == vf.fault
-        impaired = vf.impaired or _lost_multicast(intent, seen)
+        impaired = vf.impaired
+        if mode is Mode.RELAY and (there := vf_of(intent, seen.inventory)) is not None:
+            vlan_id = intent.spec.network.vlan_id
+            impaired = impaired or lost_by(seen.inventory.pf_of(there), there, vlan_id)
         guest = row.interface.connection if row and row.interface and mode is Mode.RELAY else None
         found[intent.port_id] = ObservedPort(fault, reported, impaired=impaired, passes=passes, guest=guest)
     return found

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from drivers.vdpa.vduse_abilities import VduseAbilities
-from drivers.vdpa.vduse_devices import VduseDevice, VduseTree
+from drivers.vdpa.vduse_devices import VduseTree
 from drivers.vdpa.vduse_processes import DeviceProcesses, DeviceStep
-from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import HostError
 from netplugin.backend import Change
 from netplugin.host.links import Links
 from netplugin.host.names import VDUSE
 from netplugin.host.usability import Usability
-
-
-class InterfaceSetter(Protocol):
-    """See ``netplugin.host.links.Links``."""
-
-    def set(self, name: str, *, mtu: int, address: str) -> None: ...
-
-
-class DeviceHost(Protocol):
-    """What changes are applied to."""
-
-    @property
-    def links(self) -> InterfaceSetter: ...
-    def device(self, name: str) -> VduseDevice: ...
-    def run(self, step: DeviceStep, deadline: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,9 +29,16 @@ class DeviceChange(Change):
 
     name: str
 
-    def apply(self, host: DeviceHost, deadline: float) -> None:
+    @property
+    def step(self) -> DeviceStep:
+        return DeviceStep(self.verb, self.name)
+
+    def apply(self, host: VduseHost, deadline: float) -> None:
         """Raises: Conflict if somebody holds the device, HostError, TryAgain."""
-        host.run(DeviceStep(self.verb, self.name), deadline)
+        host.run(self.step, deadline)
+
+    def describe(self) -> str:
+        return str(self.step)
 
 
 @dataclass(frozen=True)
@@ -57,13 +47,10 @@ class CreateDevice(DeviceChange):
 
     verb: ClassVar[str] = "create"
 
-    def apply(self, host: DeviceHost, deadline: float) -> None:
+    def apply(self, host: VduseHost, deadline: float) -> None:
         # Without a VDUSE device OVS could not make it, which is reported as a fault of the port.
         if host.device(self.name).offered:
             super().apply(host, deadline)
-
-    def describe(self) -> str:
-        return f"create vDPA device {self.name}"
 
 
 @dataclass(frozen=True)
@@ -74,12 +61,13 @@ class BindDevice(DeviceChange):
 
     driver: str
 
-    def apply(self, host: DeviceHost, deadline: float) -> None:
-        if host.device(self.name).on_bus:
-            host.run(DeviceStep(self.verb, self.name, self.driver), deadline)
+    @property
+    def step(self) -> DeviceStep:
+        return DeviceStep(self.verb, self.name, self.driver)
 
-    def describe(self) -> str:
-        return f"bind {self.driver} to vDPA device {self.name}"
+    def apply(self, host: VduseHost, deadline: float) -> None:
+        if host.device(self.name).on_bus:
+            super().apply(host, deadline)
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,7 @@ class SetInterface(DeviceChange):
     mac: str
     mtu: int
 
-    def apply(self, host: DeviceHost, deadline: float) -> None:
+    def apply(self, host: VduseHost, deadline: float) -> None:
         found = host.device(self.name).interface
         if found is not None:
             host.links.set(found.name, mtu=self.mtu, address=self.mac)
@@ -105,9 +93,6 @@ class DeleteDevice(DeviceChange):
     before_rows: ClassVar[bool] = True
     verb: ClassVar[str] = "delete"
 
-    def describe(self) -> str:
-        return f"delete vDPA device {self.name}"
-
 
 @dataclass(frozen=True)
 class DestroyDevice(DeviceChange):
@@ -115,39 +100,33 @@ class DestroyDevice(DeviceChange):
 
     verb: ClassVar[str] = "destroy"
 
-    def apply(self, host: DeviceHost, deadline: float) -> None:
+    def apply(self, host: VduseHost, deadline: float) -> None:
         if host.device(self.name).offered:
             super().apply(host, deadline)
-
-    def describe(self) -> str:
-        return f"destroy VDUSE device {self.name}"
 
 
 #: The name of which the kernel is asked. It is never that of a port, which has no hyphen.
 _TRIED = f"{VDUSE}-try"
 
 
-class VduseHost:
+class VduseHost(VduseTree):
     """The devices of this host, and the processes that change them.
 
-    Not thread-safe, but ``device``, ``pairs`` and ``usability`` in both forms.
+    Not thread-safe, but ``look``, ``device``, ``pairs`` and ``usability`` in both forms.
     """
 
-    def __init__(self, tree: VduseTree | None = None, processes: DeviceProcesses | None = None) -> None:
+    def __init__(
+        self, dev: Path = Path("/dev"), sys: Path = Path("/sys"), processes: DeviceProcesses | None = None
+    ) -> None:
         """Without arguments: those of the host. A test has its own."""
-        self.tree = tree or VduseTree()
+        super().__init__(dev, sys)
         self.processes = processes or DeviceProcesses()
-        self.abilities = VduseAbilities(self.tree.control, self._tried)
-        self.links: InterfaceSetter = Links()
-
-    @property
-    def directory(self) -> Path:
-        """Where VDUSE devices are."""
-        return self.tree.directory
+        self.abilities = VduseAbilities(self.control, self._tried)
+        self.links = Links()
 
     def usability(self) -> Usability:
         """Whether the host has what new ports need (any thread)."""
-        usable = self.tree.usability()
+        usable = self.loaded()
         if usable.usable and shutil.which("vdpa") is None:
             return Usability(False, "the program vdpa is not installed", "install iproute2", "vduse")
         return self.abilities.usability() if usable.usable else usable
@@ -157,21 +136,10 @@ class VduseHost:
         usable = self.usability()
         return self.abilities.usability_for_auto() if usable.usable else usable
 
-    def learn(self, deadline: float) -> None:
-        """Ask the kernel and libvirt what is not known of them."""
-        self.abilities.learn(deadline)
-
     @property
     def pairs(self) -> int:
         """The most queue pairs of a device, as far as it is known."""
         return self.abilities.pairs
-
-    def look(self) -> Mapping[str, VduseDevice]:
-        """The devices of our names, by name."""
-        return self.tree.look()
-
-    def device(self, name: str) -> VduseDevice:
-        return self.tree.device(name)
 
     def pending(self) -> DeviceStep | None:
         """The step that the kernel has not finished."""
@@ -189,18 +157,3 @@ class VduseHost:
         if not said.isdecimal():
             raise HostError(f"not a number of queue pairs: {said!r}", step="vdpa-device")
         return int(said)
-
-
-def apply(host: DeviceHost, changes: Iterable[DeviceChange], deadline: float) -> dict[str, NetpluginError]:
-    """Apply the changes once each, in order, and return the errors of the ports that failed."""
-    failed: dict[str, NetpluginError] = {}
-    for change in changes:
-        if all(port in failed for port in change.ports):
-            continue
-        try:
-            if time.monotonic() >= deadline:
-                raise OperationTimeout("the time for the operation is over", step="vdpa-device")
-            change.apply(host, deadline)
-        except NetpluginError as error:
-            failed.update({port: error.for_port(port) for port in change.ports})
-    return failed

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from drivers.vf.inventory import names_in
 from netplugin.host.names import VDUSE
 from netplugin.host.usability import Usability
 from netplugin.host.vfs import read_link, read_text
@@ -55,36 +56,27 @@ class VduseTree:
     """Reads the devices. ``dev`` and ``sys``: where these file systems are; a test has its own."""
 
     def __init__(self, dev: Path = Path("/dev"), sys: Path = Path("/sys")) -> None:
-        self._vduse = dev / "vduse"
         self._dev = dev
         self._bus = sys / "bus/vdpa"
-
-    @property
-    def directory(self) -> Path:
-        """Where VDUSE devices are."""
-        return self._vduse
-
-    @property
-    def control(self) -> Path:
-        """What takes requests for devices; it is there as long as the kernel module vduse is loaded."""
-        return self._vduse / "control"
+        #: Where VDUSE devices are.
+        self.directory = dev / "vduse"
+        #: What takes requests for devices; it is there as long as the kernel module vduse is loaded.
+        self.control = self.directory / "control"
 
     def look(self) -> Mapping[str, VduseDevice]:
         """The devices of our names, by name."""
-        offered = {*_names(self._vduse)}
-        names = offered | {*_names(self._bus / "devices")}
-        ours = sorted(name for name in names if name.startswith(VDUSE))
-        return {name: self.device(name) for name in ours}
+        names = {*names_in(self.directory), *names_in(self._bus / "devices")}
+        return {name: self.device(name) for name in sorted(names) if name.startswith(VDUSE)}
 
     def device(self, name: str) -> VduseDevice:
         """What there is under this name. Quick, from any thread."""
         place = self._bus / "devices" / name
         on_bus = os.path.lexists(place)
-        entries = _names(place) if on_bus else []
-        characters = [entry for entry in entries if entry.startswith(_CHARACTER)]
-        virtio = [place / entry for entry in entries if entry.startswith(_VIRTIO)]
+        made = names_in(place) if on_bus else []
+        characters = [entry for entry in made if entry.startswith(_CHARACTER)]
+        virtio = [place / entry for entry in made if entry.startswith(_VIRTIO)]
         return VduseDevice(
-            offered=os.path.lexists(self._vduse / name),
+            offered=os.path.lexists(self.directory / name),
             on_bus=on_bus,
             driver=read_link(place / "driver"),
             character=str(self._dev / characters[0]) if characters else None,
@@ -92,8 +84,8 @@ class VduseTree:
             interface=next((found for each in virtio if (found := _interface(each / "net"))), None),
         )
 
-    def usability(self) -> Usability:
-        """Whether the kernel has what new ports need. Reads few files; any thread may call it."""
+    def loaded(self) -> Usability:
+        """Whether the kernel has the modules that new ports need. Reads few files; any thread may call it."""
         if not self.control.exists():
             return _lacks(f"there is no {self.control}: the kernel module vduse is not loaded")
         if not (self._bus / "drivers" / VHOST_VDPA).exists():
@@ -108,15 +100,8 @@ def _lacks(reason: str) -> Usability:
 
 def _interface(directory: Path) -> Interface | None:
     """The interface of a virtio device. /sys shows those of the namespace that it was mounted in only."""
-    for name in _names(directory):
+    for name in names_in(directory):
         mac, mtu = (read_text(directory / name / what) for what in ("address", "mtu"))
         if mac and mtu:
             return Interface(name, mac, int(mtu))
     return None
-
-
-def _names(directory: Path) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:
-        return []

@@ -1,4 +1,4 @@
-"""Plan one port in mode ``vduse`` after the table in docs/vduse.md, and what is observed of it. Pure.
+"""Plan one port in mode ``vduse`` after the table in docs/vduse.md, its observed state and its binding. Pure.
 
 The port of OVS comes first and the vDPA device last, and the vDPA device goes first. Each state between two
 steps is a row of the table, so a crash there needs no special handling.
@@ -6,31 +6,24 @@ steps is a row of the table, so a crash there needs no special handling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from drivers.ovs import findings
 from drivers.ovs.mapping import bridge_of, left_out, on_bridge, unmapped
-from drivers.ovs.model import ObservedOvsBridge
 from drivers.ovs.plan import bridge_refusal, port_refusal
-from drivers.ovs.ports import VhostPort, access_vlan
-from drivers.vdpa.model import BACKEND, Steps, VdpaObservation
-from drivers.vdpa.vduse_commands import (
-    BindDevice,
-    CreateDevice,
-    DeleteDevice,
-    DestroyDevice,
-    SetInterface,
-)
+from drivers.ovs.ports import VhostPort, access_vlan, port_name
+from drivers.vdpa.model import BACKEND, Mode, Steps, VdpaObservation
+from drivers.vdpa.vduse_commands import BindDevice, CreateDevice, DeleteDevice, DestroyDevice, SetInterface
 from drivers.vdpa.vduse_devices import NO_DEVICE, VHOST_VDPA, VIRTIO_VDPA, Interface, VduseDevice
 from drivers.vdpa.vduse_processes import waits
-from netplugin.api.errors import NetpluginError
-from netplugin.api.models import PortSpec
+from netplugin.api.errors import HostError, NetpluginError
+from netplugin.api.models import Binding, DomainRequirements, PortSpec
 from netplugin.backend import Change, Intent, ObservedPort
 from netplugin.host.names import VDUSE, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
+from netplugin.libvirt.interfaces import vdpa_interface
 
 #: Read when OVS makes the device (netdev_dpdk_vhost_client_set_config in lib/netdev-dpdk.c, since 3.5).
 _MAX_PAIRS = "vhost-max-queue-pairs"
@@ -41,28 +34,20 @@ def vduse_name(port_id: str) -> str:
     return device_name(VDUSE, port_id)
 
 
-def wanted_port(
-    settings: OvsSettings,
-    intent: Intent,
-    row: OvsPort | None,
-    bridges: Mapping[str, ObservedOvsBridge],
-    directory: str,
-    *,
-    tso: bool,
-) -> VhostPort:
-    """The desired rows: of a vhost-user port with a path below ``directory``, where VDUSE devices are.
+def _wanted(settings: OvsSettings, intent: Intent, seen: VdpaObservation) -> VhostPort:
+    """The desired rows: of a vhost-user port whose path is that of the VDUSE device.
 
     Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
     """
     assert intent.spec is not None
-    bridge = bridge_of(settings, intent, row, bridges)
+    bridge = bridge_of(settings, intent, seen.ovs.rows.get(intent.port_id), seen.ovs.bridges)
     if bridge is None:
         raise unmapped(intent.spec)
-    path = f"{directory}/{vduse_name(intent.port_id)}"
-    port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=tso)
+    path = f"{seen.vduse_directory}/{vduse_name(intent.port_id)}"
+    port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=seen.ovs.tso)
     if (queues := intent.spec.queues) > 1:  # with one, OVS has it without the option
         port = replace(port, options={**port.options, _MAX_PAIRS: str(queues)})
-    return on_bridge(port, bridges)
+    return on_bridge(port, seen.ovs.bridges)
 
 
 def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:
@@ -70,16 +55,15 @@ def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, roo
     row, device = seen.ovs.rows.get(intent.port_id), device_of(intent.port_id, seen)
     try:
         if intent.spec is None:
-            steps = _away(intent.port_id, row, device)
-            _refuse_while_pending(intent.port_id, steps, seen)
-            return steps
-        wish = wanted_port(settings, intent, row, seen.ovs.bridges, seen.vduse_directory, tso=seen.ovs.tso)
-        if error := port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs):
-            raise error
-        kept = left_out(settings, intent, wish.bridge, seen.ovs)
-        if row is None and kept:
-            raise kept
-        steps = _repair(intent.port_id, row, device) or replace(_addition(wish, row, device), kept=kept)
+            steps = _away(intent.port_id, device)
+        else:
+            wish = _wanted(settings, intent, seen)
+            if error := port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs):
+                raise error
+            kept = left_out(settings, intent, wish.bridge, seen.ovs)
+            if row is None and kept:
+                raise kept
+            steps = _repair(intent.port_id, row, device) or replace(_addition(wish, row, device), kept=kept)
         _refuse_while_pending(intent.port_id, steps, seen)
         return steps
     except NetpluginError as error:
@@ -121,10 +105,10 @@ def _repair(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps | N
     broken = row is not None and row.interface is not None and findings.of_interface(row.interface)
     if not broken or not device.offered or device.networked:
         return None  # a container would lose its interface: its owner decides, see ``_fault``
-    return _away(port_id, row, device)
+    return _away(port_id, device)
 
 
-def _away(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps:
+def _away(port_id: str, device: VduseDevice) -> Steps:
     ids, name = (port_id,), vduse_name(port_id)
     if device.on_bus:
         return Steps(before=(DeleteDevice(ids, name),))
@@ -164,15 +148,10 @@ def observed(intent: Intent, seen: VdpaObservation) -> ObservedPort:
         "interface": device.interface.name if device.interface else None,
         **(findings.details(row) if row else {}),
     }
-    pending = seen.vduse_pending
-    fault = _fault(row, device, seen) or _interface_fault(intent, device)
-    return ObservedPort(fault, details, passes=fault is not None and pending is not None)
-
-
-def _interface_fault(intent: Intent, device: VduseDevice) -> str | None:
-    if device.driver != VIRTIO_VDPA or device.networked:
-        return None
-    return "the kernel has made no network interface of the device: modprobe virtio_net"
+    fault = _fault(row, device, seen)
+    if fault is None and device.driver == VIRTIO_VDPA and not device.networked:
+        fault = "the kernel has made no network interface of the device: modprobe virtio_net"
+    return ObservedPort(fault, details, passes=fault is not None and seen.vduse_pending is not None)
 
 
 def _fault(row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> str | None:
@@ -188,3 +167,35 @@ def _fault(row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> s
     if broken and device.networked:
         return f"{broken}; if it does not end: DELETE the port and PUT it again, for a new interface"
     return broken or findings.of_path(row, seen.ovs, seen.word)
+
+
+# -- how a VM or a container uses the port -----------------------------------------------------------
+
+
+def make_binding(intent: Intent, device: VduseDevice, bridge: str | None, *, hugepages: bool) -> Binding:
+    """The binding of a port whose device is as observed now.
+
+    Raises: HostError if the device is not there, or has another driver.
+    """
+    assert intent.spec is not None
+    spec, name = intent.spec, vduse_name(intent.port_id)
+    driver = driver_of(spec)
+    if device.driver != driver or (driver == VHOST_VDPA and device.character is None):
+        raise HostError(
+            f"vDPA device {name} is not there, or not bound to {driver}",
+            step="vdpa-device",
+            fix=f"see the error of the port: GET /v1/ports/{intent.port_id}",
+        )
+    how: dict[str, Any]
+    if driver == VHOST_VDPA:
+        how = {
+            "interface_xml": vdpa_interface(spec, str(device.character)),
+            "domain_requirements": DomainRequirements(
+                shared_memory=True, hugepages=hugepages, numa_node=spec.numa_node
+            ),
+            "vhost_vdpa_device": device.character,
+        }
+    else:  # there is no interface here once it was moved into another namespace
+        how = {"interface_xml": "", "interface": device.interface.name if device.interface else None}
+    places = {"vdpa_device": name, "bridge": bridge, "device": port_name(intent.port_id, spec)}
+    return Binding.model_validate({"vif_type": driver, "mode": Mode.VDUSE.value, **how, **places})

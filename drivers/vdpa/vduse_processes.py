@@ -47,7 +47,8 @@ class DeviceStep:
         return [sys.executable, "-I", "-S", str(vduse_step.__file__), *words]
 
     def __str__(self) -> str:
-        return f"{self.verb} vDPA device {self.name}"
+        kind = "VDUSE" if self.verb == "destroy" else "vDPA"
+        return f"{self.verb} {f'{self.driver} to ' if self.driver else ''}{kind} device {self.name}"
 
 
 @dataclass

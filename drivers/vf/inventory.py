@@ -11,15 +11,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from drivers.vf.options import ALL_VFS, By, PoolDevice, VfNumbers
 from netplugin.host.usability import Usability
-from netplugin.host.vf_messages import (
-    GROUPS,
-    NicLink,
-    VfAttributes,
-)
+from netplugin.host.vf_messages import GROUPS, NicLink, VfAttributes
 from netplugin.host.vfs import (
     HostInterface,
     HostUse,
@@ -83,10 +78,6 @@ class Setting:
     def of(cls, group: str, attributes: VfAttributes) -> Setting:
         return cls(group, tuple(getattr(attributes, name) for name in GROUPS[group]))
 
-    def by_name(self) -> dict[str, Any]:
-        """Return the values by attribute name."""
-        return dict(zip(GROUPS[self.group], self.values, strict=True))
-
 
 @dataclass(frozen=True, slots=True)
 class Vf:
@@ -139,8 +130,6 @@ class Inventory:
     pfs: Mapping[str, Pf] = field(default_factory=dict)
     vfs: Mapping[str, Vf] = field(default_factory=dict)
     missing: tuple[PoolDevice, ...] = ()
-    #: PFs that are listed for more than one network, with the networks.
-    ambiguous: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def pf_of(self, vf: Vf) -> Pf:
         return self.pfs[vf.pf]
@@ -168,9 +157,7 @@ def read_inventory(
         pf = replace(_read_pf(sys, address, entries[0].network, links), numbers=numbers)
         pfs[address] = pf
         vfs.update({vf.address: vf for vf in _read_vfs(sys, pf, saved)})
-    networks = {address: networks_of(entries) for address, entries in found.items()}
-    ambiguous = {a: names for a, names in networks.items() if len(names) > 1}
-    return Inventory(pfs, vfs, missing, ambiguous)
+    return Inventory(pfs, vfs, missing)
 
 
 def read_again(
@@ -204,9 +191,10 @@ def find_pfs(
     return found, tuple(missing)
 
 
-def networks_of(entries: Sequence[PoolDevice]) -> tuple[str, ...]:
-    """Return the networks of the entries that name one PF. More than one is a configuration error."""
-    return tuple(dict.fromkeys(entry.network for entry in entries))
+def ambiguous(found: Mapping[str, tuple[PoolDevice, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the PFs that entries name for several networks, with these: a configuration error."""
+    networks = {a: tuple(dict.fromkeys(each.network for each in entries)) for a, entries in found.items()}
+    return {address: names for address, names in networks.items() if len(names) > 1}
 
 
 def _addresses(sys: Path, device: PoolDevice) -> list[str]:
@@ -220,7 +208,7 @@ def _addresses(sys: Path, device: PoolDevice) -> list[str]:
         case By.KIND:
             return [
                 address
-                for address in sorted(_entries(sys / "bus/pci/devices"))
+                for address in sorted(names_in(sys / "bus/pci/devices"))
                 if _is_pf(sys, address) and _kind(sys, address) == device.name
             ]
     return [address for address in candidates if _is_pf(sys, address)]
@@ -236,7 +224,8 @@ def _kind(sys: Path, address: str) -> str:
     return ":".join(words).lower()
 
 
-def _entries(directory: Path | str) -> list[str]:
+def names_in(directory: Path | str) -> list[str]:
+    """Return the names in a directory; none if there is no such directory."""
     try:
         return os.listdir(directory)
     except OSError:
@@ -266,7 +255,7 @@ def _read_pf(sys: Path, address: str, network: str, links: Mapping[str, NicLink]
 
 def _interface(sys: Path, device: str) -> str | None:
     """Return the PF's own interface. In switchdev mode, representors belong to the same PCI device."""
-    names = sorted(_entries(f"{device}/net"))
+    names = sorted(names_in(f"{device}/net"))
     return next((n for n in names if not _REPRESENTOR.match(_port_name(sys, n))), None)
 
 
@@ -284,7 +273,7 @@ def _port_name(sys: Path, interface: str) -> str:
 def _read_vfs(sys: Path, pf: Pf, saved: Collection[str]) -> Iterator[Vf]:
     device = f"{sys}/bus/pci/devices/{pf.address}"
     attributes = pf.link.vfs if pf.link else {}
-    for entry in _entries(device):
+    for entry in names_in(device):
         number = entry.removeprefix(_VIRTFN)
         address = read_link(f"{device}/{entry}") if number != entry and number.isdecimal() else None
         if address is None:
@@ -315,5 +304,5 @@ def libvirt_file(pf: str, number: int) -> str:
 
 def _group_mates(sys: Path, address: str) -> tuple[str, ...]:
     devices = f"{sys}/bus/pci/devices"
-    mates = sorted(set(_entries(f"{devices}/{address}/iommu_group/devices")) - {address})
+    mates = sorted(set(names_in(f"{devices}/{address}/iommu_group/devices")) - {address})
     return tuple(m for m in mates if not read_text(f"{devices}/{m}/class").startswith(_BRIDGE))

@@ -8,14 +8,7 @@ from pathlib import Path
 
 from drivers.vf.abilities import max_queues
 from drivers.vf.commands import LIBVIRT_STATE, VfHost
-from drivers.vf.inventory import (
-    Inventory,
-    find_pfs,
-    interface_index,
-    networks_of,
-    read_again,
-    read_inventory,
-)
+from drivers.vf.inventory import Inventory, ambiguous, find_pfs, interface_index, read_again, read_inventory
 from drivers.vf.memory import Memory
 from drivers.vf.options import PoolDevice
 from drivers.vf.usability import usability
@@ -59,10 +52,7 @@ class VfKernel(VfHost):
 
     def ambiguous(self, devices: Sequence[PoolDevice]) -> dict[str, tuple[str, ...]]:
         """Return the PFs (by PCI address) that these devices name for more than one network, with these."""
-        found = {
-            address: networks_of(entries) for address, entries in find_pfs(self._sys, devices)[0].items()
-        }
-        return {address: networks for address, networks in found.items() if len(networks) > 1}
+        return ambiguous(find_pfs(self._sys, devices)[0])
 
     def max_queues(self) -> int:
         """Return the most queue pairs a VF of any NIC can have. Reads few files; any thread may call it."""

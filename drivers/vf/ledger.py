@@ -22,7 +22,7 @@ from typing import Any
 from drivers.vf.abilities import max_queues, refusal
 from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
-from drivers.vf.memory import KEPT_BY_DPDK, Lost, Memory, holders_of, locate, new_claim
+from drivers.vf.memory import KEPT_BY_DPDK, Lost, Memory, claim_of, holders_of, locate, new_claim
 from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
@@ -41,58 +41,47 @@ _VM = "vm_id"
 
 
 class Use(Enum):
-    """How a VF reaches its network: a mode of the whole NIC."""
+    """Who uses a VF, and how it reaches its network, which is a mode of the whole NIC."""
 
-    #: Through the NIC's embedded switch, by MAC and VLAN.
-    EMBEDDED = "legacy"
-    #: Through a software switch, by the VF's representor.
-    REPRESENTED = "switchdev"
+    #: A VM, through the NIC's embedded switch, by MAC and VLAN.
+    VM = "vm"
+    #: DPDK, in the same way.
+    RELAY = "relay"
+    #: DPDK, through a software switch, by the VF's representor.
+    REPRESENTED = "represented"
 
-
-EMBEDDED = Use.EMBEDDED
+    @property
+    def by_dpdk(self) -> bool:
+        return self is not Use.VM
 
 
 def claim_vf(
     inventory: Inventory,
     intent: Intent,
     taken: Mapping[Claim, str],
-    use: Use = EMBEDDED,
+    use: Use = Use.VM,
     *,
     had: str | None = None,
-    for_dpdk: bool = False,
     notes: Mapping[str, Any] | None = None,
 ) -> Claim:
     """Return the port's claim on a VF: the existing one, or a new one that saves the VF's state.
 
-    ``had``: the VF that the host's state shows to be this port's, even if no claim exists.
-    ``for_dpdk``: DPDK uses the VF, not a VM. ``notes``: extra values of the backend to save.
+    ``had``: the VF that the host's state shows to be this port's, even if no claim exists. ``notes``: extra
+    values of the backend to save.
 
     Raises: Conflict, InvalidRequest, Unsupported, CapacityExhausted, BackendUnavailable.
     """
-    assert intent.spec is not None
-    for claim in intent.claims:
-        if claim.kind == KIND:
-            _require_fit(inventory, claim, intent.spec)
-            return claim
-    vf = choose(
-        inventory,
-        intent.spec,
-        holders_of(taken),
-        use,
-        had=had,
-        for_dpdk=for_dpdk,
-        of_the_vm=_of_vm(taken, intent.spec.vm_id),
-    )
+    spec, claim = intent.spec, claim_of(intent)
+    assert spec is not None
+    if claim is not None:
+        _require_fit(inventory, claim, spec)
+        return claim
+    of_the_vm = {c.key for c in taken if c.kind == KIND and c.memory.get(_VM) == spec.vm_id}
+    vf = choose(inventory, spec, holders_of(taken), use, had=had, of_the_vm=of_the_vm)
     if vf.attributes is None:
         raise _unreported(inventory, vf)
-    adopted = vf.address == had or _is_of(vf, intent.spec)
-    notes = {_VM: intent.spec.vm_id, **(notes or {})}
-    return new_claim(inventory, vf, intent.spec.mac, adopted=adopted, notes=notes)
-
-
-def _of_vm(taken: Mapping[Claim, str], vm_id: str) -> frozenset[str]:
-    """Return the PCI addresses of the VFs claimed for one VM."""
-    return frozenset(c.key for c in taken if c.kind == KIND and c.memory.get(_VM) == vm_id)
+    adopted = vf.address == had or _is_of(vf, spec)
+    return new_claim(inventory, vf, spec.mac, adopted=adopted, notes={_VM: spec.vm_id, **(notes or {})})
 
 
 def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
@@ -120,10 +109,9 @@ def choose(
     inventory: Inventory,
     spec: PortSpec,
     taken: Mapping[str, str],
-    use: Use = EMBEDDED,
+    use: Use = Use.VM,
     *,
     had: str | None = None,
-    for_dpdk: bool = False,
     of_the_vm: Collection[str] = (),
 ) -> Vf:
     """Choose the VF for a new port.
@@ -134,29 +122,26 @@ def choose(
     Raises: Conflict, InvalidRequest, Unsupported, CapacityExhausted, BackendUnavailable.
     """
     if spec.vf.pci_address is not None:
-        return _named(inventory, spec, taken, use, had, for_dpdk)
+        return _named(inventory, spec, taken, use, had)
     network = spec.network.physical_network
     pool = [v for v in inventory.vfs.values() if inventory.pf_of(v).network == network]
     where = f"on {network}"
     if spec.numa_node is not None:
         pool = [v for v in pool if _is_on(v, spec.numa_node)]
         where += f" and NUMA node {spec.numa_node}"
-    pfs = {v.pf: inventory.pf_of(v) for v in pool}
-    lacking = {a: refusal(pf, spec, queues=not for_dpdk) for a, pf in pfs.items()}
+    nics = {v.pf: inventory.pf_of(v) for v in pool}
+    lacking = {a: refusal(pf, spec, queues=not use.by_dpdk) for a, pf in nics.items()}
     able = [v for v in pool if lacking[v.pf] is None]
     if pool and not able:
         raise next(error for _, error in sorted(lacking.items()) if error is not None)
     if len(able) < len(pool):
         where += " of NICs that can serve the port"
-    pool = able
-    mine = [v for v in pool if v.address not in taken and v.address == had]
-    mine = mine or [v for v in pool if v.address not in taken and _is_of(v, spec)]
-    out = [v for v in pool if v.address not in taken]
-    free = mine or [v for v in out if not unusable(inventory, v, for_dpdk=for_dpdk)]
+    out = [v for v in able if v.address not in taken]
+    free = [v for v in out if v.address == had] or [v for v in out if _is_of(v, spec)]
+    free = free or [v for v in out if not unusable(inventory, v, use)]
     if not free:
-        raise _exhausted(inventory, pool, out, where, network, use, for_dpdk)
-    mtu = spec.network.mtu
-    problems = {p: pf_problem(inventory.pfs[p], mtu, use) for p in {v.pf for v in free}}
+        raise _exhausted(inventory, spec, able, out, where, use)
+    problems = {a: pf_problem(nics[a], spec.network.mtu, use) for a in {v.pf for v in free}}
     fit = [v for v in free if problems[v.pf] is None]
     if not fit:
         raise next(error for _, error in sorted(problems.items()) if error is not None)
@@ -164,23 +149,17 @@ def choose(
     beside = Counter(v.pf for v in inventory.vfs.values() if v.address in of_the_vm)
 
     def order(vf: Vf) -> tuple[bool, int, int, str, int]:
-        has_carrier = _carrier(inventory.pf_of(vf))
+        link = nics[vf.pf].link
+        has_carrier = link is not None and link.carrier
         return not has_carrier, beside[vf.pf], used[vf.pf], vf.pf, vf.number
 
     return min(fit, key=order)
 
 
-def _named(
-    inventory: Inventory,
-    spec: PortSpec,
-    taken: Mapping[str, str],
-    use: Use,
-    had: str | None,
-    for_dpdk: bool,
-) -> Vf:
-    address = spec.vf.pci_address or ""
+def _named(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str], use: Use, had: str | None) -> Vf:
+    """Return the VF that the port asks for."""
+    address, network = spec.vf.pci_address or "", spec.network.physical_network
     vf = inventory.vfs.get(address)
-    network = spec.network.physical_network
     if vf is None or inventory.pf_of(vf).network != network:
         message = f"{address} is no VF of {network} on this host"
         raise InvalidRequest(
@@ -190,21 +169,22 @@ def _named(
             errors=[FieldError(field="vf.pci_address", message=message)],
         )
     if address in taken:
-        raise Conflict(f"VF {address} is {_holder(taken[address])}", step=_STEP, fix="see GET /v1/vfs")
+        holder = taken[address]
+        has_it = "quarantined, or was just given back" if holder == NOBODY else f"port {holder}'s"
+        raise Conflict(f"VF {address} is {has_it}", step=_STEP, fix="see GET /v1/vfs")
     if not _is_on(vf, spec.numa_node):
         raise Conflict(
             f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is requested",
             step=_STEP,
             fix="ask for the VF or for the node",
         )
-    if lacking := refusal(inventory.pf_of(vf), spec, queues=not for_dpdk):
+    pf = inventory.pf_of(vf)
+    if lacking := refusal(pf, spec, queues=not use.by_dpdk):
         raise lacking
     is_its_own = address == had or _is_of(vf, spec)
-    reason = None if is_its_own else unusable(inventory, vf, for_dpdk=for_dpdk)
-    if reason:
+    if not is_its_own and (reason := unusable(inventory, vf, use)):
         raise Conflict(f"VF {address} cannot be used: {reason}", step=_STEP)
-    problem = pf_problem(inventory.pf_of(vf), spec.network.mtu, use)
-    if problem:
+    if problem := pf_problem(pf, spec.network.mtu, use):
         raise problem
     return vf
 
@@ -215,18 +195,8 @@ def _is_on(vf: Vf, node: int | None) -> bool:
     return node is None or vf.numa_node is None or vf.numa_node == node
 
 
-def _holder(port_id: str) -> str:
-    return "quarantined, or was just given back" if port_id == NOBODY else f"port {port_id}'s"
-
-
 def _exhausted(
-    inventory: Inventory,
-    pool: list[Vf],
-    out: list[Vf],
-    where: str,
-    network: str | None,
-    use: Use,
-    for_dpdk: bool,
+    inventory: Inventory, spec: PortSpec, pool: list[Vf], out: list[Vf], where: str, use: Use
 ) -> NetpluginError:
     """Return the error for an exhausted pool, with its usage (``out``: the VFs without a port)."""
     hidden = next((v for v in out if v.attributes is None), None)
@@ -234,13 +204,11 @@ def _exhausted(
         return pf_problem(inventory.pf_of(hidden), 0, use) or _unreported(inventory, hidden)
     has = f"there are {len(pool)} VFs {where}, {len(pool) - len(out)} of them taken"
     if out:
-        reason = unusable(inventory, out[0], for_dpdk=for_dpdk)
-        has += f", and {out[0].address} cannot be used: {reason}"
-    pf = next((p for p in inventory.pfs.values() if p.network == network), None)
-    more = f", or echo N > /sys/bus/pci/devices/{pf.address}/sriov_numvfs" if pf else ""
-    return CapacityExhausted(
-        f"no VF is free: {has}", step=_STEP, fix=f"delete ports that are not needed{more}"
-    )
+        has += f", and {out[0].address} cannot be used: {unusable(inventory, out[0], use)}"
+    nics = (a for a, pf in inventory.pfs.items() if pf.network == spec.network.physical_network)
+    more = [f", or echo N > /sys/bus/pci/devices/{address}/sriov_numvfs" for address in nics]
+    fix = "delete ports that are not needed" + "".join(more[:1])
+    return CapacityExhausted(f"no VF is free: {has}", step=_STEP, fix=fix)
 
 
 def _is_of(vf: Vf, spec: PortSpec) -> bool:
@@ -252,12 +220,8 @@ def _is_of(vf: Vf, spec: PortSpec) -> bool:
     return is_vfio(vf.driver) and reported is not None and reported.mac == spec.mac
 
 
-def _carrier(pf: Pf) -> bool:
-    return pf.link is not None and pf.link.carrier
-
-
-def unusable(inventory: Inventory, vf: Vf, *, for_dpdk: bool = False) -> str | None:
-    """Return why an unclaimed VF cannot be given to a VM, or to DPDK; None if it can.
+def unusable(inventory: Inventory, vf: Vf, use: Use = Use.VM) -> str | None:
+    """Return why an unclaimed VF cannot be used so; None if it can.
 
     A VF is free if it has no driver; if it is bound to vfio and no process has it open; or if its
     network driver has an interface in this network namespace that is down and not enslaved.
@@ -267,7 +231,7 @@ def unusable(inventory: Inventory, vf: Vf, *, for_dpdk: bool = False) -> str | N
         return "[sriov] devices leaves it out"
     if vf.attributes is None and pf.link is not None:
         return not_reported(pf)
-    if not (for_dpdk and vf.driver in KEPT_BY_DPDK) and (without := _no_vfio(vf)):
+    if not (use.by_dpdk and vf.driver in KEPT_BY_DPDK) and (without := _no_vfio(vf)):
         return without
     if vf.saved_by_libvirt:
         return "libvirt has MAC and VLAN of it to write back"
@@ -303,7 +267,7 @@ def _unreported(inventory: Inventory, vf: Vf) -> BackendUnavailable:
     )
 
 
-def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
+def pf_problem(pf: Pf, mtu: int, use: Use = Use.VM) -> NetpluginError | None:
     """Return why a port cannot use a VF of this NIC; None if it can. ``mtu`` is in bytes."""
     if problem := pf.held.problem():
         return problem
@@ -319,7 +283,7 @@ def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
             step="pf",
             fix=f"devlink dev eswitch set pci/{pf.address} mode switchdev",
         )
-    if use is Use.EMBEDDED and pf.switchdev:
+    if use is not Use.REPRESENTED and pf.switchdev:
         return Conflict(
             f"{pf.name} of {pf.network} is in switchdev mode: its VFs reach their representors only",
             step="pf",
@@ -340,7 +304,7 @@ def pf_problem(pf: Pf, mtu: int, use: Use = EMBEDDED) -> NetpluginError | None:
 
 def _pf_problem_of_any_use(pf: Pf) -> NetpluginError | None:
     """Like ``pf_problem``, for whichever use the NIC's mode allows."""
-    return pf_problem(pf, 0, Use.REPRESENTED if pf.switchdev else EMBEDDED)
+    return pf_problem(pf, 0, Use.REPRESENTED if pf.switchdev else Use.VM)
 
 
 def out_of_order(inventory: Inventory) -> frozenset[str]:
@@ -366,7 +330,7 @@ class _Books:
         holder, claim = self.holders.get(vf.address, ("", None))
         state: VfState = "available"
         problem = _pf_problem_of_any_use(pf)
-        reason = unusable(self.inventory, vf, for_dpdk=True)
+        reason = unusable(self.inventory, vf, Use.RELAY)
         reason = reason or (problem.detail if problem else None)
         if vf.address in self.unfit:
             state, reason = "quarantined", self.unfit[vf.address]

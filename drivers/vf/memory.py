@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any
 
 from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
-from netplugin.backend import Claim
-from netplugin.host.vf_messages import NO_MAC, VfAttributes
+from netplugin.backend import Claim, Intent
+from netplugin.host.vf_messages import GROUPS, NO_MAC, VfAttributes
 from netplugin.host.vfs import is_vfio
 
 #: VF drivers that stay bound while DPDK uses the VF, through verbs and without vfio (DPDK's mlx5 guide,
@@ -59,7 +59,8 @@ class Original:
         attributes = vf.attributes
         for setting in vf.unsupported:
             if setting.group == "rate":  # could not be restored without a carrier: see ``to_vm``
-                attributes = replace(attributes, **setting.by_name())
+                rates: dict[str, Any] = dict(zip(GROUPS["rate"], setting.values, strict=True))
+                attributes = replace(attributes, **rates)
         if is_vfio(vf.driver):
             attributes = _of_a_new_vf(pf, attributes)
         elif any(i.own_mac and i.mac in ("", attributes.mac) for i in vf.interfaces):
@@ -122,20 +123,11 @@ class Memory:
     @classmethod
     def of(cls, claim: Claim) -> Memory | None:
         """Read the memory of a claim; None if it is empty."""
-        reported = claim.memory
-        if "original" not in reported:
+        saved: dict[str, Any] = {each.name: claim.memory.get(each.name) for each in fields(cls)}
+        if (before := saved.pop("original")) is None:
             return None
-        original = reported["original"]
-        attributes = VfAttributes(**original["attributes"])
-        return cls(
-            pf_address=reported["pf_address"],
-            pf_name=reported["pf_name"],
-            pf_mac=reported["pf_mac"],
-            number=reported["number"],
-            numa_node=reported["numa_node"],
-            mac=reported["mac"],
-            original=Original(attributes, original["driver"], original["driver_override"]),
-        )
+        attributes = VfAttributes(**before["attributes"])
+        return cls(**saved, original=Original(attributes, before["driver"], before["driver_override"]))
 
     def has_set(self, attributes: VfAttributes) -> bool:
         """Whether the VF has a MAC that the port gave it."""
@@ -198,7 +190,7 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     if mac == NO_MAC:
         is_elsewhere = vf.driver is not None and not vf.interfaces and not is_vfio(vf.driver)
         chosen = is_elsewhere or any(i.own_mac for i in vf.interfaces)
-        if chosen and original.has_driver(vf) and now.mac not in (memory.mac, provisional_mac(memory.mac)):
+        if chosen and original.has_driver(vf) and not memory.has_set(now):
             mac = now.mac
         else:
             mac = no_mac(pf, vf)
@@ -234,7 +226,8 @@ def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
         return vf or Lost(f"there is no VF {claim.key}")
     if vf is not None and memory.is_place(inventory.pf_of(vf), vf):
         return vf
-    elsewhere = _elsewhere(inventory, memory)
+    places = (each for each in inventory.vfs.values() if memory.is_place(inventory.pf_of(each), each))
+    elsewhere = next(places, None)
     of = f"VF {memory.number} of {memory.pf_name}"
     if vf is not None:
         other = f"VF {vf.number} of {inventory.pf_of(vf).name}"
@@ -246,13 +239,6 @@ def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
         f"{claim.key}, {of}, is gone: {_why_gone(inventory, memory)}",
         away=not any(memory.is_nic(pf) for pf in inventory.pfs.values()),
     )
-
-
-def _elsewhere(inventory: Inventory, memory: Memory) -> Vf | None:
-    for vf in inventory.vfs.values():
-        if memory.is_place(inventory.pf_of(vf), vf):
-            return vf
-    return None
 
 
 def _why_gone(inventory: Inventory, memory: Memory) -> str:
@@ -273,3 +259,15 @@ def remembered(claim: Claim) -> Memory:
 def holders_of(claims: Mapping[Claim, str]) -> dict[str, str]:
     """Return the holders of VF claims by PCI address."""
     return {claim.key: holder for claim, holder in claims.items() if claim.kind == KIND}
+
+
+def claim_of(intent: Intent) -> Claim | None:
+    """Return the port's claim on a VF."""
+    return next((claim for claim in intent.claims if claim.kind == KIND), None)
+
+
+def vf_of(intent: Intent, inventory: Inventory) -> Vf | None:
+    """Return the VF that the port has claimed, if it is there."""
+    claim = claim_of(intent)
+    vf = locate(inventory, claim) if claim else None
+    return vf if isinstance(vf, Vf) else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
-from drivers.vf.commands import KIND, BindVf, SetVf, UnbindVf
+from drivers.vf.commands import BindVf, SetVf, UnbindVf
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf, libvirt_file
-from drivers.vf.ledger import EMBEDDED, Use, not_reported, pf_problem
-from drivers.vf.memory import Lost, Memory, attributes_before, locate, no_mac, remembered
+from drivers.vf.ledger import Use, not_reported, pf_problem
+from drivers.vf.memory import Lost, Memory, attributes_before, claim_of, locate, no_mac, remembered
 from netplugin.api.errors import Conflict, OperationTimeout, TryAgain, Unsupported
 from netplugin.api.models import PortSpec
-from netplugin.backend import Change, Claim, Intent, ObservedPort
+from netplugin.backend import Change, Intent, ObservedPort
 from netplugin.host.vf_messages import NO_MAC, VfAttributes, differing
 from netplugin.host.vfs import VFIO, is_vfio
 
@@ -33,77 +33,50 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
         # Drivers compare a rate with the link speed and refuse it without a link (igb_ndo_set_vf_bw,
         # ixgbe_ndo_set_vf_bw, i40e_set_bw_limit, bnxt_set_vf_bw). The rates are set once there is one.
         want = replace(want, min_mbps=have.min_mbps, max_mbps=have.max_mbps)
-    binds = bind and not is_vfio(vf.driver)
+    at, binds = change_at(port_id, pf, vf), bind and not is_vfio(vf.driver)
     changes: list[Change] = []
     groups = differing(have, want)
     if "mac" in groups and want.mac == no_mac(pf, vf):
         groups = groups[1:]  # a separate change: a VM may have the VF by now
         optional = want.mac == NO_MAC  # if it is refused, ``no_mac`` returns the placeholder
-        out = set_vf(port_id, pf, vf, ("mac",), want, optional=optional, unless_up=binds)
-        changes.append(replace(out, unless_with_vm=True))
+        changes.append(SetVf(*at, pf.name, ("mac",), want, optional, unless_up=binds, unless_with_vm=True))
     if groups:
-        changes.append(set_vf(port_id, pf, vf, groups, want, unless_up=binds))
+        changes.append(SetVf(*at, pf.name, groups, want, unless_up=binds))
     if binds:
-        changes.append(bind_vf(port_id, pf, vf, VFIO, VFIO))
+        changes.append(BindVf(*at, VFIO, VFIO))
     elif bind and vf.driver_override not in (vf.driver, VFIO):
-        changes.append(bind_vf(port_id, pf, vf, vf.driver, vf.driver, rebind=False))
+        changes.append(BindVf(*at, vf.driver, vf.driver, rebind=False))
     return changes
 
 
 def to_host(port_id: str, pf: Pf, vf: Vf, memory: Memory) -> list[Change]:
     """Plan how a reported VF gets back its state from before the claim."""
+    assert vf.attributes is not None
     original, want = memory.original, attributes_before(memory, pf, vf)
-    overridden = vf.driver_override != original.driver_override
-    settings = _settings(port_id, pf, vf, want)
+    at, overridden = change_at(port_id, pf, vf), vf.driver_override != original.driver_override
+    # One change per group, because the NIC may not support one of them; none that it has already refused.
+    settings = [
+        SetVf(*at, pf.name, (group,), want, optional=True)
+        for group in differing(vf.attributes, want)
+        if Setting.of(group, want) not in vf.unsupported
+    ]
     # A VF that we unbound from vfio may not have been reset yet, even if it is to have no driver.
     rebind = not original.has_driver(vf) or (vf.driver is None and overridden)
     # A driver takes a changed MAC only when it binds (igb_ndo_set_vf_mac: "Reload the VF driver").
     rebind = rebind or (vf.driver is not None and any("mac" in s.groups for s in settings))
     changes: list[Change] = []
     if rebind and vf.driver is not None:
-        changes.append(UnbindVf((port_id,), vf.address, _index(pf), vf.number, vf.driver))
+        changes.append(UnbindVf(*at, vf.driver))
     changes += settings
     if rebind or overridden:
-        driver, override = original.driver, original.driver_override
-        changes.append(bind_vf(port_id, pf, vf, driver, override, rebind=rebind))
+        changes.append(BindVf(*at, original.driver, original.driver_override, rebind))
     return changes
 
 
-def bind_vf(
-    port_id: str, pf: Pf, vf: Vf, driver: str | None, override: str | None, *, rebind: bool = True
-) -> BindVf:
-    """Build the change that binds a reported VF to this driver with this ``driver_override``."""
-    return BindVf((port_id,), vf.address, _index(pf), vf.number, driver, override, rebind)
-
-
-def _settings(port_id: str, pf: Pf, vf: Vf, want: VfAttributes) -> list[SetVf]:
-    """Build one change per group, because the NIC may not support one of them. Skip those that it has
-    already refused."""
-    assert vf.attributes is not None
-    return [
-        set_vf(port_id, pf, vf, (group,), want, optional=True)
-        for group in differing(vf.attributes, want)
-        if Setting.of(group, want) not in vf.unsupported
-    ]
-
-
-def set_vf(
-    port_id: str,
-    pf: Pf,
-    vf: Vf,
-    groups: tuple[str, ...],
-    want: VfAttributes,
-    *,
-    optional: bool = False,
-    unless_up: bool = False,
-) -> SetVf:
-    """Build the change that writes these attribute groups through the PF, see ``SetVf``."""
-    return SetVf((port_id,), vf.address, _index(pf), vf.number, pf.name, groups, want, optional, unless_up)
-
-
-def _index(pf: Pf) -> int:
+def change_at(port_id: str, pf: Pf, vf: Vf) -> tuple[tuple[str, ...], str, int, int]:
+    """Return the first fields of a ``VfChange``: the port and the place of its VF, which is reported."""
     assert pf.link is not None
-    return pf.link.index
+    return (port_id,), vf.address, pf.link.index, vf.number
 
 
 # -- Plan the VF changes of ports and report their observed state. Pure. --------------------------
@@ -222,12 +195,7 @@ def no_vf() -> Conflict:
     return Conflict("the port has no VF", step="plan", fix="PUT it again")
 
 
-def claim_of(intent: Intent) -> Claim | None:
-    """Return the port's claim on a VF."""
-    return next((claim for claim in intent.claims if claim.kind == KIND), None)
-
-
-def observed_vf(intent: Intent, inventory: Inventory, use: Use = EMBEDDED) -> ObservedPort | None:
+def observed_vf(intent: Intent, inventory: Inventory, use: Use = Use.VM) -> ObservedPort | None:
     """Return the observed state of a port's VF. The claim identifies it: a VF carries no mark."""
     claim = claim_of(intent)
     if claim is None or intent.spec is None:

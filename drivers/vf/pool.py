@@ -7,12 +7,12 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pyroute2.netlink import NETLINK_KOBJECT_UEVENT
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
 
-from drivers.vf.commands import SetVf, VfChange, VfHost
+from drivers.vf.commands import SetVf, VfChange
 from drivers.vf.inventory import Inventory, Setting
 from drivers.vf.kernel import VfKernel
 from netplugin.api.errors import NetpluginError, OperationTimeout, TryAgain, Unsupported
@@ -77,50 +77,6 @@ def pci_address(uevent: bytes) -> str | None:
     return fields.get(b"PCI_SLOT_NAME", b"").decode(errors="replace") or None
 
 
-# -- Apply changes to VFs. A failure affects only the ports of the failed change. -----------------
-# A driver temporarily refuses requests while the NIC or VF resets, or while it serves another request.
-# The kernel sends no event when that ends, and waiting here would delay the ports on all other NICs.
-# Such changes are therefore returned as ``busy`` for the caller to retry.
-
-
-@dataclass
-class _Done:
-    """The outcome of a batch of changes."""
-
-    #: The error of each port that failed.
-    failed: dict[str, NetpluginError] = field(default_factory=dict)
-    #: VFs that refuse a setting that other VFs accept, each with the reason.
-    unfit: dict[Claim, str] = field(default_factory=dict)
-    #: Changes to retry, each with the reason.
-    busy: dict[VfChange, VfBusy] = field(default_factory=dict)
-    #: Optional changes that the NIC does not support, each with the reason.
-    unsupported: dict[SetVf, str] = field(default_factory=dict)
-
-
-def _apply(host: VfHost, changes: Sequence[Change], deadline: float) -> _Done:
-    """Apply the VF changes among ``changes`` once each, in order, until ``deadline`` (monotonic, seconds)."""
-    done, stopped = _Done(), set[str]()
-    for change in changes:
-        if not isinstance(change, VfChange) or stopped.issuperset(change.ports):
-            continue
-        try:
-            if time.monotonic() >= deadline:
-                raise OperationTimeout("the time for the operation is over", step="vf")
-            change.apply(host)
-        except VfBusy as busy:
-            done.busy[change] = busy
-            stopped.update(change.ports)
-        except NetpluginError as error:
-            if isinstance(error, Unsupported) and isinstance(change, SetVf) and change.optional:
-                done.unsupported[change] = error.detail
-                continue
-            done.failed.update({port: error.for_port(port) for port in change.ports})
-            stopped.update(change.ports)
-            if isinstance(error, VfRefuses):
-                done.unfit[change.thing] = error.detail
-    return done
-
-
 # -- Bounded waiting for VFs whose NIC cannot serve requests at the moment. -----------------------
 
 
@@ -132,30 +88,28 @@ PATIENCE_S = 10.0
 _FORGOTTEN = 3
 
 
-@dataclass
 class Patience:
     """Problems of VFs by PCI address: when each began and when it was last seen."""
 
-    _since: dict[str, float] = field(default_factory=dict)
-    _last: dict[str, float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, float]] = {}
 
     def lasts(self, address: str) -> bool:
         """Record a problem; return whether it is still within ``PATIENCE_S``."""
         now = time.monotonic()
-        if now - self._last.get(address, now) > _FORGOTTEN * PATIENCE_S:
-            self.forget([address])
-        self._last[address] = now
-        return now - self._since.setdefault(address, now) < PATIENCE_S
+        since, last = self._seen.get(address, (now, now))
+        if now - last > _FORGOTTEN * PATIENCE_S:
+            since = now
+        self._seen[address] = since, now
+        return now - since < PATIENCE_S
 
     def forget(self, addresses: Collection[str]) -> None:
         """Forget the problems of these VFs."""
-        for address in addresses:
-            self._since.pop(address, None)
-            self._last.pop(address, None)
+        self._seen = {address: seen for address, seen in self._seen.items() if address not in addresses}
 
     def known(self) -> frozenset[str]:
         """Return the VFs that have a problem."""
-        return frozenset(self._since)
+        return frozenset(self._seen)
 
 
 # -- The host's VFs as one backend uses them: read, change, watch for changes by others. ----------
@@ -209,35 +163,59 @@ class Pool:
     def apply(
         self, changes: Sequence[Change], deadline: float
     ) -> tuple[dict[str, NetpluginError], dict[Claim, str]]:
-        """Apply changes. Return the failed ports (``TryAgain`` if the VF is busy) and the VFs to quarantine:
-        those that refuse what others accept, and those that were busy for too long."""
-        touched = frozenset[str]().union(*(ch.touches() for ch in changes if isinstance(ch, VfChange)))
-        with self._watch.suppress_own_events(touched) if self._watch else contextlib.nullcontext():
-            done = _apply(self.kernel, changes, deadline)
-        for change in changes:
+        """Apply the VF changes once each, in order, until ``deadline`` (``time.monotonic``).
+
+        Return the failed ports (``TryAgain`` if the VF is busy) and the VFs to quarantine: those that refuse
+        what others accept, and those that were busy for too long. A failure affects only the ports of the
+        failed change.
+
+        A driver temporarily refuses requests while the NIC or VF resets, or while it serves another request.
+        The kernel sends no event when that ends, and waiting here would delay the ports on all other NICs.
+        """
+        own = [change for change in changes if isinstance(change, VfChange)]
+        for change in own:
             if isinstance(change, SetVf) and not (change.optional or change.unless_with_vm):
                 self._unsupported.pop(change.address, None)  # another port has it: retry
-        for change, why in done.unsupported.items():
-            LOG.warning("the NIC does not support it: %s: %s", change.describe(), why)
-            settings = {Setting.of(group, change.attributes) for group in change.groups}
-            known = self._unsupported.get(change.address, frozenset())
-            self._unsupported[change.address] = known | settings
-        self._judge_busy(changes, done)
-        return done.failed, done.unfit
+        failed: dict[str, NetpluginError] = {}
+        unfit: dict[Claim, str] = {}
+        busy: set[str] = set()
+        touched = frozenset[str]().union(*(change.touches() for change in own))
+        with self._watch.suppress_own_events(touched) if self._watch else contextlib.nullcontext():
+            for change in own:
+                if failed.keys() >= set(change.ports):
+                    continue
+                try:
+                    if time.monotonic() >= deadline:
+                        raise OperationTimeout("the time for the operation is over", step="vf")
+                    change.apply(self.kernel)
+                    continue
+                except VfBusy as refused:
+                    busy.add(change.address)
+                    error = self._judge_busy(change, refused, unfit)
+                except NetpluginError as refused:
+                    error = refused
+                if isinstance(error, Unsupported) and isinstance(change, SetVf) and change.optional:
+                    self._note_unsupported(change, error)
+                    continue
+                if isinstance(error, VfRefuses):
+                    unfit[change.thing] = error.detail
+                failed.update({port: error.for_port(port) for port in change.ports})
+        self._busy.forget({change.address for change in own} - busy)
+        return failed, unfit
 
-    def _judge_busy(self, changes: Sequence[Change], done: _Done) -> None:
-        busy = {change.address for change in done.busy}
-        self._busy.forget(set(changed_vfs(changes)) - busy)
-        for change, why in done.busy.items():
-            error: NetpluginError
-            if self._busy.lasts(change.address):
-                error = TryAgain(why.detail, step=why.step)
-            else:
-                error = OperationTimeout(f"{why.detail}: it did not end in time", step=why.step)
-                # Do not forget it: an observation may reach the limit before the waiting call does.
-                if isinstance(why, VfStuck):
-                    done.unfit[change.thing] = why.detail
-            done.failed.update({port: error.for_port(port) for port in change.ports})
+    def _note_unsupported(self, change: SetVf, error: NetpluginError) -> None:
+        LOG.warning("the NIC does not support it: %s: %s", change.describe(), error.detail)
+        settings = {Setting.of(group, change.attributes) for group in change.groups}
+        known = self._unsupported.get(change.address, frozenset())
+        self._unsupported[change.address] = known | settings
+
+    def _judge_busy(self, change: VfChange, busy: VfBusy, unfit: dict[Claim, str]) -> NetpluginError:
+        if self._busy.lasts(change.address):
+            return TryAgain(busy.detail, step=busy.step)
+        # Do not forget it: an observation may reach the limit before the waiting call does.
+        if isinstance(busy, VfStuck):
+            unfit[change.thing] = busy.detail
+        return OperationTimeout(f"{busy.detail}: it did not end in time", step=busy.step)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Call ``wake`` when another process changes a VF or its NIC."""

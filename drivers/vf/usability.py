@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from drivers.vf.abilities import TAGS
-from drivers.vf.inventory import Inventory, find_pfs, networks_of
-from drivers.vf.ledger import EMBEDDED, Use, pf_problem
-from drivers.vf.memory import KEPT_BY_DPDK, Lost, locate
+from drivers.vf.inventory import Inventory, ambiguous, find_pfs, names_in
+from drivers.vf.ledger import Use, pf_problem
+from drivers.vf.memory import KEPT_BY_DPDK, vf_of
 from drivers.vf.options import PoolDevice
-from drivers.vf.plan import claim_of
 from netplugin.api.models import Finding
 from netplugin.backend import Intent
 from netplugin.host.usability import Usability
@@ -29,10 +27,9 @@ def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = Fals
     if not devices:
         return Usability(False, "no NIC is configured", "set [sriov] devices, like physnet1:eth1", "devices")
     found, missing = find_pfs(sys, devices)
-    for address, entries in sorted(found.items()):
-        if len(several := networks_of(entries)) > 1:
-            reason = f"NIC {address} is the uplink of several networks: {', '.join(several)}"
-            return Usability(False, reason, "name each NIC once in [sriov] devices", "devices")
+    for address, several in sorted(ambiguous(found).items()):
+        reason = f"NIC {address} is the uplink of several networks: {', '.join(several)}"
+        return Usability(False, reason, "name each NIC once in [sriov] devices", "devices")
     if not found:
         reason = f"no NIC with SR-IOV is found for {', '.join(d.name for d in missing)}"
         return Usability(False, reason, "correct [sriov] devices; see lspci -D", "devices")
@@ -46,7 +43,7 @@ def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = Fals
 
 
 def _vfio(sys: Path) -> Usability:
-    if not _has_entries(sys / "kernel/iommu_groups"):
+    if not names_in(sys / "kernel/iommu_groups"):
         return Usability(
             False,
             "there is no IOMMU, or the kernel does not use it",
@@ -60,15 +57,7 @@ def _vfio(sys: Path) -> Usability:
     return Usability(True)
 
 
-def _has_entries(directory: Path) -> bool:
-    try:
-        with os.scandir(directory) as entries:
-            return any(True for _ in entries)
-    except OSError:
-        return False
-
-
-def pool_findings(inventory: Inventory, use: Use = EMBEDDED) -> list[Finding]:
+def pool_findings(inventory: Inventory, use: Use = Use.VM) -> list[Finding]:
     """Return a finding for each NIC that has a problem, while other NICs may work."""
     found = [
         Finding(
@@ -118,13 +107,8 @@ def tag_findings(intents: Sequence[Intent], inventory: Inventory) -> list[Findin
     """Return one finding per NIC that has ports of flat networks."""
     flat: dict[str, list[str]] = {}
     for intent in intents:
-        claim = claim_of(intent)
-        if claim is None or intent.spec is None or intent.spec.network.type != "flat":
-            continue
-        if intent.spec.vf.trunk:
-            continue
-        vf = locate(inventory, claim)
-        if not isinstance(vf, Lost):
+        spec, vf = intent.spec, vf_of(intent, inventory)
+        if vf and spec and spec.network.type == "flat" and not spec.vf.trunk:
             flat.setdefault(vf.pf, []).append(intent.port_id)
     return [_finding(inventory, address, ports) for address, ports in sorted(flat.items())]
 

@@ -18,7 +18,7 @@ from drivers.vdpa.model import BRIDGE, VDUSE_KIND
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.vduse_abilities import VduseAbilities
 from drivers.vdpa.vduse_commands import VduseHost
-from drivers.vdpa.vduse_devices import VHOST_VDPA, VduseTree
+from drivers.vdpa.vduse_devices import VHOST_VDPA
 from drivers.vdpa.vduse_plan import driver_of, vduse_name
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin import options
@@ -65,11 +65,11 @@ class ModelVduse(VduseHost):
         self.root = Path(tempfile.mkdtemp(prefix="npd", dir="/tmp"))  # short: it is part of a socket's path
         for place in ("dev/vduse/control", "sys/bus/vdpa/devices", f"sys/bus/vdpa/drivers/{VHOST_VDPA}"):
             (self.root / place).mkdir(parents=True)
-        super().__init__(VduseTree(self.root / "dev", self.root / "sys"))
+        super().__init__(self.root / "dev", self.root / "sys")
         #: What the kernel and libvirt say if they are asked.
         self.says: int | NetpluginError = 1
         self.libvirt: Version | None = None
-        self.abilities = VduseAbilities(self.tree.control, self._say_pairs, lambda deadline: self.libvirt)
+        self.abilities = VduseAbilities(self.control, self._say_pairs, lambda deadline: self.libvirt)
         self._tick = tick
         self._interfaces = 0
         self.links = self
@@ -84,16 +84,16 @@ class ModelVduse(VduseHost):
         self.stuck: DeviceStep | None = None
 
     def usability(self) -> Usability:
-        usable = self.tree.usability()
+        usable = self.loaded()
         return self.abilities.usability() if usable.usable else usable
 
     def load(self, says: int | NetpluginError, libvirt: Version | None = None) -> None:
         """Another kernel module, which makes its file anew."""
         self.says, self.libvirt = says, libvirt
-        other = self.tree.control.with_suffix(".new")
+        other = self.control.with_suffix(".new")
         other.mkdir()
-        self.tree.control.rmdir()
-        other.rename(self.tree.control)
+        self.control.rmdir()
+        other.rename(self.control)
 
     def _say_pairs(self, deadline: float) -> int:
         if isinstance(self.says, NetpluginError):

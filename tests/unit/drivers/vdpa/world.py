@@ -20,7 +20,6 @@ from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.switch import Switch
 from drivers.vdpa.vduse_commands import VduseHost
-from drivers.vdpa.vduse_devices import VduseTree
 from drivers.vdpa.vduse_processes import DeviceProcesses
 from drivers.vf.memory import KEPT_BY_DPDK
 from drivers.vf.plan import attributes_of
@@ -220,7 +219,7 @@ class VdpaWorld(World):
         conf.register_opts(OPTIONS, group=GROUP)
         conf.set_override("mode", self.mode, group=GROUP)
         # A host without VDUSE, not this one: its processes would be searched at each start.
-        vduse = VduseHost(VduseTree(NOWHERE, NOWHERE), DeviceProcesses(proc=NOWHERE))
+        vduse = VduseHost(NOWHERE, NOWHERE, DeviceProcesses(proc=NOWHERE))
         return Vdpa(conf, None, kernel=self.model, switch=self.switch, vduse=vduse)
 
     def wants(self, spec: PortSpec) -> VfAttributes:

@@ -10,7 +10,7 @@ import pytest
 
 from drivers.vf.inventory import Inventory, read_again, read_inventory
 from drivers.vf.kernel import VfKernel
-from drivers.vf.ledger import books, unusable
+from drivers.vf.ledger import Use, books, unusable
 from drivers.vf.options import By, PoolDevice, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
 from netplugin.host.vf_messages import NicLink, VfAttributes
@@ -76,7 +76,7 @@ def test_what_is_not_found_is_told(tmp_path: Path) -> None:
 def test_a_nic_in_two_networks_is_ambiguous(tmp_path: Path) -> None:
     build(tmp_path, FIRST)
     devices = parse_devices(["net1:eth0", "net2:0000:03:00.0"])
-    assert read_inventory(tmp_path, devices, links(FIRST)).ambiguous == {"0000:03:00.0": ("net1", "net2")}
+    assert VfKernel(devices, tmp_path).ambiguous(devices) == {"0000:03:00.0": ("net1", "net2")}
     assert "several networks" in str(usability(tmp_path, devices).reason)
 
 
@@ -309,7 +309,7 @@ def test_dpdk_beside_mlx5_needs_neither_an_iommu_nor_vfio(tmp_path: Path) -> Non
     assert usability(tmp_path, devices).step == "iommu"
     found = read(tmp_path, ["net2:eth1"], SECOND)
     for vf in found.vfs.values():
-        assert unusable(found, vf, for_dpdk=True) is None
+        assert unusable(found, vf, Use.RELAY) is None
         assert unusable(found, vf) == "it has no IOMMU group"
     assert {(i.state, i.reason) for i in books(found, {}, {})} == {
         ("available", "it has no IOMMU group: for the backend vdpa alone")

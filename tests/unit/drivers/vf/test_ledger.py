@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.vf.inventory import Inventory, Pf, Vf, read_inventory
-from drivers.vf.ledger import books, choose, claim_vf
+from drivers.vf.ledger import Use, books, choose, claim_vf
 from drivers.vf.memory import ANY_DRIVER, Lost, Memory, locate, new_claim, remembered
 from drivers.vf.options import parse_devices
 from netplugin.api.errors import (
@@ -194,11 +194,11 @@ def test_the_reason_of_an_empty_pool_is_that_of_who_uses_it(fields: dict[str, An
     """DPDK needs no IOMMU group for a VF that keeps its kernel driver, but vfio does."""
     used = (HostInterface("vf0", up=True, enslaved=False),)
     inventory = pool(make_pf(3), vfs=2, driver="mlx5_core", interfaces=used, **fields)
-    for for_dpdk in (False, True):
+    for use in (Use.VM, Use.RELAY):
         with pytest.raises(CapacityExhausted, match=r"0000:03:10\.0 cannot be used: ") as refused:
-            choose(inventory, spec(), {}, for_dpdk=for_dpdk)
-        assert ("IOMMU group" in refused.value.detail) == (not for_dpdk)
-        assert ("vf0" in refused.value.detail) == for_dpdk
+            choose(inventory, spec(), {}, use)
+        assert ("IOMMU group" in refused.value.detail) == (use is Use.VM)
+        assert ("vf0" in refused.value.detail) == (use is Use.RELAY)
 
 
 def test_a_named_vf_is_that_one_or_none() -> None:

@@ -1,0 +1,93 @@
+"""What the backends that use VFs have in common: one pool of VFs, those of ``[sriov] devices``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from drivers.vf.inventory import Inventory
+from drivers.vf.kernel import VfKernel
+from drivers.vf.ledger import books, out_of_order
+from drivers.vf.networks import check_devices, pool_devices
+from drivers.vf.pool import Pool
+from netplugin.api.errors import NetpluginError
+from netplugin.api.models import VfCounters, VfInfo
+from netplugin.api.physical_models import PhysicalNetworkSpec
+from netplugin.backend import Backend, Claim, Observation
+from netplugin.host.shared import Host, SimulatedHost
+from netplugin.host.usability import Usability, Wake
+from netplugin.optional import (
+    FindsPortsByClaims,
+    HasFindings,
+    HasVfs,
+    NeedsClaims,
+    OffersFeatures,
+    UsesPhysicalNetworks,
+)
+
+
+@dataclass(frozen=True)
+class VfObservation(Observation):
+    """The whole pool of VFs, independent of the observed ports."""
+
+    inventory: Inventory = field(default_factory=Inventory)
+
+
+ObservationT = TypeVar("ObservationT", bound=VfObservation)
+
+
+class VfBackend(
+    Backend[ObservationT],
+    NeedsClaims[ObservationT],
+    FindsPortsByClaims[ObservationT],
+    HasVfs[ObservationT],
+    HasFindings[ObservationT],
+    OffersFeatures,
+    UsesPhysicalNetworks[ObservationT],
+):
+    """See ``netplugin.backend.Backend``."""
+
+    def __init__(self, conf: Any, host: Host | None, *, kernel: VfKernel | None = None) -> None:
+        """``kernel``: a model of the host, for tests; None for the real one."""
+        shared = host or SimulatedHost()
+        self._kernel = kernel or VfKernel(pool_devices(conf, shared.networks))
+        self._pool = Pool(self.name, self._kernel, shared.supervisor, shared.locks)
+
+    @property
+    def _vf_networks(self) -> frozenset[str]:
+        """The physical networks that have VFs."""
+        return frozenset(device.network for device in self._kernel.devices)
+
+    def hold(self) -> Usability:
+        return self._pool.hold()
+
+    def vfs(
+        self, observed: ObservationT, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
+    ) -> Sequence[VfInfo]:
+        return books(observed.inventory, taken, unfit)
+
+    def out_of_order(self, observed: ObservationT) -> Collection[str]:
+        return out_of_order(observed.inventory)
+
+    def counters(self, claims: Sequence[Claim]) -> Mapping[Claim, VfCounters]:
+        return self._kernel.counters(claims)
+
+    def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
+        check_devices(self._kernel, name, spec)
+
+    def network_faults(self, observed: ObservationT) -> Mapping[str, NetpluginError]:
+        return {}  # it keeps none, and reports missing NICs as findings
+
+    def network_remains(self, name: str, observed: ObservationT) -> Sequence[str]:
+        return ()
+
+    def network_holders(self, name: str) -> Sequence[str]:
+        return ()
+
+    def watch(self, wake: Callable[[Wake], None]) -> None:
+        self._pool.watch(wake)
+        super().watch(wake)
+
+    def close(self) -> None:
+        self._pool.close()
