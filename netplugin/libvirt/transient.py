@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from netplugin.api.errors import NetpluginError
-from netplugin.host.polling import polled
 from netplugin.host.processes import run
+from netplugin.programs.polling import polled
 
 _STEP = "vm"
 #: Timeout of one virsh call, in seconds.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.host.program import Program, Telemetry, own_directory
+from netplugin.programs.program import Program, Telemetry, own_directory
 from netplugin.tuning.verifying import loop
 from netplugin.tuning.verifying.result import ThroughputSettings
 from tests.lab.processes import cpu_seconds, wait_for

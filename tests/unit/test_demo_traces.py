@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from netplugin.host.program import own_directory
+from netplugin.programs.program import own_directory
 from tests.demo_traces import Sandboxed, Traces, hand_over_namespace, own_links
 from tests.lab import in_memory
 

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 from pydantic import ValidationError
 
 from netplugin.api.errors import HostError
-from netplugin.host import bounded
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.processes import needs_program, printable, run
+from netplugin.programs import bounded
 from netplugin.tuning.verifying.result import Histogram, LatencyRound, LatencySettings
 
 STEP = "cyclictest"

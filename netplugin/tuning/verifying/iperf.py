@@ -6,9 +6,9 @@ import shutil
 import time
 
 from netplugin.api.errors import HostError
-from netplugin.host import bounded
 from netplugin.host.processes import needs_program, printable, run
-from netplugin.host.program import Program, ProgramError, own_directory
+from netplugin.programs import bounded
+from netplugin.programs.program import Program, ProgramError, own_directory
 from netplugin.tuning.verifying.busy import BusyClock
 from netplugin.tuning.verifying.result import TcpSample, TcpSettings
 

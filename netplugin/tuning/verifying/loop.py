@@ -16,7 +16,7 @@ from pathlib import Path
 from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list
 from netplugin.host.processes import needs_program
-from netplugin.host.program import Program, ProgramError, Telemetry, own_directory
+from netplugin.programs.program import Program, ProgramError, Telemetry, own_directory
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.root import known
 from netplugin.tuning.verifying.result import ThroughputSettings

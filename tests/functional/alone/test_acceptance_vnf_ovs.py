@@ -13,7 +13,7 @@ from netplugin_zeroloss.loss.ovs import OvsCounters, parse_ports
 from netplugin_zeroloss.vnf import choose
 from netplugin_zeroloss.vnf.contract import Attachment, Vnf, VnfPort
 
-from netplugin.host.program import ProgramError
+from netplugin.programs.program import ProgramError
 from tests.functional.acceptance_stream import (
     CORES,
     FEW,

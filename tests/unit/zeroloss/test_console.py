@@ -16,7 +16,7 @@ from netplugin_zeroloss.machines import contract
 from netplugin_zeroloss.machines.console import Console
 from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError
 
-from netplugin.host.program import ProgramError
+from netplugin.programs.program import ProgramError
 from tests.unit.zeroloss.stand_ins import Change, console
 
 

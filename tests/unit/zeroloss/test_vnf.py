@@ -32,7 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from netplugin.api.models import Binding, PortSpec
 from netplugin.data_path import NoDataPath, data_path
-from netplugin.host.program import Program, ProgramError, Telemetry, own_directory
+from netplugin.programs.program import Program, ProgramError, Telemetry, own_directory
 
 MAC, PEER = "52:54:00:00:0a:01", "52:54:00:00:0b:01"
 NETWORK = {"type": "flat", "physical_network": "physnet1", "mtu": 1500}

@@ -29,7 +29,7 @@ from netplugin_zeroloss.vnf.contract import (
     VnfPort,
 )
 
-from netplugin.host.program import ProgramError
+from netplugin.programs.program import ProgramError
 from tests.lab.processes import wait_for
 from tests.unit.zeroloss.stand_ins import install
 

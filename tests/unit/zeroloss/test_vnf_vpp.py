@@ -28,8 +28,8 @@ from netplugin_zeroloss.vnf.contract import (
 from netplugin_zeroloss.vnf.vpp import StartupConf, Vpp
 from netplugin_zeroloss.vnf.vpp_api import Api
 
-from netplugin.host.program import ProgramError
-from netplugin.host.ssh import SshTarget
+from netplugin.programs.program import ProgramError
+from netplugin.programs.ssh import SshTarget
 from tests.unit.zeroloss.stand_ins import SSH, VPP, install
 
 TEMPLATE = Path(__file__).resolve().parents[3] / "tools/trex/startup.conf"

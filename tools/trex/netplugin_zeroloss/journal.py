@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from netplugin.host import bounded
 from netplugin.host.safe_files import open_own
+from netplugin.programs import bounded
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.recorded import (
     Measured,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from netplugin.api.errors import CapacityExhausted, HostError, NetpluginError
 from netplugin.host.processes import printable
-from netplugin.host.program import Program, Telemetry, own_directory
 from netplugin.libvirt.image_domain import NICS
 from netplugin.libvirt.vm_image import Image
+from netplugin.programs.program import Program, Telemetry, own_directory
 from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.steps import needed

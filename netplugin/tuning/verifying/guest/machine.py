@@ -11,12 +11,12 @@ from lxml import etree
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import Binding, DomainPolicy, DomainRequirements
 from netplugin.host.cpus import format_list, parse_list
-from netplugin.host.ssh import SshTarget
 from netplugin.libvirt.domain import complete, parse_domain, written
 from netplugin.libvirt.image_domain import HOST, NICS, USER, add, domain, place
 from netplugin.libvirt.interfaces import Element, text
 from netplugin.libvirt.pins import Placement
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS, Image
+from netplugin.programs.ssh import SshTarget
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.placing.capacity import ground_of, held, pinned_by_others, running
 from netplugin.tuning.placing.render import render_placed

@@ -9,9 +9,9 @@ from typing import IO
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
 from netplugin.host.processes import printable
-from netplugin.host.ssh import SshTarget
 from netplugin.libvirt.transient import TransientDomain
 from netplugin.libvirt.vm_image import BUILD
+from netplugin.programs.ssh import SshTarget
 from netplugin.tuning.verifying.guest.machine import STEP
 
 #: Bytes that a program in the VM may print: many times what a histogram of 10 minutes has.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from netplugin.api.errors import HostError, OperationTimeout
-from netplugin.host import bounded
-from netplugin.host.polling import polled
 from netplugin.libvirt.vm_image import Image
+from netplugin.programs import bounded
+from netplugin.programs.polling import polled
 from netplugin.tuning.verifying import iperf
 from netplugin.tuning.verifying.busy import BusyClock
 from netplugin.tuning.verifying.guest.machine import STEP, mac

@@ -12,10 +12,10 @@ from pathlib import Path
 from netplugin.api.errors import BackendUnavailable, Conflict, HostError, NetpluginError, OperationTimeout
 from netplugin.host.locks import Locks
 from netplugin.host.processes import needs_program
-from netplugin.host.program import Program, ProgramError, own_directory
 from netplugin.libvirt.image_domain import HOST
 from netplugin.libvirt.transient import TransientDomain, answers_ssh
 from netplugin.libvirt.vm_image import BUILD, Image
+from netplugin.programs.program import Program, ProgramError, own_directory
 from netplugin.tuning.verifying.guest import link
 from netplugin.tuning.verifying.guest.machine import NAMES, STEP, Machine
 from netplugin.tuning.verifying.guest.shell import GuestShell

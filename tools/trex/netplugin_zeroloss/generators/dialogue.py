@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 from netplugin_zeroloss.generators import guard
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 

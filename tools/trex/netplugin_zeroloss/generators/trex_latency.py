@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 from netplugin_zeroloss.generators.frames import sizes
 from netplugin_zeroloss.values import GeneratorError, LatencySummary, TrialRequest
 

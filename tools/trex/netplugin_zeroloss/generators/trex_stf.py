@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.generators.trex_program import PROGRAM, TrexProgram, check_tree, log_tail, there
 from netplugin_zeroloss.machines import choose as machines

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from netplugin.host.processes import printable
-from netplugin.host.program import Program, ProgramError
+from netplugin.programs.program import Program, ProgramError
 from netplugin_zeroloss.machines.contract import (
     COMMAND_S,
     ConsoleMachine,

@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints
 
 from netplugin.api.fields import Value
 from netplugin.host.processes import remaining
-from netplugin.host.program import Program, ProgramError
+from netplugin.programs.program import Program, ProgramError
 
 #: Seconds for a short command, on a VM that may be slow.
 COMMAND_S = 60.0

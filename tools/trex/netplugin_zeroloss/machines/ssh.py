@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from netplugin.host.program import Program, ProgramError, own_directory
-from netplugin.host.ssh import SshTarget
+from netplugin.programs.program import Program, ProgramError, own_directory
+from netplugin.programs.ssh import SshTarget
 from netplugin_zeroloss.machines.contract import Connected, MachineError, SshMachine, run_here
 
 _AGAIN_S = 1.0

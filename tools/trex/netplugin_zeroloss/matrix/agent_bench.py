@@ -14,7 +14,7 @@ from netplugin.api.client import Client
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import BackendInfo, Binding, Port
 from netplugin.data_path import DataPath, NoDataPath, data_path
-from netplugin.host.polling import polled
+from netplugin.programs.polling import polled
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root

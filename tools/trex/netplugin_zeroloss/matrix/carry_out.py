@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol, cast
 
 from netplugin.api.errors import NetpluginError
-from netplugin.host.program import ProgramError
+from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.journal import (
     Attempt,

@@ -14,11 +14,11 @@ from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.api.models import BackendInfo
 from netplugin.api.physical_models import PhysicalNetworkInfo
 from netplugin.data_path import uplink_parts
-from netplugin.host import bounded
 from netplugin.host.links import Links
-from netplugin.host.polling import polled
 from netplugin.host.uplink_devices import BESIDE_DPDK
 from netplugin.host.vfs import VFIO, Vfs, is_uio, is_vfio, read_interfaces, read_link, read_text
+from netplugin.programs import bounded
+from netplugin.programs.polling import polled
 from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.kernel import VfCounts
 from netplugin.tuning.steps import VfCount

@@ -10,7 +10,7 @@ from netplugin.api.errors import Conflict
 from netplugin.api.models import BackendInfo, Port, PortSecurity, PortSpec, PortState, VfInfo
 from netplugin.api.pmd_models import PmdRequest, PmdState
 from netplugin.data_path import data_paths
-from netplugin.host.polling import polled
+from netplugin.programs.polling import polled
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError

@@ -13,7 +13,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, SequenceNode
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 from netplugin_zeroloss.values import UnusableInput
 
 _M = TypeVar("_M", bound=BaseModel)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NotRequired
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, with_config
 from typing_extensions import TypedDict
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 from netplugin_zeroloss.judge import Verdict
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import MIXES, Measurement, TrialRequest, UnusableInput

@@ -20,7 +20,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 from netplugin_zeroloss.search.follow_up import FollowUpRun, describe
 from netplugin_zeroloss.search.recorded import Measured, Plan, Requested, ResultEntry
 from netplugin_zeroloss.search.search import SearchRun

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints
 
 from netplugin.api.fields import Mac, PciAddress, Value
-from netplugin.host.program import ProgramError
+from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import (
     CounterChanges,
     CounterReading,

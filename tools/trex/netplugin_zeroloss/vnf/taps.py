@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from netplugin.host.program import Program, Telemetry, own_directory
+from netplugin.programs.program import Program, Telemetry, own_directory
 from netplugin_zeroloss.loss.contract import DropCounters
 from netplugin_zeroloss.vnf.contract import (
     Attachment,

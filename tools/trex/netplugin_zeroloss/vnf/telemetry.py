@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 from netplugin_zeroloss.machines.contract import Machine
 from netplugin_zeroloss.vnf.contract import VnfError
 

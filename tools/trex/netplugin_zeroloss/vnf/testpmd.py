@@ -13,7 +13,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from netplugin.host import cpus
-from netplugin.host.program import Program, Telemetry
+from netplugin.programs.program import Program, Telemetry
 from netplugin_zeroloss.loss.contract import DropCounters
 from netplugin_zeroloss.machines import choose as machines
 from netplugin_zeroloss.machines.contract import LocalMachine, Machine

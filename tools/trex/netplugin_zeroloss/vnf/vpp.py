@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from netplugin.host import cpus
-from netplugin.host.program import Program, ProgramError
+from netplugin.programs.program import Program, ProgramError
 from netplugin_zeroloss.loss.contract import DropCounters
 from netplugin_zeroloss.machines import choose as machines
 from netplugin_zeroloss.machines.contract import Connected, LocalMachine, Machine

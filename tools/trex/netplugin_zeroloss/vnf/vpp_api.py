@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from netplugin.host.program import ProgramError
+from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import (
     CounterChanges,
     CounterReading,

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from netplugin.host import bounded
+from netplugin.programs import bounded
 
 # -- Runs a program for the lifetime of its VNF, with a log file; it ends with this process. ------
 

@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from netplugin.host.polling import polled
+from netplugin.programs.polling import polled
 
 
 def test_it_looks_until_it_is_ready_and_returns_that() -> None:

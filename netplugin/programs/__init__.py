@@ -1,0 +1,1 @@
+"""Programs that measurements start, on this machine or through SSH, and what they print."""
