@@ -270,7 +270,7 @@ class Vdpa(
     ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
         self._observed_with = self._switch.settings
-        self._vduse.abilities.learn(deadline)
+        self._vduse.learn(deadline)
         ovs, word, devices = self._switch.look(
             ports, deadline, networks=self._has_vduse(), after_apply=after_apply
         )

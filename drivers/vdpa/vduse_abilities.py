@@ -7,10 +7,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from drivers.vdpa.vduse_devices import VduseTree
 from netplugin.api.errors import NetpluginError, TryAgain
 from netplugin.host.ovs_versions import Version, parse_version
 from netplugin.host.processes import run
@@ -47,26 +48,21 @@ class _Answers:
     libvirt: Version | None = None
 
 
-class VduseAbilities:
+class VduseAbilities(VduseTree, ABC):
     """``learn`` is called by one thread; any may call the rest, which waits for nothing."""
 
-    def __init__(
-        self,
-        control: Path,
-        ask_kernel: Callable[[float], int],
-        ask_libvirt: Callable[[float], Version | None] = installed_libvirt,
-    ) -> None:
-        """``control``: the file of the kernel module. ``ask_kernel`` and ``ask_libvirt`` take a deadline and
-        return the most queue pairs, and the version.
-        """
-        self._control = control
-        self._ask_kernel = ask_kernel
-        self._ask_libvirt = ask_libvirt
-        self._answers: _Answers | None = None
+    _answers: _Answers | None = None
+
+    @abstractmethod
+    def _ask_kernel(self, deadline: float) -> int:
+        """Return the most queue pairs of a device. Raises: HostError, TryAgain."""
+
+    def _ask_libvirt(self, deadline: float) -> Version | None:
+        return installed_libvirt(deadline)
 
     def learn(self, deadline: float) -> None:
-        """Ask what is not known of the kernel module that is loaded now."""
-        module = _identity(self._control)
+        """Ask the kernel and libvirt what is not known since the kernel module was loaded."""
+        module = _identity(self.control)
         if module is None or self._known:
             return
         try:
@@ -92,7 +88,9 @@ class VduseAbilities:
         return known.pairs if known else 1
 
     def usability(self) -> Usability:
-        """Whether the kernel makes such devices, as far as it is known."""
+        """Whether the host has what new ports need, as far as it is known."""
+        if not (loaded := self.loaded()).usable:
+            return loaded
         if self.pairs:
             return Usability(True)
         return Usability(
@@ -104,20 +102,22 @@ class VduseAbilities:
 
     def usability_for_auto(self) -> Usability:
         """The same for ``auto``, where nobody has chosen this mode: what is not sure, is missing."""
-        known = self._known
+        usable, known = self.usability(), self._known
+        if not usable.usable:
+            return usable
         if known and known.failure:
             fix = "restart the agent, after the modules are loaded; or set [vdpa] mode"
             return Usability(False, f"the kernel does not say what it has: {known.failure}", fix, "vduse")
         if known and known.libvirt and known.libvirt < _LIBVIRT:
             reason = f"libvirt {'.'.join(map(str, known.libvirt))} has no <interface type='vdpa'>"
             return Usability(False, reason, "install libvirt 6.9 or newer", "libvirt-version")
-        return self.usability()
+        return usable
 
     @property
     def _known(self) -> _Answers | None:
         """The answers, if they are of the module that is loaded now."""
         known = self._answers
-        return known if known and known.module == _identity(self._control) else None
+        return known if known and known.module == _identity(self.control) else None
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from drivers.vdpa.vduse_abilities import VduseAbilities
-from drivers.vdpa.vduse_devices import VduseTree
 from drivers.vdpa.vduse_processes import DeviceProcesses, DeviceStep
 from netplugin.api.errors import HostError
 from netplugin.backend import Change
@@ -109,7 +108,7 @@ class DestroyDevice(DeviceChange):
 _TRIED = f"{VDUSE}-try"
 
 
-class VduseHost(VduseTree):
+class VduseHost(VduseAbilities):
     """The devices of this host, and the processes that change them.
 
     Not thread-safe, but ``look``, ``device``, ``pairs`` and ``usability`` in both forms.
@@ -121,25 +120,13 @@ class VduseHost(VduseTree):
         """Without arguments: those of the host. A test has its own."""
         super().__init__(dev, sys)
         self.processes = processes or DeviceProcesses()
-        self.abilities = VduseAbilities(self.control, self._tried)
         self.links = Links()
 
-    def usability(self) -> Usability:
-        """Whether the host has what new ports need (any thread)."""
-        usable = self.loaded()
-        if usable.usable and shutil.which("vdpa") is None:
+    def loaded(self) -> Usability:
+        loaded = super().loaded()
+        if loaded.usable and shutil.which("vdpa") is None:
             return Usability(False, "the program vdpa is not installed", "install iproute2", "vduse")
-        return self.abilities.usability() if usable.usable else usable
-
-    def usability_for_auto(self) -> Usability:
-        """The same for ``auto``, where nobody has chosen this mode."""
-        usable = self.usability()
-        return self.abilities.usability_for_auto() if usable.usable else usable
-
-    @property
-    def pairs(self) -> int:
-        """The most queue pairs of a device, as far as it is known."""
-        return self.abilities.pairs
+        return loaded
 
     def pending(self) -> DeviceStep | None:
         """The step that the kernel has not finished."""
@@ -151,8 +138,7 @@ class VduseHost(VduseTree):
     def close(self) -> None:
         self.processes.close()
 
-    def _tried(self, deadline: float) -> int:
-        """Ask the kernel for the most queue pairs. Raises: as ``DeviceProcesses.run``."""
+    def _ask_kernel(self, deadline: float) -> int:
         said = self.processes.run(DeviceStep("try", _TRIED), deadline)
         if not said.isdecimal():
             raise HostError(f"not a number of queue pairs: {said!r}", step="vdpa-device")

@@ -119,7 +119,7 @@ def test_no_device_is_made_when_the_kernel_is_asked(process: Driven, ovs: Privat
     """So nothing is left over, wherever the process is killed."""
     host = VduseHost()
     try:
-        assert not announced(lambda: host.abilities.learn(time.monotonic() + WAIT_S))
+        assert not announced(lambda: host.learn(time.monotonic() + WAIT_S))
         assert host.pairs == 1 and host.usability_for_auto().usable
         assert announced(lambda: process.put("a", make_spec(1)))
     finally:
@@ -147,8 +147,8 @@ def test_the_module_is_asked_again_when_it_is_loaded_anew(process: Driven) -> No
     host.processes.command = lambda step: asked.append(step.verb) or real(step)  # type: ignore[func-returns-value]
     try:
         for _ in range(2):
-            host.abilities.learn(time.monotonic() + WAIT_S)
-            host.abilities.learn(time.monotonic() + WAIT_S)
+            host.learn(time.monotonic() + WAIT_S)
+            host.learn(time.monotonic() + WAIT_S)
             assert host.pairs == 1 and devices() == ([], [])
             run(["modprobe", "-r", "vduse"])
             assert not host.usability().usable

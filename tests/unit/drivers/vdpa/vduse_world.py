@@ -16,9 +16,8 @@ from drivers.ovs.tunnels import network_flows
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, VDUSE_KIND
 from drivers.vdpa.options import GROUP, OPTIONS
-from drivers.vdpa.vduse_abilities import VduseAbilities
 from drivers.vdpa.vduse_commands import VduseHost
-from drivers.vdpa.vduse_devices import VHOST_VDPA
+from drivers.vdpa.vduse_devices import VHOST_VDPA, VduseTree
 from drivers.vdpa.vduse_plan import driver_of, vduse_name
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin import options
@@ -69,7 +68,6 @@ class ModelVduse(VduseHost):
         #: What the kernel and libvirt say if they are asked.
         self.says: int | NetpluginError = 1
         self.libvirt: Version | None = None
-        self.abilities = VduseAbilities(self.control, self._say_pairs, lambda deadline: self.libvirt)
         self._tick = tick
         self._interfaces = 0
         self.links = self
@@ -83,9 +81,9 @@ class ModelVduse(VduseHost):
         #: The step that does not end.
         self.stuck: DeviceStep | None = None
 
-    def usability(self) -> Usability:
-        usable = self.loaded()
-        return self.abilities.usability() if usable.usable else usable
+    def loaded(self) -> Usability:
+        """Whether or not the program vdpa is installed here."""
+        return VduseTree.loaded(self)
 
     def load(self, says: int | NetpluginError, libvirt: Version | None = None) -> None:
         """Another kernel module, which makes its file anew."""
@@ -95,10 +93,13 @@ class ModelVduse(VduseHost):
         self.control.rmdir()
         other.rename(self.control)
 
-    def _say_pairs(self, deadline: float) -> int:
+    def _ask_kernel(self, deadline: float) -> int:
         if isinstance(self.says, NetpluginError):
             raise self.says
         return self.says
+
+    def _ask_libvirt(self, deadline: float) -> Version | None:
+        return self.libvirt
 
     def pending(self) -> DeviceStep | None:
         return self.stuck
