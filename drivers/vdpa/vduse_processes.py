@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import select
 import subprocess
 import sys
@@ -28,9 +29,11 @@ STEP = "vdpa-device"
 #: How long a step is waited for, in seconds. It takes less than a tenth of one, unless vswitchd is dead: then
 #: the kernel waits for the ``msg_timeout`` of the device (30 s), or somebody else has the lock of the bus.
 WAIT_S = 3.0
-#: An argument list: the program of this package, or ``vdpa`` of iproute2 which it starts.
-_DELETES = ("vdpa", "dev", "del")
-_CREATES = ("vdpa", "dev", "add", "name")
+#: The arguments of a step: of the program of this package, or of ``vdpa`` of iproute2 which it starts.
+_ARGUMENTS = re.compile(
+    rf"(?:(?:\S*/)?vdpa dev (del|add name)|.*/vduse_step\.py (\S+)) ({VDUSE}\S*)(?: (\S+))?.*", re.DOTALL
+)
+_VERBS = {"del": "delete", "add name": "create"}
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,7 @@ class DeviceProcesses:
         for entry in self.proc.iterdir() if self.proc.exists() else ():
             if not entry.name.isdecimal() or int(entry.name) == os.getpid():
                 continue
-            step = _step_of(_arguments(entry / "cmdline"))
-            if step is None:
+            if (step := _step_of(entry / "cmdline")) is None:
                 continue
             try:
                 ended = os.pidfd_open(int(entry.name))
@@ -172,25 +174,13 @@ def _has_ended(running: _Running, seconds: float) -> bool:
     return bool(ends.poll(seconds * 1e3))
 
 
-def _arguments(cmdline: Path) -> list[str]:
+def _step_of(cmdline: Path) -> DeviceStep | None:
+    """The step that a process was started for; None if it is another program, or has ended."""
     try:
-        return cmdline.read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        arguments = cmdline.read_bytes().decode(errors="replace").rstrip("\0").replace("\0", " ")
     except OSError:
-        return []
-
-
-def _step_of(arguments: Sequence[str]) -> DeviceStep | None:
-    """The step that a process was started for; None if it is another program."""
-    words = list(arguments)
-    program = Path(vduse_step.__file__).name
-    if (at := next((n for n, word in enumerate(words) if word.endswith(f"/{program}")), None)) is not None:
-        words = words[at + 1 :]
-    elif words and (Path(words[0]).name, *words[1:3]) == _DELETES:
-        words = ["delete", *words[3:4]]
-    elif words and (Path(words[0]).name, *words[1:4]) == _CREATES:
-        words = ["create", *words[4:5]]
-    else:
         return None
-    if len(words) < 2 or not words[1].startswith(VDUSE):
+    if (found := _ARGUMENTS.fullmatch(arguments)) is None:
         return None
-    return DeviceStep(words[0], words[1], *words[2:3])
+    command, verb, name, driver = found.groups()
+    return DeviceStep(verb, name, driver or "") if verb else DeviceStep(_VERBS[command], name)

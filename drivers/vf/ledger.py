@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -319,64 +318,51 @@ def out_of_order(inventory: Inventory) -> frozenset[str]:
 # -- state of every VF -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Books:
-    inventory: Inventory
-    holders: Mapping[str, tuple[str, Claim]]
-    unfit: Mapping[str, str]
-
-    def entry(self, vf: Vf) -> VfInfo:
-        pf = self.inventory.pf_of(vf)
-        holder, claim = self.holders.get(vf.address, ("", None))
-        state: VfState = "available"
-        problem = _pf_problem_of_any_use(pf)
-        reason = unusable(self.inventory, vf, Use.RELAY)
-        reason = reason or (problem.detail if problem else None)
-        if vf.address in self.unfit:
-            state, reason = "quarantined", self.unfit[vf.address]
-        elif claim is not None and isinstance(lost := locate(self.inventory, claim), Lost):
-            state, reason = "stale", lost.reason
-        elif claim is not None:
-            state, reason = "allocated" if vf.is_open else "claimed", None
-        elif reason:
-            state = "unusable"
-        elif pf.switchdev:
-            reason = f"{pf.name} is in switchdev mode, for the native mode of vdpa alone"
-        elif without := _no_vfio(vf):
-            reason = f"{without}: for the backend vdpa alone"
-        return VfInfo(
-            pci_address=vf.address,
-            pf=pf.name,
-            vf_index=vf.number,
-            numa_node=vf.numa_node,
-            physical_network=pf.network,
-            driver=vf.driver,
-            state=state,
-            port_id=holder or None,
-            reason=reason,
-            max_queues=max_queues(pf.driver, pf.wanted_vfs),
-            left_out=vf.number not in pf.numbers,
-        )
-
-    def missing(self, address: str) -> VfInfo:
-        """Describe a VF that is claimed but does not exist."""
-        holder, claim = self.holders[address]
-        lost, memory = locate(self.inventory, claim), Memory.of(claim)
-        return VfInfo(
-            pci_address=address,
-            pf=memory.pf_name if memory else None,
-            vf_index=memory.number if memory else None,
-            state="stale",
-            port_id=holder,
-            reason=lost.reason if isinstance(lost, Lost) else None,
-        )
-
-
 def books(inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]) -> list[VfInfo]:
     """List every VF with its state: available, claimed (by a port), allocated (open in its VM),
     quarantined, stale (claimed but missing), or unusable, with the reason."""
-    holders = {c.key: (p, c) for c, p in taken.items() if c.kind == KIND and p != NOBODY}
-    made = _Books(inventory, holders, holders_of(unfit))
-    there = [made.entry(vf) for vf in inventory.vfs.values()]
-    gone = [made.missing(address) for address in holders if address not in inventory.vfs]
-    return sorted([*there, *gone], key=lambda info: info.pci_address)
+    held = {c.key: (p, c) for c, p in taken.items() if c.kind == KIND and p != NOBODY}
+    quarantined = holders_of(unfit)
+    listed = []
+    for address in sorted({*inventory.vfs, *held}):
+        port_id, claim = held.get(address, (None, None))
+        if (vf := inventory.vfs.get(address)) is not None:
+            state, reason = _state(inventory, vf, claim, quarantined.get(address))
+            pf = inventory.pf_of(vf)
+            place: dict[str, Any] = {
+                "pf": pf.name,
+                "vf_index": vf.number,
+                "numa_node": vf.numa_node,
+                "physical_network": pf.network,
+                "driver": vf.driver,
+                "max_queues": max_queues(pf.driver, pf.wanted_vfs),
+                "left_out": vf.number not in pf.numbers,
+            }
+        else:
+            assert claim is not None
+            lost, memory = locate(inventory, claim), Memory.of(claim)
+            state, reason = "stale", lost.reason if isinstance(lost, Lost) else None
+            place = {"pf": memory.pf_name, "vf_index": memory.number} if memory else {}
+        listed.append(VfInfo(pci_address=address, state=state, port_id=port_id, reason=reason, **place))
+    return listed
+
+
+def _state(
+    inventory: Inventory, vf: Vf, claim: Claim | None, quarantined: str | None
+) -> tuple[VfState, str | None]:
+    """Return the state of a VF that there is, with the reason. ``quarantined``: why, if it is."""
+    if quarantined is not None:
+        return "quarantined", quarantined
+    if claim is not None:
+        lost = locate(inventory, claim)
+        if isinstance(lost, Lost):
+            return "stale", lost.reason
+        return "allocated" if vf.is_open else "claimed", None
+    pf = inventory.pf_of(vf)
+    problem = _pf_problem_of_any_use(pf)
+    if reason := unusable(inventory, vf, Use.RELAY) or (problem.detail if problem else None):
+        return "unusable", reason
+    if pf.switchdev:
+        return "available", f"{pf.name} is in switchdev mode, for the native mode of vdpa alone"
+    without = _no_vfio(vf)
+    return "available", f"{without}: for the backend vdpa alone" if without else None
