@@ -123,9 +123,10 @@ class Memory:
     @classmethod
     def of(cls, claim: Claim) -> Memory | None:
         """Read the memory of a claim; None if it is empty."""
-        saved: dict[str, Any] = {each.name: claim.memory.get(each.name) for each in fields(cls)}
-        if (before := saved.pop("original")) is None:
+        if "original" not in claim.memory:
             return None
+        saved: dict[str, Any] = {each.name: claim.memory[each.name] for each in fields(cls)}
+        before = saved.pop("original")
         attributes = VfAttributes(**before["attributes"])
         return cls(**saved, original=Original(attributes, before["driver"], before["driver_override"]))
 
