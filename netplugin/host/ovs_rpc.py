@@ -1,4 +1,4 @@
-"""Connections of python-ovs to the daemons of Open vSwitch: deadlines, any number of descriptors, fast JSON."""
+"""Connections of python-ovs to the daemons of Open vSwitch: deadlines, descriptors above 1,023, JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class _Parser:
     """
 
     _MARKS = re.compile(r'["{}]|\\(?:.|$)', re.DOTALL)
-    _DEEPER = {"{": 1, "}": -1}
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -65,8 +64,8 @@ class _Parser:
                 self._in_string = not self._in_string
             elif found == "\\":
                 self._escape = found
-            elif not self._in_string and found in self._DEEPER:
-                self._depth += self._DEEPER[found]
+            elif not self._in_string and found in "{}":
+                self._depth += 1 if found == "{" else -1
                 if self._depth <= 0:
                     return self._end(text[: mark.end()]) - before
         if not self._depth and text.strip():  # no object begins here: ``finish`` reports that

@@ -30,7 +30,7 @@ LIBRARIES = [
         "argparse_kwargs",
     ),
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
-    *("SelectPoll", "feed"),
+    *("SelectPoll", "Parser", "feed"),
     *(
         "before_call",
         "text_factory",
