@@ -16,7 +16,7 @@ from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Change, Intent, Overlay
 from netplugin.host.link_values import Bridge, Link, PortOptions, TapUse, Vlan, Vxlan
 from netplugin.host.names import BRIDGE, SHAPER, TAP, UPLINK, VXLAN, device_name
-from netplugin.host.nftables import AddElement, Chain, DeleteTable, SetChain
+from netplugin.host.nftables import AddElement, Chain, DeleteTable, SetChain, base_chain
 from netplugin.host.tc import Queueing, Tbf
 from netplugin.host.vxlan_filter import VxlanKey, VxlanSources
 from tests.lab.loop import converge_alone
@@ -319,7 +319,7 @@ def drift_of_table(model: Model, what: str) -> None:
     elif what == "flushed":
         nft.rules["prerouting"].clear()
     elif what == "hook":
-        nft.chains["input"] = replace(nft.chains["input"], prio=300)
+        nft.chains["input"] = replace(nft.chains["input"], base=base_chain("input", 300).base)
     elif what == "stray":
         name = "npt0123456789a"
         nft.commit([SetChain(name, Chain()), AddElement("ports", name, name)], deadline=0)
