@@ -21,10 +21,10 @@ from drivers.vdpa.model import (
     check_migration,
     check_mode,
     claim_vduse,
+    desired_port,
     mode_of,
     mode_on_host,
     vf_on_host,
-    wanted,
 )
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
@@ -224,7 +224,7 @@ class Vdpa(
         claim = claim_of(intent)
         assert intent.spec is not None and claim is not None and mode is not None
         rows = {intent.port_id: row} if row else {}
-        port = wanted(self._switch.settings, intent, OvsObservation({}, rows))
+        port = desired_port(self._switch.settings, intent, OvsObservation({}, rows))
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",

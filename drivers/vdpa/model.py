@@ -175,7 +175,7 @@ _ACCELERATOR = "vdpa-accelerator-devargs"
 DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)
 
 
-def wanted(settings: OvsSettings, intent: Intent, ovs: OvsObservation) -> VhostPort:
+def desired_port(settings: OvsSettings, intent: Intent, ovs: OvsObservation) -> VhostPort:
     """Return the desired rows of a port that has a VF.
 
     The options of native mode follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides.

@@ -24,10 +24,10 @@ from drivers.vdpa.model import (
     Mode,
     Steps,
     VdpaObservation,
+    desired_port,
     lacks_native,
     mode_of,
     mode_on_host,
-    wanted,
 )
 from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vdpa.relay_mac import mac_for_now, mac_of, opened_with, opens_again
@@ -180,7 +180,7 @@ def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: in
     """Return the desired port. Raises: the error that prevents them."""
     if claim_of(intent) is None:
         raise no_vf()
-    wish = wanted(settings, intent, seen.ovs)
+    wish = desired_port(settings, intent, seen.ovs)
     beside = replace(wish.beside, opened_with=_opened_with(intent, seen)) if wish.beside else None
     wish = replace(wish, reopen=_must_reopen(intent, seen), beside=beside)
     error = port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs)

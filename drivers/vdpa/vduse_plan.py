@@ -34,7 +34,7 @@ def vduse_name(port_id: str) -> str:
     return device_name(VDUSE, port_id)
 
 
-def _wanted(settings: OvsSettings, intent: Intent, seen: VdpaObservation) -> VhostPort:
+def _desired_port(settings: OvsSettings, intent: Intent, seen: VdpaObservation) -> VhostPort:
     """The desired rows: of a vhost-user port whose path is that of the VDUSE device.
 
     Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
@@ -57,7 +57,7 @@ def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, roo
         if intent.spec is None:
             steps = _away(intent.port_id, device)
         else:
-            wish = _wanted(settings, intent, seen)
+            wish = _desired_port(settings, intent, seen)
             if error := port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs):
                 raise error
             kept = left_out(settings, intent, wish.bridge, seen.ovs)

@@ -17,7 +17,7 @@ from netplugin_zeroloss.loss.contract import AttributedGenerator, DropCounters
 from netplugin_zeroloss.values import Measurement, TrialRequest
 from netplugin_zeroloss.vnf.contract import TestpmdDescription, Vnf, VnfCores
 
-from tests.lab.processes import run, wait_for
+from tests.lab.processes import run, stop, wait_for
 
 PORTS = 2
 MACS = ("52:54:00:00:0a:01", "52:54:00:00:0a:02")
@@ -135,7 +135,7 @@ class Asleep(Stream):
 
     def run(self, request: TrialRequest) -> Measurement:
         self._before = self._came()
-        os.kill(self._pid, signal.SIGSTOP)
+        stop(self._pid)
         try:
             return super().run(request)
         finally:

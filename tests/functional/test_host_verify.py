@@ -16,7 +16,7 @@ import pytest
 from netplugin.programs.program import Program, Telemetry, own_directory
 from netplugin.tuning.verifying import loop
 from netplugin.tuning.verifying.result import ThroughputSettings
-from tests.lab.processes import cpu_seconds, wait_for
+from tests.lab.processes import cpu_seconds, stop, wait_for
 
 COMMAND = (sys.executable, "-m", "netplugin.cli.main", "host", "verify")
 PROGRAMS = ("cyclictest", "dpdk-testpmd")
@@ -116,7 +116,7 @@ def test_a_window_in_which_a_side_is_stopped_lasts_until_it_goes_on(tmp_path: Pa
         def seen() -> int:
             """The host's frames. The guest stands still from the first question until after the window."""
             if not stopped:
-                os.kill(guest.pid, signal.SIGSTOP)
+                stop(guest.pid)
                 drain(host, of_host)
             elif len(stopped) == 3:
                 os.kill(guest.pid, signal.SIGCONT)

@@ -61,6 +61,23 @@ def wait_for(
         time.sleep(POLL_INTERVAL_S)
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP, and wait until it has stopped. It goes on until one of its threads, which may have to wait for
+    a CPU, takes the signal (signal(7)), and then stops the others."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(state in "Tt" for state in _states(pid)), 30, f"process {pid} stops")
+
+
+def _states(pid: int) -> list[str]:
+    """Of each thread that has not ended, as proc(5) has it: ``T`` is stopped, ``t`` is so by a debugger."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            found += [state] if state not in "ZX" else []
+    return found
+
+
 def cpu_seconds(pid: int) -> float:
     """The CPU time that a process has had: of one that polls, how long it has polled, whatever else runs."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -233,7 +250,9 @@ class Daemon(Running):
         self._process = None
 
     def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
+        """Returns when it has stopped."""
+        self._require_running()
+        stop(self.pid)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
@@ -252,6 +271,9 @@ class Daemon(Running):
         return wait_for(alive_and_true, deadline_s, what, self.tail)
 
     def _signal(self, number: signal.Signals) -> None:
+        self._require_running()
+        os.kill(self.pid, number)
+
+    def _require_running(self) -> None:
         if not self.running:
             raise LabError(f"{self.name} does not run\n{self.tail()}")
-        os.kill(self.pid, number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import threading
 import time
@@ -237,6 +238,7 @@ def _answers(answer: str) -> Change:
 def test_an_answer_that_is_none(described: ConsoleMachine, from_vm: Change, words: str) -> None:
     with machine(described, from_vm=from_vm) as vm, pytest.raises(MachineError, match=words):
         vm.run(["true"])
+    shutil.rmtree(vm.directory, ignore_errors=True)  # what was asked of it last was not understood either
 
 
 @pytest.mark.parametrize(
