@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from oslo_config import cfg
 
-from agents import backends, memory
+from agents import backends
 from agents.api import http
 from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
@@ -32,11 +32,12 @@ from agents.api.listen import Credentials, Listen
 from agents.api.roles import BodyRules
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
-from agents.host import HostView
-from agents.metrics import Metrics
+from agents.host import memory
+from agents.host.view import HostView
 from agents.service import Service
 from agents.store.marks import StoreMarks
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin import options, store_file
 from netplugin.api.errors import NetpluginError
 from netplugin.host.ovs import OvsSettings

@@ -10,16 +10,15 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from agents.event_streams import EventStreams
-from agents.health import Health
-from agents.host import HostView
-from agents.host_events import HostEvents
-from agents.metrics import Metrics
-from agents.migrations import Migrations
-from agents.networks import Networks
+from agents.calls.migrations import Migrations
+from agents.calls.service_ports import ServicePorts
+from agents.host.health import Health
+from agents.host.pmd import Pmd
+from agents.host.vfs import Vfs
+from agents.host.view import HostView
+from agents.networks.physical import PhysicalNetworkService
+from agents.networks.vxlan import Networks
 from agents.off_loop import OffLoop
-from agents.physical_networks import PhysicalNetworkService
-from agents.pmd import Pmd
 from agents.ports.admit import unknown_backend
 from agents.ports.drift import CHECK_S
 from agents.ports.operations import Delete, Migrate, Operation, Put
@@ -27,11 +26,12 @@ from agents.ports.quarantines import Quarantines
 from agents.ports.reconciler import Reconciler
 from agents.ports.team_vfs import TeamVfs
 from agents.ports.teams import Teams, standby_id
-from agents.service_ports import ServicePorts
 from agents.store.marks import StoreMarks
 from agents.store.port_table import Record
 from agents.store.store import Store
-from agents.vfs import Vfs
+from agents.telemetry.event_streams import EventStreams
+from agents.telemetry.host_events import HostEvents
+from agents.telemetry.metrics import Metrics
 from agents.worker import BackendWorker, answer
 from netplugin.api.batch_models import Batch, BatchResult, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
@@ -55,7 +55,7 @@ from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
 
 if TYPE_CHECKING:
-    from agents.domains import Domains
+    from agents.host.domains import Domains
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class Service:
         return self._domains
 
     def _made_domains(self) -> Domains:
-        from agents.domains import Domains
+        from agents.host.domains import Domains
 
         return Domains(self._store, self._view, self._nics_of, self.vfs.all, self.off_loop)
 

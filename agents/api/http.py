@@ -29,10 +29,10 @@ from agents.api.roles import (
     open_to_all,
 )
 from agents.api.tasks import TaskRunner
-from agents.event_streams import MEDIA_TYPE
-from agents.metrics import Metrics
-from agents.physical_networks import tag_of
+from agents.networks.physical import tag_of
 from agents.service import Service
+from agents.telemetry.event_streams import MEDIA_TYPE
+from agents.telemetry.metrics import Metrics
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import NO_CONDITION, intent_tag
 from netplugin.api.event_models import EventFilter, EventKind

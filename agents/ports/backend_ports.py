@@ -7,13 +7,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from agents.host_events import HostEvents
-from agents.metrics import Metrics
 from agents.ports.announcer import Announcer
 from agents.ports.operations import Begun
 from agents.ports.team_vfs import TeamVfs
 from agents.store.port_table import Record
 from agents.store.store import Store
+from agents.telemetry.host_events import HostEvents
+from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import (
     Conflict,
     NetpluginError,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agents.host_events import HostEvents
-from agents.metrics import Metrics
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.drift import Drift
 from agents.ports.plug import Plug
@@ -17,6 +15,8 @@ from agents.ports.quarantines import Quarantines
 from agents.ports.team_vfs import TeamVfs
 from agents.store.marks import StoreMarks
 from agents.store.store import Store
+from agents.telemetry.host_events import HostEvents
+from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Backend, Observation, ObservedPort
 

@@ -22,10 +22,10 @@ import pytest
 import netplugin.api.errors as errors
 from agents.api import http
 from agents.api.tasks import TaskRunner
-from agents.metrics import Metrics, PmdFigures, PortCounters
 from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics, PmdFigures, PortCounters
 from agents.zstack import ZstackCalls
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge

@@ -16,11 +16,11 @@ import pytest
 from oslo_config import cfg
 
 from agents import backends
-from agents.metrics import Metrics
 from agents.ports.operations import Delete, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.port_table import Record
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin import options
 from netplugin.api.errors import CapacityExhausted, Conflict, HostError, Unsupported
 from netplugin.api.models import Features, FieldRule, PortSpec, PortState, ReconcileReport

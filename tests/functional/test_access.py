@@ -22,7 +22,7 @@ from tests.functional.test_api_security import Pki
 from tests.functional.test_local_callers import GROUP, NOBODY, LocalAgent, as_user
 from tests.lab.agent import PrivateAgent
 from tests.lab.processes import wait_for
-from tests.unit.agents.test_tasks import Receiver
+from tests.unit.agents.api.test_tasks import Receiver
 
 DEADLINE_S = 60.0
 TOKENS = {"grafana": "token-that-reads", "zstack": "token-that-plugs", "ops": "token-that-operates"}

@@ -19,7 +19,7 @@ from tests.functional.conftest import BASE
 from tests.functional.test_process import make_spec, taps
 from tests.lab.agent import PrivateAgent
 from tests.lab.processes import wait_for
-from tests.unit.agents.test_tasks import Receiver
+from tests.unit.agents.api.test_tasks import Receiver
 
 DEADLINE_S = 60.0
 OPTIONS = {

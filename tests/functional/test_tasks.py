@@ -18,7 +18,7 @@ from tests.functional.test_plug_ovs import planned, ports
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
-from tests.unit.agents.test_tasks import Receiver
+from tests.unit.agents.api.test_tasks import Receiver
 
 DEADLINE_S = 90.0
 #: For a receiver that answers: one that gets a result twice has not been waited for.

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from agents.metrics import Metrics
 from agents.ports.operations import Delete, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin import options
 from netplugin.api.models import Binding, PlannedChange, PortSpec
 from netplugin.backend import Backend, Intent

@@ -26,7 +26,7 @@ from typing import Any
 # What the agent imports only when it runs, next to its drivers.
 WITH_AGENT = (
     "agents.api.zstack",
-    "agents.domains",
+    "agents.host.domains",
     "encodings.idna",
     "pydantic.v1",  # of which FastAPI asks whether a model is one
     "uvicorn.loops.asyncio",

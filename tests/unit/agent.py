@@ -21,11 +21,11 @@ from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
 from agents.api.guard import Limits, LimitSettings, RequestGuard
 from agents.api.tasks import TaskRunner
-from agents.host import HostView
-from agents.metrics import Metrics
+from agents.host.view import HostView
 from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from agents.zstack import ZstackCalls
 from netplugin import options
 from netplugin.backend import Backend

@@ -12,7 +12,7 @@ from typing import Any
 from tests.lab.processes import LabError
 from tests.lab.steps.agent import SteppedAgent
 from tests.lab.steps.matrix import Answer, Call, Operation
-from tests.unit.agents.test_tasks import Receiver
+from tests.unit.agents.api.test_tasks import Receiver
 
 #: Beside each operation there is a port that nothing happens to.
 NEIGHBOUR = "p0"

@@ -16,7 +16,7 @@ from tests.lab.service import service
 from tests.lab.steps import host_state, operations
 from tests.lab.steps.agent import SteppedAgent
 from tests.lab.steps.matrix import OPERATION_S, Scene
-from tests.unit.agents.test_tasks import Receiver
+from tests.unit.agents.api.test_tasks import Receiver
 
 #: What others have: rows, flows, a device and a table.
 _THEIRS = (

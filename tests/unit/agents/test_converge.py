@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.host_events import HostEvents
-from agents.metrics import Metrics
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.converge import Stopwatch, converge
 from agents.ports.operations import Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
+from agents.telemetry.host_events import HostEvents
+from agents.telemetry.metrics import Metrics
 from netplugin.api.models import PortSpec
 from netplugin.backend import Applied, Change, Intent, Plan
 from tests.unit.agent import SPEC

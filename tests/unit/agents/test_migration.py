@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from agents.metrics import Metrics
-from agents.migration_check import compared
+from agents.calls.migration_check import compared
 from agents.ports import announcer
 from agents.ports.migration import followed, is_news, opens, outcome
 from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin.api.client import Client
 from netplugin.api.errors import (
     CapacityExhausted,

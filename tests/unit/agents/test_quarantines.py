@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from agents.metrics import Metrics
 from agents.ports.quarantines import FIRST_S, LONGEST_S, Quarantines
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin.backend import Claim
 from tests.unit.agent import agent
 from tests.unit.fakes import FakeBackend, FakeHost

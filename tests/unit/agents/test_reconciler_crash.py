@@ -29,10 +29,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agents.metrics import Metrics
 from agents.ports.operations import Delete, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import BackendUnavailable, CapacityExhausted, HostError, NetpluginError
 from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import Applied, Change, Claim, Intent, Observation, Plan

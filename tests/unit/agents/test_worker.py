@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import service as service_module
-from agents.metrics import Metrics
 from agents.ports.operations import NEXT_TRY_S, Delete, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from agents.worker import BackendWorker
 from netplugin.api.batch_models import Batch, PortFilter
 from netplugin.api.errors import (

@@ -16,9 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from agents.metrics import Metrics
 from agents.service import Service
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin import options
 from netplugin.api.errors import (
     BackendUnavailable,

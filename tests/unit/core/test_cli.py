@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
-import agents.pmd
+import agents.host.pmd
 from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest, PmdState, UnpolledQueue
@@ -294,9 +294,9 @@ def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdReques
 
     there = SimpleNamespace(usable=lambda: Usability(True))
     monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: there))
-    monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: PMD)
-    monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
-    monkeypatch.setattr(agents.pmd.Pmd, "_choose", lambda self, request, scene: ())
+    monkeypatch.setattr(agents.host.pmd, "look", lambda ovs, usage_s=None: PMD)
+    monkeypatch.setattr(agents.host.pmd, "set_pmd", set_pmd)
+    monkeypatch.setattr(agents.host.pmd.Pmd, "_choose", lambda self, request, scene: ())
     return asked
 
 

@@ -12,7 +12,7 @@ from netplugin.api.client import Client
 from netplugin.api.models import PortSpec
 from netplugin.host.physical_networks import PhysicalNetworks
 from tests.unit.agent import SPEC, Agent, agent, served_agent
-from tests.unit.agents.keeper import Keeper, KeeperHost
+from tests.unit.agents.networks.keeper import Keeper, KeeperHost
 from tests.unit.core.test_cli import Run
 
 NIC, OTHER = "0000:03:00.0", "0000:03:00.1"

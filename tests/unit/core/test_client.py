@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
-import agents.pmd
+import agents.host.pmd
 from netplugin import options
 from netplugin.api import errors
 from netplugin.api.batch_models import Batch, BatchPut
@@ -124,9 +124,9 @@ def test_pmd(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
 
     there = SimpleNamespace(usable=lambda: Usability(True))
     monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: there))
-    monkeypatch.setattr(agents.pmd, "look", lambda ovs, usage_s=None: PmdReading(state, {}))
-    monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
-    monkeypatch.setattr(agents.pmd.Pmd, "_choose", lambda self, request, scene: ())
+    monkeypatch.setattr(agents.host.pmd, "look", lambda ovs, usage_s=None: PmdReading(state, {}))
+    monkeypatch.setattr(agents.host.pmd, "set_pmd", set_pmd)
+    monkeypatch.setattr(agents.host.pmd.Pmd, "_choose", lambda self, request, scene: ())
     assert client.pmd() == state
     assert client.pmd(0.01).interval_s == 0.01
     with pytest.raises(errors.InvalidRequest, match="interval"):

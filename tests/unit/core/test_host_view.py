@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents import main
-from agents.host import HostView
+from agents.host.view import HostView
 from netplugin import options
 from netplugin.api.client import Client
 from netplugin.api.errors import HostError, OperationTimeout

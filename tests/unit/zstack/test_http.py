@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import pytest
 
 from agents.api import http
-from agents.metrics import Metrics
+from agents.telemetry.metrics import Metrics
 from agents.zstack import ZstackCalls
 from netplugin.api import zstack_mapping as mapping
 from netplugin.api.errors import HostError, NetpluginError

@@ -14,9 +14,9 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from agents.metrics import Metrics
 from agents.ports.operations import Delete, Operation, Put
 from agents.ports.reconciler import Reconciler
+from agents.telemetry.metrics import Metrics
 from drivers.sriov.driver import Sriov
 from drivers.sriov.plan import wanted
 from drivers.vf.commands import KIND

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from agents.metrics import Metrics
 from agents.ports.operations import Operation, Put
 from agents.ports.reconciler import Reconciler
+from agents.telemetry.metrics import Metrics
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.dpdkvhostuser.model import VhostUserObservation
 from drivers.dpdkvhostuser.plan import make_plan

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.metrics import Metrics
 from agents.ports.operations import Operation
 from agents.ports.reconciler import Reconciler
+from agents.telemetry.metrics import Metrics
 from drivers.ovs.commands import FlowChange
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import OvsObservation

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.metrics import Metrics, PortCounters, VfFigures
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics, PortCounters, VfFigures
 from drivers.vf.inventory import read_inventory
 from drivers.vf.kernel import VfKernel
 from drivers.vf.memory import new_claim

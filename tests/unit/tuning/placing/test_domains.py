@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import agents.pmd
-from agents import domains
+import agents.host.pmd
+from agents.host import domains
 from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
@@ -220,8 +220,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PmdChoice, ...]]:
 
     ovs = SimpleNamespace(view=View(), usable=lambda: Usability(True))
     monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: ovs))
-    monkeypatch.setattr(agents.pmd, "set_pmd", set_pmd)
-    monkeypatch.setattr(agents.pmd.cpus, "online", lambda: tuple(range(64)))
+    monkeypatch.setattr(agents.host.pmd, "set_pmd", set_pmd)
+    monkeypatch.setattr(agents.host.pmd.cpus, "online", lambda: tuple(range(64)))
     return asked
 
 

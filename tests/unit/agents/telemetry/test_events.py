@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agents.event_streams import EventStreams
-from agents.host_events import HostEvents
 from agents.store.event_log import EventLog, NewEvent
 from agents.store.port_table import Record
 from agents.store.store import Store
+from agents.telemetry.event_streams import EventStreams
+from agents.telemetry.host_events import HostEvents
 from netplugin.api import errors
 from netplugin.api.client import Client
 from netplugin.api.event_models import Event, EventFilter, EventKind

@@ -18,7 +18,7 @@ from agents.api.roles import NO_DEVICES, OfBody, Right, Role
 from netplugin import options
 from netplugin.api.errors import Forbidden, Overloaded
 from tests.unit.agent import SPEC
-from tests.unit.agents.test_paths import ROLES
+from tests.unit.agents.api.test_paths import ROLES
 
 
 def test_what_changes_something_needs_more_than_read() -> None:

@@ -15,8 +15,8 @@ from netplugin.api.models import ReconcileRequest
 from netplugin.cli.main import main
 from netplugin.host.physical_networks import PhysicalNetworks
 from tests.unit.agent import Agent, agent, served_agent
-from tests.unit.agents.keeper import Keeper, KeeperHost
-from tests.unit.agents.test_physical_networks import kept, network
+from tests.unit.agents.networks.keeper import Keeper, KeeperHost
+from tests.unit.agents.networks.test_physical_networks import kept, network
 
 OF_NETWORKS = EventFilter(follow=False, kind=EventKind.PHYSICAL_NETWORK)
 

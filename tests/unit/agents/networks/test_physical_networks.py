@@ -27,7 +27,7 @@ from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.usability import Usability, Wake
 from tests.lab.processes import wait_for
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent
-from tests.unit.agents.keeper import Keep, Keeper, KeeperHost, VfKeeper
+from tests.unit.agents.networks.keeper import Keep, Keeper, KeeperHost, VfKeeper
 
 NIC = "0000:03:00.0"
 

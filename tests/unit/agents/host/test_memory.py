@@ -11,7 +11,7 @@ from tests.docs.unit_file import environment
 
 _FREES = """
 import asyncio, json, re
-from agents.memory import give_back
+from agents.host.memory import give_back
 
 def resident_kib():
     return int(re.search(r"^VmRSS:\\s+(\\d+) kB", open("/proc/self/status").read(), re.MULTILINE)[1])

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from agents.api import http
-from agents.metrics import Metrics
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import OperationTimeout
 from netplugin.api.pmd_models import UnpolledQueue
 from netplugin.pmd.read import PmdCounters, PmdReading

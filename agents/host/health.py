@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from agents.host import HostView
+from agents.host.view import HostView
 from agents.off_loop import OffLoop
 from agents.ports import same_macs
 from agents.ports.drift import CHECK_S

@@ -23,7 +23,7 @@ from netplugin.api.models import PortSpec
 from netplugin.api.page_models import MOST, Page, key_of, token_of
 from netplugin.host.physical_networks import PhysicalNetworks
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent
-from tests.unit.agents.keeper import Keeper, KeeperHost
+from tests.unit.agents.networks.keeper import Keeper, KeeperHost
 from tests.unit.fakes import FakeBackend, FakeHost
 
 NETWORK = {"type": "vxlan", "vni": 5001, "peers": ["10.0.0.2"]}

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agents.host import HostView
+from agents.host.view import HostView
 from agents.store.placements import Placements
 from netplugin.api.pmd_models import PmdChoice, PmdProposal, PmdRequest, PmdState
 from netplugin.host import cpus

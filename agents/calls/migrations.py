@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
 
-from agents.migration_check import compared
+from agents.calls.migration_check import compared
 from agents.ports.migration import outcome
 from agents.ports.operations import Migrate
 from agents.ports.teams import Teams

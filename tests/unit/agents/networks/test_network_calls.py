@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agents.network_changes import Limits, OneAtATime
+from agents.networks.changes import Limits, OneAtATime
 from agents.worker import GRACE_S
 from netplugin.api.client import Client
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout, Unsupported
@@ -18,8 +18,8 @@ from netplugin.backend import Applied, Change
 from netplugin.host.physical_networks import PhysicalNetworks
 from netplugin.host.usability import Usability
 from tests.unit.agent import DEADLINE_S, Agent, agent
-from tests.unit.agents.keeper import Keep, Keeper, KeeperHost
-from tests.unit.agents.test_physical_networks import kept, network, port, stored
+from tests.unit.agents.networks.keeper import Keep, Keeper, KeeperHost
+from tests.unit.agents.networks.test_physical_networks import kept, network, port, stored
 
 
 class Timed(Keeper):

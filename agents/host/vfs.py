@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from agents.metrics import PortCounters
 from agents.store.store import Store
+from agents.telemetry.metrics import PortCounters
 from agents.worker import BackendWorker, ask
 from netplugin.api.errors import NetpluginError, Overloaded
 from netplugin.api.models import PortState, VfInfo

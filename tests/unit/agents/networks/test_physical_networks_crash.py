@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from agents.metrics import Metrics
-from agents.physical_networks import PhysicalNetworkService
+from agents.networks.physical import PhysicalNetworkService
 from agents.ports.operations import Put
 from agents.ports.reconciler import Reconciler
 from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.store import Store
+from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.api.models import PortSpec, PortState
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Applied, Change
 from netplugin.host.physical_networks import PhysicalNetworks
-from tests.unit.agents.keeper import Keep, Keeper, KeeperHost, SeenNetworks
-from tests.unit.agents.test_physical_networks import kept, network, port
+from tests.unit.agents.networks.keeper import Keep, Keeper, KeeperHost, SeenNetworks
+from tests.unit.agents.networks.test_physical_networks import kept, network, port
 from tests.unit.agents.test_reconciler_crash import Clock, TickingStore
 
 NAME = "net-1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-from agents.network_changes import Limits, OneAtATime, Until, apply_on, come_to_rest
+from agents.networks.changes import Limits, OneAtATime, Until, apply_on, come_to_rest
 from agents.ports.drift import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker

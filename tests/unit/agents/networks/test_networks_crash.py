@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.backend import Applied, Change
-from tests.unit.agents.test_networks import network, port
+from tests.unit.agents.networks.test_networks import network, port
 from tests.unit.agents.test_reconciler_crash import LONG, Clock, World, make_spec
 from tests.unit.fakes import FakeBackend, FakeHost, Seen
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agents.networks import Networks
+from agents.networks.vxlan import Networks
 from agents.ports.drift import NetworkOutcome
 from agents.store.port_table import Record
 from agents.store.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.network_changes import Limits, OneAtATime, Until, apply_on
+from agents.networks.changes import Limits, OneAtATime, Until, apply_on
 from agents.ports.drift import NetworkOutcome, of_network
 from agents.store.port_table import Record
 from agents.store.store import Store

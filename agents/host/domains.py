@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Literal
 
-from agents.host import HostView
+from agents.host.view import HostView
 from agents.off_loop import OffLoop
 from agents.store.store import Store
 from netplugin.api.errors import (

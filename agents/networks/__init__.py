@@ -1,0 +1,1 @@
+"""VXLAN networks and physical networks: stored, and applied on every backend that they concern."""

@@ -1,0 +1,1 @@
+"""What the agent reports of itself: metrics, and events with their streams."""

@@ -1,0 +1,1 @@
+"""Calls about ports, through the whole agent."""

@@ -1,0 +1,1 @@
+"""The host around the ports."""

@@ -1,0 +1,1 @@
+"""Networks and physical networks, on models of their backends."""
