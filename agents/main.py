@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from oslo_config import cfg
@@ -44,9 +44,6 @@ from netplugin.host.ovs import OvsSettings
 from netplugin.host.safe_files import keep_to_owner, open_own, own_directory
 from netplugin.host.shared import Host
 from netplugin.host.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    from agents.zstack import ZstackCalls
 
 LOG = logging.getLogger(__name__)
 # Seconds to wait for the first reconcile before accepting calls.
@@ -135,7 +132,7 @@ def _run(
     metrics = Metrics(store)
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
-    app = http.build(service, tasks, metrics, _platform(conf, service))
+    app = http.build(service, tasks, metrics)
     rules = BodyRules(tuple(conf.agent.service_devices), service.moved_by)
     gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, service.off_loop, rules)
     metrics.watch_credentials(lambda: credentials.stale)
@@ -161,15 +158,6 @@ def _run(
         return asyncio.run(_serve(server, app, service, tasks, host.supervisor))
     finally:
         service.stop()
-
-
-def _platform(conf: Any, service: Service) -> ZstackCalls | None:
-    """The calls of a platform; its models are imported only then."""
-    if not conf.api.zstack:
-        return None
-    from agents.zstack import ZstackCalls
-
-    return ZstackCalls(service, conf.zstack)
 
 
 async def _serve(

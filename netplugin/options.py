@@ -139,11 +139,6 @@ API = [
         min=1,
         help="Seconds that an idle connection is kept open between requests.",
     ),
-    cfg.BoolOpt(
-        "zstack",
-        default=False,
-        help="Serve the calls of ZStack's management node too (docs/zstack.md).",
-    ),
     cfg.IntOpt(
         "max_waiting_reads",
         default=64,
@@ -370,47 +365,12 @@ OVS = [
     ),
 ]
 
-ZSTACK = [
-    cfg.BoolOpt(
-        "hold_mac",
-        default=True,
-        help="Whether NICs of ZStack without cleanTraffic may send from their own MAC address only; with "
-        "cleanTraffic they always are held to it and to their addresses.",
-    ),
-    cfg.ListOpt(
-        "roles",
-        default=[],
-        item_type=types.String(choices=["router", "dhcp_server"]),
-        help="Roles of NICs of ZStack without cleanTraffic, as VPC routers need them: router, dhcp_server.",
-    ),
-    cfg.IntOpt(
-        "mtu",
-        default=1500,
-        min=576,
-        max=9216,
-        help="MTU in bytes of the bridges that ZStack creates without naming one.",
-    ),
-    cfg.Opt(
-        "interfaces",
-        type=types.Dict(types.String()),
-        default={},
-        help="Devices of network interfaces whose netdev is gone because a driver of DPDK has them, such "
-        "as enp3s0f0:0000:03:00.0.",
-    ),
-    cfg.StrOpt(
-        "bond_file",
-        default="/usr/local/etc/zstack-ovs/dpdk-bond.yaml",
-        help="ZStack's file of bonds; it need not exist.",
-    ),
-]
-
 GROUPS: dict[str, list[Any]] = {
     "DEFAULT": DEFAULT,
     "api": API,
     "agent": AGENT,
     "tasks": TASKS,
     "ovs": OVS,
-    "zstack": ZSTACK,
     intent.GROUP: intent.OPTIONS,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 # Starlette's streams import it with the first one, on the event loop.
 import anyio._backends._asyncio  # noqa: F401
@@ -59,9 +59,6 @@ from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdSt
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 from netplugin.api.task_models import Task
 
-if TYPE_CHECKING:
-    from agents.zstack import ZstackCalls
-
 T = TypeVar("T")
 Pages = Annotated[Page, Query()]
 #: What deletes without a look at the host may answer.
@@ -74,9 +71,7 @@ async def _results(service: Service, results: BatchResults) -> Response:
     return Response(b'{"results":' + dumped + b"}", media_type="application/json")
 
 
-def build(
-    service: Service, tasks: TaskRunner, metrics: Metrics, zstack: ZstackCalls | None = None
-) -> Application:
+def build(service: Service, tasks: TaskRunner, metrics: Metrics) -> Application:
     """The ASGI application, without the guard in front of it (authentication, limits, asynchronous calls)."""
     app = Application(service.off_loop)
     _add_ports(app, service)
@@ -85,10 +80,6 @@ def build(
     _add_physical_networks(app, service)
     _add_host(app, service)
     _add_agent(app, service, tasks, metrics)
-    if zstack is not None:
-        from agents.api.zstack import add  # its models take memory
-
-        add(app, zstack)
     return app
 
 

@@ -175,9 +175,7 @@ def _result(body: bytes) -> Any:
 
 
 def _posted(status: int, result: Any) -> dict[str, Any]:
-    """What is posted to the callback URL: an answer that has ``success``, as ZStack's have, as it is."""
-    if isinstance(result, dict) and isinstance(result.get("success"), bool):
-        return {**result, "status": status}
+    """What is posted to the callback URL."""
     success = 200 <= status < 300
     error = "" if success else str((result or {}).get("detail", f"status {status}"))
     return {"success": success, "error": error, "status": status, "result": result}

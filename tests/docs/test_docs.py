@@ -26,7 +26,6 @@ from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics, PmdFigures, PortCounters
-from agents.zstack import ZstackCalls
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
@@ -284,9 +283,8 @@ def test_the_queues_of_vfs_are_those_of_the_code() -> None:
 def test_the_api_is_all_there_is(tmp_path: Path) -> None:
     """The routes are built without what serves them."""
     store = Store(tmp_path / "agent.db")
-    zstack = ZstackCalls(cast(Service, None), None)
     parts = SimpleNamespace(off_loop=OffLoop(), physical_networks=None, service_ports=None)
-    app = http.build(cast(Service, parts), cast(TaskRunner, None), Metrics(store), zstack)
+    app = http.build(cast(Service, parts), cast(TaskRunner, None), Metrics(store))
     store.close()
     routes = {
         (method.upper(), path) for path, methods in app.openapi()["paths"].items() for method in methods

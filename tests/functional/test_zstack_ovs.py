@@ -1,4 +1,4 @@
-"""The plug-in for ZStack under Python 2.7, and its calls over HTTP, with the real agent and a real OVS-DPDK.
+"""The plug-in for ZStack under Python 2.7, with the real agent and a real OVS-DPDK.
 
 `vm_plugin` of ZStack's host agent writes the path that `createNicBackend` returns into the domain, so
 a VM is started on it as QEMU would: the socket is made at that path, and OVS connects.
@@ -86,11 +86,6 @@ class Zstack:
             f"[interfaces]\n{interfaces}"
         )
 
-    def post(self, path: str, body: dict[str, Any]) -> Any:
-        status, answer = self.agent.call("POST", path, body)
-        assert status == 200 and answer["success"] is True, answer
-        return answer
-
 
 @pytest.fixture(scope="module")
 def kvmagent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kvmagent]:
@@ -118,10 +113,7 @@ def wires() -> Iterator[None]:
 
 @pytest.fixture
 def host(ovs: PrivateOvs, wires: None, kvmagent: Kvmagent, tmp_path: Path) -> Iterator[Zstack]:
-    options = {
-        "api": {"socket": str(BASE / "agent/agent.sock"), "zstack": "true"},
-        "ovs": {"bridge_mappings": ""},
-    }
+    options = {"api": {"socket": str(BASE / "agent/agent.sock")}, "ovs": {"bridge_mappings": ""}}
     with PrivateAgent(BASE / "agent", ovs, options) as agent:
         running = Zstack(agent, kvmagent, tmp_path / "zstack.conf")
         running.configure()
@@ -221,21 +213,18 @@ def test_dhcp_joins_the_network_of_the_bridge(ovs: PrivateOvs, bridge: Zstack) -
         assert ovs.vsctl("list-br") == "", "our service port has gone with it"
 
 
-def test_the_calls_over_http_are_the_same(ovs: PrivateOvs, host: Zstack) -> None:
-    bridge = {"bridgeName": BRIDGE, "physicalInterfaceName": NIC, "l2NetworkUuid": "f" * 32, "mtu": 1500}
+def test_the_checks_of_the_management_node_pass_and_a_vlan_is_kept(ovs: PrivateOvs, host: Zstack) -> None:
     assert host.call("prepareBridge", NIC, BRIDGE) == 0
-    host.post("/network/ovsdpdk/createbridge", bridge)
-    host.post("/network/ovsdpdk/checkbridge", bridge)
+    assert host.call("resourceConfigure", 1, 2048, 2048) == 0
+    assert host.call("getBondFromFile", NIC)["slaves"] == [DEVICES[NIC]], "DPDK has it"
     path = host.call("createNicBackend", vm_uuid(), vm_nic(vlanId="7"))
     before = _transactions(ovs)
-    host.post("/network/ovsdpdk/addvhostuserclient", {"vmUuid": vm_uuid(), "nics": [vm_nic(vlanId="7")]})
-    assert _transactions(ovs) == before, "one mapping: the same port"
-    host.post("/network/checkphysicalnetworkinterface", {"interfaceNames": [NIC, "lo"]})
-    host.post("/network/ovsdpdk/resource/configure", {"reserveSize": "2048", "pageSize": 2048.0})
-    host.post("/network/ovsdpdk/deletevhostuserclient", {"vmUuid": vm_uuid(), "nicInternalName": "vnic1.0"})
     assert host.call("createNicBackend", vm_uuid(), vm_nic(vlanId="7")) == path
-    host.post("/network/ovsdpdk/deletevhostuserclient", {"vmUuid": vm_uuid()})
-    host.post("/network/ovsdpdk/deletebridge", bridge)
+    assert _transactions(ovs) == before, "the same NIC again is not written again"
+    assert host.call("destoryNicBackend", vm_uuid(), "vnic1.0") == path
+    assert host.call("createNicBackend", vm_uuid(), vm_nic(vlanId="7")) == path
+    assert host.call("destoryNicBackend", vm_uuid()) == ""
+    assert host.call("prepareDeleteBr", BRIDGE) == 0
     assert ovs.vsctl("list-br") == ""
 
 
@@ -264,10 +253,6 @@ def test_ovs_is_down(ovs: PrivateOvs, bridge: Zstack) -> None:
         ):
             answer = bridge.refused(method, *arguments)
             assert "vswitchd" in answer.text and "Fix: " in answer.text, answer.text
-        status, problem = bridge.agent.call(
-            "POST", "/network/ovsdpdk/addvhostuserclient", {"vmUuid": vm_uuid(), "nics": [vm_nic()]}
-        )
-        assert (status, problem["code"]) == (503, "backend_unavailable")
     finally:
         ovs.start_vswitchd()
     assert bridge.agent.get("/v1/ports")[1] == [], "what failed has left nothing"
@@ -287,8 +272,7 @@ def test_ovs_hangs_until_the_deadline(ovs: PrivateOvs, bridge: Zstack) -> None:
     assert bridge.call("destoryNicBackend", vm_uuid()) == ""
 
 
-@pytest.mark.parametrize("over", ["plugin", "http"])
-def test_a_sync_leaves_alone_what_is_not_ours(over: str, ovs: PrivateOvs, bridge: Zstack) -> None:
+def test_a_sync_leaves_alone_what_is_not_ours(ovs: PrivateOvs, bridge: Zstack) -> None:
     for command in (
         ("add-br", "br-theirs", "--", "set", "Bridge", "br-theirs", "datapath_type=netdev"),
         ("add-port", "br-theirs", "vnic7.0", "--", "set", "Interface", "vnic7.0", "type=dummy-internal"),
@@ -305,11 +289,9 @@ def test_a_sync_leaves_alone_what_is_not_ours(over: str, ovs: PrivateOvs, bridge
     }
     device = next(iter(bridge.agent.get("/v1/ports/vnic2.0")[1]["binding"]["device"].split()))
     ovs.vsctl("set", "Port", device, "tag=77")  # as someone else would
-    if over == "plugin":
-        assert bridge.call("dpdkOvsSync", [listed]) == 0
-    else:
-        answer = bridge.post("/network/ovsdpdk/sync", {"ovsBridgeInfo": [listed]})
-        assert (answer["removed"], answer["kept"]) == ([], ["vnic2.0"]), "its VM may be starting"
+    answer = bridge.kvmagent.call("dpdkOvsSync", [listed])
+    assert answer.returned == 0, answer.text
+    assert "sync: ZStack does not list vnic2.0; it stays" in answer.log, "its VM may be starting"
     assert {port["port_id"] for port in bridge.agent.get("/v1/ports")[1]} == {"vnic1.0", "vnic2.0"}
     assert ovs.get("Port", device, "tag") == "0", "repaired"
     assert [ovs.vsctl("list-ports", "br-theirs"), ovs.vsctl("get", "Port", "vnic8.0", "_uuid")] == theirs

@@ -25,7 +25,6 @@ from typing import Any
 
 # What the agent imports only when it runs, next to its drivers.
 WITH_AGENT = (
-    "agents.api.zstack",
     "agents.host.domains",
     "encodings.idna",
     "pydantic.v1",  # of which FastAPI asks whether a model is one

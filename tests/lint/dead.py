@@ -62,8 +62,6 @@ PRINTED = [
     *("nf_call_iptables", "nf_call_ip6tables", "nf_call_arptables", "ttl", "df"),
     # Of a qdisc, compared only.
     "peak",
-    # ZStack's names: read by their path, or printed.
-    *("rxBufferSize", "txBufferSize", "vlanId", "vdpaPaths", "vfsInfo", "failedInterfaceNames"),
 ]
 #: Read by pytest, Hypothesis, the standard library and Scapy; fields of a report; called by its name.
 TESTS = [

@@ -55,7 +55,6 @@ EXCEPTIONS = {
     ("netplugin/libvirt/vm_image.py", "read"): OF_CALLER,
     ("netplugin/libvirt/vm_image.py", "sha256"): "of files that were found to be regular",
     ("agents/api/listen.py", "bind"): OPENED,
-    ("agents/zstack.py", "reserved_kb"): OF_KERNEL,
     ("agents/store/database.py", "__init__"): OF_KERNEL,
     ("agents/store/database.py", "_set_up"): PRIVATE,
     ("drivers/ovs/remains.py", "set_aside"): OPENED,

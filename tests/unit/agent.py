@@ -26,7 +26,6 @@ from agents.off_loop import OffLoop
 from agents.service import Service
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
-from agents.zstack import ZstackCalls
 from netplugin import options
 from netplugin.backend import Backend
 from netplugin.host.ovs_sockets import OvsSockets
@@ -98,7 +97,7 @@ def agent(
     try:
         for worker in service._workers.values():
             assert worker.looked_once.wait(DEADLINE_S)
-        parts = (service, tasks, metrics, ZstackCalls(service, conf.zstack))
+        parts = (service, tasks, metrics)
         with nullcontext(http.build(*parts)) if new_app else _routed(parts) as app:
             yield Agent(host, store, service, tasks, app, shared)
     finally:
@@ -131,8 +130,8 @@ class _Routes:
     """An application for one agent after the other: to make its routes takes longer than most tests."""
 
     def __init__(self) -> None:
-        self.parts: tuple[Any, ...] = (None,) * 4
-        self.app = http.build(*(_Later(lambda n=n: self.parts[n]) for n in range(4)))  # type: ignore[misc]
+        self.parts: tuple[Any, ...] = (None,) * 3
+        self.app = http.build(*(_Later(lambda n=n: self.parts[n]) for n in range(3)))  # type: ignore[misc]
 
 
 _ROUTES: list[_Routes] = []

@@ -1,7 +1,4 @@
-"""The page on ZStack has the plug-in's options, and names each field of a port that ZStack has none for.
-
-The tables of the mapping are compared by tests/unit/core/test_docgen.py.
-"""
+"""The page on ZStack has the plug-in's options and mapping, and names each field of a port without one."""
 
 from __future__ import annotations
 
@@ -48,6 +45,19 @@ def test_the_options_are_the_plugins(plugin: Any) -> None:
         for name, default, says in plugin.OPTIONS
     ]
     assert rows("| Option in `[zstack]` | Default | Meaning |") == expected
+
+
+def test_the_mapping_of_nics_is_the_plugins(plugin: Any) -> None:
+    expected = [f"| {fields} | `{path}` | {says} |" for fields, path, _, says in plugin.MAPPING]
+    assert rows("| ZStack's NIC | Field of the port | Value |") == expected
+
+
+def test_the_mapping_of_bonds_is_the_plugins(plugin: Any) -> None:
+    modes: dict[str, list[str]] = {}
+    for theirs, ours in plugin.BOND_MODES.items():
+        modes.setdefault(ours, []).append(f"`{theirs}`")
+    expected = [f"| {', '.join(theirs)} | `{ours}` |" for ours, theirs in modes.items()]
+    assert rows("| `mode` in `dpdk-bond.yaml` | Mode of the bond |") == expected
 
 
 def test_each_field_of_a_port_is_mapped_or_said_not_to_be(plugin: Any) -> None:
