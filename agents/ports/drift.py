@@ -66,7 +66,6 @@ class Drift:
         self._ports = ports
         self._marks = marks
         self._quarantines = quarantines
-        self._adopted = False
         #: The physical networks that were not as they should be when the whole host was looked at
         #: last; any thread may read it.
         self.network_faults: Mapping[str, NetpluginError] = {}
@@ -101,7 +100,6 @@ class Drift:
         if ports is not None and not records:
             return ReconcileReport(dry_run=dry_run, ports=0, changes=[])
         watch = Stopwatch()
-        commit_sequence = self._ports.store.commit_sequence()
         with watch.part("observe"):
             seen = self._ports.backend.observe(
                 None if ports is None else list(records), time.monotonic() + LOOK_S
@@ -110,7 +108,6 @@ class Drift:
             self._end_quarantines(seen)
             if ports is None:
                 self._compare_store(records, seen)
-                records |= self._adopt_claims(records, seen, commit_sequence)
             records |= self._follow_guests(records, seen, whole=ports is None)
         intents = self._ports.intents(records.values())
         kept: Mapping[str, str] = {}
@@ -183,29 +180,6 @@ class Drift:
             if i not in seen.ports and r.state not in (PortState.REMOVING, PortState.PENDING)
         ]
         self._marks.compare(self._ports.backend.name, seen.store_mark, lacking)
-
-    def _adopt_claims(
-        self, records: Mapping[str, Record], seen: Observation, commit_sequence: int
-    ) -> dict[str, Record]:
-        """Once: add the claims of ports that an earlier version created without them."""
-        adopted: dict[str, Record] = {}
-        needs = self._ports.extras.claims
-        if self._adopted or needs is None:
-            return adopted
-        self._adopted = True
-        with self._ports.store.claiming(commit_sequence) as taken:
-            for port_id, record in records.items():
-                if record.state is PortState.REMOVING or port_id not in seen.ports:
-                    continue
-                try:
-                    claims = needs.claims(self._ports.intent(record), seen, taken)
-                except NetpluginError as error:
-                    LOG.debug("nothing to adopt: %s", error, extra={"port_id": port_id})
-                    continue
-                if set(record.claims) < set(claims):
-                    adopted[port_id] = replace(record, claims=claims)
-            unsaved = self._ports.store.save_each(adopted.values())
-        return {i: record for i, record in adopted.items() if i not in unsaved}
 
     def _follow_guests(
         self, records: Mapping[str, Record], seen: Observation, *, whole: bool

@@ -260,8 +260,8 @@ def _tap_users(seen: BridgeObservation) -> Iterator[Finding]:
         yield Finding(
             id="tap-users",
             status="warn",
-            found=f"users of the host other than root may open {names}: an earlier version made them, or the "
-            "process that has them open has changed it",
+            found=f"users of the host other than root may open {names}: the process that has "
+            "them open has changed it",
             expected="root alone may open the tap of a VM",
             fix="stop these VMs and start them again: the agent sets it right in between",
         )

@@ -426,16 +426,3 @@ class RemoveSocketDirectory(SocketChange):
 
     def describe(self) -> str:
         return f"remove directory {self.path}"
-
-
-@dataclass(frozen=True)
-class RemoveSocket(SocketChange):
-    """Remove the socket file that QEMU left; never if the port is only recreated."""
-
-    path: str
-
-    def apply(self) -> None:
-        remains.set_aside(self.path)
-
-    def describe(self) -> str:
-        return f"remove socket {self.path}"

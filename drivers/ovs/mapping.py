@@ -2,8 +2,8 @@
 
 A port cannot move to another bridge while its VM runs. If the option changes, it stays on the
 bridge of its network and reports a conflict. The bridge's mark names its network; a bridge of the
-operator has no mark, and that of the port names it. A port without one, from before there was this
-mark, gets it at the next look: until then the option names the network of its bridge.
+operator has no mark, and that of the port names it. A port that has lost its mark gets it at the next
+look: until then the option names the network of its bridge.
 """
 
 from __future__ import annotations

@@ -310,13 +310,12 @@ def port_changes(
     changes: list[Change] = []
     for port_id in sorted(leaving):
         changes += _removal(port_id, seen)
-        files, own = seen.sockets.files.get(port_id, ()), seen.sockets.own.get(port_id, ())
-        changes += [c.RemoveSocket((port_id,), path) for path in files]
+        own = seen.sockets.own.get(port_id, ())
         changes += [c.RemoveSocketDirectory((port_id,), path) for path in own]
         changes += departures(port_id, seen.sockets)
     for port_id, port in sorted(wanted.items()):
         row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
-        changes += _directory(settings, port, seen)
+        changes += _directory(port, seen)
         if row and port.must_be_remade(row):
             # The next round adds it again, after OVS has released the old one.
             changes += _removal(port_id, seen)
@@ -339,14 +338,14 @@ def port_changes(
     return changes + _unused_qos(seen)
 
 
-def _directory(settings: OvsSettings, port: VhostPort, seen: OvsObservation) -> list[Change]:
+def _directory(port: VhostPort, seen: OvsObservation) -> list[Change]:
     gid = seen.sockets.gid
     if port.chosen is not None:
         return arrivals(port, seen.sockets)
     if gid is None:
         return []  # the backend reports itself unusable without the group
     user = port.spec.qemu_user
-    wish = wanted_directory(settings, port.socket, port.port_id, user, gid)
+    wish = wanted_directory(port.socket, port.port_id, user, gid)
     if wish is None or seen.sockets.directories.get(wish.path) == wish:
         return []
     return [c.MakeSocketDirectory((port.port_id,), wish)]

@@ -4,8 +4,6 @@ Each new port has its own directory below ``[ovs] vhost_socket_dir``, which only
 The directory belongs to the user that the VM's QEMU runs as (``qemu_user``), or else to the group
 of all QEMU processes. OVS connects as root. The path is a claim of the port: the VM has it in its
 domain, so it does not change while the port exists, even if the options do.
-
-Ports of earlier versions have their sockets in the shared directory itself, and keep them there.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ PATH_OPTIONS = ("vhost-server-path", "vdpa-socket-path")
 _STEP = "socket-directory"
 #: Others may traverse it (to their own directory) and not list it.
 _PASSABLE = 0o711
-#: QEMU's group may create sockets and (because of the sticky bit) remove only its own.
-_SHARED = 0o3771
 _OF_GROUP = 0o2770
 _OF_USER = 0o700
 
@@ -65,19 +61,16 @@ class Directory:
 
 
 def claim_socket(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> Claim:
-    """Claim the path of a port's socket: the claimed one, or the one in its row, or a new one."""
-    return Claim(KIND, _known(intent, row) or new_path(settings, intent.port_id))
+    """Claim the path of a port's socket."""
+    return Claim(KIND, socket_path(settings, intent, row))
 
 
 def socket_path(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> str:
-    """The path where QEMU creates the socket. A port without a claim predates claims."""
-    return _known(intent, row) or shared_path(settings, intent.port_id)
-
-
-def _known(intent: Intent, row: OvsPort | None) -> str | None:
+    """The path where QEMU creates the socket: the claimed one, or the one in its row, or a new one."""
     claimed = next((claim.key for claim in intent.claims if claim.kind == KIND), None)
-    said = path_of(row) if row else None
-    return claimed or (said if said and fits(said, intent.port_id) else None)
+    reported = path_of(row) if row else None
+    fitting = reported if reported and fits(reported, intent.port_id) else None
+    return claimed or fitting or new_path(settings, intent.port_id)
 
 
 def path_of(row: OvsPort) -> str | None:
@@ -91,14 +84,10 @@ def new_path(settings: OvsSettings, port_id: str) -> str:
     return vhost_socket(settings.vhost_socket_dir, port_id)
 
 
-def shared_path(settings: OvsSettings, port_id: str) -> str:
-    """The path in the shared directory."""
-    return f"{settings.vhost_socket_dir}/{device_name(VHOST, port_id)}"
-
-
 def fits(path: str, port_id: str) -> bool:
     """Whether we assigned this path to the port, below any base directory."""
-    return os.path.basename(path) == device_name(VHOST, port_id)
+    directory, name = os.path.split(path)
+    return name == device_name(VHOST, port_id) and is_own(directory, port_id)
 
 
 def is_own(directory: str, port_id: str) -> bool:
@@ -106,19 +95,13 @@ def is_own(directory: str, port_id: str) -> bool:
     return os.path.basename(directory) == device_name(SOCKETS, port_id)
 
 
-def wanted_directory(
-    settings: OvsSettings, path: str, port_id: str, qemu_user: int | None, gid: int
-) -> Directory | None:
+def wanted_directory(path: str, port_id: str, qemu_user: int | None, gid: int) -> Directory | None:
     """The directory that a port's socket needs; None if it is not managed by us.
 
     ``gid`` is the group of all QEMU processes.
     """
     directory = os.path.dirname(path)
-    if directory == str(settings.vhost_socket_dir):
-        return Directory(directory, 0, gid, _SHARED)
-    if not is_own(directory, port_id):
-        return None
-    return directory_for(directory, qemu_user, gid)
+    return directory_for(directory, qemu_user, gid) if is_own(directory, port_id) else None
 
 
 def directory_for(path: str, qemu_user: int | None, gid: int) -> Directory:
@@ -154,8 +137,6 @@ class ChosenSocket:
 class ObservedSockets:
     """The observed sockets and directories of the ports in scope."""
 
-    #: Socket files by port.
-    files: Mapping[str, tuple[str, ...]]
     #: Existing directories of individual ports, by port.
     own: Mapping[str, tuple[str, ...]]
     #: All existing directories, by path.
@@ -168,33 +149,25 @@ class ObservedSockets:
     stuck: Mapping[str, str] = field(default_factory=dict)
 
 
-NOTHING = ObservedSockets({}, {}, {}, None)
+NOTHING = ObservedSockets({}, {}, None)
 
 
 def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPort]) -> ObservedSockets:
-    """Look for the sockets of these ports in all directories that they may be in."""
-    files: dict[str, tuple[str, ...]] = {}
+    """Look for the directories of these ports below the base directory, and where their rows say."""
     own: dict[str, tuple[str, ...]] = {}
     directories: dict[str, Directory] = {}
     for port_id in ports:
         row = rows.get(port_id)
-        said = path_of(row) if row else None
-        said = said if said and fits(said, port_id) else None
-        paths = {
-            new_path(settings, port_id),
-            shared_path(settings, port_id),
-            *([said] if said else []),
-        }
-        for path in sorted(paths):
-            directory = os.path.dirname(path)
-            if directory not in directories and (found := observed_directory(directory)):
+        reported = path_of(row) if row else None
+        paths = {new_path(settings, port_id)}
+        if reported and fits(reported, port_id):
+            paths.add(reported)
+        for directory in sorted(map(os.path.dirname, paths)):
+            if found := observed_directory(directory):
                 directories[directory] = found
-            if is_own(directory, port_id) and directory in directories:
                 own[port_id] = (*own.get(port_id, ()), directory)
-            elif os.path.lexists(path):
-                files[port_id] = (*files.get(port_id, ()), path)
     gid = _gid(settings.vhost_socket_group)
-    return ObservedSockets(files, own, directories, gid, stuck=REMOVER.stuck)
+    return ObservedSockets(own, directories, gid, stuck=REMOVER.stuck)
 
 
 def observed_directory(path: str) -> Directory | None:
@@ -227,17 +200,7 @@ def make_directories(settings: OvsSettings) -> None:
     for directory in (settings.vhost_socket_dir, *settings.vhost_socket_roots):
         with contextlib.suppress(OSError):
             make_directory(directory, _PASSABLE)
-    with contextlib.suppress(OSError, LookupError):
-        _share_old(settings.vhost_socket_dir, settings.vhost_socket_group)
     REMOVER.start(settings.vhost_socket_dir)
-
-
-def _share_old(directory: Path, group: str) -> None:
-    """Replace the mode of an earlier version, whose ports still have their sockets in the base directory."""
-    with opened(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
-        if os.fstat(descriptor).st_mode & 0o7777 == _OF_GROUP:
-            os.fchown(descriptor, 0, grp.getgrnam(group).gr_gid)
-            os.fchmod(descriptor, _SHARED)
 
 
 def usable(directory: Path, group: str) -> Usability:
@@ -247,8 +210,7 @@ def usable(directory: Path, group: str) -> Usability:
         found = directory.stat()
     except OSError as missing:
         return Usability(False, f"{directory}: {missing.strerror}", fix, _STEP)
-    gid = _gid(group)
-    if gid is None:
+    if _gid(group) is None:
         return Usability(
             False,
             f"there is no group {group!r}",
@@ -261,12 +223,10 @@ def usable(directory: Path, group: str) -> Usability:
         owner = f"{directory} is user {found.st_uid}'s, who could replace the directories of ports"
         return Usability(False, owner, f"chown root {directory}", _STEP)
     mode = stat.S_IMODE(found.st_mode)
-    writable, shared = mode & 0o022, (mode, found.st_gid) == (_SHARED, gid)
-    if (writable and not shared) or not mode & 0o001:
+    if mode & 0o022 or not mode & 0o001:
         return Usability(
             False,
-            f"{directory} is not for root to write to and for QEMU to pass "
-            f"(mode {mode:o}, group {found.st_gid})",
+            f"{directory} is not for root to write to and for QEMU to pass (mode {mode:o})",
             fix,
             _STEP,
         )
@@ -350,7 +310,7 @@ def findings(settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedS
 
 
 def _too_long(base: Path) -> list[Finding]:
-    """A base path that is too long for new ports. Ports of older versions, whose paths are shorter, stay."""
+    """A base path that is too long for new ports. Those below another one stay."""
     socket = vhost_socket(base, "any")  # all port ids give names of the same length
     if fits_socket(socket):
         return []

@@ -183,7 +183,7 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     """Return the attributes to restore.
 
     If the original MAC was zero and the VF's driver has since chosen one, that one stays. Attributes
-    that were not saved stay unchanged: claims of earlier versions lack the last three.
+    that the NIC did not report when the VF was claimed stay unchanged.
     """
     original, now = memory.original, vf.attributes
     assert now is not None

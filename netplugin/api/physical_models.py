@@ -140,7 +140,7 @@ class PhysicalNetworkSpec(Value):
         return frozenset(name for name in PARTS if getattr(self, name) is not None)
 
     def unused(self) -> list[FieldError]:
-        """The fields that no part uses. A network that an earlier version stored may have some."""
+        """The fields that no part uses."""
         if self.mtu is None or self.linuxbridge or (self.ovs and self.ovs.devices):
             return []
         message = "is that of an uplink in ovs.devices or of linuxbridge, and the network has neither"

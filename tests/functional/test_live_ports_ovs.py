@@ -332,38 +332,6 @@ def test_qemus_of_one_user_are_told(one: Host) -> None:
     other.rmdir()
 
 
-def test_a_port_from_before_keeps_its_path_in_the_shared_directory(one: Host) -> None:
-    """As ports were made when all sockets were in one directory: by their row alone."""
-    one.plug("p", make_spec(1))
-    old = Path(one.agent.groups["ovs"]["vhost_socket_dir"]) / vhost("p")
-    one.agent.stop()
-    shutil.rmtree(one.agent.groups["DEFAULT"]["state_path"])
-    one.ovs.vsctl(
-        "del-port",
-        vhost("p"),
-        "--",
-        "add-port",
-        "br-phys1",
-        vhost("p"),
-        "tag=100",
-        "vlan_mode=access",
-        "external_ids:netplugin-port=p",
-        "external_ids:netplugin-backend=dpdkvhostuser",
-        "--",
-        "set",
-        "Interface",
-        vhost("p"),
-        "type=dpdkvhostuserclient",
-        f"options:vhost-server-path={old}",
-    )
-    one.agent.start_with_orphans()
-    assert one.plug("p", make_spec(1))["binding"]["socket_path"] == str(old)
-    assert one.agent.get("/readyz")[0] == 200, "it is adopted"
-    assert interface(one, "p")[1] == str(old)
-    assert old.parent.stat().st_mode & 0o7777 == 0o3771, "QEMU can make it, and replace no other"
-    assert "vhost-socket-dir" in findings(one)
-
-
 # -- a lost store ---------------------------------------------------------------------------------
 
 

@@ -730,7 +730,6 @@ def test_a_port_that_the_store_never_had_stays_and_is_told(world: World, stamp: 
 
 
 def test_a_known_port_without_a_mark_of_a_store_gets_one(world: World) -> None:
-    """As those do that an agent from before made."""
     world.serve([world.put("a")])
     world.host.stamps.clear()
     world.check()

@@ -63,7 +63,7 @@ def test_a_value_that_cannot_be_names_its_option(tmp_path: Path, line: str) -> N
 def test_a_directory_with_no_room_for_sockets_is_told(
     tmp_path: Path, directory: str, has: int | None
 ) -> None:
-    """It is no reason not to start: ports of older versions may have their sockets there."""
+    """It is no reason not to start: ports that are there keep their paths."""
     settings = _read(tmp_path, f"vhost_socket_dir = {directory}")
     longest = len(os.fsencode(vhost_socket(settings.vhost_socket_dir, "any port")))
     assert (longest > MAX_SOCKET_PATH) == (has is not None)

@@ -18,56 +18,55 @@ from netplugin.host.names import SOCKETS, VHOST, device_name
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Model
 from tests.unit.drivers.dpdkvhostuser.scenes import converge, plain_spec
 
-OWN, SHARED = device_name(SOCKETS, "p"), device_name(VHOST, "p")
+OWN, NAME = device_name(SOCKETS, "p"), device_name(VHOST, "p")
 INTENT = Intent("p", plain_spec())
 MOVED = replace(SETTINGS, vhost_socket_dir=Path("/run/elsewhere"))
 
 
 def test_a_port_keeps_its_path_whatever_the_options_become() -> None:
     claim = sockets.claim_socket(SETTINGS, INTENT, None)
-    assert claim.key == f"/run/vhost/{OWN}/{SHARED}"
+    assert claim.key == f"/run/vhost/{OWN}/{NAME}"
     claimed = replace(INTENT, claims=(claim,))
     assert sockets.claim_socket(MOVED, claimed, None) == claim
     assert sockets.socket_path(MOVED, claimed, None) == claim.key
 
 
-def test_a_port_from_before_is_where_its_row_says_or_in_the_shared_directory() -> None:
-    assert sockets.socket_path(SETTINGS, INTENT, None) == f"/run/vhost/{SHARED}"
+def test_a_port_without_a_record_is_where_its_row_says() -> None:
     model = Model()
     converge(model, [INTENT])
     row = model.observe().rows["p"]
-    assert sockets.claim_socket(MOVED, INTENT, row).key == f"/run/vhost/{SHARED}"
+    assert sockets.claim_socket(MOVED, INTENT, row).key == f"/run/vhost/{OWN}/{NAME}"
     assert make_plan(MOVED, [INTENT], model.observe()).changes == ()
     assert row.interface is not None
-    strange = replace(row.interface, options={"vhost-server-path": "/etc/passwd"})
-    drifted = replace(row, interfaces=(strange,))
-    assert sockets.claim_socket(SETTINGS, INTENT, drifted).key == f"/run/vhost/{OWN}/{SHARED}"
-    assert sockets.look(SETTINGS, ["p"], {"p": drifted}).files == {}
+    for elsewhere in ("/etc/passwd", f"/run/vhost/{NAME}", f"/run/vhost/{OWN}/other"):
+        strange = replace(row.interface, options={"vhost-server-path": elsewhere})
+        drifted = replace(row, interfaces=(strange,))
+        assert sockets.claim_socket(SETTINGS, INTENT, drifted).key == f"/run/vhost/{OWN}/{NAME}"
 
 
 def test_no_port_is_made_whose_path_dpdk_would_cut() -> None:
     """One that is there keeps what it has; ``vhost-server-path`` would not change anyway."""
-    claim = Claim(sockets.KIND, f"/{'d' * 93}/{SHARED}")
+    claim = Claim(sockets.KIND, f"/{'d' * 93}/{NAME}")
     intent, model = replace(INTENT, claims=(claim,)), Model()
     found = make_plan(SETTINGS, [intent], model.observe())
     assert found.changes == () and found.refused["p"].step == "socket-directory"
     assert "107 bytes" in found.refused["p"].detail
-    fits = replace(INTENT, claims=(Claim(sockets.KIND, f"/{'d' * 91}/{SHARED}"),))
+    fits = replace(INTENT, claims=(Claim(sockets.KIND, f"/{'d' * 91}/{NAME}"),))
     assert converge(model, [fits]) == set()
 
 
 @pytest.mark.parametrize(
     ("path", "user", "wish"),
     [
-        (f"/run/vhost/{OWN}/{SHARED}", None, Directory(f"/run/vhost/{OWN}", 0, 7, 0o2770)),
-        (f"/run/vhost/{OWN}/{SHARED}", 40001, Directory(f"/run/vhost/{OWN}", 40001, 0, 0o700)),
-        (f"/run/vhost/{SHARED}", 40001, Directory("/run/vhost", 0, 7, 0o3771)),
-        (f"/tmp/{SHARED}", None, None),
-        (f"/run/vhost/nps00000000000/{SHARED}", None, None),
+        (f"/run/vhost/{OWN}/{NAME}", None, Directory(f"/run/vhost/{OWN}", 0, 7, 0o2770)),
+        (f"/run/vhost/{OWN}/{NAME}", 40001, Directory(f"/run/vhost/{OWN}", 40001, 0, 0o700)),
+        (f"/run/vhost/{NAME}", 40001, None),
+        (f"/tmp/{NAME}", None, None),
+        (f"/run/vhost/nps00000000000/{NAME}", None, None),
     ],
 )
 def test_for_whom_a_directory_is(path: str, user: int | None, wish: Directory | None) -> None:
-    assert sockets.wanted_directory(SETTINGS, path, "p", user, 7) == wish
+    assert sockets.wanted_directory(path, "p", user, 7) == wish
 
 
 def test_a_directory_comes_and_goes_with_its_port() -> None:
@@ -79,11 +78,11 @@ def test_a_directory_comes_and_goes_with_its_port() -> None:
         observed = replace(model.observe(["p"]), **there)
         return [type(change) for change in make_plan(SETTINGS, [intent], observed).changes]
 
-    wish = sockets.wanted_directory(SETTINGS, claim.key, "p", None, 7)
+    wish = sockets.wanted_directory(claim.key, "p", None, 7)
     assert wish is not None
-    assert c.MakeSocketDirectory in seen(sockets=ObservedSockets({}, {}, {}, 7))
+    assert c.MakeSocketDirectory in seen(sockets=ObservedSockets({}, {}, 7))
     converge(model, [intent])
-    there = ObservedSockets({}, {"p": (wish.path,)}, {wish.path: wish}, 7)
+    there = ObservedSockets({"p": (wish.path,)}, {wish.path: wish}, 7)
     assert seen(sockets=there) == []
     open_to_all = replace(wish, mode=0o777)
     assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [c.MakeSocketDirectory]
@@ -100,7 +99,7 @@ def test_directories_on_the_file_system(tmp_path: Path) -> None:
     sockets.make(Directory(str(path.parent), me, group, 0o700))
     path.touch()
     seen = sockets.look(settings, ["p", "q"], {})
-    assert seen.own == {"p": (str(path.parent),)} and seen.files == {}
+    assert seen.own == {"p": (str(path.parent),)}
     assert seen.directories[str(path.parent)] == Directory(str(path.parent), me, group, 0o700)
     (path.parent / "link").symlink_to(tmp_path)
     for _ in range(2):

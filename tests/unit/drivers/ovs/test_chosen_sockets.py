@@ -57,11 +57,11 @@ class Host:
     def seen(self, *ports: str) -> ObservedSockets:
         claims: Mapping[str, tuple[str, Mapping[str, Any]]]
         claims = {i: (claim.key, claim.memory) for i, claim in self.claims.items()}
-        return chosen_sockets.look(ObservedSockets({}, {}, {}, GROUP), claims, ports or None)
+        return chosen_sockets.look(ObservedSockets({}, {}, GROUP), claims, ports or None)
 
     def plug(self, port_id: str, below: str, **spec: Any) -> VhostPort:
         port = self.claim(port_id, below, **spec)
-        apply(chosen_sockets.arrivals(port, ObservedSockets({}, {}, {}, GROUP)))
+        apply(chosen_sockets.arrivals(port, ObservedSockets({}, {}, GROUP)))
         for ports in ((), (port_id,)):
             assert chosen_sockets.arrivals(port, self.seen(*ports)) == [], "planned again"
         return port
@@ -291,7 +291,7 @@ def test_no_symbolic_link_is_followed(host: Host, tmp_path: Path, link: str) -> 
     (host.root / link).symlink_to(outside)
     before = {p: mode_of(p) for p in outside.rglob("*")}
     with pytest.raises(HostError, match="symbolic link"):
-        apply(chosen_sockets.arrivals(port, ObservedSockets({}, {}, {}, GROUP)))
+        apply(chosen_sockets.arrivals(port, ObservedSockets({}, {}, GROUP)))
     for there in ("vm/nic", "nic"):
         listen(str(outside / there))
     removal = RemoveChosenSocket(

@@ -63,11 +63,11 @@ def test_all_is_removed_and_the_place_is_free_at_once(base: Path, fill: Callable
     assert (base.parent / "precious").read_text() == "kept" and (base / "port").is_dir()
 
 
-def test_whatever_is_in_the_place_of_a_socket_is_removed(base: Path) -> None:
+def test_whatever_is_in_the_place_of_a_directory_is_removed(base: Path) -> None:
     (base / "npv1").mkdir()
     (base / "npv2").symlink_to(base.parent)
     for name in ("npv1", "npv2", "npv3"):
-        c.RemoveSocket(("p",), str(base / name)).apply()
+        c.RemoveSocketDirectory(("p",), str(base / name)).apply()
     assert [path.name for path in base.iterdir()] == [ASIDE]
     wait_for(lambda: not any((base / ASIDE).iterdir()), 60, "all is removed")
 
