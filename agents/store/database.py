@@ -75,14 +75,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: ``PRAGMA application_id`` of a store (https://sqlite.org/pragma.html), with ``user_version`` as the
-#: version of its schema. Builds before the first release had no ID and counted versions up to 6.
+#: version of its schema.
 _APPLICATION_ID = int.from_bytes(b"nplg", "big")
-#: The last schema before the release; version 1 has two tables more.
-_UNRELEASED = 6
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS ports (
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE ports (
     port_id TEXT PRIMARY KEY,
     backend TEXT NOT NULL,
     vm_id TEXT NOT NULL,
@@ -95,48 +93,48 @@ CREATE TABLE IF NOT EXISTS ports (
     number INTEGER NOT NULL DEFAULT 0,
     migration TEXT
 );
-CREATE INDEX IF NOT EXISTS ports_vm ON ports (vm_id);
-CREATE TABLE IF NOT EXISTS networks (
+CREATE INDEX ports_vm ON ports (vm_id);
+CREATE TABLE networks (
     network_id TEXT PRIMARY KEY,
     vni INTEGER NOT NULL UNIQUE,
     local_vlan INTEGER NOT NULL UNIQUE,
     spec TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS physical_networks (
+CREATE TABLE physical_networks (
     name TEXT PRIMARY KEY,
     spec TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS claims (
+CREATE TABLE claims (
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
     port_id TEXT NOT NULL REFERENCES ports (port_id) ON DELETE CASCADE,
     memory TEXT NOT NULL DEFAULT '{}',
     PRIMARY KEY (kind, key)
 );
-CREATE TABLE IF NOT EXISTS quarantine (
+CREATE TABLE quarantine (
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
     reason TEXT NOT NULL,
     PRIMARY KEY (kind, key)
 );
-CREATE INDEX IF NOT EXISTS claims_port ON claims (port_id);
-CREATE TABLE IF NOT EXISTS forgotten (
+CREATE INDEX claims_port ON claims (port_id);
+CREATE TABLE forgotten (
     port_id TEXT NOT NULL,
     number INTEGER NOT NULL,
     PRIMARY KEY (port_id, number)
 );
-CREATE TABLE IF NOT EXISTS set_aside (
+CREATE TABLE set_aside (
     kind TEXT NOT NULL,
     key TEXT NOT NULL,
     content TEXT NOT NULL,
     reason TEXT NOT NULL,
     PRIMARY KEY (kind, key)
 );
-CREATE TABLE IF NOT EXISTS placements (
+CREATE TABLE placements (
     vm_id TEXT PRIMARY KEY,
     placement TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS events (
+CREATE TABLE events (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     at TEXT NOT NULL,
     kind TEXT NOT NULL,
@@ -146,14 +144,14 @@ CREATE TABLE IF NOT EXISTS events (
     subject TEXT,
     detail TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS event_states (
+CREATE TABLE event_states (
     kind TEXT NOT NULL,
     backend TEXT NOT NULL,
     name TEXT NOT NULL,
     state TEXT NOT NULL,
     PRIMARY KEY (kind, backend, name)
 );
-CREATE TABLE IF NOT EXISTS tasks (
+CREATE TABLE tasks (
     taskuuid TEXT PRIMARY KEY,
     fingerprint TEXT NOT NULL,
     method TEXT NOT NULL,
@@ -166,11 +164,9 @@ CREATE TABLE IF NOT EXISTS tasks (
     result TEXT
 );
 """
-#: What changes a schema of version 1 to 2, of 2 to 3, and so on. A released entry is never changed.
-_MIGRATIONS: tuple[str, ...] = (
-    "CREATE TABLE IF NOT EXISTS physical_networks (name TEXT PRIMARY KEY, spec TEXT NOT NULL);",
-    "ALTER TABLE ports ADD COLUMN migration TEXT;",
-)
+#: What changes a schema of version 1 to 2, of 2 to 3, and so on; ``_SCHEMA`` is the newest. A released entry
+#: is never changed.
+_MIGRATIONS: tuple[str, ...] = ()
 _VERSION = 1 + len(_MIGRATIONS)
 
 
@@ -340,10 +336,6 @@ class Database:
             return None
         if (application, version) == (0, 0):
             return _SCHEMA
-        # Such a build leaves our ID in a store of version 1 that it opens, and sets its own version.
-        takes_over = application == 0 or _VERSION < _UNRELEASED
-        if application in (0, _APPLICATION_ID) and takes_over and version == _UNRELEASED:
-            return _SCHEMA
         if application == _APPLICATION_ID and 1 <= version < _VERSION:
             return "\n".join(_MIGRATIONS[version - 1 :])
         if application == _APPLICATION_ID:
@@ -351,13 +343,7 @@ class Database:
                 f"{path} was written by a newer netplugin (version {version}, this one knows {_VERSION}): "
                 f"install that one, or restore a backup of before: netplugin store restore"
             )
-        if application:
-            raise ValueError(f"{path} is the database of another program: set another [DEFAULT] state_path")
-        raise ValueError(
-            f"{path} has version {version} of a build before the first release, and only version "
-            f"{_UNRELEASED} is taken over: run the last such build once, or move the file away; the ports on "
-            "the host then stay, and their next PUT adopts them"
-        )
+        raise ValueError(f"{path} is the database of another program: set another [DEFAULT] state_path")
 
 
 def _is_writable(sql: sqlite3.Connection) -> bool:

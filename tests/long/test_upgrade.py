@@ -1,4 +1,4 @@
-"""The agent of the release before is replaced by this one under live ports, and the other way round."""
+"""The agent of a release is replaced by a newer one under live ports, and the other way round."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 
 from netplugin.host.ovs_rows import HOLDER_MARK
 from tests.functional.conftest import BASE
-from tests.lab import release_before
+from tests.lab import other_release
 from tests.lab.agent import PrivateAgent
 from tests.lab.namespaces import entered, within
+from tests.lab.other_release import OtherRelease
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import Daemon, run, wait_for
-from tests.lab.release_before import ReleaseBefore
 from tests.lab.steps import host_state
 from tests.lab.switch import switch
 from tests.lab.traffic_hosts import bare_machine
@@ -48,10 +48,10 @@ _OWN = {
 
 
 @pytest.fixture(scope="module")
-def before() -> Iterator[ReleaseBefore]:
-    directory = BASE / "release-before"
+def other() -> Iterator[OtherRelease]:
+    directory = BASE / "other-release"
     directory.mkdir(parents=True)
-    yield release_before.unpacked(directory)
+    yield other_release.unpacked(directory)
     shutil.rmtree(directory)
 
 
@@ -289,18 +289,19 @@ def version(agent: PrivateAgent) -> int:
         return int(store.execute("PRAGMA user_version").fetchone()[0])
 
 
-def restore(before: ReleaseBefore, agent: PrivateAgent) -> None:
+def restore(agent: PrivateAgent, older: Mapping[str, str]) -> None:
     """As docs/operating.md tells the operator: the copy that the newer agent made at its first start."""
     state = agent.directory / "state"
     copy = max((state / "backups").iterdir())
     words = ["-m", "netplugin.cli.main", "store", "restore"]
-    run([sys.executable, *words, "--state-path", state, copy], env=before.env)
+    run([sys.executable, *words, "--state-path", state, copy], env=older)
 
 
-def test_an_upgrade_and_a_downgrade_under_live_ports(before: ReleaseBefore, site: Site) -> None:
+def test_an_upgrade_and_a_downgrade_under_live_ports(other: OtherRelease, site: Site) -> None:
     """No datagram is lost, bindings stay, and what the newer agent adds to the host it writes once."""
+    older, newer = ({}, other.env) if other.is_newer else (other.env, None)
     with ExitStack() as stack:
-        old = stack.enter_context(site.agent(before.env))
+        old = stack.enter_context(site.agent(older))
         bodies = plug_all(old, site)
         known = version(old)
         names = [
@@ -314,10 +315,10 @@ def test_an_upgrade_and_a_downgrade_under_live_ports(before: ReleaseBefore, site
 
         old.stop()
         counted.wait_more()
-        new = stack.enter_context(site.agent(None))
+        new = stack.enter_context(site.agent(newer))
         wait_for(lambda: as_before(new, bodies), SOON_S, "all is as before the upgrade")
         counted.wait_more()
-        print(f"\nfrom {before.name}, store {known} to {version(new)}, and back", end="")
+        print(f"\nwith {other.name}, store {known} to {version(new)}, and back", end="")
         changed = host_state.differences(host, site.state()) or "  nothing"
         print(f"\nDatagrams {counted.lost} are lost or on their way. The upgrade changed:\n{changed}")
         host, before_restart = site.state(), len(writes())
@@ -335,7 +336,7 @@ def test_an_upgrade_and_a_downgrade_under_live_ports(before: ReleaseBefore, site
             said = old.daemon.tail()
             assert f"written by a newer netplugin (version {version(new)}" in said, said
             assert "netplugin store restore" in said
-            restore(before, new)
+            restore(new, older)
         old.start()
         wait_for(lambda: as_before(old, bodies), SOON_S, "all is as before, with the older agent")
         counted.wait_more()

@@ -425,35 +425,10 @@ def header(path: Path, *change: str) -> tuple[int, ...]:
         return tuple(db.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version"))
 
 
-def test_the_last_schema_before_the_release_is_taken_over(path: Path) -> None:
-    old = Store(path)
-    old.save([record("p1", vf(1))])
-    old.close()
-    released = header(path)
-    header(path, "application_id=0", "user_version=6")
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("DROP TABLE events")
-        db.execute("DROP TABLE event_states")
-    for _ in range(2):  # and once it is taken over it is opened as any other
-        store = Store(path)
-        assert store.claims() == {vf(1): "p1"}
-        store.save([record("p2")])  # which is an event
-        store.close()
-        assert header(path) == released == (0x6E706C67, database._VERSION)
-
-
-@pytest.mark.parametrize("version", [1, 2, 5, 7])
-def test_any_other_schema_before_the_release_is_refused_and_left_as_it_is(path: Path, version: int) -> None:
+@pytest.mark.parametrize("change", ["application_id=7", "application_id=0"])
+def test_the_database_of_another_program_is_refused_and_left_as_it_is(path: Path, change: str) -> None:
     Store(path).close()
-    before = header(path, "application_id=0", f"user_version={version}")
-    with pytest.raises(ValueError, match=f"version {version} of a build before .*move the file away"):
-        Store(path)
-    assert header(path) == before
-
-
-def test_the_database_of_another_program_is_refused(path: Path) -> None:
-    Store(path).close()
-    before = header(path, "application_id=7")
+    before = header(path, change)
     with pytest.raises(ValueError, match=r"another program.*state_path"):
         Store(path)
     assert header(path) == before
@@ -463,7 +438,7 @@ def test_an_older_released_schema_is_migrated_at_once(path: Path, monkeypatch: p
     old = Store(path)
     old.save([record("p1")])
     old.close()
-    header(path, "user_version=1")
+    assert header(path) == (int.from_bytes(b"nplg", "big"), 1)
     monkeypatch.setattr(database, "_VERSION", 3)
     monkeypatch.setattr(database, "_MIGRATIONS", ("CREATE TABLE second (x);", "CREATE TABLE meta (x);"))
     with pytest.raises(sqlite3.OperationalError, match="meta already exists"):
@@ -474,25 +449,7 @@ def test_an_older_released_schema_is_migrated_at_once(path: Path, monkeypatch: p
     assert [r.port_id for r in store.records()] == ["p1"]
     store.close()
     assert header(path)[1] == 3
-
-
-def test_the_first_release_had_no_physical_networks(path: Path) -> None:
-    old = Store(path)
-    old.save([record("p1")])
-    old.close()
-    header(path, "user_version=1")
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        db.execute("DROP TABLE physical_networks")
-        db.execute("ALTER TABLE ports DROP COLUMN migration")
-    network = PhysicalNetworkSpec(ovs=OvsUplinkSpec())
-    store = Store(path)
-    assert [r.port_id for r in store.records()] == ["p1"]
-    assert store.physical_networks.all() == {}
-    store.physical_networks.save("physnet1", network)
-    store.close()
-    store = Store(path)
-    assert store.physical_networks.all() == {"physnet1": network}
-    store.close()
+    assert [header(copy)[1] for copy in store_file.backups(path.parent)] == [1], "it was copied before"
 
 
 def test_a_physical_network_that_cannot_be_read_is_set_aside_until_it_is_put_again(path: Path) -> None:

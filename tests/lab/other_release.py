@@ -1,13 +1,13 @@
-"""The release before this one: its wheel, built from the history, and how its programs are started.
+"""Another release than this one, and how its programs are started.
 
-It is the newest tag before this commit. While there is none, it is the last commit whose store has another
-version than today's. ``NETPLUGIN_WHEEL_BEFORE`` names a wheel to take instead, for a copy without history.
+It is the newest tag before this commit, or the wheel that ``NETPLUGIN_WHEEL_BEFORE`` names. While there is no
+tag, it is one after this one: the same modules, with one migration of the store more.
 """
 
 from __future__ import annotations
 
-import ast
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,17 +19,20 @@ from pathlib import Path
 from tests.lab.processes import LabError, run
 
 _ROOT = Path(__file__).parents[2]
+_PACKAGES = ("netplugin", "agents", "drivers")
 _STORE = "agents/store/database.py"
+_MIGRATIONS = "_MIGRATIONS: tuple[str, ...] = ("
 _INSTEAD = "NETPLUGIN_WHEEL_BEFORE"
 _BUILD_S = 120.0
 
 
 @dataclass(frozen=True)
-class ReleaseBefore:
-    """``name`` is a tag, a commit or a wheel; ``directory`` has its modules."""
+class OtherRelease:
+    """``name`` is a tag, a wheel or what was changed; ``directory`` has its modules."""
 
     name: str
     directory: Path
+    is_newer: bool = False
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -46,45 +49,39 @@ class ReleaseBefore:
             raise LabError(f"{found.strip()} would run instead of {self.directory}")
 
 
-def unpacked(directory: Path) -> ReleaseBefore:
-    """Build its wheel below ``directory``, and unpack it there. Raises: LabError."""
+def unpacked(directory: Path) -> OtherRelease:
+    """The modules of the other release, below ``directory``. Raises: LabError."""
+    modules = directory / "modules"
     given = os.environ.get(_INSTEAD)
-    name = given or _name()
-    wheel = Path(given) if given else _built(name, directory)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(directory / "modules")
-    release = ReleaseBefore(name, directory / "modules")
+    if name := given or _tag():
+        wheel = Path(name) if given else _built(name, directory)
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(modules)
+        release = OtherRelease(name, modules)
+    else:
+        release = _with_a_migration(modules)
     release.check()
     return release
 
 
-def _name() -> str:
+def _with_a_migration(modules: Path) -> OtherRelease:
+    for package in _PACKAGES:
+        shutil.copytree(_ROOT / package, modules / package, ignore=shutil.ignore_patterns("__pycache__"))
+    store = modules / _STORE
+    before, found, after = store.read_text().partition(_MIGRATIONS)
+    if not found:
+        raise LabError(f"{_STORE} has no list of migrations that begins with {_MIGRATIONS}")
+    migration = '"CREATE TABLE of_the_next_release (x);",'
+    store.write_text(f"{before}{found}{after[: after.index(')')]}{migration}{after[after.index(')') :]}")
+    return OtherRelease("this one with a migration more", modules, is_newer=True)
+
+
+def _tag() -> str:
+    """The newest tag before this commit; empty without one, or without history."""
     try:
         return _git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^").decode().strip()
     except LabError:
-        return _last_of_another_store()
-
-
-def _last_of_another_store() -> str:
-    """The commit before the one that gave the store its version. Raises: LabError."""
-    if _git("rev-parse", "--is-shallow-repository").strip() == b"true":
-        raise LabError(f"this clone has no whole history: git fetch --unshallow --tags, or set {_INSTEAD}")
-    today = _store_version("HEAD")
-    oldest = ""
-    for commit in _git("log", "--first-parent", "--format=%H", "--", _STORE).decode().split():
-        if _store_version(commit) != today:
-            return f"{oldest}^"
-        oldest = commit
-    raise LabError(f"there is no tag, and no commit with another version of the store: set {_INSTEAD}")
-
-
-def _store_version(commit: str) -> int:
-    """How many migrations the store of a commit has; -1 if it has no such list."""
-    for node in ast.parse(_git("show", f"{commit}:{_STORE}")).body:
-        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "_MIGRATIONS":
-            assert isinstance(node.value, ast.Tuple)
-            return len(node.value.elts)
-    return -1
+        return ""
 
 
 def _built(name: str, directory: Path) -> Path:
@@ -104,9 +101,7 @@ def _git(*words: str) -> bytes:
     try:
         done = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError as missing:
-        raise LabError(
-            f"the release before is built from git's history: install git, or set {_INSTEAD}"
-        ) from missing
+        raise LabError(f"there is no git: install it, or set {_INSTEAD}") from missing
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise LabError(f"git {' '.join(words)}: {said}; without its history, set {_INSTEAD}")
