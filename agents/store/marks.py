@@ -61,8 +61,7 @@ class StoreMarks:
             reported += ", ".join(ports[:_NAMED]) + more
         LOG.warning("%s: %s", backend, reported)
         try:
-            of_ours = identity == self._store.identity
-            self._store.note_older(backend, reported, found[:_LENGTH], number if of_ours else 0)
+            self._store.note_older(backend, reported, found[:_LENGTH])
         except HostError as refused:
             LOG.error("this is not remembered: %s", refused)
 

@@ -191,20 +191,13 @@ class Store:
         """The last noted mark of a newer copy, or of another store, by backend."""
         return self._compared
 
-    def note_older(self, backend: str, reported: str, mark: str, commit: int) -> None:
-        """Save the report and its mark, and continue counting from that commit.
-
-        So no two commits have the same number.
-
-        Raises: HostError; in memory it is saved nevertheless.
-        """
+    def note_older(self, backend: str, reported: str, mark: str) -> None:
+        """Save the report and its mark. Raises: HostError; in memory it is saved nevertheless."""
         with self._lock:
-            self.commits.skip_to(commit)
             self._older = {**self._older, backend: reported}
             self._compared = {**self._compared, backend: mark}
             rows = {_OLDER + backend: reported, _COMPARED + backend: mark}
             with self.database.transaction():
-                self.commits.write_last()
                 self.database.sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
                 self.events.skip_numbers()
 

@@ -149,7 +149,7 @@ def test_what_could_not_be_stored_is_an_event_later(tmp_path: Path, caplog: pyte
 def test_an_older_copy_uses_no_number_again(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
     store.events.note(NewEvent(EventKind.DRIFT, "found", "first"))
-    store.note_older("fake", "an older copy", "mark", 7)
+    store.note_older("fake", "an older copy", "mark")
     store.events.note(NewEvent(EventKind.DRIFT, "found", "second"))
     page = store.events.page(2, 10)  # a number that the newer copy has used
     assert page.lost and [event.detail for event in page.events] == ["second"]
