@@ -50,7 +50,7 @@ class Events(Command):
 
     def take_action(self, parsed_args: Namespace) -> int:
         """Exit status 0; 1 with ``--until`` if the state did not come."""
-        wanted = EventFilter(
+        desired = EventFilter(
             after=parsed_args.after,
             kind=parsed_args.kind,
             port_id=parsed_args.port,
@@ -61,9 +61,9 @@ class Events(Command):
         while True:
             if deadline is not None:
                 left = max(0.001, deadline - time.monotonic())
-                wanted = wanted.model_copy(update={"seconds": left})
+                desired = desired.model_copy(update={"seconds": left})
             with Client.from_environment() as client:
-                events = client.events(wanted)
+                events = client.events(desired)
                 try:
                     for event in events:
                         self.app.stdout.write(f"{_line(event, parsed_args.format)}\n")
@@ -74,8 +74,8 @@ class Events(Command):
                     if events.last is None:
                         raise  # the agent was never there
                     self.app.LOG.warning("%s; following goes on after event %d", failed.detail, events.last)
-            wanted = wanted.model_copy(update={"after": events.last})
-            if not wanted.follow or (deadline is not None and time.monotonic() >= deadline):
+            desired = desired.model_copy(update={"after": events.last})
+            if not desired.follow or (deadline is not None and time.monotonic() >= deadline):
                 return 1 if parsed_args.until else 0
             time.sleep(_AGAIN_S)
 

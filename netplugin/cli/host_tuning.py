@@ -211,9 +211,9 @@ def intent_of(parsed_args: Namespace) -> HostIntent | None:
 
     Raises: InvalidRequest naming the field.
     """
-    said = {name: getattr(parsed_args, name) for name in HostIntent.model_fields}
+    options_given = {name: getattr(parsed_args, name) for name in HostIntent.model_fields}
     given = _configured(parsed_args).intent
-    given |= {name: value for name, value in said.items() if value is not None}
+    given |= {name: value for name, value in options_given.items() if value is not None}
     if "pmd_cores" not in given:
         return None
     try:

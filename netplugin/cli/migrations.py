@@ -74,8 +74,8 @@ class PortMigrateCheck(FindingLister):
         if parsed_args.domain:
             fields["domain"] = {"xml": show.read_text(parsed_args.domain), "policy": {"pin": parsed_args.pin}}
         try:
-            wanted = MigrateCheck.model_validate(fields)
+            desired = MigrateCheck.model_validate(fields)
         except ValidationError as wrong:
             raise invalid_request(wrong) from None
         with Client.from_environment() as client:
-            return client.check_migration(wanted)
+            return client.check_migration(desired)

@@ -173,7 +173,7 @@ class PortRetag(show.TableLister):
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
         try:
-            wanted = Retag(
+            desired = Retag(
                 ports=tuple(dict.fromkeys(parsed_args.port_ids)),
                 network=parsed_args.network,
                 from_vlan=parsed_args.from_vlan,
@@ -182,7 +182,7 @@ class PortRetag(show.TableLister):
         except ValidationError as wrong:
             raise invalid_request(wrong) from None
         with Client.from_environment() as client:
-            results = client.retag(wanted).results
+            results = client.retag(desired).results
         self._failed = any(result.error for result in results)
         return ("port_id", "state", "error"), [
             (

@@ -236,22 +236,22 @@ def _names(nic: Element) -> set[str]:
 
 
 def _replace_nics(
-    devices: Element, wanted: Sequence[Element], there: Mapping[str, Sequence[Element]]
+    devices: Element, desired: Sequence[Element], there: Mapping[str, Sequence[Element]]
 ) -> None:
     """Remove NICs with the same MAC or PCI function and insert the new ones at the position of the first."""
-    found = [each for nic in wanted for name in _names(nic) for each in there.get(name, ())]
+    found = [each for nic in desired for name in _names(nic) for each in there.get(name, ())]
     old = [each for each in dict.fromkeys(found) if each.getparent() is devices]
     place = min(map(devices.index, old), default=len(devices))
     for each in sorted(old, key=devices.index):
-        _keep_of_vm(each, wanted)
+        _keep_of_vm(each, desired)
         devices.remove(each)
-    devices[place:place] = wanted
+    devices[place:place] = desired
 
 
-def _keep_of_vm(old: Element, wanted: Sequence[Element]) -> None:
+def _keep_of_vm(old: Element, desired: Sequence[Element]) -> None:
     """Give what belongs to the VM and not to the port of a NIC to the first that replaces it."""
     names = _names(old)
-    new = next((nic for nic in wanted if names & _names(nic)), None)
+    new = next((nic for nic in desired if names & _names(nic)), None)
     for part in ("boot", "alias", "address"):
         found = old.find(part)
         if found is None or new is None or new.find(part) is not None:

@@ -63,7 +63,7 @@ def _worth(problem: LoadProblem, placement: Placement) -> tuple[int, int]:
 
 def _step(problem: LoadProblem, now: dict[Key, int]) -> dict[Key, int]:
     most = problem.largest(now)
-    starts = (now, _brought_home(problem, now), _anew(problem))
+    starts = (now, _brought_home(problem, now), _from_nothing(problem))
     found = [_improved(problem, start) for start in starts]
     # A load may be misplaced for a reason: moving it must not raise the largest sum.
     allowed = [placement for placement in found if problem.largest(placement) <= most]
@@ -74,7 +74,7 @@ def _moved(now: Placement, then: Placement) -> int:
     return sum(then[key] != cpu for key, cpu in now.items())
 
 
-def _anew(problem: LoadProblem) -> dict[Key, int]:
+def _from_nothing(problem: LoadProblem) -> dict[Key, int]:
     return _filled(problem, {}, problem.by_size)
 
 

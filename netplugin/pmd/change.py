@@ -89,15 +89,15 @@ def change(
 def named(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
     """The CPUs that the request lists. Raises: InvalidRequest."""
     try:
-        wanted = cpus.parse_list(str(request.cpus))
+        desired = cpus.parse_list(str(request.cpus))
     except ValueError as wrong:
         raise _invalid("cpus", str(wrong)) from wrong
-    offline = sorted(set(wanted) - set(online))
+    offline = sorted(set(desired) - set(online))
     if offline:
         raise _invalid("cpus", f"{cpus.format_list(offline)} is not on line")
-    if set(wanted) == set(online):
+    if set(desired) == set(online):
         raise _invalid("cpus", "that would leave no CPU for anything but the PMD threads")
-    return wanted
+    return desired
 
 
 def _proposal(state: PmdState) -> PmdProposal:
@@ -229,53 +229,53 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
     interfaces = ovs.view.interfaces()
     affinities = {name: row.other_config.get(AFFINITY) for name, row in interfaces.items()}
     count = tuple(cpu for core in chosen for cpu in cpus.parse_list(core.cpus))
-    wanted = change(request, state, affinities, cpus.online(), tuple(sorted(count)))
+    desired = change(request, state, affinities, cpus.online(), tuple(sorted(count)))
     known = ovs.view.root.other_config
     before = PmdChange(
-        {key: known.get(key) for key in wanted.other_config},
-        {name: affinities[name] for name in wanted.affinity},
+        {key: known.get(key) for key in desired.other_config},
+        {name: affinities[name] for name in desired.affinity},
     )
     try:
-        _write(ovs, wanted, before)
+        _write(ovs, desired, before)
         found = look(ovs).state
-        _verify(wanted, state, found)
+        _verify(desired, state, found)
     except NetpluginError as failed:
         try:
-            _write(ovs, before, wanted)
+            _write(ovs, before, desired)
         except NetpluginError as also:
             LOG.error("PMD settings could not be put back: %s (after: %s)", also, failed)
         raise
     return found.model_copy(update={"chosen": chosen})
 
 
-def _write(ovs: OvsHost, wanted: PmdChange, before: PmdChange) -> None:
+def _write(ovs: OvsHost, desired: PmdChange, before: PmdChange) -> None:
     """Write only differences: waiting for a transaction without changes would time out."""
     writes = [
         SetOtherConfig(key, value)
-        for key, value in wanted.other_config.items()
+        for key, value in desired.other_config.items()
         if value != before.other_config[key]
     ]
     writes += [
         SetOtherConfig(AFFINITY, value, interface=name)
-        for name, value in wanted.affinity.items()
+        for name, value in desired.affinity.items()
         if value != before.affinity[name]
     ]
     if writes:
         ovs.db.write(writes, time.monotonic() + ovs.settings.timeout_s)
 
 
-def _verify(wanted: PmdChange, before: PmdState, found: PmdState) -> None:
+def _verify(desired: PmdChange, before: PmdState, found: PmdState) -> None:
     """Compare vswitchd's state with the change. Raises: HostError if it differs."""
     running = {core.cpu for core in found.cores}
     # Without a port that needs polling, OVS has no PMD threads to compare.
-    if wanted.cores is not None and running and running != set(wanted.cores):
+    if desired.cores is not None and running and running != set(desired.cores):
         raise HostError(
             f"vswitchd runs PMD threads on {cpus.format_list(running)}, not on "
-            f"{cpus.format_list(wanted.cores)}",
+            f"{cpus.format_list(desired.cores)}",
             step="pmd-verify",
         )
     places = {(q.port, q.queue): core.cpu for core in found.cores for q in core.queues}
-    for (port, queue), cpu in sorted(wanted.places.items()):
+    for (port, queue), cpu in sorted(desired.places.items()):
         there = places.get((port, queue))
         if there != cpu:
             where = "no PMD thread" if there is None else f"the PMD thread on CPU {there}"

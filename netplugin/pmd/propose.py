@@ -123,9 +123,9 @@ def _affinity(state: PmdState, then: Placement) -> dict[str, dict[str, int | Non
     for core in state.cores:
         for queue in core.queues:
             kept = queue.pinned_to if _keeps_pin(queue, core.cpu) else None
-            wanted = then.get((queue.port, queue.queue), kept)
-            if wanted != queue.pinned_to:
-                found.setdefault(queue.port, {})[str(queue.queue)] = wanted
+            desired = then.get((queue.port, queue.queue), kept)
+            if desired != queue.pinned_to:
+                found.setdefault(queue.port, {})[str(queue.queue)] = desired
     return found
 
 

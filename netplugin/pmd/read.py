@@ -333,13 +333,13 @@ def _unpolled(shown: PmdThreads, interfaces: Mapping[str, OvsInterface]) -> tupl
     if not shown.threads or not all(thread.isolated for thread in shown.threads):
         return ()
     polled = {(queue.port, queue.queue) for thread in shown.threads for queue in thread.queues}
-    wanted = [
+    desired = [
         (name, queue)
         for name, interface in sorted(interfaces.items())
         if interface.type.startswith("dpdk") and interface.works_at
         for queue in range(_count(interface))
     ]
-    return tuple(UnpolledQueue(port=p, queue=q) for p, q in wanted if (p, q) not in polled)
+    return tuple(UnpolledQueue(port=p, queue=q) for p, q in desired if (p, q) not in polled)
 
 
 def _count(interface: OvsInterface) -> int:

@@ -98,10 +98,10 @@ def _emulator_version() -> dict[str, str]:
     """Version of the installed QEMU, from ``QEMU emulator version 7.2.22 (Debian ...)``."""
     for program in _EMULATORS:
         try:
-            said = run([program, "--version"], step="qemu", deadline=time.monotonic() + _WAIT_S)
+            output = run([program, "--version"], step="qemu", deadline=time.monotonic() + _WAIT_S)
         except NetpluginError:
             continue
-        if found := re.search(r"version (\S+)", said):
+        if found := re.search(r"version (\S+)", output):
             return {"qemu": found[1]}
     return {}
 

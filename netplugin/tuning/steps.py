@@ -183,14 +183,14 @@ class Step:
     group: Group
     target: Target
     now: Fact[str | None]
-    wanted: str | None
+    desired: str | None
     effect: Effect
     why: str
     source: str
 
     @property
     def done(self) -> bool:
-        return not isinstance(self.now, Unknown) and self.now == self.wanted
+        return not isinstance(self.now, Unknown) and self.now == self.desired
 
 
 # -- Errors of planning: the intent does not fit the machine, or a required fact is missing. ------

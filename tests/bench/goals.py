@@ -26,7 +26,7 @@ class Goal:
     more: bool = False
 
     @property
-    def wanted(self) -> str:
+    def desired(self) -> str:
         return f"{'>=' if self.more else '<='} {self.limit:g}{_space(self.unit)}"
 
     def met(self, measured: float) -> bool:

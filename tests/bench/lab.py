@@ -37,9 +37,9 @@ class Lab:
     backend: str
     ports: int = 0
 
-    def keep(self, wanted: bool) -> None:
+    def keep(self, desired: bool) -> None:
         """Whether bridge and uplink are there without a port: else the first port makes them too."""
-        spec = {"keep": wanted, **_UPLINKS[self.backend]}
+        spec = {"keep": desired, **_UPLINKS[self.backend]}
         status, answer = self.agent.call("PUT", "/v1/physical-networks/physnet1", spec)
         if status != 200 or answer["findings"]:
             raise RuntimeError(f"PUT of physnet1: {status} {answer}")
@@ -62,12 +62,12 @@ class Lab:
 class OvsLab(Lab):
     ovs: PrivateOvs = field(kw_only=True)
 
-    def log_queues(self, wanted: bool) -> None:
+    def log_queues(self, desired: bool) -> None:
         """Whether vswitchd logs every queue at each change (its default), or only what is wrong.
 
         To the log of the system too: each message opens a socket there if no daemon listens.
         """
-        level = "info" if wanted else "warn"
+        level = "info" if desired else "warn"
         self.ovs.appctl("vlog/set", f"dpif_netdev:syslog:{level}", f"dpif_netdev:file:{level}")
 
 

@@ -46,10 +46,10 @@ def goal_table(run: Run) -> str:
     for goal in goals():
         measured = goal.find(run)
         if measured is None:
-            rows.append([goal.text, goal.wanted, "not measured", ""])
+            rows.append([goal.text, goal.desired, "not measured", ""])
         else:
             rows.append(
-                [goal.text, goal.wanted, goal.shown(measured), "yes" if goal.met(measured) else "**no**"]
+                [goal.text, goal.desired, goal.shown(measured), "yes" if goal.met(measured) else "**no**"]
             )
     return table(["figure", "goal", "measured", "met"], rows)
 

@@ -84,10 +84,10 @@ def comes(sender: Nic, spec: dict[str, Any], ear: Ear, *others: Ear) -> list[byt
 
 
 def hears_announcement(ear: Ear, mac: str, unwrap: Callable[[bytes], bytes | None]) -> None:
-    wanted = announcement(mac)
+    desired = announcement(mac)
 
     def heard() -> bool:
-        return any((unwrap(each) or b"").startswith(wanted[:42]) for each in ear.received())
+        return any((unwrap(each) or b"").startswith(desired[:42]) for each in ear.received())
 
     wait_for(heard, DEADLINE_S, f"{mac} is announced")
 

@@ -177,22 +177,22 @@ def in_a_minute() -> float:
     return time.monotonic() + 60
 
 
-def try_plug(driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:
-    intents = [Intent(port_id, spec) for port_id, spec in wanted.items()]
+def try_plug(driver: LinuxBridge, desired: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:
+    intents = [Intent(port_id, spec) for port_id, spec in desired.items()]
     return converge_alone(driver, intents, whole=whole)
 
 
-def plug(driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:
-    result = try_plug(driver, wanted, whole=whole)
+def plug(driver: LinuxBridge, desired: dict[str, PortSpec | None], *, whole: bool = False) -> Converged:
+    result = try_plug(driver, desired, whole=whole)
     assert result.failed == {}
     return result
 
 
 def planned(
-    driver: LinuxBridge, wanted: dict[str, PortSpec | None], *, whole: bool = True
+    driver: LinuxBridge, desired: dict[str, PortSpec | None], *, whole: bool = True
 ) -> tuple[Change, ...]:
-    intents = [Intent(port_id, spec) for port_id, spec in wanted.items()]
-    seen = driver.observe(None if whole else list(wanted), in_a_minute())
+    intents = [Intent(port_id, spec) for port_id, spec in desired.items()]
+    seen = driver.observe(None if whole else list(desired), in_a_minute())
     return driver.plan(intents, seen).changes
 
 
@@ -266,8 +266,8 @@ def test_a_kernel_without_vlans_refuses_vlans_alone(
 def test_a_plugged_port_is_as_asked_and_the_second_time_nothing_is_done(
     driver: LinuxBridge,
 ) -> None:
-    wanted: dict[str, PortSpec | None] = {"p": make_spec(mtu=1400, queues=2)}
-    result = plug(driver, wanted)
+    desired: dict[str, PortSpec | None] = {"p": make_spec(mtu=1400, queues=2)}
+    result = plug(driver, desired)
     tap, bridge = device_name(TAP, "p"), device_name(BRIDGE, "net1")
     found = link(tap)
     assert (found["mtu"], found["master"], found["ifalias"]) == (1400, bridge, "netplugin-port=p")
@@ -279,10 +279,10 @@ def test_a_plugged_port_is_as_asked_and_the_second_time_nothing_is_done(
     data = found["linkinfo"]["info_data"]
     assert (data["stp_state"], data["forward_delay"], data["mcast_snooping"]) == (0, 0, 0)
     assert result.observed["p"].fault is None and result.observed["p"].details["mtu"] == 1400
-    binding = driver.binding(Intent("p", wanted["p"]))
+    binding = driver.binding(Intent("p", desired["p"]))
     assert binding.vif_type == "tap" and tap in binding.interface_xml
-    assert planned(driver, wanted) == planned(driver, wanted, whole=False) == ()
-    assert plug(driver, wanted).changes == ()
+    assert planned(driver, desired) == planned(driver, desired, whole=False) == ()
+    assert plug(driver, desired).changes == ()
 
 
 def test_removal_leaves_nothing_and_takes_nothing_else(driver: LinuxBridge) -> None:
@@ -355,16 +355,16 @@ DRIFT = {
 @pytest.mark.parametrize("what", DRIFT)
 def test_drift_is_repaired(driver: LinuxBridge, what: str, whole: bool) -> None:
     security = {"allowed_addresses": [{"ip": "10.0.0.0/24"}, {"ip": "2001:db8::/57"}]}
-    wanted: dict[str, PortSpec | None] = {
+    desired: dict[str, PortSpec | None] = {
         "p": make_spec(network="net2", **security),
         "q": make_spec(MAC_B, "net2"),
     }
-    plug(driver, wanted)
+    plug(driver, desired)
     names = {"tap": device_name(TAP, "p"), "bridge": device_name(BRIDGE, "net2")}
     run([part.format(**names) for part in DRIFT[what]])
-    assert planned(driver, wanted, whole=whole) != ()
-    assert plug(driver, wanted, whole=whole).changes != ()
-    assert planned(driver, wanted) == ()
+    assert planned(driver, desired, whole=whole) != ()
+    assert plug(driver, desired, whole=whole).changes != ()
+    assert planned(driver, desired) == ()
     assert link(WIRE)["master"] == link(names["tap"])["master"] == names["bridge"]
 
 
@@ -400,22 +400,22 @@ def test_a_tap_has_the_name_that_was_chosen(driver: LinuxBridge, whole: bool) ->
 
 
 def test_a_chain_that_nobody_owns_goes(driver: LinuxBridge) -> None:
-    wanted: dict[str, PortSpec | None] = {"p": make_spec()}
-    plug(driver, wanted)
+    desired: dict[str, PortSpec | None] = {"p": make_spec()}
+    plug(driver, desired)
     nft("add chain bridge netplugin npt0123; add element bridge netplugin ports { npt0123 : jump npt0123 }")
-    plug(driver, wanted, whole=True)
+    plug(driver, desired, whole=True)
     assert "npt0123" not in rules()
-    assert planned(driver, wanted) == ()
+    assert planned(driver, desired) == ()
 
 
 def test_a_hook_that_was_moved_is_made_anew(driver: LinuxBridge) -> None:
-    wanted: dict[str, PortSpec | None] = {"p": make_spec()}
-    plug(driver, wanted)
+    desired: dict[str, PortSpec | None] = {"p": make_spec()}
+    plug(driver, desired)
     nft(
         "delete chain bridge netplugin input; "
         "add chain bridge netplugin input { type filter hook output priority 7; }"
     )
-    plug(driver, wanted)
+    plug(driver, desired)
     assert "type filter hook input priority -350" in rules()
 
 
@@ -424,14 +424,14 @@ def test_an_agent_that_dies_midway_leaves_nothing_that_the_next_cannot_finish(
     driver: LinuxBridge, stage: int
 ) -> None:
     before = (links(), rules())
-    wanted: dict[str, PortSpec | None] = {"p": make_spec(network="net2")}
-    for target in (wanted, {"p": None}):
+    desired: dict[str, PortSpec | None] = {"p": make_spec(network="net2")}
+    for target in (desired, {"p": None}):
         done = planned(driver, target)[:stage]
         assert driver.apply(done, in_a_minute()).failed == {}
         plug(make_driver(net1="", net2=WIRE), target)
         assert planned(driver, target) == ()
         # And given up instead of finished:
-        driver.apply(planned(driver, {"p": None} if target is wanted else wanted)[:stage], in_a_minute())
+        driver.apply(planned(driver, {"p": None} if target is desired else desired)[:stage], in_a_minute())
         plug(driver, target)
     assert (links(), rules()) == before
 
@@ -439,19 +439,19 @@ def test_an_agent_that_dies_midway_leaves_nothing_that_the_next_cannot_finish(
 def test_a_newborn_bridge_is_adopted_or_removed(driver: LinuxBridge) -> None:
     name = device_name(BRIDGE, "net1")
     address = provisional_mac(name)
-    for wanted in ({"p": make_spec()}, {"p": None}):
+    for desired in ({"p": make_spec()}, {"p": None}):
         run(["ip", "link", "add", name, "address", address, "type", "bridge"])
-        plug(driver, wanted, whole=True)
-        assert (name in links()) == (wanted["p"] is not None)
+        plug(driver, desired, whole=True)
+        assert (name in links()) == (desired["p"] is not None)
         plug(driver, {"p": None}, whole=True)
 
 
 def test_many_ports_at_once_and_the_largest_mtu_on_the_bridge(driver: LinuxBridge) -> None:
-    wanted: dict[str, PortSpec | None] = {f"p{n}": make_spec(mtu=1500 + n) for n in range(40)}
-    plug(driver, wanted)
+    desired: dict[str, PortSpec | None] = {f"p{n}": make_spec(mtu=1500 + n) for n in range(40)}
+    plug(driver, desired)
     bridge = device_name(BRIDGE, "net1")
     assert link(bridge)["mtu"] == 1539
-    assert planned(driver, wanted) == planned(driver, wanted, whole=False) == ()
+    assert planned(driver, desired) == planned(driver, desired, whole=False) == ()
     plug(driver, {"p39": None})
     assert link(bridge)["mtu"] == 1538
     plug(driver, {"p3": make_spec(mtu=9000)})
@@ -518,13 +518,13 @@ def test_an_interface_that_does_not_fit_is_left_alone(driver: LinuxBridge, what:
 
 
 def test_a_port_whose_wire_goes_down_is_faulty_and_stays(driver: LinuxBridge) -> None:
-    wanted: dict[str, PortSpec | None] = {"p": make_spec(network="net2")}
-    plug(driver, wanted)
+    desired: dict[str, PortSpec | None] = {"p": make_spec(network="net2")}
+    plug(driver, desired)
     run(["ip", "link", "set", WIRE, "down"])
-    result = plug(driver, wanted)
+    result = plug(driver, desired)
     assert result.changes == () and WIRE in str(result.observed["p"].fault)
     run(["ip", "link", "set", WIRE, "up"])
-    assert plug(driver, wanted).observed["p"].fault is None
+    assert plug(driver, desired).observed["p"].fault is None
 
 
 # -- frames ----------------------------------------------------------------------------------------
@@ -582,7 +582,7 @@ def check(
     with vms(a, b):
         until_open(a, b, lambda: marker)
         found = {name: passes(a, b, sent, marker) for name, (sent, _) in expected.items()}
-        assert found == {name: wanted for name, (_, wanted) in expected.items()}
+        assert found == {name: desired for name, (_, desired) in expected.items()}
 
 
 VLAN = struct.pack("!HH", 100, 0x0800)
@@ -725,8 +725,8 @@ def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None
 
 
 def test_a_tap_without_its_filter_is_shut(driver: LinuxBridge) -> None:
-    wanted: dict[str, PortSpec | None] = {"a": make_spec(), "b": make_spec(MAC_B)}
-    plug(driver, wanted)
+    desired: dict[str, PortSpec | None] = {"a": make_spec(), "b": make_spec(MAC_B)}
+    plug(driver, desired)
     a, b = Vm("a", MAC_A), Vm("b", MAC_B)
     with vms(a, b):
         until_open(a, b, lambda: hello(MAC_A))
@@ -734,7 +734,7 @@ def test_a_tap_without_its_filter_is_shut(driver: LinuxBridge) -> None:
         nft(f"delete element bridge netplugin ports {{ {device_name(TAP, 'a')} }}")
         lost, marker = hello(MAC_A), hello(MAC_A)
         a.send(lost)
-        plug(driver, wanted)
+        plug(driver, desired)
         a.send(marker)
         assert not any(each.startswith(lost) for each in until_heard(b, marker))
 
@@ -848,11 +848,11 @@ def test_what_others_change_is_told_and_what_we_change_is_not(driver: LinuxBridg
     news: queue.Queue[Wake] = queue.Queue()
     driver.watch(news.put)
     assert news.get(timeout=30).ports is None, "the first says that the host can be looked at"
-    wanted: dict[str, PortSpec | None] = {"p": make_spec(network="net2"), "q": make_spec(MAC_B)}
-    plug(driver, wanted)
+    desired: dict[str, PortSpec | None] = {"p": make_spec(network="net2"), "q": make_spec(MAC_B)}
+    plug(driver, desired)
     vm = Vm("p", MAC_A)
     with vms(vm):
-        assert plug(driver, wanted).changes == ()
+        assert plug(driver, desired).changes == ()
     plug(driver, {"q": None})
     tap = device_name(TAP, "p")
     # The kernel reports late that the VM has gone, and the agent is notified.
@@ -876,8 +876,8 @@ def test_what_others_change_is_told_and_what_we_change_is_not(driver: LinuxBridg
         run(command)
         while news.get(timeout=30).ports != ports:
             pass  # a bridge that goes causes events of its members before
-        wanted = {"p": make_spec(network="net2")}
+        desired = {"p": make_spec(network="net2")}
         with contextlib.suppress(AssertionError):  # the wire is down once, on purpose
-            plug(driver, wanted)
+            plug(driver, desired)
         while not news.empty():
             news.get()

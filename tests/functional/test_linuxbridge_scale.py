@@ -84,8 +84,8 @@ def spec(number: int, *, filtered: bool = True) -> PortSpec:
     )
 
 
-def converge(driver: LinuxBridge, wanted: dict[str, PortSpec | None]) -> Converged:
-    result = converge_alone(driver, [Intent(port_id, each) for port_id, each in wanted.items()])
+def converge(driver: LinuxBridge, desired: dict[str, PortSpec | None]) -> Converged:
+    result = converge_alone(driver, [Intent(port_id, each) for port_id, each in desired.items()])
     assert result.failed == {}
     return result
 

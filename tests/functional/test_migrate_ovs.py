@@ -183,9 +183,9 @@ def test_vxlan_peers_learn_at_once(clean: Site) -> None:
 
 def passed_on(ear: PacketNic, mac: str, unwrap: Unwrap) -> int:
     """How many requests of the VM have come since the last look that were passed on."""
-    wanted = bytes.fromhex(group_of(mac).replace(":", "")) + handover(mac)[6:42]
+    desired = bytes.fromhex(group_of(mac).replace(":", "")) + handover(mac)[6:42]
     frames = (unwrap(each) or b"" for each in ear.received())
-    return sum(each[:42] == wanted for each in frames)
+    return sum(each[:42] == desired for each in frames)
 
 
 def hears_once(ear: PacketNic, mac: str, unwrap: Unwrap) -> None:

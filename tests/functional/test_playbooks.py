@@ -119,7 +119,7 @@ def harmless(step: Step) -> Step | None:
     """The steps that this machine may take for real: of its files one, with the value that it has."""
     match step.target:
         case File(path) if path == THP and isinstance(step.now, str):
-            return replace(step, wanted=step.now)
+            return replace(step, desired=step.now)
         case Sysctl("vm.stat_interval") | KernelArgument() | OtherConfig("pmd-cpu-mask") | BannedCpus():
             return step
     return None
@@ -179,13 +179,13 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
         book = written(replace(plan, steps=steps), facts, tmp_path / "tune.yml")
         env = {**ovs.env, "PATH": f"{grub.programs}:{os.environ['PATH']}"}
         first = play(tmp_path, book, env=env)
-        wanted = {
+        desired = {
             "Set hugepages and masks, now and at boot",
             "Set sysctls",
             "Set other_config of OVS",
         }
-        wanted |= {"Tell irqbalance which CPUs to leave alone", "Restart irqbalance"}
-        assert wanted | {"Set the kernel's arguments", "Write kernel files"} <= first.changes
+        desired |= {"Tell irqbalance which CPUs to leave alone", "Restart irqbalance"}
+        assert desired | {"Set the kernel's arguments", "Write kernel files"} <= first.changes
 
         after = make_plan(read_facts(Root()), intent, this_machine(ovs)[1])
         done = {step.target for step in after.steps if step.done}
@@ -196,13 +196,13 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
         assert ovs.get("Open_vSwitch", ".", "other_config:pmd-cpu-mask") == "0x2"
         _says(
             grub,
-            [f"{s.target.name}={s.wanted}" for s in steps if isinstance(s.target, KernelArgument)],
+            [f"{s.target.name}={s.desired}" for s in steps if isinstance(s.target, KernelArgument)],
         )
         assert grub.calls == 1
 
         # A mask goes before the list: the same CPUs do, as an older tuned writes them, and others do not.
         banned = next(step for step in steps if isinstance(step.target, BannedCpus))
-        mask = to_kernel(parse_list(str(banned.wanted)))
+        mask = to_kernel(parse_list(str(banned.desired)))
         irqbalance.write_text(f"{irqbalance.read_text()}IRQBALANCE_BANNED_CPUS=00000000,{mask:0>8}\n")
         second = play(tmp_path, book, env=env)
         assert (second.changed, second.changes, grub.calls) == (0, set(), 1)
@@ -215,7 +215,7 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
         ovs.set_other_config(ovs.other_config)
 
 
-def _says(grub: Grub, wanted: list[str]) -> None:
+def _says(grub: Grub, desired: list[str]) -> None:
     """As grub-mkconfig reads them: the old values are gone, and each new one is there once."""
     snippet = grub.file.parent / "grub.d" / "netplugin-tuning.cfg"
     said = subprocess.run(
@@ -232,7 +232,7 @@ def _says(grub: Grub, wanted: list[str]) -> None:
         timeout=30,
         check=True,
     )
-    assert said.stdout.split() == ["quiet", *wanted]
+    assert said.stdout.split() == ["quiet", *desired]
 
 
 def test_text_of_others_is_not_evaluated(tmp_path: Path) -> None:

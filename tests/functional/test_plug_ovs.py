@@ -181,12 +181,12 @@ def test_all_ports_of_a_vlan_change_in_one_transaction(ovs: PrivateOvs, agent: P
     plug_all(
         agent, {f"p{n}": make_spec(n, vlan_id=100) for n in range(80)} | {"other": make_spec(99, vlan_id=7)}
     )
-    wanted = {"network": "physnet1", "from_vlan": 100, "to_vlan": 200}
+    desired = {"network": "physnet1", "from_vlan": 100, "to_vlan": 200}
     with monitored(ovs) as seen:
         ofports = rows(ovs, "Interface", "name", "ofport")
         flows = ovs.ofctl("dump-flows", "br-phys1", "--no-stats")
         before = _transactions(ovs)
-        status, body = agent.call("POST", "/v1/ports:retag", wanted)
+        status, body = agent.call("POST", "/v1/ports:retag", desired)
         assert status == 200 and {r["status"] for r in body["results"]} == {200}
         assert len(body["results"]) == 80
         assert _transactions(ovs) == before + 2, "ours, and vswitchd's that it has it (cur_cfg)"
@@ -195,7 +195,7 @@ def test_all_ports_of_a_vlan_change_in_one_transaction(ovs: PrivateOvs, agent: P
         assert tags[device_name(VHOST, "other")] == 7
         assert rows(ovs, "Interface", "name", "ofport") == ofports
         assert ovs.ofctl("dump-flows", "br-phys1", "--no-stats") == flows, "filters do not depend on the VLAN"
-        assert agent.call("POST", "/v1/ports:retag", wanted) == (200, {"results": []})
+        assert agent.call("POST", "/v1/ports:retag", desired) == (200, {"results": []})
         assert _transactions(ovs) == before + 2 and planned(agent) == []
     assert not [row for row in seen if row["action"] == "delete"], "no port was made again"
 

@@ -263,9 +263,9 @@ def test_a_proposal_is_made_and_set(ovs: PrivateOvs, agent: PrivateAgent) -> Non
 
 
 def test_ovs_is_told_to_balance_by_itself(ovs: PrivateOvs, agent: PrivateAgent) -> None:
-    wanted = {"enabled": True, "load_threshold": 71, "interval_minutes": 2}
-    state = put(agent, auto_load_balance=wanted)
-    assert state["settings"]["auto_load_balance"] == {**wanted, "improvement_threshold": 25}
+    desired = {"enabled": True, "load_threshold": 71, "interval_minutes": 2}
+    state = put(agent, auto_load_balance=desired)
+    assert state["settings"]["auto_load_balance"] == {**desired, "improvement_threshold": 25}
     until_logged(ovs, "PMD auto load balance is enabled, interval 2 mins, pmd load threshold 71%")
     put(agent, auto_load_balance={"enabled": False})
     until_logged(ovs, "PMD auto load balance is disabled")

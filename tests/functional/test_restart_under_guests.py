@@ -164,7 +164,7 @@ def tags(trio: Trio) -> list[str]:
 def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
     """Kill and start vswitchd, and tell of each time, while the liar lies and nobody receives it."""
     trio.plug()
-    wanted = tags(trio)
+    desired = tags(trio)
     with lying(trio, how):
         trio.host.plug(trio.liar_nic, port_security=OPEN)
         wait_for(lambda: lies_heard(trio, how), DEADLINE_S, "lies are heard without a filter")
@@ -178,7 +178,7 @@ def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
             trio.wait_liar()
             assert echoes_heard(trio.listener) == heard, "a filter was open"
             assert believed(trio.listener, DEVICE, OTHER_ADDRESS) == ""
-    assert tags(trio) == wanted
+    assert tags(trio) == desired
     assert trio.host.call("POST", "/v1/reconcile", {"dry_run": True})["changes"] == []
     states = [trio.host.call("GET", f"/v1/ports/{nic.port_id}")["state"] for nic in trio.nics]
     assert states == ["active"] * 3
@@ -218,10 +218,10 @@ def test_no_lie_is_heard_through_many_kills(trio: Trio, how: str) -> None:
 def test_vlans_are_apart_after_a_restart(trio: Trio) -> None:
     trio.plug()
     trio.host.plug(trio.honest_nic, vlan_id=OTHER_VLAN)
-    wanted = flows(trio)
+    desired = flows(trio)
     trio.host.ovs.kill_vswitchd()
     trio.host.ovs.start_vswitchd()
-    wait_for(lambda: flows(trio) == wanted, DEADLINE_S, "the flows are back")
+    wait_for(lambda: flows(trio) == desired, DEADLINE_S, "the flows are back")
     trio.liar.wait_pings(trio.listener_nic.address)
     before = echoes_heard(trio.honest)
     echo_requests(trio.listener, trio.honest_nic.address, 3)

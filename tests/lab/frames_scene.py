@@ -91,10 +91,10 @@ class Scene:
         self.settle()
         found = set()
         for sent, fate in self._seen(list(self._frames(kinds, setting))):
-            wanted = "passed" if sent.passes else "dropped"
-            if fate != wanted:
+            desired = "passed" if sent.passes else "dropped"
+            if fate != desired:
                 where = f"{self.backend}, {self.network}, {setting}"
-                found.add(f"{sent.kind} ({where}): {fate}; the table says {wanted}")
+                found.add(f"{sent.kind} ({where}): {fate}; the table says {desired}")
         return sorted(found)
 
     def _frames(self, kinds: Sequence[Kind], setting: Setting) -> Iterator[Sent]:

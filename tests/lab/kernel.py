@@ -43,9 +43,9 @@ class Kernel:
 
     def module(self, name: str) -> Path:
         """A module's file by its name, whose dashes and underscores mean the same."""
-        wanted = re.compile(name.replace("_", "[-_]") + r"\.ko(\.xz)?")
+        desired = re.compile(name.replace("_", "[-_]") + r"\.ko(\.xz)?")
         for path in sorted(self.modules.rglob("*.ko*")):
-            if wanted.fullmatch(path.name):
+            if desired.fullmatch(path.name):
                 return path
         raise LabError(f"{self.modules} has no module {name}")
 

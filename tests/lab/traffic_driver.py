@@ -148,9 +148,9 @@ class Driven(Machine):
         self.intents[port_id] = Intent(port_id, asked, overlay=overlay)
 
     def _converge(self, ports: Sequence[str] | None) -> Converged:
-        wanted = self.intents if ports is None else {i: self.intents[i] for i in ports}
+        desired = self.intents if ports is None else {i: self.intents[i] for i in ports}
         with self.driver() as driver:
-            result = converge_alone(driver, list(wanted.values()), whole=ports is None)
+            result = converge_alone(driver, list(desired.values()), whole=ports is None)
         self._made += len(result.changes)
         return result
 

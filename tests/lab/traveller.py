@@ -96,17 +96,17 @@ class Traveller:
         ``xml`` is the domain on the destination, if it is not what the agent there renders.
         """
         self.prepare_destination()
-        wanted: dict[str, Any] = {
+        desired: dict[str, Any] = {
             libvirt.VIR_MIGRATE_PARAM_URI: f"unix://{URI_SOCKET}",
             libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml or self.destination_xml(),
         }
         if bandwidth_mb_s is not None:
-            wanted[libvirt.VIR_MIGRATE_PARAM_BANDWIDTH] = bandwidth_mb_s
+            desired[libvirt.VIR_MIGRATE_PARAM_BANDWIDTH] = bandwidth_mb_s
         # A connection of its own: once, with libvirt 9.0, a call beside this one on the same connection never
         # came back, while libvirtd answered others.
         with closing(libvirt.open(self.home.libvirt.uri)) as own:
             domain = own.lookupByName(self.nic.vm_id)
-            domain.migrateToURI3(self.away.libvirt.uri, wanted, FLAGS)
+            domain.migrateToURI3(self.away.libvirt.uri, desired, FLAGS)
 
     def prepare_destination(self) -> None:
         """Write there what the domain has booted."""

@@ -86,9 +86,9 @@ def _fetch_emulator(apt: PrivateApt, scratch: Path) -> None:
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     suite = f"{release}-backports"
     apt.add_suite(release, suite)
-    wanted = {package.name: str(package) for package in apt.missing(EMULATOR, suite=suite)}
+    desired = {package.name: str(package) for package in apt.missing(EMULATOR, suite=suite)}
     # Those the machine has from there already are requested too.
-    wanted = {name: f"{name}/{suite}" for name in WITH_EMULATOR} | wanted
+    desired = {name: f"{name}/{suite}" for name in WITH_EMULATOR} | desired
     # Without its epoch: a colon separates directories in LD_LIBRARY_PATH.
     version = apt.candidate(EMULATOR, suite).rpartition(":")[2]
     target = CACHE / f"nested-qemu-{version}"
@@ -96,7 +96,7 @@ def _fetch_emulator(apt: PrivateApt, scratch: Path) -> None:
         target.touch()
         return
     draft = scratch / "qemu"
-    apt.unpack(wanted.values(), draft)
+    apt.unpack(desired.values(), draft)
     shutil.rmtree(draft / "usr/share/doc", ignore_errors=True)
     draft.rename(target)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lint import names
 from tests.lint.dead import entry_points
 from tests.lint.words import LIST, Word, read_list, search
 
@@ -34,6 +35,17 @@ def test_prose_of_a_module_is_read_and_its_code_is_not() -> None:
 
 def test_a_page_is_read_without_its_code() -> None:
     assert list(search(Path("a.md"), PAGE, WORDS)) == [Word(Path("a.md"), 1, "anew", "again")]
+
+
+def test_names_are_read_by_their_words_where_they_are_defined() -> None:
+    module = (
+        "class AnewReader:\n    READ_ANEW = 1\n\ndef f(asked_for, *, anew2):\n    lib.anew(anew=1).anew = 2"
+    )
+    found = [(word.line, word.text) for word in names.search(Path("a.py"), module, WORDS)]
+    assert found == [(1, "AnewReader"), (2, "READ_ANEW"), (4, "asked_for"), (5, "anew")]
+    assert (
+        list(names.search(Path("a.py"), "renewed = evidence = 1", WORDS | {"evidence": "attribution"})) == []
+    )
 
 
 def test_each_word_of_the_list_has_a_better_one() -> None:

@@ -35,7 +35,7 @@ class SettingAccessor(Protocol[T]):
         """Normalise ``raw`` to a plan value; equivalent texts give the same value."""
         ...
 
-    def write(self, target: T, wanted: str | None) -> None:
+    def write(self, target: T, desired: str | None) -> None:
         """Set ``wanted``, a plan value."""
         ...
 

@@ -138,18 +138,18 @@ def _again(steps: list[Step], machine: TunedMachine, journal: ApplyJournal) -> I
 
 def _take(step: Step, machine: TunedMachine, journal: ApplyJournal) -> Result | None:
     """Apply one step; None if the value is already as planned."""
-    result = Result(step.group, step.target, step.now, step.wanted, StepOutcome.FAILED)
+    result = Result(step.group, step.target, step.now, step.desired, StepOutcome.FAILED)
     try:
         before = machine.read(step.target)
         result = replace(result, old=machine.value(step.target, before))
     except (NetpluginError, WriteIgnored) as refused:
         return _because(result, refused)
-    if result.old == step.wanted:
+    if result.old == step.desired:
         return None
-    journal.writing(step.group, step.target, before, step.wanted)
+    journal.writing(step.group, step.target, before, step.desired)
     try:
-        machine.write(step.target, step.wanted)
-        _require(machine, step.target, step.wanted)
+        machine.write(step.target, step.desired)
+        _require(machine, step.target, step.desired)
     except (NetpluginError, WriteIgnored) as refused:
         return _taken_back(_because(result, refused), before, machine, journal)
     journal.mark(Event.WRITTEN, step.group, step.target)
@@ -176,10 +176,10 @@ def _taken_back(result: Result, before: Raw, machine: TunedMachine, journal: App
     return result
 
 
-def _require(machine: TunedMachine, target: Target, wanted: str | None) -> None:
+def _require(machine: TunedMachine, target: Target, desired: str | None) -> None:
     found = machine.value(target, machine.read(target))
-    if found != wanted:
-        raise HostError(f"{target} is {shown(found)} afterwards and not {shown(wanted)}", step="read-back")
+    if found != desired:
+        raise HostError(f"{target} is {shown(found)} afterwards and not {shown(desired)}", step="read-back")
 
 
 def _because(result: Result, refused: NetpluginError | WriteIgnored) -> Result:
@@ -195,7 +195,7 @@ def _later(plan: TuningPlan) -> Iterator[Result]:
 
 def _all(plan: TuningPlan, effect: Effect, outcome: StepOutcome) -> Iterator[Result]:
     for step in plan.left(effect):
-        yield Result(step.group, step.target, step.now, step.wanted, outcome)
+        yield Result(step.group, step.target, step.now, step.desired, outcome)
 
 
 # -- Undo: restore every value to what it was before the first apply in the journal. Needs no plan.
@@ -308,8 +308,8 @@ class TunedMachine:
     def value(self, target: Target, raw: Raw) -> str | None:
         return self._place(target).value(target, raw)
 
-    def write(self, target: Target, wanted: str | None) -> None:
-        self._place(target).write(target, wanted)
+    def write(self, target: Target, desired: str | None) -> None:
+        self._place(target).write(target, desired)
 
     def restore(self, target: Target, raw: Raw) -> None:
         self._place(target).restore(target, raw)

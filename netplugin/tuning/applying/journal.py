@@ -62,7 +62,7 @@ class JournalLine(BaseModel):
     group: Group
     target: dict[str, Any]
     before: Raw = None
-    wanted: str | None = None
+    desired: str | None = None
 
     @property
     def of(self) -> Target:
@@ -137,7 +137,7 @@ def _take(changes: dict[Target, AppliedChange], entry: JournalLine, target: Targ
     there = changes.get(target)
     if entry.event is Event.WRITING:
         before = there.before if there else entry.before
-        ours = (there.ours if there else frozenset()) | {entry.wanted}
+        ours = (there.ours if there else frozenset()) | {entry.desired}
         changes[target] = AppliedChange(entry.group, target, before, ours, open=True)
     elif there is None:
         raise ValueError(f"{entry.event} of {target}, which nothing was written to")
@@ -193,9 +193,9 @@ class ApplyJournal:
         """Raises: HostError if the file is not a journal."""
         return _read(self.path, self._data(), self._boot)
 
-    def writing(self, group: Group, target: Target, before: Raw, wanted: str | None) -> None:
+    def writing(self, group: Group, target: Target, before: Raw, desired: str | None) -> None:
         """Log that ``target`` is about to be set to ``wanted``; ``before`` is its raw value."""
-        self._append(line(Event.WRITING, self._boot, group, target, before=before, wanted=wanted))
+        self._append(line(Event.WRITING, self._boot, group, target, before=before, desired=desired))
 
     def withdraw(self) -> None:
         """Remove the last line: its change left no trace on the host."""

@@ -83,12 +83,12 @@ class KernelFiles:
             pass  # not parsable: compare it as text
         return raw
 
-    def write(self, target: File | Sysctl, wanted: str | None) -> None:
-        self.restore(target, wanted)
+    def write(self, target: File | Sysctl, desired: str | None) -> None:
+        self.restore(target, desired)
         path = _path(target)
-        if path.endswith("/nr_hugepages") and (got := self.read(target)) != wanted:
+        if path.endswith("/nr_hugepages") and (got := self.read(target)) != desired:
             raise HostError(
-                f"the kernel has {got} pages to give and not {wanted}: memory is in use or in pieces",
+                f"the kernel has {got} pages to give and not {desired}: memory is in use or in pieces",
                 step="read-back",
                 fix="reserve them at boot, with the plan's kernel arguments",
             )
@@ -139,7 +139,7 @@ class Swaps:
     def value(self, target: Swap, raw: Raw) -> str | None:
         return ",".join(name for name, _ in _rows(raw)) or None
 
-    def write(self, target: Swap, wanted: str | None) -> None:
+    def write(self, target: Swap, desired: str | None) -> None:
         """Switch all swap areas off; a plan never wants any."""
         for name, _ in _rows(self.read(target)):
             self._run(["swapoff", _plain(name)], _OFF_S)
@@ -188,8 +188,8 @@ class KernelThreads:
         found = {int(entry.rpartition(":")[2]) for entry in raw.split(",")} if raw else set()
         return ",".join(map(str, sorted(found))) or None
 
-    def write(self, target: ThreadPriority, wanted: str | None) -> None:
-        priority = int(wanted or 0)
+    def write(self, target: ThreadPriority, desired: str | None) -> None:
+        priority = int(desired or 0)
         policy = os.SCHED_FIFO if priority else os.SCHED_OTHER
         self._all(target, {t.name: (policy, priority) for t in self._threads(target)})
 
@@ -202,9 +202,9 @@ class KernelThreads:
             before[name] = int(policy), int(priority)
         self._all(target, before)
 
-    def _all(self, target: ThreadPriority, wanted: dict[str, tuple[int, int]]) -> None:
+    def _all(self, target: ThreadPriority, desired: dict[str, tuple[int, int]]) -> None:
         for thread in self._threads(target):
-            policy, priority = wanted.get(thread.name, (thread.policy, thread.priority))
+            policy, priority = desired.get(thread.name, (thread.policy, thread.priority))
             if (policy, priority) != (thread.policy, thread.priority):
                 with refusals(thread.name):
                     self._set(thread.pid, policy, priority)
@@ -288,22 +288,22 @@ class VfCounts:
     def value(self, target: VfCount, raw: Raw) -> str | None:
         return raw
 
-    def write(self, target: VfCount, wanted: str | None) -> None:
-        self.restore(target, wanted)
+    def write(self, target: VfCount, desired: str | None) -> None:
+        self.restore(target, desired)
 
     def restore(self, target: VfCount, raw: Raw) -> None:
         """Set the number, through 0 if VFs exist. Raises: Conflict if an existing VF is in use."""
-        now, wanted = self.read(target) or "0", raw or "0"
-        if now == wanted:
+        now, desired = self.read(target) or "0", raw or "0"
+        if now == desired:
             return
         path = _vf_path(target)
         if now != "0":
             self._refuse_in_use(target, int(now))
             with refusals(path):
                 self._root.write(path, "0")
-        if wanted != "0":
+        if desired != "0":
             with refusals(path):
-                self._root.write(path, wanted)
+                self._root.write(path, desired)
 
     def _refuse_in_use(self, target: VfCount, number: int) -> None:
         uses = list(vf_uses(self._root, target.address, number, self._ports()))

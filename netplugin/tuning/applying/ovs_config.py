@@ -98,10 +98,10 @@ class OvsConfig:
         except ValueError:
             return raw
 
-    def write(self, target: OtherConfig, wanted: str | None) -> None:
-        self._ovs.set(target.key, wanted)
+    def write(self, target: OtherConfig, desired: str | None) -> None:
+        self._ovs.set(target.key, desired)
         if target.key == _MASK:
-            running, asked = self._ovs.pmd_cpus(), frozenset(from_mask(wanted or ""))
+            running, asked = self._ovs.pmd_cpus(), frozenset(from_mask(desired or ""))
             if running and running != asked:
                 raise HostError(
                     f"vswitchd runs PMD threads on {format_list(running)}, not on {format_list(asked)}",

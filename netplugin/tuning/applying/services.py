@@ -73,20 +73,20 @@ class IrqbalanceFile:
         except ValueError:
             return text
 
-    def write(self, target: BannedCpus, wanted: str | None) -> None:
+    def write(self, target: BannedCpus, desired: str | None) -> None:
         """Set the list. Raises: HostError if irqbalance is too old for it or the older variable, a mask,
         overrides it. A mask of the same CPUs is accepted: every version reads it."""
         version = self._version()
-        if version and version < _LEAST and self._in_words(target, masked_cpus) != wanted:
-            mask = f"IRQBALANCE_BANNED_CPUS={to_kernel(cpu_list(wanted or ''))}"
+        if version and version < _LEAST and self._in_words(target, masked_cpus) != desired:
+            mask = f"IRQBALANCE_BANNED_CPUS={to_kernel(cpu_list(desired or ''))}"
             raise HostError(
                 f"irqbalance {'.'.join(map(str, version))} does not know {_NAME}, which is of 1.8",
                 step="apply",
                 fix=f"install a newer one, or set {mask} in {target.path}; once the kernel has "
                 "isolated them, it leaves them alone by itself",
             )
-        self.restore(target, f"{_NAME}={wanted}")
-        if self._in_words(target, banned_cpus) != wanted:
+        self.restore(target, f"{_NAME}={desired}")
+        if self._in_words(target, banned_cpus) != desired:
             raise HostError(
                 f"{target.path} has IRQBALANCE_BANNED_CPUS, which goes before {_NAME}",
                 step="read-back",
@@ -149,8 +149,8 @@ class TunedVariables:
     def value(self, target: TunedVariable, raw: Raw) -> str | None:
         return value_of(raw)
 
-    def write(self, target: TunedVariable, wanted: str | None) -> None:
-        self.restore(target, f"{target.name}={wanted}")
+    def write(self, target: TunedVariable, desired: str | None) -> None:
+        self.restore(target, f"{target.name}={desired}")
 
     def restore(self, target: TunedVariable, raw: Raw) -> None:
         path, text = variables_path(target.profile), self._text(target)
@@ -186,8 +186,8 @@ class TunedProfiles:
     def value(self, target: TunedProfile, raw: Raw) -> str | None:
         return raw.removeprefix(_AUTO) if raw else None
 
-    def write(self, target: TunedProfile, wanted: str | None) -> None:
-        self.restore(target, wanted)
+    def write(self, target: TunedProfile, desired: str | None) -> None:
+        self.restore(target, desired)
 
     def restore(self, target: TunedProfile, raw: Raw) -> None:
         if raw is None:

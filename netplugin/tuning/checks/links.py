@@ -47,18 +47,18 @@ def _uplinks(scene: Scene) -> Iterator[Finding]:
     """Check that the plan's NICs carry the largest MTU in use."""
     if scene.plan is None:
         return
-    wanted = max(scene.plan.intent.mtus)
+    desired = max(scene.plan.intent.mtus)
     names = {name for nic in scene.plan.nics for name in nic.interfaces}
     for interface in known(scene.facts.network.interfaces, ()):
         mtu = known(interface.mtu, None)
-        if interface.name in names and mtu is not None and mtu < wanted:
+        if interface.name in names and mtu is not None and mtu < desired:
             yield Finding(
                 id="mtu",
                 status="fail",
                 found=f"{interface.name} has MTU {mtu}",
-                expected=f"{wanted}, the largest MTU in use",
-                fix=f"ip link set {interface.name} mtu {wanted}, or for a port of OVS "
-                f"ovs-vsctl set Interface NAME mtu_request={wanted}",
+                expected=f"{desired}, the largest MTU in use",
+                fix=f"ip link set {interface.name} mtu {desired}, or for a port of OVS "
+                f"ovs-vsctl set Interface NAME mtu_request={desired}",
             )
 
 

@@ -77,11 +77,11 @@ def _isolation(scene: Scene) -> Iterator[Finding]:
             "isolcpus=managed_irq,domain,...",
         )
     if split:
-        beside = format_list(cpu for core in split for cpu in core.cpus - isolated)
+        shared = format_list(cpu for core in split for cpu in core.cpus - isolated)
         yield Finding(
             id="isolation-siblings",
             status="warn",
-            found=f"CPUs {beside} are not isolated and share their core with one that is",
+            found=f"CPUs {shared} are not isolated and share their core with one that is",
             expected="whole cores isolated",
             fix="add them to isolcpus, nohz_full and rcu_nocbs",
         )
@@ -148,15 +148,15 @@ def budget(scene: Scene) -> Iterator[Finding]:
 
 
 def _cores(plan: TuningPlan) -> Iterator[Finding]:
-    wanted = CORES_PER_10G * math.ceil(plan.intent.links * plan.intent.link_gbps / 10)
+    desired = CORES_PER_10G * math.ceil(plan.intent.links * plan.intent.link_gbps / 10)
     vm = sum(len(share.vm) for share in plan.partition.nodes)
     for what, have in (("PMD", plan.intent.pmd_cores), ("VM", vm)):
-        short = have < wanted
+        short = have < desired
         yield Finding(
             id=f"budget-{what.lower()}",
             status="warn" if short else "ok",
             found=f"{have} whole {what} cores for {plan.intent.links} x {plan.intent.link_gbps:g} Gbit/s",
-            expected=f"at least {wanted}: {CORES_PER_10G} whole cores for each 10 Gbit/s",
+            expected=f"at least {desired}: {CORES_PER_10G} whole cores for each 10 Gbit/s",
             fix=f"plan more {what} cores, or expect less than line rate" if short else None,
         )
 

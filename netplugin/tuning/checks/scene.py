@@ -92,18 +92,18 @@ def planned(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             id=f"plan-{group}",
             status="warn" if left else "ok",
-            found=_some(left, wanted=False) if left else f"all {len(steps)} as planned",
-            expected=_some(left, wanted=True) if left else "as planned",
+            found=_some(left, desired=False) if left else f"all {len(steps)} as planned",
+            expected=_some(left, desired=True) if left else "as planned",
             fix=_FIX[slowest] if left else None,
         )
 
 
-def _some(steps: list[Step], wanted: bool) -> str:
+def _some(steps: list[Step], desired: bool) -> str:
     """The first steps as text; values unknown for a common reason give that reason once."""
     reasons = {step.now for step in steps if isinstance(step.now, Unknown)}
-    if not wanted and len(reasons) == 1 and all(isinstance(s.now, Unknown) for s in steps):
+    if not desired and len(reasons) == 1 and all(isinstance(s.now, Unknown) for s in steps):
         return str(reasons.pop())
-    parts = [_text(step, step.wanted if wanted else step.now) for step in steps[:_SHOWN]]
+    parts = [_text(step, step.desired if desired else step.now) for step in steps[:_SHOWN]]
     more = len(steps) - _SHOWN
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
 

@@ -203,8 +203,8 @@ def _lines(plan: GuestPlan) -> Iterator[str]:
             yield ""
             yield head
         for step in steps:
-            wanted = "off" if step.wanted is None else step.wanted
-            yield f"  [{step.group}] {step.target} = {wanted}"
+            desired = "off" if step.desired is None else step.desired
+            yield f"  [{step.group}] {step.target} = {desired}"
             yield f"      {step.why}"
     if plan.isolated:
         yield ""

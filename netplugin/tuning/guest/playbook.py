@@ -77,14 +77,14 @@ def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
     """Set MTU and queues by udev rules, so that they also apply to hot-plugged NICs and under any name."""
     rules = []
     for each in plan.nics:
-        wanted = []
+        desired = []
         if each.mtu:
-            wanted.append(f'ATTR{{mtu}}="{each.mtu}"')
+            desired.append(f'ATTR{{mtu}}="{each.mtu}"')
         if each.channels:
-            wanted.append(f'RUN+="/usr/sbin/ethtool -L $name combined {each.channels}"')
-        if wanted:
+            desired.append(f'RUN+="/usr/sbin/ethtool -L $name combined {each.channels}"')
+        if desired:
             match = f'ACTION=="add", SUBSYSTEM=="net", DRIVERS=="?*", ATTR{{address}}=="{each.nic.mac}"'
-            rules.append(", ".join([match, *wanted]))
+            rules.append(", ".join([match, *desired]))
     if not rules:
         return
     if any(each.channels for each in plan.nics):

@@ -42,21 +42,21 @@ def settings(
         yield from _kernel_work(domain, housekeeping)
         if realtime:
             yield from _latency()
-    for name, wanted, why in _arguments(domain, pages, housekeeping, isolated, realtime):
+    for name, desired, why in _arguments(domain, pages, housekeeping, isolated, realtime):
         yield Step(
             Group.KERNEL_ARGUMENTS,
             KernelArgument(name),
             _NOT_ASKED,
-            wanted,
+            desired,
             Effect.REBOOT,
             why,
             steps.of_argument(name),
         )
 
 
-def _live(group: Group, target: Target, wanted: str | None, why: str) -> Step:
+def _live(group: Group, target: Target, desired: str | None, why: str) -> Step:
     source = f"{steps.TUNED_GUEST} and those that it includes"
-    return Step(group, target, _NOT_ASKED, wanted, Effect.LIVE, why, source)
+    return Step(group, target, _NOT_ASKED, desired, Effect.LIVE, why, source)
 
 
 def _kernel_work(domain: GuestDomain, housekeeping: Cpus) -> Iterator[Step]:
@@ -94,7 +94,7 @@ def _kernel_work(domain: GuestDomain, housekeeping: Cpus) -> Iterator[Step]:
 
 
 def _latency() -> Iterator[Step]:
-    for group, name, wanted, why in (
+    for group, name, desired, why in (
         (Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU"),
         (
             Group.SCHEDULING,
@@ -109,12 +109,12 @@ def _latency() -> Iterator[Step]:
             "timers of other CPUs must not move to one of these",
         ),
     ):
-        yield _live(group, Sysctl(name), wanted, why)
+        yield _live(group, Sysctl(name), desired, why)
     yield _live(Group.MEMORY, File(THP), "never", "making large pages of small ones stops who uses them")
     yield _live(Group.MEMORY, Swap(), None, "memory that comes back from a disk comes milliseconds late")
-    for threads, wanted, _ in PRIORITIES:
+    for threads, desired, _ in PRIORITIES:
         why = "what the kernel has to do on a vCPU must not wait for a busy thread there"
-        yield _live(Group.SCHEDULING, ThreadPriority(threads), wanted, why)
+        yield _live(Group.SCHEDULING, ThreadPriority(threads), desired, why)
 
 
 def _arguments(

@@ -140,10 +140,10 @@ def same_machine(online: frozenset[int]) -> Iterator[Task]:
 
 
 def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
-    files = [(step.target, step.wanted) for step in steps if isinstance(step.target, File)]
-    lasting = [f"w {target.path} - - - - {wanted}" for target, wanted in files if target.lasting]
+    files = [(step.target, step.desired) for step in steps if isinstance(step.target, File)]
+    lasting = [f"w {target.path} - - - - {desired}" for target, desired in files if target.lasting]
     # The minus ignores errors: the kernel refuses to move managed interrupts.
-    passing = [f"w- {target.path} - - - - {wanted}" for target, wanted in files if not target.lasting]
+    passing = [f"w- {target.path} - - - - {desired}" for target, desired in files if not target.lasting]
     if lasting:
         yield notified(file_with("Set hugepages and masks, now and at boot", _LASTING, lasting), _FILES)
     if passing:
@@ -153,7 +153,7 @@ def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
 def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
     """systemd-tmpfiles misses modules that are loaded after it runs; modprobe.d(5) covers those."""
     lines = [
-        f"options {match['module']} {match['name']}={step.wanted}"
+        f"options {match['module']} {match['name']}={step.desired}"
         for step in steps
         if isinstance(step.target, File) and (match := _PARAMETER.fullmatch(step.target.path))
     ]
@@ -180,7 +180,7 @@ def until_boot(name: str, lines: list[str]) -> Iterator[Task]:
 
 
 def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
-    lines = [f"{s.target.name} = {s.wanted}" for s in steps if isinstance(s.target, Sysctl)]
+    lines = [f"{s.target.name} = {s.desired}" for s in steps if isinstance(s.target, Sysctl)]
     if lines:
         yield notified(file_with("Set sysctls", _SYSCTL, lines), _SYSCTLS)
 
@@ -208,7 +208,7 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
                 "ansible.builtin.lineinfile": {
                     "path": variables_path(step.target.profile),
                     "regexp": rf"^{step.target.name}\s*=",
-                    "line": f"{step.target.name}={step.wanted}",
+                    "line": f"{step.target.name}={step.desired}",
                     "create": True,
                     "mode": "0644",
                 },
@@ -222,8 +222,8 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
                 "failed_when": False,
                 "check_mode": False,
             }
-            yield command("Choose the profile of tuned", "tuned-adm", "profile", str(step.wanted)) | {
-                "vars": {"netplugin_profile": step.wanted},
+            yield command("Choose the profile of tuned", "tuned-adm", "profile", str(step.desired)) | {
+                "vars": {"netplugin_profile": step.desired},
                 "when": Template("netplugin_profile not in netplugin_tuned.stdout"),
             }
 
@@ -231,7 +231,7 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
 def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, BannedCpus):
-            yield from _list_counts(step.target.path, str(step.wanted))
+            yield from _list_counts(step.target.path, str(step.desired))
 
 
 def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -243,7 +243,7 @@ def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
                     "ansible.builtin.lineinfile": {
                         "path": step.target.path,
                         "regexp": "^IRQBALANCE_BANNED_CPULIST=",
-                        "line": f"IRQBALANCE_BANNED_CPULIST={step.wanted}",
+                        "line": f"IRQBALANCE_BANNED_CPULIST={step.desired}",
                     },
                 },
                 _IRQBALANCE,
@@ -267,7 +267,7 @@ def _list_counts(path: str, cpus: str) -> Iterator[Task]:
         "ansible.builtin.slurp": {"src": path},
         "register": "netplugin_banned",
     }
-    wanted = int(to_mask(parse_list(cpus)), 16)
+    desired = int(to_mask(parse_list(cpus)), 16)
     found = (
         "netplugin_banned.content | b64decode | "
         "regex_findall('^\\s*IRQBALANCE_BANNED_CPUS=(.*)$', multiline=True)"
@@ -281,7 +281,7 @@ def _list_counts(path: str, cpus: str) -> Iterator[Task]:
         "ansible.builtin.assert": {
             "that": [
                 Template(
-                    f"(netplugin_mask | default('0', true) | int(base=16) == {wanted}) or "
+                    f"(netplugin_mask | default('0', true) | int(base=16) == {desired}) or "
                     "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
                 ),
             ],
@@ -313,7 +313,7 @@ def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
                 "Keep services on housekeeping CPUs from the next boot",
                 f"{SYSTEMD}.d/90-netplugin-tuning.conf",
                 # Lists accumulate; the empty one clears those of other files.
-                ["[Manager]", "CPUAffinity=", f"CPUAffinity={step.wanted}"],
+                ["[Manager]", "CPUAffinity=", f"CPUAffinity={step.desired}"],
             )
 
 
@@ -354,15 +354,15 @@ def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
 def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, ThreadPriority):
-            yield from thread_tasks(step.target.threads, str(step.wanted))
+            yield from thread_tasks(step.target.threads, str(step.desired))
 
 
 def _ovs(steps: tuple[Step, ...]) -> Iterator[Task]:
-    yield from ovs_tasks([(s.target.key, s.wanted) for s in steps if isinstance(s.target, OtherConfig)])
+    yield from ovs_tasks([(s.target.key, s.desired) for s in steps if isinstance(s.target, OtherConfig)])
 
 
 def _vfs(steps: tuple[Step, ...]) -> Iterator[Task]:
-    yield from vf_tasks([(s.target.address, str(s.wanted)) for s in steps if isinstance(s.target, VfCount)])
+    yield from vf_tasks([(s.target.address, str(s.desired)) for s in steps if isinstance(s.target, VfCount)])
 
 
 def _rest(plan: TuningPlan) -> Iterator[Task]:

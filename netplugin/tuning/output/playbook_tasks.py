@@ -59,11 +59,11 @@ _RED_HAT = Template("ansible_facts.os_family == 'RedHat'")
 
 
 def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
-    found = [(s.target.name, s.wanted) for s in steps if isinstance(s.target, KernelArgument)]
+    found = [(s.target.name, s.desired) for s in steps if isinstance(s.target, KernelArgument)]
     if not found:
         return
-    words = [f"{name}={wanted}" for name, wanted in found if wanted is not None]
-    gone = [name for name, wanted in found if wanted is None]
+    words = [f"{name}={desired}" for name, desired in found if desired is not None]
+    gone = [name for name, desired in found if desired is None]
     yield {
         "name": "Look for the settings of grub",
         "ansible.builtin.stat": {"path": _GRUB},

@@ -99,19 +99,19 @@ def _lines(plan: TuningPlan, explain: bool) -> Iterator[str]:
 
 def _steps(steps: tuple[Step, ...], explain: bool) -> Iterator[str]:
     """Render steps; consecutive steps with the same change and reason become one entry."""
-    for (group, now, wanted, why, source), same in groupby(steps, key=_alike):
+    for (group, now, desired, why, source), same in groupby(steps, key=_alike):
         targets = [str(step.target) for step in same]
         more = f" and {len(targets) - 1} more like it" if len(targets) > 1 else ""
         yield f"  [{group}] {targets[0]}{more}"
-        yield f"      {now} -> {wanted}"
+        yield f"      {now} -> {desired}"
         yield f"      {why}"
         if explain:
             yield f"      source: {source}"
 
 
 def _alike(step: Step) -> tuple[str, str, str, str, str]:
-    now, wanted = ("not set" if value is None else str(value) for value in (step.now, step.wanted))
-    return step.group, now, wanted, step.why, step.source
+    now, desired = ("not set" if value is None else str(value) for value in (step.now, step.desired))
+    return step.group, now, desired, step.why, step.source
 
 
 # -- Facts, plans and steps as JSON: CPU sets as lists like ``0-3,8``, unknown facts with the reason.

@@ -108,7 +108,7 @@ _Core: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlacementRequest:
     """What to place. ``nodes`` are NUMA nodes that the VM must use, ``near`` nodes that it should prefer;
     ``homes`` maps a cell number to the node where that cell must stay."""
 
@@ -119,11 +119,11 @@ class Wish:
     homes: Mapping[int, int] = field(default_factory=dict)
 
 
-def arrange(wish: Wish, ground: HostCapacity, others: Held) -> tuple[PlacedCell, ...] | None:
+def arrange(request: PlacementRequest, ground: HostCapacity, others: Held) -> tuple[PlacedCell, ...] | None:
     """Return the first arrangement that fits, trying the best nodes first, or None if there is no room."""
-    if len(wish.cells) > len(ground.with_cores):
+    if len(request.cells) > len(ground.with_cores):
         return None
-    return _arrange(wish, wish.cells, frozenset(), ground, others)
+    return _arrange(request, request.cells, frozenset(), ground, others)
 
 
 def free_cores(node: NodeGround, others: Held) -> tuple[_Core, ...]:
@@ -142,16 +142,20 @@ def whole_pages(kb: int, page_kb: int) -> int:
 
 
 def _arrange(
-    wish: Wish, left: Sequence[GuestCell], used: frozenset[int], ground: HostCapacity, others: Held
+    request: PlacementRequest,
+    left: Sequence[GuestCell],
+    used: frozenset[int],
+    ground: HostCapacity,
+    others: Held,
 ) -> tuple[PlacedCell, ...] | None:
     """Backtracking search: each cell gets its own node, and the cells together must cover ``wish.nodes``."""
     if not left:
-        return () if used >= wish.nodes else None
+        return () if used >= request.nodes else None
     cell = left[0]
-    for node, cpus in _fitting(wish, cell, ground, others):
+    for node, cpus in _fitting(request, cell, ground, others):
         if node in used:
             continue
-        rest = _arrange(wish, left[1:], used | {node}, ground, others)
+        rest = _arrange(request, left[1:], used | {node}, ground, others)
         if rest is not None:
             mine = PlacedCell(
                 number=cell.number, node=node, vcpus=cell.vcpus, cpus=cpus, memory_kb=cell.memory_kb
@@ -161,7 +165,7 @@ def _arrange(
 
 
 def _fitting(
-    wish: Wish, cell: GuestCell, ground: HostCapacity, others: Held
+    request: PlacementRequest, cell: GuestCell, ground: HostCapacity, others: Held
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Nodes with room for a cell, and the CPUs there. Order: nodes in ``wish.nodes``, then in ``near``, then
     by distance from the NICs, then by the fewest CPUs left."""
@@ -171,10 +175,10 @@ def _fitting(
         cpus = _cpus(len(cell.vcpus), free, node.l3)
         if (
             cpus is not None
-            and wish.homes.get(cell.number, node.node) == node.node
-            and free_kb(node, others, wish.page_kb) >= whole_pages(cell.memory_kb, wish.page_kb)
+            and request.homes.get(cell.number, node.node) == node.node
+            and free_kb(node, others, request.page_kb) >= whole_pages(cell.memory_kb, request.page_kb)
         ):
-            unwanted = (node.node not in wish.nodes, node.node not in wish.near, node.away)
+            unwanted = (node.node not in request.nodes, node.node not in request.near, node.away)
             left = sum(map(len, free)) - len(cpus)
             found.append((unwanted, left, node.node, cpus))
     for _, _, number, cpus in sorted(found):
@@ -220,16 +224,16 @@ def place(
     Raises: Conflict if it can never fit on this host, CapacityExhausted if other VMs use the room.
     """
     page_kb = needs.page_kb or ground.page_kb
-    wish = Wish(needs.cells, page_kb, frozenset(nodes), frozenset(near))
+    request = PlacementRequest(needs.cells, page_kb, frozenset(nodes), frozenset(near))
     if before is not None:
         homes = {cell.number: cell.node for cell in before.cells}
-        kept = arrange(replace(wish, homes=homes), _only(ground, before), others)
+        kept = arrange(replace(request, homes=homes), _only(ground, before), others)
         if kept is not None:
             return _placement(kept, ground, page_kb)
-    require_possible(needs, ground, wish.nodes, page_kb)
-    chosen = arrange(wish, ground, others)
+    require_possible(needs, ground, request.nodes, page_kb)
+    chosen = arrange(request, ground, others)
     if chosen is None:
-        raise exhausted(needs, ground, others, wish.nodes, page_kb)
+        raise exhausted(needs, ground, others, request.nodes, page_kb)
     return _placement(chosen, ground, page_kb)
 
 

@@ -23,7 +23,7 @@ _PARAMETERS = steps.KERNEL_PARAMETERS
 
 class Argument(NamedTuple):
     name: str
-    wanted: str | None
+    desired: str | None
     why: str
     source: str = _PARAMETERS
 
@@ -32,9 +32,9 @@ def kernel_arguments(
     facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Step]:
     now = facts.kernel.arguments
-    for name, wanted, why, source in _wanted(facts, partition, pages, intent):
+    for name, desired, why, source in _desired(facts, partition, pages, intent):
         have = now if isinstance(now, Unknown) else _now(now, name)
-        yield Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), have, wanted, Effect.REBOOT, why, source)
+        yield Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), have, desired, Effect.REBOOT, why, source)
 
 
 def _now(line: CommandLine, name: str) -> str | None:
@@ -64,7 +64,7 @@ def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
     return len(pages) == 1 or release(facts) >= (5, 16)
 
 
-def _wanted(
+def _desired(
     facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Argument]:
     yield from _hugepages(facts, pages)

@@ -89,12 +89,12 @@ def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
         affinity = irq.affinity
         if isinstance(affinity, Unknown) or not affinity & partition.isolated:
             continue
-        wanted = (affinity & partition.housekeeping) or partition.near(affinity)
+        desired = (affinity & partition.housekeeping) or partition.near(affinity)
         yield Step(
             Group.INTERRUPTS,
             File(irq_path(irq.number), lasting=False),
             format_list(affinity),
-            format_list(wanted),
+            format_list(desired),
             Effect.LIVE,
             "an interrupt stops what the CPU does",
             steps.IRQ_AFFINITY,
@@ -140,14 +140,14 @@ def _mask(
 ) -> Iterator[Step]:
     if cpus is not None:
         now = cpus if isinstance(cpus, Unknown) else to_kernel(cpus)
-        wanted = to_kernel(partition.housekeeping)
-        yield Step(group, File(path), now, wanted, Effect.LIVE, why, source)
+        desired = to_kernel(partition.housekeeping)
+        yield Step(group, File(path), now, desired, Effect.LIVE, why, source)
 
 
-def _sysctl(facts: Facts, group: Group, name: str, wanted: str, why: str, source: str) -> Iterator[Step]:
+def _sysctl(facts: Facts, group: Group, name: str, desired: str, why: str, source: str) -> Iterator[Step]:
     now = facts.kernel.sysctl(name)
     if now is not None:
-        yield Step(group, Sysctl(name), now, wanted, Effect.LIVE, why, source)
+        yield Step(group, Sysctl(name), now, desired, Effect.LIVE, why, source)
 
 
 def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -246,7 +246,7 @@ def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[
         "memory that comes back from a disk comes milliseconds late",
         steps.OWN,
     )
-    for group, name, wanted, why, source in (
+    for group, name, desired, why, source in (
         (
             Group.WATCHDOG,
             "kernel.soft_watchdog",
@@ -269,7 +269,7 @@ def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[
             steps.TUNED_LATENCY,
         ),
     ):
-        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), wanted, why, source)
+        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), desired, why, source)
     yield from _halt_polling(facts, partition)
     yield from _threads(facts)
 
@@ -279,16 +279,16 @@ def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
     now = facts.kernel.halt_poll_ns
     cores = (core for share in partition.nodes for core in share.vm)
     if any(len(core.cpus & partition.vcpus) > 1 for core in cores):
-        wanted = "0"
+        desired = "0"
         why = "a halted vCPU that polls takes from the vCPU on the sibling"
     else:
-        wanted = str(known(now, None) or _HALT_POLL_NS)
+        desired = str(known(now, None) or _HALT_POLL_NS)
         why = "a halted vCPU that polls wakes sooner, and has its core to itself"
     yield from _step(
         Group.SCHEDULING,
         File(HALT_POLL),
         _text(now),
-        wanted,
+        desired,
         why,
         f"{steps.HALT_POLLING}; by siblings: {steps.OWN}",
     )
@@ -296,7 +296,7 @@ def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
 
 def _threads(facts: Facts) -> Iterator[Step]:
     threads = facts.kernel.threads
-    for name, wanted, why in PRIORITIES:
+    for name, desired, why in PRIORITIES:
         now: Fact[str | None]
         if isinstance(threads, Unknown):
             now = threads
@@ -309,7 +309,7 @@ def _threads(facts: Facts) -> Iterator[Step]:
             Group.SCHEDULING,
             ThreadPriority(name),
             now,
-            wanted,
+            desired,
             Effect.LIVE,
             why,
             steps.TUNED_HOST,
@@ -321,8 +321,8 @@ def _text(value: Fact[int | None]) -> Fact[str | None]:
 
 
 def _step(
-    group: Group, target: Target, now: Fact[str | None], wanted: str, why: str, source: str
+    group: Group, target: Target, now: Fact[str | None], desired: str, why: str, source: str
 ) -> Iterator[Step]:
     """The step, unless the kernel lacks the setting."""
     if now is not None:
-        yield Step(group, target, now, wanted, Effect.LIVE, why, source)
+        yield Step(group, target, now, desired, Effect.LIVE, why, source)

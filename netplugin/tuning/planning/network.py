@@ -199,8 +199,8 @@ def _now(live: Live, key: str) -> Fact[str | None]:
     return live.ovs if isinstance(live.ovs, Unknown) else live.ovs.other_config.get(key)
 
 
-def _step(live: Live, key: str, wanted: str | None, effect: Effect, why: str, source: str) -> Step:
-    return Step(Group.OVS, OtherConfig(key), _now(live, key), wanted, effect, why, source)
+def _step(live: Live, key: str, desired: str | None, effect: Effect, why: str, source: str) -> Step:
+    return Step(Group.OVS, OtherConfig(key), _now(live, key), desired, effect, why, source)
 
 
 def _mask(live: Live, partition: Partition) -> Step:

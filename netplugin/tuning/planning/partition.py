@@ -118,11 +118,11 @@ def divide(
     shares = []
     for node in nodes:
         vms = counts.get(node, 0)
-        beside = _beside(node, served, intent) if vms else 0
+        relay_cores = _relay_cores(node, served, intent) if vms else 0
         shares.append(
             NodeShare(
                 node,
-                pmd=(*pmd.get(node, ()), *free[node].take(beside)),
+                pmd=(*pmd.get(node, ()), *free[node].take(relay_cores)),
                 emulator=free[node].take(intent.emulator_cores if vms else 0),
                 vm=free[node].take(vms),
                 # Unassigned cores are housekeeping.
@@ -205,7 +205,7 @@ def _pmd(
     return {node: free[node].take(count) for node, count in counts.items()}
 
 
-def _beside(node: int, served: tuple[int, ...], intent: HostIntent) -> int:
+def _relay_cores(node: int, served: tuple[int, ...], intent: HostIntent) -> int:
     """PMD cores for vhost-user ports on a node without PMD cores for a NIC."""
     return intent.vm_pmd_cores if intent.pmd_cores and node not in served else 0
 
@@ -215,7 +215,7 @@ def _vms(
 ) -> dict[int, int]:
     """Number of VM cores of each node; fills the nodes nearest to the NICs first."""
     room = {
-        node: max(0, len(free[node]) - intent.emulator_cores - _beside(node, served, intent))
+        node: max(0, len(free[node]) - intent.emulator_cores - _relay_cores(node, served, intent))
         for node in order
     }
     left = sum(room.values()) if intent.vm_cores is None else intent.vm_cores
@@ -264,10 +264,10 @@ def together(groups: Iterable[Sequence[T]], count: int) -> list[T]:
     left = [list(group) for group in groups if group]
     taken: list[T] = []
     while left and len(taken) < count:
-        wanted = count - len(taken)
-        fitting = [group for group in left if len(group) >= wanted]
+        desired = count - len(taken)
+        fitting = [group for group in left if len(group) >= desired]
         best = min(fitting, key=len) if fitting else max(left, key=len)
-        taken += best[:wanted]
+        taken += best[:desired]
         left.remove(best)
     return taken
 

@@ -32,7 +32,7 @@ class FigureVerdict(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     SAME = "no difference found"
-    UNTOLD = "cannot be decided"
+    UNDECIDED = "cannot be decided"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _row(figure: MeasuredFigure, before: MeasuredRun, after: MeasuredRun) -> Fig
 
 
 def _unreported(row: FigureRow, why: str) -> FigureRow:
-    return replace(row, finding=FigureVerdict.UNTOLD, why=why)
+    return replace(row, finding=FigureVerdict.UNDECIDED, why=why)
 
 
 def _apart(figure: MeasuredFigure, before: MeasuredRun, after: MeasuredRun) -> str:

@@ -18,7 +18,7 @@ from netplugin.tuning.verifying.result import Histogram, LatencyRound, LatencySe
 
 STEP = "cyclictest"
 #: Time limit in seconds for start and end, in addition to the measurement.
-_BESIDE_S = 30.0
+_MARGIN_S = 30.0
 #: Capability bits (linux/capability.h) to lock memory and to set a real-time priority.
 _CAPABILITIES = {14: "CAP_IPC_LOCK", 23: "CAP_SYS_NICE"}
 
@@ -42,7 +42,7 @@ def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
 
     Raises: BackendUnavailable, HostError, OperationTimeout (it is killed).
     """
-    deadline = time.monotonic() + settings.round_s + _BESIDE_S
+    deadline = time.monotonic() + settings.round_s + _MARGIN_S
     with TemporaryDirectory(prefix="netplugin-verify-") as folder:
         file = Path(folder) / "cyclictest.json"
         # cyclictest is killed with this process, even by SIGKILL.
@@ -65,7 +65,7 @@ def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]
     ``own`` are the CPUs that this process may use; cyclictest's main thread runs on those not measured.
     """
     cpus = parse_list(settings.cpus)
-    beside = own - set(cpus)
+    siblings = own - set(cpus)
     return [
         "cyclictest",
         "--quiet",
@@ -76,7 +76,7 @@ def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]
         f"--histogram={settings.width_us}",
         f"--affinity={settings.cpus}",
         f"--threads={len(cpus)}",
-        *([f"--mainaffinity={format_list(beside)}"] if beside else []),
+        *([f"--mainaffinity={format_list(siblings)}"] if siblings else []),
         f"--json={file}",
     ]
 

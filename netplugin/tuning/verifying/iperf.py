@@ -16,7 +16,7 @@ STEP = "iperf3"
 PROGRAM, PACKAGE = "iperf3", "iperf3"
 #: Seconds at the start that are not counted: TCP's slow start.
 OMIT_S = 1
-_BESIDE_S = 30.0
+_MARGIN_S = 30.0
 _LOOPBACK = "127.0.0.1"
 
 
@@ -65,13 +65,13 @@ def on_loopback(settings: TcpSettings, port: int) -> tuple[str, TcpSample]:
     server = Program("iperf3", words, folder / "log")
     try:
         server.start()
-        deadline = time.monotonic() + _BESIDE_S
+        deadline = time.monotonic() + _MARGIN_S
         server.wait_for(lambda: "Server listening" in server.log.read_text(), deadline, "it listens")
         clock = BusyClock()
         text = run(
             ["setpriv", "--pdeathsig", "KILL", "--", *client(_LOOPBACK, port, settings)],
             step=STEP,
-            deadline=time.monotonic() + settings.window_s + OMIT_S + _BESIDE_S,
+            deadline=time.monotonic() + settings.window_s + OMIT_S + _MARGIN_S,
         )
         busy = clock.cpus()
     except ProgramError as error:

@@ -23,7 +23,7 @@ def measure(lab: OvsLab, record: Recorder, rounds: int) -> None:
         lab.ovs.kill_vswitchd()
         lab.ovs.start_vswitchd()
         configured = time.perf_counter() - start
-        wait_for(lambda wanted=before: _flows(lab) == wanted, DEADLINE_S, "all filters are back")
+        wait_for(lambda desired=before: _flows(lab) == desired, DEADLINE_S, "all filters are back")
         record.add(RECOVERY, "to all ports", configured, way="ovs-vswitchd", ports=lab.ports, unit="s")
         record.add(RECOVERY, "to all filters", time.perf_counter() - start, ports=lab.ports, unit="s")
 

@@ -154,7 +154,7 @@ def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) ->
     ovs = machine.ovs
     plan = make_plan(read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), Live(ovs=_reported(ovs)))
     masks = {
-        step.target.key: step.wanted
+        step.target.key: step.desired
         for step in plan.steps
         if isinstance(step.target, OtherConfig) and step.target.key.endswith("-mask")
     }
@@ -185,7 +185,7 @@ def test_a_mask_that_pins_the_threads_of_vswitchd_is_to_go(machine: Machine) -> 
         live = Live(ovs=_reported(ovs))
         plan = make_plan(read_facts(Root()), HostIntent(pmd_cores=1, hugepage_kb=2048), live)
         [lcores] = [s for s in plan.steps if s.target == OtherConfig("dpdk-lcore-mask")]
-        assert (lcores.now, lcores.wanted, lcores.effect) == ("0x1", None, Effect.OVS_RESTART)
+        assert (lcores.now, lcores.desired, lcores.effect) == ("0x1", None, Effect.OVS_RESTART)
         assert "lcore-mask" in {f.id for f in check(Scene(read_facts(Root()), live))}
     finally:
         ovs.vsctl("remove", "Open_vSwitch", ".", "other_config", "dpdk-lcore-mask")
@@ -280,8 +280,8 @@ def test_facts_are_those_of_this_machine(machine: Machine) -> None:
 
 def test_check_finds_what_is_missing_here(machine: Machine) -> None:
     before = PAGES.read_text().strip()
-    wanted = ("--vm-memory-mb", str(_more_than_there_is()))
-    status, findings = _command(machine, "check", "--pmd-cores", "1", *SMALL_PAGES, *wanted)
+    desired = ("--vm-memory-mb", str(_more_than_there_is()))
+    status, findings = _command(machine, "check", "--pmd-cores", "1", *SMALL_PAGES, *desired)
     found = _by_id(findings)
     assert status == 1
     reported = {f"NUMA node 0 has {n} pages of 2048 KB" for n in (before, PAGES.read_text().strip())}

@@ -54,8 +54,8 @@ class Calls:
         return self.call("DELETE", f"/v1/ports/{port_id}")
 
     def batch(self, put: Mapping[str, Any], delete: Sequence[str]) -> Call:
-        wanted = [{"port_id": port_id, "spec": spec} for port_id, spec in put.items()]
-        return self.call("POST", "/v1/ports:batch", {"put": wanted, "delete": list(delete)})
+        desired = [{"port_id": port_id, "spec": spec} for port_id, spec in put.items()]
+        return self.call("POST", "/v1/ports:batch", {"put": desired, "delete": list(delete)})
 
     def network(self, peers: Sequence[str]) -> Call:
         spec = {"type": "vxlan", "vni": 5001, "peers": list(peers)}

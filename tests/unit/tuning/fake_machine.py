@@ -96,14 +96,14 @@ class FakeMachine:
 
     def plan(self, **intent: Any) -> TuningPlan:
         config = None if self.ovs.down else OvsLive("3.1.0", "DPDK 22.11.7", True, self.ovs.config)
-        wanted = {
+        desired = {
             "pmd_cores": 1,
             "realtime": True,
             "mtus": (1400,),
             "vfs": (f"{IFACE}=4",),
         } | intent
         live = Live(ovs=config) if config else Live()
-        return make_plan(read_facts(self.kernel), HostIntent(**wanted), live)
+        return make_plan(read_facts(self.kernel), HostIntent(**desired), live)
 
     def apply(self, journal: Path, **intent: Any) -> list[Result]:
         with ApplyJournal(journal, self.boot) as held:

@@ -84,7 +84,7 @@ def step(plan: TuningPlan, target: Target) -> Step:
 
 
 def arguments(plan: TuningPlan) -> dict[str, str | None]:
-    return {s.target.name: s.wanted for s in plan.steps if isinstance(s.target, KernelArgument)}
+    return {s.target.name: s.desired for s in plan.steps if isinstance(s.target, KernelArgument)}
 
 
 def planned(machine: str, live: Live | None = None, **intent: Any) -> TuningPlan:

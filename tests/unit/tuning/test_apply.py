@@ -37,11 +37,11 @@ from tests.unit.tuning.fake_machine import LATERS, FakeMachine, of, outcomes
 
 
 def test_everything_that_can_be_set_now_is_set(host: FakeMachine, journal: Path) -> None:
-    wanted = host.plan()
+    desired = host.plan()
     results = host.apply(journal)
     assert outcomes(results) == {StepOutcome.SET}
     assert {r.target for r in results if r.outcome is StepOutcome.SET} == {
-        step.target for step in wanted.left(Effect.LIVE)
+        step.target for step in desired.left(Effect.LIVE)
     }
     assert host.plan().left(Effect.LIVE) == ()
     kinds = {type(r.target) for r in results if r.outcome is StepOutcome.SET}

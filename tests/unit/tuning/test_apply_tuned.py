@@ -71,11 +71,11 @@ def test_the_list_of_irqbalance_that_tuned_took_out_comes_back(
         if args[0] == "tuned-adm":
             lines = host.kernel.tree.files[path].splitlines(keepends=True)
             kept = "".join(line for line in lines if "BANNED_CPULIST=" not in line)
-            mine = f"IRQBALANCE_BANNED_CPULIST={wanted}\n" if args[1] == "profile" else ""
+            mine = f"IRQBALANCE_BANNED_CPULIST={desired}\n" if args[1] == "profile" else ""
             host.kernel.change({path: kept + mine})
         return run(args, seconds)
 
-    wanted = of_target(host, BannedCpus(path))
+    desired = of_target(host, BannedCpus(path))
     host.machine = replace(host.machine, run=with_lists)
     assert outcomes(host.apply(journal)) == {StepOutcome.SET}
     assert outcomes(host.undo(journal)) == {StepOutcome.RESTORED}
@@ -84,8 +84,8 @@ def test_the_list_of_irqbalance_that_tuned_took_out_comes_back(
 
 
 def of_target(host: FakeMachine, target: BannedCpus) -> str | None:
-    [wanted] = [step.wanted for step in host.plan().steps if step.target == target]
-    return wanted
+    [desired] = [step.desired for step in host.plan().steps if step.target == target]
+    return desired
 
 
 def test_tuned_is_told_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,11 +142,11 @@ def test_a_file_of_variables_is_back_to_the_letter(host: FakeMachine, text: str 
     path = variables_path(VARIABLE.profile)
     host.kernel.change({path: text})
     before = host.machine.read(VARIABLE)
-    for wanted in ("1", "1-3"):
-        host.machine.write(VARIABLE, wanted)
+    for desired in ("1", "1-3"):
+        host.machine.write(VARIABLE, desired)
         tuned = read_kernel(host.kernel).tuned
-        assert isinstance(tuned, Tuned) and tuned.isolated_cores[VARIABLE.profile] == wanted
-        assert host.machine.value(VARIABLE, host.machine.read(VARIABLE)) == wanted
+        assert isinstance(tuned, Tuned) and tuned.isolated_cores[VARIABLE.profile] == desired
+        assert host.machine.value(VARIABLE, host.machine.read(VARIABLE)) == desired
     host.machine.restore(VARIABLE, before)
     assert host.kernel.tree.files.get(path) == text
 

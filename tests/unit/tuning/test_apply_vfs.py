@@ -28,7 +28,7 @@ def vf_steps(host: FakeMachine, *vfs: str) -> list[Step]:
 @pytest.mark.parametrize("name", [NIC, IFACE])
 def test_a_nic_by_address_or_interface(name: str) -> None:
     [step] = vf_steps(FakeMachine(), f"{name}=07")
-    assert (step.target, step.now, step.wanted) == (VfCount(NIC), "0", "7")
+    assert (step.target, step.now, step.desired) == (VfCount(NIC), "0", "7")
     assert step.effect is Effect.LIVE and not step.done
     [step] = vf_steps(FakeMachine(vfs=2), f"{name}=2")
     assert step.done

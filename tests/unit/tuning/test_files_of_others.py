@@ -23,7 +23,7 @@ BANNED = "IRQBALANCE_BANNED_CPULIST"
 
 def written(kind: str, before: str | None, **target: Any) -> str:
     entry = {"event": "writing", "boot": "b", "group": "interrupts", "target": {"kind": kind, **target}}
-    return json.dumps(entry | {"before": before, "wanted": "1"}) + "\n"
+    return json.dumps(entry | {"before": before, "desired": "1"}) + "\n"
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_no_plan_is_kept_that_nobody_makes() -> None:
 
 
 def arguments(plan: GuestPlan) -> dict[str, str | None]:
-    return {s.target.name: s.wanted for s in plan.steps if isinstance(s.target, KernelArgument)}
+    return {s.target.name: s.desired for s in plan.steps if isinstance(s.target, KernelArgument)}
 
 
 def domain(

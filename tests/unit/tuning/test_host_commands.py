@@ -83,7 +83,7 @@ def test_a_plan_in_each_form(small: Path, capsys: pytest.CaptureFixture[str]) ->
     plan = json.loads(printed["json"])
     assert plan["intent"]["pmd_cores"] == 1 and plan["partition"]["polling"] == "1"
     step = next(s for s in plan["steps"] if s["target"].get("name") == "isolcpus")
-    assert (step["now"], step["wanted"], step["effect"]) == (None, "managed_irq,domain,1", "reboot")
+    assert (step["now"], step["desired"], step["effect"]) == (None, "managed_irq,domain,1", "reboot")
     assert step["done"] is False and step["target"]["kind"] == "kernel-argument"
     assert plan["partition"]["housekeeping"] == "0" and plan["partition"]["isolated"] == "1"
     assert yaml.safe_load(printed["ansible"])[0]["hosts"] == "all"
@@ -124,8 +124,8 @@ def test_options_lie_over_the_configuration(
 
     def intent(more: str = "") -> dict[str, Any]:
         assert run(f"{plan} {more}") == 0
-        wanted: dict[str, Any] = json.loads(capsys.readouterr().out)["intent"]
-        return wanted
+        desired: dict[str, Any] = json.loads(capsys.readouterr().out)["intent"]
+        return desired
 
     configured = intent()
     assert (configured["pmd_cores"], configured["realtime"], configured["queues"]) == (1, True, 2)

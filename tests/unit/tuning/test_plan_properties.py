@@ -108,8 +108,8 @@ def test_the_partition(case: Case) -> None:
 def test_pmd_threads_are_on_the_nodes_of_nics_and_vms(case: Case) -> None:
     plan = planned(case)
     nodes = {known(nic.node, None) for nic in plan.nics} & {share.node for share in plan.partition.nodes}
-    wanted = nodes or {min(share.node for share in plan.partition.nodes)}
-    assert set(plan.partition.pmd_nodes) <= wanted | set(plan.partition.vm_nodes)
+    desired = nodes or {min(share.node for share in plan.partition.nodes)}
+    assert set(plan.partition.pmd_nodes) <= desired | set(plan.partition.vm_nodes)
 
 
 @SOME
@@ -152,9 +152,9 @@ def test_what_is_set_live_is_set_once(case: Case) -> None:
     files = {}
     for step in plan.steps:
         if isinstance(step.target, File):
-            files[step.target.path] = step.wanted or ""
+            files[step.target.path] = step.desired or ""
         if isinstance(step.target, Sysctl):
-            files[sysctl_path(step.target.name)] = step.wanted or ""
+            files[sysctl_path(step.target.name)] = step.desired or ""
     for path, text in files.items():
         assert path in case.made.files, f"{path} is not a file of the machine"
         if path.endswith("transparent_hugepage/enabled"):

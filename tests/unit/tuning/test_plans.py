@@ -63,9 +63,9 @@ def test_the_published_host(cores: int, pmd: str, mask: str, isolated: str) -> N
     assert format_list(plan.partition.pmd) == pmd
     assert format_list(plan.partition.isolated) == isolated
     assert [len(share.pmd) for share in plan.partition.nodes] == [cores, 1], "one for the VMs of node 1"
-    assert step(plan, OtherConfig("pmd-cpu-mask")).wanted == mask
+    assert step(plan, OtherConfig("pmd-cpu-mask")).desired == mask
     assert frozenset(from_mask(mask)) == plan.partition.pmd
-    assert step(plan, OtherConfig("dpdk-socket-mem")).wanted == "2048,2048"
+    assert step(plan, OtherConfig("dpdk-socket-mem")).desired == "2048,2048"
     assert arguments(plan)["nohz_full"] == isolated
     assert arguments(plan)["isolcpus"] == f"managed_irq,domain,{isolated}"
 
@@ -75,7 +75,7 @@ def test_idle_siblings_have_no_pmd_thread_and_are_isolated() -> None:
     assert format_list(plan.partition.polling) == "1-2"
     assert plan.partition.isolated >= {33, 34}
     assert format_list(plan.partition.vcpus) == "4-11"
-    assert step(plan, OtherConfig("pmd-cpu-mask")).wanted == "0x6"
+    assert step(plan, OtherConfig("pmd-cpu-mask")).desired == "0x6"
 
 
 def test_vm_cores_stay_on_the_nic_s_node_while_there_are_some() -> None:
@@ -194,7 +194,7 @@ def test_per_port_memory_is_sized_by_the_ports() -> None:
     assert (pages.mbufs, pages.ports) == (mbufs, 41)
     assert pages.ovs_mb == 3072 > mbufs * 3008 / (1 << 20) + 512 > shared.ovs_mb == 2048
     assert step(plan, OtherConfig("per-port-memory")).done
-    assert step(plan, OtherConfig("dpdk-socket-mem")).wanted == f"{pages.ovs_mb},0"
+    assert step(plan, OtherConfig("dpdk-socket-mem")).desired == f"{pages.ovs_mb},0"
     # Nobody says how many: those that OVS has now, and at least one for each VM core.
     port = OvsPortLive("vm1", "vm1", "dpdkvhostuserclient", 1500)
     for there, ports in ((3, 5), (9, 10)):
@@ -238,12 +238,12 @@ def test_pages_that_are_there_stay_now_and_at_boot() -> None:
         facts = facts_from(replace(there, release=release, nodes=nodes))
         plan = make_plan(facts, HostIntent(pmd_cores=2, vm_memory_mb=4096), OVS)
         assert [(p.pages, p.beyond) for p in plan.pages] == [(4, 36), (5, 0)]
-        live = [s.wanted for s in plan.steps if isinstance(s.target, File) and "1048576" in s.target.path]
+        live = [s.desired for s in plan.steps if isinstance(s.target, File) and "1048576" in s.target.path]
         assert live == ["40", "5"]
         if node_counts:
             assert arguments(plan)["hugepages"] == node_counts
         else:
-            assert step(plan, BootPages(1048576)).wanted == "0:40,1:5"
+            assert step(plan, BootPages(1048576)).desired == "0:40,1:5"
 
 
 def test_the_page_sizes_of_arm() -> None:
@@ -300,4 +300,4 @@ def test_no_plan_without_the_facts_it_stands_on(path: str) -> None:
 def test_pages_that_are_there_beyond_the_plan_stay() -> None:
     plan = planned("amd-4-nodes", pmd_cores=1, vm_cores=1)
     path = "/sys/devices/system/node/node2/hugepages/hugepages-1048576kB/nr_hugepages"
-    assert (step(plan, File(path)).now, step(plan, File(path)).wanted) == ("16", "16")
+    assert (step(plan, File(path)).now, step(plan, File(path)).desired) == ("16", "16")

@@ -60,7 +60,7 @@ def test_a_playbook_has_every_step_in_builtin_modules(name: str) -> None:
     for step in plan_of(name).steps:
         assert _name(step.target) in text, step
         # Those of boot are counts by node, and in the file as lines of their own.
-        assert step.wanted is None or step.wanted in text or isinstance(step.target, BootPages), step
+        assert step.desired is None or step.desired in text or isinstance(step.target, BootPages), step
 
 
 def _name(target: Target) -> str:
@@ -165,8 +165,8 @@ def test_irqbalance_heeds_a_mask_of_these_cpus_or_from_1_8_the_list(
 ) -> None:
     [task] = [t for t in tasks("edge") if t["name"] == "Stop where irqbalance would not heed the list"]
     [banned] = [s for s in plan_of("edge").steps if isinstance(s.target, BannedCpus)]
-    wanted = to_kernel(parse_list(str(banned.wanted))).rjust(8, "0")
-    text = f"IRQBALANCE_BANNED_CPUS={mask.format(mask=wanted)}\n" if mask else "# nothing\n"
+    desired = to_kernel(parse_list(str(banned.desired))).rjust(8, "0")
+    text = f"IRQBALANCE_BANNED_CPUS={mask.format(mask=desired)}\n" if mask else "# nothing\n"
     registered = {
         "netplugin_irqbalance": {"stdout": f"irqbalance version {version}"},
         "netplugin_banned": {"content": base64.b64encode(text.encode()).decode()},
@@ -223,7 +223,7 @@ def scalars(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["published-realtime", "amd-nps4", "small"])
 def test_every_value_of_a_step_is_data(name: str) -> None:
     plan = plan_of(name)
-    steps = tuple(replace(step, wanted=None if step.wanted is None else HOSTILE) for step in plan.steps)
+    steps = tuple(replace(step, desired=None if step.desired is None else HOSTILE) for step in plan.steps)
     steps = tuple(s for s in steps if not isinstance(s.target, BannedCpus))  # its list is parsed
     targets = (
         File(f"/sys/{HOSTILE}"),

@@ -49,7 +49,7 @@ def test_settings_of_ovs_as_found_count_as_done() -> None:
     assert len(keys) == 6 and all(s.done for s in keys)
     newer = planned("small", Live(ovs=OvsLive("3.1.0", None, True, found)), pmd_cores=1)
     [left] = [s for s in newer.steps if isinstance(s.target, OtherConfig) and not s.done]
-    assert (left.target, left.now, left.wanted) == (
+    assert (left.target, left.now, left.desired) == (
         OtherConfig("pmd-rxq-assign"),
         "cycles",
         "group",
@@ -70,7 +70,7 @@ def test_what_takes_a_restart_of_ovs() -> None:
 def test_a_mask_that_pins_the_threads_of_ovs_goes() -> None:
     plan = planned("small", ovs(dpdk_lcore_mask="0x1"), pmd_cores=1)
     mask = step(plan, OtherConfig("dpdk-lcore-mask"))
-    assert (mask.now, mask.wanted, mask.effect) == ("0x1", None, Effect.OVS_RESTART)
+    assert (mask.now, mask.desired, mask.effect) == ("0x1", None, Effect.OVS_RESTART)
 
 
 def test_a_mask_of_ovs_that_is_none_is_unknown_and_not_done() -> None:
@@ -80,7 +80,7 @@ def test_a_mask_of_ovs_that_is_none_is_unknown_and_not_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "initialized", "silent", "extra", "wanted"),
+    ("version", "initialized", "silent", "extra", "desired"),
     [
         ("4.0.0", False, False, None, "-a 0000:00:00.0"),
         ("4.0.0", False, False, "--in-memory", "--in-memory -a 0000:00:00.0"),
@@ -92,15 +92,15 @@ def test_a_mask_of_ovs_that_is_none_is_unknown_and_not_done() -> None:
     ],
 )
 def test_a_device_is_listed_where_ovs_may_not_start_without(
-    version: str, initialized: bool, silent: bool, extra: str | None, wanted: str | None
+    version: str, initialized: bool, silent: bool, extra: str | None, desired: str | None
 ) -> None:
     config = {} if extra is None else {"dpdk-extra": extra}
     silence = Unknown("ovs-vswitchd", "does not answer") if silent else None
     live = Live(ovs=OvsLive(version, None, initialized, config, silent=silence))
     steps = planned("small", live, pmd_cores=1).steps
     found = [s for s in steps if s.target == OtherConfig("dpdk-extra")]
-    assert [(s.now, s.wanted, s.effect) for s in found] == (
-        [(extra, wanted, Effect.OVS_RESTART)] if wanted else []
+    assert [(s.now, s.desired, s.effect) for s in found] == (
+        [(extra, desired, Effect.OVS_RESTART)] if desired else []
     )
 
 
@@ -127,7 +127,7 @@ def test_real_time_asks_for_more() -> None:
     targets = {s.target for s in realtime.steps} - {s.target for s in usual.steps}
     assert {Swap(), Sysctl("kernel.sched_rt_runtime_us"), ThreadPriority("ksoftirqd")} <= targets
     assert ThreadPriority("rcuc") not in targets  # this kernel has no such threads
-    assert step(realtime, TunedProfile()).wanted == "realtime-virtual-host"
+    assert step(realtime, TunedProfile()).desired == "realtime-virtual-host"
     assert step(realtime, Swap()).now == "/dev/dm-1"
 
 
@@ -165,29 +165,29 @@ def test_arm_has_arguments_of_its_own_and_none_of_x86() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "idle_siblings", "wanted"),
+    ("now", "idle_siblings", "desired"),
     [(200000, False, "0"), (200000, True, "200000"), (0, True, "200000"), (50000, True, "50000")],
 )
 def test_a_halted_vcpu_polls_where_it_has_its_core_to_itself(
-    now: int, idle_siblings: bool, wanted: str
+    now: int, idle_siblings: bool, desired: str
 ) -> None:
     facts = read_facts(MemoryRoot(tree(replace(load("published"), halt_poll_ns=now))))
     plan = make_plan(facts, HostIntent(pmd_cores=1, realtime=True, idle_siblings=idle_siblings))
-    assert step(plan, File(HALT_POLL)).wanted == wanted
+    assert step(plan, File(HALT_POLL)).desired == desired
     usual = make_plan(facts, HostIntent(pmd_cores=1))
     assert File(HALT_POLL) not in {s.target for s in usual.steps}
 
 
 def test_threads_have_the_priorities_of_tuned_s_profile() -> None:
     plan = planned("edge", pmd_cores=1, realtime=True)
-    found = {s.target.threads: s.wanted for s in plan.steps if isinstance(s.target, ThreadPriority)}
+    found = {s.target.threads: s.desired for s in plan.steps if isinstance(s.target, ThreadPriority)}
     assert found == {"ksoftirqd": "2", "ktimers": "2", "rcuc": "4", "rcub": "4"}
 
 
 def test_irqbalance_leaves_isolated_cpus_alone() -> None:
     target = BannedCpus("/etc/default/irqbalance")
     banned = step(planned("edge", pmd_cores=1), target)
-    assert (banned.now, banned.wanted, banned.effect) == (None, "1,3-7", Effect.LIVE)
+    assert (banned.now, banned.desired, banned.effect) == (None, "1,3-7", Effect.LIVE)
     reported = {"/etc/default/irqbalance": 'IRQBALANCE_BANNED_CPULIST="1,3-5,6,7"\n'}
     facts = read_facts(MemoryRoot(tree(replace(load("edge"), irqbalance=reported))))
     assert step(make_plan(facts, HostIntent(pmd_cores=1)), target).done
@@ -200,7 +200,7 @@ def test_irqbalance_leaves_isolated_cpus_alone() -> None:
 
 def test_services_start_on_housekeeping() -> None:
     affinity = step(planned("edge", pmd_cores=1), ServiceCpus())
-    assert (affinity.now, affinity.wanted, affinity.effect) == (None, "0", Effect.REBOOT)
+    assert (affinity.now, affinity.desired, affinity.effect) == (None, "0", Effect.REBOOT)
     files = {
         "/etc/systemd/system.conf": "[Manager]\n#CPUAffinity=1\nCPUAffinity=1 2\n",
         "/etc/systemd/system.conf.d/50-a.conf": "[Manager]\nCPUAffinity=3,4\n",
@@ -236,7 +236,7 @@ def test_arguments_that_a_kernel_must_know(release: str, isolcpus: str, hugepage
     facts = read_facts(MemoryRoot(tree(replace(load("published"), release=release))))
     plan = make_plan(facts, HostIntent(pmd_cores=15, emulator_cores=0, vm_cores=14))
     assert arguments(plan).get("hugepages") == hugepages
-    at_boot = [s.wanted for s in plan.steps if isinstance(s.target, BootPages)]
+    at_boot = [s.desired for s in plan.steps if isinstance(s.target, BootPages)]
     assert at_boot == ([] if hugepages else ["0:2,1:2"])
     assert arguments(plan)["isolcpus"] == isolcpus.replace("1-31,33-63", "1-15,17-31,33-47,49-63")
 
@@ -248,7 +248,7 @@ def test_a_number_of_pages_goes_where_it_would_count_pages_of_another_size() -> 
     plan = make_plan(read_facts(MemoryRoot(tree(machine))), intent)
     assert arguments(plan)["default_hugepagesz"] == "1G"
     gone = step(plan, KernelArgument("hugepages"))
-    assert (gone.now, gone.wanted) == ("8192", None)
+    assert (gone.now, gone.desired) == ("8192", None)
     tasks = yaml.safe_load(playbook(plan, machine.online))[0]["tasks"]
     named = {task["name"]: task for task in tasks}
     removed = named["Remove kernel arguments with grubby"]["vars"]["netplugin_names"]
@@ -283,9 +283,9 @@ def test_a_list_of_cpus_on_the_command_line_counts_however_it_is_written() -> No
 def test_interrupts_leave_isolated_cpus_and_stay_near() -> None:
     plan = planned("published", pmd_cores=2)
     files = {s.target.path: s for s in plan.steps if isinstance(s.target, File)}
-    assert files["/proc/irq/40/smp_affinity_list"].wanted == "0,32"
+    assert files["/proc/irq/40/smp_affinity_list"].desired == "0,32"
     # One that has isolated CPUs alone goes to the housekeeping of their node.
     assert plan.partition.near(frozenset((20, 21))) == {16, 48}
     assert plan.partition.near(frozenset((99,))) == {0, 16, 32, 48}
     assert not files["/proc/irq/40/smp_affinity_list"].target.lasting  # type: ignore[union-attr]
-    assert files["/proc/irq/default_smp_affinity"].wanted == "10001,00010001"
+    assert files["/proc/irq/default_smp_affinity"].desired == "10001,00010001"

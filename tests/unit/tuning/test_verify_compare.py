@@ -78,7 +78,7 @@ def test_without_a_difference_none_is_claimed() -> None:
 
 def test_too_few_rounds_claim_nothing() -> None:
     found = compare(run(throughput=throughput(SLOW[:3])), run(throughput=throughput(FAST[:3])))
-    assert found.rows[0].finding is FigureVerdict.UNTOLD
+    assert found.rows[0].finding is FigureVerdict.UNDECIDED
     assert found.rows[0].p is None
     assert "cannot be decided: too few rounds" in comparison_text(found)
 
@@ -100,7 +100,7 @@ def test_one_sample_that_is_out_of_line_is_no_difference() -> None:
 def test_figures_of_different_things_are_not_compared(before: Any, after: Any, why: str) -> None:
     kind = type(before).__name__.lower()
     found = compare(run(**{kind: before}), run(**{kind: after}))
-    assert {row.finding for row in found.rows} == {FigureVerdict.UNTOLD}
+    assert {row.finding for row in found.rows} == {FigureVerdict.UNDECIDED}
     assert why in comparison_text(found)
 
 
@@ -121,7 +121,7 @@ def test_other_cpus_of_the_same_number_are() -> None:
 
 def test_what_only_one_run_has_is_not_compared() -> None:
     found = compare(run(throughput=throughput(SLOW)), run(latency=latency([9] * 6)))
-    assert {row.finding for row in found.rows} == {FigureVerdict.UNTOLD}
+    assert {row.finding for row in found.rows} == {FigureVerdict.UNDECIDED}
     assert "Cannot be decided: latency average" in comparison_text(found)
 
 

@@ -105,7 +105,7 @@ def test_a_single_result_of_a_noisy_device_needs_to_be_far_apart() -> None:
     before = result(device("noisy"))
     assert not answers_of(record(OVS, before)).sharp
     assert judged(before, result(device("noisy", slower=0.1), seed=7)) == (CellVerdict.SAME, 0)
-    assert judged(before, result(device("noisy", slower=0.35), seed=7)) == (CellVerdict.UNTOLD, 2)
+    assert judged(before, result(device("noisy", slower=0.35), seed=7)) == (CellVerdict.UNDECIDED, 2)
     assert judged(before, result(device("noisy", slower=0.6), seed=7)) == (
         CellVerdict.REGRESSION,
         1,
@@ -141,7 +141,7 @@ def limited() -> dict[str, Any]:
         (lambda: result(device("glitch")), lambda: result(device()), CellVerdict.FASTER, 0),
         (lambda: None, lambda: result(device()), CellVerdict.NO_BASELINE, 2),
         # The generator of the new run ended below what the old one found.
-        (lambda: result(device()), limited, CellVerdict.UNTOLD, 2),
+        (lambda: result(device()), limited, CellVerdict.UNDECIDED, 2),
         (lambda: result(device("clean", 2e6)), limited, CellVerdict.FASTER, 0),
         (limited, limited, CellVerdict.SAME, 0),
         (limited, lambda: result(device()), CellVerdict.SAME, 0),

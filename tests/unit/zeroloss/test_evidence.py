@@ -10,10 +10,10 @@ from netplugin_zeroloss.generators.sim import sim_generator
 from netplugin_zeroloss.loss.contract import (
     UNEXPLAINED,
     AttributedGenerator,
+    AttributionError,
     CounterChanges,
     CounterReading,
     DropCounters,
-    EvidenceError,
     closed,
 )
 from netplugin_zeroloss.search import result
@@ -108,7 +108,7 @@ def test_a_count_that_comes_late_is_waited_for() -> None:
 )
 def test_counts_that_went_back(before: CounterReading, after: CounterReading, word: str) -> None:
     place = Counted("ovs", before, after)
-    with pytest.raises(EvidenceError, match=word):
+    with pytest.raises(AttributionError, match=word):
         place.between(before, after, 1.0)
     # In a search it ends with the reason, and not with a number.
     with pytest.raises(GeneratorError, match=word):

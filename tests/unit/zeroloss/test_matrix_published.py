@@ -134,10 +134,10 @@ _FEWER = ("fewer_queues: [vdpa, sriov]", "fewer_queues: [vdpa]")
 
 def test_without_vfs_vdpa_has_the_nics_of_its_bridges_and_one_queue(host: PublishedHost) -> None:
     cell = Cell("vdpa", queues=8)
-    assert [need.dpdk for need in host.bench(host.description())._wanted([cell])] == [False, False]
+    assert [need.dpdk for need in host.bench(host.description())._needs([cell])] == [False, False]
     _without_vfs(host)
     run = host.description(_VDPA, _FEWER)
-    assert [(need.address, need.dpdk) for need in host.bench(run)._wanted([cell])] == [
+    assert [(need.address, need.dpdk) for need in host.bench(run)._needs([cell])] == [
         (nic, True) for nic in NICS
     ]
     host.check(run)

@@ -99,8 +99,8 @@ def test_it_refers_to_nothing_outside(outline: Outline) -> None:
 def test_no_script_runs_but_its_own(run: RunRecord, report: Report) -> None:
     text = page(run, report)
     [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    wanted = b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{wanted}'" in text
+    desired = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{desired}'" in text
 
 
 def test_every_number_of_the_table_leads_to_its_cell(outline: Outline, report: Report) -> None:

@@ -16,7 +16,7 @@ from netplugin_zeroloss.journal import NO_BACKEND, Cell, Part, read_run
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Report, report_of
 from netplugin_zeroloss.report.page import FILES
-from netplugin_zeroloss.report.published import PublishedRelation, beside, zstack
+from netplugin_zeroloss.report.published import PublishedRelation, relation_of, zstack
 from netplugin_zeroloss.report.table import (
     COLUMNS,
     cpu_text,
@@ -154,12 +154,12 @@ def test_different_goals_are_both_named() -> None:
 
 def test_published_figures_are_never_the_runs_own() -> None:
     run = mission()
-    assert beside(run, zstack(), False) is PublishedRelation.NOT_SHOWN
-    assert beside(run, zstack(), True) is PublishedRelation.OTHER
+    assert relation_of(run, zstack(), False) is PublishedRelation.NOT_SHOWN
+    assert relation_of(run, zstack(), True) is PublishedRelation.OTHER
     same = replace(run, description="name: lab\ncomparable_to: [zstack-4.4]\n")
-    assert beside(same, zstack(), False) is PublishedRelation.COMPARABLE
+    assert relation_of(same, zstack(), False) is PublishedRelation.COMPARABLE
     for text in ("", ": [", "comparable_to: 5", "- a", "comparable_to: [another]"):
-        assert beside(replace(run, description=text), zstack(), False) is PublishedRelation.NOT_SHOWN
+        assert relation_of(replace(run, description=text), zstack(), False) is PublishedRelation.NOT_SHOWN
     plain = markdown(report_of(run))
     shown = markdown(report_of(run, zstack(), PublishedRelation.OTHER))
     assert "published" not in plain and "published, other hardware" in shown

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netplugin_zeroloss.loss.contract import EvidenceError
+from netplugin_zeroloss.loss.contract import AttributionError
 from netplugin_zeroloss.vnf import choose, dpdk, testpmd
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
@@ -324,7 +324,7 @@ def test_what_came_in_and_did_not_go_out() -> None:
         "port1.not_sent": 20,
     }
     assert found.readings["port0.rx_packets"] == 800
-    with pytest.raises(EvidenceError, match="went back"):
+    with pytest.raises(AttributionError, match="went back"):
         place.between(after, before, 1.0)
 
 
@@ -332,5 +332,5 @@ def test_a_vnf_that_cannot_be_asked_is_no_evidence() -> None:
     def gone() -> list[PortCounts]:
         raise VnfError("it has ended")
 
-    with pytest.raises(EvidenceError, match="vnf: it has ended"):
+    with pytest.raises(AttributionError, match="vnf: it has ended"):
         Forwarded(gone).read()

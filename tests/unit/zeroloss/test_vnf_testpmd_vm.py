@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netplugin_zeroloss.loss.contract import EvidenceError
+from netplugin_zeroloss.loss.contract import AttributionError
 from netplugin_zeroloss.machines.contract import MachineError
 from netplugin_zeroloss.vnf import choose
 from netplugin_zeroloss.vnf.contract import (
@@ -288,7 +288,7 @@ def test_counters_that_are_none(vm: Vm) -> None:
         vnf.start()
         for stats in _NO_COUNTERS:
             vm.answers(stats=[stats, stats])
-            with pytest.raises(EvidenceError, match="vnf: "):
+            with pytest.raises(AttributionError, match="vnf: "):
                 vnf.place.read()
 
 
@@ -305,7 +305,7 @@ def test_counters_that_cannot_be(vm: Vm, after: Any, words: str) -> None:
         vnf.start()
         before = vnf.place.read()
         vm.answers(stats=after)
-        with pytest.raises(EvidenceError, match=words):
+        with pytest.raises(AttributionError, match=words):
             vnf.place.between(before, vnf.place.read(), 1.0)
 
 
@@ -368,7 +368,7 @@ def test_a_vm_that_is_gone_is_left_in_time(vm: Vm) -> None:
         pid = int((vm.folder / "pid").read_text())
         ssh = vm.folder / "ssh"
         ssh.write_text("#!/bin/sh\necho 'No route to host' >&2\nexit 255\n")
-        with pytest.raises(EvidenceError, match="No route to host"):
+        with pytest.raises(AttributionError, match="No route to host"):
             vnf.place.read()
     os.kill(pid, 9)  # of the stand-in, which no hang-up ends
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from netplugin_zeroloss.loss.contract import EvidenceError
+from netplugin_zeroloss.loss.contract import AttributionError
 from netplugin_zeroloss.machines.contract import MachineError, SshMachine
 from netplugin_zeroloss.machines.ssh import Ssh
 from netplugin_zeroloss.vnf import vpp, vpp_api
@@ -319,5 +319,5 @@ def test_the_place_of_vpp() -> None:
     assert found.lost["port1.drops"] == 90 and found.lost["port0.drops"] == 0
     assert found.readings["vectors_per_call"] == 50
     assert found.readings["port1-tx/no free tx slots"] == 90
-    with pytest.raises(EvidenceError, match="it has ended"):
+    with pytest.raises(AttributionError, match="it has ended"):
         place.read()

@@ -223,7 +223,7 @@ class _End:
     result: ResultEntry | None
     error: str | None
     setup: SetupEntry
-    anew: bool
+    restart: bool
 
 
 _Entry = _Run | _Session | _Begin | _Trial | _End
@@ -331,7 +331,7 @@ def _take(past: Past, entry: _Begin | _Trial | _End, records: list[CellRecord]) 
             trial = PastTrial(entry.repeat, entry.request, entry.measured, entry.wall_s)
             past.open[where].trials.append(trial)
         case _End():
-            if entry.result is not None or entry.anew:
+            if entry.result is not None or entry.restart:
                 past.open.pop(where, None)
             times = entry.started, entry.ended
             records.append(CellRecord(*where, *times, entry.result, entry.error, entry.setup))
@@ -398,7 +398,7 @@ class Journal:
             measured=results.describe_measurement(trial.measured),
         )
 
-    def end(self, record: CellRecord, anew: bool = False) -> None:
+    def end(self, record: CellRecord, restart: bool = False) -> None:
         """Record the end of a part; ``anew``: a failed part starts over, without its trials."""
         self._append(
             "end",
@@ -408,7 +408,7 @@ class Journal:
             result=record.result,
             error=record.error,
             setup=record.setup,
-            anew=anew,
+            restart=restart,
         )
 
     def _append(self, entry: str, **fields: Any) -> None:

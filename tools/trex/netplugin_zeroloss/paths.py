@@ -40,6 +40,6 @@ def dead(ways: Sequence[Direction]) -> list[int]:
     return [number for number, way in enumerate(ways) if way.rx_packets <= 0 < way.tx_packets]
 
 
-def said(numbers: Sequence[int], known: Sequence[str]) -> str:
+def described(numbers: Sequence[int], known: Sequence[str]) -> str:
     """Name directions in an error: ``path 1 (zeroloss-2 to zeroloss-1) and path 2``."""
     return " and ".join(f"path {n} ({known[n]})" if n < len(known) else f"path {n}" for n in numbers)

@@ -52,16 +52,16 @@ class Case:
     @cached_property
     def pins(self) -> dict[int, Cpus]:
         """Pinned vCPUs and the CPUs of each."""
-        said = dict(pinned(self.domain, STEP))
-        every = said.get("<vcpu cpuset>")
-        found = {n: said.get(f"<vcpupin> {n}", every) for n in range(self.vcpus)}
+        pins = dict(pinned(self.domain, STEP))
+        every = pins.get("<vcpu cpuset>")
+        found = {n: pins.get(f"<vcpupin> {n}", every) for n in range(self.vcpus)}
         return {n: cpus for n, cpus in found.items() if cpus}
 
     @cached_property
     def emulator(self) -> Cpus | None:
         """The CPUs of QEMU's emulator threads, or None if they are not pinned."""
-        said = dict(pinned(self.domain, STEP))
-        return said.get("<emulatorpin>", said.get("<vcpu cpuset>"))
+        pins = dict(pinned(self.domain, STEP))
+        return pins.get("<emulatorpin>", pins.get("<vcpu cpuset>"))
 
     @property
     def used(self) -> Cpus:

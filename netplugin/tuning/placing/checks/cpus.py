@@ -176,16 +176,16 @@ def _topology(case: Case, groups: dict[tuple[int, ...], list[int]]) -> Finding:
     widths = {len(core) for core in groups}
     width = min(widths)
     full = len(widths) == 1 and all(len(cell.vcpus) % width == 0 for cell in case.cells)
-    wanted = str(width if full else 1)
+    desired = str(width if full else 1)
     topology = case.domain.find("cpu/topology")
     has = "1" if topology is None else topology.get("threads", "1")
     found = f"the guest sees {has} CPUs a core"
     return graded(
         "topology",
-        found if has != wanted else None,
+        found if has != desired else None,
         found,
-        f"{wanted}, as its vCPUs are on the host",
-        f"set threads='{wanted}' in <cpu><topology>, or render the domain with policy.pin",
+        f"{desired}, as its vCPUs are on the host",
+        f"set threads='{desired}' in <cpu><topology>, or render the domain with policy.pin",
     )
 
 
@@ -221,13 +221,13 @@ def model(case: Case) -> Iterator[Finding]:
     cpu = case.domain.find("cpu")
     name = _name(cpu)
     poor = name is None or name in _POOR
-    wanted = "host-passthrough" if is_kvm(case.domain) else "maximum"
+    desired = "host-passthrough" if is_kvm(case.domain) else "maximum"
     yield graded(
         "cpu-mode",
         f"the CPU is {name or 'the least that QEMU has'}" if poor else None,
         f"the CPU is {name}",
-        f"a CPU with all that DPDK uses, as <cpu mode='{wanted}'>",
-        f"write <cpu mode='{wanted}'>, or render the domain with policy.pin",
+        f"a CPU with all that DPDK uses, as <cpu mode='{desired}'>",
+        f"write <cpu mode='{desired}'>, or render the domain with policy.pin",
     )
     vcpu = case.domain.find("vcpu")
     now = str(case.vcpus) if vcpu is None else vcpu.get("current", str(case.vcpus))

@@ -37,9 +37,9 @@ def memory(case: Case) -> Iterator[Finding]:
 def _shared(case: Case) -> Finding:
     access = case.domain.find("memoryBacking/access")
     source = case.domain.find("memoryBacking/source")
-    said = [cell.get("memAccess") for cell in case.domain.iterfind("cpu/numa/cell")]
+    found = [cell.get("memAccess") for cell in case.domain.iterfind("cpu/numa/cell")]
     default = "private" if access is None else access.get("mode", "private")
-    modes = {mode or default for mode in said} or {default}
+    modes = {mode or default for mode in found} or {default}
     wrong = None
     if modes != {"shared"}:
         wrong = "the memory is private to QEMU"

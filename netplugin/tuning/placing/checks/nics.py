@@ -29,8 +29,8 @@ _RENDER: Final = "render the domain again: netplugin domain render"
 def nics(case: Case) -> Iterator[Finding]:
     there = _There(nics_of(case.domain))
     for nic in case.nics:
-        for wanted in fragments(nic.binding.interface_xml):
-            yield _nic(nic, wanted, there)
+        for desired in fragments(nic.binding.interface_xml):
+            yield _nic(nic, desired, there)
     other_vfs = {vf.pci_address: vf for vf in case.other_vfs}
     for interface in there.nics:
         if _kind(interface) == "virtio":
@@ -55,21 +55,21 @@ class _There:
             self.by_end.setdefault(_end(nic), nic)
 
 
-def _nic(nic: DomainNic, wanted: Element, there: _There) -> Finding:
-    name = address(wanted)
-    expected = f"the NIC of port {nic.port_id}, {name} on {_end(wanted)}"
+def _nic(nic: DomainNic, desired: Element, there: _There) -> Finding:
+    name = address(desired)
+    expected = f"the NIC of port {nic.port_id}, {name} on {_end(desired)}"
     same = there.by_mac.get(name, [])
-    if not same and wanted.tag == "hostdev":  # libvirt may have dropped the alias only
-        same = there.by_function.get(function(wanted), [])
-    found = next((each for each in same if each.get("type") == wanted.get("type")), None)
+    if not same and desired.tag == "hostdev":  # libvirt may have dropped the alias only
+        same = there.by_function.get(function(desired), [])
+    found = next((each for each in same if each.get("type") == desired.get("type")), None)
     found = same[0] if found is None and same else found
     if found is None:
-        strange = there.by_end.get(_end(wanted))
+        strange = there.by_end.get(_end(desired))
         if strange is not None:
-            wrong = f"a NIC on {_end(wanted)} has the MAC {address(strange) or 'that libvirt chooses'}"
+            wrong = f"a NIC on {_end(desired)} has the MAC {address(strange) or 'that libvirt chooses'}"
             return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
         return graded("nic-missing", f"no NIC has {name}", "", expected, _RENDER, "fail")
-    differences = list(_differences(wanted, found, ""))
+    differences = list(_differences(desired, found, ""))
     slows = all(place.split(" ")[0] in _SLOWS for place, _ in differences)
     wrong = "; ".join(f"{place} {what}".strip() for place, what in differences)
     return graded(
@@ -93,14 +93,14 @@ def _other_vf(interface: Element, vf: VfInfo) -> Finding:
     )
 
 
-def _differences(wanted: Element, found: Element, path: str) -> Iterator[tuple[str, str]]:
+def _differences(desired: Element, found: Element, path: str) -> Iterator[tuple[str, str]]:
     """Attributes and elements of the binding that the domain lacks; additions by libvirt are ignored."""
-    for key, value in wanted.attrib.items():
+    for key, value in desired.attrib.items():
         name, should = str(key), str(value)
         has = found.get(name, _DEFAULTS.get(name))
         if (has or "").lower() != should.lower() and not (name == "address" and mac(has or "") == should):
             yield f"{path} {name}".strip(), f"is {has or 'not set'}, not {should}"
-    for part in wanted:
+    for part in desired:
         below = f"{path} {part.tag}".strip()
         there = found.find(part.tag)
         if there is None:

@@ -12,7 +12,7 @@ from netplugin.tuning.verifying.result import LatencyRound, LatencySettings
 PROGRAM, PACKAGE = "cyclictest", "rt-tests"
 _FILE = Path("/run/netplugin-cyclictest.json")
 #: Seconds for start and end, in addition to the measurement: a VM without KVM is slow.
-_BESIDE_S = 180.0
+_MARGIN_S = 180.0
 
 
 def require(image: Image) -> None:
@@ -33,5 +33,5 @@ def measure(shell: GuestShell, vcpus: int, settings: LatencySettings) -> tuple[s
     ``vcpus``: number of the VM's. Raises: NetpluginError.
     """
     words = cyclictest.arguments(settings, _FILE, set(range(vcpus)))
-    shell.run(words, settings.round_s + _BESIDE_S)
+    shell.run(words, settings.round_s + _MARGIN_S)
     return cyclictest.parsed(shell.run(["cat", str(_FILE)]), "the VM")

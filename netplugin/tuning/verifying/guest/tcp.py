@@ -21,7 +21,7 @@ _PROGRAMS = (("iperf3", "iperf3"), ("ethtool", "ethtool"))
 _ADDRESSES = ("192.0.2.1", "192.0.2.2")
 _PORT = 5201
 #: Seconds for start and end, in addition to the measurement: a VM without KVM is slow.
-_BESIDE_S = 120.0
+_MARGIN_S = 120.0
 _LOOK_S = 0.5
 
 
@@ -93,14 +93,14 @@ def _serve(shell: GuestShell) -> None:
     """Start the receiver, and wait until it listens. Raises: OperationTimeout."""
     shell.run(["iperf3", "--server", "--daemon", "--port", str(_PORT)])
     listening = ["ss", "-Hltn", f"sport = :{_PORT}"]
-    if not polled(lambda: shell.run(listening).strip(), bool, _BESIDE_S, _LOOK_S):
+    if not polled(lambda: shell.run(listening).strip(), bool, _MARGIN_S, _LOOK_S):
         raise OperationTimeout("iperf3 does not listen in the VM", step=STEP)
 
 
 def _sample(shell: GuestShell, settings: TcpSettings) -> tuple[str, TcpSample]:
     clock = BusyClock()
     command = iperf.client(_ADDRESSES[1], _PORT, settings)
-    printed = shell.run(command, settings.window_s + iperf.OMIT_S + _BESIDE_S)
+    printed = shell.run(command, settings.window_s + iperf.OMIT_S + _MARGIN_S)
     busy = clock.cpus()
     version, rate = iperf.parsed(printed, settings, "in the VM")
     return version, TcpSample(bits_per_s=rate, busy_cpus=busy)

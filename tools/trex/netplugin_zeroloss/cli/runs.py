@@ -140,13 +140,13 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def _report(options: argparse.Namespace) -> int:
     from netplugin_zeroloss.journal import read_run
     from netplugin_zeroloss.report.figures import report_of
-    from netplugin_zeroloss.report.published import PublishedRelation, beside, zstack
+    from netplugin_zeroloss.report.published import PublishedRelation, relation_of, zstack
     from netplugin_zeroloss.report.table import status_text
 
     run = read_run(options.run)
     published = zstack()
     _needs("jinja2", "matplotlib", "ruamel")
-    shown = beside(run, published, options.published)
+    shown = relation_of(run, published, options.published)
     report = report_of(run, None if shown is PublishedRelation.NOT_SHOWN else published, shown)
     from netplugin_zeroloss.report.page import FILES, write
 

@@ -118,8 +118,8 @@ class Dialogue:
     def error(self, what: str) -> GeneratorError:
         """Return an error with the last lines of the program's standard error."""
         self._wait(0)
-        said = self._errors.decode(errors="replace").strip()
-        return GeneratorError(f"{self._who}: {what}" + (f"\nIt wrote:\n{said}" if said else ""))
+        error_text = self._errors.decode(errors="replace").strip()
+        return GeneratorError(f"{self._who}: {what}" + (f"\nIt wrote:\n{error_text}" if error_text else ""))
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -120,17 +120,17 @@ class Player:
             f"--intf1={interface}",
             pcap,
         ]
-        self._said: IO[bytes] = tempfile.TemporaryFile()
+        self._output: IO[bytes] = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
-                stdout=self._said,
-                stderr=self._said,
+                stdout=self._output,
+                stderr=self._output,
                 start_new_session=True,
             )
         except OSError as error:
-            self._said.close()
+            self._output.close()
             raise UnusableInput(arguments[0], f"{error.strerror}: is it installed?") from error
         #: A pidfd, readable when the process has ended.
         self.ended = os.pidfd_open(self._process.pid)
@@ -152,21 +152,21 @@ class Player:
             status = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             raise GeneratorError(f"{PROGRAM} does not end when it is interrupted") from None
-        self._said.seek(0)
-        text = self._said.read().decode(errors="replace")
+        self._output.seek(0)
+        text = self._output.read().decode(errors="replace")
         if status != 0:
             raise GeneratorError(f"{PROGRAM} ended with status {status}: {text.strip()[-500:]}")
         return Played.parse(text)
 
     def close(self) -> None:
         """Kill tcpreplay if it runs, and release its files. Idempotent."""
-        if self._said.closed:
+        if self._output.closed:
             return
         if self.running:
             self._process.kill()
         self._process.wait()
         os.close(self.ended)
-        self._said.close()
+        self._output.close()
 
     def _hurry(self) -> None:
         try:

@@ -64,7 +64,7 @@ class TrexProgram:
     """One run of ``t-rex-64``; it ends when this process is killed. The caller closes it."""
 
     def __init__(self, machine: Connected, trex_dir: Path, arguments: Sequence[str]) -> None:
-        self._said: IO[bytes] = tempfile.TemporaryFile()
+        self._output: IO[bytes] = tempfile.TemporaryFile()
         # t-rex-64 finds its files relative to the working directory. Over SSH, the guard's input closes when
         # the connection does.
         how = ["0", str(int(signal.SIGINT)), str(_STOP_S)]
@@ -72,17 +72,17 @@ class TrexProgram:
         self._guard = subprocess.Popen(
             machine.command(["sh", "-c", 'cd "$0" && exec "$@"', str(trex_dir), *guarded]),
             stdin=subprocess.PIPE,
-            stdout=self._said,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         self._ended = os.pidfd_open(self._guard.pid)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output so far. Raises: GeneratorError if it is too long."""
-        self._said.seek(0)
-        text = self._said.read(_MOST_OUTPUT)
+        self._output.seek(0)
+        text = self._output.read(_MOST_OUTPUT)
         if len(text) == _MOST_OUTPUT:
             raise GeneratorError(f"{PROGRAM} prints more than {_MOST_OUTPUT} bytes")
         return text.decode(errors="replace")
@@ -102,11 +102,11 @@ class TrexProgram:
 
     def close(self) -> None:
         """Stop the program and release its files. Idempotent."""
-        if self._said.closed:
+        if self._output.closed:
             return
         self.stop()
         os.close(self._ended)
-        self._said.close()
+        self._output.close()
 
 
 class TrexServer:
@@ -138,11 +138,11 @@ class TrexServer:
         deadline = time.monotonic() + _START_S
         while not _listens(sync_port):
             if self._program.wait(_LOOK_S):
-                raise GeneratorError(f"{PROGRAM} ended:\n{log_tail(self._program.said)}")
+                raise GeneratorError(f"{PROGRAM} ended:\n{log_tail(self._program.output)}")
             if time.monotonic() > deadline:
                 raise GeneratorError(
                     f"{PROGRAM} does not answer on port {sync_port} after {_START_S:g} s:\n"
-                    + log_tail(self._program.said)
+                    + log_tail(self._program.output)
                 )
 
     def close(self) -> None:

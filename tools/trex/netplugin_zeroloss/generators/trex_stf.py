@@ -326,10 +326,10 @@ class TrexStfGenerator(Generator):
         deadline = time.monotonic() + _AROUND_S + late_s
         try:
             while not self._program.wait(_LOOK_S):
-                if clock_s(self._program.said) > late_s or time.monotonic() > deadline:
+                if clock_s(self._program.output) > late_s or time.monotonic() > deadline:
                     self._program.stop()
-                    return self._program.said, False
-            return self._program.said, True
+                    return self._program.output, False
+            return self._program.output, True
         finally:
             self._program.close()
 

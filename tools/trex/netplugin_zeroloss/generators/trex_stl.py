@@ -352,11 +352,11 @@ class TrexStlGenerator(Generator):
 
     def _load(self, request: TrialRequest) -> None:
         """Load the streams, unless they are loaded already."""
-        wanted: object = self._profile or (request.frame_size, request.mix, request.flows)
+        desired_streams: object = self._profile or (request.frame_size, request.mix, request.flows)
         if request.burst > 1:
             # The streams have the rate and the number of frames.
-            wanted = (wanted, request.burst, request.rate_pps, request.duration_s)
-        if wanted == self._loaded and not request.latency and not self._latency_ids:
+            desired_streams = (desired_streams, request.burst, request.rate_pps, request.duration_s)
+        if desired_streams == self._loaded and not request.latency and not self._latency_ids:
             return
         self._loaded = None
         self._latency_ids = []
@@ -377,7 +377,7 @@ class TrexStlGenerator(Generator):
                 self._next_id += len(measuring)
                 streams += measuring
             self._client.tell("load", streams=streams)
-        self._loaded = wanted
+        self._loaded = desired_streams
 
     def _send(
         self, request: TrialRequest, before: StlReading, progress: ProgressWatch

@@ -137,48 +137,48 @@ class Child:
                 self.client.remove_all_streams(ports=self.ports)
             self.client.disconnect()
 
-    def _stream(self, wanted: dict[str, Any]) -> Any:
+    def _stream(self, settings: dict[str, Any]) -> Any:
         """Build a stream: UDP over IPv4 with a field engine that counts through the flows."""
         api = self.api
-        macs = {"src": wanted["source_mac"], "dst": wanted["destination_mac"]}
+        macs = {"src": settings["source_mac"], "dst": settings["destination_mac"]}
         # TRex fills in the port's MAC addresses where none is given.
         packet = (
             api.Ether(**{name: mac for name, mac in macs.items() if mac})
-            / api.IP(src=wanted["source_ip"], dst=wanted["destination_ip"])
-            / api.UDP(sport=wanted["source_port"], dport=wanted["destination_port"], chksum=0)
+            / api.IP(src=settings["source_ip"], dst=settings["destination_ip"])
+            / api.UDP(sport=settings["source_port"], dport=settings["destination_port"], chksum=0)
         )
         # Without FCS, which the NIC adds.
-        packet = packet / (b"\0" * (wanted["size"] - 4 - len(packet)))
+        packet = packet / (b"\0" * (settings["size"] - 4 - len(packet)))
         engine = []
-        if wanted["flows"] > 1:
+        if settings["flows"] > 1:
             engine = [
                 api.STLVmFlowVar(
                     "flow",
-                    min_value=wanted["first"],
-                    max_value=wanted["first"] + wanted["flows"] - 1,
-                    size=wanted["field_bytes"],
+                    min_value=settings["first"],
+                    max_value=settings["first"] + settings["flows"] - 1,
+                    size=settings["field_bytes"],
                     op="inc",
                 ),
-                api.STLVmWrFlowVar("flow", pkt_offset=wanted["field"]),
+                api.STLVmWrFlowVar("flow", pkt_offset=settings["field"]),
                 api.STLVmFixIpv4(offset="IP"),
             ]
         more = {}
-        if "latency_id" in wanted:
-            more["flow_stats"] = api.STLFlowLatencyStats(pg_id=wanted["latency_id"])
-        if "after_us" in wanted:
-            more["isg"] = wanted["after_us"]
+        if "latency_id" in settings:
+            more["flow_stats"] = api.STLFlowLatencyStats(pg_id=settings["latency_id"])
+        if "after_us" in settings:
+            more["isg"] = settings["after_us"]
         return api.STLStream(
             packet=api.STLPktBuilder(pkt=packet, vm=engine),
-            mode=self._mode(wanted),
+            mode=self._mode(settings),
             **more,
         )
 
-    def _mode(self, wanted: dict[str, Any]) -> Any:
-        burst = wanted.get("burst")
+    def _mode(self, settings: dict[str, Any]) -> Any:
+        burst = settings.get("burst")
         if burst is None:
-            return self.api.STLTXCont(pps=wanted["pps"])
+            return self.api.STLTXCont(pps=settings["pps"])
         return self.api.STLTXMultiBurst(
-            pps=wanted["pps"],
+            pps=settings["pps"],
             pkts_per_burst=burst["frames"],
             ibg=burst["gap_us"],
             count=burst["count"],

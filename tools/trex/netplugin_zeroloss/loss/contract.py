@@ -60,17 +60,17 @@ class DropCounters(ABC):
         )
 
 
-class EvidenceError(Exception):
+class AttributionError(Exception):
     """The counters of a component cannot be read or parsed."""
 
 
 def _differences(place: str, before: Mapping[str, _N], after: Mapping[str, _N]) -> dict[str, _N]:
     for name in before.keys() - after.keys():
-        raise EvidenceError(f"{place}: {name} is not counted any more: it went during the trial")
+        raise AttributionError(f"{place}: {name} is not counted any more: it went during the trial")
     found = {name: value - before.get(name, 0) for name, value in after.items()}
     for name, value in found.items():
         if value < 0:
-            raise EvidenceError(f"{place}: {name} went back by {-value:g} during the trial")
+            raise AttributionError(f"{place}: {name} went back by {-value:g} during the trial")
     return found
 
 
@@ -112,11 +112,11 @@ class AttributedGenerator(Generator):
             measured = self._generator.run(request)
             deadline = time.monotonic() + self._settle_s
             while True:
-                witnessed = self._with(measured, before)
-                if witnessed.evidence[UNEXPLAINED] == 0 or time.monotonic() > deadline:
-                    return witnessed
+                attributed = self._with(measured, before)
+                if attributed.evidence[UNEXPLAINED] == 0 or time.monotonic() > deadline:
+                    return attributed
                 time.sleep(_AGAIN_S)  # OVS has no notification of counters
-        except EvidenceError as error:
+        except AttributionError as error:
             raise GeneratorError(str(error)) from error
 
     def recall(self, request: TrialRequest) -> None:

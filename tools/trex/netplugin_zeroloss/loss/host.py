@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from netplugin_zeroloss.loss.contract import (
+    AttributionError,
     CounterChanges,
     CounterReading,
     DropCounters,
-    EvidenceError,
 )
 
 #: Columns of a CPU line in /proc/stat (proc(5)), in clock ticks.
@@ -50,7 +50,7 @@ class HostCounters(DropCounters):
             counters[_CLOCK] = time.monotonic()
             return CounterReading({}, counters | dict(self._process_times()))
         except (OSError, ValueError, IndexError) as error:
-            raise EvidenceError(f"host: {self._root}: {error!r}") from error
+            raise AttributionError(f"host: {self._root}: {error!r}") from error
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         # Processes that started or ended during the trial are left out.

@@ -7,10 +7,10 @@ from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from netplugin_zeroloss.loss.contract import (
+    AttributionError,
     CounterChanges,
     CounterReading,
     DropCounters,
-    EvidenceError,
 )
 
 # -- The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs.
@@ -43,17 +43,17 @@ def lost_at(names: Iterable[str], links: Iterable[Any], qdiscs: Iterable[Any]) -
     """Return lost frames from netlink messages (pure). Raises: EvidenceError if a device disappeared."""
     lost: dict[str, int] = {}
     names_of: dict[int, str] = {}
-    wanted = set(names)
+    desired = set(names)
     for link in links:
         name = link.get_attr("IFLA_IFNAME")
-        if name not in wanted:
+        if name not in desired:
             continue
         names_of[link["index"]] = name
         counts: Mapping[str, int] = link.get_attr("IFLA_STATS64") or {}
         for count in _COUNTS:
             lost[f"{name}.{count}"] = int(counts.get(count, 0))
-    if missing := wanted - set(names_of.values()):
-        raise EvidenceError(f"links: there is no device {', '.join(sorted(missing))}")
+    if missing := desired - set(names_of.values()):
+        raise AttributionError(f"links: there is no device {', '.join(sorted(missing))}")
     for qdisc in qdiscs:
         device = names_of.get(qdisc["index"])
         if device is None or qdisc["parent"] not in (_ROOT, _INGRESS):
@@ -84,7 +84,7 @@ def _dump() -> tuple[list[Any], list[Any]]:
         with IPRoute() as kernel:
             return list(kernel.get_links()), list(kernel.get_qdiscs())
     except (OSError, NetlinkError) as error:
-        raise EvidenceError(f"links: the kernel does not tell: {error}") from error
+        raise AttributionError(f"links: the kernel does not tell: {error}") from error
 
 
 # -- The component ``nic``: driver counters of a NIC, as ``ethtool -S`` prints them. --------------
@@ -116,7 +116,7 @@ class DriverCounters(DropCounters):
             counts = _statistics(device)
             for name in names:
                 if name not in counts:
-                    raise EvidenceError(f"nic: {device} has no counter {name} (ethtool -S {device})")
+                    raise AttributionError(f"nic: {device} has no counter {name} (ethtool -S {device})")
                 lost[f"{device}.{name}"] = counts[name]
             telling = {n: c for n, c in counts.items() if _TELLING.search(n) and n not in names}
             counters |= {f"{device}.{name}": count for name, count in telling.items()}
@@ -148,6 +148,6 @@ def _statistics(device: str) -> dict[str, int]:
         asking.change_ifname(device)
         return {str(name): int(count) for name, count in asking.get_statistics()}
     except Exception as error:  # pyroute2 has one type per errno
-        raise EvidenceError(f"nic: {device} tells no statistics: {error!r}") from error
+        raise AttributionError(f"nic: {device} tells no statistics: {error!r}") from error
     finally:
         asking.close()

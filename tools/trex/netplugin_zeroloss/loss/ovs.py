@@ -14,10 +14,10 @@ from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import run
 from netplugin.pmd.read import parse_counters, parse_threads
 from netplugin_zeroloss.loss.contract import (
+    AttributionError,
     CounterChanges,
     CounterReading,
     DropCounters,
-    EvidenceError,
 )
 
 # -- Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 4.0).
@@ -142,7 +142,7 @@ class OvsCounters(DropCounters):
             load = self._ask("dpif-netdev/pmd-stats-show", deadline)
             queues = self._ask("dpif-netdev/pmd-rxq-show", deadline)
         except NetpluginError as error:
-            raise EvidenceError(f"ovs: {error}") from error
+            raise AttributionError(f"ovs: {error}") from error
         counts = {n: c for text in ports for n, c in parse_ports(text).items() if self._means(n, c)}
         return reading(counts, drops, lookups, load, queues)
 

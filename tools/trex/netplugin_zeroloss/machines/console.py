@@ -209,12 +209,12 @@ class Console(Machine):
         except OSError as error:
             raise MachineError(f"{file}: {error.strerror}") from error
 
-    def _until(self, wanted: Callable[[str], bool], deadline: float) -> str | None:
+    def _until(self, is_last: Callable[[str], bool], deadline: float) -> str | None:
         """Return the next line that ``wanted`` accepts, and drop those before it; None at the deadline."""
         while (left := deadline - time.monotonic()) > 0:
             *lines, self._received = self._received.split("\n")
             for number, line in enumerate(lines):
-                if wanted(line := _ANSI.sub("", line)):
+                if is_last(line := _ANSI.sub("", line)):
                     self._received = "\n".join([*lines[number + 1 :], self._received])
                     return line
             if len(self._received) > _LONGEST:

@@ -131,7 +131,7 @@ class AgentBench(Bench):
             "run_id": self._run_id,
             "pmd_cpus": self._ports.found_cpus,
             "pmd_mask": self._ports.found_mask,
-            "nics": self.nics.note(self._wanted(searched)) if self._description.rebind else {},
+            "nics": self.nics.note(self._needs(searched)) if self._description.rebind else {},
             "agent": self._client.url,
             "backends": preflight.journalled(searched, infos),
         }
@@ -166,8 +166,8 @@ class AgentBench(Bench):
         description = self._description
         backends = list(dict.fromkeys(cell.backend for cell in searched))
         networks = {network.name: network for network in self._client.list_physical_networks()}
-        wanted = self._wanted(searched)
-        unfit = [need for need in wanted if not need.fits(self.nics.driver(need.address))]
+        needs = self._needs(searched)
+        unfit = [need for need in needs if not need.fits(self.nics.driver(need.address))]
         later = {need.backend for need in unfit} if description.rebind else set()
         yield from preflight.about_backends(self._client, description, searched, later)
         yield from preflight.about_ports(self._client, description, self._vm_id)
@@ -175,7 +175,7 @@ class AgentBench(Bench):
         if placement is not None and (placement.pin or placement.realtime or description.matrix.numa):
             yield from preflight.about_plan(self._client)
         yield from preflight.about_networks(networks, description, self._infos(searched), unfit)
-        yield from preflight.about_nics(self.nics, wanted, description.rebind)
+        yield from preflight.about_nics(self.nics, needs, description.rebind)
         workers = 1 if description.vm is not None else self._workers
         for backend in backends:
             entries = [
@@ -183,7 +183,7 @@ class AgentBench(Bench):
                 for entry in description.matrix.pmd_cores
                 if any(c.backend == backend and c.pmd_cores == pmd_count(entry) for c in searched)
             ]
-            mine = [need.address for need in wanted if need.backend == backend]
+            mine = [need.address for need in needs if need.backend == backend]
             yield from preflight.about_pmd_cores(entries, self._facts, mine)
             for where in description.matrix.numa:
                 yield from numa.findings(where, self._facts, mine, workers, self._most_pmd_cores)
@@ -237,12 +237,12 @@ class AgentBench(Bench):
         if not self._description.rebind:
             return set()
         try:
-            needs = self._wanted([Cell(info.name) for info in self._client.backends()])
+            needs = self._needs([Cell(info.name) for info in self._client.backends()])
         except NetpluginError:
             return set()  # about_agent reports it
         return {need.backend for need in needs if not need.fits(self.nics.driver(need.address))}
 
-    def _wanted(self, searched: Sequence[Cell]) -> list[NicNeed]:
+    def _needs(self, searched: Sequence[Cell]) -> list[NicNeed]:
         """Return the NICs of these cells, each with the driver that it needs. Raises: NetpluginError."""
         networks = {network.name: network for network in self._client.list_physical_networks()}
         return preflight.needs(networks, self._description, self._infos(searched), self.nics.sys)
@@ -254,8 +254,8 @@ class AgentBench(Bench):
         return [infos[name] for name in backends if name in infos]
 
     def _planned_cpus(self, backend: str, count: int) -> str:
-        wanted = self._wanted([Cell(backend)])
-        return planned_cpus(count, self._facts, [need.address for need in wanted])
+        needs = self._needs([Cell(backend)])
+        return planned_cpus(count, self._facts, [need.address for need in needs])
 
     def _port_of_vf(self) -> Mapping[str, str]:
         return {vf.pci_address: vf.port_id for vf in self._client.list_vfs() if vf.port_id is not None}
@@ -316,8 +316,8 @@ class AgentBench(Bench):
 
         Raises: CellError, NetpluginError.
         """
-        wanted = self._wanted([cell]) if self._description.rebind else []
-        unfit = [need for need in wanted if not need.fits(self.nics.driver(need.address))]
+        needs = self._needs([cell]) if self._description.rebind else []
+        unfit = [need for need in needs if not need.fits(self.nics.driver(need.address))]
         for need in unfit:
             self.nics.bind(need)
         if not unfit:
@@ -388,7 +388,7 @@ class AgentBench(Bench):
     def _nics_of(self, cell: Cell) -> list[str]:
         """Return the NICs of a cell; a control has those of all backends. Raises: NetpluginError."""
         backends = self._description.matrix.backends if cell.backend == NO_BACKEND else (cell.backend,)
-        return [need.address for need in self._wanted([Cell(backend) for backend in backends])]
+        return [need.address for need in self._needs([Cell(backend) for backend in backends])]
 
     @property
     def _workers(self) -> int:

@@ -209,8 +209,9 @@ def wait_until_forwarding(
             )
             raise GeneratorError(
                 f"no frame came through within {seconds:g} s on"
-                f" {paths.said(dead, paths.names(len(ways), ports))}: of {ways[dead[0]].tx_packets} sent none"
-                f" came back{rest}; are the MAC addresses, networks and links those of the description?"
+                f" {paths.described(dead, paths.names(len(ways), ports))}:"
+                f" of {ways[dead[0]].tx_packets} sent none came back{rest};"
+                " are the MAC addresses, networks and links those of the description?"
             )
         return
 

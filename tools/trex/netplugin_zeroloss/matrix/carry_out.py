@@ -21,7 +21,7 @@ from netplugin_zeroloss.journal import (
     RunRecord,
     now,
 )
-from netplugin_zeroloss.loss.contract import EvidenceError
+from netplugin_zeroloss.loss.contract import AttributionError
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import Bench, CellError, Stand
 from netplugin_zeroloss.matrix.cells import CellTask
@@ -118,7 +118,7 @@ def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) 
 #: Errors that fail one cell; the run continues.
 _OF_A_CELL = (
     CellError,
-    EvidenceError,
+    AttributionError,
     GeneratorError,
     NetpluginError,
     ReplayError,
@@ -180,7 +180,7 @@ class Carrier:
             else:
                 why = str(error) or type(error).__name__
                 record = CellRecord(task.cell, task.part, started, now(), error=why)
-                self.journal.end(record, anew=isinstance(error, ReplayError))
+                self.journal.end(record, restart=isinstance(error, ReplayError))
         self.view.ends(record, time.monotonic() - begun)
         return record
 

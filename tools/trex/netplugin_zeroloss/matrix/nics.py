@@ -256,24 +256,24 @@ class Nics:
                 )
         return left
 
-    def _bind(self, address: str, wanted: NicState) -> None:
+    def _bind(self, address: str, desired: NicState) -> None:
         """Change to this state; ``driver`` empty: the kernel's choice. Raises: NetpluginError."""
         count = VfCount(address)
-        if (self._at(address) / "sriov_numvfs").exists() and self.driver(address) != wanted.driver:
+        if (self._at(address) / "sriov_numvfs").exists() and self.driver(address) != desired.driver:
             self._counts.restore(count, "0")
-        if self.driver(address) != wanted.driver:
+        if self.driver(address) != desired.driver:
             _wait(lambda: not self._vfs.is_open(address), f"{address} is free of DPDK")
-            self._vfs.override(address, wanted.driver or None)
+            self._vfs.override(address, desired.driver or None)
             self._vfs.unbind(address)
-            if wanted.driver is not None:
+            if desired.driver is not None:
                 self._vfs.probe(address)
-        self._vfs.override(address, wanted.override)
-        name = wanted.interface
+        self._vfs.override(address, desired.override)
+        name = desired.interface
         if name is not None:
             _wait(lambda: (self._at(address) / "net" / name).exists(), f"{address} has its interface {name}")
-            self._links.set(name, mtu=wanted.mtu, up=wanted.up)
+            self._links.set(name, mtu=desired.mtu, up=desired.up)
         if (self._at(address) / "sriov_numvfs").exists():
-            self._counts.restore(count, str(wanted.vfs))
+            self._counts.restore(count, str(desired.vfs))
 
     def _at(self, address: str) -> Path:
         return self.sys / "bus/pci/devices" / address

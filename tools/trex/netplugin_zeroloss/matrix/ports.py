@@ -92,7 +92,7 @@ class Ports:
         for end in self.ends:
             port = self._client.get_port(end.port_id)
             if not _is_active(port):
-                raise CellError(f"port {end.port_id} became {port.state} in a trial{_said(port)}")
+                raise CellError(f"port {end.port_id} became {port.state} in a trial{_fault_text(port)}")
 
     def remove_leftovers(self) -> bool:
         """Remove ports that this run left when it was killed; returns whether there were any.
@@ -174,7 +174,7 @@ class Ports:
         port = polled(lambda: self._client.put_port(end.port_id, spec), ready, seconds, _LOOK_S)
         if not ready(port):
             raise CellError(
-                f"port {end.port_id} is {port.state} and not {what} after {seconds:g} s{_said(port)}"
+                f"port {end.port_id} is {port.state} and not {what} after {seconds:g} s{_fault_text(port)}"
             )
         return port
 
@@ -220,5 +220,5 @@ def _is_connected(port: Port) -> bool:
     return _is_active(port) and (port.observed or {}).get("connected") is not False
 
 
-def _said(port: Port) -> str:
+def _fault_text(port: Port) -> str:
     return f": {port.error.detail}" if port.error is not None else ""

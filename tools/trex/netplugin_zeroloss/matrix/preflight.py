@@ -189,10 +189,10 @@ def _devices(info: PhysicalNetworkInfo, parts: Collection[str]) -> Iterator[str]
         yield info.linuxbridge.interface
 
 
-def about_nics(nics: Nics, wanted: Sequence[NicNeed], rebind: bool) -> Iterator[Finding]:
+def about_nics(nics: Nics, needs: Sequence[NicNeed], rebind: bool) -> Iterator[Finding]:
     """Yield the NICs with the wrong driver, or what is in the way of binding them to the right one."""
     backends: dict[tuple[str, bool], list[str]] = {}
-    for need in wanted:
+    for need in needs:
         if not need.fits(nics.driver(need.address)):
             backends.setdefault((need.address, need.dpdk), []).append(need.backend)
             if rebind:

@@ -138,7 +138,7 @@ class CellVerdict(StrEnum):
     REGRESSION = "regression"
     FASTER = "faster"
     #: The new run has no measurement that could show a regression.
-    UNTOLD = "cannot be decided"
+    UNDECIDED = "cannot be decided"
     #: The old run has no such cell or no verdict.
     NO_BASELINE = "no baseline"
 
@@ -179,7 +179,7 @@ class Comparison:
         if CellVerdict.REGRESSION in findings:
             return 1
         reported = findings - {CellVerdict.NO_BASELINE}
-        return 2 if CellVerdict.UNTOLD in reported or not reported else 0
+        return 2 if CellVerdict.UNDECIDED in reported or not reported else 0
 
 
 def compare(before: RunRecord, after: RunRecord, limits: ComparisonLimits | None = None) -> Comparison:
@@ -215,7 +215,7 @@ def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
     if row.before is None:
         return replace(row, finding=CellVerdict.NO_BASELINE, why="the old run has not measured it")
     if row.after is None:
-        return replace(row, finding=CellVerdict.UNTOLD, why="the new run has not measured it")
+        return replace(row, finding=CellVerdict.UNDECIDED, why="the new run has not measured it")
     if row.after.worth < row.before.worth:
         why = f"{row.before.verdict} became {row.after.verdict}: {row.after.reason}"
         return replace(row, finding=CellVerdict.REGRESSION, why=why)
@@ -297,9 +297,9 @@ def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Comparis
         return replace(row, finding=CellVerdict.REGRESSION, why=why)
     if new.verdict == SearchVerdict.GENERATOR_LIMITED and new.lower < old.lower * (1 - least):
         why = "the generator ended below what the old run found"
-        return replace(row, finding=CellVerdict.UNTOLD, why=why)
+        return replace(row, finding=CellVerdict.UNDECIDED, why=why)
     if not sharp and new.upper < old.lower * (1 - max(least, most / 2)):
-        return replace(row, finding=CellVerdict.UNTOLD, why=f"{how}: too few repeats to tell")
+        return replace(row, finding=CellVerdict.UNDECIDED, why=f"{how}: too few repeats to tell")
     if old.verdict == SearchVerdict.GENERATOR_LIMITED:
         return replace(row, why="it does what the old run's generator could show")
     if new.lower > old.upper * (1 + most):

@@ -17,7 +17,7 @@ _VERDICTS: Final = ("no regression", "regression", "unusable")
 #: Worst first.
 _ORDER: Final = (
     CellVerdict.REGRESSION,
-    CellVerdict.UNTOLD,
+    CellVerdict.UNDECIDED,
     CellVerdict.FASTER,
     CellVerdict.SAME,
     CellVerdict.NO_BASELINE,

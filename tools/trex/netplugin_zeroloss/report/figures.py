@@ -334,7 +334,7 @@ class Report:
     run: str
     figures: tuple[ReportFigure, ...]
     published: PublishedTable | None = None
-    beside: PublishedRelation = PublishedRelation.NOT_SHOWN
+    relation: PublishedRelation = PublishedRelation.NOT_SHOWN
 
     @property
     def missing(self) -> tuple[ReportFigure, ...]:
@@ -354,17 +354,17 @@ class Report:
 def report_of(
     run: RunRecord,
     published: PublishedTable | None = None,
-    beside: PublishedRelation = PublishedRelation.NOT_SHOWN,
+    relation: PublishedRelation = PublishedRelation.NOT_SHOWN,
 ) -> Report:
     """Return the figures of a run, with published figures as ``beside`` says."""
     figures = [_figure(run, cell) for cell in run.cells]
-    if published is not None and beside is not PublishedRelation.NOT_SHOWN:
+    if published is not None and relation is not PublishedRelation.NOT_SHOWN:
         figures = [replace(f, published_pps=published.rate_pps(f.cell)) for f in figures]
     return Report(
         run.name,
         tuple(_with_efficiency(f, figures) for f in figures),
         published,
-        beside,
+        relation,
     )
 
 

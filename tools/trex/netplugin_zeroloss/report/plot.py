@@ -60,7 +60,7 @@ def has_rate(lines: Sequence[PlotLine]) -> bool:
     return any(f.rate_pps is not None or f.at_least_pps is not None for f in figures)
 
 
-def highest_mpps(lines: Sequence[PlotLine], beside: PublishedRelation) -> float:
+def highest_mpps(lines: Sequence[PlotLine], relation: PublishedRelation) -> float:
     """Return the highest measured rate (ideal scaling may exceed the plot)."""
     values = [
         value / 1e6
@@ -70,7 +70,7 @@ def highest_mpps(lines: Sequence[PlotLine], beside: PublishedRelation) -> float:
             f.rate_pps,
             f.at_least_pps,
             f.interval.high_pps if f.interval else None,
-            f.published_pps if beside is not PublishedRelation.NOT_SHOWN else None,
+            f.published_pps if relation is not PublishedRelation.NOT_SHOWN else None,
         )
         if value
     ]
@@ -178,14 +178,14 @@ def _draw(report: Report) -> Any:
             title,
             grid,
             lines,
-            report.beside,
+            report.relation,
         )
     if not shown:
         picture.text(0.5, 0.5, "No cell has an NDR.", ha="center", fontsize=12)
     return picture
 
 
-def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], beside: PublishedRelation) -> None:
+def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], relation: PublishedRelation) -> None:
     cores = [column for column in grid.columns if column is not None]
     left, right = 0, max(cores, default=1) * 1.06
     for line in lines:
@@ -193,7 +193,7 @@ def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], beside:
             _draw_flat(axes, line, left, right)
         else:
             _draw_scaling(axes, line, max(cores))
-    if beside is not PublishedRelation.NOT_SHOWN:
+    if relation is not PublishedRelation.NOT_SHOWN:
         _draw_published(axes, lines, right)
     axes.set_facecolor("none")
     axes.set_title(plain(title), loc="left", fontsize=11, fontweight="bold")
@@ -201,10 +201,10 @@ def _panel(axes: Any, title: str, grid: Grid, lines: Sequence[PlotLine], beside:
     axes.set_ylabel("Mpps, all directions together")
     axes.set_xticks(sorted({0, *cores}) if cores else [])
     axes.set_xlim(left, right)
-    axes.set_ylim(0, highest_mpps(lines, beside) * 1.08)
+    axes.set_ylim(0, highest_mpps(lines, relation) * 1.08)
     axes.grid(axis="y", linewidth=0.5, alpha=0.35)
     axes.spines[["top", "right"]].set_visible(False)
-    _legend(axes, lines, beside)
+    _legend(axes, lines, relation)
 
 
 def _draw_flat(axes: Any, line: PlotLine, left: float, right: float) -> None:
@@ -283,7 +283,7 @@ def _draw_published(axes: Any, lines: Sequence[PlotLine], right: float) -> None:
                 )
 
 
-def _legend(axes: Any, lines: Sequence[PlotLine], beside: PublishedRelation) -> None:
+def _legend(axes: Any, lines: Sequence[PlotLine], relation: PublishedRelation) -> None:
     from matplotlib.lines import Line2D
 
     entries = []
@@ -327,7 +327,7 @@ def _legend(axes: Any, lines: Sequence[PlotLine], beside: PublishedRelation) -> 
     if any(f.published_pps is not None for line in lines for f in line.figures):
         entries.append(
             Line2D(
-                [], [], color=_INK, marker="o", markerfacecolor="none", linestyle="none", label=beside.value
+                [], [], color=_INK, marker="o", markerfacecolor="none", linestyle="none", label=relation.value
             )
         )
     axes.legend(

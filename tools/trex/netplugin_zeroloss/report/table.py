@@ -205,7 +205,7 @@ def _markdown(report: Report) -> Iterator[str]:
         yield from (f"- `{escape(figure.cell.key)}`" for figure in report.missing)
         yield ""
     if report.published is not None:
-        yield f"## {report.beside.value.capitalize()}\n"
+        yield f"## {report.relation.value.capitalize()}\n"
         yield f"Source: {report.published.source}.\n"
         yield from (f"- {what}: {value}" for what, value in report.published.conditions)
         yield ""
@@ -218,7 +218,7 @@ def _markdown_grid(report: Report, grid: Grid) -> Iterator[str]:
     for backend, figures in grid.rows:
         yield _row([backend, *map(_grid_text, figures)])
     yield ""
-    last = [(report.beside.value, published_text)] if report.published else []
+    last = [(report.relation.value, published_text)] if report.published else []
     details = [*DETAILS, *last]
     yield _row(["backend", "PMD cores", *(name for name, _ in details)])
     yield _row(["---"] * (2 + len(details)))
@@ -419,7 +419,7 @@ def json_text(report: Report) -> str:
             {
                 "name": report.published.name,
                 "source": report.published.source,
-                "beside": report.beside.value,
+                "beside": report.relation.value,
                 "conditions": dict(report.published.conditions),
             }
             if report.published

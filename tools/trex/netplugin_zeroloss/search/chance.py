@@ -124,7 +124,7 @@ _SMALLEST_STEP = 0.06
 _FROM_ABOVE = 0.6
 #: A pass is accepted up to this factor of the estimated limit; the second value applies to a sharp
 #: limit, because the grid of the model is coarse.
-_BELIEVED = (1.02, 1.05)
+_LIKELY = (1.02, 1.05)
 #: From this slope the limit is sharp, and the search bisects.
 _SHARP = 30.0
 #: Loss that does not recur within this multiple of the traffic up to it is attributed to warm-up.
@@ -162,7 +162,7 @@ class ChanceSearch:
                         return self._ground.generator_limited(lower or 0.0)
                     self._teach(model, trial)
                     continue
-            if closed and lower is not None and _believed(lower, seen):
+            if closed and lower is not None and _is_likely(lower, seen):
                 return None if self._lost_only_at_first() else self._bracketed(lower)
             rate = self._next(seen, lower, upper)
             if rate < self._ground.least():
@@ -193,7 +193,7 @@ class ChanceSearch:
             largest = _LARGEST_STEP[lossy > _STEPS_BEFORE_LARGER]
             rate = seen.limit_pps * math.exp(_FROM_ABOVE * seen.spread)
             return min(max(rate, largest * upper), upper / (1 + _SMALLEST_STEP))
-        if not _believed(lower, seen) or self._ground.is_close(lower, upper):
+        if not _is_likely(lower, seen) or self._ground.is_close(lower, upper):
             return lower  # The model rates the pass as luck: repeat it.
         if upper <= lower * (1 + self._width) ** 2 or seen.slope >= _SHARP:
             return math.sqrt(lower * upper)
@@ -221,9 +221,9 @@ class ChanceSearch:
             model.saw(trial.rate, trial.traffic_s, trial.lossy, trial.measured.aborted)
 
 
-def _believed(lower: float, seen: LossEstimate) -> bool:
+def _is_likely(lower: float, seen: LossEstimate) -> bool:
     """Whether the model rates a pass at ``lower`` as plausible."""
-    return lower <= seen.limit_pps * _BELIEVED[seen.slope >= _SHARP]
+    return lower <= seen.limit_pps * _LIKELY[seen.slope >= _SHARP]
 
 
 # -- Detects load-independent loss with control trials at a tenth of the forwarding rate. ----------

@@ -142,7 +142,7 @@ class FloorEntry(TypedDict):
 
 
 @_KEPT
-class EvidenceEntry(TypedDict):
+class AttributionEntry(TypedDict):
     lower_trials: list[int]
     upper_trials: list[int]
     lost_at_upper: int
@@ -220,7 +220,7 @@ class ResultEntry(TypedDict):
     repeats: RepeatsEntry
     plan: Annotated[PlanEntry, AfterValidator(_as_value)]
     trial_log: list[TrialEntry]
-    evidence: EvidenceEntry
+    evidence: AttributionEntry
     environment: dict[str, Any]
     #: Earlier versions had none.
     latency: NotRequired[LatencyEntry | None]

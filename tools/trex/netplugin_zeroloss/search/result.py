@@ -69,7 +69,7 @@ def result_of(
         "trial_log": [
             describe_trial(trial, repeat) for repeat, run in enumerate(runs) for trial in run.found.trials
         ],
-        "evidence": _evidence(outcome, runs[middle].found.trials),
+        "evidence": _attribution(outcome, runs[middle].found.trials),
         **describe(plan, after.found if after is not None else None),
         "follow_up_log": [describe_trial(trial, len(runs)) for trial in followed],
         "environment": dict(environment),
@@ -136,7 +136,7 @@ def describe_trial(trial: Trial, repeat: int) -> dict[str, Any]:
     }
 
 
-def _evidence(outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
+def _attribution(outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the trials at the bounds, and the located loss at the upper one."""
     lower = [t for t in trials if t.passed and t.rate == outcome.lower_pps]
     upper = [t for t in trials if t.lossy and t.rate == outcome.upper_pps]
@@ -274,7 +274,7 @@ class ResultSpread:
     relative_std: float | None
 
 
-def spread(answers: Sequence[float], wanted: float = 0.95) -> ResultSpread | None:
+def spread(answers: Sequence[float], desired: float = 0.95) -> ResultSpread | None:
     """Return the narrowest order-statistic interval for the median; None without answers.
 
     Each answer is above the true median with probability 1/2 for any distribution, so the number above
@@ -286,7 +286,7 @@ def spread(answers: Sequence[float], wanted: float = 0.95) -> ResultSpread | Non
     if not count:
         return None
     out, confidence = 0, _covers(count, 0)
-    while 2 * (out + 1) < count and _covers(count, out + 1) >= wanted:
+    while 2 * (out + 1) < count and _covers(count, out + 1) >= desired:
         out += 1
         confidence = _covers(count, out)
     mean = statistics.fmean(ordered)

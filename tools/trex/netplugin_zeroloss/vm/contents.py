@@ -126,8 +126,8 @@ def _planned_domain(vcpus: int, memory_mb: int, iommu: bool) -> str:
 
 def _arguments(plan: GuestPlan) -> Iterator[str]:
     for step in plan.steps:
-        if isinstance(step.target, KernelArgument) and step.wanted is not None:
-            yield f"{step.target.name}={step.wanted}"
+        if isinstance(step.target, KernelArgument) and step.desired is not None:
+            yield f"{step.target.name}={step.desired}"
 
 
 def _early() -> Iterator[Content]:
@@ -164,8 +164,8 @@ def _system(identity: Identity) -> Iterator[Content]:
 
 def _tuning(plan: GuestPlan) -> Iterator[Content]:
     """Yield the settings of the plan that are no kernel arguments."""
-    sysctls = [f"{s.target.name} = {s.wanted}\n" for s in plan.steps if isinstance(s.target, Sysctl)]
-    files = [f"w- {s.target.path} - - - - {s.wanted}\n" for s in plan.steps if isinstance(s.target, File)]
+    sysctls = [f"{s.target.name} = {s.desired}\n" for s in plan.steps if isinstance(s.target, Sysctl)]
+    files = [f"w- {s.target.path} - - - - {s.desired}\n" for s in plan.steps if isinstance(s.target, File)]
     if sysctls:
         yield Content("etc/sysctl.d/90-netplugin-guest.conf", _MARK + "".join(sysctls))
     if files:

@@ -14,10 +14,10 @@ from pydantic import Field, StringConstraints
 from netplugin.api.fields import Mac, PciAddress, Value
 from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import (
+    AttributionError,
     CounterChanges,
     CounterReading,
     DropCounters,
-    EvidenceError,
 )
 from netplugin_zeroloss.machines import choose as machines
 from netplugin_zeroloss.machines.contract import LocalMachine
@@ -145,7 +145,7 @@ class Forwarded(DropCounters):
         try:
             ports = self._counts()
         except ProgramError as error:
-            raise EvidenceError(f"vnf: {error}") from error
+            raise AttributionError(f"vnf: {error}") from error
         lost: dict[str, int] = {}
         counters: dict[str, float] = {}
         for number, port in enumerate(ports):
@@ -163,7 +163,7 @@ class Forwarded(DropCounters):
             came = found.readings[f"port{number}.rx_packets"]
             went = found.readings[f"port{partner}.tx_packets"]
             if went > came:
-                raise EvidenceError(
+                raise AttributionError(
                     f"vnf: port {partner} sent {went - came:g} frames that port {number} did not"
                     " receive in the trial: there were frames on their way when it began"
                 )

@@ -93,8 +93,8 @@ class Forwarder:
 def _open(name: str) -> int:
     flags = int(Path(f"/sys/class/net/{name}/tun_flags").read_text(), 16)
     file = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    wanted = _TAP | _NO_PI | _VNET_HDR | (flags & _MULTI_QUEUE)
-    fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", name.encode(), wanted))
+    desired = _TAP | _NO_PI | _VNET_HDR | (flags & _MULTI_QUEUE)
+    fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", name.encode(), desired))
     return file
 
 

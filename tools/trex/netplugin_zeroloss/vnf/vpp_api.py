@@ -11,10 +11,10 @@ from typing import Any
 
 from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import (
+    AttributionError,
     CounterChanges,
     CounterReading,
     DropCounters,
-    EvidenceError,
 )
 from netplugin_zeroloss.machines.contract import Machine
 from netplugin_zeroloss.vnf.contract import VnfError
@@ -185,7 +185,7 @@ class VppPlace(DropCounters):
         try:
             counts, runtime = self._counters.read(), self._runtime()
         except ProgramError as error:
-            raise EvidenceError(f"vnf: {error}") from error
+            raise AttributionError(f"vnf: {error}") from error
         return reading(counts, self._interfaces, runtime)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
