@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from agents.ports.operations import Delete, Operation
+from agents.ports.call import Call
 
 # Target duration of a batch in seconds. Shorter batches pay the round trip too often; all calls wait
 # for a longer one.
@@ -30,16 +30,16 @@ class BatchSizes:
     def first(cls, size: int) -> BatchSizes:
         return cls(size, _LEAST_REMOVALS)
 
-    def after(self, batch: Sequence[Operation], took_s: float) -> BatchSizes:
+    def after(self, batch: Sequence[Call], took_s: float) -> BatchSizes:
         """The sizes after a batch that took so many seconds; one of both kinds says nothing of either."""
         if _is_removal(batch):
             return replace(self, removals=_next_size(self.removals, _LEAST_REMOVALS, len(batch), took_s))
-        if any(isinstance(op, Delete) for op in batch):
+        if any(call.kind == "delete" for call in batch):
             return self
         return replace(self, plugs=_next_size(self.plugs, _LEAST, len(batch), took_s))
 
 
-def next_batch(waiting: Iterable[Operation], sizes: BatchSizes, now: float) -> list[Operation]:
+def next_batch(waiting: Iterable[Call], sizes: BatchSizes, now: float) -> list[Call]:
     """The next operations: plugs and changes in their order, and with them some removals in theirs.
 
     A second operation on a port waits for the next batch. A group is taken as a whole, however large
@@ -56,22 +56,22 @@ def next_batch(waiting: Iterable[Operation], sizes: BatchSizes, now: float) -> l
     return _first(plugs, sizes.plugs) + (_first(removals, room) if fits else [])
 
 
-def _ready(waiting: Iterable[Operation]) -> list[list[Operation]]:
+def _ready(waiting: Iterable[Call]) -> list[list[Call]]:
     """The operations by group, without those behind another one on the same port."""
-    ready: list[list[Operation]] = []
+    ready: list[list[Call]] = []
     ports: set[str] = set()
-    for _, together in groupby(waiting, key=lambda op: id(op if op.group is None else op.group)):
+    for _, together in groupby(waiting, key=lambda call: id(call if call.group is None else call.group)):
         group = list(together)
-        own = {op.port_id for op in group}
+        own = {call.port_id for call in group}
         if ports.isdisjoint(own):
             ready.append(group)
         ports |= own
     return ready
 
 
-def _first(groups: Sequence[list[Operation]], room: int) -> list[Operation]:
+def _first(groups: Sequence[list[Call]], room: int) -> list[Call]:
     """The first groups, at least one, with as many operations as there is room for."""
-    taken: list[Operation] = []
+    taken: list[Call] = []
     for group in groups:
         if taken and len(taken) + len(group) > room:
             break
@@ -79,8 +79,8 @@ def _first(groups: Sequence[list[Operation]], room: int) -> list[Operation]:
     return taken
 
 
-def _is_removal(operations: Sequence[Operation]) -> bool:
-    return all(isinstance(op, Delete) for op in operations)
+def _is_removal(calls: Sequence[Call]) -> bool:
+    return all(call.kind == "delete" for call in calls)
 
 
 def _next_size(size: int, least: int, served: int, took_s: float) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -20,12 +20,10 @@ from agents.networks.physical import PhysicalNetworkService
 from agents.networks.vxlan import Networks
 from agents.off_loop import OffLoop
 from agents.ports.admit import unknown_backend
-from agents.ports.drift import CHECK_S
-from agents.ports.operations import Delete, Migrate, Operation, Put
-from agents.ports.quarantines import Quarantines
-from agents.ports.reconciler import Reconciler
-from agents.ports.team_vfs import TeamVfs
-from agents.ports.teams import Teams, standby_id
+from agents.ports.call import Amend, Call, delete_call, put_call
+from agents.ports.claims import Quarantines
+from agents.ports.reconciler import CHECK_S, Reconciler
+from agents.ports.teams import Teams, TeamVfs, standby_id
 from agents.store.marks import StoreMarks
 from agents.store.port_table import Record
 from agents.store.store import Store
@@ -50,7 +48,7 @@ from netplugin.api.models import (
     ReconcileRequest,
     RenderRequest,
 )
-from netplugin.backend import Backend, Intent, Observation
+from netplugin.backend import Backend, Observation
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
 
@@ -63,7 +61,7 @@ T = TypeVar("T")
 _STOP_S = 5.0
 #: The call for a port of a batch: queued in its worker, running with its standby, refused, or not
 #: needed.
-_Call: TypeAlias = Operation | asyncio.Future[Any] | NetpluginError | None
+_Answer: TypeAlias = Call | asyncio.Future[Any] | NetpluginError | None
 
 
 class Service:
@@ -167,9 +165,8 @@ class Service:
     def start(self) -> None:
         for worker in self._workers.values():
             worker.start()
-            reconciler = worker.reconciler
-            if reconciler.extras.connections:
-                reconciler.extras.connections.follow_connections(reconciler.events.connection)
+            if worker.ports.extras.connections:
+                worker.ports.extras.connections.follow_connections(worker.ports.events.connection)
 
         for name in {*self._broken, *self._store.events.backends()} - set(self._workers):
             events = HostEvents(self._store.events, name)
@@ -180,8 +177,8 @@ class Service:
         """Store an event for each backend that has become usable or unusable since the last call."""
         for worker in self._workers.values():
             # It may read sysfs, and wait for a lock of the kernel.
-            usability = await self.off_loop.look(worker.reconciler.usable, f"backend {worker.name}")
-            await self._in_thread(worker.reconciler.events.usability, usability)
+            usability = await self.off_loop.look(worker.ports.usable, f"backend {worker.name}")
+            await self._in_thread(worker.ports.events.usability, usability)
 
     def wait_looked(self, wait_s: float) -> None:
         """Wait until every backend has reconciled the host once, or until the timeout."""
@@ -233,7 +230,7 @@ class Service:
 
     async def batch(self, batch: Batch) -> BatchResults:
         """Run a batch; all of its ports are queued before the first result is awaited."""
-        calls: list[tuple[str, _Call]] = []
+        calls: list[tuple[str, _Answer]] = []
         for entry in batch.put:
             if refused := _or_error(self.service_ports.refuse_service, entry.port_id, entry.spec):
                 calls.append((entry.port_id, refused))
@@ -241,10 +238,9 @@ class Service:
                 both = self.teams.put(entry.port_id, entry.spec, entry.condition)
                 calls.append((entry.port_id, asyncio.ensure_future(both)))
             else:
-                put = _or_error(self._put, entry.port_id, entry.spec)
-                if isinstance(put, Put):
-                    put.condition = entry.condition
-                calls.append((entry.port_id, put))
+                calls.append(
+                    (entry.port_id, _or_error(self._put, entry.port_id, entry.spec, None, entry.condition))
+                )
         for port_id in batch.delete:
             if refused := _or_error(self.service_ports.refuse_service, port_id):
                 calls.append((port_id, refused))
@@ -257,7 +253,7 @@ class Service:
     async def retag(self, wanted: Retag) -> BatchResults:
         """Change the VLAN of ports, those of a backend in one batch."""
         group = object()
-        calls: list[tuple[str, _Call]] = []
+        calls: list[tuple[str, _Answer]] = []
         for port_id in wanted.ports or self.moved_by(wanted):
             if self.teams.concerns(port_id):
                 both = self.teams.amend(port_id, wanted.amended)
@@ -279,8 +275,8 @@ class Service:
             and record.state is not PortState.REMOVING
         }
 
-    async def _results(self, calls: Sequence[tuple[str, _Call]]) -> BatchResults:
-        self._queue([call for _, call in calls if isinstance(call, Put | Delete | Migrate)])
+    async def _results(self, calls: Sequence[tuple[str, _Answer]]) -> BatchResults:
+        self._queue([call for _, call in calls if isinstance(call, Call)])
         return BatchResults(results=[await self._batch_result(port_id, call) for port_id, call in calls])
 
     def ports(self, wanted: PortFilter) -> Iterator[Port]:
@@ -303,13 +299,12 @@ class Service:
     def _describe(self, record: Record) -> Port:
         backend = self._backends.get(record.spec.backend)
         worker = self._workers.get(record.spec.backend)
-        seen = worker.reconciler.observed.get(record.port_id) if worker else None
+        seen = worker.ports.observed.get(record.port_id) if worker else None
         binding = None
         if backend is not None and record.state is not PortState.REMOVING:
             overlay = self._store.network(record.spec.overlay_id)
             try:
-                intent = Intent(record.port_id, record.spec, record.claims, overlay)
-                binding = backend.binding(intent)
+                binding = backend.binding(replace(record, overlay=overlay))
             except NetpluginError as error:
                 LOG.warning("no binding: %s", error, extra={"port_id": record.port_id})
         # Without a backend, the state of the port is unknown.
@@ -367,23 +362,26 @@ class Service:
         standby_of: str | None = None,
         condition: Condition = NO_CONDITION,
     ) -> Record:
-        put = self._put(port_id, spec, standby_of)
-        put.condition = condition
-        record: Record = await self._submit(put)
+        record: Record = await self._submit(self._put(port_id, spec, standby_of, condition))
         return record
 
     async def _delete_alone(
         self, port_id: str, standby_of: str | None = None, condition: Condition = NO_CONDITION
     ) -> None:
-        operation = self._delete(port_id, standby_of)
-        if operation is not None:
-            operation.condition = condition
-            await self._submit(operation)
+        call = self._delete(port_id, standby_of, condition)
+        if call is not None:
+            await self._submit(call)
 
     def _is_at_hand(self, port_id: str) -> bool:
         return any(worker.is_at(port_id) for worker in self._workers.values())
 
-    def _put(self, port_id: str, spec: PortSpec, standby_of: str | None = None) -> Put:
+    def _put(
+        self,
+        port_id: str,
+        spec: PortSpec,
+        standby_of: str | None = None,
+        condition: Condition = NO_CONDITION,
+    ) -> Call:
         self._worker(spec.backend, port_id)
         self.teams.refuse_half(port_id, standby_of)
         holder = self._backend_with(port_id)
@@ -394,7 +392,9 @@ class Service:
                 port_id=port_id,
                 fix="delete the port and ask for it again",
             )
-        return Put(port_id, spec, time.monotonic() + self._timeout_s, Future(), standby_of)
+        call = put_call(port_id, spec, time.monotonic() + self._timeout_s, standby_of)
+        call.condition = condition
+        return call
 
     async def _validate(self, spec: PortSpec) -> None:
         backend = self._backends[spec.backend]
@@ -408,21 +408,25 @@ class Service:
         else:
             self._delete(port_id)
 
-    def _amendment(self, port_id: str, amend: Callable[[PortSpec], PortSpec], group: object) -> Put:
+    def _amendment(self, port_id: str, amend: Amend, group: object) -> Call:
         record = self._store.get(port_id)
         if record is None:
             raise _no_port(port_id)
-        put = self._put(port_id, amend(record.spec))
-        put.amend, put.group = amend, group
-        return put
+        call = self._put(port_id, amend(record.spec))
+        call.amend, call.group = amend, group
+        return call
 
-    def _delete(self, port_id: str, standby_of: str | None = None) -> Delete | None:
+    def _delete(
+        self, port_id: str, standby_of: str | None = None, condition: Condition = NO_CONDITION
+    ) -> Call | None:
         self.teams.refuse_half(port_id, standby_of)
         backend = self._backend_with(port_id) or self._keeper_of(port_id)
         if backend is None:
             return None
         self._worker(backend, port_id)
-        return Delete(port_id, time.monotonic() + self._timeout_s, Future())
+        call = delete_call(port_id, time.monotonic() + self._timeout_s)
+        call.condition = condition
+        return call
 
     def _worker(self, backend: str, port_id: str) -> BackendWorker:
         worker = self._workers.get(backend)
@@ -433,19 +437,17 @@ class Service:
             raise self.health.not_loaded(backend, port_id)
         raise unknown_backend(backend, self._workers)
 
-    def _backend_of(self, operation: Operation) -> str:
-        if isinstance(operation, Put):
-            return operation.spec.backend
-        if isinstance(operation, Migrate) and operation.spec is not None:
-            return operation.spec.backend
+    def _backend_of(self, call: Call) -> str:
+        if call.port.spec is not None:
+            return call.port.spec.backend
         # The port may be gone since: then any worker answers.
-        port_id = operation.port_id
+        port_id = call.port_id
         return self._backend_with(port_id) or self._keeper_of(port_id) or next(iter(self._workers))
 
     def _keeper_of(self, port_id: str) -> str | None:
         """The backend that may have kept an orphan of this name on the host."""
         workers = self._workers.items()
-        return next((n for n, worker in workers if worker.reconciler.may_keep(port_id)), None)
+        return next((n for n, worker in workers if worker.ports.may_keep(port_id)), None)
 
     def _backend_with(self, port_id: str) -> str | None:
         """The backend that has the port, or has an operation on it in its queue."""
@@ -457,30 +459,29 @@ class Service:
             record = self._store.get(port_id)  # it may have been stored since
         return record.spec.backend if record else None
 
-    def _queue(self, operations: Sequence[Operation]) -> None:
-        by_backend: dict[str, list[Operation]] = {}
-        for operation in operations:
-            by_backend.setdefault(self._backend_of(operation), []).append(operation)
+    def _queue(self, calls: Sequence[Call]) -> None:
+        by_backend: dict[str, list[Call]] = {}
+        for call in calls:
+            by_backend.setdefault(self._backend_of(call), []).append(call)
         for backend, mine in by_backend.items():
             try:
                 self._workers[backend].submit(*mine)
             except NetpluginError as error:
-                for operation in mine:
-                    operation.future.set_exception(error.for_port(operation.port_id))
+                for call in mine:
+                    call.refuse(error)
 
-    async def _submit(self, operation: Operation) -> Any:
-        self._queue([operation])
-        return await self._wait(operation)
+    async def _submit(self, call: Call) -> Any:
+        self._queue([call])
+        return await self._wait(call)
 
-    async def _wait(self, operation: Operation) -> Any:
-        future: Future[Any] = operation.future
-        return await answer(future, operation.deadline, operation.port_id)
+    async def _wait(self, call: Call) -> Any:
+        return await answer(call.future, call.deadline, call.port_id)
 
-    async def _batch_result(self, port_id: str, call: _Call) -> BatchResult:
+    async def _batch_result(self, port_id: str, call: _Answer) -> BatchResult:
         try:
             if isinstance(call, NetpluginError):
                 raise call
-            if isinstance(call, Put | Delete | Migrate):
+            if isinstance(call, Call):
                 done = await self._wait(call)
             else:
                 done = await call if call else None

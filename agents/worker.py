@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
 from agents.batches import BatchSizes, next_batch
-from agents.ports.operations import NEXT_TRY_S, Operation
+from agents.ports.call import NEXT_TRY_S, Call
 from agents.ports.reconciler import Reconciler
 from netplugin.api.errors import (
     BackendUnavailable,
@@ -55,28 +55,24 @@ class Turn(Enum):
     """The kinds of work, which take turns when due."""
 
     CALLS = 0
-    ERRAND = 1
+    JOB = 1
     LOOK = 2
 
 
 @dataclass(frozen=True)
-class _Errand:
+class _Job:
     future: Future[Any]
     work: Callable[[], Any]
     deadline: float
 
 
 @dataclass
-class _Deferred:
-    """A call to be retried at ``due`` (``time.monotonic``).
+class _Retry:
+    """A call to be retried at ``due`` (``time.monotonic``); ``pause_s`` is the next delay."""
 
-    ``pause_s`` is the next delay; ``behind`` are later calls on the same port.
-    """
-
-    op: Operation
+    call: Call
     due: float
     pause_s: float = _NEXT_TRY_FIRST_S
-    behind: list[Operation] = field(default_factory=list)
 
 
 class BackendWorker:
@@ -94,18 +90,19 @@ class BackendWorker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reconciler = reconciler
-        reconciler.announcer.later = self._do_later
+        self.ports = reconciler.ports
+        reconciler.guests.later = self._do_later
         self._clock = clock
         self._sizes = BatchSizes.first(batch_size)
         self._interval_s = interval_s
         self._max_waiting = max_waiting
         self._max_jobs = max_jobs
         self._wake = threading.Condition()
-        self._waiting: deque[Operation] = deque()
-        self._open: dict[str, list[Operation]] = {}  # by port: queued or in progress
-        self._deferred: dict[str, _Deferred] = {}  # by port
+        self._waiting: list[Call] = []
+        self._open: dict[str, list[Call]] = {}  # by port: queued or in progress
+        self._retries: dict[str, _Retry] = {}  # by port; what waits for such a port is behind its retry
         self._resumed = False  # whether the last batch consisted of retries
-        self._jobs: deque[_Errand] = deque()
+        self._jobs: deque[_Job] = deque()
         self._last_turn = Turn.LOOK
         self._look_at: set[str] = set()
         self._look_at_all = False
@@ -119,29 +116,26 @@ class BackendWorker:
         self._begun: float | None = None
         self.looked_once = threading.Event()
         self._supervisor = supervisor
-        self.name = reconciler.backend.name
-        self._name = f"lane-{self.name}"
+        self.name = self.ports.name
+        self._name = f"worker-{self.name}"
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self.reconciler.backend.watch(self.wake)
+        self.ports.backend.watch(self.wake)
         self._thread = self._supervisor.thread(self._name, self._run, self._ended)
 
     def refuse(self) -> None:
         """Accept no more work and refuse queued work; work in progress continues."""
         with self._wake:
             self._stopped = True
-            waiting, jobs = list(self._waiting), list(self._jobs)
-            for deferred in self._deferred.values():
-                waiting += deferred.behind
-                deferred.behind.clear()
-            self._waiting.clear()
+            waiting, jobs = self._waiting, list(self._jobs)
+            self._waiting = []
             self._jobs.clear()
             self._wake.notify()
         self._ended.set()
-        for op in waiting:
-            _refuse(op.future, op.port_id)
+        for call in waiting:
+            _refuse(call.future, call.port_id)
         for job in jobs:
             _refuse(job.future)
 
@@ -166,33 +160,30 @@ class BackendWorker:
             return 0.0 if self._stopped else float("inf")
         return 0.0 if begun is None else self._clock() - begun
 
-    def submit(self, *operations: Operation) -> None:
-        """Queue operations. Raises: Overloaded; then none of them is queued."""
+    def submit(self, *calls: Call) -> None:
+        """Queue calls. Raises: Overloaded, BackendUnavailable; then none of them is queued."""
         with self._wake:
             if self._stopped:
                 raise BackendUnavailable("the agent stops", step="queue")
-            waiting = len(self._waiting) + sum(len(d.behind) for d in self._deferred.values())
-            if waiting + len(operations) > self._max_waiting:
+            if len(self._waiting) + len(calls) > self._max_waiting:
                 raise Overloaded(
-                    f"{waiting} operations are waiting",
+                    f"{len(self._waiting)} operations are waiting",
                     step="queue",
                     fix="try again later, or raise [api] max_waiting",
                 )
-            for op in operations:
-                deferred = self._deferred.get(op.port_id)
-                (deferred.behind if deferred else self._waiting).append(op)
-            for op in operations:
-                self._open.setdefault(op.port_id, []).append(op)
+            self._waiting += calls
+            for call in calls:
+                self._open.setdefault(call.port_id, []).append(call)
             self._wake.notify()
 
     def is_at(self, port_id: str) -> bool:
-        """Whether an operation on this port is queued or in progress.
+        """Whether a call for this port is queued or in progress.
 
         One that was answered is neither, though its batch may go on: its caller may ask for more at
-        once. A caller who does not wait any more has cancelled no operation in progress.
+        once. A caller who does not wait any more has cancelled no call in progress.
         """
-        operations = tuple(self._open.get(port_id, ()))
-        return any(not op.future.done() or op.future.cancelled() for op in operations)
+        calls = tuple(self._open.get(port_id, ()))
+        return any(not call.future.done() or call.future.cancelled() for call in calls)
 
     def reconcile(self, deadline: float, *, dry_run: bool, remove_orphans: bool) -> Future[ReconcileReport]:
         """Queue a reconcile of the whole host as a background job."""
@@ -222,7 +213,7 @@ class BackendWorker:
                     step="queue",
                     fix="try again later, or raise [api] max_waiting_reads",
                 )
-            self._jobs.append(_Errand(future, work, deadline))
+            self._jobs.append(_Job(future, work, deadline))
             self._wake.notify()
         return future
 
@@ -235,7 +226,7 @@ class BackendWorker:
         """Schedule a reconcile because the host has changed (callable from any thread)."""
         with self._wake:
             if why.ports is None:
-                LOG.info("%s: %s", self.reconciler.backend.name, why.reason)
+                LOG.info("%s: %s", self.name, why.reason)
                 self._look_at_all = True
                 self._retry_s = _RETRY_FIRST_S
             else:
@@ -250,7 +241,7 @@ class BackendWorker:
                 while not self._stopped and (idle_s := self.idle_s()):
                     self._wake.wait(idle_s)
             self.turn()
-        self._resume(list(self._deferred.values()), last=True)
+        self._resume(list(self._retries.values()), last=True)
 
     def turn(self) -> bool:
         """Do the work that is due next, as the thread does. Returns whether there was any."""
@@ -263,7 +254,7 @@ class BackendWorker:
         try:
             work()
         except NetpluginError as error:
-            LOG.warning("%s: %s", self.reconciler.backend.name, error)
+            LOG.warning("%s: %s", self.name, error)
             self._retry_later()
         except Exception as error:
             self._supervisor.failed(self._name, error)
@@ -277,7 +268,7 @@ class BackendWorker:
         now = self._clock()
         if self._due(now):
             return 0.0
-        due = min((deferred.due for deferred in self._deferred.values()), default=math.inf)
+        due = min((retry.due for retry in self._retries.values()), default=math.inf)
         return min(due, self._next_look_at()) - now
 
     def _due(self, now: float) -> bool:
@@ -285,19 +276,25 @@ class BackendWorker:
 
     def _is_due(self, turn: Turn, now: float) -> bool:
         if turn is Turn.CALLS:
-            return bool(self._waiting or self._due_again(now))
-        if turn is Turn.ERRAND:
+            return bool(self._ready() or self._due_again(now))
+        if turn is Turn.JOB:
             return bool(self._jobs)
         return now >= self._next_look_at()
 
-    def _due_again(self, now: float) -> list[_Deferred]:
+    def _ready(self) -> list[Call]:
+        """What waits for no retry on the same port."""
+        if not self._retries:
+            return self._waiting
+        return [call for call in self._waiting if call.port_id not in self._retries]
+
+    def _due_again(self, now: float) -> list[_Retry]:
         """The retries that have been due for longest.
 
         Only a few at a time, because a driver may block before it fails (ice_wait_on_vf_reset: 0.8
         s per VF).
         """
-        due = [deferred for deferred in self._deferred.values() if deferred.due <= now]
-        return sorted(due, key=lambda deferred: deferred.due)[:_RETRIES]
+        due = [retry for retry in self._retries.values() if retry.due <= now]
+        return sorted(due, key=lambda retry: retry.due)[:_RETRIES]
 
     def _next_look_at(self) -> float:
         by_itself = self._look_at_all_at()
@@ -317,12 +314,12 @@ class BackendWorker:
         self._last_turn = turn
         if turn is Turn.CALLS:
             due = self._due_again(now)
-            self._resumed = bool(due) and not (self._resumed and self._waiting)
+            self._resumed = bool(due) and not (self._resumed and self._ready())
             if self._resumed:
                 return lambda: self._resume(due)
             batch = self._take_batch()
             return lambda: self._serve(batch)
-        if turn is Turn.ERRAND:
+        if turn is Turn.JOB:
             job = self._jobs.popleft()
             return lambda: self._run_job(job)
         if self._look_at and not self._look_at_all and now < self._look_at_all_at():
@@ -334,7 +331,7 @@ class BackendWorker:
         self._retry_at = None
         return lambda: self._look(None)
 
-    def _run_job(self, job: _Errand) -> None:
+    def _run_job(self, job: _Job) -> None:
         if not job.future.set_running_or_notify_cancel():
             return  # the caller has disconnected
         if self._clock() >= job.deadline:
@@ -349,71 +346,55 @@ class BackendWorker:
                 self._supervisor.failed(self._name, error)
             job.future.set_exception(as_host_error(error, "agent"))
 
-    def _take_batch(self) -> list[Operation]:
-        batch = next_batch(self._waiting, self._sizes, self._clock())
-        taken = {id(op) for op in batch}
-        self._waiting = deque(op for op in self._waiting if id(op) not in taken)
+    def _take_batch(self) -> list[Call]:
+        batch = next_batch(self._ready(), self._sizes, self._clock())
+        taken = set(map(id, batch))
+        self._waiting = [call for call in self._waiting if id(call) not in taken]
         return batch
 
-    def _serve(self, batch: list[Operation]) -> None:
+    def _serve(self, batch: list[Call]) -> None:
         start = self._clock()
-        self._defer(self._attempt(batch, lambda: self.reconciler.serve(batch)))
+        self._carry_out(batch, lambda: self.reconciler.plug.serve(batch))
         self._sizes = self._sizes.after(batch, self._clock() - start)
-        if self.reconciler.unsettled():
-            self._retry_later()
 
-    def _resume(self, due: list[_Deferred], *, last: bool = False) -> None:
+    def _resume(self, due: list[_Retry], *, last: bool = False) -> None:
         """Retry calls separately from new ones, because their deadlines are nearer."""
-        batch = [deferred.op for deferred in due]
-        if not batch:
-            return
-        again: list[Operation] = []
-        try:
-            again = self._attempt(batch, lambda: self.reconciler.resume(batch, last=last))
-        finally:
-            self._defer(again)
-            with self._wake:
-                for done in {op.port_id for op in batch} - {op.port_id for op in again}:
-                    self._waiting.extendleft(reversed(self._deferred.pop(done).behind))
-        if self.reconciler.unsettled():
-            self._retry_later()
+        batch = [retry.call for retry in due]
+        if batch:
+            self._carry_out(batch, lambda: self.reconciler.plug.resume(batch, last=last))
 
-    def _attempt(self, batch: list[Operation], work: Callable[[], list[Operation]]) -> list[Operation]:
-        """Run a batch. Returns the operations to retry; the others are answered."""
-        again: list[Operation] = []
+    def _carry_out(self, batch: list[Call], work: Callable[[], list[Call]]) -> None:
+        """Run a batch. The calls that ``work`` returns are retried, the others are answered."""
+        again: list[Call] = []
         try:
             again = work()
         except Exception as failed:
             wrong = as_host_error(failed, "agent")
-            for op in batch:
-                if not op.future.done():
-                    op.future.set_exception(wrong.for_port(op.port_id))
+            for call in batch:
+                if not call.future.done():
+                    call.refuse(wrong)
             raise
         finally:
-            left = {op.port_id for op in again}
-            self._close([op for op in batch if op.port_id not in left])
-        return again
+            with self._wake:
+                for call in batch:
+                    if any(call is each for each in again):
+                        self._retry(call)
+                    else:
+                        self._close(call)
+        if self.reconciler.unsettled():
+            self._retry_later()
 
-    def _defer(self, again: list[Operation]) -> None:
-        """Schedule retries and hold back other operations on the same ports."""
+    def _retry(self, call: Call) -> None:
         now = self._clock()
-        with self._wake:
-            for op in again:
-                deferred = self._deferred.setdefault(op.port_id, _Deferred(op, now))
-                deferred.due = now + deferred.pause_s
-                deferred.pause_s = min(2 * deferred.pause_s, NEXT_TRY_S)
-                deferred.behind += [w for w in self._waiting if w.port_id == op.port_id]
-            if again:
-                kept = [w for w in self._waiting if w.port_id not in self._deferred]
-                self._waiting = deque(kept)
+        retry = self._retries.setdefault(call.port_id, _Retry(call, now))
+        retry.due = now + retry.pause_s
+        retry.pause_s = min(2 * retry.pause_s, NEXT_TRY_S)
 
-    def _close(self, batch: list[Operation]) -> None:
-        with self._wake:
-            for op in batch:
-                # By identity: equal operations may wait.
-                self._open[op.port_id] = [o for o in self._open[op.port_id] if o is not op]
-                if not self._open[op.port_id]:
-                    del self._open[op.port_id]
+    def _close(self, call: Call) -> None:
+        self._retries.pop(call.port_id, None)
+        self._open[call.port_id].remove(call)
+        if not self._open[call.port_id]:
+            del self._open[call.port_id]
 
     def _look(self, ports: frozenset[str] | None) -> None:
         begun = self._clock()

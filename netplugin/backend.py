@@ -75,7 +75,7 @@ class TeamVf(Enum):
     FREE = "free"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Intent:
     """The desired state of a port: its spec and claims, or (``spec`` None) its removal.
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from datetime import UTC, datetime
 
 from agents.calls.migration_check import compared
+from agents.ports.call import Call, migrate_call
 from agents.ports.migration import outcome
-from agents.ports.operations import Migrate
 from agents.ports.teams import Teams
 from agents.store.port_table import Record
 from netplugin.api.errors import Conflict, NetpluginError
@@ -28,7 +27,7 @@ class Migrations:
         vfs: Callable[[], Awaitable[list[VfInfo]]],
         check_put: Callable[[str, PortSpec | None], object],
         backend_with: Callable[[str], str | None],
-        submit: Callable[[Migrate], Awaitable[Record | None]],
+        submit: Callable[[Call], Awaitable[Record | None]],
         describe: Callable[[Record], Port],
         backends: Callable[[], Awaitable[list[BackendInfo]]],
         validate: Callable[[PortSpec], Awaitable[None]],
@@ -86,8 +85,7 @@ class Migrations:
         self, port_id: str, request: MigrateRequest, standby_of: str | None = None
     ) -> Record | None:
         deadline = time.monotonic() + self._timeout_s
-        step = Migrate(port_id, request.phase, request.activation, deadline, Future(), request.port)
-        step.standby_of = standby_of
+        step = migrate_call(port_id, request.phase, request.activation, deadline, request.port, standby_of)
         return await self._submit(step)
 
     async def _require_detached(self, port_id: str) -> None:

@@ -9,10 +9,9 @@ from functools import partial
 
 from agents.host.view import HostView
 from agents.off_loop import OffLoop
-from agents.ports import same_macs
-from agents.ports.drift import CHECK_S
-from agents.ports.orphans import sentences
-from agents.ports.reconciler import Reconciler
+from agents.ports.backend_ports import BackendPorts
+from agents.ports.findings import orphan_sentences, same_macs
+from agents.ports.reconciler import CHECK_S
 from agents.store.marks import store_findings
 from agents.store.store import Store
 from agents.worker import BackendWorker, ask
@@ -55,11 +54,11 @@ class Health:
         return sorted(infos, key=lambda info: info.name)
 
     async def _info(self, name: str) -> BackendInfo:
-        reconciler = self._workers[name].reconciler
+        ports = self._workers[name].ports
         try:
-            return await self._off_loop.look(partial(_looked_at, name, reconciler), f"backend {name}")
+            return await self._off_loop.look(partial(_looked_at, ports), f"backend {name}")
         except OperationTimeout as hangs:
-            features = reconciler.backend.features
+            features = ports.backend.features
             return BackendInfo(name=name, usable=False, reason=hangs.detail, fix=hangs.fix, features=features)
 
     def not_loaded(self, backend: str, port_id: str | None = None) -> BackendUnavailable:
@@ -101,7 +100,7 @@ class Health:
                 findings.append(_unseen(name, error, f"backend {name} can look at the host"))
         findings += [_unusable(info) for info in await self.backends() if not info.usable]
         findings += self._unseen_ports()
-        findings += same_macs.findings(self._store.records())
+        findings += same_macs(self._store.records())
         return list(dict.fromkeys(findings))  # backends that share NICs return the same findings
 
     def _unseen_ports(self) -> list[Finding]:
@@ -134,7 +133,7 @@ class Health:
         reasons += [
             f"{name}: {sentence}"
             for name, worker in self._workers.items()
-            for sentence in sentences(worker.reconciler.kept())
+            for sentence in orphan_sentences(worker.ports.kept())
         ]
         if self._store.database.failure:  # of the last write; reads do not detect it
             reasons.append(f"the store cannot be written: {self._store.database.failure}")
@@ -149,15 +148,15 @@ class Health:
         ]
 
 
-def _looked_at(name: str, reconciler: Reconciler) -> BackendInfo:
+def _looked_at(ports: BackendPorts) -> BackendInfo:
     """Reads the host."""
-    state, extras = reconciler.usable(), reconciler.extras
+    state, extras = ports.usable(), ports.extras
     return BackendInfo(
-        name=name,
+        name=ports.name,
         usable=state.usable,
         reason=state.reason,
         fix=state.fix,
-        features=extras.features.offered() if extras.features else reconciler.backend.features,
+        features=extras.features.offered() if extras.features else ports.backend.features,
         facts=dict(extras.facts.facts()) if extras.facts else {},
     )
 

@@ -26,10 +26,10 @@ class Vfs:
 
         Raises: Overloaded; what ``Backend.observe`` raises.
         """
-        workers = [worker for worker in self._workers.values() if worker.reconciler.extras.vfs]
+        workers = [worker for worker in self._workers.values() if worker.ports.extras.vfs]
         for worker in workers:
             try:
-                return await ask(worker, self._timeout_s, worker.reconciler.vfs)
+                return await ask(worker, self._timeout_s, worker.reconciler.claims.vfs)
             except NetpluginError as error:
                 if worker is workers[-1] or isinstance(error, Overloaded):
                     raise  # a backend that also needs OVS may fail while another succeeds
@@ -38,7 +38,7 @@ class Vfs:
     def counters(self) -> Iterator[PortCounters]:
         """Those of the functions of ports, for the metrics."""
         for name, worker in self._workers.items():
-            pool = worker.reconciler.extras.vfs
+            pool = worker.ports.extras.vfs
             if pool is None:
                 continue
             records = self._store.records(backend=name)
@@ -60,4 +60,4 @@ class Vfs:
         if record is None or worker is None or record.state is not PortState.REMOVING:
             return
         held = next(c for c in record.claims if c == claim)
-        await ask(worker, self._timeout_s, partial(worker.reconciler.abandon, record.port_id, held))
+        await ask(worker, self._timeout_s, partial(worker.reconciler.claims.abandon, record.port_id, held))

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from agents.ports.drift import NetworkOutcome
-from agents.ports.reconciler import Reconciler
+from agents.ports.reconciler import NetworkOutcome, Reconciler
 from agents.worker import GRACE_S, BackendWorker, answer
 from netplugin.api.errors import NetpluginError, OperationTimeout
 

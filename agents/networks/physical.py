@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agents.networks.changes import Limits, OneAtATime, Until, apply_on
-from agents.ports.drift import NetworkOutcome, of_network
+from agents.ports.findings import of_network
+from agents.ports.reconciler import NetworkOutcome
 from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.worker import BackendWorker
@@ -152,7 +153,7 @@ class PhysicalNetworkService:
                 fix = f"enable a backend of {part} in [agent] enabled_backends, or PUT the network without it"
                 yield _unused_part(name, part, found, fix)
             for backend in keepers if spec.keep else ():
-                usable = self._workers[backend].reconciler.usable()
+                usable = self._workers[backend].ports.usable()
                 if not usable.usable:
                     found = f"{backend}, which keeps {part}, is not usable: {usable.reason}"
                     yield _unused_part(name, part, found, usable.fix)
@@ -225,7 +226,7 @@ class PhysicalNetworkService:
             )
 
     def _users(self) -> dict[str, UsesPhysicalNetworks[Observation]]:
-        extras = {name: worker.reconciler.extras.networks for name, worker in self._workers.items()}
+        extras = {name: worker.ports.extras.networks for name, worker in self._workers.items()}
         return {name: uses for name, uses in extras.items() if uses is not None}
 
     def _check_backends(self, name: str, spec: PhysicalNetworkSpec) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from agents.networks.changes import Limits, OneAtATime, Until, apply_on, come_to_rest
-from agents.ports.drift import NetworkOutcome
+from agents.ports.reconciler import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
@@ -113,7 +113,7 @@ class Networks:
         """The local VLANs in use on the host. Raises: BackendUnavailable if a backend cannot read them."""
         held: dict[int, str] = {}
         for worker in self._workers.values():
-            if isolates := worker.reconciler.extras.local_vlans:
+            if isolates := worker.ports.extras.local_vlans:
                 held |= isolates.held_vlans()
         return held
 

@@ -112,6 +112,23 @@ def followed(migration: Migration | None, guest: bool | None, now: datetime) -> 
     return Migration(phase=to, activation="auto", since=now) if to else migration
 
 
+def is_closed(migration: Migration | None, shut_without_guest: bool) -> bool:
+    """Whether nothing may be forwarded from or to a port, because of its migration.
+
+    With ``auto`` a port that the host shuts while no guest runs (``shut_without_guest``) is not closed before
+    the guest runs: no frame waits for the agent then.
+    """
+    if migration is None or not migration.is_closed:
+        return False
+    waits = migration.activation == "auto" and migration.phase is _PREPARED
+    return not (waits and shut_without_guest)
+
+
+def follows_guest(migration: Migration | None) -> bool:
+    """Whether the agent waits for the guest of a port to run here, or to stop."""
+    return migration is not None and migration.activation == "auto" and not migration.has_ended
+
+
 def opens(had: Migration | None, has: Migration | None) -> bool:
     """Whether the network has to learn that the port is here: it is open now, and was not before.
 

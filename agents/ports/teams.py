@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
@@ -25,6 +25,7 @@ from netplugin.api.conditions import NO_CONDITION, Condition
 from netplugin.api.errors import Conflict, NetpluginError, NotFound, Unsupported
 from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import Binding, DomainRequirements, Port, PortSpec, PortState
+from netplugin.backend import ObservedPort, TeamVf
 from netplugin.host.names import device_name
 from netplugin.host.supervisor import Supervisor
 from netplugin.libvirt.interfaces import fragments, team_interfaces
@@ -52,6 +53,36 @@ def standby_spec(spec: PortSpec, backend: str) -> PortSpec:
     same = {name: getattr(spec, name) for name, rule in PortSpec.rules().items() if rule.standby}
     same["qos"] = spec.qos.model_copy(update={"min_egress_kbps": None})
     return PortSpec(backend=backend, **same)
+
+
+class TeamVfs:
+    """Which VMs have the VFs of their teams, as it was observed last: a standby leaves frames to a VF in use.
+
+    Shared by the backends: that of the VF reports, that of the standby asks. Any thread may use it.
+    """
+
+    def __init__(self) -> None:
+        self._in_use: dict[str, bool] = {}
+        #: Called with the ID of a team's port after its VM has taken its VF or given it back.
+        self.moved: Callable[[str], None] = lambda port_id: None
+
+    def of(self, port_id: str) -> TeamVf:
+        """The VF of this port, for the intent of its standby."""
+        in_use = self._in_use.get(port_id)
+        return TeamVf.UNKNOWN if in_use is None else TeamVf.IN_USE if in_use else TeamVf.FREE
+
+    def see(self, store: Store, observed: Mapping[str, ObservedPort]) -> None:
+        """Use what the host has of these ports of one backend."""
+        for port_id, seen in observed.items():
+            if seen.guest is None or seen.guest is self._in_use.get(port_id):
+                continue
+            record = store.get(port_id)
+            if record is not None and record.spec.vf.teaming:
+                self._in_use[port_id] = seen.guest
+                self.moved(port_id)
+        for port_id in list(self._in_use):  # a copy at once: other backends add to it
+            if store.get(port_id) is None:
+                self._in_use.pop(port_id, None)
 
 
 class Teams:

@@ -6,13 +6,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from netplugin.api.errors import Problem
 from netplugin.api.migration import Migration
 from netplugin.api.models import PortSpec, PortState
-from netplugin.backend import Claim
+from netplugin.backend import Claim, Intent
 from netplugin.host.names import name_digits
 
 T = TypeVar("T")
@@ -21,16 +21,19 @@ _FORGET_MOVE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """The intent and state of a port. ``previous`` is the spec to restore if a change fails."""
+class Record(Intent):
+    """A port as the agent keeps it: its intent, with the state that it is in.
 
-    port_id: str
+    ``previous`` is the spec to restore if a change fails. A port that is being removed keeps its spec, and
+    its backend gets an intent without one. What an intent has of others (its network, its stamp, its guest)
+    is not stored: it is set when the port is given to a backend.
+    """
+
     spec: PortSpec
-    state: PortState
+    state: PortState = PortState.PENDING
     previous: PortSpec | None = None
-    error: Problem | None = None
-    claims: tuple[Claim, ...] = ()
-    timings_ms: Mapping[str, float] | None = None
+    error: Problem | None = field(default=None, hash=False)
+    timings_ms: Mapping[str, float] | None = field(default=None, hash=False)
     #: The port that this one is the standby of (teaming); both are created and deleted together.
     standby_of: str | None = None
     migration: Migration | None = None

@@ -5,9 +5,10 @@
 The way is the files on the call stack whenever the port is handed on: to the queue of the backend's
 worker, to a change when it is created, to the database, and when a change writes itself there. Functions
 that already ran before the PUT (threads, event loop) are not part of it. The other files are those of
-which the way calls a function that returns. A form is a class of ours of which an instance is passed to
-a function called meanwhile and has a field with the port's id, its MAC or its spec. Left out: what
-pydantic and dataclasses call by themselves, and constants that are only read.
+which the way calls a function that returns; what other tasks and threads do meanwhile is left out. A form
+is a class of ours of which an instance is passed to a function called meanwhile and has a field with the
+port's id, its MAC or its spec. Left out: what pydantic and dataclasses call by themselves, and constants
+that are only read.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class Trace:
         self._path = path
         self._on = False
         self._before: set[FrameType] = set()
+        self._call: FrameType | None = None
         self._way: dict[str, list[str]] = {}
         self._called: dict[str, list[str]] = {}
         self._forms: dict[str, None] = {}
@@ -56,6 +58,9 @@ class Trace:
             if (code.co_name, _file_of(frame)) == ("__call__", GUARD):
                 self._on = frame.f_locals["scope"].get("method") == "PUT"
                 self._before = {each for each in _running() if each is not frame}
+                self._call = frame
+            return
+        if not any(each is self._call or self._is_turn(each) for each in _stack(frame)):
             return
         if _hands_on(frame):
             for each in reversed(list(_stack(frame))):
@@ -66,6 +71,11 @@ class Trace:
                 if _is_form(value):
                     kind = type(value)
                     self._forms.setdefault(f"{kind.__module__}.{kind.__name__}")
+
+    def _is_turn(self, frame: FrameType) -> bool:
+        """Whether the worker does the work that is due, which it was not at before."""
+        own = (frame.f_code.co_name, _file_of(frame)) == ("turn", WORKER)
+        return own and frame not in self._before
 
     def _end(self) -> None:
         self._on = False

@@ -84,7 +84,7 @@ def contend(store: Store, inventory: Inventory) -> dict[str, float]:
             got_it = time.perf_counter()
             claim = claim_vf(inventory, Intent(f"p{number}", spec), taken)
             chose.append((time.perf_counter() - got_it) * 1e3)
-            store.save([Record(f"p{number}", spec, PortState.PENDING, claims=(claim,))])
+            store.save([Record(f"p{number}", spec, state=PortState.PENDING, claims=(claim,))])
         waited.append((time.perf_counter() - start) * 1e3)
         return claim.key
 

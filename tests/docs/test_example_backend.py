@@ -8,7 +8,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,7 +15,7 @@ import pytest
 from oslo_config import cfg
 
 from agents import backends
-from agents.ports.operations import Delete, Put
+from agents.ports.call import delete_call, put_call
 from agents.ports.reconciler import Reconciler
 from agents.store.port_table import Record
 from agents.store.store import Store
@@ -62,14 +61,16 @@ class Example:
         return self.put_spec(port_id, make_spec(**fields))
 
     def put_spec(self, port_id: str, spec: PortSpec) -> Record:
-        future: Future[Record] = Future()
-        self._reconciler.serve([Put(port_id, spec, time.monotonic() + 10, future)])
-        return future.result(0)
+        call = put_call(port_id, spec, time.monotonic() + 10)
+        self._reconciler.plug.serve([call])
+        record = call.future.result(0)
+        assert record is not None
+        return record
 
     def delete(self, port_id: str) -> None:
-        future: Future[None] = Future()
-        self._reconciler.serve([Delete(port_id, time.monotonic() + 10, future)])
-        future.result(0)
+        call = delete_call(port_id, time.monotonic() + 10)
+        self._reconciler.plug.serve([call])
+        call.future.result(0)
 
     def check(self, **how: Any) -> ReconcileReport:
         return self._reconciler.check(**how)

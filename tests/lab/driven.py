@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from agents.ports.operations import Delete, Operation, Put
+from agents.ports.call import Call, delete_call, put_call
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin import options
 from netplugin.api.models import Binding, PlannedChange, PortSpec
-from netplugin.backend import Backend, Intent
+from netplugin.backend import Backend
 from netplugin.host.shared import Host
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 
-Serve = Callable[[Operation], None]
+Serve = Callable[[Call], None]
 
 
 class Driven:
@@ -66,23 +65,23 @@ class Driven:
 
     def put(self, port_id: str, spec: Mapping[str, Any], serve: Serve | None = None) -> Binding:
         """Return the answer, or raise its error. ``serve`` is a worker's, or it is done here."""
-        future: Future[Any] = Future()
-        wish = PortSpec.model_validate(spec)
-        (serve or self._serve)(Put(port_id, wish, time.monotonic() + self._deadline_s, future))
-        record = future.result(self._deadline_s)
-        return self.backend.binding(Intent(port_id, record.spec, record.claims))
+        call = put_call(port_id, PortSpec.model_validate(spec), time.monotonic() + self._deadline_s)
+        (serve or self._serve)(call)
+        record = call.future.result(self._deadline_s)
+        assert record is not None
+        return self.backend.binding(record)
 
     def delete(self, port_id: str, serve: Serve | None = None) -> None:
-        future: Future[Any] = Future()
-        (serve or self._serve)(Delete(port_id, time.monotonic() + self._deadline_s, future))
-        future.result(self._deadline_s)
+        call = delete_call(port_id, time.monotonic() + self._deadline_s)
+        (serve or self._serve)(call)
+        call.future.result(self._deadline_s)
 
     def planned(self) -> list[PlannedChange]:
         """What is not as it should be."""
         return self.reconciler.check(dry_run=True).changes
 
-    def _serve(self, operation: Operation) -> None:
-        again = self.reconciler.serve([operation])
+    def _serve(self, call: Call) -> None:
+        again = self.reconciler.plug.serve([call])
         while again:
             time.sleep(0.05)  # as the worker does
-            again = self.reconciler.resume(again)
+            again = self.reconciler.plug.resume(again)

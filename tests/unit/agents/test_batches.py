@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.batches import BatchSizes, next_batch
-from agents.ports.operations import Delete, Operation, Put
+from agents.ports.call import Call, delete_call, put_call
 from netplugin.api.models import PortSpec
 from tests.unit.agent import SPEC
 
 MAKE_SPEC = PortSpec.model_validate(SPEC)
 
 
-def put(port_id: str, group: object = None, at: float = 0.0) -> Put:
-    return Put(port_id, MAKE_SPEC, at + 30, Future(), group=group, queued_at=at)
+def put(port_id: str, group: object = None, at: float = 0.0) -> Call:
+    return replace(put_call(port_id, MAKE_SPEC, at + 30), group=group, queued_at=at)
 
 
-def delete(port_id: str, group: object = None, at: float = 0.0) -> Delete:
-    return Delete(port_id, at + 30, Future(), group=group, queued_at=at)
+def delete(port_id: str, group: object = None, at: float = 0.0) -> Call:
+    return replace(delete_call(port_id, at + 30), group=group, queued_at=at)
 
 
 @st.composite
-def queues(draw: st.DrawFn) -> list[Operation]:
+def queues(draw: st.DrawFn) -> list[Call]:
     """Calls for a few ports, some of them in groups, which name a port once."""
-    found: list[Operation] = []
+    found: list[Call] = []
     for _ in range(draw(st.integers(0, 12))):
         ports = draw(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4, unique=True))
         group = object() if len(ports) > 1 else None
@@ -36,7 +36,7 @@ def queues(draw: st.DrawFn) -> list[Operation]:
     return found
 
 
-def drained(waiting: list[Operation], sizes: BatchSizes, now: float = 0.0) -> list[list[Operation]]:
+def drained(waiting: list[Call], sizes: BatchSizes, now: float = 0.0) -> list[list[Call]]:
     batches = []
     while waiting:
         batches.append(next_batch(waiting, sizes, now))
@@ -46,13 +46,13 @@ def drained(waiting: list[Operation], sizes: BatchSizes, now: float = 0.0) -> li
     return batches
 
 
-def names(batch: list[Operation]) -> list[str]:
-    return [f"{'+' if isinstance(op, Put) else '-'}{op.port_id}" for op in batch]
+def names(batch: list[Call]) -> list[str]:
+    return [f"{'+' if op.kind == 'put' else '-'}{op.port_id}" for op in batch]
 
 
 @given(queues(), st.integers(1, 5), st.integers(1, 20), st.sampled_from([0.0, 60.0]))
 def test_every_call_is_in_one_batch_and_after_those_on_its_port(
-    waiting: list[Operation], plugs: int, removals: int, now: float
+    waiting: list[Call], plugs: int, removals: int, now: float
 ) -> None:
     batches = drained(waiting, BatchSizes(plugs, removals), now)
     carried_out = [op for batch in batches for op in batch]
@@ -62,8 +62,8 @@ def test_every_call_is_in_one_batch_and_after_those_on_its_port(
         assert [id(op) for op in carried_out if op.port_id == port] == own
     for batch in batches:
         assert len({op.port_id for op in batch}) == len(batch)
-        for of_kind, room in ((Put, plugs), (Delete, removals)):
-            kind = [op for op in batch if isinstance(op, of_kind)]
+        for of_kind, room in (("put", plugs), ("delete", removals)):
+            kind = [op for op in batch if op.kind == of_kind]
             assert len(kind) <= room or any(op.group for op in kind)
     of = {id(op): number for number, batch in enumerate(batches) for op in batch}
     for op in waiting:
@@ -72,7 +72,7 @@ def test_every_call_is_in_one_batch_and_after_those_on_its_port(
 
 @given(st.lists(st.sampled_from("abcdefgh"), unique=True), st.integers(1, 5))
 def test_calls_on_different_ports_keep_their_order(ports: list[str], size: int) -> None:
-    ops: list[Operation] = [put(port) for port in ports]
+    ops: list[Call] = [put(port) for port in ports]
     assert [op for batch in drained(ops, BatchSizes(size, 1)) for op in batch] == ops
 
 
@@ -89,7 +89,7 @@ def test_one_removal_is_beside_plugs_however_long_it_takes() -> None:
 
 def test_a_large_group_of_removals_waits_for_plugs_but_not_for_ever() -> None:
     group = object()
-    waiting: list[Operation] = [*(delete(f"d{n}", group) for n in range(20)), put("a")]
+    waiting: list[Call] = [*(delete(f"d{n}", group) for n in range(20)), put("a")]
     assert names(next_batch(waiting, BatchSizes(64, 16), now=9.0)) == ["+a"]
     assert len(next_batch(waiting, BatchSizes(64, 16), now=11.0)) == 21
 
@@ -97,11 +97,11 @@ def test_a_large_group_of_removals_waits_for_plugs_but_not_for_ever() -> None:
 def test_plugs_without_end_hold_up_no_removal() -> None:
     """Thirty plugs for each batch, which is more than fit into one."""
     now, sizes = 0.0, BatchSizes(plugs=8, removals=16)
-    waiting: list[Operation] = [delete(f"d{n}") for n in range(100)]
-    while any(isinstance(op, Delete) for op in waiting):
+    waiting: list[Call] = [delete(f"d{n}") for n in range(100)]
+    while any(op.kind == "delete" for op in waiting):
         waiting += [put(f"p{now}{n}", at=now) for n in range(30)]
         batch = next_batch(waiting, sizes, now)
-        assert any(isinstance(op, Put) for op in batch), "nor do removals hold up plugs"
+        assert any(op.kind == "put" for op in batch), "nor do removals hold up plugs"
         taken = {id(op) for op in batch}
         waiting = [op for op in waiting if id(op) not in taken]
         now += 0.5
@@ -109,7 +109,7 @@ def test_plugs_without_end_hold_up_no_removal() -> None:
 
 
 @pytest.mark.parametrize("make", [put, delete])
-def test_the_sizes_follow_the_time_of_their_own_kind(make: Callable[[str], Operation]) -> None:
+def test_the_sizes_follow_the_time_of_their_own_kind(make: Callable[[str], Call]) -> None:
     sizes = BatchSizes.first(64)
     full = [make(f"p{n}") for n in range(sizes.plugs if make is put else sizes.removals)]
     grown, same, less = (sizes.after(full, took_s) for took_s in (0.1, 0.4, 0.6))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from agents.ports.backend_ports import BackendPorts
+from agents.ports.call import put_call
 from agents.ports.converge import Stopwatch, converge
-from agents.ports.operations import Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.telemetry.host_events import HostEvents
@@ -79,8 +78,8 @@ def test_an_observation_is_planned_once(tmp_path: Path, monkeypatch: pytest.Monk
     backend, store = Recorded(), Store(tmp_path / "agent.db")
     reconciler = Reconciler(backend, store, Metrics(store))
     for port_id in ("a", "b", "c"):
-        put = Put(port_id, PortSpec.model_validate(SPEC), time.monotonic() + 30, Future())
-        reconciler.serve([put])
+        put = put_call(port_id, PortSpec.model_validate(SPEC), time.monotonic() + 30)
+        reconciler.plug.serve([put])
         assert put.future.result().state == "active"
         assert backend.plans() == 2  # to change and to read back
     assert reconciler.check().changes == [] and backend.plans() == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 from agents.calls.migration_check import compared
-from agents.ports import announcer
+from agents.ports import guests
+from agents.ports.call import Call, delete_call, migrate_call, put_call
 from agents.ports.migration import followed, is_news, opens, outcome
-from agents.ports.operations import Delete, Migrate, Operation, Put
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
@@ -173,20 +172,20 @@ class World:
             if self._left < 0:
                 raise Killed
 
-    def ask(self, *operations: Operation, crash_at: int | None = None) -> bool:
+    def ask(self, *operations: Call, crash_at: int | None = None) -> bool:
         """False if the agent was killed before it was through."""
         self._left = crash_at
         try:
-            assert self.reconciler.serve(operations) == []
+            assert self.reconciler.plug.serve(operations) == []
         except Killed:
             return False
         finally:
             self._left = None
         return True
 
-    def step(self, step: MigrationStep, activation: Activation | None = None) -> Migrate:
+    def step(self, step: MigrationStep, activation: Activation | None = None) -> Call:
         spec = PORT if step == "prepare" else None
-        return Migrate("p", step, activation, time.monotonic() + 60, Future(), spec)
+        return migrate_call("p", step, activation, time.monotonic() + 60, spec)
 
     def done(self, step: MigrationStep, activation: Activation | None = None) -> Any:
         op = self.step(step, activation)
@@ -194,7 +193,7 @@ class World:
         return op.future.result(0)
 
     def put(self, spec: PortSpec = PORT) -> Any:
-        op = Put("p", spec, time.monotonic() + 60, Future())
+        op = put_call("p", spec, time.monotonic() + 60)
         self.ask(op)
         return op.future.result(0)
 
@@ -287,7 +286,7 @@ def test_only_steps_and_a_delete_change_a_port_that_migrates(world: World) -> No
     assert world.look() == "closed"
     world.done("commit")
     world.put()
-    op = Delete("p", time.monotonic() + 60, Future())
+    op = delete_call("p", time.monotonic() + 60)
     world.done("leave")
     world.ask(op)
     op.future.result(0)
@@ -423,8 +422,8 @@ def test_a_port_is_announced_five_times_unless_it_goes(
     """Of two it is the first that goes: its fifth would come before the other's."""
     made, url = running
     # Time enough to let one go before its last, and for a turn.
-    monkeypatch.setattr(announcer, "_GAPS_S", (0.05, 0.15, 0.25, 3.0))
-    monkeypatch.setattr(announcer, "_TURN_S", DEADLINE_S)
+    monkeypatch.setattr(guests, "_GAPS_S", (0.05, 0.15, 0.25, 3.0))
+    monkeypatch.setattr(guests, "_TURN_S", DEADLINE_S)
     with Client(url) as client:
         for port_id in ("q", "p"):
             assert client.migrate_port(port_id, MigrateRequest(phase="prepare", port=PORT)) is not None
@@ -440,7 +439,7 @@ def test_an_announcement_that_fails_is_sent_again(
 ) -> None:
     """As when vswitchd is away: the network would not learn where the VM is before it sends something."""
     made, url = running
-    monkeypatch.setattr(announcer, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(guests, "_AGAIN_S", 0.01)
     left, announce = [3], FakeBackend.announce
 
     def fails(self: FakeBackend, intents: Sequence[Intent], deadline: float) -> None:
@@ -456,10 +455,10 @@ def test_an_announcement_that_fails_is_sent_again(
         wait_for(lambda: made.host.announced.count("p") == 5, DEADLINE_S, "all are sent")
         # While it fails for longer than that, the rest is left to the guest.
         left[0] = 1 << 30
-        monkeypatch.setattr(announcer, "_TRIED_S", 0.05)
+        monkeypatch.setattr(guests, "_TRIED_S", 0.05)
         client.migrate_port("q", MigrateRequest(phase="prepare", port=PORT))
         client.migrate_port("q", MigrateRequest(phase="activate"))
-        going = made.service._workers["fake"].reconciler.announcer._going
+        going = made.service._workers["fake"].reconciler.guests._going
         wait_for(lambda: not going and left[0] < 1 << 30, DEADLINE_S, "it is given up")
     assert made.host.announced.count("q") == 0
 

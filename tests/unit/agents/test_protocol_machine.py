@@ -370,7 +370,7 @@ class Machine(RuleBasedStateMachine):
         assert all(r.previous is None and r.error is None for r in records.values())
         for lane, host in agent.hosts.items():
             assert host.ports == {i: r.spec for i, r in records.items() if r.spec.backend == lane}
-            assert agent.workers[lane].reconciler.kept() == {}
+            assert agent.workers[lane].reconciler.ports.kept() == {}
             assert agent.workers[lane].reconciler.check(dry_run=True).changes == []
         assert agent.hosts[CARD].vfs == {i: r.claims for i, r in records.items() if r.spec.backend == CARD}
         for port_id in PORTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from agents.ports.quarantines import FIRST_S, LONGEST_S, Quarantines
+from agents.ports.claims import FIRST_S, LONGEST_S, Quarantines
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
@@ -53,7 +53,7 @@ def test_backends_share_the_terms(tmp_path: Path) -> None:
     backends = {name: FakeBackend(name, host) for name in ("one", "other")}
     with agent(tmp_path, backends=backends) as running:
         workers = running.service._workers.values()
-        one, other = (worker.reconciler.quarantines for worker in workers)
+        one, other = (worker.reconciler.claims.quarantines for worker in workers)
         assert one.ended([VF], *FINE, 0.0) == {} and one.ended([VF], *FINE, FIRST_S)
         assert other.ended([VF], *FINE, FIRST_S) == {}
         assert other.ended([VF], *FINE, 2 * FIRST_S) == {}, "the second term is twice as long"

@@ -12,7 +12,6 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agents.ports.operations import Delete, Operation, Put
+from agents.ports.call import Call, delete_call, put_call
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
@@ -206,15 +205,15 @@ class World:
         self.store.close()
         self.start()
 
-    def put(self, port_id: str, spec: PortSpec | None = None) -> Put:
-        return Put(port_id, spec or make_spec(), time.monotonic() + 30, Future())
+    def put(self, port_id: str, spec: PortSpec | None = None) -> Call:
+        return put_call(port_id, spec or make_spec(), time.monotonic() + 30)
 
-    def delete(self, port_id: str) -> Delete:
-        return Delete(port_id, time.monotonic() + 30, Future())
+    def delete(self, port_id: str) -> Call:
+        return delete_call(port_id, time.monotonic() + 30)
 
-    def serve(self, operations: Sequence[Operation], crash_at: int | None = None) -> bool:
+    def serve(self, operations: Sequence[Call], crash_at: int | None = None) -> bool:
         """Whether it came to the end. If so, everyone has an answer."""
-        return self.clock.completes(lambda: self.reconciler.serve(operations), crash_at)
+        return self.clock.completes(lambda: self.reconciler.plug.serve(operations), crash_at)
 
     def check(self, crash_at: int | None = None) -> bool:
         return self.clock.completes(self.reconciler.check, crash_at)
@@ -240,7 +239,7 @@ class World:
         ``unmanaged`` are ports that somebody may have made there: without a record they stay.
         """
         records = self.store.records()
-        kept = self.reconciler.kept()
+        kept = self.reconciler.ports.kept()
         assert set(kept) <= set(unmanaged)
         mine = {i: spec for i, spec in self.host.ports.items() if i not in kept}
         assert {r.port_id: r.spec for r in records} == mine
@@ -250,24 +249,24 @@ class World:
                 assert self.host.vfs[record.port_id] == record.claims
                 assert len(record.claims) == needed(record.spec), "it has more than it needs"
         self.assert_claims_are_unique()
-        assert set(self.reconciler.observed) == set(self.host.ports)
+        assert set(self.reconciler.ports.observed) == set(self.host.ports)
         assert self.reconciler.check(dry_run=True).changes == []
 
 
-def answer(op: Operation) -> str:
+def answer(op: Call) -> str:
     if not op.future.done():
         return "none"
     return "error" if op.future.exception() else "ok"
 
 
-def may_be(op: Operation, before: PortSpec | None) -> set[PortSpec | None]:
+def may_be(op: Call, before: PortSpec | None) -> set[PortSpec | None]:
     """What the port may be in the end, by the answer to its caller."""
-    if isinstance(op, Delete):
+    if op.kind == "delete":
         return {before, None} if answer(op) == "none" else {None}  # a failed one is gone later
     reported: dict[str, set[PortSpec | None]] = {
-        "ok": {op.spec},
+        "ok": {op.port.spec},
         "error": {before},
-        "none": {before, op.spec},
+        "none": {before, op.port.spec},
     }
     return reported[answer(op)]
 
@@ -290,7 +289,7 @@ class Scenario:
     forgetful: str = ""
     drifted: str = ""
 
-    def prepare(self, world: World) -> list[Operation]:
+    def prepare(self, world: World) -> list[Call]:
         assert world.serve([world.put(i, spec) for i, spec in self.there.items()])
         if self.drifted:
             del world.host.ports[self.drifted]
@@ -344,7 +343,7 @@ def heal(world: World) -> None:
     world.host.forgetful, world.host.faults = set(), {}
 
 
-def verify(world: World, before: Mapping[str, PortSpec], asked: Sequence[Operation]) -> None:
+def verify(world: World, before: Mapping[str, PortSpec], asked: Sequence[Call]) -> None:
     world.assert_settled()
     found = world.specs()
     of_asked = {op.port_id: may_be(op, before.get(op.port_id)) for op in asked}
@@ -353,10 +352,10 @@ def verify(world: World, before: Mapping[str, PortSpec], asked: Sequence[Operati
         assert found.get(port_id) in allowed, f"{port_id}: {found.get(port_id)} not of {allowed}"
 
 
-def ask_again(world: World, asked: Sequence[Operation]) -> None:
+def ask_again(world: World, asked: Sequence[Call]) -> None:
     """A platform without an answer repeats its request, which is carried out."""
-    again: list[Operation] = [
-        world.put(op.port_id, op.spec) if isinstance(op, Put) else world.delete(op.port_id)
+    again: list[Call] = [
+        world.put(op.port_id, op.port.spec) if op.kind == "put" else world.delete(op.port_id)
         for op in asked
         if answer(op) == "none"
     ]
@@ -666,7 +665,7 @@ def test_claims_that_run_out_fail_their_port_alone(world: World) -> None:
 def test_a_host_that_cannot_be_read_changes_nothing(world: World) -> None:
     world.serve([world.put("a", OLD)])
     world.host.on_observe = _unreadable
-    ops: list[Operation] = [world.put("a", NEW), world.put("b", NEW), world.delete("a")]
+    ops: list[Call] = [world.put("a", NEW), world.put("b", NEW), world.delete("a")]
     for op in ops[:2]:
         world.serve([op])
         assert isinstance(op.future.exception(), BackendUnavailable)
@@ -712,7 +711,7 @@ def test_a_port_of_a_later_plug_stays_though_an_earlier_one_was_forgotten(world:
     world.path.with_name("agent.db-wal").write_bytes(copy[1])
     world.start()
     assert world.reconciler.check().orphans_kept == ["a"]
-    assert "older copy" in world.reconciler.kept()["a"]
+    assert "older copy" in world.reconciler.ports.kept()["a"]
     assert set(world.host.ports) == {"a"}
 
 
@@ -837,7 +836,7 @@ class Machine(RuleBasedStateMachine):
         world = self.world
         if not self.down:
             world.host.refuses = lambda i, spec: i in refused and asked.get(i, ...) == spec
-        ops: list[Operation] = [
+        ops: list[Call] = [
             world.delete(i) if spec is None else world.put(i, spec) for i, spec in asked.items()
         ]
         known = {r.port_id for r in world.store.records()}
@@ -855,15 +854,15 @@ class Machine(RuleBasedStateMachine):
         if not through:
             world.restart()
 
-    def _reported(self, op: Operation, known: bool, adopted: bool) -> None:
+    def _reported(self, op: Call, known: bool, adopted: bool) -> None:
         before = self.allowed.get(op.port_id, {None})
-        if isinstance(op, Delete):
+        if op.kind == "delete":
             accepted = answer(op) != "none"
             self.allowed[op.port_id] = {None} if accepted else before | {None}
         elif answer(op) == "ok":
-            self.allowed[op.port_id] = {op.spec}
+            self.allowed[op.port_id] = {op.port.spec}
         elif answer(op) == "none" or adopted:  # what was there stays, and is tried again
-            self.allowed[op.port_id] = before | {op.spec}
+            self.allowed[op.port_id] = before | {op.port.spec}
 
     @rule(crash_at=_CRASH)
     def look(self, crash_at: int | None) -> None:

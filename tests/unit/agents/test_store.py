@@ -38,7 +38,7 @@ def make_spec(**fields: Any) -> PortSpec:
 
 
 def record(port_id: str = "p1", *claims: Claim, **fields: Any) -> Record:
-    return Record(port_id, make_spec(), PortState.PENDING, claims=claims, **fields)
+    return Record(port_id, make_spec(), state=PortState.PENDING, claims=claims, **fields)
 
 
 def vf(number: int) -> Claim:
@@ -90,7 +90,7 @@ def test_a_record_comes_back_as_it_was_saved(store: Store, path: Path) -> None:
     whole = Record(
         "p1",
         make_spec(queues=4),
-        PortState.FAILED,
+        state=PortState.FAILED,
         previous=make_spec(),
         error=problem,
         claims=(Claim("tag", "7"), vf(1)),
@@ -115,8 +115,8 @@ def test_what_is_forgotten_is_gone_with_its_claims(store: Store, path: Path) -> 
 def test_a_list_is_by_backend_and_vm(store: Store) -> None:
     store.save(
         [
-            Record("b", make_spec(backend="x"), PortState.ACTIVE),
-            Record("a", make_spec(vm_id="vm-2"), PortState.FAILED),
+            Record("b", make_spec(backend="x"), state=PortState.ACTIVE),
+            Record("a", make_spec(vm_id="vm-2"), state=PortState.FAILED),
         ]
     )
     assert [r.port_id for r in store.records()] == ["a", "b"]
@@ -672,7 +672,7 @@ def test_ports_share_the_parts_that_they_have_alike(tmp_path: Path) -> None:
         specs = [
             PortSpec.model_validate({**SPEC, "vm_id": f"vm{n}", "qos": {"ingress_kbps": 5}}) for n in range(9)
         ]
-        store.save([Record(f"p{n}", spec, PortState.ACTIVE) for n, spec in enumerate(specs)])
+        store.save([Record(f"p{n}", spec, state=PortState.ACTIVE) for n, spec in enumerate(specs)])
     with contextlib.closing(Store(path)) as again:
         read = [record.spec for record in again.records()]
     assert read == specs

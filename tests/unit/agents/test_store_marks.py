@@ -31,7 +31,7 @@ def store(path: Path) -> Iterator[Store]:
 
 
 def commit(store: Store, port_id: str) -> str:
-    store.save([Record(port_id, PortSpec.model_validate(SPEC), PortState.ACTIVE)])
+    store.save([Record(port_id, PortSpec.model_validate(SPEC), state=PortState.ACTIVE)])
     return store.mark
 
 

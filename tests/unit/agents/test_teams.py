@@ -295,8 +295,8 @@ def test_whatever_a_crash_left_is_settled(
     beside = standby_spec(SPEC, "soft")
     if old:
         beside = beside.model_copy(update={"network": SPEC.network.model_copy(update={"vlan_id": 7})})
-    left = [Record("p1", SPEC, first)] if first else []
-    left += [Record(BESIDE, beside, second, standby_of="p1")] if second else []
+    left = [Record("p1", SPEC, state=first)] if first else []
+    left += [Record(BESIDE, beside, state=second, standby_of="p1")] if second else []
     store = Store(tmp_path / "agent.db")
     store.save(left)
     store.close()
@@ -370,7 +370,12 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
 
 def test_the_port_of_a_standby_is_stored(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
-    store.save([Record("p1", SPEC, PortState.ACTIVE, standby_of="p0"), Record("p2", SPEC, PortState.ACTIVE)])
+    store.save(
+        [
+            Record("p1", SPEC, state=PortState.ACTIVE, standby_of="p0"),
+            Record("p2", SPEC, state=PortState.ACTIVE),
+        ]
+    )
     store.close()
     again = Store(tmp_path / "agent.db")
     assert [record.standby_of for record in again.records()] == ["p0", None]

@@ -9,7 +9,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import service as service_module
-from agents.ports.operations import NEXT_TRY_S, Delete, Operation, Put
+from agents.ports.call import NEXT_TRY_S, Call, delete_call, put_call
 from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
@@ -45,12 +44,12 @@ DEADLINE_S = 90.0
 MAKE_SPEC = PortSpec.model_validate(SPEC)
 
 
-def put(port_id: str = "p1", deadline_s: float = 30.0) -> Put:
-    return Put(port_id, MAKE_SPEC, time.monotonic() + deadline_s, Future())
+def put(port_id: str = "p1", deadline_s: float = 30.0) -> Call:
+    return put_call(port_id, MAKE_SPEC, time.monotonic() + deadline_s)
 
 
-def delete(port_id: str = "p1", deadline_s: float = 30.0) -> Delete:
-    return Delete(port_id, time.monotonic() + deadline_s, Future())
+def delete(port_id: str = "p1", deadline_s: float = 30.0) -> Call:
+    return delete_call(port_id, time.monotonic() + deadline_s)
 
 
 def in_time() -> float:
@@ -61,20 +60,22 @@ class Scripted:
     """Stands in for the reconciler: keeps what it is asked to do, and does what a test says."""
 
     def __init__(self) -> None:
-        self.backend = SimpleNamespace(name="scripted", watch=lambda wake: None)
-        self.announcer = SimpleNamespace(later=None)
-        self.batches: list[list[Operation]] = []
+        backend = SimpleNamespace(watch=lambda wake: None)
+        self.ports = SimpleNamespace(name="scripted", backend=backend)
+        self.guests = SimpleNamespace(later=None)
+        self.plug = self
+        self.batches: list[list[Call]] = []
         self.looks: list[Any] = []
         self.events: list[str] = []
         self.is_unsettled = False
         #: Operations that are not done now.
-        self.busy: list[Operation] = []
+        self.busy: list[Call] = []
         self.resumed: list[list[str]] = []
         self.on_serve: Callable[[], None] = lambda: None
         self.on_check: Callable[[], None] = lambda: None
         self.looked = threading.Semaphore(0)
 
-    def serve(self, batch: list[Operation]) -> list[Operation]:
+    def serve(self, batch: list[Call]) -> list[Call]:
         self.batches.append(batch)
         self.events.append("serve")
         self.on_serve()
@@ -83,7 +84,7 @@ class Scripted:
                 op.future.set_result(op.port_id)  # type: ignore[arg-type]
         return [op for op in batch if op in self.busy]
 
-    def resume(self, batch: list[Operation], *, last: bool = False) -> list[Operation]:
+    def resume(self, batch: list[Call], *, last: bool = False) -> list[Call]:
         self.resumed.append([op.port_id for op in batch])
         again = [op for op in batch if op in self.busy and not last]
         for op in batch:
@@ -142,7 +143,7 @@ def held(scripted: Scripted) -> Iterator[tuple[BackendWorker, threading.Event]]:
     worker.stop(in_time())
 
 
-def result(op: Operation) -> Any:
+def result(op: Call) -> Any:
     return op.future.result(DEADLINE_S)
 
 
@@ -165,7 +166,7 @@ def test_operations_of_one_port_keep_their_order(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     worker, go_on = held
-    ops: list[Operation] = [put("a"), delete("a"), put("b"), put("a"), delete("b")]
+    ops: list[Call] = [put("a"), delete("a"), put("b"), put("a"), delete("b")]
     worker.submit(*ops)
     go_on.set()
     for op in ops:
@@ -388,7 +389,7 @@ def test_past_its_deadline_it_is_answered_without_touching_the_host(
     idle: BackendWorker, store: Store, host: FakeHost
 ) -> None:
     host.on_observe = lambda _: pytest.fail("the host was read")
-    late: list[Operation] = [put("p1", deadline_s=-1.0), delete("p2", deadline_s=-1.0)]
+    late: list[Call] = [put("p1", deadline_s=-1.0), delete("p2", deadline_s=-1.0)]
     idle.submit(*late)
     assert idle.turn()
     for op in late:
@@ -675,7 +676,7 @@ def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     worker, go_on = held
-    waiting: list[Operation] = [put("p1"), delete("p1")]
+    waiting: list[Call] = [put("p1"), delete("p1")]
     worker.submit(*waiting)
     worker.refuse()
     with pytest.raises(BackendUnavailable):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agents.networks.vxlan import Networks
-from agents.ports.drift import NetworkOutcome
+from agents.ports.reconciler import NetworkOutcome
 from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.batch_models import Batch, BatchPut
@@ -321,10 +321,10 @@ def test_a_number_for_each_network_until_there_are_none(tmp_path: Path) -> None:
 def test_a_port_whose_network_went_meanwhile_is_not_stored(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
     with pytest.raises(NetpluginError, match="was deleted meanwhile"):
-        store.save([Record("p1", port(), PortState.PENDING)])
+        store.save([Record("p1", port(), state=PortState.PENDING)])
     assert store.records() == []
     store.save_network("net-1", network())
-    store.save([Record("p1", flat(), PortState.PENDING, previous=port())])
+    store.save([Record("p1", flat(), state=PortState.PENDING, previous=port())])
     with pytest.raises(Conflict, match="has 1 ports"):  # what the port may go back to stays
         store.forget_network("net-1")
     store.close()

@@ -65,11 +65,11 @@ def change_peers(world: World) -> None:
 
 
 STEPS: dict[str, Callable[[World], Any]] = {
-    "the first port": lambda w: w.reconciler.serve([w.put("p3", port(B))]),
-    "another port": lambda w: w.reconciler.serve([w.put("p3", port(A))]),
-    "the last port goes": lambda w: w.reconciler.serve([w.delete("p1")]),
-    "a port moves": lambda w: w.reconciler.serve([w.put("p1", port(B))]),
-    "a port leaves for a VLAN": lambda w: w.reconciler.serve([w.put("p1", make_spec())]),
+    "the first port": lambda w: w.reconciler.plug.serve([w.put("p3", port(B))]),
+    "another port": lambda w: w.reconciler.plug.serve([w.put("p3", port(A))]),
+    "the last port goes": lambda w: w.reconciler.plug.serve([w.delete("p1")]),
+    "a port moves": lambda w: w.reconciler.plug.serve([w.put("p1", port(B))]),
+    "a port leaves for a VLAN": lambda w: w.reconciler.plug.serve([w.put("p1", make_spec())]),
     "peers change": change_peers,
 }
 
@@ -127,11 +127,11 @@ class Machine(RuleBasedStateMachine):
     @rule(port_id=_PORTS, network_id=st.none() | _NETWORKS, crash_at=_CRASH)
     def put_port(self, port_id: str, network_id: str | None, crash_at: int | None) -> None:
         spec: PortSpec = port(network_id) if network_id else make_spec()
-        self._go(lambda: self.world.reconciler.serve([self.world.put(port_id, spec)]), crash_at)
+        self._go(lambda: self.world.reconciler.plug.serve([self.world.put(port_id, spec)]), crash_at)
 
     @rule(port_id=_PORTS, crash_at=_CRASH)
     def delete_port(self, port_id: str, crash_at: int | None) -> None:
-        self._go(lambda: self.world.reconciler.serve([self.world.delete(port_id)]), crash_at)
+        self._go(lambda: self.world.reconciler.plug.serve([self.world.delete(port_id)]), crash_at)
 
     @rule(network_id=_NETWORKS)
     def drift(self, network_id: str) -> None:

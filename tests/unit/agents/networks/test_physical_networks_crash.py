@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agents.networks.physical import PhysicalNetworkService
-from agents.ports.operations import Put
+from agents.ports.call import put_call
 from agents.ports.reconciler import Reconciler
 from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.store import Store
@@ -117,8 +117,8 @@ class World:
         asyncio.run(self.service.delete(NAME))
 
     def plug(self, spec: PortSpec) -> None:
-        call = Put("p1", spec, time.monotonic() + 30, Future())
-        self.reconciler.serve([call])
+        call = put_call("p1", spec, time.monotonic() + 30)
+        self.reconciler.plug.serve([call])
         assert call.future.result().state is PortState.ACTIVE
 
     def stored(self) -> PhysicalNetworkSpec | None:

@@ -54,10 +54,10 @@ def test_each_state_of_a_port_is_an_event(client: Client) -> None:
 def test_what_is_not_committed_is_no_event(tmp_path: Path) -> None:
     store = Store(tmp_path / "agent.db")
     claim = Claim("vf", "0000:03:10.1")
-    store.save([Record("p1", SPEC_MODEL, PortState.PENDING, claims=(claim,))])
+    store.save([Record("p1", SPEC_MODEL, state=PortState.PENDING, claims=(claim,))])
     before = events_of(store)
     with pytest.raises(Exception, match="belongs to another port"):
-        store.save([Record("p2", SPEC_MODEL, PortState.PENDING, claims=(claim,))])
+        store.save([Record("p2", SPEC_MODEL, state=PortState.PENDING, claims=(claim,))])
     assert events_of(store) == before
     store.close()
 
@@ -120,7 +120,7 @@ def test_the_last_state_outlives_its_event(tmp_path: Path) -> None:
 def test_a_port_of_a_used_id_begins_without_a_vm(tmp_path: Path) -> None:
     """It was removed while no agent followed its VM."""
     store = Store(tmp_path / "agent.db")
-    store.save([Record("p1", SPEC_MODEL, PortState.ACTIVE)])
+    store.save([Record("p1", SPEC_MODEL, state=PortState.ACTIVE)])
     HostEvents(store.events, "fake").connection("p1", True)
     store.close()
     store = Store(tmp_path / "agent.db")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from agents.ports.operations import Operation
+from agents.ports.call import Call
 from netplugin.api.models import PortSpec
 from tests.unit.agents.test_reconciler_crash import may_be
 from tests.unit.drivers.sriov.world import World
@@ -29,7 +29,7 @@ def crash_at_every_step(
         with world_at() as world:
             prepare(world)
             before = {r.port_id: r.spec for r in world.store.records()}
-            ops: list[Operation] = [
+            ops: list[Call] = [
                 world.delete(i) if spec is None else world.put(i, spec) for i, spec in asked.items()
             ]
             through = world.serve(*ops, crash_at=boundary)

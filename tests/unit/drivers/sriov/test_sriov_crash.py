@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agents.ports.operations import Operation
+from agents.ports.call import Call
 from netplugin.api.errors import CapacityExhausted, Conflict, OperationTimeout
 from netplugin.api.models import PortSpec, PortState
 from netplugin.host.vfs import is_vfio
@@ -132,7 +132,7 @@ class Machine(CrashMachine):
     @rule(asked=_ASKED, crash_at=_CRASH)
     def ask(self, asked: Mapping[str, Mapping[str, object] | None], crash_at: int | None) -> None:
         world = self.world
-        ops: list[Operation] = []
+        ops: list[Call] = []
         for port_id, fields in asked.items():
             number = PORTS.index(port_id) + 1
             ops.append(
@@ -249,7 +249,7 @@ class Machine(CrashMachine):
     @invariant()
     def one_each(self) -> None:
         self.world.assert_one_each()
-        states = [v.state for v in self.world.reconciler.vfs()]
+        states = [v.state for v in self.world.reconciler.claims.vfs()]
         there = sum(len(pf.vfs) for pf in self.world.model.pfs.values() if not pf.away)
         assert len(states) - states.count("stale") <= there, "none is invented"
         assert len(states) >= there, "none is lost"
@@ -266,7 +266,7 @@ class TestAnythingLong(Machine.TestCase):
 
 def test_all_taken_is_an_error_that_leaves_all_as_it_is() -> None:
     with world_at() as world:
-        ops: list[Operation] = [world.put(f"p{n}", make_spec(n + 1)) for n in range(9)]
+        ops: list[Call] = [world.put(f"p{n}", make_spec(n + 1)) for n in range(9)]
         assert world.serve(*ops)
         failed = [op for op in ops if op.future.exception() is not None]
         assert len(failed) == 2

@@ -75,11 +75,11 @@ def test_vfs_of_a_nic_of_another_agent_are_not_given_out(world: LockedWorld, oth
     refused = world.plug("d", make_spec(4, vf={"pci_address": named}))
     assert isinstance(refused, BackendUnavailable) and refused.step == "lock", refused
     assert f"has NIC {first}" in refused.detail
-    reported = {vf.pci_address: vf for vf in world.reconciler.vfs()}
+    reported = {vf.pci_address: vf for vf in world.reconciler.claims.vfs()}
     assert reported[named].state == "unusable" and reported[named].reason == refused.detail
     [finding] = [f for f in world.reconciler.findings() if f.id == f"vf-nic-{first}"]
     assert (finding.found, finding.fix) == (refused.detail, refused.fix)
-    assert world.reconciler.usable().usable, "one of two is enough"
+    assert world.reconciler.ports.usable().usable, "one of two is enough"
     other.close()
     assert world.plug("d", make_spec(4, vf={"pci_address": named})) is None
     world.assert_settled()
@@ -91,7 +91,7 @@ def test_a_port_whose_nic_another_agent_has_is_left_as_it_is(world: LockedWorld,
     world.end()
     take(other, *world.model.pfs)
     world.start()
-    assert not world.reconciler.usable().usable
+    assert not world.reconciler.ports.usable().usable
     with pytest.raises(BackendUnavailable, match="one agent at a time"):
         world.reconciler.check()
     vf.attributes = replace(vf.attributes, mac=OTHERS)  # as if the other agent had set it

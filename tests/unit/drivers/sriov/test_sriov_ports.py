@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from agents.ports.operations import Operation
+from agents.ports.call import Call
 from drivers.vf.abilities import QUEUES, TAGS
 from drivers.vf.memory import PLACEHOLDER_MAC
 from drivers.vf.usability import tag_findings
@@ -138,7 +138,7 @@ def test_a_vf_has_the_queues_that_its_driver_can_give_it(
 ) -> None:
     world = World(tmp_path, ModelPf("0000:03:00.0", "eth3", total=vfs, driver=driver))
     assert world.driver.offered().max_queues == most
-    assert {vf.max_queues for vf in world.reconciler.vfs()} == {most}
+    assert {vf.max_queues for vf in world.reconciler.claims.vfs()} == {most}
     if most < 128:
         for wish in ({}, {"vf": {"pci_address": "0000:03:10.1"}}):
             refused = world.plug("a", make_spec(queues=most + 1, **wish))
@@ -330,7 +330,7 @@ def test_a_late_delete_leaves_the_vf_alone_that_another_port_has(world: World) -
     assert world.plug("new", make_spec(2, vf={"pci_address": address})) is None
     world.model.start_vm(address)
     world.model.written.clear()
-    late: list[Operation] = [world.delete("old"), world.delete("old")]
+    late: list[Call] = [world.delete("old"), world.delete("old")]
     for operation in late:
         assert world.serve(operation) and operation.future.exception() is None
     plan = world.driver.plan([Intent("old", None)], world.driver.observe(None, 0.0))
@@ -419,7 +419,7 @@ def test_a_vf_that_refuses_is_rolled_back_and_quarantined_until_released(world: 
     assert world.address_of("a") == "0000:03:10.1", "another is taken"
     named = world.plug("b", make_spec(2, vf={"pci_address": "0000:03:10.0"}))
     assert isinstance(named, Conflict) and "quarantined" in named.detail
-    [info] = [v for v in world.reconciler.vfs() if v.pci_address == "0000:03:10.0"]
+    [info] = [v for v in world.reconciler.claims.vfs() if v.pci_address == "0000:03:10.0"]
     assert (info.state, info.reason) == ("quarantined", "mac: Input/output error")
     world.restart()
     assert isinstance(world.plug("b", make_spec(2, vf={"pci_address": "0000:03:10.0"})), Conflict)
@@ -463,7 +463,7 @@ def test_a_nic_that_loses_its_vfs_degrades_its_ports_until_they_are_back(world: 
     assert record is not None and record.state is PortState.DEGRADED
     assert record.error is not None and "eth3 has 0 VFs" in record.error.detail
     assert world.state("b") is PortState.ACTIVE
-    [info] = [v for v in world.reconciler.vfs() if v.state == "stale"]
+    [info] = [v for v in world.reconciler.claims.vfs() if v.state == "stale"]
     assert (info.pci_address, info.port_id) == ("0000:03:10.0", "a")
     pf.make_vfs(4)
     assert world.check()
@@ -543,7 +543,7 @@ def test_a_teamed_vf_has_its_mac_in_the_nic_only_while_a_vm_has_it(
     def guest() -> bool | None:
         """What the standby is told of."""
         assert world.check()
-        return world.reconciler.observed["a"].guest
+        return world.reconciler.ports.observed["a"].guest
 
     assert settled(none) and vf.driver == VFIO and guest() is False
     world.model.start_vm(address, mac=spec.mac)

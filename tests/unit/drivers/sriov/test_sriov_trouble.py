@@ -49,7 +49,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def state_of(world: World, address: str) -> tuple[str, str | None]:
-    [info] = [info for info in world.reconciler.vfs() if info.pci_address == address]
+    [info] = [info for info in world.reconciler.claims.vfs() if info.pci_address == address]
     return info.state, info.reason
 
 
@@ -204,10 +204,10 @@ def test_what_is_released_while_its_nic_is_away_is_forgotten(world: World) -> No
     assert world.plug("a", named()) is None
     claim = Claim("vf", FIRST)
     with pytest.raises(Conflict, match="port a goes when it is free"):
-        world.reconciler.abandon("a", claim_of(world, "a"))
+        world.reconciler.claims.abandon("a", claim_of(world, "a"))
     world.model.pfs[NIC].away = True
     assert isinstance(world.unplug("a"), OperationTimeout)
-    world.reconciler.abandon("a", claim_of(world, "a"))
+    world.reconciler.claims.abandon("a", claim_of(world, "a"))
     assert world.store.records() == [] and claim not in world.store.claims()
     world.model.pfs[NIC].away = False
     # Its settings are still those of the VM: they are not taken for those of the host.
@@ -229,7 +229,7 @@ def test_a_nic_that_is_there_is_waited_for_whatever_is_released(
     for name, value in hidden.items():
         setattr(pf, name, value)
     with pytest.raises(Conflict, match="port a goes when it is free"):
-        world.reconciler.abandon("a", claim_of(world, "a"))
+        world.reconciler.claims.abandon("a", claim_of(world, "a"))
     assert world.state("a") is PortState.REMOVING
     pf.unreported, pf.link = set(), {}
     assert world.check()
@@ -282,12 +282,12 @@ def test_a_vf_that_is_reset_by_a_change_is_waited_for(world: World, monkeypatch:
     for name in looks:
         monkeypatch.setattr(model, name, partial(look, name))
     put = world.put("a", named())
-    [again] = world.reconciler.serve([put])
+    [again] = world.reconciler.plug.serve([put])
     assert again is put and not put.future.done() and world.state("a") is PortState.PENDING
     assert world.check(), "a look meanwhile leaves it to the call"
     assert not put.future.done() and world.state("a") is PortState.PENDING
     while again:
-        again = world.reconciler.resume([put])
+        again = world.reconciler.plug.resume([put])
     assert put.future.exception() is None and world.state("a") is PortState.ACTIVE
     assert world.unplug("a") is None
     monkeypatch.undo()
@@ -413,7 +413,7 @@ def test_a_nic_that_is_busy_holds_up_no_other(tmp_path: Path) -> None:
     vf = world.vf_of("c")
     world.model.refuses = lambda pf, number, group, want: errno.EAGAIN if pf.address == NIC else 0
     first = world.put("a", make_spec())
-    assert world.reconciler.serve([first]) == [first] and not first.future.done()
+    assert world.reconciler.plug.serve([first]) == [first] and not first.future.done()
     assert world.plug("b", make_spec(2, network={"physical_network": "net2"})) is None
     vf.attributes = replace(vf.attributes, vlan=7)
     assert world.check()
@@ -423,9 +423,9 @@ def test_a_nic_that_is_busy_holds_up_no_other(tmp_path: Path) -> None:
         "c": PortState.ACTIVE,
     }
     assert world.reconciler.unsettled() and world.store.unfit() == {}
-    assert world.reconciler.resume([first]) == [first]
+    assert world.reconciler.plug.resume([first]) == [first]
     world.model.refuses = takes_all
-    assert world.reconciler.resume([first]) == [] and first.future.exception() is None
+    assert world.reconciler.plug.resume([first]) == [] and first.future.exception() is None
     assert world.check() and not world.reconciler.unsettled()
     world.assert_settled()
     world.store.close()
@@ -434,8 +434,8 @@ def test_a_nic_that_is_busy_holds_up_no_other(tmp_path: Path) -> None:
 def test_a_call_on_a_busy_nic_is_undone_when_the_agent_stops(world: World) -> None:
     world.model.refuses = Refuses(errno.EAGAIN, "vlan")
     put = world.put("a", named())
-    assert world.reconciler.serve([put]) == [put]
-    assert world.reconciler.resume([put], last=True) == []
+    assert world.reconciler.plug.serve([put]) == [put]
+    assert world.reconciler.plug.resume([put], last=True) == []
     assert isinstance(put.future.exception(), OperationTimeout)
     world.model.refuses = takes_all
     assert world.check()
@@ -450,10 +450,10 @@ def test_a_look_does_not_begin_the_patience_of_a_call_anew(
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now))
     world.model.refuses = Refuses(errno.EAGAIN, "vlan")
     put = world.put("a", named())
-    assert world.reconciler.serve([put]) == [put]
+    assert world.reconciler.plug.serve([put]) == [put]
     now += pool.PATIENCE_S
     assert world.check() and not put.future.done()
-    assert world.reconciler.resume([put]) == []
+    assert world.reconciler.plug.resume([put]) == []
     assert isinstance(put.future.exception(), OperationTimeout)
     world.model.refuses = takes_all
     assert world.check()
@@ -688,7 +688,7 @@ def test_a_quarantine_does_not_end_when_a_vm_closes_the_vf(world: World) -> None
 def test_a_quarantine_ends_after_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.model.refuses = Refuses(errno.EIO, "mac")
     assert isinstance(world.plug("a", named()), NetpluginError)
-    monkeypatch.setattr("agents.ports.quarantines.FIRST_S", 0.0)
+    monkeypatch.setattr("agents.ports.claims.FIRST_S", 0.0)
     assert world.check() and not world.store.unfit()
     assert isinstance(world.plug("a", named()), NetpluginError)
     assert world.store.unfit(), "and it begins again, if nothing is better"

@@ -6,7 +6,6 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from agents.ports.operations import Delete, Operation, Put
+from agents.ports.call import Call, delete_call, put_call
 from agents.ports.reconciler import Reconciler
 from agents.telemetry.metrics import Metrics
 from drivers.sriov.driver import Sriov
@@ -52,12 +51,12 @@ def two_nics() -> list[ModelPf]:
     ]
 
 
-def serve_all(reconciler: Reconciler, operations: Sequence[Operation], *, patient: bool = True) -> None:
+def serve_all(reconciler: Reconciler, operations: Sequence[Call], *, patient: bool = True) -> None:
     """As the worker does: what is to be tried again is; just once more, if not ``patient``."""
-    again = reconciler.serve(operations)
+    again = reconciler.plug.serve(operations)
     while again:
         time.sleep(0.01 if patient else 0)
-        again = reconciler.resume(again, last=not patient)
+        again = reconciler.plug.resume(again, last=not patient)
 
 
 class World:
@@ -96,13 +95,13 @@ class World:
         self.store.close()
         self.start()
 
-    def put(self, port_id: str, spec: PortSpec) -> Put:
-        return Put(port_id, spec, time.monotonic() + 30, Future())
+    def put(self, port_id: str, spec: PortSpec) -> Call:
+        return put_call(port_id, spec, time.monotonic() + 30)
 
-    def delete(self, port_id: str) -> Delete:
-        return Delete(port_id, time.monotonic() + 30, Future())
+    def delete(self, port_id: str) -> Call:
+        return delete_call(port_id, time.monotonic() + 30)
 
-    def serve(self, *operations: Operation, crash_at: int | None = None) -> bool:
+    def serve(self, *operations: Call, crash_at: int | None = None) -> bool:
         """Whether it came to the end."""
         return self.clock.completes(
             lambda: serve_all(self.reconciler, operations, patient=self.patient), crash_at
@@ -190,7 +189,7 @@ class CrashMachine(RuleBasedStateMachine):
     def asked(self, specs: Mapping[str, PortSpec | None], crash_at: int | None) -> None:
         """Make calls at the same time, None being a DELETE; after a crash the agent starts again."""
         world = self.world
-        ops: list[Operation] = [world.delete(i) if s is None else world.put(i, s) for i, s in specs.items()]
+        ops: list[Call] = [world.delete(i) if s is None else world.put(i, s) for i, s in specs.items()]
         if world.serve(*ops, crash_at=crash_at):
             assert all(op.future.done() for op in ops)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents.ports.operations import Migrate
+from agents.ports.call import Call, migrate_call
 from drivers.ovs.filters import are_closed
 from drivers.vdpa.relay_mac import TAKEN_AT_ONCE
 from drivers.vf.memory import KEPT_BY_DPDK, provisional_mac
@@ -118,9 +117,9 @@ class Relays(VdpaWorld):
         opened = self.switch.opened.get(self.address_of(PORT))
         return not self.kind.opens_again or opened == self.kind.spec.mac
 
-    def step(self, step: MigrationStep, activation: Activation | None = None) -> Migrate:
+    def step(self, step: MigrationStep, activation: Activation | None = None) -> Call:
         spec = self.kind.spec if step == "prepare" else None
-        return Migrate(PORT, step, activation, time.monotonic() + 30, Future(), spec)
+        return migrate_call(PORT, step, activation, time.monotonic() + 30, spec)
 
     def done(self, step: MigrationStep, activation: Activation | None = None) -> Any:
         operation = self.step(step, activation)
@@ -323,7 +322,7 @@ def test_new_ports_in_relay_mode_alone_migrate(tmp_path: Path, mode: str, moves:
     world = VdpaWorld(tmp_path, mode=mode)
     world.switch.reported = NATIVE_ROOT if mode == "native" else RELAY_ROOT
     assert world.driver.offered().live_migration is moves
-    operation = Migrate(PORT, "prepare", None, time.monotonic() + 30, Future(), vdpa_spec())
+    operation = migrate_call(PORT, "prepare", None, time.monotonic() + 30, vdpa_spec())
     assert world.serve(operation)
     refused = operation.future.exception(0)
     if not moves:
@@ -336,7 +335,7 @@ def test_a_port_keeps_the_mode_in_which_it_migrates(tmp_path: Path) -> None:
     """The mode of the port decides, not that of new ports."""
     world = VduseWorld(tmp_path)
     assert world.plug("a", vduse_spec()) is None
-    operation = Migrate("a", "leave", None, time.monotonic() + 30, Future(), None)
+    operation = migrate_call("a", "leave", None, time.monotonic() + 30)
     world.mode = "relay"
     world.restart()
     assert world.serve(operation)

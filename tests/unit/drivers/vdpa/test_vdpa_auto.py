@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from agents.ports.operations import Migrate
+from agents.ports.call import migrate_call
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.vdpa import vduse_abilities
 from drivers.vdpa.model import NATIVE_TYPE
@@ -199,7 +198,7 @@ def test_a_port_whose_vm_comes_from_another_host_is_relayed(
     """No other mode migrates; so a port that has been made here does not leave."""
     assert both.driver.offered().live_migration and not without_vfs.driver.offered().live_migration
     for world in (both, without_vfs):
-        operation = Migrate("a", "prepare", None, time.monotonic() + 30, Future(), vdpa_spec())
+        operation = migrate_call("a", "prepare", None, time.monotonic() + 30, vdpa_spec())
         assert world.serve(operation)
         if world is both:
             assert operation.future.exception(0) is None and binding_of(both)["mode"] == "relay"
@@ -208,7 +207,7 @@ def test_a_port_whose_vm_comes_from_another_host_is_relayed(
             assert isinstance(refused, Unsupported) and "vduse mode: ports are not live" in refused.detail
             assert world.store.get("a") is None
     assert both.plug("b", vduse_spec(2)) is None
-    leaves = Migrate("b", "leave", None, time.monotonic() + 30, Future(), None)
+    leaves = migrate_call("b", "leave", None, time.monotonic() + 30)
     assert both.serve(leaves) and isinstance(leaves.future.exception(0), Unsupported)
 
 

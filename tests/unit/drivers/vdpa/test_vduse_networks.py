@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from agents.ports.operations import Operation, Put
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
 from agents.telemetry.metrics import Metrics
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
@@ -213,7 +213,7 @@ class SharedWorld(VduseWorld):
         vhost = Reconciler(ModelVhostUser(self.switch), self.store, Metrics(self.store))
         self.reconcilers = {"dpdkvhostuser": vhost, "vdpa": self.reconciler}
 
-    def serve(self, *operations: Operation, crash_at: int | None = None) -> bool:
+    def serve(self, *operations: Call, crash_at: int | None = None) -> bool:
         """Each backend's share in its worker, the one after the other."""
         shares = {
             name: [op for op in operations if self._backend_of(op) == name] for name in self.reconcilers
@@ -225,10 +225,10 @@ class SharedWorld(VduseWorld):
 
         return self.clock.completes(all_of_them, crash_at)
 
-    def _backend_of(self, operation: Operation) -> str:
+    def _backend_of(self, operation: Call) -> str:
         record = self.store.get(operation.port_id)
-        if isinstance(operation, Put) and operation.spec is not None:
-            return operation.spec.backend
+        if operation.port.spec is not None:
+            return operation.port.spec.backend
         return record.spec.backend if record else "vdpa"
 
     def check(self, crash_at: int | None = None) -> bool:

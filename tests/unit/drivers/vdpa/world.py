@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.ports.operations import Operation
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
 from agents.telemetry.metrics import Metrics
 from drivers.ovs.commands import FlowChange
@@ -258,7 +258,7 @@ class Both(VdpaWorld):
             "sriov": Reconciler(sriov, self.store, Metrics(self.store)),
         }
 
-    def serve(self, *operations: Operation, crash_at: int | None = None) -> bool:
+    def serve(self, *operations: Call, crash_at: int | None = None) -> bool:
         """Each backend's share in its worker, the one after the other."""
 
         def all_of_them() -> None:
@@ -268,10 +268,10 @@ class Both(VdpaWorld):
 
         return self.clock.completes(all_of_them, crash_at)
 
-    def backend_of(self, operation: Operation) -> str:
+    def backend_of(self, operation: Call) -> str:
         record = self.store.get(operation.port_id)
-        if hasattr(operation, "spec"):
-            return str(operation.spec.backend)
+        if operation.port.spec is not None:
+            return operation.port.spec.backend
         return record.spec.backend if record else "vdpa"
 
     def check(self, crash_at: int | None = None) -> bool:
