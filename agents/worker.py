@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
-from agents.batches import BatchSizes, next_batch
-from agents.ports.call import NEXT_TRY_S, Call
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
+from agents.schedule import Batch, Job, Look, Schedule
 from netplugin.api.errors import (
     BackendUnavailable,
     NetpluginError,
@@ -34,45 +31,9 @@ from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
 LOG = logging.getLogger(__name__)
-
-#: Retries that are due at once.
-_RETRIES = 4
-_RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
-_FIRST_LOOK_S = 2.0
 GRACE_S = 10.0
-# First delay in seconds of a retry that the host requested; it doubles with each retry.
-_NEXT_TRY_FIRST_S = 0.05
-# After a reconcile that a change of the host triggered, the next one waits for a multiple of its
-# duration, up to a limit. Frequent changes, and changes caused by reading, then use a fifth of the
-# thread.
-_LOOK_GAP, _LOOK_GAP_MOST_S = 4.0, 5.0
 
-Work = Callable[[], None]
 T = TypeVar("T")
-
-
-class Turn(Enum):
-    """The kinds of work, which take turns when due."""
-
-    CALLS = 0
-    JOB = 1
-    LOOK = 2
-
-
-@dataclass(frozen=True)
-class _Job:
-    future: Future[Any]
-    work: Callable[[], Any]
-    deadline: float
-
-
-@dataclass
-class _Retry:
-    """A call to be retried at ``due`` (``time.monotonic``); ``pause_s`` is the next delay."""
-
-    call: Call
-    due: float
-    pause_s: float = _NEXT_TRY_FIRST_S
 
 
 class BackendWorker:
@@ -93,24 +54,11 @@ class BackendWorker:
         self.ports = reconciler.ports
         reconciler.guests.later = self._do_later
         self._clock = clock
-        self._sizes = BatchSizes.first(batch_size)
-        self._interval_s = interval_s
         self._max_waiting = max_waiting
         self._max_jobs = max_jobs
         self._wake = threading.Condition()
-        self._waiting: list[Call] = []
+        self._schedule = Schedule(batch_size, interval_s, clock())
         self._open: dict[str, list[Call]] = {}  # by port: queued or in progress
-        self._retries: dict[str, _Retry] = {}  # by port; what waits for such a port is behind its retry
-        self._resumed = False  # whether the last batch consisted of retries
-        self._jobs: deque[_Job] = deque()
-        self._last_turn = Turn.LOOK
-        self._look_at: set[str] = set()
-        self._look_at_all = False
-        self._no_look_before = 0.0
-        self._next_look = self._clock() + interval_s
-        self._retry_s = _RETRY_FIRST_S
-        # The backend reports when the host can be observed; this is the fallback.
-        self._retry_at: float | None = self._clock() + _FIRST_LOOK_S
         self._stopped = False
         #: When the current work of the thread started.
         self._begun: float | None = None
@@ -129,9 +77,9 @@ class BackendWorker:
         """Accept no more work and refuse queued work; work in progress continues."""
         with self._wake:
             self._stopped = True
-            waiting, jobs = self._waiting, list(self._jobs)
-            self._waiting = []
-            self._jobs.clear()
+            waiting, jobs = self._schedule.waiting, list(self._schedule.jobs)
+            self._schedule.waiting = []
+            self._schedule.jobs.clear()
             self._wake.notify()
         self._ended.set()
         for call in waiting:
@@ -165,13 +113,14 @@ class BackendWorker:
         with self._wake:
             if self._stopped:
                 raise BackendUnavailable("the agent stops", step="queue")
-            if len(self._waiting) + len(calls) > self._max_waiting:
+            waiting = len(self._schedule.waiting)
+            if waiting + len(calls) > self._max_waiting:
                 raise Overloaded(
-                    f"{len(self._waiting)} operations are waiting",
+                    f"{waiting} operations are waiting",
                     step="queue",
                     fix="try again later, or raise [api] max_waiting",
                 )
-            self._waiting += calls
+            self._schedule.waiting += calls
             for call in calls:
                 self._open.setdefault(call.port_id, []).append(call)
             self._wake.notify()
@@ -189,7 +138,7 @@ class BackendWorker:
         """Queue a reconcile of the whole host as a background job."""
         return self.job(
             lambda: self.reconciler.check(
-                dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._sizes.plugs
+                dry_run=dry_run, remove_orphans=remove_orphans, batch_size=self._schedule.sizes.plugs
             ),
             deadline,
         )
@@ -207,17 +156,17 @@ class BackendWorker:
         with self._wake:
             if self._stopped:
                 raise BackendUnavailable("the agent stops", step="queue")
-            if len(self._jobs) >= self._max_jobs:
+            if len(self._schedule.jobs) >= self._max_jobs:
                 raise Overloaded(
-                    f"{len(self._jobs)} requests wait to read the host",
+                    f"{len(self._schedule.jobs)} requests wait to read the host",
                     step="queue",
                     fix="try again later, or raise [api] max_waiting_reads",
                 )
-            self._jobs.append(_Job(future, work, deadline))
+            self._schedule.jobs.append(Job(future, work, deadline))
             self._wake.notify()
         return future
 
-    def _do_later(self, work: Work, within_s: float) -> None:
+    def _do_later(self, work: Callable[[], None], within_s: float) -> None:
         """Hand work back to the thread; if its turn does not come in time, it is left out."""
         with suppress(NetpluginError):  # the agent stops, or has too much to do for a repetition
             self.job(work, self._clock() + within_s)
@@ -227,10 +176,7 @@ class BackendWorker:
         with self._wake:
             if why.ports is None:
                 LOG.info("%s: %s", self.name, why.reason)
-                self._look_at_all = True
-                self._retry_s = _RETRY_FIRST_S
-            else:
-                self._look_at |= why.ports
+            self._schedule.looks.wake(why.ports)
             self._wake.notify()
 
     # -- the thread ------------------------------------------------------------------------------
@@ -241,97 +187,39 @@ class BackendWorker:
                 while not self._stopped and (idle_s := self.idle_s()):
                     self._wake.wait(idle_s)
             self.turn()
-        self._resume(list(self._retries.values()), last=True)
+        if last := self._schedule.retried():
+            self._run_calls(last, partial(self.reconciler.plug.resume, last, last=True))
+
+    def idle_s(self) -> float:
+        """Seconds until work is due, if no other is queued before that."""
+        return self._schedule.idle_s(self._clock())
 
     def turn(self) -> bool:
         """Do the work that is due next, as the thread does. Returns whether there was any."""
         with self._wake:
             now = self._clock()
-            if self._stopped or not self._due(now):
+            work = None if self._stopped else self._schedule.next(now)
+            if work is None:
                 return False
             self._begun = now
-            work = self._next(now)
         try:
-            work()
+            if isinstance(work, Job):
+                self._run_job(work)
+            elif isinstance(work, Look):
+                self._look(work.ports)
+            else:
+                self._serve(work)
         except NetpluginError as error:
             LOG.warning("%s: %s", self.name, error)
-            self._retry_later()
+            self._look_again()
         except Exception as error:
             self._supervisor.failed(self._name, error)
-            self._retry_later()
+            self._look_again()
         finally:
             self._begun = None
         return True
 
-    def idle_s(self) -> float:
-        """Seconds until work is due, if no other is queued before that."""
-        now = self._clock()
-        if self._due(now):
-            return 0.0
-        due = min((retry.due for retry in self._retries.values()), default=math.inf)
-        return min(due, self._next_look_at()) - now
-
-    def _due(self, now: float) -> bool:
-        return any(self._is_due(turn, now) for turn in Turn)
-
-    def _is_due(self, turn: Turn, now: float) -> bool:
-        if turn is Turn.CALLS:
-            return bool(self._ready() or self._due_again(now))
-        if turn is Turn.JOB:
-            return bool(self._jobs)
-        return now >= self._next_look_at()
-
-    def _ready(self) -> list[Call]:
-        """What waits for no retry on the same port."""
-        if not self._retries:
-            return self._waiting
-        return [call for call in self._waiting if call.port_id not in self._retries]
-
-    def _due_again(self, now: float) -> list[_Retry]:
-        """The retries that have been due for longest.
-
-        Only a few at a time, because a driver may block before it fails (ice_wait_on_vf_reset: 0.8
-        s per VF).
-        """
-        due = [retry for retry in self._retries.values() if retry.due <= now]
-        return sorted(due, key=lambda retry: retry.due)[:_RETRIES]
-
-    def _next_look_at(self) -> float:
-        by_itself = self._look_at_all_at()
-        reported = self._look_at or self._look_at_all
-        return min(by_itself, self._no_look_before) if reported else by_itself
-
-    def _look_at_all_at(self) -> float:
-        return min(self._next_look, self._next_look if self._retry_at is None else self._retry_at)
-
-    def _next(self, now: float) -> Work:
-        """Select the next work; calls, jobs and reconciles rotate.
-
-        None of them waits for more than one of each other kind.
-        """
-        turns = sorted(Turn, key=lambda turn: (turn.value - self._last_turn.value - 1) % len(Turn))
-        turn = next(turn for turn in turns if self._is_due(turn, now))
-        self._last_turn = turn
-        if turn is Turn.CALLS:
-            due = self._due_again(now)
-            self._resumed = bool(due) and not (self._resumed and self._ready())
-            if self._resumed:
-                return lambda: self._resume(due)
-            batch = self._take_batch()
-            return lambda: self._serve(batch)
-        if turn is Turn.JOB:
-            job = self._jobs.popleft()
-            return lambda: self._run_job(job)
-        if self._look_at and not self._look_at_all and now < self._look_at_all_at():
-            ports, self._look_at = frozenset(self._look_at), set()
-            return lambda: self._look(ports)
-        self._look_at_all = False
-        self._look_at.clear()
-        self._next_look = now + self._interval_s
-        self._retry_at = None
-        return lambda: self._look(None)
-
-    def _run_job(self, job: _Job) -> None:
+    def _run_job(self, job: Job) -> None:
         if not job.future.set_running_or_notify_cancel():
             return  # the caller has disconnected
         if self._clock() >= job.deadline:
@@ -346,24 +234,13 @@ class BackendWorker:
                 self._supervisor.failed(self._name, error)
             job.future.set_exception(as_host_error(error, "agent"))
 
-    def _take_batch(self) -> list[Call]:
-        batch = next_batch(self._ready(), self._sizes, self._clock())
-        taken = set(map(id, batch))
-        self._waiting = [call for call in self._waiting if id(call) not in taken]
-        return batch
+    def _serve(self, batch: Batch) -> None:
+        start, plug = self._clock(), self.reconciler.plug
+        self._run_calls(batch.calls, partial(plug.resume if batch.is_retry else plug.serve, batch.calls))
+        if not batch.is_retry:
+            self._schedule.sizes = self._schedule.sizes.after(batch.calls, self._clock() - start)
 
-    def _serve(self, batch: list[Call]) -> None:
-        start = self._clock()
-        self._carry_out(batch, lambda: self.reconciler.plug.serve(batch))
-        self._sizes = self._sizes.after(batch, self._clock() - start)
-
-    def _resume(self, due: list[_Retry], *, last: bool = False) -> None:
-        """Retry calls separately from new ones, because their deadlines are nearer."""
-        batch = [retry.call for retry in due]
-        if batch:
-            self._carry_out(batch, lambda: self.reconciler.plug.resume(batch, last=last))
-
-    def _carry_out(self, batch: list[Call], work: Callable[[], list[Call]]) -> None:
+    def _run_calls(self, batch: list[Call], work: Callable[[], list[Call]]) -> None:
         """Run a batch. The calls that ``work`` returns are retried, the others are answered."""
         again: list[Call] = []
         try:
@@ -378,20 +255,14 @@ class BackendWorker:
             with self._wake:
                 for call in batch:
                     if any(call is each for each in again):
-                        self._retry(call)
+                        self._schedule.retry(call, self._clock())
                     else:
                         self._close(call)
         if self.reconciler.unsettled():
-            self._retry_later()
-
-    def _retry(self, call: Call) -> None:
-        now = self._clock()
-        retry = self._retries.setdefault(call.port_id, _Retry(call, now))
-        retry.due = now + retry.pause_s
-        retry.pause_s = min(2 * retry.pause_s, NEXT_TRY_S)
+            self._look_again()
 
     def _close(self, call: Call) -> None:
-        self._retries.pop(call.port_id, None)
+        self._schedule.answered(call)
         self._open[call.port_id].remove(call)
         if not self._open[call.port_id]:
             del self._open[call.port_id]
@@ -399,23 +270,21 @@ class BackendWorker:
     def _look(self, ports: frozenset[str] | None) -> None:
         begun = self._clock()
         try:
-            self.reconciler.check(ports, batch_size=self._sizes.plugs)
+            self.reconciler.check(ports, batch_size=self._schedule.sizes.plugs)
         finally:
-            now = self._clock()
-            self._no_look_before = now + min(_LOOK_GAP_MOST_S, _LOOK_GAP * (now - begun))
+            with self._wake:
+                self._schedule.looks.ended(begun, self._clock())
         if ports is None:
             self.looked_once.set()
         if self.reconciler.unsettled():
-            self._retry_later()
+            self._look_again()
         elif ports is None:
-            self._retry_s = _RETRY_FIRST_S
+            with self._wake:
+                self._schedule.looks.all_is_well()
 
-    def _retry_later(self) -> None:
+    def _look_again(self) -> None:
         with self._wake:
-            if self._retry_at is not None:
-                return  # failing calls must not postpone the retry
-            self._retry_at = self._clock() + self._retry_s
-            self._retry_s = min(_RETRY_MOST_S, self._retry_s * 2)
+            self._schedule.looks.again(self._clock())
 
 
 async def answer(

@@ -179,14 +179,14 @@ class Admission:
         unsaved = self._ports.store.save_each(removed.values())
         return _refused(calls, {i: logged(error, "store") for i, error in unsaved.items()})
 
-    def store(self, calls: Sequence[Call], seen: Observation, commit_sequence: int) -> list[Call]:
+    def store(self, calls: Sequence[Call], observation: Observation, commit_sequence: int) -> list[Call]:
         """Commit the other calls with their claims, in one transaction; one that cannot be fails alone.
 
         Returns the calls without these.
         """
         records = {call.port_id: call.record for call in calls if call.record and not call.removes}
         try:
-            stored, failed = self._ports.save_with_claims(records, seen, commit_sequence)
+            stored, failed = self._ports.save_with_claims(records, observation, commit_sequence)
         except Exception as error:
             stored, failed = {}, for_each(records, error, "store")
         for call in calls:

@@ -88,10 +88,12 @@ class BackendPorts:
     def intents(self, records: Iterable[Record]) -> list[Intent]:
         return [self.intent(record) for record in records]
 
-    def observed_ports(self, intents: Sequence[Intent], seen: Observation) -> Mapping[str, ObservedPort]:
+    def observed_ports(
+        self, intents: Sequence[Intent], observation: Observation
+    ) -> Mapping[str, ObservedPort]:
         """What the host has of these ports."""
         by_claims = self.extras.by_claims
-        return by_claims.observed_ports(intents, seen) if by_claims else seen.ports
+        return by_claims.observed_ports(intents, observation) if by_claims else observation.ports
 
     def see(self, observed: Mapping[str, ObservedPort], *, whole: bool = False) -> None:
         """Use what the host has of these ports. ``whole``: it has no others."""
@@ -148,12 +150,12 @@ class BackendPorts:
     # -- the store -------------------------------------------------------------------------------
 
     def save_with_claims(
-        self, records: Mapping[str, Record], seen: Observation | None, commit_sequence: int
+        self, records: Mapping[str, Record], observation: Observation | None, commit_sequence: int
     ) -> tuple[dict[str, Record], dict[str, NetpluginError]]:
         """Commit these ports with the claims that their specs need, where that is a change.
 
-        ``commit_sequence`` is that of the store before ``seen`` was observed. Returns the ports with their
-        claims, and the errors of those that get none or that the store refuses, which stay as they were.
+        ``commit_sequence`` is that of the store before the observation. Returns the ports with their claims,
+        and the errors of those that get none or that the store refuses, which stay as they were.
         """
         needs = self.extras.claims
         failed: dict[str, NetpluginError] = {}
@@ -162,9 +164,10 @@ class BackendPorts:
             for port_id, record in records.items():
                 intent = self.intent(record)
                 try:
-                    claims = (
-                        needs.claims(intent, seen, taken) if needs and seen else claim_name(intent, taken)
-                    )
+                    if needs is not None and observation is not None:
+                        claims = needs.claims(intent, observation, taken)
+                    else:
+                        claims = claim_name(intent, taken)
                 except NetpluginError as error:
                     failed[port_id] = error
                     continue

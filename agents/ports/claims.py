@@ -86,14 +86,14 @@ class Claims:
             return []
         return list(pool.vfs(self._observe(), store.claims(), store.unfit()))
 
-    def end_quarantines(self, seen: Observation) -> None:
+    def end_quarantines(self, observation: Observation) -> None:
         """End quarantines that are over."""
         pool = self._ports.extras.vfs
         if pool is None:
             return
         unfit = self._ports.store.unfit()
-        there = {vf.pci_address for vf in pool.vfs(seen, {}, {})} if unfit else set()
-        out_of_order = pool.out_of_order(seen) if unfit else ()
+        there = {vf.pci_address for vf in pool.vfs(observation, {}, {})} if unfit else set()
+        out_of_order = pool.out_of_order(observation) if unfit else ()
         ended = self.quarantines.ended(unfit, there, out_of_order, time.monotonic())
         for claim, why in ended.items():
             LOG.info("%s %s is out of quarantine: %s", claim.kind, claim.key, why)
@@ -106,9 +106,11 @@ class Claims:
         Raises: Conflict if the function exists, even if its NIC does not report it now, because the
         port is then removed without help; what ``Backend.observe`` raises.
         """
-        pool, seen = self._ports.extras.vfs, self._observe()
-        waits = self._ports.backend.plan([Intent(port_id, None, (claim,))], seen).refused.get(port_id)
-        states = {vf.pci_address: vf.state for vf in pool.vfs(seen, {claim: port_id}, {})} if pool else {}
+        pool, observation = self._ports.extras.vfs, self._observe()
+        waits = self._ports.backend.plan([Intent(port_id, None, (claim,))], observation).refused.get(port_id)
+        states = (
+            {vf.pci_address: vf.state for vf in pool.vfs(observation, {claim: port_id}, {})} if pool else {}
+        )
         if not isinstance(waits, OperationTimeout) or states.get(claim.key) != "stale":
             raise Conflict(
                 f"{claim.kind} {claim.key} is there: port {port_id} goes when it is free",

@@ -64,27 +64,27 @@ class Converged:
     #: Errors of changes for no specific port, by physical network ("" for none).
     of_networks: Mapping[str, NetpluginError] = field(default_factory=dict)
     #: The last observation.
-    seen: Observation | None = None
+    observation: Observation | None = None
 
     def fault(self, port_id: str) -> NetpluginError | None:
         """What is wrong with a port that is configured correctly but does not work."""
-        seen, kept = self.observed.get(port_id), self.kept.get(port_id)
+        port, kept = self.observed.get(port_id), self.kept.get(port_id)
         if kept is not None:
             return kept.for_port(port_id)
-        reported = (seen.fault or seen.impaired) if seen is not None else None
+        reported = (port.fault or port.impaired) if port is not None else None
         return HostError(reported, step="verify", port_id=port_id) if reported else None
 
     def is_only_impaired(self, port_id: str) -> bool:
         """Whether the only fault of a port is outside of it (``impaired``)."""
-        seen = self.observed.get(port_id)
-        return port_id not in self.kept and seen is not None and not seen.fault
+        port = self.observed.get(port_id)
+        return port_id not in self.kept and port is not None and not port.fault
 
     def asks_again(self, port_id: str) -> bool:
         """Whether the host asks to retry the call on a port."""
         if port_id in self.failed:
             return isinstance(self.failed[port_id], TryAgain)
-        seen = self.observed.get(port_id)
-        return seen is not None and seen.passes
+        port = self.observed.get(port_id)
+        return port is not None and port.passes
 
 
 class Plug:
@@ -113,7 +113,7 @@ class Plug:
         try:
             # Before the commit: claims are chosen among what is free on the host.
             until = max(min(_deadline(calls), begun + LOOK_S), begun + 0.5)
-            seen = observe(self._ports, [call.port_id for call in calls], until, watch)
+            observation = observe(self._ports, [call.port_id for call in calls], until, watch)
         except Exception as error:
             wrong = logged(error, "observe")
             for call in calls:
@@ -123,10 +123,10 @@ class Plug:
             return []
         for call in calls:
             was_removed = call.before is not None and call.before.state is PortState.REMOVING
-            call.was_there = call.port_id in seen.ports and not was_removed
+            call.was_there = call.port_id in observation.ports and not was_removed
         with watch.part("store"):
-            calls = self._admission.store(calls, seen, commit_sequence)
-        return self._carry_out(calls, seen, watch, begun)
+            calls = self._admission.store(calls, observation, commit_sequence)
+        return self._carry_out(calls, observation, watch, begun)
 
     def resume(self, calls: Sequence[Call], *, last: bool = False) -> list[Call]:
         """Retry the calls that ``serve`` or ``resume`` returned; ``last``: return none."""
@@ -142,7 +142,7 @@ class Plug:
     def _carry_out(
         self,
         calls: Sequence[Call],
-        seen: Observation | None,
+        observation: Observation | None,
         watch: Stopwatch,
         begun: float,
         *,
@@ -155,7 +155,7 @@ class Plug:
         intents = [self._ports.intent(c.record) if c.record else Intent(c.port_id, None) for c in calls]
         try:
             until = max(_deadline(calls), begun + 0.5)
-            result = converge(self._ports, intents, until, watch, "plug", seen=seen)
+            result = converge(self._ports, intents, until, watch, "plug", observation=observation)
         except Exception as error:
             result = Converged(for_each(ids, error, "converge"))
         again = [c for c in calls if not last and c.record and c.has_time() and result.asks_again(c.port_id)]
@@ -237,8 +237,8 @@ class Plug:
             elif record.state is PortState.PENDING and not call.was_there:
                 back[call.port_id] = replace(record, state=PortState.REMOVING)
             else:
-                seen = self._ports.observed.get(call.port_id)
-                fallen = PortState.DEGRADED if seen is not None and seen.fault else PortState.FAILED
+                port = self._ports.observed.get(call.port_id)
+                fallen = PortState.DEGRADED if port is not None and port.fault else PortState.FAILED
                 stay.append(replace(record, state=fallen))
         self._ports.save_or_keep(stay)
         if not back:
@@ -262,8 +262,8 @@ class Plug:
         commit_sequence = self._ports.store.commit_sequence()
         claimed: dict[str, Record] = {}
         try:
-            seen = self._ports.backend.observe(list(changed), deadline) if changed else None
-            claimed, failed = self._ports.save_with_claims(changed, seen, commit_sequence)
+            observation = self._ports.backend.observe(list(changed), deadline) if changed else None
+            claimed, failed = self._ports.save_with_claims(changed, observation, commit_sequence)
         except Exception as error:
             failed = for_each(changed, error, "undo")
         for wrong in failed.values():
@@ -278,9 +278,9 @@ def observe(
     """Read these ports from the host, or (None) all of ours. Raises: what ``Backend.observe`` raises."""
     ports.backend.hold().require()
     with watch.part("observe"):
-        seen = ports.backend.observe(scope, deadline)
-    watch.add(seen.timings_ms)
-    return seen
+        observation = ports.backend.observe(scope, deadline)
+    watch.add(observation.timings_ms)
+    return observation
 
 
 def converge(
@@ -291,14 +291,14 @@ def converge(
     why: str,
     *,
     whole: bool = False,
-    seen: Observation | None = None,
+    observation: Observation | None = None,
     plan: Plan | None = None,
 ) -> Converged:
     """Bring the ports of these intents to the desired state, and verify it by reading the host.
 
     ``why`` is the reason in the metric of changes. ``whole``: observe all our objects, not only these
-    ports. ``seen``: a fresh observation, if the caller has one, and ``plan`` the plan for these
-    intents and ``seen``, if it has made one. A port whose device has a fault on the host has not
+    ports. ``observation``: a fresh observation, if the caller has one, and ``plan`` the plan for these
+    intents and ``observation``, if it has made one. A port whose device has a fault on the host has not
     failed: see ``Converged.observed``. Claims that are unfit are quarantined.
 
     Raises: what ``Backend.observe`` raises, BackendUnavailable without the lock on the host; never for a
@@ -312,11 +312,11 @@ def converge(
     todo = list(intents)
     scope = None if whole else [intent.port_id for intent in intents]
     backend.hold().require()
-    if seen is None:
-        seen = observe(ports, scope, deadline, watch)
+    if observation is None:
+        observation = observe(ports, scope, deadline, watch)
     if plan is None:
         with watch.part("plan"):
-            plan = backend.plan(todo, seen)
+            plan = backend.plan(todo, observation)
     for _ in range(_ROUNDS):
         failed.update({p: e.for_port(p) for p, e in plan.refused.items()})
         if not plan.changes:
@@ -332,10 +332,10 @@ def converge(
         if not todo and not whole:
             break  # no port is left to verify
         with watch.part("verify"):
-            seen = backend.read_back(seen, plan.changes, scope, deadline)
-        watch.add(seen.timings_ms)
+            observation = backend.read_back(observation, plan.changes, scope, deadline)
+        watch.add(observation.timings_ms)
         with watch.part("plan"):
-            plan = backend.plan(todo, seen)
+            plan = backend.plan(todo, observation)
     if todo:
         left_over = _leftovers(todo, plan, failed)
         failed.update(left_over)
@@ -344,7 +344,7 @@ def converge(
                 unfit[change.thing] = f"it does not keep what was written: {change.describe()}"
     loose = [change for change in plan.changes if not change.ports and change in done]
     left = tuple(change for change in loose if change.physical_network not in of_networks)
-    observed = dict(ports.observed_ports(intents, seen))
+    observed = dict(ports.observed_ports(intents, observation))
     kept = {port_id: e for port_id, e in plan.kept.items() if port_id not in failed}
     for change in done:
         ports.metrics.changed(backend.name, type(change).__name__, _reason(ports, change, why))
@@ -352,7 +352,7 @@ def converge(
         LOG.warning("%s %s goes into quarantine: %s", claim.kind, claim.key, reason)
     ports.store.quarantine(unfit)
     ports.see(observed)
-    return Converged(failed, observed, tuple(done), kept, left, of_networks, seen)
+    return Converged(failed, observed, tuple(done), kept, left, of_networks, observation)
 
 
 def _leftovers(

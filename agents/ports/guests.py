@@ -63,7 +63,9 @@ class Guests:
                 logged(error, "follow")
             self.follow_again |= observed is not None and _moved(record, observed) is not record
 
-    def migrated(self, records: Mapping[str, Record], seen: Observation, *, whole: bool) -> dict[str, Record]:
+    def migrated(
+        self, records: Mapping[str, Record], observation: Observation, *, whole: bool
+    ) -> dict[str, Record]:
         """The ports whose migration goes on because their guest runs or has stopped; stored."""
         if whole:
             self.follow_again = False
@@ -74,7 +76,7 @@ class Guests:
         auto = [r for r in records.values() if r.migration and r.migration.activation == "auto"]
         if not auto:
             return {}
-        observed = self._ports.observed_ports(self._ports.intents(auto), seen)
+        observed = self._ports.observed_ports(self._ports.intents(auto), observation)
         moved = {r.port_id: after for r in auto if (after := _moved(r, observed)) is not r}
         unsaved = self._ports.store.save_each(moved.values())
         moved = {i: record for i, record in moved.items() if i not in unsaved}

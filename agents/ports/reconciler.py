@@ -93,22 +93,22 @@ class Reconciler:
         records = {r.port_id: r for r in self.ports.records() if ports is None or r.port_id in ports}
         if not whole and not records:
             return ReconcileReport(dry_run=dry_run, ports=0, changes=[])
-        seen = observe(self.ports, None if whole else list(records), started + LOOK_S, watch)
+        observation = observe(self.ports, None if whole else list(records), started + LOOK_S, watch)
         if not dry_run:
-            self.claims.end_quarantines(seen)
+            self.claims.end_quarantines(observation)
             if whole:
-                self._compare_store(records, seen)
-            records |= self.guests.migrated(records, seen, whole=whole)
+                self._compare_store(records, observation)
+            records |= self.guests.migrated(records, observation, whole=whole)
         intents = self.ports.intents(records.values())
         kept: Mapping[str, str] = {}
         if whole:
-            gone, kept = self.ports.orphans_in(seen.ports)
+            gone, kept = self.ports.orphans_in(observation.ports)
             if remove_orphans:
                 gone, kept = sorted([*gone, *kept]), {}
             intents += [Intent(port_id, None) for port_id in gone]
             if not dry_run:
                 self.ports.orphans = kept
-        plan = self.ports.backend.plan(intents, seen)
+        plan = self.ports.backend.plan(intents, observation)
         planned = self._planned(plan.changes)
         report = ReconcileReport(
             dry_run=dry_run, ports=len(records), changes=planned, orphans_kept=list(kept)
@@ -117,7 +117,7 @@ class Reconciler:
             report.errors = [e.for_port(p).problem() for p, e in plan.refused.items()]
             return report
         drifted = self._report_found(plan.changes)
-        result = self._converge_in_chunks(intents, seen, plan, watch, whole, batch_size)
+        result = self._converge_in_chunks(intents, observation, plan, watch, whole, batch_size)
         known = {change.detail for change in planned}
         later = [*{c.describe(): c for c in result.changes if c.describe() not in known}.values()]
         report.changes = [*planned, *self._planned(later)]
@@ -134,7 +134,7 @@ class Reconciler:
         if accepts:
             self._marks.accept(name)
         if whole and not planned:  # the observation is what the host has now
-            self._compare_findings(seen)
+            self._compare_findings(observation)
         LOG.info(
             "%s: looked at %d ports in %.0f ms, %d changes, %d failures",
             name,
@@ -162,19 +162,19 @@ class Reconciler:
         self.ports.events.drift_found(drifted)
         return drifted
 
-    def _compare_store(self, records: Mapping[str, Record], seen: Observation) -> None:
+    def _compare_store(self, records: Mapping[str, Record], observation: Observation) -> None:
         """Compare the store with the one that changed the host last, before applying the plan."""
         lacking = [
             i
             for i, r in records.items()
-            if i not in seen.ports and r.state not in (PortState.REMOVING, PortState.PENDING)
+            if i not in observation.ports and r.state not in (PortState.REMOVING, PortState.PENDING)
         ]
-        self._marks.compare(self.ports.name, seen.store_mark, lacking)
+        self._marks.compare(self.ports.name, observation.store_mark, lacking)
 
     def _converge_in_chunks(
         self,
         intents: Sequence[Intent],
-        seen: Observation,
+        observation: Observation,
         plan: Plan,
         watch: Stopwatch,
         whole: bool,
@@ -202,11 +202,11 @@ class Reconciler:
             result = replace(result, changes=made + result.changes)
         else:
             result = converge(
-                self.ports, intents, deadline, watch, "drift", whole=whole, seen=seen, plan=plan
+                self.ports, intents, deadline, watch, "drift", whole=whole, observation=observation, plan=plan
             )
         if whole:
             self.ports.see(result.observed, whole=True)
-            self._note_networks(result.seen)
+            self._note_networks(result.observation)
         return result
 
     def unsettled(self) -> bool:
@@ -251,7 +251,7 @@ class Reconciler:
         self.ports.usable().require()
         records = [r for r in self.ports.records() if name == r.spec.network.physical_network]
         result, reached = self._converge_network(records, deadline, "physical-network", whole=True)
-        self._note_networks(result.seen)
+        self._note_networks(result.observation)
         of_others = {other: error for other, error in result.of_networks.items() if other != name}
         for other, error in sorted(of_others.items()):
             LOG.warning("while physical network %s changed: %s: %s", name, other or "no network", error)
@@ -263,16 +263,16 @@ class Reconciler:
     def _stays(self, name: str, result: Converged, gone: bool) -> Iterator[NetpluginError]:
         """What the host still has of a network that nothing needs, as it is read back."""
         networks = self.ports.extras.networks
-        if gone and networks is not None and result.seen is not None:
-            for what in networks.network_remains(name, result.seen):
+        if gone and networks is not None and result.observation is not None:
+            for what in networks.network_remains(name, result.observation):
                 yield HostError(f"physical network {name}: {what} is still there", step="verify")
         elif name not in self.network_faults:
             yield from (_left(change) for change in result.left if change.physical_network == name)
 
-    def _note_networks(self, seen: Observation | None) -> None:
+    def _note_networks(self, observation: Observation | None) -> None:
         networks = self.ports.extras.networks
-        if networks is not None and seen is not None:
-            self.network_faults = networks.network_faults(seen)
+        if networks is not None and observation is not None:
+            self.network_faults = networks.network_faults(observation)
             self.ports.events.networks(self.network_faults)
 
     def findings(self) -> list[Finding]:
@@ -282,20 +282,20 @@ class Reconciler:
         """
         return self._findings(observe(self.ports, None, time.monotonic() + LOOK_S, Stopwatch()))
 
-    def _compare_findings(self, seen: Observation) -> None:
+    def _compare_findings(self, observation: Observation) -> None:
         """Events of findings. They are advice: an error in them must not end a check of the ports."""
         try:
-            self.ports.events.findings(self._findings(seen))
+            self.ports.events.findings(self._findings(observation))
         except Exception:
             LOG.exception("%s: the findings could not be compared", self.ports.name)
 
-    def _findings(self, seen: Observation) -> list[Finding]:
+    def _findings(self, observation: Observation) -> list[Finding]:
         records, checks = self.ports.records(), self.ports.extras.findings
-        _, kept = self.ports.orphans_in(seen.ports)
-        self._note_networks(seen)
+        _, kept = self.ports.orphans_in(observation.ports)
+        self._note_networks(observation)
         return [
             *not_working(self.ports.name, records),
-            *(checks.findings(self.ports.intents(records), seen) if checks else ()),
+            *(checks.findings(self.ports.intents(records), observation) if checks else ()),
             *(of_network(name, fault) for name, fault in self.network_faults.items()),
             *of_orphans(self.ports.name, kept),
             *self._marks.findings(self.ports.name),

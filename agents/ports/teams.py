@@ -73,12 +73,12 @@ class TeamVfs:
 
     def see(self, store: Store, observed: Mapping[str, ObservedPort]) -> None:
         """Use what the host has of these ports of one backend."""
-        for port_id, seen in observed.items():
-            if seen.guest is None or seen.guest is self._in_use.get(port_id):
+        for port_id, port in observed.items():
+            if port.guest is None or port.guest is self._in_use.get(port_id):
                 continue
             record = store.get(port_id)
             if record is not None and record.spec.vf.teaming:
-                self._in_use[port_id] = seen.guest
+                self._in_use[port_id] = port.guest
                 self.moved(port_id)
         for port_id in list(self._in_use):  # a copy at once: other backends add to it
             if store.get(port_id) is None:

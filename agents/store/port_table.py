@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from agents.store.event_log import REMOVED, NewEvent
 from netplugin.api.errors import Problem
+from netplugin.api.event_models import EventKind
 from netplugin.api.migration import Migration
 from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import Claim, Intent
@@ -192,3 +194,29 @@ def without(table: dict[str, T], keys: Collection[str]) -> dict[str, T]:
     for key in gone:
         del left[key]
     return left
+
+
+def leaves_vm(before: Mapping[str, Record | None], records: Iterable[Record]) -> bool:
+    """Whether a VM loses a port: one that is forgotten, or that becomes another VM's."""
+    new = {record.port_id: record.spec.vm_id for record in records}
+    return any(old is not None and new.get(i) != old.spec.vm_id for i, old in before.items())
+
+
+def port_events(before: Mapping[str, Record | None], records: Iterable[Record]) -> list[NewEvent]:
+    """What these commits change about the states of ports; a port in ``before`` alone is forgotten."""
+    new = {record.port_id: record for record in records}
+    events: list[NewEvent] = []
+    for port_id, old in before.items():
+        record = new.get(port_id)
+        if record is None:
+            if old is not None:
+                events.append(NewEvent(EventKind.PORT, REMOVED, "", old.spec.backend, port_id))
+            continue
+        if old is None or (old.state, old.error) != (record.state, record.error):
+            detail = record.error.detail if record.error else ""
+            events.append(NewEvent(EventKind.PORT, record.state.value, detail, record.spec.backend, port_id))
+        migration = record.migration
+        if migration is not None and (old is None or old.migration != migration):
+            phase, backend = migration.phase.value, record.spec.backend
+            events.append(NewEvent(EventKind.MIGRATION, phase, migration.activation, backend, port_id))
+    return events

@@ -20,8 +20,7 @@ from agents.store.database import Database
 from agents.store.event_log import EventLog, NewEvent
 from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.placements import Placements, read_placement
-from agents.store.port_events import leaves_vm, port_events
-from agents.store.port_table import ClaimMoves, PortTable, Record, without
+from agents.store.port_table import ClaimMoves, PortTable, Record, leaves_vm, port_events, without
 from agents.store.rows import Parts, network_of, quarantined, record_of, sharing
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal

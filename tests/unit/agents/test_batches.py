@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.batches import BatchSizes, next_batch
 from agents.ports.call import Call, delete_call, put_call
+from agents.schedule import BatchSizes, next_batch
 from netplugin.api.models import PortSpec
 from tests.unit.agent import SPEC
 

@@ -605,11 +605,13 @@ def test_what_was_answered_stays_if_the_host_refuses_after_a_crash(kind: type[Ba
     assert found == 2, "around the second commit"
 
 
+@each_kind
 def test_a_refused_first_plug_that_the_store_does_not_forget_is_not_plugged_later(
+    kind: type[Backend],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The lock is lost once the intent is stored, and then the disk is full."""
-    with world_at(Unclaiming) as world:
+    with world_at(kind) as world:
         _refuse_and_fill(world, monkeypatch)
 
 
@@ -631,6 +633,7 @@ def _refuse_and_fill(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     op = world.put("a", NEW)
     world.serve([op])
     assert isinstance(op.future.exception(), NetpluginError)
+    assert world.host.ports == {}, "without the lock nothing is written, not by an undo either"
     full = False
     monkeypatch.setattr(world.backend, "hold", lambda: Usability(True))
     world.check()
@@ -662,7 +665,13 @@ def test_claims_that_run_out_fail_their_port_alone(world: World) -> None:
     world.assert_settled()
 
 
-def test_a_host_that_cannot_be_read_changes_nothing(world: World) -> None:
+@each_kind
+def test_a_host_that_cannot_be_read_changes_nothing(kind: type[Backend]) -> None:
+    with world_at(kind) as world:
+        _serve_unread(world)
+
+
+def _serve_unread(world: World) -> None:
     world.serve([world.put("a", OLD)])
     world.host.on_observe = _unreadable
     ops: list[Call] = [world.put("a", NEW), world.put("b", NEW), world.delete("a")]

@@ -784,8 +784,8 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as caller:
             caller.sendall(b"POST /v1/reconcile HTTP/1.1\r\nHost: 127.0.0.1\r\ncontent-length: 0\r\n\r\n")
-            wait_until(lambda: bool(worker._jobs))
-        wait_until(lambda: worker._jobs[0].future.cancelled())
+            wait_until(lambda: bool(worker._schedule.jobs))
+        wait_until(lambda: worker._schedule.jobs[0].future.cancelled())
         go_on.set()
         calls.join(DEADLINE_S)
 

@@ -314,10 +314,8 @@ class WholeAgent:
     def expire(self) -> None:
         """The deadlines of all calls that wait pass."""
         for worker in self.workers.values():
-            deferred = list(worker._deferred.values())
-            waiting = [*worker._waiting, *(op for d in deferred for op in (d.op, *d.behind))]
-            for op in waiting:
-                op.deadline = 0.0
+            for call in (*worker._schedule.waiting, *worker._schedule.retried()):
+                call.deadline = 0.0
 
     def stops(self) -> None:
         """As by SIGTERM: what waits is refused, what was begun is brought to its end."""
@@ -362,7 +360,9 @@ class WholeAgent:
     # -- what it is --------------------------------------------------------------------------
 
     def is_retried(self, port_id: str) -> bool:
-        return any(port_id in worker._deferred for worker in self.workers.values())
+        return any(
+            call.port_id == port_id for worker in self.workers.values() for call in worker._schedule.retried()
+        )
 
     def ports(self) -> dict[str, PortSpec]:
         """Those on the host, of both backends."""

@@ -179,7 +179,7 @@ def test_of_several_at_once_one_wins(tmp_path: Path) -> None:
         calls.append(pool.submit(client.delete, "/v1/ports/p1", headers={"If-Match": tag}))
         worker = running.service._workers["fake"]
         deadline = threading.Event()
-        while len(worker._waiting) < len(calls):
+        while len(worker._schedule.waiting) < len(calls):
             assert not deadline.wait(0.01)
         go_on.set()
         statuses = sorted(call.result(DEADLINE_S).status_code for call in calls)
