@@ -79,6 +79,7 @@ class TeamVf(Enum):
 class Intent:
     """The desired state of a port: its spec and claims, or (``spec`` None) its removal.
 
+    What a backend gets may have more fields, which are the agent's own.
     ``overlay`` is the network of a ``vxlan`` port, None for other types. ``stamp`` identifies the
     store and the commit of the port's record; it is written to the host with the mark of the port.
     If empty, nothing is written. ``closed``: everything of the port is there, and nothing is forwarded
