@@ -212,7 +212,7 @@ _QUICK_S, _SLOW_S = 0.25, 0.5
 _LEAST, _LEAST_REMOVALS, _MOST = 4, 16, 256
 # A removal takes ovs-vswitchd several times as long as a plug (docs/performance.md), and no VM waits for
 # one: a batch with plugs takes this part of the removals that a batch of their own would have.
-_BESIDE_PLUGS = 16
+_PART_WITH_PLUGS = 16
 # Until the oldest has waited for so many seconds: plugs without end do not hold up removals.
 _GIVES_WAY_S = 10.0
 
@@ -249,7 +249,7 @@ def next_batch(waiting: Iterable[Call], sizes: BatchSizes, now: float) -> list[C
     if not plugs or not removals:
         return _first(plugs, sizes.plugs) + _first(removals, sizes.removals)
     late = now - removals[0][0].queued_at > _GIVES_WAY_S
-    room = sizes.removals if late else max(1, sizes.removals // _BESIDE_PLUGS)
+    room = sizes.removals if late else max(1, sizes.removals // _PART_WITH_PLUGS)
     fits = late or len(removals[0]) <= room
     return _first(plugs, sizes.plugs) + (_first(removals, room) if fits else [])
 

@@ -124,7 +124,7 @@ class Service:
             conf.agent.teaming_backend,
             self._put_alone,
             self._delete_alone,
-            self._is_at_hand,
+            self._has_call,
             host.supervisor,
         )
         self.service_ports = ServicePorts(store, self._put_alone, self._delete_alone, self._describe)
@@ -372,7 +372,7 @@ class Service:
         if call is not None:
             await self._submit(call)
 
-    def _is_at_hand(self, port_id: str) -> bool:
+    def _has_call(self, port_id: str) -> bool:
         return any(worker.is_at(port_id) for worker in self._workers.values())
 
     def _put(

@@ -94,7 +94,7 @@ class Teams:
         backend: str,
         put: PutPort,
         delete: DeletePort,
-        is_at_hand: Callable[[str], bool],
+        has_call: Callable[[str], bool],
         supervisor: Supervisor,
     ) -> None:
         self._store = store
@@ -102,7 +102,7 @@ class Teams:
         self.backend = backend
         self._put = put
         self._delete = delete
-        self._is_at_hand = is_at_hand
+        self._has_call = has_call
         self._supervisor = supervisor
         # One call at a time per team, so that its two ports never belong to different calls.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -154,9 +154,9 @@ class Teams:
             record = await self._put(port_id, spec, None, condition)
             await self._settle_or_later(port_id)
             return record
-        beside = standby_spec(spec, self._chosen_backend())
+        standby = standby_spec(spec, self._chosen_backend())
         try:
-            await self._put(standby_id(port_id), beside, port_id, NO_CONDITION)
+            await self._put(standby_id(port_id), standby, port_id, NO_CONDITION)
             return await self._put(port_id, spec, None, condition)
         except BaseException:
             await self._settle_or_later(port_id)
@@ -183,9 +183,9 @@ class Teams:
 
     async def _prepare(self, port_id: str, request: MigrateRequest, spec: PortSpec, step: Step) -> Record:
         self._refuse_change(port_id, spec)
-        beside = standby_spec(spec, self._chosen_backend())
+        standby = standby_spec(spec, self._chosen_backend())
         try:
-            await step(standby_id(port_id), request.model_copy(update={"port": beside}), port_id)
+            await step(standby_id(port_id), request.model_copy(update={"port": standby}), port_id)
             return await self._put(port_id, spec, None, NO_CONDITION)
         except BaseException:
             await self._settle_or_later(port_id)
@@ -249,8 +249,8 @@ class Teams:
             port_id
             for port_id in teams
             if port_id not in self._locks
-            and not self._is_at_hand(port_id)
-            and not self._is_at_hand(standby_id(port_id))
+            and not self._has_call(port_id)
+            and not self._has_call(standby_id(port_id))
             and not self._is_settled(port_id)
         )
 
