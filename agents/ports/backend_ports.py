@@ -61,6 +61,10 @@ class BackendPorts:
         self.was_usable = self.backend.probe() if held.usable else held
         return self.was_usable
 
+    def require_lock(self) -> None:
+        """Raises: BackendUnavailable if another agent works on this part of the host."""
+        self.backend.hold().require()
+
     # -- ports -----------------------------------------------------------------------------------
 
     def get(self, port_id: str) -> Record | None:

@@ -276,7 +276,7 @@ def observe(
     ports: BackendPorts, scope: Collection[str] | None, deadline: float, watch: Stopwatch
 ) -> Observation:
     """Read these ports from the host, or (None) all of ours. Raises: what ``Backend.observe`` raises."""
-    ports.backend.hold().require()
+    ports.require_lock()
     with watch.part("observe"):
         observation = ports.backend.observe(scope, deadline)
     watch.add(observation.timings_ms)
@@ -311,7 +311,7 @@ def converge(
     of_networks: dict[str, NetpluginError] = {}
     todo = list(intents)
     scope = None if whole else [intent.port_id for intent in intents]
-    backend.hold().require()
+    ports.require_lock()
     if observation is None:
         observation = observe(ports, scope, deadline, watch)
     if plan is None:
