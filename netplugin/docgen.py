@@ -1,4 +1,4 @@
-"""Generate etc/netplugin.conf and the references of options and errors.
+"""Generate etc/netplugin.conf, the references of options and errors, and docs/openapi.json.
 
 ``python -m netplugin.docgen`` writes the files; ``--check`` fails if one is out of date.
 """
@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint, distribution
 from io import StringIO
 from pathlib import Path
@@ -92,10 +94,18 @@ def errors_reference() -> str:
     return f"{_ERRORS_HEAD}\n{_table(columns, rows)}"
 
 
+@cache
+def openapi() -> str:
+    """The OpenAPI document, which the agent prints: this package must not import the agent."""
+    command = [sys.executable, "-m", "agents.api.document"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 FILES: dict[str, Callable[[], str]] = {
     "etc/netplugin.conf": sample_config,
     "docs/reference-options.md": options_reference,
     "docs/reference-errors.md": errors_reference,
+    "docs/openapi.json": openapi,
 }
 
 
