@@ -24,12 +24,12 @@ from types import FrameType
 from typing import Any
 
 from netplugin.backend import Change
+from tests.bench.call_frames import file_of, stack
 from tests.functional.conftest import make_spec
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("netplugin", "agents", "drivers")
 GUARD, WORKER, OVSDB = "agents/api/guard.py", "agents/worker.py", "netplugin/host/ovsdb.py"
 PORT, TRACED = "traced", "trace.json"
@@ -60,10 +60,10 @@ class Trace:
                 self._before = {each for each in _running() if each is not frame}
                 self._call = frame
             return
-        if not any(each is self._call or self._is_turn(each) for each in _stack(frame)):
+        if not any(each is self._call or self._is_turn(each) for each in stack(frame)):
             return
         if _hands_on(frame):
-            for each in reversed(list(_stack(frame))):
+            for each in reversed(list(stack(frame))):
                 if each not in self._before:
                     _note(self._way, each)
         if _note(self._called, frame):
@@ -108,22 +108,13 @@ def _note(files: dict[str, list[str]], frame: FrameType) -> bool:
 
 def _file_of(frame: FrameType) -> str | None:
     """The file of a function of ours, in the source tree; None for others."""
-    file = Path(frame.f_code.co_filename)
-    if not file.is_relative_to(ROOT) or file.relative_to(ROOT).parts[0] not in PARTS:
-        return None
-    return str(file.relative_to(ROOT))
-
-
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return file_of(frame, PARTS)
 
 
 def _running() -> Iterator[FrameType]:
     """The functions that run now, in all threads."""
     for top in sys._current_frames().values():
-        yield from _stack(top)
+        yield from stack(top)
 
 
 def _is_form(value: Any) -> bool:
