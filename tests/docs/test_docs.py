@@ -14,7 +14,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 

@@ -1,9 +1,12 @@
 """The word list of the lint environment: what it reads, what it leaves out, and what it prints."""
 
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.docs.blocks import ROOT
 from tests.lint import names
 from tests.lint.dead import entry_points
 from tests.lint.words import LIST, Word, read_list, search
@@ -59,3 +62,14 @@ def test_each_word_of_the_list_has_a_better_one() -> None:
 
 def test_entry_points_are_not_dead_code() -> None:
     assert {"main", "PortList", "Sriov", "list_opts"} <= set(entry_points())
+
+
+def test_the_hooks_run_what_the_lint_environment_runs() -> None:
+    config = ConfigParser(interpolation=None)
+    config.read(ROOT / "tox.ini")
+    commands = config["testenv:lint"]["commands"].splitlines()
+    [repo] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    for hook in repo["hooks"]:
+        program = hook["entry"].removeprefix(".tox/lint/bin/").removesuffix(" --force-exclude")
+        assert program != hook["entry"]
+        assert any(command.startswith(program) for command in commands), program
