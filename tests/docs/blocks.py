@@ -1,7 +1,7 @@
 """Fenced blocks of the documentation, with what their first lines say of them.
 
 The first word behind the fence is the language. Words after it are for the tests and not shown:
-``run=NAME`` puts a ``bash`` block into the session NAME, in the order of the page;
+``run=NAME`` puts a ``bash`` block into the session NAME, in the order of its pages;
 ``on=HOST`` says of two hosts on which (``both``: on the destination, then on the source);
 ``not-run=REASON`` says why one is in none (words joined by ``-``);
 ``output`` on a ``text`` block says that it is what the block before it prints.
@@ -22,25 +22,45 @@ PAGES = (
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 
-#: The sessions and their pages. How each is carried out is in tests/functional/docs; of those that need
-#: no root, zeroloss is in tests/unit/zeroloss, and the others are in tests/docs/test_how_to.py.
-SESSIONS = {
-    "install": ROOT / "README.md",
-    "quick-start": ROOT / "docs/quick-start.md",
-    "ovs": ROOT / "docs/operating.md",
-    "tls": ROOT / "docs/operating.md",
-    "opennebula": ROOT / "docs/opennebula.md",
-    "migration": ROOT / "docs/live-migration.md",
-    "zeroloss": ROOT / "docs/zeroloss.md",
-    "vhost-user-dry": ROOT / "docs/how-to/vhost-user.md",
-    "vhost-user": ROOT / "docs/how-to/vhost-user.md",
-    "real-time-dry": ROOT / "docs/how-to/real-time.md",
-    "real-time": ROOT / "docs/how-to/real-time.md",
-    "channels-dry": ROOT / "docs/how-to/channels-and-numa.md",
-    "channels": ROOT / "docs/how-to/channels-and-numa.md",
-    "tcp-dry": ROOT / "docs/how-to/tcp-between-vms.md",
-    "tcp": ROOT / "docs/how-to/tcp-between-vms.md",
-    "compare-backends": ROOT / "docs/how-to/compare-backends.md",
+DOCS = ROOT / "docs"
+#: The sessions and their pages, in the order in which they are carried out. How is in tests/functional/docs;
+#: of those that need no root, zeroloss is in tests/unit/zeroloss, and the others are in
+#: tests/docs/test_how_to.py.
+SESSIONS: dict[str, tuple[Path, ...]] = {
+    "install": (ROOT / "README.md",),
+    "quick-start": (DOCS / "quick-start.md",),
+    "ovs": (
+        DOCS / "operating/ovs.md",
+        DOCS / "operating/ports.md",
+        DOCS / "operating/networks.md",
+        DOCS / "operating/service-ports.md",
+        DOCS / "operating/status.md",
+        DOCS / "operating/monitoring.md",
+        DOCS / "operating/store.md",
+        DOCS / "pmd.md",
+        DOCS / "operating/async.md",
+        DOCS / "operating/install.md",
+    ),
+    "tls": (DOCS / "operating/access.md",),
+    "opennebula": (DOCS / "opennebula.md",),
+    "migration": (DOCS / "live-migration.md",),
+    "zeroloss": (
+        DOCS / "zeroloss.md",
+        DOCS / "zeroloss/search.md",
+        DOCS / "zeroloss/generators.md",
+        DOCS / "zeroloss/matrix.md",
+        DOCS / "zeroloss/report.md",
+        DOCS / "zeroloss/compare.md",
+    ),
+    "vhost-user-dry": (DOCS / "how-to/vhost-user.md",),
+    "vhost-user": (DOCS / "how-to/vhost-user.md",),
+    "real-time-dry": (DOCS / "how-to/real-time.md",),
+    "real-time": (DOCS / "how-to/real-time.md",),
+    "channels-dry": (DOCS / "how-to/channels-and-numa.md",),
+    "channels": (DOCS / "how-to/channels-and-numa.md",),
+    "tcp-dry": (DOCS / "how-to/tcp-between-vms.md",),
+    "tcp": (DOCS / "how-to/tcp-between-vms.md",),
+    "compare-backends": (DOCS / "how-to/compare-backends.md",),
 }
 
 _FENCE = re.compile(r"^```(\S*)(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -73,12 +93,12 @@ def blocks(page: Path) -> list[Block]:
 
 def session(name: str) -> list[tuple[Block, Block | None]]:
     """The blocks of a session, each with the output the page shows right after it."""
-    page = blocks(SESSIONS[name])
     found: list[tuple[Block, Block | None]] = []
-    for number, block in enumerate(page):
-        if block.words.get("run") == name:
-            after = page[number + 1] if number + 1 < len(page) else None
-            found.append((block, after if after and "output" in after.words else None))
+    for page in map(blocks, SESSIONS[name]):
+        for number, block in enumerate(page):
+            if block.words.get("run") == name:
+                after = page[number + 1] if number + 1 < len(page) else None
+                found.append((block, after if after and "output" in after.words else None))
     return found
 
 

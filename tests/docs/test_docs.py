@@ -66,6 +66,11 @@ PMD_READING = PmdReading(
     ),
     {1: PmdCounters(1, 1, 1)},
 )
+#: Of a page, which answers one question.
+MOST_LINES = 350
+LONGER = {
+    "architecture.md",
+}
 #: Groups of the setup.cfg that docs/writing-a-backend.md shows.
 PACKAGING = {"metadata", "options", "options.entry_points"}
 
@@ -101,9 +106,10 @@ def test_a_bash_block_is_in_a_session_or_says_why_not() -> None:
         assert len(words & {"run", "not-run"}) == 1, block.where
         assert all(block.words.values()), block.where
         if "run" in words:
-            assert SESSIONS[block.words["run"]] == block.page, block.where
-    for name in SESSIONS:
-        assert session(name), f"no block has run={name}"
+            assert block.page in SESSIONS[block.words["run"]], block.where
+    for name, pages in SESSIONS.items():
+        used = {block.page for block, _ in session(name)}
+        assert used == set(pages), f"a page has no block with run={name}"
 
 
 def test_a_shown_output_belongs_to_a_block_that_is_run() -> None:
@@ -224,6 +230,29 @@ def test_a_link_leads_somewhere() -> None:
             assert not anchor or anchor in anchors(file), f"{page.name}: {target}"
 
 
+def test_a_page_that_the_code_names_exists() -> None:
+    for top in ("netplugin", "agents", "drivers", "tools", "etc", "tests"):
+        for path in (ROOT / top).rglob("*"):
+            if path.suffix in {".py", ".conf", ".yaml", ".service"}:
+                text = path.read_text(encoding="utf-8")
+                for name in re.findall(r"\bdocs/[\w/-]+\.md\b", text):
+                    assert (ROOT / name).is_file(), f"{path.relative_to(ROOT)}: {name}"
+
+
+def test_each_page_is_listed() -> None:
+    listed = read("docs/README.md")
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = str(page.relative_to(ROOT / "docs"))
+        assert name == "README.md" or re.search(rf"\({re.escape(name)}[#)]", listed), name
+
+
+def test_no_page_has_more_lines_than_the_limit() -> None:
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = str(page.relative_to(ROOT / "docs"))
+        lines = len(page.read_text(encoding="utf-8").splitlines())
+        assert lines <= MOST_LINES or name in LONGER, f"{name}: {lines} lines"
+
+
 def anchors(page: Path) -> set[str]:
     """As GitHub makes them of headings."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
@@ -240,7 +269,7 @@ def test_a_file_of_the_tree_that_is_named_exists() -> None:
 
 def test_what_the_page_on_installing_copies_exists() -> None:
     unit = read("etc/systemd/netplugin-agent.service")
-    page = read("docs/operating.md")
+    page = read("docs/operating/install.md")
     for path in ("/opt/netplugin/bin", "/etc/netplugin/netplugin.conf"):
         assert path in unit and path in page
     for name in ("etc/netplugin.conf", "etc/systemd/netplugin-agent.service"):
@@ -296,7 +325,7 @@ def test_the_errors_and_steps_are_those_of_the_code() -> None:
         for path in (ROOT / part).rglob("*.py")
     )
     codes = {error.code for error in errors.ALL}
-    for code, steps, *_ in table("docs/operating.md", "code", "step", "what it is", "what to do"):
+    for code, steps, *_ in table("docs/operating/status.md", "code", "step", "what it is", "what to do"):
         assert set(quoted(code)) <= codes
         for step in quoted(steps):
             assert f'"{step}"' in sources, step
@@ -305,11 +334,11 @@ def test_the_errors_and_steps_are_those_of_the_code() -> None:
 def test_the_states_are_all_there() -> None:
     for name, columns in (
         ("docs/architecture.md", ("state", "meaning", "comes next")),
-        ("docs/operating.md", ("state", "what it means", "what to do")),
+        ("docs/operating/status.md", ("state", "what it means", "what to do")),
     ):
         listed = [quoted(row[0])[0] for row in table(name, *columns)]
         assert sorted(listed) == sorted(PortState)
-    page = read("docs/operating.md")
+    page = read("docs/operating/async.md")
     assert all(f"`{state}`" in page for state in TaskState)
 
 
@@ -331,7 +360,7 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
     store.close()
     made = set(re.findall(r"^# TYPE (\w+) ", text, re.MULTILINE))
     made = {name for name in made if not name.endswith("_created")}
-    rows = table("docs/operating.md", "metric", "labels", "meaning")
+    rows = table("docs/operating/monitoring.md", "metric", "labels", "meaning")
     assert {quoted(row[0])[0] for row in rows} == made
     for row in rows:
         shown = re.search(rf"^{quoted(row[0])[0]}\w*{{(.*?)}}", text, re.MULTILINE)

@@ -23,7 +23,7 @@ def test_the_unit_is_as_little_exposed_as_the_page_says() -> None:
     score = re.search(r"Overall exposure level for \S+: (\d+\.\d)", done.stdout)
     assert score, done.stdout
     assert float(score[1]) <= MOST
-    page = (ROOT / "docs/operating.md").read_text()
+    page = (ROOT / "docs/operating/install.md").read_text()
     assert f"`systemd-analyze security` rates it {score[1]}" in page
 
 

@@ -231,7 +231,7 @@ def clean(*hosts: Host) -> Iterator[None]:
 
 
 def _make_underlay(ovs: PrivateOvs, name: str, address: str, mtu: int) -> None:
-    """As docs/operating.md tells the operator."""
+    """As docs/operating/ovs.md tells the operator."""
     device = nic(0, "eth1")
     ovs.vsctl(
         "add-br",

@@ -1,4 +1,4 @@
-"""The commands of README.md, docs/quick-start.md, docs/operating.md and others, and their output."""
+"""The commands of README.md, docs/quick-start.md, docs/operating and others, and their output."""
 
 from __future__ import annotations
 

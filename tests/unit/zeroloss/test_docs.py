@@ -1,4 +1,4 @@
-"""The commands of docs/zeroloss.md, as they are listed, with what they print."""
+"""The commands of docs/zeroloss.md and docs/zeroloss, as they are listed, with what they print."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.docs.blocks import ROOT, SESSIONS, session
 from tests.functional.docs.shell import carry_out
 from tests.lab.processes import LabError
 
-PAGE = SESSIONS["zeroloss"].read_text(encoding="utf-8")
+PAGE = "".join(page.read_text(encoding="utf-8") for page in SESSIONS["zeroloss"])
 
 
 def test_the_session(tmp_path: Path) -> None:

@@ -229,10 +229,10 @@ def about_pmd_cores(entries: Iterable[int | str], facts: Facts, nics: Collection
 
 
 _GENERATORS = {
-    "trex-stl": "start TRex there (t-rex-64 -i), or name trex_dir and trex_cfg; docs/zeroloss.md, trex-stl",
-    "trex-stf": "unpack TRex in trex_dir; docs/zeroloss.md, trex-stf",
+    "trex-stl": "start TRex there (t-rex-64 -i), or name trex_dir and trex_cfg; docs/zeroloss/generators.md",
+    "trex-stf": "unpack TRex in trex_dir; docs/zeroloss/generators.md",
     "tcpreplay": "apt-get install tcpreplay; name interfaces that are there and up (ip link)",
-    "exec": "run the command by hand, and give it a line: docs/zeroloss.md, exec",
+    "exec": "run the command by hand, and give it a line: docs/zeroloss/generators.md",
     "sim": "netplugin-zeroloss evaluate --help lists the devices",
 }
 
