@@ -3,7 +3,7 @@
 Not by the code that writes them: what it leaves out, or writes otherwise, is a difference that
 planning finds in the rows of the model. Sources: ovs-vswitchd.conf.db(5); for ``iface-id``,
 ``attached-mac`` and ``vm-uuid`` OVS's Documentation/topics/integration.rst; for the marks
-docs/architecture.md.
+docs/architecture/ownership.md.
 """
 
 from __future__ import annotations
