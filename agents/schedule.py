@@ -210,7 +210,7 @@ class Schedule:
 # often; all calls wait for a longer one.
 _QUICK_S, _SLOW_S = 0.25, 0.5
 _LEAST, _LEAST_REMOVALS, _MOST = 4, 16, 256
-# A removal takes ovs-vswitchd several times as long as a plug (docs/performance.md), and no VM waits for
+# A removal takes ovs-vswitchd several times as long as a plug (docs/scale.md), and no VM waits for
 # one: a batch with plugs takes this part of the removals that a batch of their own would have.
 _PART_WITH_PLUGS = 16
 # Until the oldest has waited for so many seconds: plugs without end do not hold up removals.

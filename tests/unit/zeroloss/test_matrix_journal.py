@@ -88,18 +88,18 @@ def test_what_json_has_no_number_for_comes_back_as_what_it_is(tmp_path: Path) ->
     assert math.isnan(trial.measured.elapsed_s) and trial.measured.rx_packets == odd.rx_packets
 
 
-@pytest.mark.parametrize("anew", [False, True])
-def test_after_an_error_the_trials_count_unless_it_is_said_otherwise(tmp_path: Path, anew: bool) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_after_an_error_the_trials_count_unless_a_restart_is_requested(tmp_path: Path, restart: bool) -> None:
     _write(tmp_path)
     failed = CellRecord(_CELL, Part.SEARCH, "a", "b", error="the agent went")
     with closing(Journal(tmp_path)) as journal:
-        journal.end(failed, anew=anew)
+        journal.end(failed, restart=anew)
         journal.begin(_CELL, Part.SEARCH, plan(precision=0.1), {})
     past = read_past(tmp_path)
     assert past is not None and past.run.records == (failed,)
     attempt = past.open[_CELL, Part.SEARCH]
-    assert len(attempt.trials) == (0 if anew else 1)
-    assert attempt.plan == (plan(precision=0.1) if anew else plan())
+    assert len(attempt.trials) == (0 if restart else 1)
+    assert attempt.plan == (plan(precision=0.1) if restart else plan())
 
 
 def test_wherever_the_last_line_is_torn_the_rest_is_whole(tmp_path: Path) -> None:

@@ -138,9 +138,9 @@ class RunRecord:
 #     {"entry": "session", "started", "environment"}             the run was resumed
 #     {"entry": "begin", "cell", "part", "at", "plan", "setup"}  the device is set up, the search begins
 #     {"entry": "trial", "cell", "part", "repeat", "number", "at", "wall_s", "request", "measured"}
-#     {"entry": "end", "cell", "part", "started", "ended", "result", "error", "setup", "anew"}
+#     {"entry": "end", "cell", "part", "started", "ended", "result", "error", "setup", "restart"}
 # ``cell`` has the fields of a cell, ``result`` the output of ``search --json``. A part that ended with an
-# error continues when the run is resumed; with ``anew`` it starts over and its trials are discarded. Only
+# error continues when the run is resumed; with ``restart`` it starts over and its trials are discarded. Only
 # the last line can be incomplete after a crash; it was not acknowledged and is dropped.
 
 
