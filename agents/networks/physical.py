@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.networks.changes import Limits, OneAtATime, Until, apply_on
+from agents.networks.changes import OneAtATime, apply_on
+from agents.networks.physical_checks import Users, refuse_change, refuse_unusable, refuse_used
 from agents.ports.findings import of_network
 from agents.ports.reconciler import NetworkOutcome
 from agents.store.port_table import Record
@@ -16,27 +17,16 @@ from agents.worker import BackendWorker
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
 from netplugin.api.errors import (
     Conflict,
-    FieldError,
-    InvalidRequest,
     NetpluginError,
     NotFound,
-    Unsupported,
 )
 from netplugin.api.models import Finding
-from netplugin.api.physical_models import KEPT_PARTS, UPLINK_MTU, PhysicalNetworkInfo, PhysicalNetworkSpec
-from netplugin.backend import Observation
+from netplugin.api.physical_models import KEPT_PARTS, PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.host.physical_networks import PhysicalNetworks, clash, completed
 from netplugin.host.uplink_devices import device_findings
 from netplugin.host.vfs import SYS
-from netplugin.optional import UsesPhysicalNetworks
 
 LOG = logging.getLogger(__name__)
-#: What cannot change under the ports of a part: the field's name, and where it is in the spec.
-_FIXED = {
-    "ovs": ("bridge", "ovs.devices"),
-    "linuxbridge": ("bridge", "linuxbridge.interface"),
-    "sriov": ("sriov.devices",),
-}
 
 
 @dataclass(frozen=True)
@@ -69,6 +59,8 @@ class PhysicalNetworkService:
         self._sys = sys
         self._in_thread = store.database.in_thread
         self._one_at_a_time = OneAtATime(timeout_s)
+        extras = {name: worker.ports.extras.networks for name, worker in workers.items()}
+        self._users: Users = {name: uses for name, uses in extras.items() if uses is not None}
         self._publish()
 
     async def put(
@@ -79,12 +71,12 @@ class PhysicalNetworkService:
         Raises: PreconditionFailed, InvalidRequest, Conflict, Unsupported, errors of the host; then
         nothing is changed.
         """
-        async with self._one_at_a_time.turn() as limits:
+        async with self._one_at_a_time.turn() as deadline:
             saved = await self._in_thread(self._save, name, spec, condition)
-            outcome = await self._converge(name, saved.backends, limits.change)
+            outcome = await self._converge(name, saved.backends, deadline)
             if not outcome.reached:
                 if saved.before != spec:
-                    await self._go_back(name, saved, limits)
+                    await self._go_back(name, saved, deadline)
                 raise self._explained(name, spec, outcome.failures[0])
             for failure in outcome.failures:
                 LOG.warning("physical network %s: %s", name, failure)
@@ -97,11 +89,11 @@ class PhysicalNetworkService:
 
         Raises: Conflict if it has ports, or is of the configuration; errors of the host, and then it stays.
         """
-        async with self._one_at_a_time.turn() as limits:
+        async with self._one_at_a_time.turn() as deadline:
             saved = await self._in_thread(self._forget, name, condition)
-            outcome = await self._converge(name, saved.backends, limits.change, gone=True)
+            outcome = await self._converge(name, saved.backends, deadline, gone=True)
             if not outcome.reached:
-                await self._go_back(name, saved, limits)
+                await self._go_back(name, saved, deadline)
                 raise outcome.failures[0]
 
     def get(self, name: str) -> PhysicalNetworkInfo:
@@ -146,7 +138,7 @@ class PhysicalNetworkService:
     def _unattended(self, name: str, spec: PhysicalNetworkSpec) -> Iterator[Finding]:
         """What no backend does, or looks at now: its state here is that of the last look."""
         for part in sorted(spec.parts):
-            using = {backend: uses for backend, uses in self._users().items() if part in uses.network_parts}
+            using = {backend: uses for backend, uses in self._users.items() if part in uses.network_parts}
             keepers = [backend for backend, uses in using.items() if uses.network_parts[part]]
             if not using or (spec.keep and part in KEPT_PARTS and not keepers):
                 found = f"no enabled backend {'keeps' if using else 'uses'} {part} of physical network {name}"
@@ -180,19 +172,24 @@ class PhysicalNetworkService:
 
     def _save(self, name: str, spec: PhysicalNetworkSpec, condition: Condition) -> _Saved:
         """Check and store a network. It runs in the database thread, after earlier changes."""
-        self._check_backends(name, spec)
+        refuse_unusable(name, spec, self._users, self._workers)
         with self._store.database.lock:  # no port may be added meanwhile
             now, stored = self._registry.now, self._store.physical_networks.all()
             there = now.configured.get(name) or stored.get(name)
             is_done = there is not None and completed(name, there) == completed(name, spec)
             condition.require(f"physical network {name}", _tag(name, there), is_done=is_done)
             if name in now.configured:
-                self._refuse_unless_same(name, spec, now.configured[name])
+                if not is_done:
+                    raise Conflict(
+                        f"physical network {name} is of the agent's configuration, with other values",
+                        step="validate",
+                        fix=f"change the options of the agent and restart it, or take {name} out of them",
+                    )
                 return _Saved(stored.get(name), ())
             if (taken := clash(name, spec, {**stored, **now.configured})) is not None:
                 raise taken
             before = stored.get(name)
-            self._check_ports(name, spec, before)
+            refuse_change(name, spec, before, self._ports_on(name), self._users)
             if before != spec:
                 self._store.physical_networks.save(name, spec)
                 self._publish()
@@ -212,93 +209,10 @@ class PhysicalNetworkService:
             if before is None:
                 return _Saved(None, ())
             if name not in now.configured:  # else the ports are on the network of the configuration
-                self._refuse_used(name)
+                refuse_used(name, self._ports_on(name), self._users)
             self._store.physical_networks.forget(name, stays=name in now.configured)
             self._publish()
             return _Saved(before, self._concerned(name, before, None) if name in now.made else ())
-
-    def _refuse_unless_same(self, name: str, spec: PhysicalNetworkSpec, there: PhysicalNetworkSpec) -> None:
-        if completed(name, spec) != completed(name, there):
-            raise Conflict(
-                f"physical network {name} is of the agent's configuration, with other values",
-                step="validate",
-                fix=f"change the options of the agent and restart it, or take {name} out of them",
-            )
-
-    def _users(self) -> dict[str, UsesPhysicalNetworks[Observation]]:
-        extras = {name: worker.ports.extras.networks for name, worker in self._workers.items()}
-        return {name: uses for name, uses in extras.items() if uses is not None}
-
-    def _check_backends(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        users = self._users()
-        for part in sorted(spec.parts):
-            if not any(part in uses.network_parts for uses in users.values()):
-                message = (
-                    f"no enabled backend uses it (enabled: {', '.join(sorted(self._workers)) or 'none'})"
-                )
-                raise InvalidRequest(
-                    f"{part}: {message}", step="validate", errors=[FieldError(field=part, message=message)]
-                )
-        if unused := spec.unused():
-            detail = "; ".join(f"{error.field}: {error.message}" for error in unused)
-            raise InvalidRequest(detail, step="validate", fix="leave it out", errors=unused)
-        if spec.keep and (message := self._unkept(spec)):
-            raise Unsupported(
-                f"keep: {message}",
-                step="validate",
-                fix="enable dpdkvhostuser (ovs) or linuxbridge, or leave keep out",
-                errors=[FieldError(field="keep", message=message)],
-            )
-        for uses in users.values():
-            if spec.parts & uses.network_parts.keys():
-                uses.check_network(name, spec)
-
-    def _unkept(self, spec: PhysicalNetworkSpec) -> str:
-        """What of a network no backend keeps; empty if each part is kept that can be."""
-        users = self._users().values()
-        parts = sorted(spec.parts.intersection(KEPT_PARTS)) or sorted(spec.parts)
-        lacks = [part for part in parts if not any(uses.network_parts.get(part) for uses in users)]
-        return f"no enabled backend keeps {' or '.join(lacks)}" if lacks else ""
-
-    def _check_ports(self, name: str, spec: PhysicalNetworkSpec, before: PhysicalNetworkSpec | None) -> None:
-        """Refuse what would take the uplink from live ports, or is too small for them."""
-        users, ports = self._users(), self._ports_on(name)
-        for part, fields in _FIXED.items():
-            own = [r for r in ports if _uses(users, r, part)]
-            changed = [field for field in fields if _value(name, spec, field) != _value(name, before, field)]
-            changed = changed if part in spec.parts else [part]
-            if before is not None and own and part in before.parts and changed:
-                raise _in_use(
-                    f"{', '.join(changed)} of physical network {name} cannot change under its ports",
-                    own,
-                    [FieldError(field=field, message="cannot change live") for field in changed],
-                )
-        # Without one, an uplink that OVS gets again has the default.
-        mtu, shrinks = _mtu(spec), before is not None and _mtu(spec) < _mtu(before)
-        checked = spec.mtu is not None or shrinks
-        large = [r for r in ports if checked and _uses(users, r, "ovs") and r.spec.network.mtu > mtu]
-        if large:
-            message = f"{mtu} is below the network.mtu of ports"
-            raise _in_use(f"mtu: {message}", large, [FieldError(field="mtu", message=message)])
-        moves = any(_value(name, spec, field) != _value(name, before, field) for field in _FIXED["ovs"])
-        if before is not None and (moves or shrinks or (before.keep and not spec.keep)):
-            self._refuse_shared(name)
-
-    def _refuse_used(self, name: str) -> None:
-        if ports := self._ports_on(name):
-            raise _in_use(f"physical network {name} has {len(ports)} ports here", ports, [])
-        self._refuse_shared(name)
-
-    def _refuse_shared(self, name: str) -> None:
-        """Refuse what would take the bridge from others: the tunnels of VXLAN networks, or the host."""
-        for uses in self._users().values():
-            if holders := uses.network_holders(name):
-                raise Conflict(
-                    f"the bridge of physical network {name} is used by others: {_some(holders)}",
-                    step="validate",
-                    fix="before that, delete the ports of VXLAN networks that it names or move "
-                    "[ovs] local_ip to another bridge, and take ports and addresses of others from it",
-                )
 
     def _concerned(
         self, name: str, before: PhysicalNetworkSpec | None, after: PhysicalNetworkSpec | None
@@ -308,20 +222,27 @@ class PhysicalNetworkService:
         busy = {record.spec.backend for record in self._ports_on(name)}
         return tuple(
             backend
-            for backend, uses in sorted(self._users().items())
+            for backend, uses in sorted(self._users.items())
             if backend in busy or any(keeps and part in kept for part, keeps in uses.network_parts.items())
         )
 
     async def _converge(
-        self, name: str, backends: Collection[str], until: Until, *, gone: bool = False
+        self,
+        name: str,
+        backends: Collection[str],
+        deadline: float,
+        *,
+        gone: bool = False,
+        undo: bool = False,
     ) -> NetworkOutcome:
         return await apply_on(
             [self._workers[backend] for backend in backends],
-            until,
-            lambda reconciler, deadline: reconciler.converge_physical_network(name, deadline, gone=gone),
+            deadline,
+            lambda reconciler, until: reconciler.converge_physical_network(name, until, gone=gone),
+            undo=undo,
         )
 
-    async def _go_back(self, name: str, saved: _Saved, limits: Limits) -> None:
+    async def _go_back(self, name: str, saved: _Saved, deadline: float) -> None:
         """Restore the state before a failed change."""
 
         def restore() -> None:
@@ -329,9 +250,9 @@ class PhysicalNetworkService:
                 now = self._store.physical_networks.all().get(name)
                 try:  # ports that have come meanwhile are plugged as the network is now
                     if saved.before is None:
-                        self._refuse_used(name)
+                        refuse_used(name, self._ports_on(name), self._users)
                     elif now is not None:
-                        self._check_ports(name, saved.before, now)
+                        refuse_change(name, saved.before, now, self._ports_on(name), self._users)
                 except Conflict as used:
                     LOG.warning("physical network %s stays as it is: %s", name, used)
                     return
@@ -342,7 +263,7 @@ class PhysicalNetworkService:
                 self._publish()
 
         await self._in_thread(restore)
-        for failure in (await self._converge(name, saved.backends, limits.undo)).failures:
+        for failure in (await self._converge(name, saved.backends, deadline, undo=True)).failures:
             LOG.warning("physical network %s goes back: %s", name, failure)
 
     def _explained(self, name: str, spec: PhysicalNetworkSpec, error: NetpluginError) -> NetpluginError:
@@ -363,39 +284,6 @@ def _tag(name: str, spec: PhysicalNetworkSpec | None) -> str | None:
     if spec is None:
         return None
     return intent_tag(spec.model_copy(update={"bridge": completed(name, spec).bridge}))
-
-
-def _mtu(spec: PhysicalNetworkSpec) -> int:
-    return spec.mtu or UPLINK_MTU
-
-
-def _uses(users: Mapping[str, UsesPhysicalNetworks[Observation]], record: Record, part: str) -> bool:
-    """Whether the backend of a port uses this part; one that is not loaded may."""
-    uses = users.get(record.spec.backend)
-    return uses is None or part in uses.network_parts
-
-
-def _value(name: str, spec: PhysicalNetworkSpec | None, field: str) -> object:
-    """The value of a field by its path; the order of devices does not matter."""
-    if spec is None:
-        return None
-    value: object = completed(name, spec)
-    for step in field.split("."):
-        value = getattr(value, step) if value is not None else None
-    return frozenset(value) if isinstance(value, tuple) else value
-
-
-def _in_use(detail: str, ports: Collection[Record], errors: list[FieldError]) -> Conflict:
-    return Conflict(
-        f"{detail}: {_some([record.port_id for record in ports])}",
-        step="validate",
-        fix="delete these ports before, or move them to another network",
-        errors=errors,
-    )
-
-
-def _some(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:5]) + (" and others" if len(names) > 5 else "")
 
 
 def _unused_part(name: str, part: str, found: str, fix: str | None) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 
-from agents.networks.changes import Limits, OneAtATime, Until, apply_on, come_to_rest
+from agents.networks.changes import OneAtATime, apply_on
 from agents.ports.reconciler import NetworkOutcome
 from agents.store.store import Store
 from agents.worker import BackendWorker
@@ -36,16 +36,16 @@ class Networks:
         Raises: PreconditionFailed, Conflict for fields that cannot change while there are ports,
         CapacityExhausted, errors of the host; then the network is unchanged.
         """
-        async with self._one_at_a_time.turn() as limits:
+        async with self._one_at_a_time.turn() as deadline:
             before, network = await self._in_thread(self._save, network_id, spec, condition)
-            spread = await self._converge(network_id, limits.change)
-            if not spread.reached:
-                await self._go_back(network_id, before, limits)
-                raise spread.failures[0]
+            outcome = await self._converge(network_id, deadline)
+            if not outcome.reached:
+                await self._go_back(network_id, before, deadline)
+                raise outcome.failures[0]
             LOG.info("network %s has VNI %d and %d peers", network_id, spec.vni, len(spec.peers))
-            for failure in spread.failures:
+            for failure in outcome.failures:
                 LOG.warning("network %s: %s", network_id, failure)
-            errors = tuple(failure.problem() for failure in spread.failures)
+            errors = tuple(failure.problem() for failure in outcome.failures)
             info = self._info(network, len(self._store.ports_on(network_id)))
             return info.model_copy(update={"errors": errors})
 
@@ -117,25 +117,25 @@ class Networks:
                 held |= isolates.held_vlans()
         return held
 
-    async def _converge(self, network_id: str, until: Until) -> NetworkOutcome:
+    async def _converge(self, network_id: str, deadline: float, *, undo: bool = False) -> NetworkOutcome:
         """Apply the network on all backends that have ports on it."""
         backends = {record.spec.backend for record in self._store.ports_on(network_id)}
         workers = [self._workers[name] for name in sorted(backends & set(self._workers))]
-        if len(workers) > 1:
-            await come_to_rest(workers, until)
         return await apply_on(
             workers,
-            until,
-            lambda reconciler, deadline: reconciler.converge_network(network_id, deadline),
+            deadline,
+            lambda reconciler, until: reconciler.converge_network(network_id, until),
+            undo=undo,
+            settle_first=True,
         )
 
-    async def _go_back(self, network_id: str, before: Overlay | None, limits: Limits) -> None:
+    async def _go_back(self, network_id: str, before: Overlay | None, deadline: float) -> None:
         """Restore the state before a failed change."""
         if before is None:
             await self._in_thread(self._store.forget_network, network_id)
             return
         await self._in_thread(self._store.save_network, network_id, before.spec)
-        for failure in (await self._converge(network_id, limits.undo)).failures:
+        for failure in (await self._converge(network_id, deadline, undo=True)).failures:
             LOG.warning("network %s goes back: %s", network_id, failure)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from agents.networks.changes import Limits, OneAtATime
+from agents.networks.changes import OneAtATime
 from agents.worker import GRACE_S
 from netplugin.api.client import Client
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout, Unsupported
@@ -131,8 +131,8 @@ def test_a_call_waits_for_its_turn_no_longer_than_it_may_take() -> None:
             with pytest.raises(OperationTimeout, match="other changes"):
                 async with turns.turn():
                     pytest.fail("two at once")
-        async with turns.turn() as limits:
-            assert isinstance(limits, Limits), "who has given up holds nothing"
+        async with turns.turn() as deadline:
+            assert isinstance(deadline, float), "who has given up holds nothing"
 
     asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 

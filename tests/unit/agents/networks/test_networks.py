@@ -179,7 +179,7 @@ def test_it_goes_back_to_what_a_call_made_whose_caller_has_gone(
         assert go_on.wait(DEADLINE_S)
         return save(*args)
 
-    async def refuse(*_: Any) -> NetworkOutcome:
+    async def refuse(*_: Any, **__: Any) -> NetworkOutcome:
         return NetworkOutcome(False, (HostError("the host refuses", step="apply"),))
 
     async def both() -> None:
