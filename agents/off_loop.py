@@ -35,31 +35,32 @@ class OffLoop:
 
         Raises: OperationTimeout; what it raises.
         """
-        begun = asyncio.get_running_loop().run_in_executor(self._compute, partial(work, *args, **kwargs))
-        try:
-            async with asyncio.timeout(self.compute_s):
-                return await begun
-        except TimeoutError:
-            raise OperationTimeout(
-                f"the agent has computed for {self.compute_s:g} s",
-                step="compute",
-                fix="send it again when the host is less busy, or send less at once",
-            ) from None
+        late = OperationTimeout(
+            f"the agent has computed for {self.compute_s:g} s",
+            step="compute",
+            fix="send it again when the host is less busy, or send less at once",
+        )
+        return await _within(self.compute_s, self._compute, partial(work, *args, **kwargs), late)
 
     async def look(self, work: Callable[[], T], what: str) -> T:
         """Run what reads the host, such as /sys or netlink. Raises: OperationTimeout; what it raises."""
-        begun = asyncio.get_running_loop().run_in_executor(self._looks, work)
-        try:
-            async with asyncio.timeout(self.look_s):
-                return await begun
-        except TimeoutError:
-            raise OperationTimeout(
-                f"{what} could not be read within {self.look_s:g} s",
-                step="look",
-                fix="see in the log of the kernel which device hangs",
-            ) from None
+        late = OperationTimeout(
+            f"{what} could not be read within {self.look_s:g} s",
+            step="look",
+            fix="see in the log of the kernel which device hangs",
+        )
+        return await _within(self.look_s, self._looks, work, late)
 
     def close(self) -> None:
         """End the threads without waiting for a look in progress."""
         self._compute.shutdown(wait=False, cancel_futures=True)
         self._looks.shutdown(wait=False, cancel_futures=True)
+
+
+async def _within(seconds: float, threads: ThreadPoolExecutor, work: Callable[[], T], late: Exception) -> T:
+    begun = asyncio.get_running_loop().run_in_executor(threads, work)
+    try:
+        async with asyncio.timeout(seconds):
+            return await begun
+    except TimeoutError:
+        raise late from None

@@ -130,7 +130,7 @@ class Domains:
             try:
                 live = _live(scene, domain, CHECK)
             except (BackendUnavailable, HostError) as silent:
-                findings.append(_unseen(silent))
+                findings.append(_unknown("libvirt", silent, "libvirt says which CPUs other VMs have"))
         placements = await self._in_thread(self._store.placements.all)
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
@@ -139,7 +139,8 @@ class Domains:
             try:
                 other_vfs = _of_others(await self._vfs(), ports)
             except NetpluginError as unread:
-                findings.append(_unread(unread))
+                expected = "the VFs can be read, to tell whether the domain has one of another VM"
+                findings.append(_unknown("nic-vf", unread, expected))
         case = Case(domain, wanted, ground, mine, others.cpus, other_vfs)
         return [*findings, *await self._compute(lambda: tuple(check(case)))]
 
@@ -245,24 +246,9 @@ def _of_others(vfs: list[VfInfo], ports: list[Port]) -> tuple[VfInfo, ...]:
     return tuple(vf for vf in vfs if vf.port_id not in mine and (vf.port_id or not vf.left_out))
 
 
-def _unread(error: NetpluginError) -> Finding:
-    return Finding(
-        id="nic-vf",
-        status="warn",
-        found=error.detail,
-        expected="the VFs can be read, to tell whether the domain has one of another VM",
-        fix=error.fix,
-    )
-
-
-def _unseen(silent: BackendUnavailable | HostError) -> Finding:
-    return Finding(
-        id="libvirt",
-        status="warn",
-        found=silent.detail,
-        expected="libvirt says which CPUs other VMs have",
-        fix=silent.fix,
-    )
+def _unknown(name: str, error: NetpluginError, expected: str) -> Finding:
+    """What cannot be checked, because the host does not say it."""
+    return Finding(id=name, status="warn", found=error.detail, expected=expected, fix=error.fix)
 
 
 def _no_plan(status: Literal["warn", "fail"], found: str, fix: str | None) -> Finding:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from agents.store.store import Store
-from agents.telemetry.metrics import PortCounters
+from agents.telemetry.vf_figures import PortCounters
 from agents.worker import BackendWorker, ask
 from netplugin.api.errors import NetpluginError, Overloaded
 from netplugin.api.models import PortState, VfInfo

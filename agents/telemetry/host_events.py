@@ -65,10 +65,7 @@ class HostEvents:
         """Compare whether the backend is usable."""
         state = "usable" if usability.usable else "unusable"
         with self._lock:
-            if self._states[EventKind.BACKEND].get("") != state:
-                event = NewEvent(EventKind.BACKEND, state, usability.reason or "", self._backend)
-                if self._log.note(event):
-                    self._states[EventKind.BACKEND] = {"": state}
+            self._compare(EventKind.BACKEND, {"": (state, usability.reason or "")})
 
     def connection(self, port_id: str, connected: bool) -> None:
         """Compare whether a VM is connected to a port. Returns at once."""
@@ -89,36 +86,33 @@ class HostEvents:
 
     def findings(self, found: Iterable[Finding]) -> None:
         """Compare the findings: those that warn or fail, and those that are gone."""
-        now = {finding.id: finding for finding in found if finding.status != "ok"}
+        now = {each.id: (each.status, each.found) for each in found if each.status != "ok"}
         with self._lock:
-            known = self._states[EventKind.FINDING]
-            events = [
-                NewEvent(EventKind.FINDING, finding.status, finding.found, self._backend, subject=finding.id)
-                for finding in now.values()
-                if known.get(finding.id) != finding.status
-            ]
-            events += [
-                NewEvent(EventKind.FINDING, "gone", "", self._backend, subject=name)
-                for name in sorted(known.keys() - now.keys())
-            ]
-            if self._log.note(*events):
-                self._states[EventKind.FINDING] = {name: finding.status for name, finding in now.items()}
+            self._compare(EventKind.FINDING, now, gone="gone")
 
     def networks(self, faults: Mapping[str, NetpluginError]) -> None:
         """Compare which physical networks are not as they should be, with the reasons."""
         kind = EventKind.PHYSICAL_NETWORK
         with self._lock:
-            if not faults and not self._states[kind]:
-                return
-            known = self._log.states(kind, self._backend)  # not those that were deleted meanwhile
-            events = [
-                NewEvent(kind, "degraded", fault.detail, self._backend, subject=name)
-                for name, fault in sorted(faults.items())
-                if name not in known
-            ]
-            events += [
-                NewEvent(kind, "recovered", "", self._backend, subject=name)
-                for name in sorted(known.keys() - faults.keys())
-            ]
-            if not events or self._log.note(*events):
-                self._states[kind] = dict.fromkeys(faults, "degraded")
+            if faults or self._states[kind]:
+                self._states[kind] = self._log.states(kind, self._backend)  # without those deleted meanwhile
+                now = {name: ("degraded", fault.detail) for name, fault in sorted(faults.items())}
+                self._compare(kind, now, gone="recovered")
+
+    def _compare(self, kind: EventKind, now: Mapping[str, tuple[str, str]], gone: str | None = None) -> None:
+        """Store an event for each subject whose state has changed, and for those that are there no more.
+
+        ``now``: state and detail by subject; empty: the backend itself.
+        """
+        known = self._states[kind]
+        events = [
+            NewEvent(kind, state, detail, self._backend, subject=subject or None)
+            for subject, (state, detail) in now.items()
+            if known.get(subject) != state
+        ]
+        states = {subject: state for subject, (state, _) in now.items()}
+        if gone is not None:
+            left = sorted(known.keys() - states.keys())
+            events += [NewEvent(kind, gone, "", self._backend, subject=subject) for subject in left]
+        if not events or self._log.note(*events):
+            self._states[kind] = states

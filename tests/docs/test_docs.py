@@ -21,7 +21,9 @@ import pytest
 import netplugin.api.errors as errors
 from agents.api.document import routes
 from agents.store.store import Store
-from agents.telemetry.metrics import Metrics, PmdFigures, PortCounters
+from agents.telemetry.metrics import Metrics
+from agents.telemetry.pmd_figures import pmd_figures
+from agents.telemetry.vf_figures import PortCounters
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
@@ -367,7 +369,7 @@ def test_the_metrics_are_all_there(tmp_path: Path) -> None:
 
 def test_the_metrics_of_pmd_threads_are_all_there() -> None:
     made = {}
-    for family in PmdFigures(lambda: PMD_READING).collect():
+    for family in pmd_figures(lambda: PMD_READING):
         total = "_total" if family.type == "counter" else ""
         [labels] = {tuple(sample.labels) for sample in family.samples}
         made[family.name + total] = set(labels)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agents.store.store import Store
-from agents.telemetry.metrics import Metrics, PortCounters, VfFigures
+from agents.telemetry.metrics import Metrics
+from agents.telemetry.vf_figures import PortCounters, VfFigures
 from drivers.vf.inventory import read_inventory
 from drivers.vf.kernel import VfKernel
 from drivers.vf.memory import new_claim
