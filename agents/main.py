@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
@@ -32,7 +33,6 @@ from agents.api.listen import Credentials, Listen
 from agents.api.roles import BodyRules
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
-from agents.host import memory
 from agents.host.view import HostView
 from agents.service import Service
 from agents.store.marks import StoreMarks
@@ -53,6 +53,9 @@ _COMPARE_S = 1.0
 # Seconds after which a thread that computes lets others go on; Python's default is 5 ms. A call is handed
 # from thread to thread, and waits that long each time while a look at a thousand ports computes.
 _SWITCH_S = 0.001
+# Seconds between two returns of freed memory: a look at all ports takes some for a moment, and malloc keeps
+# it. One takes a few milliseconds, and calls need not wait for it.
+_TRIM_S = 30.0
 # Seconds after SIGTERM: refuse queued calls, finish calls in progress, terminate the process.
 _REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
@@ -133,7 +136,7 @@ def _run(
     service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
     tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
     app = http.build(service, tasks, metrics)
-    rules = BodyRules(tuple(conf.agent.service_devices), service.moved_by)
+    rules = BodyRules(tuple(conf.agent.service_devices), service.ports.moved_by)
     gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, service.off_loop, rules)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(
@@ -184,7 +187,7 @@ async def _serve(
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, server.read_credentials_again)
     await asyncio.to_thread(service.start)  # it writes events
-    service.teams.start()
+    service.ports.teams.start()
     await tasks.start(app)
     heartbeat = asyncio.create_task(_heartbeat(service, supervisor))
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
@@ -193,9 +196,9 @@ async def _serve(
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
-    usability = supervisor.every("backend-events", _COMPARE_S, service.compare_usability)
+    usability = supervisor.every("backend-events", _COMPARE_S, service.health.note_usability)
     comparison = asyncio.create_task(usability)
-    trim = asyncio.create_task(supervisor.every("memory", memory.EVERY_S, memory.give_back))
+    trim = asyncio.create_task(supervisor.every("memory", _TRIM_S, give_back_memory))
     try:
         await server._serve()
     except OSError as unbound:
@@ -206,7 +209,7 @@ async def _serve(
         comparison.cancel()
         trim.cancel()
         await tasks.stop()
-        await service.teams.stop()
+        await service.ports.teams.stop()
     return 0
 
 
@@ -227,6 +230,17 @@ async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
             LOG.error("no heartbeat: %s", reason)
 
     await supervisor.every("heartbeat", int(asked) / 1e6 / 3, beat)
+
+
+async def give_back_memory() -> None:
+    """Return the free pages within the heap; malloc by itself returns those at its end (malloc_trim(3)).
+
+    It does nothing with a C library other than glibc. What Python's own allocator keeps stays too: the
+    systemd unit sets ``PYTHONMALLOC=malloc``, so that it has none.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        await asyncio.to_thread(trim, 0)
 
 
 class _JsonLines(logging.Formatter):

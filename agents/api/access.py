@@ -1,4 +1,4 @@
-"""Authentication and roles of callers: bearer token, certificate name, or user on the UNIX socket."""
+"""Who calls, by the kernel, TLS or a bearer token and never by another header; and with which role."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import hmac
 import os
 import pwd
 import re
+import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.api.peer import Peer
 from agents.api.roles import Role
 from netplugin.api.errors import Forbidden, Unauthorized
 from netplugin.host.safe_files import PRIVATE, UnsafeFile, read_own
@@ -21,6 +22,70 @@ from netplugin.host.safe_files import PRIVATE, UnsafeFile, read_own
 _CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\Z")
 _NAMED = re.compile(r"([a-z]+):(\S*)\s+(\S+)\Z")
 ANY = "*"
+#: Key of the peer in the ``state`` of an ASGI scope (see ``agents.api.server``).
+STATE = "netplugin.peer"
+# unix(7): struct ucred of SO_PEERCRED is pid, uid, gid.
+_UCRED = struct.Struct("3i")
+# Supplementary groups (include/uapi/asm-generic/socket.h); Python does not define it.
+_SO_PEERGROUPS = 59
+_MOST_GROUPS = 256  # the buffer limit of Python's getsockopt
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The peer of a connection.
+
+    ``uid``, ``pid`` and ``gids`` are those of the process when it connected to the UNIX socket;
+    over TCP ``uid`` is None. ``names`` are the names of a verified client certificate: the common
+    name first, then the alternative names.
+    """
+
+    address: str
+    uid: int | None = None
+    gids: frozenset[int] = frozenset()
+    pid: int | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def is_local_socket(self) -> bool:
+        return self.uid is not None
+
+
+#: A peer without information: not local, no certificate.
+UNKNOWN = Peer("unknown")
+
+
+def peer_of(transport: Any) -> Peer:
+    """The peer of an asyncio transport, as of the time it connected."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.family == socket.AF_UNIX:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        pid, uid, gid = _UCRED.unpack(credentials)
+        return Peer(f"unix pid {pid}", uid, frozenset({gid, *_groups(connection)}), pid)
+    name = transport.get_extra_info("peername")
+    if not name:  # it has already disconnected
+        return UNKNOWN
+    host, port = name[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return Peer(address, names=_names(transport.get_extra_info("peercert") or {}))
+
+
+def _groups(connection: Any) -> tuple[int, ...]:
+    """The supplementary groups; none if there are too many to read, so only the primary group counts."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(raw) // 4}I", raw)
+
+
+def _names(certificate: Any) -> tuple[str, ...]:
+    """Common and alternative names of a certificate in the format of ``ssl.getpeercert``."""
+    common = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    others = [
+        value for kind, value in certificate.get("subjectAltName", ()) if kind in ("DNS", "URI", "email")
+    ]
+    return tuple(dict.fromkeys([*common, *others]))
 
 
 @dataclass(frozen=True)
@@ -148,7 +213,7 @@ class Access:
     def identify(self, peer: Peer, authorization: bytes) -> Caller:
         """Authenticate a call. Raises: Unauthorized; Forbidden for a known caller without a role."""
         if peer.is_local_socket:
-            return _with_role(_user_name(peer), self.rules.of_user(peer), "socket_roles")
+            return _with_role(f"uid-{peer.uid}", self.rules.of_user(peer), "socket_roles")
         callers = []
         if self.mutual_tls:
             # TLS has verified the certificate; connections without one were rejected.
@@ -188,7 +253,3 @@ def _with_role(name: str, role: Role | None, option: str) -> Caller:
     if role is None:
         raise Forbidden(f"{name} has no role", step="authorize", fix=f"give it one in [api] {option}")
     return Caller(name, role)
-
-
-def _user_name(peer: Peer) -> str:
-    return f"uid-{peer.uid}"

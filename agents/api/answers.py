@@ -1,55 +1,29 @@
-"""Answers with an entity tag: 304 for what the caller has, pages of lists, and the conditions of a call."""
+"""Answers with an entity tag: 304 for what the caller has, and pages of lists."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
-from fastapi import Depends, Header, Request, Response
-from pydantic import BaseModel, WithJsonSchema
-from starlette.datastructures import Headers
+from fastapi import Request, Response
+from pydantic import BaseModel
 
 from agents.api.problems import documented
 from agents.off_loop import OffLoop
-from netplugin.api.conditions import Condition, entity_tag
-from netplugin.api.errors import FieldError, InvalidRequest, NotFound
+from netplugin.api.conditions import NO_CONDITION, Condition, entity_tag
+from netplugin.api.errors import NotFound
 from netplugin.api.page_models import Page
 
 T = TypeVar("T", bound=BaseModel)
 _JSON = "application/json"
-#: ``Condition.parse`` reads the tags; the pattern is for the document.
-_Tag = Annotated[str, WithJsonSchema({"type": "string", "pattern": r'^(\*|(W/)?"[!#-~]*")$'})]
-_Tags = Annotated[list[_Tag] | None, Header()]
-
-
-async def _of_read(if_none_match: _Tags = None) -> Condition:
-    return Condition.parse((), if_none_match or ())
-
-
-async def condition_of_change(if_match: _Tags = None, if_none_match: _Tags = None) -> Condition:
-    """Raises: InvalidRequest."""
-    return Condition.parse(if_match or (), if_none_match or ())
-
-
-IfNoneMatch = Annotated[Condition, Depends(_of_read)]
-IfMatch = Annotated[Condition, Depends(condition_of_change)]
-
 #: The documentation of what a GET with a tag may answer: in general, of a list, and of one object.
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "the caller has this answer already"}}
 LISTED = NOT_MODIFIED | documented()
 FOUND = NOT_MODIFIED | documented(NotFound)
 
 
-def refuse_conditions(headers: Headers, why: str, *, step: str, fix: str) -> None:
-    """For a change that would lose its condition. Raises: InvalidRequest."""
-    for header in ("If-Match", "If-None-Match"):
-        if header in headers:
-            wrong = [FieldError(field=header, message=why)]
-            raise InvalidRequest(f"{header}: {why}", step=step, fix=fix, errors=wrong)
-
-
-def tagged(body: BaseModel, condition: Condition, intent: str | None = None) -> Response:
+def tagged(body: BaseModel, intent: str, condition: Condition = NO_CONDITION) -> Response:
     """One object. ``intent``: the part of the tag that stands for what was requested."""
     return _answer(body.model_dump_json().encode(), condition, intent)
 

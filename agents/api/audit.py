@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from agents.api.access import Caller
-from agents.api.peer import Peer
+from agents.api.access import Caller, Peer
 from netplugin.host.safe_files import open_own
 
 LOG = logging.getLogger("netplugin.audit")

@@ -1,4 +1,4 @@
-"""The routes of FastAPI with our reading of bodies: a large body is parsed and validated in a thread.
+"""What a request becomes for its endpoint: its conditions, and its body, parsed in a thread if it is large.
 
 Pydantic validates a body in one call that holds the GIL and so blocks the event loop, and it
 creates an error for each of up to a million invalid values.
@@ -10,17 +10,18 @@ import inspect
 import json
 import linecache
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request, Response
+from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError, WithJsonSchema
+from starlette.datastructures import Headers
 
-from agents.api.answers import condition_of_change, refuse_conditions
 from agents.api.roles import right_of
 from agents.off_loop import OffLoop
 from netplugin.api.batch_models import Batch, BatchPut
-from netplugin.api.errors import InvalidRequest
+from netplugin.api.conditions import Condition
+from netplugin.api.errors import FieldError, InvalidRequest
 from netplugin.api.field_errors import MOST_ERRORS, invalid
 
 #: Bodies up to this size in bytes are always validated within a few milliseconds, whatever is wrong in them.
@@ -29,6 +30,31 @@ SMALL = 4 * 1024
 #: Limits above those of any object and any list of the API.
 _WIDEST, _LONGEST = 1024, 4096
 _SAFE = ("GET", "HEAD", "OPTIONS")
+
+#: ``Condition.parse`` reads the tags; the pattern is for the document.
+_Tag = Annotated[str, WithJsonSchema({"type": "string", "pattern": r'^(\*|(W/)?"[!#-~]*")$'})]
+_Tags = Annotated[list[_Tag] | None, Header()]
+
+
+async def _of_read(if_none_match: _Tags = None) -> Condition:
+    return Condition.parse((), if_none_match or ())
+
+
+async def condition_of_change(if_match: _Tags = None, if_none_match: _Tags = None) -> Condition:
+    """Raises: InvalidRequest."""
+    return Condition.parse(if_match or (), if_none_match or ())
+
+
+IfNoneMatch = Annotated[Condition, Depends(_of_read)]
+IfMatch = Annotated[Condition, Depends(condition_of_change)]
+
+
+def refuse_conditions(headers: Headers, why: str, *, step: str, fix: str) -> None:
+    """For a change that would lose its condition. Raises: InvalidRequest."""
+    for header in ("If-Match", "If-None-Match"):
+        if header in headers:
+            wrong = [FieldError(field=header, message=why)]
+            raise InvalidRequest(f"{header}: {why}", step=step, fix=fix, errors=wrong)
 
 
 class JsonRequest(Request):

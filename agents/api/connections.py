@@ -14,7 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from agents.api.peer import STATE, peer_of
+from agents.api.access import STATE, peer_of
 
 LOG = logging.getLogger(__name__)
 #: Bytes that a request may have in its head, and between two parts of its body. The parser joins them as they

@@ -17,11 +17,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 
 from agents.api import roles
-from agents.api.access import Access, require
-from agents.api.answers import refuse_conditions
+from agents.api.access import STATE, UNKNOWN, Access, Peer, require
 from agents.api.audit import AuditLog, Call
-from agents.api.bodies import SMALL
-from agents.api.peer import STATE, UNKNOWN, Peer
+from agents.api.bodies import SMALL, refuse_conditions
 from agents.api.problems import problem_response
 from agents.api.roles import NO_DEVICES, BodyRules, Right, Role
 from agents.api.tasks import TaskRunner

@@ -14,8 +14,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import Field
 
 import netplugin.api.errors as errors
-from agents.api.answers import FOUND, LISTED, NOT_MODIFIED, IfMatch, IfNoneMatch, joined, listed, tagged
+from agents.api.answers import FOUND, LISTED, NOT_MODIFIED, joined, listed, tagged
 from agents.api.application import Application
+from agents.api.bodies import IfMatch, IfNoneMatch
 from agents.api.problems import ANY_ERROR, documented, responses
 from agents.api.roles import (
     Role,
@@ -34,7 +35,7 @@ from agents.service import Service
 from agents.telemetry.event_streams import MEDIA_TYPE
 from agents.telemetry.metrics import Metrics
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
-from netplugin.api.conditions import NO_CONDITION, intent_tag
+from netplugin.api.conditions import intent_tag
 from netplugin.api.event_models import EventFilter, EventKind
 from netplugin.api.fields import Name, PciAddress
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
@@ -88,8 +89,8 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     @needs(Role.PLUG, of_port)
     async def put_port(port_id: Name, spec: PortSpec, condition: IfMatch) -> Response:
         """Create a port or change it, and wait until it is verified on the host."""
-        port = await service.put(port_id, spec, condition)
-        return tagged(port, NO_CONDITION, service.intent_tag(port))
+        port = await service.ports.put(port_id, spec, condition)
+        return tagged(port, service.ports.intent_tag(port))
 
     @app.get("/v1/ports", responses=LISTED, response_model=list[Port])
     @needs(Role.READ)
@@ -98,21 +99,21 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     ) -> Response:
         """List the ports of this host; a port must match all given parameters."""
         return await listed(
-            caller, wanted, condition, partial(service.ports, wanted), lambda port: port.port_id
+            caller, wanted, condition, partial(service.ports.find, wanted), lambda port: port.port_id
         )
 
     @app.get("/v1/ports/{port_id}", responses=FOUND, response_model=Port)
     @needs(Role.READ)
     async def get_port(port_id: Name, condition: IfNoneMatch) -> Response:
         """Return a port."""
-        port = service.port(port_id)
-        return tagged(port, condition, service.intent_tag(port))
+        port = service.ports.get(port_id)
+        return tagged(port, service.ports.intent_tag(port), condition)
 
     @app.delete("/v1/ports/{port_id}", status_code=204, responses=ANY_ERROR)
     @needs(Role.PLUG)
     async def delete_port(port_id: Name, condition: IfMatch) -> None:
         """Delete a port; no error if it does not exist."""
-        await service.delete(port_id, condition)
+        await service.ports.delete(port_id, condition)
 
     removed: dict[int | str, Any] = {204: {"description": "the port was removed, or there is none to remove"}}
 
@@ -123,7 +124,7 @@ def _add_ports(app: FastAPI, service: Service) -> None:
         port = await service.migrations.step(port_id, request)
         if port is None:
             return Response(status_code=204)
-        return tagged(port, NO_CONDITION, service.intent_tag(port))
+        return tagged(port, service.ports.intent_tag(port))
 
     @app.post("/v1/ports:migrate-check", responses=ANY_ERROR)
     @needs(Role.READ)
@@ -135,13 +136,13 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     @needs(Role.PLUG, of_batch)
     async def batch_ports(batch: Batch) -> Response:
         """Create, change and delete several ports; each has a result of its own."""
-        return await _results(service, await service.batch(batch))
+        return await _results(service, await service.ports.batch(batch))
 
     @app.post("/v1/ports:retag", responses=ANY_ERROR, response_model=BatchResults)
     @needs(Role.PLUG, of_retag)
     async def retag_ports(wanted: Retag) -> Response:
         """Change the VLAN of ports while VMs use them; each has a result of its own."""
-        return await _results(service, await service.retag(wanted))
+        return await _results(service, await service.ports.retag(wanted))
 
     @app.post("/v1/vms/{vm_id}:render-domain", responses=ANY_ERROR)
     @needs(Role.PLUG)
@@ -167,7 +168,7 @@ def _add_service_ports(app: FastAPI, service: Service) -> None:
     async def put_service_port(port_id: Name, spec: ServicePortSpec, condition: IfMatch) -> Response:
         """Put a device of the host on a network, or change its rules, and wait until it is verified."""
         port = await ports.put(port_id, spec, condition)
-        return tagged(port, NO_CONDITION, ports.intent_tag(port))
+        return tagged(port, ports.intent_tag(port))
 
     @app.get("/v1/service-ports", responses=LISTED, response_model=list[ServicePort])
     @needs(Role.READ)
@@ -180,7 +181,7 @@ def _add_service_ports(app: FastAPI, service: Service) -> None:
     async def get_service_port(port_id: Name, condition: IfNoneMatch) -> Response:
         """Return a service port."""
         port = ports.get(port_id)
-        return tagged(port, condition, ports.intent_tag(port))
+        return tagged(port, ports.intent_tag(port), condition)
 
     @app.delete("/v1/service-ports/{port_id}", status_code=204, responses=ANY_ERROR)
     @needs(Role.PLUG)
@@ -195,7 +196,7 @@ def _add_networks(app: FastAPI, service: Service) -> None:
     async def put_network(network_id: Name, spec: NetworkSpec, condition: IfMatch) -> Response:
         """Create or change a VXLAN network; its peers can change while it has ports."""
         network = await service.networks.put(network_id, spec, condition)
-        return tagged(network, NO_CONDITION, intent_tag(network.spec))
+        return tagged(network, intent_tag(network.spec))
 
     @app.get("/v1/networks", responses=LISTED, response_model=list[NetworkInfo])
     @needs(Role.READ)
@@ -208,7 +209,7 @@ def _add_networks(app: FastAPI, service: Service) -> None:
     async def get_network(network_id: Name, condition: IfNoneMatch) -> Response:
         """Return a VXLAN network."""
         network = service.networks.get(network_id)
-        return tagged(network, condition, intent_tag(network.spec))
+        return tagged(network, intent_tag(network.spec), condition)
 
     @app.delete("/v1/networks/{network_id}", status_code=204, responses=_REMOVAL)
     @needs(Role.PLUG)
@@ -225,7 +226,7 @@ def _add_physical_networks(app: FastAPI, service: Service) -> None:
     async def put_physical_network(name: Name, spec: PhysicalNetworkSpec, condition: IfMatch) -> Response:
         """Create or change a physical network; what it keeps is verified on the host."""
         network = await networks.put(name, spec, condition)
-        return tagged(network, NO_CONDITION, tag_of(network))
+        return tagged(network, tag_of(network))
 
     @app.get("/v1/physical-networks", responses=LISTED, response_model=list[PhysicalNetworkInfo])
     @needs(Role.READ)
@@ -239,7 +240,7 @@ def _add_physical_networks(app: FastAPI, service: Service) -> None:
     async def get_physical_network(name: Name, condition: IfNoneMatch) -> Response:
         """Return a physical network."""
         network = await look(partial(networks.get, name), f"physical network {name}")
-        return tagged(network, condition, tag_of(network))
+        return tagged(network, tag_of(network), condition)
 
     @app.delete("/v1/physical-networks/{name}", status_code=204, responses=ANY_ERROR)
     @needs(Role.OPERATE)
@@ -259,7 +260,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @needs(Role.READ)
     async def get_host() -> HostState:
         """Return facts about the host and its daemons."""
-        return await service.host()
+        return await service.view.state()
 
     @app.get("/v1/host/checks", responses=documented())
     @needs(Role.READ)
@@ -302,7 +303,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @needs(Role.PLUG, of_reconcile)
     async def reconcile(caller: Request, request: ReconcileRequest | None = None) -> ReconcileReport:
         """Reconcile the host with the stored intents, or return the plan (``dry_run``)."""
-        return await _while_here(caller, service.reconcile(request or ReconcileRequest()))
+        return await _while_here(caller, service.ports.reconcile(request or ReconcileRequest()))
 
 
 async def _while_here(caller: Request, work: Coroutine[Any, Any, T]) -> T:

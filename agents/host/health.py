@@ -9,15 +9,18 @@ from functools import partial
 
 from agents.host.view import HostView
 from agents.off_loop import OffLoop
+from agents.ports.admit import unknown_backend
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.findings import orphan_sentences, same_macs
 from agents.ports.reconciler import CHECK_S
 from agents.store.marks import store_findings
 from agents.store.store import Store
+from agents.telemetry.host_events import HostEvents
 from agents.worker import BackendWorker, ask
 from netplugin.api.errors import BackendUnavailable, NetpluginError, OperationTimeout, Overloaded
-from netplugin.api.models import BackendInfo, Finding
+from netplugin.api.models import BackendInfo, Finding, PortSpec
 from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Usability
 
 # A reconcile of the whole host takes at most CHECK_S; a thread that is busy for longer hangs.
 _STUCK_S = CHECK_S + 60.0
@@ -78,6 +81,32 @@ class Health:
             fix=f"add {backend} to [agent] enabled_backends and restart the agent; then delete its "
             "ports before you take it out again",
         )
+
+    def missing(self, backend: str, port_id: str) -> NetpluginError:
+        """The error for a port of a backend that has no worker: it is not loaded, or there is none."""
+        record = self._store.get(port_id)
+        if backend in self._broken or (record is not None and record.spec.backend == backend):
+            return self.not_loaded(backend, port_id)
+        return unknown_backend(backend, self._workers)
+
+    async def validate(self, spec: PortSpec) -> None:
+        """Raises: NetpluginError if its backend, which is loaded, would refuse the port."""
+        backend = self._workers[spec.backend].ports.backend
+        await self._off_loop.look(partial(backend.validate, spec), f"backend {spec.backend}")
+
+    def note_not_loaded(self) -> None:
+        """Store an event for each backend that is not loaded; its findings are gone."""
+        for name in {*self._broken, *self._store.events.backends()} - set(self._workers):
+            events = HostEvents(self._store.events, name)
+            events.usability(Usability(False, self.not_loaded(name).detail))
+            events.findings(())
+
+    async def note_usability(self) -> None:
+        """Store an event for each backend that has become usable or unusable since the last call."""
+        for name, worker in self._workers.items():
+            # It may read sysfs, and wait for a lock of the kernel.
+            usability = await self._off_loop.look(worker.ports.usable, f"backend {name}")
+            await self._store.database.in_thread(worker.ports.events.usability, usability)
 
     async def checks(self) -> list[Finding]:
         """The findings about the machine, the store, and the host as seen by each usable backend.

@@ -107,7 +107,11 @@ class HostView:
 
         return read_facts(self._root or Root()), read_live(self._ovs_sockets, self._libvirt_uri)
 
-    def state(self, facts: Facts, live: Live) -> HostState:
+    async def state(self) -> HostState:
+        """The facts for the API. Raises: OperationTimeout."""
+        return await self.within(self._state)
+
+    def _state(self, facts: Facts, live: Live) -> HostState:
         from netplugin.tuning.output.text import as_json
 
         return HostState(facts=as_json(facts), live=as_json(live))
@@ -130,10 +134,9 @@ class HostView:
         from netplugin.tuning.checks.scene import Scene
 
         try:
-            plan = self._plan(facts, live)
+            return self.scene(facts, live)
         except NetpluginError:
-            plan = None
-        return Scene(facts, live, plan)
+            return Scene(facts, live)
 
     def _plan(self, facts: Facts, live: Live) -> TuningPlan | None:
         """Raises: HostError, InvalidRequest, as ``make_plan``."""

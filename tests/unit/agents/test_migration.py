@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agents.calls.migration_check import compared
+from agents.operations.migrations import compared
 from agents.ports import guests
 from agents.ports.call import Call, delete_call, migrate_call, put_call
 from agents.ports.migration import followed, is_news, opens, outcome

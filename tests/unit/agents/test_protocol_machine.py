@@ -97,14 +97,14 @@ class Machine(RuleBasedStateMachine):
         self._call(
             {port_id: f"PUT {port_id} {spec}{' if it is new' if is_new else ''}"},
             {port_id: lambda _: SPECS[spec]},
-            self.agent.service.put(port_id, SPECS[spec], condition),
+            self.agent.service.ports.put(port_id, SPECS[spec], condition),
             meets=(lambda value: value is None) if is_new else (lambda value: True),
         )
 
     @rule(port_id=_PORT, fates=_FATES)
     def delete(self, port_id: str, fates: list[Fate]) -> None:
         self._go_wrong(port_id, fates)
-        call = self.agent.service.delete(port_id)
+        call = self.agent.service.ports.delete(port_id)
         self._call({port_id: f"DELETE {port_id}"}, {port_id: _gone}, call)
 
     @rule(asked=_ASKED)
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
         batch = Batch(put=puts, delete=tuple(i for i, name in asked.items() if not name))
         effects = {i: partial(_becomes, SPECS.get(name)) for i, name in asked.items()}
         what = {i: f"batch: {'PUT' if name else 'DELETE'} {i} {name}" for i, name in asked.items()}
-        self._call(what, effects, self.agent.service.batch(batch))
+        self._call(what, effects, self.agent.service.ports.batch(batch))
 
     @precondition(lambda self: self.agent.store.records())
     @rule(ports=st.lists(_PORT, unique=True, min_size=1, max_size=3))
@@ -127,7 +127,7 @@ class Machine(RuleBasedStateMachine):
         self._call(
             {i: f"retag {i}" for i in ports},
             dict.fromkeys(ports, moved),
-            self.agent.service.retag(wanted),
+            self.agent.service.ports.retag(wanted),
             meets=lambda value: value is not None and wanted.is_of(value),
         )
 
@@ -249,7 +249,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def compare_teams(self) -> None:
-        self.agent.call(self.agent.service.teams.settle(), lambda _: None)
+        self.agent.call(self.agent.service.ports.teams.settle(), lambda _: None)
         self._note_adoptions()
 
     @rule(is_asked=st.booleans(), rests=st.booleans())
@@ -351,7 +351,7 @@ class Machine(RuleBasedStateMachine):
         for _ in range(6):
             assert agent.is_idle(), "the workers find no end"
             agent.passes(40.0)
-            agent.call(agent.service.teams.settle(), lambda _: None)
+            agent.call(agent.service.ports.teams.settle(), lambda _: None)
             for host in agent.hosts.values():
                 host.faults.clear()
         assert agent.is_idle(), "the workers find no end"

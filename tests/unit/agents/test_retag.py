@@ -31,12 +31,12 @@ def on(number: int, vlan: int | None = 100, physnet: str = "physnet1", **fields:
 
 def put(running: Agent, **specs: PortSpec) -> None:
     puts = tuple(BatchPut(port_id=port_id, spec=spec) for port_id, spec in specs.items())
-    results = asyncio.run(running.service.batch(Batch(put=puts))).results
+    results = asyncio.run(running.service.ports.batch(Batch(put=puts))).results
     assert {result.status for result in results} == {200}
 
 
 def retag(running: Agent, wanted: Retag) -> dict[str, int]:
-    results = asyncio.run(running.service.retag(wanted)).results
+    results = asyncio.run(running.service.ports.retag(wanted)).results
     return {result.port_id: result.status for result in results}
 
 
@@ -72,7 +72,7 @@ def test_a_port_that_fails_keeps_its_vlan_and_no_other_does(running: Agent) -> N
     running.host.on_apply = refuses
     assert retag(running, ALL) == {"a": 200, "b": 502, "c": 200}
     assert vlans(running) == {"a": 200, "b": 100, "c": 200}
-    assert running.service.port("b").state is PortState.ACTIVE
+    assert running.service.ports.get("b").state is PortState.ACTIVE
     running.host.on_apply = lambda change: None
     assert retag(running, ALL) == {"b": 200}, "the same call again is for those that are left"
 
@@ -87,13 +87,13 @@ def test_a_call_before_it_in_the_queue_keeps_its_effect(running: Agent) -> None:
 
     async def scenario() -> BatchResults:
         running.host.on_observe = hold
-        first = asyncio.create_task(running.service.put("first", on(9, 7)))
+        first = asyncio.create_task(running.service.ports.put("first", on(9, 7)))
         await asyncio.to_thread(busy.wait, DEADLINE_S)
         calls: list[Any] = [
-            running.service.put("rate", on(1, qos={"egress_kbps": 1000})),
-            running.service.put("moved", on(2, 300)),
-            running.service.delete("gone"),
-            running.service.retag(ALL),
+            running.service.ports.put("rate", on(1, qos={"egress_kbps": 1000})),
+            running.service.ports.put("moved", on(2, 300)),
+            running.service.ports.delete("gone"),
+            running.service.ports.retag(ALL),
         ]
         tasks = [asyncio.create_task(call) for call in calls]
         await asyncio.sleep(0)

@@ -96,14 +96,14 @@ def running(tmp_path: Path, hosts: Hosts) -> Iterator[Agent]:
 
 def put(running: Agent, spec: PortSpec = SPEC, port_id: str = "p1") -> Any:
     """With the states of both ports committed, which is after the answer."""
-    port = asyncio.run(running.service.put(port_id, spec))
+    port = asyncio.run(running.service.ports.put(port_id, spec))
     for worker in running.service._workers.values():
         worker.job(lambda: None, time.monotonic() + DEADLINE_S).result(DEADLINE_S)
     return port
 
 
 def delete(running: Agent, port_id: str = "p1") -> None:
-    asyncio.run(running.service.delete(port_id))
+    asyncio.run(running.service.ports.delete(port_id))
 
 
 def refusing(*ports: str, why: str = "it does not go") -> Any:
@@ -139,7 +139,7 @@ def test_both_come_and_are_told_as_one(running: Agent, hosts: Hosts) -> None:
     needs = port.binding.domain_requirements
     assert needs.vfio and needs.numa_node == 1
     assert port.binding.model_extra["standby_port_id"] == BESIDE
-    assert running.service.port(BESIDE).standby_of == "p1"
+    assert running.service.ports.get(BESIDE).standby_of == "p1"
 
 
 def test_a_domain_gets_the_pair_once(running: Agent) -> None:
@@ -164,10 +164,10 @@ def test_both_go_and_the_vf_first(running: Agent, hosts: Hosts) -> None:
 def test_a_batch_has_teams_beside_single_ports(running: Agent, hosts: Hosts) -> None:
     alone = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
     puts = (BatchPut(port_id="p1", spec=SPEC), BatchPut(port_id="p2", spec=alone))
-    results = asyncio.run(running.service.batch(Batch(put=puts))).results
+    results = asyncio.run(running.service.ports.batch(Batch(put=puts))).results
     assert [(r.port_id, r.status) for r in results] == [("p1", 200), ("p2", 200)]
     assert hosts.ports() == {"p1", "p2", BESIDE}
-    results = asyncio.run(running.service.batch(Batch(delete=("p1", "p2", "p3")))).results
+    results = asyncio.run(running.service.ports.batch(Batch(delete=("p1", "p2", "p3")))).results
     assert [r.status for r in results] == [204, 204, 204]
     assert hosts.ports() == set()
 
@@ -203,8 +203,8 @@ def test_a_vf_that_is_in_use_keeps_its_standby(running: Agent, hosts: Hosts) -> 
     hosts.card.on_apply = refusing("p1", why="a VM has it open")
     with pytest.raises(HostError):
         delete(running)
-    assert running.service.port("p1").state is PortState.REMOVING
-    asyncio.run(running.service.teams.settle())
+    assert running.service.ports.get("p1").state is PortState.REMOVING
+    asyncio.run(running.service.ports.teams.settle())
     assert hosts.ports() == {"p1", BESIDE}
     hosts.card.on_apply = lambda change: None
     delete(running)
@@ -230,7 +230,7 @@ def test_a_standby_that_fails_degrades_the_port(running: Agent) -> None:
     assert beside is not None
     problem = HostError("its bridge has gone", step="verify").problem()
     running.store.save([replace(beside, state=PortState.FAILED, error=problem)])
-    reported = running.service.port("p1")
+    reported = running.service.ports.get("p1")
     assert reported.state is PortState.DEGRADED and reported.error == problem
 
 
@@ -272,11 +272,11 @@ def test_calls_for_one_team_take_turns(running: Agent, hosts: Hosts) -> None:
     async def all_at_once() -> None:
         calls: list[Any] = []
         for _ in range(10):
-            calls += [running.service.put("p1", SPEC), running.service.delete("p1")]
+            calls += [running.service.ports.put("p1", SPEC), running.service.ports.delete("p1")]
         await asyncio.gather(*calls)
 
     asyncio.run(all_at_once())
-    assert running.service.teams.unsettled() == []
+    assert running.service.ports.teams.unsettled() == []
     assert hosts.ports() == {r.port_id for r in running.store.records()}
     assert hosts.ports() in (set(), {"p1", BESIDE})
 
@@ -303,9 +303,9 @@ def test_whatever_a_crash_left_is_settled(
     with on(tmp_path, hosts) as running:
         # What the agent's looks do sooner or later: a port that was to go goes.
         whole = ReconcileRequest(dry_run=False)
-        assert asyncio.run(running.service.reconcile(whole)).errors == []
-        asyncio.run(running.service.teams.settle())
-        assert running.service.teams.unsettled() == []
+        assert asyncio.run(running.service.ports.reconcile(whole)).errors == []
+        asyncio.run(running.service.ports.teams.settle())
+        assert running.service.ports.teams.unsettled() == []
         wanted = {"p1", BESIDE} if first not in (None, PortState.REMOVING) else set()
         assert hosts.ports() == wanted == {r.port_id for r in running.store.records()}
         if wanted:
@@ -321,13 +321,13 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, hosts: Host
     hosts.card.ports.clear()
     hosts.soft.on_apply = refusing(BESIDE)
     with on(tmp_path, hosts) as running:
-        asyncio.run(running.service.teams.settle())
+        asyncio.run(running.service.ports.teams.settle())
         assert hosts.ports() == {BESIDE}
         hosts.soft.on_apply = lambda change: None
         # A standby that its worker still has available is left for the next comparison.
         deadline = time.monotonic() + DEADLINE_S
         while running.store.records() and time.monotonic() < deadline:
-            asyncio.run(running.service.teams.settle())
+            asyncio.run(running.service.ports.teams.settle())
         assert hosts.ports() == set() and running.store.records() == []
 
 
@@ -338,20 +338,20 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
     with on(tmp_path, hosts) as running:
         put(running)
         broken = True
-        is_at = running.service.teams._is_at_hand
+        is_at = running.service.ports.teams._is_at_hand
 
         def fails(port_id: str) -> bool:
             if broken:
                 raise OSError(24, "Too many open files")
             return is_at(port_id)
 
-        running.service.teams._is_at_hand = fails
+        running.service.ports.teams._is_at_hand = fails
 
         async def compare() -> None:
             nonlocal broken
             supervisor = running.shared.supervisor
             async with asyncio.timeout(DEADLINE_S):
-                running.service.teams.start()
+                running.service.ports.teams.start()
                 while not supervisor.reasons():
                     await asyncio.sleep(0)
                 assert "teams" in (await running.service.health.unready())[0]
@@ -363,7 +363,7 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
                 # It counts as going on from the end of that turn, which the standby comes before.
                 while await running.service.health.unready():
                     await asyncio.sleep(0.01)
-            await running.service.teams.stop()
+            await running.service.ports.teams.stop()
 
         asyncio.run(compare())
 
@@ -436,10 +436,10 @@ def test_a_team_does_not_leave_while_its_vm_has_the_vf(running: Agent, hosts: Ho
     async def vfs() -> list[VfInfo]:
         return found
 
-    running.service.migrations._vfs = vfs
+    running.service.vfs.all = vfs
     with pytest.raises(Conflict, match=r"03:10\.1 is in use"):
         step(running, "leave")
-    assert running.service.port("p1") == port
+    assert running.service.ports.get("p1") == port
     found.clear()
     assert step(running, "leave").migration.phase == "left"
 
@@ -448,8 +448,8 @@ def test_a_team_that_was_prepared_is_still_so_after_a_kill(hosts: Hosts, tmp_pat
     with on(tmp_path, hosts) as first:
         prepare(first)
     with on(tmp_path, hosts) as second:
-        asyncio.run(second.service.teams.settle())
-        assert second.service.port("p1").migration.phase == "prepared" and hosts.soft.shut == {BESIDE}
+        asyncio.run(second.service.ports.teams.settle())
+        assert second.service.ports.get("p1").migration.phase == "prepared" and hosts.soft.shut == {BESIDE}
         assert step(second, "abort") is None and hosts.ports() == set()
 
 
@@ -469,7 +469,7 @@ def test_the_standby_learns_of_the_vf_that_its_vm_takes_and_gives_back(
     monkeypatch.setattr(FakeBackend, "plan", noting)
     put(running)
     other = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
-    asyncio.run(running.service.put("alone", other))
+    asyncio.run(running.service.ports.put("alone", other))
     card = running.service._workers["card"]
     assert (seen[BESIDE], seen["p1"], seen["alone"]) == (TeamVf.UNKNOWN, TeamVf.NONE, TeamVf.NONE)
     for has_it in (False, True, False):

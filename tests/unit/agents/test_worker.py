@@ -430,19 +430,19 @@ def test_a_delete_goes_behind_a_put_that_still_waits(tmp_path: Path) -> None:
 
     async def scenario(running: Agent) -> None:
         running.host.on_observe = hold
-        first = asyncio.create_task(running.service.put("first", MAKE_SPEC))
+        first = asyncio.create_task(running.service.ports.put("first", MAKE_SPEC))
         await asyncio.to_thread(busy.wait, DEADLINE_S)
-        plug = asyncio.create_task(running.service.put("p1", MAKE_SPEC))
+        plug = asyncio.create_task(running.service.ports.put("p1", MAKE_SPEC))
         await asyncio.sleep(0)
-        calls = [first, plug, asyncio.create_task(running.service.delete("p1"))]
+        calls = [first, plug, asyncio.create_task(running.service.ports.delete("p1"))]
         batch = Batch.model_validate({"delete": ["first", "never-there"]})
-        answer = asyncio.create_task(running.service.batch(batch))
+        answer = asyncio.create_task(running.service.ports.batch(batch))
         await asyncio.sleep(0)
         go_on.set()
         await asyncio.gather(*calls)
         assert [result.status for result in (await answer).results] == [204, 204]
-        assert list(running.service.ports(PortFilter())) == [] and running.host.ports == {}
-        await running.service.delete("p1")  # nothing is under way any more: nothing to wait for
+        assert list(running.service.ports.find(PortFilter())) == [] and running.host.ports == {}
+        await running.service.ports.delete("p1")  # nothing is under way any more: nothing to wait for
 
     with agent(tmp_path) as running:
         asyncio.run(asyncio.wait_for(scenario(running), DEADLINE_S))

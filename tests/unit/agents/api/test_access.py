@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from agents.api import roles
-from agents.api.access import Access, Rules, Token
+from agents.api.access import Access, Peer, Rules, Token
 from agents.api.audit import MAX_BODY, AuditLog, Call
 from agents.api.guard import Limits, LimitSettings
-from agents.api.peer import Peer
 from agents.api.roles import NO_DEVICES, OfBody, Right, Role
 from netplugin import options
 from netplugin.api.errors import Forbidden, Overloaded

@@ -65,20 +65,6 @@ ROLES: dict[tuple[str, str], Role | None] = {
     ("GET", "/openapi.json"): READ,
     ("GET", "/healthz"): None,
     ("GET", "/readyz"): None,
-    ("POST", "/network/ovsdpdk/createbridge"): OPERATE,
-    ("POST", "/network/ovsdpdk/checkbridge"): READ,
-    ("POST", "/network/ovsdpdk/deletebridge"): OPERATE,
-    ("POST", "/network/ovsdpdk/generatevdpa"): PLUG,
-    ("POST", "/network/ovsdpdk/deletevdpa"): PLUG,
-    ("POST", "/network/ovsdpdk/addvhostuserclient"): PLUG,
-    ("POST", "/network/ovsdpdk/deletevhostuserclient"): PLUG,
-    # It makes the physical networks that are missing, as createbridge does.
-    ("POST", "/network/ovsdpdk/sync"): OPERATE,
-    ("POST", "/network/ovsdpdk/resource/configure"): READ,
-    ("POST", "/hostvirtualnetworkinterface/generate"): READ,
-    ("POST", "/hostvirtualnetworkinterface/ungenerate"): READ,
-    ("POST", "/host/ovs/cpu-pin/update"): OPERATE,
-    ("POST", "/network/checkphysicalnetworkinterface"): READ,
 }
 OPEN = {**SPEC, "port_security": {"enabled": False}}
 #: Bodies that take the role ``operate``, by route.

@@ -69,7 +69,7 @@ def running(tmp_path: Path) -> Iterator[Agent]:
 
 def plug(running: Agent, number: int, port: str = "") -> None:
     spec = {**SPEC, "vm_id": f"vm-{number}", "mac": f"52:54:00:00:0{len(port)}:{number:02x}"}
-    asyncio.run(running.service.put(f"p{number}{port}", PortSpec.model_validate(spec)))
+    asyncio.run(running.service.ports.put(f"p{number}{port}", PortSpec.model_validate(spec)))
 
 
 def render(running: Agent, vm: Vm, xml: str | None = None, **policy: Any) -> str:
@@ -97,9 +97,9 @@ def test_a_vm_has_its_cpus_until_its_last_port_goes(running: Agent) -> None:
     assert render(running, first) == once and render(running, first, once) == once
     assert not pins(render(running, second)) & pins(once)
     assert findings(running, first, once) == []
-    asyncio.run(running.service.delete("p1"))
+    asyncio.run(running.service.ports.delete("p1"))
     assert set(running.store.placements.all()) == {"vm-1", "vm-2"}
-    asyncio.run(running.service.delete("p1b"))
+    asyncio.run(running.service.ports.delete("p1b"))
     assert set(running.store.placements.all()) == {"vm-2"}
     plug(running, 3)
     assert pins(render(running, Vm(3, vcpus=4))) == pins(once), "free again"
@@ -344,7 +344,7 @@ def test_a_vm_without_ports_is_not_known(running: Agent) -> None:
 def test_a_port_that_fails_is_a_finding(running: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     plug(running, 1)
     xml = render(running, Vm(1))
-    port = running.service.port("p1").model_copy(update={"state": PortState.FAILED})
+    port = running.service.ports.get("p1").model_copy(update={"state": PortState.FAILED})
     monkeypatch.setattr(asyncio.run(running.service.domains()), "_ports", lambda vm_id: [port])
     assert [f.id for f in findings(running, Vm(1), xml)] == ["port"]
     with pytest.raises(Conflict):

@@ -234,7 +234,7 @@ def test_what_an_operator_put_on_a_vlan_an_operator_moves(
     """A VM's port without a filter is the same; the call is refused as a whole, by the port's name."""
     client.put_service_port("svc", service(**fields))
     client.put_port("nic", PortSpec.model_validate(SPEC))
-    rules = BodyRules(patterns, running.service.moved_by)
+    rules = BodyRules(patterns, running.service.ports.moved_by)
     access = Access((Token(b"plug", "plugger", Role.PLUG), Token(b"op", "operator")))
     limits = Limits(LimitSettings(1000, 1000))
     gate = RequestGuard(running.app, running.tasks, lambda: access, AuditLog(None), limits, OffLoop(), rules)
@@ -263,7 +263,7 @@ def test_what_an_operator_put_on_a_vlan_an_operator_moves(
 
 def test_who_may_not_trust_a_port_can_move_it_only_without_its_rights(client: Client, running: Agent) -> None:
     """The body says what the port is from then on, and decides about the role."""
-    rules = BodyRules(("veth*",), running.service.moved_by)
+    rules = BodyRules(("veth*",), running.service.ports.moved_by)
     network = {**SPEC["network"], "vlan_id": 200}
     client.put_service_port("svc", service(trusted=True))
     trusted = json.dumps({**SERVICE, "network": network, "trusted": True}).encode()

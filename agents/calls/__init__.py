@@ -1,1 +1,0 @@
-"""Calls about ports: each becomes an operation in the queue of the worker of its backend."""

@@ -1,1 +1,0 @@
-"""The host around the ports."""
