@@ -33,12 +33,12 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
     broken: dict[str, str] = {}
 
     def failed(manager: Any, entry_point: Any, error: BaseException) -> None:
-        said = options.said(error)
-        broken[entry_point.name] = f"could not be loaded: {said}"
+        reason = options.said(error)
+        broken[entry_point.name] = f"could not be loaded: {reason}"
         # Of what the operator can correct the sentence is enough.
         known = isinstance(error, cfg.Error | ValueError | NetpluginError)
         LOG.error(
-            "backend %s could not be loaded: %s", entry_point.name, said, exc_info=None if known else error
+            "backend %s could not be loaded: %s", entry_point.name, reason, exc_info=None if known else error
         )
 
     manager = named.NamedExtensionManager(

@@ -198,7 +198,7 @@ async def _serve(
     gc.enable()
     usability = supervisor.every("backend-events", _COMPARE_S, service.health.note_usability)
     comparison = asyncio.create_task(usability)
-    trim = asyncio.create_task(supervisor.every("memory", _TRIM_S, give_back_memory))
+    trim = asyncio.create_task(supervisor.every("memory", _TRIM_S, release_memory))
     try:
         await server._serve()
     except OSError as unbound:
@@ -232,7 +232,7 @@ async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
     await supervisor.every("heartbeat", int(asked) / 1e6 / 3, beat)
 
 
-async def give_back_memory() -> None:
+async def release_memory() -> None:
     """Return the free pages within the heap; malloc by itself returns those at its end (malloc_trim(3)).
 
     It does nothing with a C library other than glibc. What Python's own allocator keeps stays too: the

@@ -110,16 +110,16 @@ def signature(secret: bytes, taskuuid: str, body: bytes) -> str:
 
 def callback_allowed(url: str, allow: Sequence[str]) -> bool:
     """Whether the URL has the scheme, host and port of an allowed prefix and a path below its path."""
-    wanted = _split(url)
-    if wanted is None or wanted.username is not None or ".." in wanted.path.split("/"):
+    requested = _split(url)
+    if requested is None or requested.username is not None or ".." in requested.path.split("/"):
         return False
     for prefix in allow:
         allowed = _split(prefix)
-        if allowed is None or _origin(allowed) != _origin(wanted):
+        if allowed is None or _origin(allowed) != _origin(requested):
             continue
         path = allowed.path or "/"
         below = path if path.endswith("/") else path + "/"
-        if wanted.path == path or (wanted.path or "/").startswith(below):
+        if requested.path == path or (requested.path or "/").startswith(below):
             return True
     return False
 

@@ -95,11 +95,11 @@ def _add_ports(app: FastAPI, service: Service) -> None:
     @app.get("/v1/ports", responses=LISTED, response_model=list[Port])
     @needs(Role.READ)
     async def list_ports(
-        caller: Request, wanted: Annotated[PortFilter, Query()], condition: IfNoneMatch
+        caller: Request, criteria: Annotated[PortFilter, Query()], condition: IfNoneMatch
     ) -> Response:
         """List the ports of this host; a port must match all given parameters."""
         return await listed(
-            caller, wanted, condition, partial(service.ports.find, wanted), lambda port: port.port_id
+            caller, criteria, condition, partial(service.ports.find, criteria), lambda port: port.port_id
         )
 
     @app.get("/v1/ports/{port_id}", responses=FOUND, response_model=Port)
@@ -128,9 +128,9 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/ports:migrate-check", responses=ANY_ERROR)
     @needs(Role.READ)
-    async def check_migration(wanted: MigrateCheck) -> list[Finding]:
+    async def check_migration(request: MigrateCheck) -> list[Finding]:
         """Compare a port on the host that its VM leaves with the port that this host would have."""
-        return await service.migrations.check(wanted)
+        return await service.migrations.check(request)
 
     @app.post("/v1/ports:batch", responses=ANY_ERROR, response_model=BatchResults)
     @needs(Role.PLUG, of_batch)
@@ -140,9 +140,9 @@ def _add_ports(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/ports:retag", responses=ANY_ERROR, response_model=BatchResults)
     @needs(Role.PLUG, of_retag)
-    async def retag_ports(wanted: Retag) -> Response:
+    async def retag_ports(retag: Retag) -> Response:
         """Change the VLAN of ports while VMs use them; each has a result of its own."""
-        return await _results(service, await service.ports.retag(wanted))
+        return await _results(service, await service.ports.retag(retag))
 
     @app.post("/v1/vms/{vm_id}:render-domain", responses=ANY_ERROR)
     @needs(Role.PLUG)
@@ -348,7 +348,7 @@ def _add_agent(app: FastAPI, service: Service, tasks: TaskRunner, metrics: Metri
     @app.get("/v1/events", responses=documented() | _STREAM, response_class=StreamingResponse)
     @needs(Role.READ)
     async def follow_events(
-        wanted: Annotated[EventFilter, Query()],
+        criteria: Annotated[EventFilter, Query()],
         last_event_id: Annotated[int | None, Field(ge=0, lt=1 << 63), Header()] = None,
     ) -> StreamingResponse:
         """Follow the events of this host: ports, drift, backends, quarantines, findings, physical networks.
@@ -356,7 +356,7 @@ def _add_agent(app: FastAPI, service: Service, tasks: TaskRunner, metrics: Metri
         Resume with the header `Last-Event-ID` or with `after`.
         """
         service.events.require_room()
-        body = service.events.follow(wanted, last_event_id)
+        body = service.events.follow(criteria, last_event_id)
         return StreamingResponse(body, media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
     @app.get("/v1/tasks/{taskuuid}", responses=documented(errors.NotFound))

@@ -39,7 +39,7 @@ class Role(IntEnum):
 # -- What a body requires beyond its route. ------------------------------------------------------
 
 
-def _no_ports(wanted: Retag) -> Mapping[str, PortSpec]:
+def _no_ports(retag: Retag) -> Mapping[str, PortSpec]:
     return {}
 
 
@@ -91,10 +91,10 @@ def of_service_port(body: Any, rules: BodyRules) -> Iterator[str]:
 def of_retag(body: Any, rules: BodyRules) -> Iterator[str]:
     """A port that takes the role to be put on a VLAN takes it to be put on another."""
     try:
-        wanted = Retag.model_validate(body)
+        retag = Retag.model_validate(body)
     except ValidationError:
         return
-    for port_id, spec in sorted(rules.moved(wanted).items()):
+    for port_id, spec in sorted(rules.moved(retag).items()):
         stored = spec.model_dump(mode="json")
         for field in (*_of_spec(stored), *_of_device(stored, rules)):
             yield f"port {port_id} with {field}"
@@ -126,8 +126,8 @@ def _of_device(spec: Any, rules: BodyRules) -> Iterator[str]:
         yield f"device={device[:15]}, which is not in [agent] service_devices,"
 
 
-def _is(value: Any, name: str, wanted: bool) -> bool:
-    return isinstance(value, dict) and value.get(name) is wanted
+def _is(value: Any, name: str, expected: bool) -> bool:
+    return isinstance(value, dict) and value.get(name) is expected
 
 
 # -- The right that an endpoint declares, and that of the route which the router takes. -----------

@@ -115,7 +115,7 @@ class Domains:
     async def check(self, vm_id: str, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing domain. Raises: NotFound, InvalidRequest."""
         ports = self._of(vm_id, CHECK)
-        wanted = tuple(DomainNic(port.port_id, port.binding) for port in ports if port.binding)
+        own_nics = tuple(DomainNic(port.port_id, port.binding) for port in ports if port.binding)
         domain = await self._compute(parse_domain, request.xml, CHECK)
         findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
         ground, live = None, frozenset[int]()
@@ -135,13 +135,13 @@ class Domains:
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
         other_vfs: tuple[VfInfo, ...] = ()
-        if await self._compute(_other_functions, domain, wanted):
+        if await self._compute(_other_functions, domain, own_nics):
             try:
                 other_vfs = _of_others(await self._vfs(), ports)
             except NetpluginError as unread:
                 expected = "the VFs can be read, to tell whether the domain has one of another VM"
                 findings.append(_unknown("nic-vf", unread, expected))
-        case = Case(domain, wanted, ground, mine, others.cpus, other_vfs)
+        case = Case(domain, own_nics, ground, mine, others.cpus, other_vfs)
         return [*findings, *await self._compute(lambda: tuple(check(case)))]
 
     def _of(self, vm_id: str, step: str) -> list[Port]:
@@ -175,7 +175,7 @@ class Domains:
                 if policy.realtime:
                     raise _none_for_realtime(full, ground.cpus & scene.polling) from None
                 others = held(placements.values(), live)
-                placement = _beside_polling(place, scene, others, before)
+                placement = _with_polling(place, scene, others, before)
             if keep and placement != before:
                 self._store.placements.save(vm_id, placement)
 
@@ -234,9 +234,9 @@ def _not_active(port: Port) -> Finding:
     )
 
 
-def _other_functions(domain: Element, wanted: tuple[DomainNic, ...]) -> set[str]:
+def _other_functions(domain: Element, own_nics: tuple[DomainNic, ...]) -> set[str]:
     """The PCI functions in the domain that do not belong to the VM's ports."""
-    parts = (part for nic in wanted for part in fragments(nic.binding.interface_xml))
+    parts = (part for nic in own_nics for part in fragments(nic.binding.interface_xml))
     return {function(nic) for nic in nics(domain)} - {function(part) for part in parts} - {""}
 
 
@@ -272,7 +272,7 @@ def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhaus
     )
 
 
-def _beside_polling(
+def _with_polling(
     place: Callable[[Held, Placement | None], Placement],
     scene: Scene,
     others: Held,

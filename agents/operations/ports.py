@@ -48,7 +48,7 @@ class PortOperations:
         self._health = health
         self._timeout_s = timeout_s
         self.teams = Teams(
-            store, teaming_backend, self.put_alone, self.delete_alone, self._is_at_hand, supervisor
+            store, teaming_backend, self.put_alone, self.delete_alone, self._has_call, supervisor
         )
 
     async def put(self, port_id: str, spec: PortSpec, condition: Condition = NO_CONDITION) -> Port:
@@ -262,7 +262,7 @@ class PortOperations:
         call.condition = condition
         return call
 
-    def _is_at_hand(self, port_id: str) -> bool:
+    def _has_call(self, port_id: str) -> bool:
         return any(worker.is_at(port_id) for worker in self._workers.values())
 
     def _holder(self, port_id: str) -> str | None:

@@ -53,32 +53,32 @@ class EventStreams:
                 fix="end some of them, or raise [api] max_connections: a quarter of these may be streams",
             )
 
-    async def follow(self, wanted: EventFilter, after: int | None) -> AsyncIterator[bytes]:
+    async def follow(self, criteria: EventFilter, after: int | None) -> AsyncIterator[bytes]:
         """The body of a response. ``after``: the number of the last event that the client has."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + min(wanted.seconds or _LONGEST_S, _LONGEST_S)
+        until = loop.time() + min(criteria.seconds or _LONGEST_S, _LONGEST_S)
         wake = asyncio.Event()
         unsubscribe = self._log.subscribe(partial(_wake, loop, wake))
         self._wakes.add(wake)
         try:
-            after = wanted.after if after is None else after
+            after = criteria.after if after is None else after
             if after is None:
                 # From now on; without ``follow`` all that is stored.
-                after = await self._in_thread(self._log.newest) if wanted.follow else 0
-            told, sent_at = -1, -math.inf
+                after = await self._in_thread(self._log.newest) if criteria.follow else 0
+            sent, sent_at = -1, -math.inf
             while not self._ended:
                 wake.clear()
                 page = await self._in_thread(self._log.page, after, _PAGE)
-                parts = [_lost(after, page)] if page.lost else [_reached(after)] if told < 0 else []
-                told = max(told, after)
-                for event in filter(wanted.matches, page.events):
+                parts = [_lost(after, page)] if page.lost else [_reached(after)] if sent < 0 else []
+                sent = max(sent, after)
+                for event in filter(criteria.matches, page.events):
                     parts.append(_encoded(event))
-                    told = event.id
+                    sent = event.id
                 after, whole = page.last, len(page.events) < _PAGE
-                over = not wanted.follow or loop.time() >= until
-                if whole and (over or loop.time() - sent_at >= self._idle_s) and (told != after or not parts):
+                over = not criteria.follow or loop.time() >= until
+                if whole and (over or loop.time() - sent_at >= self._idle_s) and (sent != after or not parts):
                     parts.append(_reached(after))
-                    told = after
+                    sent = after
                 if parts:
                     yield b"".join(parts)
                     sent_at = loop.time()

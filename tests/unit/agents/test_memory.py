@@ -11,7 +11,7 @@ from tests.docs.unit_file import environment
 
 _FREES = """
 import asyncio, json, re
-from agents.main import give_back_memory
+from agents.main import release_memory
 
 def resident_kib():
     return int(re.search(r"^VmRSS:\\s+(\\d+) kB", open("/proc/self/status").read(), re.MULTILINE)[1])
@@ -21,7 +21,7 @@ kept = many[::1000]
 full = resident_kib()
 del many
 freed = resident_kib()
-asyncio.run(give_back_memory())
+asyncio.run(release_memory())
 print(json.dumps([full, freed, resident_kib()]), len(kept))
 """
 

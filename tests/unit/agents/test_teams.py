@@ -338,14 +338,14 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
     with on(tmp_path, hosts) as running:
         put(running)
         broken = True
-        is_at = running.service.ports.teams._is_at_hand
+        is_at = running.service.ports.teams._has_call
 
         def fails(port_id: str) -> bool:
             if broken:
                 raise OSError(24, "Too many open files")
             return is_at(port_id)
 
-        running.service.ports.teams._is_at_hand = fails
+        running.service.ports.teams._has_call = fails
 
         async def compare() -> None:
             nonlocal broken

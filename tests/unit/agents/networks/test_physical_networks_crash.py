@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from agents.networks.physical import PhysicalNetworkService
+from agents.ports.backend_ports import BackendPorts
 from agents.ports.call import put_call
 from agents.ports.reconciler import Reconciler
 from agents.store.physical_networks import StoredPhysicalNetworks
@@ -74,6 +75,10 @@ class Worker:
     """Does a job when it gets it."""
 
     reconciler: Reconciler
+
+    @property
+    def ports(self) -> BackendPorts:
+        return self.reconciler.ports
 
     def job(self, work: Callable[[], Any], deadline: float) -> Future[Any]:
         future: Future[Any] = Future()
