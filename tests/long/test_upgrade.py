@@ -290,7 +290,7 @@ def version(agent: PrivateAgent) -> int:
 
 
 def restore(agent: PrivateAgent, older: Mapping[str, str]) -> None:
-    """As docs/operating/install.md tells the operator: the copy that the newer agent made at its first start."""
+    """As docs/operating/install.md says: the copy that the newer agent made at its first start."""
     state = agent.directory / "state"
     copy = max((state / "backups").iterdir())
     words = ["-m", "netplugin.cli.main", "store", "restore"]

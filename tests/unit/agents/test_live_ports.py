@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 from netplugin.api.client import Client
 from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest, NetpluginError
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
-from netplugin.backend import Change, Claim, Intent
+from netplugin.backend import Change
 from tests.unit.agent import SPEC, Agent, agent, served_agent
-from tests.unit.fakes import FakeBackend, FakeHost, Seen, Write
+from tests.unit.fakes import FakeBackend, FakeHost, Write
 
 RATE = {"egress_kbps": 1000}
 SECURITY = {"allowed_addresses": [{"ip": "10.0.0.5"}]}
@@ -149,19 +148,3 @@ def test_ports_of_a_backend_that_could_not_be_loaded(tmp_path: Path) -> None:
                 client.delete_port("p1")
             assert refused.value.code == "backend_unavailable"
             assert [p.port_id for p in client.list_ports(state="failed")] == ["p1"]
-
-
-def test_ports_from_before_there_were_claims_claim_what_they_have(tmp_path: Path) -> None:
-    class Claiming(FakeBackend):
-        def claims(self, intent: Intent, observed: Seen, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
-            return (Claim("path", f"/run/{intent.port_id}"),)
-
-    host = FakeHost()
-    with agent(tmp_path, backends={"fake": FakeBackend("fake", host)}) as made:
-        with served_agent(made) as url, Client(url) as client:
-            client.put_port("p1", spec())
-        assert made.store.claims() == {}
-    with agent(tmp_path, backends={"fake": Claiming("fake", host)}) as made:
-        assert made.store.claims() == {Claim("path", "/run/p1"): "p1"}
-        record = made.store.get("p1")
-        assert record is not None and record.state is PortState.ACTIVE

@@ -93,7 +93,7 @@ def test_after_an_error_the_trials_count_unless_a_restart_is_requested(tmp_path:
     _write(tmp_path)
     failed = CellRecord(_CELL, Part.SEARCH, "a", "b", error="the agent went")
     with closing(Journal(tmp_path)) as journal:
-        journal.end(failed, restart=anew)
+        journal.end(failed, restart=restart)
         journal.begin(_CELL, Part.SEARCH, plan(precision=0.1), {})
     past = read_past(tmp_path)
     assert past is not None and past.run.records == (failed,)
