@@ -11,9 +11,9 @@ from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import chosen_sockets, networks, service_ports, sockets, usability
-from drivers.ovs.announce import announce, hand_over
+from drivers.ovs.announce import send_frames
 from drivers.ovs.apply import Applier
-from drivers.ovs.mapping import mapped_bridge
+from drivers.ovs.placing import mapped_bridge
 from drivers.ovs.ports import VHOST_TYPE, port_name
 from drivers.ovs.usability import dpdk_usable
 from netplugin.api.errors import NetpluginError
@@ -30,6 +30,7 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.data_path import DataPath
+from netplugin.host.announcement import announcement, handover
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
@@ -110,13 +111,7 @@ class DpdkVhostUser(
             raise unknown_network(name, "[ovs] bridge_mappings", known)
 
     def facts(self) -> Mapping[str, str | int | bool]:
-        root = self._ovs.view.root
-        return {
-            "ovs_version": root.ovs_version or "unknown",
-            "dpdk_version": root.dpdk_version or "none",
-            "userspace_tso": usability.tso_enabled(root),
-            "vhost_postcopy": usability.postcopy_enabled(root),
-        }
+        return usability.facts(self._ovs.view.root)
 
     def held_vlans(self) -> Mapping[int, str]:
         return networks.held_vlans(self._ovs)
@@ -200,10 +195,10 @@ class DpdkVhostUser(
         return self._applier.apply(changes, deadline)
 
     def announce(self, intents: Sequence[Intent], deadline: float) -> None:
-        announce(self._ovs, self.name, intents, deadline)
+        send_frames(self._ovs, self.name, intents, announcement, deadline)
 
     def hand_over(self, intents: Sequence[Intent], deadline: float) -> None:
-        hand_over(self._ovs, self.name, intents, deadline)
+        send_frames(self._ovs, self.name, intents, handover, deadline)
 
     def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
         self._ovs.follow_connections(self.name, tell)

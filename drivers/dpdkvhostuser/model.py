@@ -1,4 +1,4 @@
-"""What the dpdkvhostuser backend observes of a host, and the OVS rows that it desires."""
+"""What the dpdkvhostuser backend observes of a host, and its bridges."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 from drivers.ovs.model import Layout, OvsObservation
 from drivers.ovs.overlays import BRIDGE_MARKS, HOMES, TUNNELS
-from drivers.ovs.ports import VhostPort, access_vlan
 from drivers.ovs.tunnels import BASE_FLOWS
-from netplugin.backend import Intent
 from netplugin.host.ovs_bonds import BondUse
 
-# -- The observed state of a host for the dpdkvhostuser backend, as ``plan`` and findings need it.
+BACKEND = "dpdkvhostuser"
+LAYOUT = Layout(BACKEND, BRIDGE_MARKS, homes=HOMES, base={TUNNELS: BASE_FLOWS}, keeps=True)
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,3 @@ class VhostUserObservation(OvsObservation):
     bonds: tuple[BondUse, ...] = ()
     #: The number of PMD threads on each NUMA node that has some.
     pmd_threads: Mapping[int, int] = field(default_factory=dict)
-
-
-# -- The OVS rows that the dpdkvhostuser backend desires, derived from the intent only. -----------
-
-
-BACKEND = "dpdkvhostuser"
-LAYOUT = Layout(BACKEND, BRIDGE_MARKS, homes=HOMES, base={TUNNELS: BASE_FLOWS}, keeps=True)
-
-
-def vhost_port(intent: Intent, bridge: str, socket: str, tso: bool) -> VhostPort:
-    """Return the rows of a desired port. ``tso``: its VM may send segments of up to 64 KiB."""
-    return VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=socket, tso=tso)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from drivers.dpdkvhostuser.findings import fault
 from drivers.dpdkvhostuser.model import LAYOUT, VhostUserObservation
-from drivers.ovs.findings import VswitchdFacts, details, without_link
+from drivers.ovs.findings import details, without_link
 from drivers.ovs.observe import NOT_READ, OvsReader, ReadFlows, Scope
 from netplugin.backend import ObservedPort
 from netplugin.host import cpus
@@ -42,11 +42,7 @@ class Observer:
             bonds=self._bonds(bridges, common.tunnels.underlay, scope) if scope.whole else (),
             pmd_threads=self._pmd_threads() if scope.whole else {},
         )
-        word = VswitchdFacts(
-            root=self._view.root,
-            starved=self._reader.starved(scope),
-            cannot_segment=self._reader.cannot_segment(seen, scope),
-        )
+        word = self._reader.facts(scope, seen)
         observed = {
             i: ObservedPort(
                 fault(row, seen, word),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from drivers.dpdkvhostuser.model import LAYOUT, VhostUserObservation, vhost_port
-from drivers.ovs.mapping import bridge_of, left_out, on_bridge, unmapped
-from drivers.ovs.plan import MAX_VHOST_SOCKETS, bridge_refusal, ovs_changes, port_refusal
-from drivers.ovs.ports import VhostPort
+from drivers.dpdkvhostuser.model import BACKEND, LAYOUT, VhostUserObservation
+from drivers.ovs.placing import MAX_VHOST_SOCKETS, place_port
+from drivers.ovs.plan import ovs_changes
+from drivers.ovs.ports import VhostPort, access_vlan
 from drivers.ovs.sockets import socket_path
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Intent, Plan
@@ -23,21 +24,20 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserO
     for intent in sorted(intents, key=lambda i: i.port_id):
         if intent.spec is None:
             continue
-        row = seen.rows.get(intent.port_id)
-        bridge = bridge_of(settings, intent, row, seen.bridges)
-        missing = left_out(settings, intent, bridge, seen)
-        if bridge is None or (missing and row is None):
-            refused[intent.port_id] = missing or unmapped(intent.spec)
-            continue
-        socket = "" if intent.spec.device else socket_path(settings, intent, row)
-        port = on_bridge(vhost_port(intent, bridge, socket, seen.tso), seen.bridges)
-        error = port_refusal(port, seen, room) or bridge_refusal(settings, port, seen)
-        if error:
+        try:
+            port, left = place_port(settings, intent, seen, room, partial(_port_on, settings, intent, seen))
+        except NetpluginError as error:
             refused[intent.port_id] = error
             continue
-        if missing:
-            kept[intent.port_id] = missing
+        if left:
+            kept[intent.port_id] = left
         room -= intent.port_id not in seen.rows and not intent.spec.device
         wanted[intent.port_id] = port
     leaving = {i.port_id for i in intents if i.spec is None}
     return Plan(tuple(ovs_changes(settings, LAYOUT, wanted, leaving, seen)), refused, kept)
+
+
+def _port_on(settings: OvsSettings, intent: Intent, seen: VhostUserObservation, bridge: str) -> VhostPort:
+    row, is_service = seen.rows.get(intent.port_id), intent.spec is not None and intent.spec.device
+    socket = "" if is_service else socket_path(settings, intent, row)
+    return VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=socket, tso=seen.tso)

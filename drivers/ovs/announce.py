@@ -6,24 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from netplugin.backend import Intent
-from netplugin.host.announcement import announcement, handover
 from netplugin.host.ovs import OvsHost
 
 
-def announce(ovs: OvsHost, backend: str, intents: Sequence[Intent], deadline: float) -> None:
-    """See ``netplugin.optional.Migrates``."""
-    _send(ovs, backend, intents, announcement, deadline)
-
-
-def hand_over(ovs: OvsHost, backend: str, intents: Sequence[Intent], deadline: float) -> None:
-    """See ``netplugin.optional.Migrates``."""
-    _send(ovs, backend, intents, handover, deadline)
-
-
-def _send(
+def send_frames(
     ovs: OvsHost, backend: str, intents: Sequence[Intent], frame: Callable[[str], bytes], deadline: float
 ) -> None:
-    """Send a frame of each of these VMs.
+    """Send the frame that ``frame`` makes of a MAC for each of these VMs (``netplugin.optional.Migrates``).
 
     The frames go through the flows of their ports: the bridge learns the MACs, and uplinks, VXLAN
     peers or the relay VF get them.
@@ -31,7 +20,7 @@ def _send(
     frames: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
     for intent in intents:
         row = ovs.view.owned(backend, intent.port_id)
-        ofport = row.interface.works_at if row and row.interface else None
+        ofport = row.works_at if row else None
         if row is not None and ofport and intent.spec is not None:
             frames[str(row.bridge)].append((ofport, frame(intent.spec.mac)))
     for bridge, those in frames.items():

@@ -3,44 +3,40 @@
 A path is below one of the roots that the operator allows (``[ovs] vhost_socket_roots``), in a directory
 of its own or of its VM. Missing directories are created, and noted in the claim of the port before that.
 Only noted ones get an owner and a mode, and are removed when they are empty and no port has its socket in
-them. At the path only a socket is removed, and no port gets a path at which there is a file.
-
-Every directory is opened in that of the one before, without following symbolic links. Those above the
-socket's must be root's alone, so that nobody can replace them meanwhile.
+them. At the path only a socket is removed (``socket_directories``), and no port gets a path at which there
+is a file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
-import stat
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from drivers.ovs import sockets
-from drivers.ovs.commands import SocketChange
-from drivers.ovs.ports import VhostPort
 from drivers.ovs.remains import ASIDE
-from drivers.ovs.sockets import KIND, ROOT, ChosenSocket, Directory, ObservedSockets, is_chosen
-from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest
+from drivers.ovs.sockets import (
+    KIND,
+    MADE,
+    ROOT,
+    ChosenSocket,
+    ObservedSockets,
+    is_chosen,
+    is_socket,
+)
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest
 from netplugin.api.models import PortSpec
-from netplugin.backend import NOBODY, Change, Claim, Intent
+from netplugin.backend import NOBODY, Claim, Intent
 from netplugin.host.names import DERIVED
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 
-_STEP = "socket-directory"
-#: In the memory of a claim: the directories that are ours, and the user of those who open the socket.
-_MADE, _USER = "made", "user"
-#: For root alone until it has its owner and mode.
-_NEW = 0o700
-_PASSABLE = 0o711
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: In the memory of a claim: the user of those who open the socket.
+_USER = "user"
 
 # -- before anything is stored -------------------------------------------------------------------------
 
@@ -127,10 +123,10 @@ def _claim(
                     f"{other.parent} is for qemu_user {claim.memory[_USER]} of port {owner}, not for {user}",
                     "choose a path in another directory, or the same qemu_user",
                 )
-            made |= {str(each) for each in above} & {*claim.memory[_MADE]}
+            made |= {str(each) for each in above} & {*claim.memory[MADE]}
     if os.path.lexists(path) and (row is None or sockets.path_of(row) != asked):
         raise _conflict(f"there is a file at {path}, and it is not of this port", f"remove it: rm {path}")
-    return Claim(KIND, asked, {ROOT: str(root), _MADE: sorted(made), _USER: user})
+    return Claim(KIND, asked, {ROOT: str(root), MADE: sorted(made), _USER: user})
 
 
 def _conflict(why: str, fix: str) -> Conflict:
@@ -154,14 +150,14 @@ def look(
     if not there:
         return found
     # A directory of ours is noted in the claim of each port below it.
-    users = Counter(each for _, memory in claims.values() for each in memory.get(_MADE, ()))
+    users = Counter(each for _, memory in claims.values() for each in memory.get(MADE, ()))
     for port_id, (path, memory) in there.items():
         directory = sockets.observed_directory(str(Path(path).parent))
         if directory is not None:
             directories[directory.path] = directory
-        is_socket = _is_socket(path)
-        empty = takewhile(lambda each: users[each] == 1, _empty_without(path, memory[_MADE], is_socket))
-        chosen[port_id] = ChosenSocket(path, memory[ROOT], is_socket, tuple(empty))
+        there_is_one = is_socket(path)
+        empty = takewhile(lambda each: users[each] == 1, _empty_without(path, memory[MADE], there_is_one))
+        chosen[port_id] = ChosenSocket(path, memory[ROOT], there_is_one, tuple(empty))
     return replace(found, chosen=chosen, directories=directories)
 
 
@@ -183,157 +179,3 @@ def _empty_without(path: str, made: Collection[str], is_socket: bool) -> Iterato
             if is_gone:
                 yield str(each)
         gone = each
-
-
-def _is_socket(path: str, within: int | None = None) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISSOCK(os.stat(path, dir_fd=within, follow_symlinks=False).st_mode)
-    return False
-
-
-# -- plan (pure) ---------------------------------------------------------------------------------------
-
-
-def arrivals(port: VhostPort, seen: ObservedSockets) -> list[Change]:
-    """The changes before the row of a port with a chosen path is added."""
-    claim, path = port.chosen, Path(port.socket)
-    if claim is None or seen.gid is None:
-        return []
-    wish = sockets.directory_for(str(path.parent), port.spec.qemu_user, seen.gid)
-    found = seen.directories.get(wish.path)
-    if found == wish or (found is not None and wish.path not in claim.memory[_MADE]):
-        return []
-    return [MakeChosenDirectory((port.port_id,), wish, claim.memory[ROOT], tuple(claim.memory[_MADE]))]
-
-
-def departures(port_id: str, seen: ObservedSockets) -> list[Change]:
-    """The changes after the row of a port is removed."""
-    chosen = seen.chosen.get(port_id)
-    if chosen is None or not (chosen.is_socket or chosen.empty):
-        return []
-    return [RemoveChosenSocket((port_id,), chosen)]
-
-
-@dataclass(frozen=True)
-class MakeChosenDirectory(SocketChange):
-    """Create the directory of a socket with those above it, or set its owner and mode.
-
-    ``made``: the directories that are ours, or will be. Others stay as they are.
-    """
-
-    before_rows: ClassVar[bool] = True
-    directory: Directory
-    root: str
-    made: tuple[str, ...]
-
-    def describe(self) -> str:
-        wish = self.directory
-        return f"make directory {wish.path} (user {wish.uid}, group {wish.gid}, mode {wish.mode:o})"
-
-    def apply(self) -> None:
-        wish, path = self.directory, Path(self.directory.path)
-        with _translated(path), _opened(Path(self.root), path, make=True) as opened:
-            *above, (_, last) = opened
-            for each, descriptor in above:
-                if str(each) in self.made:
-                    os.fchmod(descriptor, _PASSABLE)
-            if wish.path in self.made:
-                os.fchown(last, wish.uid, wish.gid)
-                os.fchmod(last, wish.mode)
-            elif not _may_create(os.fstat(last), wish):
-                who = f"user {wish.uid}" if wish.uid else f"group {wish.gid}"
-                raise HostError(
-                    f"{path} is not ours, and QEMU ({who}) may not create its socket in it",
-                    step=_STEP,
-                    fix="remove it, and the agent makes it; or give QEMU write access to it",
-                )
-
-
-@dataclass(frozen=True)
-class RemoveChosenSocket(SocketChange):
-    """Remove the socket that QEMU left, and the directories of ours that are empty without it."""
-
-    socket: ChosenSocket
-
-    def describe(self) -> str:
-        return f"remove socket {self.socket.path}"
-
-    def apply(self) -> None:
-        path = Path(self.socket.path)
-        with _translated(path), _opened(Path(self.socket.root), path.parent, make=False) as opened:
-            directory, descriptor = opened[-1]
-            if directory == path.parent and _is_socket(path.name, descriptor):
-                os.unlink(path.name, dir_fd=descriptor)
-            for (_, parent), (each, _) in reversed([*pairwise(opened)]):
-                if str(each) not in self.socket.empty:
-                    return
-                try:
-                    os.rmdir(each.name, dir_fd=parent)
-                except OSError as refused:
-                    if refused.errno not in (errno.ENOTEMPTY, errno.ENOENT):
-                        raise
-                    return
-
-
-@contextlib.contextmanager
-def _opened(root: Path, directory: Path, *, make: bool) -> Iterator[list[tuple[Path, int]]]:
-    """Open the root and the directories below it as far as there are any, at most to this one.
-
-    Raises: OSError (ENOTDIR at a symbolic link); HostError if another user could replace one of them.
-    """
-    with contextlib.ExitStack() as stack:
-        opened: list[tuple[Path, int]] = []
-
-        def enter(path: Path, flags: int, within: int | None) -> None:
-            descriptor = os.open(path if within is None else path.name, _OPEN | flags, dir_fd=within)
-            stack.callback(os.close, descriptor)
-            opened.append((path, descriptor))
-
-        enter(root, 0, None)
-        for name in directory.relative_to(root).parts:
-            above, descriptor = opened[-1]
-            _require_guarded(above, os.fstat(descriptor))
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, _NEW, dir_fd=descriptor)
-            try:
-                enter(above / name, os.O_NOFOLLOW, descriptor)
-            except FileNotFoundError:
-                break
-        yield opened
-
-
-def _require_guarded(path: Path, found: os.stat_result) -> None:
-    """Raises: HostError if others than root could replace what is in the directory."""
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-        raise HostError(
-            f"{path} is not for root alone to write to "
-            f"(user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}), and sockets are below it",
-            step=_STEP,
-            fix=f"chown root {path} && chmod go-w {path}; or choose another path",
-        )
-
-
-def _may_create(found: os.stat_result, wish: Directory) -> bool:
-    """Whether QEMU may create a socket in a directory of others."""
-    mode, both = found.st_mode, 0o3  # write and search
-    if wish.uid:
-        of_class = found.st_uid == wish.uid and mode >> 6 & both == both
-    else:
-        of_class = (found.st_gid == wish.gid and mode >> 3 & both == both) or found.st_uid != 0
-    return of_class or mode & both == both
-
-
-@contextlib.contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    """Translate errors of the system. Raises: HostError."""
-    try:
-        yield
-    except OSError as refused:
-        if refused.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise HostError(
-                f"{path}: {refused.filename} is a symbolic link or no directory",
-                step=_STEP,
-                fix="choose a path without symbolic links below the root",
-            ) from refused
-        raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused

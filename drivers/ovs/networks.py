@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from drivers.ovs.findings import of_interface
 from drivers.ovs.model import OvsObservation
-from drivers.ovs.ports import OvsUplink
+from drivers.ovs.uplinks import OvsUplink
 from drivers.ovs.usability import refuse_tunnels
 from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
 from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of

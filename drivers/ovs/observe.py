@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from drivers.ovs import chosen_sockets, filters, sockets, tunnels, usability
+from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors, shut_ports
 from drivers.ovs.overlays import OVERLAY, SHARED_NAMES, TUNNELS, ObservedTunnels
 from netplugin.api.errors import HostError, OperationTimeout
@@ -166,7 +167,15 @@ class OvsReader:
             store_mark=view.root.store_mark if scope.whole else "",
         )
 
-    def starved(self, scope: Scope) -> frozenset[str]:
+    def facts(self, scope: Scope, seen: OvsObservation) -> VswitchdFacts:
+        """What vswitchd tells of the ports in scope, and of NICs that would drop large segments of VMs."""
+        nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
+        cannot_segment: frozenset[str] = frozenset()
+        if nics and scope.rows and usability.nic_must_segment(self._view.root):
+            cannot_segment = usability.cannot_segment(self.appctl(scope, "dpctl/show"))
+        return VswitchdFacts(self._view.root, self._starved(scope), cannot_segment)
+
+    def _starved(self, scope: Scope) -> frozenset[str]:
         """Ports that have no mbufs according to the database and that indeed no PMD thread polls.
 
         After a restart with a connected VM, vswitchd 3.1 may set up a device and never update its
@@ -179,13 +188,6 @@ class OvsReader:
         shown = self.appctl(scope, "dpif-netdev/pmd-rxq-show")
         polled = {q.port for thread in parse_threads(shown).threads for q in thread.queues}
         return frozenset(suspects - polled)
-
-    def cannot_segment(self, seen: OvsObservation, scope: Scope) -> frozenset[str]:
-        """Uplink NICs of ports in scope that would drop large segments of VMs."""
-        nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
-        if not (nics and scope.rows and usability.nic_must_segment(self._view.root)):
-            return frozenset()
-        return usability.cannot_segment(self.appctl(scope, "dpctl/show"))
 
     def appctl(self, scope: Scope, command: str) -> str:
         """Run a command in vswitchd. Raises: BackendUnavailable, HostError, OperationTimeout."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from drivers.ovs import overlay_commands as c
 from drivers.ovs import tunnels
-from drivers.ovs.commands import SetBridgeFlows
+from drivers.ovs.flow_changes import DropNetwork, SetBridgeFlows, SetNetwork
 from drivers.ovs.model import Layout, OvsObservation
 from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TUNNELS, TunnelPort, network_of, vxlan_name
+from drivers.ovs.row_changes import AddPort, RemovePort, SetPort
 from netplugin.backend import Change, Overlay
 from netplugin.host.flow import COOKIE_MARK
 from netplugin.host.ovs import OvsSettings
@@ -44,7 +44,7 @@ def network_changes(
         users.setdefault(overlay.network_id, []).append(port_id)
     overlays = {overlay.network_id: overlay for overlay in wanted.values()}
     after += [
-        c.SetNetwork(tuple(users[network_id]), TUNNELS, overlay, local_ip)
+        SetNetwork(tuple(users[network_id]), TUNNELS, overlay, local_ip)
         for network_id, overlay in sorted(overlays.items())
         if local_ip and _flows_differ(overlay, local_ip, seen)
     ]
@@ -87,18 +87,18 @@ def _ports(
             if wish.type == "patch" or vxlan_name(overlay.spec.udp_port) == name
         )
         if row is None and wanted:
-            changes.append(c.AddTunnelPort(ids, wish))
+            changes.append(AddPort(ids, wish))
         elif row is not None and wish.must_be_remade(row):
-            changes.append(c.RemoveTunnelPort(ids, str(row.bridge), name, is_remade=True))
+            changes.append(RemovePort(ids, str(row.bridge), name))
         elif row is not None and wish.differs(row):
-            changes.append(c.SetTunnelPort(ids, wish))
+            changes.append(SetPort(ids, wish))
     removals: list[Change] = []
     if in_use and not local_ip:
         return [], []  # keep existing tunnels until [ovs] local_ip is set
     for name, row in sorted(seen.tunnels.ports.items()):
         bridge = seen.bridges.get(str(row.bridge))
         if name not in wishes and (in_use or bridge is None or bridge.used_by_others):
-            removals.append(c.RemoveTunnelPort((), str(row.bridge), name))
+            removals.append(RemovePort((), str(row.bridge), name, unless_needed=True))
     return changes, removals
 
 
@@ -117,7 +117,7 @@ def _ofport(row: OvsPort | None) -> int | None:
     """Return the ofport; None if the row does not exist yet, 0 if vswitchd failed to create the port."""
     if row is None:
         return None
-    return (row.interface and row.interface.works_at) or 0
+    return row.works_at or 0
 
 
 def _forgotten(
@@ -135,4 +135,4 @@ def _forgotten(
             users.setdefault(tunnels.network_cookie(network_id), []).append(port_id)
     maybe = users.keys() & {tunnels.network_cookie(network_id) for network_id in of_others}
     gone = (users.keys() | seen.tunnels.flows.keys()) - kept | maybe
-    return [c.DropNetwork(tuple(users.get(cookie, ())), TUNNELS, cookie) for cookie in sorted(gone)]
+    return [DropNetwork(tuple(users.get(cookie, ())), TUNNELS, cookie) for cookie in sorted(gone)]

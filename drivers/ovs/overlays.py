@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from drivers.ovs.ports import rows_differ
+from drivers.ovs.ports import PortRows
 from netplugin.host.flow import Flow
 from netplugin.host.names import VXLAN
 from netplugin.host.ovs_rows import NETWORK_MARK, TUNNEL_MARK, UDP_MARK, OvsPort
@@ -51,8 +51,10 @@ NO_TUNNELS = ObservedTunnels()
 
 
 @dataclass(frozen=True)
-class TunnelPort:
+class TunnelPort(PortRows):
     """A port that VXLAN networks share: a patch port, or the tunnel port of one UDP port."""
+
+    shared_mark: ClassVar[str] = TUNNEL_MARK
 
     name: str
     bridge: str
@@ -67,31 +69,22 @@ class TunnelPort:
     @staticmethod
     def vxlan(udp_port: int, local_ip: str) -> TunnelPort:
         """Flows set the VNI and the destination. The outer header has OVS's defaults: DF set, TTL 64."""
-        options = {
-            "remote_ip": "flow",
-            "key": "flow",
-            "local_ip": local_ip,
-            "dst_port": str(udp_port),
-        }
+        options = {"remote_ip": "flow", "key": "flow", "local_ip": local_ip, "dst_port": str(udp_port)}
         return TunnelPort(vxlan_name(udp_port), TUNNELS, "vxlan", options)
+
+    def summary(self, *, is_new: bool) -> str:
+        return self.type
 
     def port_columns(self) -> dict[str, Any]:
         """No tag, so the patch is a trunk for the local VLANs of all networks."""
         return {"tag": [], "vlan_mode": [], "external_ids": {TUNNEL_MARK: self.type}}
 
-    def interfaces(self) -> dict[str, dict[str, Any]]:
-        columns = {
-            "type": self.type,
-            "options": dict(self.options),
-            "external_ids": {TUNNEL_MARK: self.type},
-        }
-        return {self.name: columns}
+    def interfaces(self, *, is_new: bool = False) -> dict[str, dict[str, Any]]:
+        ids = {TUNNEL_MARK: self.type}
+        return {self.name: {"type": self.type, "options": dict(self.options), "external_ids": ids}}
 
     def must_be_remade(self, row: OvsPort) -> bool:
         return row.bridge != self.bridge or row.interface is None
-
-    def differs(self, row: OvsPort) -> bool:
-        return rows_differ(row, self)
 
 
 def vxlan_name(udp_port: int) -> str:

@@ -8,83 +8,53 @@ time (``PMD_RCU_QUIESCE_INTERVAL`` in lib/dpif-netdev.c).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
-from drivers.ovs.commands import (
-    AddBeside,
-    AddPort,
-    AddUplink,
-    RemoveBeside,
-    RemovePort,
-    RemoveUplink,
-    RowChange,
-)
+from drivers.ovs.row_changes import AddPort, RemovePort, RowChange
 
 #: Seconds: a transaction that takes longer halves the next ones, one that takes less doubles them.
 _QUICK_S, _SLOW_S = 0.1, 0.25
 #: Fewer ports would have most of the time spent on what each transaction takes without one.
-_LEAST_ADDED, _LEAST_REMOVED = 16, 4
-_MOST = 256
-
-_ADDS = (AddPort, AddBeside, AddUplink)
-_REMOVES = (RemovePort, RemoveBeside, RemoveUplink)
+_LEAST, _MOST = 32, 256
+#: As many added ports take as long as a removed one.
+_REMOVED = 8
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How many ports a transaction adds, or removes, at most."""
+    """How many ports a transaction adds at most."""
 
-    added: int = 64
-    removed: int = 8
+    ports: int = 64
 
     def parts(self, changes: Sequence[RowChange]) -> list[list[RowChange]]:
         """The changes in their order, each part for one transaction.
 
-        What is for one port alone and stands together is in one part.
+        Consecutive changes of the same port are in one part.
         """
         parts: list[list[RowChange]] = [[]]
-        for together in _by_port(changes):
-            if self._share(together) and self._share([*parts[-1], *together]) > 1 and self._share(parts[-1]):
-                parts.append([])
-            parts[-1] += together
+        filled = 0
+        for alone, group in groupby(changes, lambda each: each.ports if len(each.ports) == 1 else None):
+            for together in [[*group]] if alone else ([each] for each in group):
+                size = _size(together)
+                if filled and size and filled + size > self.ports:
+                    parts.append([])
+                    filled = 0
+                parts[-1] += together
+                filled += size
         return [part for part in parts if part]
 
     def after(self, changes: Sequence[RowChange], took_s: float) -> Pace:
         """The pace after a transaction of these changes that took so many seconds."""
-        share = self._share(changes)
-        if share and took_s > _SLOW_S:
-            factor = 0.5
-        elif share > 0.5 and took_s < _QUICK_S:
-            factor = 2.0
-        else:
-            return self
-        pace = self
-        if any(isinstance(change, _ADDS) for change in changes):
-            pace = replace(pace, added=_within(_LEAST_ADDED, self.added * factor))
-        if any(isinstance(change, _REMOVES) for change in changes):
-            pace = replace(pace, removed=_within(_LEAST_REMOVED, self.removed * factor))
-        return pace
-
-    def _share(self, changes: Iterable[RowChange]) -> float:
-        """The part of a transaction that these changes fill."""
-        return sum(
-            1 / self.added if isinstance(change, _ADDS) else 1 / self.removed
-            for change in changes
-            if isinstance(change, (*_ADDS, *_REMOVES))
-        )
+        size = _size(changes)
+        if size and took_s > _SLOW_S:
+            return Pace(max(_LEAST, self.ports // 2))
+        if took_s < _QUICK_S and size > self.ports / 2:
+            return Pace(min(_MOST, self.ports * 2))
+        return self
 
 
-def _within(least: int, size: float) -> int:
-    return max(least, min(_MOST, int(size)))
-
-
-def _by_port(changes: Sequence[RowChange]) -> list[list[RowChange]]:
-    """Runs of changes that are for the same single port; the others are alone."""
-    runs: list[list[RowChange]] = []
-    for change in changes:
-        if runs and len(change.ports) == 1 and change.ports == runs[-1][-1].ports:
-            runs[-1].append(change)
-        else:
-            runs.append([change])
-    return runs
+def _size(changes: Sequence[RowChange]) -> int:
+    added = sum(isinstance(change, AddPort) for change in changes)
+    return added + _REMOVED * sum(isinstance(change, RemovePort) for change in changes)

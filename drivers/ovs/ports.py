@@ -1,17 +1,17 @@
-"""The desired OVSDB rows of ports, their policers and uplinks, derived from the intent alone."""
+"""The desired OVSDB rows of the ports of VMs, with their policers, derived from the intent alone."""
 
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from drivers.ovs.sockets import is_chosen
 from netplugin.api.models import PortSpec
 from netplugin.backend import Claim, Intent, Overlay
-from netplugin.host.names import UPLINK, VHOST, device_name
-from netplugin.host.ovs import OvsSettings
+from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs_rows import (
     BACKEND_MARK,
     BESIDE_MARK,
@@ -24,7 +24,6 @@ from netplugin.host.ovs_rows import (
     PORT_MARK,
     STORE_MARK,
     UDP_MARK,
-    UPLINK_MARK,
     OvsPort,
 )
 
@@ -36,18 +35,58 @@ SERVICE_TYPE = ""
 QUEUES_MARK = "netplugin-queues"
 
 
-class Rows(Protocol):
+class PortRows(ABC):
     """A port as its rows. Values have the form of the database: an optional column is a list."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def bridge(self) -> str: ...
-    def port_columns(self) -> dict[str, Any]: ...
-    def interfaces(self) -> dict[str, dict[str, Any]]: ...
+    #: What ``Change.describe`` calls it.
+    kind: ClassVar[str] = "port"
+    #: Map columns in which other keys are kept.
+    merged: ClassVar[Collection[str]] = ("external_ids",)
+    #: The mark of a port that several backends share: another one may have added it already.
+    shared_mark: ClassVar[str] = ""
 
+    @abstractmethod
+    def port_columns(self) -> dict[str, Any]:
+        """The columns of Port."""
 
-# -- policers ----------------------------------------------------------------------------------------
+    @abstractmethod
+    def interfaces(self, *, is_new: bool = False) -> dict[str, dict[str, Any]]:
+        """The columns of each Interface by name; ``is_new``: with those that are set only when it is made."""
+
+    def qos_columns(self) -> dict[str, Any] | None:
+        """The columns of its QoS row; None: it has none."""
+        return None
+
+    def awaited_mtu(self, *, is_new: bool) -> int | None:
+        """The MTU for which to wait after the port was added (``is_new``) or set; None: for none."""
+        return None
+
+    @abstractmethod
+    def summary(self, *, is_new: bool) -> str:
+        """What ``Change.describe`` says of its attributes."""
+
+    def differs(self, row: OvsPort) -> bool:
+        """Whether a column that can be changed live differs."""
+        found = {interface.name: interface for interface in row.interfaces}
+        interfaces = self.interfaces()
+        return (
+            found.keys() != interfaces.keys()
+            or self._columns_differ(row, self.port_columns())
+            or any(self._columns_differ(found[name], columns) for name, columns in interfaces.items())
+        )
+
+    def _columns_differ(self, row: object, columns: Mapping[str, Any]) -> bool:
+        for column, desired in columns.items():
+            found = getattr(row, column)
+            if column in self.merged:
+                if any(found.get(key) != value for key, value in desired.items()):
+                    return True
+            elif isinstance(desired, list):
+                if found != (desired[0] if desired else None):
+                    return True
+            elif found != desired:
+                return True
+        return False
 
 
 _QOS_TYPE = "egress-policer"
@@ -94,23 +133,20 @@ class Policer:
 _SHOWN = re.compile(r"^(cir|cbs): (\d+)$", re.MULTILINE)
 
 
-def policer_refused(shown: str, wanted: Policer | None) -> str | None:
+def policer_refused(shown: str, desired: Policer | None) -> str | None:
     """Compare with ``ovs-appctl qos/show <interface>``: the difference, or None if it is as requested.
 
     vswitchd reports a refused policer only in its log, so this output is the only way to detect it.
     """
     found: Mapping[str, str] = dict(_SHOWN.findall(shown))
-    expected = {"cir": str(wanted.cir), "cbs": str(wanted.cbs)} if wanted else {}
+    expected = {"cir": str(desired.cir), "cbs": str(desired.cbs)} if desired else {}
     if found == expected:
         return None
     return f"vswitchd did not take the policer {expected or 'away'}, it has {found or 'none'}"
 
 
-# -- ports of VMs, relay VFs and uplinks ---------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class RelayVfPort:
+class RelayVfPort(PortRows):
     """The relay VF of a VM's port: a DPDK port on the same bridge that takes all of its frames."""
 
     backend: str
@@ -124,10 +160,16 @@ class RelayVfPort:
     #: The MAC with which OVS must have opened it, where that is not the VM's and matters.
     opened_with: str = ""
 
+    def summary(self, *, is_new: bool) -> str:
+        return f"{self.device}, MTU {self.mtu}"
+
+    def awaited_mtu(self, *, is_new: bool) -> int | None:
+        return self.mtu
+
     def port_columns(self) -> dict[str, Any]:
         return {"external_ids": {BESIDE_MARK: self.port_id, BACKEND_MARK: self.backend}}
 
-    def interfaces(self) -> dict[str, dict[str, Any]]:
+    def interfaces(self, *, is_new: bool = False) -> dict[str, dict[str, Any]]:
         """The columns of Interface. OVS uses a device with fewer receive queues with those that it has."""
         ids = {BESIDE_MARK: self.port_id} | ({MAC_MARK: self.opened_with} if self.opened_with else {})
         columns = {
@@ -144,12 +186,9 @@ class RelayVfPort:
             return True
         return row.interface.external_ids.get(MAC_MARK, "") != self.opened_with
 
-    def differs(self, row: OvsPort) -> bool:
-        return rows_differ(row, self)
-
 
 @dataclass(frozen=True)
-class VhostPort:
+class VhostPort(PortRows):
     """A VM's port as OVS should have it: its rows, the spec for its flows, and its relay VF port."""
 
     backend: str
@@ -178,7 +217,7 @@ class VhostPort:
     closed: bool = False
     #: Whether it is announced at the request of the host that its VM leaves.
     follows: bool = False
-    #: The physical network to mark it with, on a bridge that has no mark (``mapping.on_bridge``).
+    #: The physical network to mark it with, on a bridge that has no mark (``placing.on_bridge``).
     mapped_network: str = ""
 
     @staticmethod
@@ -219,6 +258,13 @@ class VhostPort:
         """The device of the host that OVS opens for a service port."""
         return None if self.spec.internal else self.spec.device
 
+    def summary(self, *, is_new: bool) -> str:
+        rate = f", sends {self.sends.kbps} kbit/s" if self.sends else ""
+        return f"tag {self.tag}, MTU {self.mtu}{rate}"
+
+    def awaited_mtu(self, *, is_new: bool) -> int | None:
+        return None if is_new or self.spec.device else self.mtu
+
     def port_columns(self) -> dict[str, Any]:
         """The columns of Port: an access port. A flat port has tag 0; without a tag it is a trunk."""
         ids = {PORT_MARK: self.port_id, BACKEND_MARK: self.backend}
@@ -230,8 +276,8 @@ class VhostPort:
             ids[STORE_MARK] = self.stamp
         return {"tag": [self.tag], "vlan_mode": ["access"], "external_ids": ids}
 
-    def interface_columns(self) -> dict[str, Any]:
-        """The columns of Interface, with the external ids of OVS's integration guide."""
+    def interfaces(self, *, is_new: bool = False) -> dict[str, dict[str, Any]]:
+        """With the external ids of OVS's integration guide."""
         ids = {"iface-id": self.port_id, "attached-mac": self.spec.mac, PORT_MARK: self.port_id}
         if self.opened:
             ids[MTU_MARK] = str(self.mtu)
@@ -240,7 +286,7 @@ class VhostPort:
             # kvmagent reads vm-id, as XenServer's integration writes it; others vm-uuid.
             ids |= dict.fromkeys(("vm-id", "vm-uuid"), self.spec.vm_id)
             ids[QUEUES_MARK] = str(self.spec.queues)
-        return {
+        columns = {
             "type": self.type,
             "options": dict(self.options),
             "mtu_request": [] if self.opened else [self.mtu],
@@ -248,9 +294,7 @@ class VhostPort:
             "ingress_policing_burst": self.sends.burst_kbit if self.sends else 0,
             "external_ids": ids,
         }
-
-    def interfaces(self) -> dict[str, dict[str, Any]]:
-        return {self.name: self.interface_columns()}
+        return {self.name: columns}
 
     def qos_columns(self) -> dict[str, Any] | None:
         """The columns of the QoS row that limits what the VM receives; None: no limit."""
@@ -263,10 +307,6 @@ class VhostPort:
         """Whether the port must be deleted and added again, because OVS cannot change it live."""
         is_another = row.interface is not None and bool(row.interface.other_ifindex)
         return is_another or row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
-
-    def differs(self, row: OvsPort) -> bool:
-        """Whether a column that can be changed live differs."""
-        return rows_differ(row, self)
 
     def qos_differs(self, row: OvsPort) -> bool:
         if row.qos is None or self.receives is None:
@@ -290,81 +330,6 @@ def port_name(port_id: str, spec: PortSpec) -> str:
     return spec.device or spec.port_name or device_name(VHOST, port_id)
 
 
-#: Map columns of an uplink in which other keys are kept.
-MERGED_OF_UPLINKS = ("external_ids", "options")
-
-#: Values of [ovs] bonds, and the columns ``bond_mode`` and ``lacp`` of Port.
-BOND_COLUMNS: Mapping[str, tuple[str, str]] = {
-    "active-backup": ("active-backup", "off"),
-    "balance-slb": ("balance-slb", "off"),
-    "lacp": ("balance-tcp", "active"),
-}
-
-
-@dataclass(frozen=True)
-class OvsUplink:
-    """The DPDK port that connects a bridge to its physical network: a device or a bond.
-
-    Other ``options`` of its interfaces, such as ``n_rxq``, belong to the operator. So does the MTU
-    of existing interfaces, because a change stops the NIC for all its users; unless the API made the
-    network with this MTU (``sets_mtu``).
-    """
-
-    name: str
-    bridge: str
-    physical_network: str
-    devices: tuple[str, ...]
-    bond: str | None
-    #: The MTU of a new interface.
-    mtu: int
-    sets_mtu: bool = False
-
-    @staticmethod
-    def of(settings: OvsSettings, bridge: str, network: str) -> OvsUplink | None:
-        """The uplink of a network; None if the network has no devices."""
-        devices = settings.uplinks.get(network, ())
-        if not devices:
-            return None
-        several = len(devices) > 1
-        identity = f"bond {network}" if several else devices[0]
-        return OvsUplink(
-            name=device_name(UPLINK, identity),
-            bridge=bridge,
-            physical_network=network,
-            devices=devices,
-            bond=settings.bonds.get(network, "active-backup") if several else None,
-            mtu=settings.mtu_of_uplinks(network),
-            sets_mtu=network in settings.made and network in settings.uplink_mtu,
-        )
-
-    def port_columns(self) -> dict[str, Any]:
-        mode, lacp = BOND_COLUMNS[self.bond] if self.bond else (None, None)
-        return {
-            "bond_mode": [mode] if mode else [],
-            "lacp": [lacp] if lacp else [],
-            "external_ids": {UPLINK_MARK: self.physical_network},
-        }
-
-    def interfaces(self) -> dict[str, dict[str, Any]]:
-        mtu = {"mtu_request": [self.mtu]} if self.sets_mtu else {}
-        return {
-            device_name(UPLINK, device): {
-                "type": "dpdk",
-                "options": {"dpdk-devargs": device},
-                "external_ids": {UPLINK_MARK: self.physical_network},
-                **mtu,
-            }
-            for device in self.devices
-        }
-
-    def new_interfaces(self) -> dict[str, dict[str, Any]]:
-        """The columns that are set only when an interface is created."""
-        return {} if self.sets_mtu else {name: {"mtu_request": [self.mtu]} for name in self.interfaces()}
-
-    def differs(self, row: OvsPort) -> bool:
-        return rows_differ(row, self, merged=MERGED_OF_UPLINKS)
-
-
 def is_marked(external_ids: Mapping[str, str], backend: str) -> bool:
     """Whether a row is marked as a port of this backend."""
     return PORT_MARK in external_ids and external_ids.get(BACKEND_MARK) == backend
@@ -379,29 +344,3 @@ def cannot_become(row: OvsPort, bridge: str, kind: str, options: Mapping[str, st
         or interface.type != kind
         or any(interface.options.get(name) != value for name, value in options.items())
     )
-
-
-def rows_differ(row: OvsPort, wish: Rows, merged: Collection[str] = ("external_ids",)) -> bool:
-    """Whether the rows of a port differ from the desired ones. Maps in ``merged`` may have other keys."""
-    found = {interface.name: interface for interface in row.interfaces}
-    interfaces = wish.interfaces()
-    return (
-        found.keys() != interfaces.keys()
-        or _columns_differ(row, wish.port_columns(), merged)
-        or any(_columns_differ(found[name], columns, merged) for name, columns in interfaces.items())
-    )
-
-
-def _columns_differ(row: object, columns: Mapping[str, Any], merged: Collection[str]) -> bool:
-    """Compare a row with columns in the form of the database: an optional column is a list."""
-    for column, wanted in columns.items():
-        found = getattr(row, column)
-        if column in merged:
-            if any(found.get(key) != value for key, value in wanted.items()):
-                return True
-        elif isinstance(wanted, list):
-            if found != (wanted[0] if wanted else None):
-                return True
-        elif found != wanted:
-            return True
-    return False

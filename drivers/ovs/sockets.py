@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivers.ovs.remains import REMOVER
-from netplugin.api.errors import HostError
 from netplugin.api.models import Finding
 from netplugin.backend import Claim, Intent
 from netplugin.host.names import (
@@ -30,19 +29,21 @@ from netplugin.host.names import (
 )
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
-from netplugin.host.safe_files import make_directory, opened
+from netplugin.host.safe_files import make_directory
 from netplugin.host.usability import Usability
 
 #: The kind of claim that holds the path of a port's socket.
 KIND = "vhost-socket"
 #: In the memory of a claim on a path that the caller chose: the root that it is below.
 ROOT = "root"
+#: And the directories that are ours, which the agent has made or will make.
+MADE = "made"
 #: Options of Interface that hold the path.
 PATH_OPTIONS = ("vhost-server-path", "vdpa-socket-path")
 
 _STEP = "socket-directory"
 #: Others may traverse it (to their own directory) and not list it.
-_PASSABLE = 0o711
+PASSABLE = 0o711
 _OF_GROUP = 0o2770
 _OF_USER = 0o700
 
@@ -93,15 +94,6 @@ def fits(path: str, port_id: str) -> bool:
 def is_own(directory: str, port_id: str) -> bool:
     """Whether the directory is the port's own, by its name: a directory carries no mark."""
     return os.path.basename(directory) == device_name(SOCKETS, port_id)
-
-
-def wanted_directory(path: str, port_id: str, qemu_user: int | None, gid: int) -> Directory | None:
-    """The directory that a port's socket needs; None if it is not managed by us.
-
-    ``gid`` is the group of all QEMU processes.
-    """
-    directory = os.path.dirname(path)
-    return directory_for(directory, qemu_user, gid) if is_own(directory, port_id) else None
 
 
 def directory_for(path: str, qemu_user: int | None, gid: int) -> Directory:
@@ -181,6 +173,12 @@ def observed_directory(path: str) -> Directory | None:
     return Directory(path, found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
 
 
+def is_socket(path: str, within: int | None = None) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISSOCK(os.stat(path, dir_fd=within, follow_symlinks=False).st_mode)
+    return False
+
+
 def _gid(group: str) -> int | None:
     try:
         return grp.getgrnam(group).gr_gid
@@ -199,13 +197,13 @@ def make_directories(settings: OvsSettings) -> None:
     """
     for directory in (settings.vhost_socket_dir, *settings.vhost_socket_roots):
         with contextlib.suppress(OSError):
-            make_directory(directory, _PASSABLE)
+            make_directory(directory, PASSABLE)
     REMOVER.start(settings.vhost_socket_dir)
 
 
 def usable(directory: Path, group: str) -> Usability:
     """Check the directory: OVS accepts a port with any path and reports the failure only in its log."""
-    fix = f"install -d -m {_PASSABLE:o} {directory}"
+    fix = f"install -d -m {PASSABLE:o} {directory}"
     try:
         found = directory.stat()
     except OSError as missing:
@@ -231,28 +229,6 @@ def usable(directory: Path, group: str) -> Usability:
             _STEP,
         )
     return Usability(True)
-
-
-def make(wish: Directory) -> None:
-    """Create a directory, or set its owner and mode. Raises: HostError."""
-    path = Path(wish.path)
-    try:
-        make_directory(path.parent, _PASSABLE)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with opened(made):
-            found = os.fstat(made)
-            if found.st_uid not in (0, wish.uid):
-                raise HostError(
-                    f"{path} is user {found.st_uid}'s, and not root's or user {wish.uid}'s",
-                    step=_STEP,
-                    fix=f"look who made it, and remove it: rm -r {path}",
-                )
-            os.fchown(made, wish.uid, wish.gid)
-            os.fchmod(made, wish.mode)
-    except OSError as refused:
-        raise HostError(f"{path}: {refused.strerror}", step=_STEP) from refused
 
 
 # -- findings ----------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
 _TSO = "userspace-tso-enable"
 
 
-def postcopy_enabled(root: OvsRoot) -> bool:
+def _postcopy_enabled(root: OvsRoot) -> bool:
     """Whether it is configured that the memory of VMs with vhost-user ports may follow after them."""
     return root.other_config.get("vhost-postcopy-support", "").lower() == "true"
 
@@ -71,6 +71,16 @@ def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
         step="userspace-tso",
         fix=f"ovs-vsctl remove Open_vSwitch . other_config {_TSO} and restart ovs-vswitchd; or use OVS 3.5",
     )
+
+
+def facts(root: OvsRoot) -> dict[str, str | int | bool]:
+    """The facts of ``GET /v1/backends`` about OVS."""
+    return {
+        "ovs_version": root.ovs_version or "unknown",
+        "dpdk_version": root.dpdk_version or "none",
+        "userspace_tso": tso_enabled(root),
+        "vhost_postcopy": _postcopy_enabled(root),
+    }
 
 
 def nic_must_segment(root: OvsRoot) -> bool:

@@ -8,20 +8,20 @@ from functools import partial
 from typing import Any, ClassVar
 
 from drivers.ovs import chosen_sockets, networks, sockets, usability
-from drivers.ovs.commands import AddBeside, RemoveBeside
-from drivers.ovs.mapping import mapped_bridge
-from drivers.ovs.model import OvsObservation
+from drivers.ovs.placing import mapped_bridge
+from drivers.ovs.ports import RelayVfPort, port_name
+from drivers.ovs.row_changes import AddPort, RemovePort
 from drivers.vdpa import vduse_plan
 from drivers.vdpa.findings import findings
 from drivers.vdpa.mode_choice import ModeChoice, first_that_has
 from drivers.vdpa.model import (
     BACKEND,
+    BRIDGE,
     Mode,
     VdpaObservation,
     check_migration,
     check_mode,
     claim_vduse,
-    desired_port,
     mode_of,
     mode_on_host,
     vf_on_host,
@@ -29,8 +29,8 @@ from drivers.vdpa.model import (
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
 from drivers.vdpa.switch import Switch
-from drivers.vdpa.vduse_commands import DeviceChange, VduseHost
-from drivers.vdpa.vduse_devices import VHOST_VDPA
+from drivers.vdpa.vduse_commands import DeviceChange
+from drivers.vdpa.vduse_host import VHOST_VDPA, VduseHost
 from drivers.vf.backend import VfBackend
 from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
@@ -205,30 +205,23 @@ class Vdpa(
         return self._switch.held_vlans()
 
     def facts(self) -> Mapping[str, str | int | bool]:
-        root = self._switch.root
-        return {
-            **self._choice.facts(),
-            "ovs_version": root.ovs_version or "unknown",
-            "dpdk_version": root.dpdk_version or "none",
-            "userspace_tso": usability.tso_enabled(root),
-            "vhost_postcopy": usability.postcopy_enabled(root),
-        }
+        return {**self._choice.facts(), **usability.facts(self._switch.root)}
 
     def binding(self, intent: Intent) -> Binding:
         """Raises: HostError if the device of a port in mode ``vduse`` is not there now."""
-        row, mode = self._switch.row(intent.port_id), mode_of(intent)
+        assert intent.spec is not None
+        row, mode, settings = self._switch.row(intent.port_id), mode_of(intent), self._switch.settings
+        new = BRIDGE if mode is Mode.RELAY else mapped_bridge(settings, intent)
+        bridge = row.bridge if row else new
         if mode is Mode.VDUSE:
             device = self._vduse.device(vduse_plan.vduse_name(intent.port_id))
-            bridge = row.bridge if row else mapped_bridge(self._switch.settings, intent)
             return vduse_plan.make_binding(intent, device, bridge, hugepages=self._guest_hugepages)
-        claim = claim_of(intent)
-        assert intent.spec is not None and claim is not None and mode is not None
-        rows = {intent.port_id: row} if row else {}
-        port = desired_port(self._switch.settings, intent, OvsObservation({}, rows))
+        claim, socket = claim_of(intent), sockets.socket_path(settings, intent, row)
+        assert claim is not None and mode is not None
         return Binding.model_validate(
             {
                 "vif_type": "vhostuser",
-                "interface_xml": vhostuser_interface(intent.spec, port.socket),
+                "interface_xml": vhostuser_interface(intent.spec, socket),
                 "domain_requirements": DomainRequirements(
                     shared_memory=True,
                     hugepages=self._guest_hugepages,
@@ -236,9 +229,9 @@ class Vdpa(
                     qemu_user=intent.spec.qemu_user,
                 ),
                 "mode": mode.value,
-                "socket_path": port.socket,
-                "bridge": row.bridge if row else port.bridge,
-                "device": port.name,
+                "socket_path": socket,
+                "bridge": bridge,
+                "device": port_name(intent.port_id, intent.spec),
                 "pci_address": claim.key,
                 **place(remembered(claim)),
             }
@@ -368,6 +361,7 @@ def _hopeless(change: Change, failed: Mapping[str, NetpluginError]) -> bool:
 
 def _opened_or_closed(changes: Sequence[Change]) -> list[str]:
     """Return the VFs that OVS opens or closes by these changes."""
-    opened = [change.port.device for change in changes if isinstance(change, AddBeside)]
-    closed = [change.device for change in changes if isinstance(change, RemoveBeside)]
+    added = [change.port for change in changes if isinstance(change, AddPort)]
+    opened = [port.device for port in added if isinstance(port, RelayVfPort)]
+    closed = [change.device for change in changes if isinstance(change, RemovePort) and change.device]
     return opened + closed + [c.address for c in changes if isinstance(c, DetachVf)]

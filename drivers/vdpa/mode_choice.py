@@ -8,7 +8,7 @@ from typing import Any
 from drivers.vdpa.findings import no_pci
 from drivers.vdpa.model import NATIVE_TYPE, Mode, lacks_native, lacks_vduse
 from drivers.vdpa.switch import Switch
-from drivers.vdpa.vduse_commands import VduseHost
+from drivers.vdpa.vduse_host import VduseHost
 from drivers.vf.kernel import VfKernel
 from netplugin.api.errors import InvalidRequest, NetpluginError, Unsupported
 from netplugin.api.models import Features

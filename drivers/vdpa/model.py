@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from drivers.ovs import filters
 from drivers.ovs.findings import VswitchdFacts
-from drivers.ovs.mapping import bridge_of, on_bridge, unmapped
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlays import BRIDGE_MARKS, HOMES, TUNNELS
-from drivers.ovs.ports import RelayVfPort, VhostPort
-from drivers.ovs.sockets import path_of, socket_path
+from drivers.ovs.ports import VhostPort
+from drivers.ovs.sockets import path_of
 from drivers.ovs.tunnels import BASE_FLOWS
-from drivers.vdpa.vduse_devices import VduseDevice
+from drivers.vdpa.vduse_host import VduseDevice
 from drivers.vdpa.vduse_processes import DeviceStep
 from drivers.vf.backend import VfObservation
 from drivers.vf.commands import KIND
 from drivers.vf.ledger import Use
-from drivers.vf.memory import claim_of, remembered
 from netplugin.api.errors import Conflict, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec, Qos, VfOptions
 from netplugin.backend import NOBODY, Change, Claim, Intent, unknown_network
 from netplugin.host.names import RELAY, VDUSE, VHOST, device_name
-from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.ovs_versions import HAS_VDUSE
 from netplugin.host.usability import Usability
@@ -171,52 +168,15 @@ LAYOUT = Layout(
     prefixes=(VHOST, RELAY),
 )
 #: The options that name the VF of a row.
-_ACCELERATOR = "vdpa-accelerator-devargs"
-DEVICE_OPTIONS = ("dpdk-devargs", _ACCELERATOR)
-
-
-def desired_port(settings: OvsSettings, intent: Intent, ovs: OvsObservation) -> VhostPort:
-    """Return the desired rows of a port that has a VF.
-
-    The options of native mode follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides.
-
-    Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
-    """
-    claim, mode, spec, row = claim_of(intent), mode_of(intent), intent.spec, ovs.rows.get(intent.port_id)
-    assert spec is not None and claim is not None and mode is not None
-    socket = socket_path(settings, intent, row)
-    if mode is not Mode.NATIVE:
-        relay_vf = RelayVfPort(
-            backend=BACKEND,
-            port_id=intent.port_id,
-            name=device_name(RELAY, intent.port_id),
-            bridge=BRIDGE,
-            device=claim.key,
-            mtu=spec.network.mtu,
-            queues=spec.queues,
-        )
-        port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=ovs.tso)
-        return replace(port, beside=relay_vf)
-    bridge = bridge_of(settings, intent, row, ovs.bridges)
-    if not bridge:
-        raise unmapped(spec)
-    memory, tag = remembered(claim), spec.network.vlan_id or 0
-    port = VhostPort.of(BACKEND, intent, bridge, tag, socket=socket, tso=ovs.tso)
-    options = {
-        "vdpa-socket-path": port.socket,
-        _ACCELERATOR: claim.key,
-        "dpdk-devargs": f"{memory.pf_address},representor=[{memory.number}]",
-        "vdpa-max-queues": str(spec.queues),
-        "vdpa-sw": "true",
-    }
-    return replace(on_bridge(port, ovs.bridges), type=NATIVE_TYPE, options=options)
+ACCELERATOR = "vdpa-accelerator-devargs"
+DEVICE_OPTIONS = ("dpdk-devargs", ACCELERATOR)
 
 
 def vf_on_host(port_id: str, ovs: OvsObservation) -> str | None:
     """Return the PCI address of the VF that a port's rows name."""
     row = ovs.beside.get(port_id) or ovs.rows.get(port_id)
     options = row.interface.options if row and row.interface else {}
-    return options.get(_ACCELERATOR) or options.get("dpdk-devargs")
+    return options.get(ACCELERATOR) or options.get("dpdk-devargs")
 
 
 # -- Checks of a port request against the limits of software vDPA, before anything is stored. -----

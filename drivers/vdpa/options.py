@@ -17,8 +17,8 @@ OPTIONS = [
         choices=[
             (
                 "auto",
-                "native if this OVS has the interface type dpdkvdpa, else vduse where OVS, the kernel and "
-                "libvirt have it, else relay; facts of GET /v1/backends say which",
+                "native if this OVS has the interface type dpdkvdpa, else vduse where OVS and the kernel "
+                "have it, else relay; facts of GET /v1/backends say which",
             ),
             ("relay", "two flows join the VF and the vhost-user port; works with any OVS-DPDK"),
             ("native", "one port of type dpdkvdpa, which only the OVS of some NIC vendors has"),

@@ -14,17 +14,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from drivers.ovs import findings
-from drivers.ovs.mapping import left_out
 from drivers.ovs.model import OvsObservation
-from drivers.ovs.plan import MAX_VHOST_SOCKETS, bridge_refusal, has_its_flows, ovs_changes, port_refusal
-from drivers.ovs.ports import VhostPort
+from drivers.ovs.placing import MAX_VHOST_SOCKETS, place_port, require_place
+from drivers.ovs.plan import has_its_flows, ovs_changes
+from drivers.ovs.ports import RelayVfPort, VhostPort, access_vlan
+from drivers.ovs.sockets import socket_path
 from drivers.vdpa import vduse_plan
 from drivers.vdpa.model import (
+    ACCELERATOR,
+    BACKEND,
+    BRIDGE,
     LAYOUT,
+    NATIVE_TYPE,
     Mode,
     Steps,
     VdpaObservation,
-    desired_port,
     lacks_native,
     mode_of,
     mode_on_host,
@@ -36,7 +40,8 @@ from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from drivers.vf.memory import claim_of, remembered, vf_of
 from drivers.vf.plan import attributes_of, change_at, no_vf, observed_vf, vf_changes
 from netplugin.api.errors import NetpluginError
-from netplugin.backend import Change, Intent, ObservedPort, Plan
+from netplugin.backend import Change, Claim, Intent, ObservedPort, Plan
+from netplugin.host.names import RELAY, device_name
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import MAC_MARK, OvsPort
 from netplugin.host.ovs_underlay import too_narrow
@@ -95,9 +100,7 @@ def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room
     vfs: list[Change] = []
     try:
         if intent.spec is not None:
-            wish = _wish(settings, intent, seen, room)
-            if mode_of(intent) is Mode.NATIVE:
-                kept = left_out(settings, intent, wish.bridge, seen.ovs)
+            wish, kept = _wish(settings, intent, seen, room)
         elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
             return Steps(leaves=leaves)  # OVS must release the VF first
         elif detach := _detach(intent, seen):
@@ -176,17 +179,54 @@ def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> lis
     return [SetVf(*change_at(intent.port_id, pf, vf), pf.name, ("trust",), want, optional=True)]
 
 
-def _wish(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> VhostPort:
-    """Return the desired port. Raises: the error that prevents them."""
-    if claim_of(intent) is None:
+def _wish(
+    settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int
+) -> tuple[VhostPort, NetpluginError | None]:
+    """The desired port, and why it stays on its bridge (``place_port``).
+
+    Raises: the error that prevents it.
+    """
+    claim = claim_of(intent)
+    if claim is None:
         raise no_vf()
-    wish = desired_port(settings, intent, seen.ovs)
-    beside = replace(wish.beside, opened_with=_opened_with(intent, seen)) if wish.beside else None
-    wish = replace(wish, reopen=_must_reopen(intent, seen), beside=beside)
-    error = port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs)
-    if error:
-        raise error
-    return wish
+    socket = socket_path(settings, intent, seen.ovs.rows.get(intent.port_id))
+    reopen = _must_reopen(intent, seen)
+    if mode_of(intent) is Mode.NATIVE:
+        make = partial(_native_port, intent, claim, socket, seen.ovs.tso)
+        port, kept = place_port(settings, intent, seen.ovs, room, make)
+        return replace(port, reopen=reopen), kept
+    relay = _relay_port(intent, claim, socket, seen)
+    require_place(settings, relay, seen.ovs, room)
+    return replace(relay, reopen=reopen), None
+
+
+def _relay_port(intent: Intent, claim: Claim, socket: str, seen: VdpaObservation) -> VhostPort:
+    port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=seen.ovs.tso)
+    relay_vf = RelayVfPort(
+        backend=BACKEND,
+        port_id=intent.port_id,
+        name=device_name(RELAY, intent.port_id),
+        bridge=BRIDGE,
+        device=claim.key,
+        mtu=port.mtu,
+        queues=port.spec.queues,
+        opened_with=_opened_with(intent, seen),
+    )
+    return replace(port, beside=relay_vf)
+
+
+def _native_port(intent: Intent, claim: Claim, socket: str, tso: bool, bridge: str) -> VhostPort:
+    """The options follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides."""
+    port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=socket, tso=tso)
+    memory = remembered(claim)
+    options = {
+        "vdpa-socket-path": socket,
+        ACCELERATOR: claim.key,
+        "dpdk-devargs": f"{memory.pf_address},representor=[{memory.number}]",
+        "vdpa-max-queues": str(port.spec.queues),
+        "vdpa-sw": "true",
+    }
+    return replace(port, type=NATIVE_TYPE, options=options)
 
 
 def _opened_with(intent: Intent, seen: VdpaObservation) -> str:

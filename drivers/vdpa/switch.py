@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from drivers.ovs import sockets
-from drivers.ovs.announce import announce
+from drivers.ovs.announce import send_frames
 from drivers.ovs.apply import Applier
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import OvsObservation
@@ -16,6 +16,7 @@ from drivers.ovs.usability import dpdk_usable
 from drivers.vdpa.model import BACKEND, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from netplugin.api.errors import HostError
 from netplugin.backend import Applied, Change, Intent
+from netplugin.host.announcement import announcement
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.ovs_view import OvsView
@@ -86,15 +87,14 @@ class Switch:
         )
         read = self._applier.read if after_apply else NOT_READ
         seen = self._reader.seen(scope, self._reader.bridges(scope, networks), read)
-        word = VswitchdFacts(self.root, self._reader.starved(scope), self._reader.cannot_segment(seen, scope))
-        return seen, word, self._ovs.view.devices(*DEVICE_OPTIONS)
+        return seen, self._reader.facts(scope, seen), self._ovs.view.devices(*DEVICE_OPTIONS)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         return self._applier.apply(changes, deadline)
 
     def announce(self, intents: Sequence[Intent], deadline: float) -> None:
         """See ``netplugin.optional.Migrates``."""
-        announce(self._ovs, BACKEND, intents, deadline)
+        send_frames(self._ovs, BACKEND, intents, announcement, deadline)
 
     def detach(self, device: str, deadline: float) -> bool:
         """Make DPDK detach a device; return whether DPDK had it.

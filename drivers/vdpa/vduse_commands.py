@@ -2,77 +2,57 @@
 
 from __future__ import annotations
 
-import shutil
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
 
-from drivers.vdpa.vduse_abilities import VduseAbilities
-from drivers.vdpa.vduse_processes import DeviceProcesses, DeviceStep
-from netplugin.api.errors import HostError
+from drivers.vdpa.vduse_host import VduseHost
+from drivers.vdpa.vduse_processes import DeviceStep
 from netplugin.backend import Change
-from netplugin.host.links import Links
-from netplugin.host.names import VDUSE
-from netplugin.host.usability import Usability
 
 
 @dataclass(frozen=True)
-class DeviceChange(Change):
-    """A change of the device of this name. ``before_rows``: it comes before the changes of OVS.
-
-    ``verb``: that of its step, if it is one of ``vduse_step``.
-    """
-
-    before_rows: ClassVar[bool] = False
-    verb: ClassVar[str] = ""
-
-    name: str
+class DeviceChange(Change, ABC):
+    """A change of a device."""
 
     @property
-    def step(self) -> DeviceStep:
-        return DeviceStep(self.verb, self.name)
+    def before_rows(self) -> bool:
+        """Whether it comes before the changes of OVS."""
+        return False
 
+    @abstractmethod
     def apply(self, host: VduseHost, deadline: float) -> None:
         """Raises: Conflict if somebody holds the device, HostError, TryAgain."""
-        host.run(self.step, deadline)
+
+
+@dataclass(frozen=True)
+class RunStep(DeviceChange):
+    """Create a vDPA device for the VDUSE device that OVS has made with its port, bind its driver, delete it
+    unless somebody holds it, or destroy a VDUSE device that no vswitchd serves."""
+
+    step: DeviceStep
+
+    @property
+    def before_rows(self) -> bool:
+        """The row of a port goes after its vDPA device."""
+        return self.step.verb == "delete"
+
+    def apply(self, host: VduseHost, deadline: float) -> None:
+        device = host.device(self.step.name)
+        # Without a VDUSE device OVS could not make it, which is reported as a fault of the port; or it went
+        # with the port.
+        there = {"create": device.offered, "bind": device.on_bus, "destroy": device.offered}
+        if there.get(self.step.verb, True):
+            host.run(self.step, deadline)
 
     def describe(self) -> str:
         return str(self.step)
 
 
 @dataclass(frozen=True)
-class CreateDevice(DeviceChange):
-    """Have the kernel make the vDPA device for a VDUSE device, which OVS has made with its port."""
-
-    verb: ClassVar[str] = "create"
-
-    def apply(self, host: VduseHost, deadline: float) -> None:
-        # Without a VDUSE device OVS could not make it, which is reported as a fault of the port.
-        if host.device(self.name).offered:
-            super().apply(host, deadline)
-
-
-@dataclass(frozen=True)
-class BindDevice(DeviceChange):
-    """Bind a driver, which decides who uses the device."""
-
-    verb: ClassVar[str] = "bind"
-
-    driver: str
-
-    @property
-    def step(self) -> DeviceStep:
-        return DeviceStep(self.verb, self.name, self.driver)
-
-    def apply(self, host: VduseHost, deadline: float) -> None:
-        if host.device(self.name).on_bus:
-            super().apply(host, deadline)
-
-
-@dataclass(frozen=True)
 class SetInterface(DeviceChange):
     """Give the network interface of a device the MAC and MTU of its port, while it is in our namespace."""
 
+    name: str
     mac: str
     mtu: int
 
@@ -83,63 +63,3 @@ class SetInterface(DeviceChange):
 
     def describe(self) -> str:
         return f"set MAC {self.mac} and MTU {self.mtu} of the interface of vDPA device {self.name}"
-
-
-@dataclass(frozen=True)
-class DeleteDevice(DeviceChange):
-    """Take the vDPA device away, unless somebody holds it. The row of its port goes after it."""
-
-    before_rows: ClassVar[bool] = True
-    verb: ClassVar[str] = "delete"
-
-
-@dataclass(frozen=True)
-class DestroyDevice(DeviceChange):
-    """Take away a VDUSE device that no vswitchd serves. One that is served goes with its port."""
-
-    verb: ClassVar[str] = "destroy"
-
-    def apply(self, host: VduseHost, deadline: float) -> None:
-        if host.device(self.name).offered:
-            super().apply(host, deadline)
-
-
-#: The name of which the kernel is asked. It is never that of a port, which has no hyphen.
-_TRIED = f"{VDUSE}-try"
-
-
-class VduseHost(VduseAbilities):
-    """The devices of this host, and the processes that change them.
-
-    Not thread-safe, but ``look``, ``device``, ``pairs`` and ``usability`` in both forms.
-    """
-
-    def __init__(
-        self, dev: Path = Path("/dev"), sys: Path = Path("/sys"), processes: DeviceProcesses | None = None
-    ) -> None:
-        """Without arguments: those of the host. A test has its own."""
-        super().__init__(dev, sys)
-        self.processes = processes or DeviceProcesses()
-        self.links = Links()
-
-    def loaded(self) -> Usability:
-        loaded = super().loaded()
-        if loaded.usable and shutil.which("vdpa") is None:
-            return Usability(False, "the program vdpa is not installed", "install iproute2", "vduse")
-        return loaded
-
-    def pending(self) -> DeviceStep | None:
-        """The step that the kernel has not finished."""
-        return self.processes.pending()
-
-    def run(self, step: DeviceStep, deadline: float) -> None:
-        self.processes.run(step, deadline)
-
-    def close(self) -> None:
-        self.processes.close()
-
-    def _ask_kernel(self, deadline: float) -> int:
-        said = self.processes.run(DeviceStep("try", _TRIED), deadline)
-        if not said.isdecimal():
-            raise HostError(f"not a number of queue pairs: {said!r}", step="vdpa-device")
-        return int(said)

@@ -7,16 +7,16 @@ steps is a row of the table, so a crash there needs no special handling.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from drivers.ovs import findings
-from drivers.ovs.mapping import bridge_of, left_out, on_bridge, unmapped
-from drivers.ovs.plan import bridge_refusal, port_refusal
+from drivers.ovs.placing import place_port
 from drivers.ovs.ports import VhostPort, access_vlan, port_name
 from drivers.vdpa.model import BACKEND, Mode, Steps, VdpaObservation
-from drivers.vdpa.vduse_commands import BindDevice, CreateDevice, DeleteDevice, DestroyDevice, SetInterface
-from drivers.vdpa.vduse_devices import NO_DEVICE, VHOST_VDPA, VIRTIO_VDPA, Interface, VduseDevice
-from drivers.vdpa.vduse_processes import waits
+from drivers.vdpa.vduse_commands import RunStep, SetInterface
+from drivers.vdpa.vduse_host import NO_DEVICE, VHOST_VDPA, VIRTIO_VDPA, Interface, VduseDevice
+from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.api.models import Binding, DomainRequirements, PortSpec
 from netplugin.backend import Change, Intent, ObservedPort
@@ -34,20 +34,14 @@ def vduse_name(port_id: str) -> str:
     return device_name(VDUSE, port_id)
 
 
-def _desired_port(settings: OvsSettings, intent: Intent, seen: VdpaObservation) -> VhostPort:
-    """The desired rows: of a vhost-user port whose path is that of the VDUSE device.
-
-    Raises: BackendUnavailable if a new port's network is not mapped to a bridge.
-    """
+def _port_on(intent: Intent, seen: VdpaObservation, bridge: str) -> VhostPort:
+    """The desired rows: of a vhost-user port whose path is that of the VDUSE device."""
     assert intent.spec is not None
-    bridge = bridge_of(settings, intent, seen.ovs.rows.get(intent.port_id), seen.ovs.bridges)
-    if bridge is None:
-        raise unmapped(intent.spec)
     path = f"{seen.vduse_directory}/{vduse_name(intent.port_id)}"
     port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=seen.ovs.tso)
     if (queues := intent.spec.queues) > 1:  # with one, OVS has it without the option
         port = replace(port, options={**port.options, _MAX_PAIRS: str(queues)})
-    return on_bridge(port, seen.ovs.bridges)
+    return port
 
 
 def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:
@@ -57,12 +51,7 @@ def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, roo
         if intent.spec is None:
             steps = _away(intent.port_id, device)
         else:
-            wish = _desired_port(settings, intent, seen)
-            if error := port_refusal(wish, seen.ovs, room) or bridge_refusal(settings, wish, seen.ovs):
-                raise error
-            kept = left_out(settings, intent, wish.bridge, seen.ovs)
-            if row is None and kept:
-                raise kept
+            wish, kept = place_port(settings, intent, seen.ovs, room, partial(_port_on, intent, seen))
             steps = _repair(intent.port_id, row, device) or replace(_addition(wish, row, device), kept=kept)
         _refuse_while_pending(intent.port_id, steps, seen)
         return steps
@@ -78,10 +67,10 @@ def _addition(wish: VhostPort, row: OvsPort | None, device: VduseDevice) -> Step
     waits_for_row = row is None and device.offered
     is_lost = row is not None and not device.offered
     if not device.on_bus and not waits_for_row and not is_lost:
-        changes.append(CreateDevice(ids, name))
+        changes.append(RunStep(ids, DeviceStep("create", name)))
     driver = driver_of(wish.spec)
     if device.driver != driver and (device.on_bus or changes):
-        changes.append(BindDevice(ids, name, driver))
+        changes.append(RunStep(ids, DeviceStep("bind", name, driver)))
     if driver == VIRTIO_VDPA and (changes or _differs(wish, device.interface)):
         changes.append(SetInterface(ids, name, wish.spec.mac, wish.mtu))
     return Steps(wish=wish, after=tuple(changes))
@@ -111,9 +100,9 @@ def _repair(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps | N
 def _away(port_id: str, device: VduseDevice) -> Steps:
     ids, name = (port_id,), vduse_name(port_id)
     if device.on_bus:
-        return Steps(before=(DeleteDevice(ids, name),))
+        return Steps(before=(RunStep(ids, DeviceStep("delete", name)),))
     # With its port OVS destroys the device, unless it does not serve it.
-    destroys = (DestroyDevice(ids, name),) if device.offered else ()
+    destroys = (RunStep(ids, DeviceStep("destroy", name)),) if device.offered else ()
     return Steps(leaves=True, after=destroys)
 
 

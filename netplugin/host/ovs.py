@@ -23,7 +23,7 @@ from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_versions import fix_of_start
 from netplugin.host.ovs_view import Drift, OvsView, VmConnection
 from netplugin.host.ovsdb import Ovsdb
-from netplugin.host.ovsdb_commands import Touch
+from netplugin.host.ovsdb_replica import Touch
 from netplugin.host.physical_networks import Derived, Networks, PhysicalNetworks, bridge_of
 from netplugin.host.processes import remaining
 from netplugin.host.supervisor import Supervisor

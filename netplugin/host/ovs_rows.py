@@ -227,6 +227,11 @@ class OvsPort:
         return self.interfaces[0] if self.interfaces else None
 
     @property
+    def works_at(self) -> int | None:
+        """The OpenFlow port number of a port that is not a bond; None if it has no working interface."""
+        return self.interfaces[0].works_at if self.interfaces else None
+
+    @property
     def owner(self) -> tuple[str, str] | None:
         """The backend and port id that the port is marked with; None if it is not ours."""
         return _owner(self.external_ids)

@@ -26,16 +26,14 @@ from typing import Any
 
 from ovs import jsonrpc
 from ovs import poller as ovs_poller
-from ovsdbapp.backend.ovs_idl import connection, idlutils
 from ovsdbapp.backend.ovs_idl.idlutils import RowNotFound
-from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.host.names import CarriedMark, Mark, unmarked
-from netplugin.host.ovs_rows import COLUMNS, HOLDER_MARK, MAY_LACK, STORE_MARK
+from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
 from netplugin.host.ovs_rpc import TimedConnection, connect, milliseconds
 from netplugin.host.ovs_view import Drift, OvsView, VmConnection
-from netplugin.host.ovsdb_commands import Api, Change, Transaction, root, set_key
+from netplugin.host.ovsdb_replica import Api, Change, Lost, ReplicaIdl, Transaction, replica, root, set_key
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
@@ -48,70 +46,6 @@ _PAUSE_S = (0.1, 1.0)
 #: The name of the lock. Locks of ovsdb-server are distinguished by name only.
 LOCK = "netplugin"
 _HOLDER_LENGTH = 200  # any client of the database can write this value, so bound what is shown
-
-
-class _Lost(Exception):
-    """The connection has ended, or could not be made. The text is the reason."""
-
-
-class _Idl(connection.OvsdbIdl):  # type: ignore[misc]
-    """The replica of one connection: the columns that are read, of those that the schema has."""
-
-    def __init__(self, remote: str, schema: Any) -> None:
-        """Raises: _Lost if it lacks others than ``MAY_LACK``."""
-        helper = idlutils.create_schema_helper(schema)
-        lacks: set[str] = set()
-        for table, columns in COLUMNS.items():
-            declared = schema["tables"].get(table, {}).get("columns", {})
-            lacks |= {f"{table}.{name}" for name in columns if name not in declared}
-            helper.register_columns(table, [name for name in columns if name in declared])
-        if needed := lacks - MAY_LACK:
-            raise _Lost(f"its schema {schema.get('version')} has no {', '.join(sorted(needed))}")
-        super().__init__(remote, helper)
-        self.closed = False
-
-    @property
-    def lost(self) -> bool:
-        """Whether its connection has ended. The session counts each one that it makes and each that ends."""
-        return self.closed or self._session.get_seqno() > 1
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether the socket has not taken all that was sent."""
-        return bool(self._session.get_backlog())
-
-    @property
-    def has_read(self) -> bool:
-        return bool(self.state == self.IDL_S_MONITORING)
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether all rows are read, and known is who has the lock that was requested."""
-        return self.has_read and (self.lock_name is None or self.has_lock or self.is_lock_contended)
-
-    def close(self) -> None:
-        self.closed = True
-        super().close()
-
-
-class _Api(OvsdbIdl):  # type: ignore[misc]
-    """ovsdbapp's API on a connection of its own: in the library's class it is a property, one for all."""
-
-    ovsdb_connection: Any = None
-
-
-def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -> Api:
-    """ovsdbapp's API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs.
-
-    Raises: _Lost if the schema cannot be used.
-    """
-    carrier = connection.Connection(_Idl(remote, schema), 0)  # its own thread is not started
-    carrier.lock = lock or carrier.lock
-    api = _Api(carrier, start=False, auto_index=False)
-    # Interfaces are found by their port: vswitchd writes to them often, and each write costs an index.
-    for table in ("Bridge", "Port"):
-        api.create_index(table, "name")
-    return api
 
 
 def _late() -> OperationTimeout:
@@ -262,7 +196,7 @@ class Ovsdb:
                 raise _late()
             try:
                 return self._commit(changes, deadline, is_second)
-            except _Lost:
+            except Lost:
                 is_second = True
             finally:
                 self._committing.release()
@@ -273,7 +207,7 @@ class Ovsdb:
     def _commit(self, changes: Sequence[Change], deadline: float, is_second: bool) -> int:
         """As ``commit``, one transaction at a time: each is composed of the rows after the last one.
 
-        ``is_second``: whether it is made again. Raises: _Lost too.
+        ``is_second``: whether it is made again. Raises: Lost too.
         """
         # The store is asked without the lock.
         mark = self._carried.after(self.view.root.found_mark)
@@ -308,15 +242,14 @@ class Ovsdb:
             raise self.other_holder()
         if status == txn.ERROR:
             raise _refusal(txn, is_second)
-        raise _Lost(status)
+        raise Lost(status)
 
     def _composed(self, changes: Sequence[Change], mark: str) -> Transaction:
         """Raises: HostError, TryAgain if a row is gone, and the typed errors of the changes."""
         txn = Transaction(self._api.idl)
         try:
             for change in changes:
-                for command in change.commands(self._api):
-                    command.run_idl(txn)
+                change.write(self._api, txn)
             if mark:
                 set_key(root(self._api), "external_ids", STORE_MARK, mark)
             root(self._api).increment("next_cfg")
@@ -381,7 +314,7 @@ class Ovsdb:
             try:
                 self._serve(next(remotes))
                 failures, pause_s, self._reason = 0, _PAUSE_S[0], ""
-            except _Lost as lost:
+            except Lost as lost:
                 self._reason = f": {lost}"
                 if failures == 2:
                     LOG.warning("the OVS database at %s cannot be used yet: %s", self.remote, lost)
@@ -397,7 +330,7 @@ class Ovsdb:
         self._wake_writer.close()
 
     def _serve(self, remote: str) -> None:
-        """Make a connection, and keep its rows current until it is lost. Raises: _Lost if none were read."""
+        """Make a connection, and keep its rows current until it is lost. Raises: Lost if none were read."""
         api = replica(remote, self._schema(remote), self._changed)
         idl = api.idl
         view = OvsView(idl, self._changed, self._carried.found, self.view.connections())
@@ -428,9 +361,9 @@ class Ovsdb:
                 idl.close()
                 self._changed.notify_all()
         if view is not self.view:
-            raise _Lost("the connection ended before its rows were read")
+            raise Lost("the connection ended before its rows were read")
 
-    def _answer_due(self, idl: _Idl, connected_by: float) -> float:
+    def _answer_due(self, idl: ReplicaIdl, connected_by: float) -> float:
         """When a connection that is not answered ends (``time.monotonic``)."""
         if not idl.is_answered:
             return connected_by
@@ -457,11 +390,11 @@ class Ovsdb:
         self._report()
 
     def _schema(self, remote: str) -> Any:
-        """The schema of the server's database. Raises: _Lost."""
+        """The schema of the server's database. Raises: Lost."""
         deadline = time.monotonic() + _ANSWER_S
         failed, stream = connect(remote, deadline)
         if failed:
-            raise _Lost(os.strerror(failed))
+            raise Lost(os.strerror(failed))
         rpc = TimedConnection(stream, deadline)
         try:
             failed, reply = rpc.transact_block(jsonrpc.Message.create_request("get_schema", [_DATABASE]))
@@ -470,7 +403,7 @@ class Ovsdb:
         finally:
             rpc.close()
         if failed or reply.result is None:
-            raise _Lost(f"it does not tell the schema of {_DATABASE}")
+            raise Lost(f"it does not tell the schema of {_DATABASE}")
         return reply.result
 
     def _wake(self) -> None:

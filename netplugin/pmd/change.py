@@ -17,7 +17,7 @@ from netplugin.api.pmd_models import (
 )
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb_commands import SetOtherConfig
+from netplugin.host.ovsdb_replica import SetOtherConfig
 from netplugin.pmd.balance import Key
 from netplugin.pmd.propose import is_measured, propose
 from netplugin.pmd.read import look

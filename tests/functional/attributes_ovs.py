@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivers.ovs.overlays import OVERLAY, TO_OVERLAY, TO_TUNNELS, TUNNELS, vxlan_name
-from drivers.ovs.ports import OvsUplink
+from drivers.ovs.uplinks import OvsUplink
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsSettings
 from tests.functional.hosts_ovs import Host, mac

@@ -17,7 +17,7 @@ from netplugin.host import ovs as ovs_host
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovsdb import Ovsdb
-from netplugin.host.ovsdb_commands import Touch
+from netplugin.host.ovsdb_replica import Touch
 from netplugin.host.supervisor import Supervisor
 from tests.functional.conftest import BASE, make_spec
 from tests.functional.test_plug_ovs import plug

@@ -59,7 +59,6 @@ EXCEPTIONS = {
     ("agents/store/database.py", "_set_up"): PRIVATE,
     ("drivers/ovs/remains.py", "set_aside"): OPENED,
     ("drivers/ovs/remains.py", "_clear_all"): OPENED,
-    ("drivers/ovs/sockets.py", "make"): OPENED,
     ("tools/opennebula/driver.py", "deploy"): "of the same user, with a deadline",
     (f"{_VM}/build.py", "_debian"): FRESH,
     (f"{_VM}/build.py", "_install"): OPENED,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from drivers.vdpa.driver import Vdpa
-from drivers.vdpa.vduse_commands import VduseHost
+from drivers.vdpa.vduse_host import VduseHost
 from netplugin.api.errors import Unsupported
 from tests.lab.driven import Driven
 from tests.lab.namespaces import namespace

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drivers.vdpa import vduse_commands
+from drivers.vdpa import vduse_host
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.vduse_processes import DeviceProcesses
 from netplugin.api.errors import Conflict, TryAgain
@@ -56,7 +56,7 @@ def served_by(release: str) -> Iterator[PrivateOvs]:
 def agent_on(ovs: PrivateOvs, directory: Path) -> Iterator[Driven]:
     """The agent without its front end. In the end it removes its ports, and nothing is left."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vduse_commands, "DeviceProcesses", partial(DeviceProcesses, wait_s=STEP_S))
+        patch.setattr(vduse_host, "DeviceProcesses", partial(DeviceProcesses, wait_s=STEP_S))
         made = Driven(directory, ovs, OPTIONS, Vdpa, WAIT_S)
         yield made
         for record in made.store.records():

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from drivers.ovs.row_writes import AddBridge, AddPort
+from drivers.ovs.ports import PortRows
+from drivers.ovs.row_changes import AddPort, CreateBridge
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovsdb_commands import Api, Change, Command
+from netplugin.host.ovsdb_replica import Api, Change, Transaction
 from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
@@ -58,10 +59,10 @@ class _Bridge:
     name: str
     external_ids: Mapping[str, str]
 
-    def commands(self, api: Api) -> Iterable[Command]:
-        yield AddBridge(api, self.name, "")
-        yield api.db_clear("Bridge", self.name, "external_ids")
-        yield api.db_set("Bridge", self.name, ("external_ids", dict(self.external_ids)))
+    def write(self, api: Api, txn: Transaction) -> None:
+        CreateBridge((), self.name, "").write(api, txn)
+        api.db_clear("Bridge", self.name, "external_ids").run_idl(txn)
+        api.db_set("Bridge", self.name, ("external_ids", dict(self.external_ids))).run_idl(txn)
 
 
 def bridge(name: str, **external_ids: str) -> Change:
@@ -70,7 +71,7 @@ def bridge(name: str, **external_ids: str) -> Change:
 
 
 @dataclass(frozen=True)
-class _Port:
+class _Port(PortRows):
     bridge: str
     name: str
     type: str
@@ -79,13 +80,13 @@ class _Port:
     def port_columns(self) -> dict[str, Any]:
         return dict(self.columns)
 
-    def interfaces(self) -> dict[str, dict[str, Any]]:
+    def interfaces(self, *, is_new: bool = False) -> dict[str, dict[str, Any]]:
         return {self.name: {"type": self.type}}
 
-    def commands(self, api: Api) -> Iterable[Command]:
-        return [AddPort(api, self)]
+    def summary(self, *, is_new: bool) -> str:
+        return self.type
 
 
 def port(on: str, name: str, kind: str = "dummy", **columns: Any) -> Change:
     """Make a port with a device that works without root."""
-    return _Port(on, name, kind, columns)
+    return AddPort((), _Port(on, name, kind, columns))

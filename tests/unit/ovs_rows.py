@@ -11,8 +11,7 @@ from typing import Any
 
 from netplugin.host.ovs_rows import BACKEND_MARK, BRIDGE_MARK, PORT_MARK
 from netplugin.host.ovs_view import Drift, OvsView, VmConnection
-from netplugin.host.ovsdb import replica
-from netplugin.host.ovsdb_commands import Api
+from netplugin.host.ovsdb_replica import Api, replica
 from tests.lab.ovs_releases import OvsPrograms
 
 _SCHEMA = OvsPrograms.in_path().schema.read_text()

@@ -10,7 +10,7 @@ from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list, from_mask, to_mask
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovsdb import Ovsdb
-from netplugin.host.ovsdb_commands import SetOtherConfig
+from netplugin.host.ovsdb_replica import SetOtherConfig
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
 from netplugin.tuning.applying.accessor import Raw

@@ -7,18 +7,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 
 import pytest
-from ovsdbapp.backend.ovs_idl.command import BaseCommand
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout, TryAgain
 from netplugin.host import ovsdb
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovsdb_commands import Api, Command, SetOtherConfig, Transaction
+from netplugin.host.ovsdb_replica import Api, SetOtherConfig, Transaction
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from tests.lab.ovs import PrivateOvs
@@ -75,9 +74,8 @@ class _Between:
 
     others: Callable[[], object]
 
-    def commands(self, api: Api) -> Iterable[Command]:
+    def write(self, api: Api, txn: Transaction) -> None:
         self.others()
-        return []
 
 
 def test_what_others_make_while_a_transaction_is_on_its_way_is_planned_again(
@@ -94,12 +92,7 @@ def test_a_command_that_fails_leaves_nothing_of_the_others(switch: PrivateOvs, o
 
 
 class _Abort:
-    def commands(self, api: Api) -> Iterable[Command]:
-        yield _AbortCommand(api)
-
-
-class _AbortCommand(BaseCommand):  # type: ignore[misc]
-    def run_idl(self, txn: Transaction) -> None:
+    def write(self, api: Api, txn: Transaction) -> None:
         txn.add_op({"op": "abort"})
 
 

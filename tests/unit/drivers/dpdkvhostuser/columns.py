@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from drivers.ovs.overlays import TunnelPort
-from drivers.ovs.ports import OvsUplink, RelayVfPort, VhostPort
+from drivers.ovs.ports import RelayVfPort, VhostPort
+from drivers.ovs.uplinks import OvsUplink
 from netplugin.host.names import device_name
 from netplugin.host.ovs_rows import OvsInterface, OvsPort
 

@@ -10,9 +10,9 @@ from typing import Any
 from uuid import UUID
 
 from drivers.dpdkvhostuser.model import LAYOUT, VhostUserObservation
-from drivers.ovs import commands as c
 from drivers.ovs import filters, tunnels
-from drivers.ovs import overlay_commands as t
+from drivers.ovs import flow_changes as f
+from drivers.ovs import row_changes as r
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, forwards
 from drivers.ovs.overlays import (
     OVERLAY,
@@ -21,10 +21,12 @@ from drivers.ovs.overlays import (
     TO_OVERLAY,
     TUNNELS,
     ObservedTunnels,
+    TunnelPort,
     network_of,
     vxlan_name,
 )
-from drivers.ovs.ports import is_marked
+from drivers.ovs.ports import VhostPort, is_marked
+from drivers.ovs.uplinks import OvsUplink
 from drivers.vdpa.model import LAYOUT as OF_VDPA
 from netplugin.api.errors import TryAgain
 from netplugin.backend import Change, ObservedPort
@@ -114,71 +116,64 @@ class Model:
 
     def _apply(self, change: Change) -> None:
         match change:
-            case c.CreateBridge():
+            case r.CreateBridge():
                 self.bridges.setdefault(change.name, Bridge(mark=change.mark))
-            case c.SecureBridge():
+            case r.SecureBridge():
                 self.bridges[change.name].fail_mode = "secure"
-            case c.RemoveBridge():
+            case r.RemoveBridge():
                 home = self.bridges.get(change.home or change.name)
                 if home and any(port.owner for port in home.ports.values()):
                     raise TryAgain("a port has come meanwhile", step="plan")
                 del self.bridges[change.name]
-            case c.AddPort(port=wish):
+            case r.AddPort(port=TunnelPort() as wish) if self._has(wish.bridge, wish.name):
+                self._apply(r.SetPort(change.ports, wish))
+            case r.AddPort(port=wish):
                 self.made[wish.name] = columns.of_port(wish)
-                self.add_port(wish.bridge, wish.name, *self.made[wish.name], columns.of_qos(wish))
-            case t.AddTunnelPort(port=wish) if self._has(wish.bridge, wish.name):
-                self._apply(t.SetTunnelPort(change.ports, wish))
-            case c.AddUplink(uplink=wish) | c.AddBeside(port=wish) | t.AddTunnelPort(port=wish):
-                self.made[wish.name] = columns.of_port(wish)
-                self.add_port(wish.bridge, wish.name, *self.made[wish.name])
-            case (
-                c.SetPort(port=wish)
-                | c.SetBeside(port=wish)
-                | c.SetUplink(uplink=wish)
-                | t.SetTunnelPort(port=wish)
-            ):
+                qos = columns.of_qos(wish) if isinstance(wish, VhostPort) else None
+                self.add_port(wish.bridge, wish.name, *self.made[wish.name], qos)
+            case r.SetPort(port=wish):
                 ports = self.bridges[wish.bridge].ports
                 row = ports[wish.name]
                 known = {interface.name for interface in row.interfaces}
                 self.made[wish.name] = columns.of_port(wish, known)
-                merged = ("external_ids", "options") if isinstance(change, c.SetUplink) else ("external_ids",)
+                merged = ("external_ids", "options") if isinstance(wish, OvsUplink) else ("external_ids",)
                 ports[wish.name] = self._set(row, *self.made[wish.name], merged)
-            case t.RemoveTunnelPort(is_remade=False) if change.name in self._needed():
+            case r.RemovePort(unless_needed=True) if change.name in self._needed():
                 raise TryAgain("a port has come meanwhile", step="plan")
-            case c.RemovePort() | c.RemoveUplink() | t.RemoveTunnelPort() | c.RemoveBeside():
+            case r.RemovePort():
                 gone = self.bridges[change.bridge].ports.pop(change.name)
                 if gone.qos and gone.owner and is_marked(gone.qos.external_ids, gone.owner[0]):
                     del self.qos[gone.qos.uuid]
-            case c.SetQos(port=row):
+            case r.SetQos(port=row):
                 self._set_qos(row.bridge, row.name, columns.of_qos(row))
-            case c.DropQos():
+            case r.DropQos():
                 del self.qos[change.row]
             case _:
                 self._apply_flows(change)
 
     def _apply_flows(self, change: Change) -> None:
         match change:
-            case c.SetFilter():
+            case f.SetFilter():
                 names = (each.name if each else None for each in (change.port, change.port.beside))
                 own, other = (self._ofport(change.bridge, name) for name in names)
                 self.drop(change.bridge, filters.port_cookie(change.port.port_id))
                 self.bridges[change.bridge].flows |= change.flows(own, other, self._doors(change.bridge))
-            case c.SetBridgeFlows():
+            case f.SetBridgeFlows():
                 self.drop(change.bridge, COOKIE_MARK)
                 assert change.fixed == BASE.get(change.bridge)
                 self.bridges[change.bridge].matches_fragments = True
                 self.bridges[change.bridge].flows |= self._wanted_flows(change.bridge)
-            case t.SetNetwork():
+            case f.SetNetwork():
                 names = (vxlan_name(change.overlay.spec.udp_port), TO_OVERLAY)
                 tunnel, patch = (self._ofport(TUNNELS, name) for name in names)
                 if not (tunnel and patch):
                     return
                 self.drop(TUNNELS, tunnels.network_cookie(change.overlay.network_id))
                 self.bridges[TUNNELS].flows |= tunnels.network_flows(change.overlay, LOCAL_IP, tunnel, patch)
-            case t.DropNetwork():
+            case f.DropNetwork():
                 if change.cookie not in map(tunnels.network_cookie, self._networks()):
                     self.drop(change.bridge, change.cookie)
-            case c.DropFlows():
+            case f.DropFlows():
                 for cookie in change.cookies:
                     self.drop(change.bridge, cookie)
             case _:

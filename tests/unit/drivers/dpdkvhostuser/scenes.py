@@ -9,11 +9,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 from drivers.dpdkvhostuser.plan import make_plan as plan
+from drivers.ovs.overlays import TunnelPort
+from drivers.ovs.ports import RelayVfPort
+from drivers.ovs.row_changes import RemovePort
+from drivers.ovs.uplinks import OvsUplink
 from netplugin.api.models import NetworkSpec, PortSpec, Qos
 from netplugin.backend import Intent, Overlay
 from netplugin.host.flow import Flow
 from netplugin.host.flow_actions import DROP
-from netplugin.host.names import VHOST, device_name
+from netplugin.host.names import UPLINK, VHOST, device_name
 from netplugin.host.ovs_rows import OvsPort
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 from tests.unit.drivers.dpdkvhostuser.model import Bridge, Model
@@ -208,4 +212,12 @@ def on_network(network: Overlay, port_id: str, **fields: Any) -> Intent:
 
 
 def kinds(changes: Any) -> list[str]:
-    return [type(change).__name__ for change in changes]
+    """The kinds of the changes; with the kind of port, if that is not the port of a VM."""
+    return [" ".join(filter(None, (type(change).__name__, _kind_of_port(change)))) for change in changes]
+
+
+def _kind_of_port(change: Any) -> str:
+    if isinstance(change, RemovePort) and not change.backend:
+        return "uplink" if change.name.startswith(UPLINK) else "VF" if change.device else "tunnel"
+    kinds = {OvsUplink: "uplink", RelayVfPort: "VF", TunnelPort: "tunnel"}
+    return kinds.get(type(getattr(change, "port", None)), "")

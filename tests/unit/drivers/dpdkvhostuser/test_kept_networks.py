@@ -48,7 +48,7 @@ def interface(model: Model, bridge: str = "br9") -> OvsInterface:
 def test_a_kept_network_is_there_without_ports() -> None:
     model = made(net9={"keep": True})
     found = plan(model.settings, [], model.observe())
-    assert kinds(found.changes) == ["CreateBridge", "AddUplink", "SetBridgeFlows"]
+    assert kinds(found.changes) == ["CreateBridge", "AddPort uplink", "SetBridgeFlows"]
     assert [change.ports for change in found.changes] == [()] * 3
     converge(model, [])
     assert model.bridges["br9"].mark == "net9" and interface(model).mtu_request == 1500
@@ -92,11 +92,11 @@ def test_one_backend_keeps_networks_and_all_leave_them() -> None:
         return kinds([*before, *after])
 
     assert changes(OF_VDPA) == []
-    assert changes(LAYOUT) == ["CreateBridge", "AddUplink", "SetBridgeFlows"]
+    assert changes(LAYOUT) == ["CreateBridge", "AddPort uplink", "SetBridgeFlows"]
     converge(model, [])
     assert changes(OF_VDPA) == []
     del model.bridges["br9"].ports[UPLINK]
-    assert "AddUplink" not in changes(OF_VDPA) and "AddUplink" in changes(LAYOUT)
+    assert "AddPort uplink" not in changes(OF_VDPA) and "AddPort uplink" in changes(LAYOUT)
     change(model, net9={})
     assert changes(OF_VDPA) == changes(LAYOUT) == ["RemoveBridge"]
 

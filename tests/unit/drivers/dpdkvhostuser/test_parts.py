@@ -15,8 +15,8 @@ from drivers.dpdkvhostuser.findings import fault, findings
 from drivers.dpdkvhostuser.model import VhostUserObservation
 from drivers.ovs import apply, usability
 from drivers.ovs.apply import Applier
-from drivers.ovs.commands import DropFlows, FlowEdit, PurgeDatapath
 from drivers.ovs.findings import VswitchdFacts, of_interface
+from drivers.ovs.flow_changes import DropFlows, FlowEdit, PurgeDatapath
 from drivers.ovs.model import ObservedOvsBridge
 from drivers.ovs.overlays import ObservedTunnels
 from drivers.ovs.ports import Policer, policer_refused

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from drivers.dpdkvhostuser.model import LAYOUT
 from drivers.dpdkvhostuser.plan import make_plan as plan
-from drivers.ovs import commands as c
+from drivers.ovs.flow_changes import FlowChange
 from drivers.ovs.overlays import TUNNELS
-from drivers.ovs.plan import MAX_VHOST_SOCKETS
+from drivers.ovs.placing import MAX_VHOST_SOCKETS
+from drivers.ovs.row_changes import SetPort
 from drivers.ovs.tunnels import network_cookie
+from drivers.ovs.uplinks import OvsUplink
 from netplugin.backend import Intent
 from netplugin.host.flow import Flow
 from netplugin.host.ovs_rows import OvsPort
@@ -148,7 +150,7 @@ def test_a_crash_at_any_boundary_is_healed(scene: tuple[Model, list[Intent]], da
 
 
 def _is_of_flows(change: Any) -> bool:
-    return isinstance(change, c.FlowChange)
+    return isinstance(change, FlowChange)
 
 
 def _summary(host: Model) -> Any:
@@ -204,7 +206,7 @@ def test_no_port_changes_the_mtu_of_an_uplink() -> None:
         (uplink,) = model.observe().bridges[SETTINGS.bridge_mappings[network]].uplinks.values()
         assert {i.mtu_request for i in uplink.interfaces} == {9000}
         found = plan(SETTINGS, [Intent("p2", None)], model.observe(["p2"]))
-        assert not any(isinstance(ch, c.SetUplink) for ch in found.changes)
+        assert not any(isinstance(ch, SetPort) and isinstance(ch.port, OvsUplink) for ch in found.changes)
         refused = plan(
             SETTINGS,
             [Intent("p", plain_spec(physical_network=network, mtu=9001))],
@@ -260,7 +262,7 @@ def test_ports_say_that_their_bridge_was_made_for_a_network_of_another_name() ->
     found = plan(model.settings, [live], model.observe())
     assert found.refused == {} and "was made for net2" in found.kept["p"].detail
     assert "netplugin-bridge=new" in str(found.kept["p"].fix)
-    assert not {"RemoveUplink", "AddUplink"} & set(kinds(found.changes))
+    assert not {"RemovePort uplink", "AddPort uplink"} & set(kinds(found.changes))
 
 
 @pytest.mark.parametrize("devices", [None, ("0000:05:00.0",)])
@@ -316,7 +318,7 @@ def test_ports_stay_when_two_bridges_of_the_operators_are_exchanged(older: bool)
     live = [Intent(f"p{n}", plain_spec(physical_network=f"net{n}")) for n in (1, 2)]
     if older:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("drivers.dpdkvhostuser.plan.on_bridge", lambda port, bridges: port)
+            patch.setattr("drivers.ovs.placing.on_bridge", lambda port, bridges: port)
             converge(model, live)
         assert kinds(plan(model.settings, live, model.observe()).changes) == ["SetPort", "SetPort"]
     converge(model, live)
@@ -364,14 +366,14 @@ def test_one_device_becomes_a_bond_and_its_mode_changes() -> None:
     two = ("0000:03:00.0", "0000:03:00.1")
     model.settings = replace(SETTINGS, uplinks={"net2": two})
     changes = plan(model.settings, wanted, model.observe()).changes
-    assert kinds(changes) == ["RemoveUplink", "AddUplink", "SetBridgeFlows"]
+    assert kinds(changes) == ["RemovePort uplink", "AddPort uplink", "SetBridgeFlows"]
     converge(model, wanted)
     (uplink,) = model.observe().bridges["br2"].uplinks.values()
     assert (uplink.bond_mode, uplink.lacp, len(uplink.interfaces)) == ("active-backup", "off", 2)
     base = [f for f in model.bridges["br2"].flows if f.cookie & 0xFFFF_FFFF_FFFF == 0]
     assert len([f for f in base if f.match.startswith("in_port=")]) == 2
     model.settings = replace(model.settings, bonds={"net2": "lacp"})
-    assert kinds(plan(model.settings, wanted, model.observe()).changes)[0] == "SetUplink"
+    assert kinds(plan(model.settings, wanted, model.observe()).changes)[0] == "SetPort uplink"
     converge(model, wanted)
     (uplink,) = model.observe().bridges["br2"].uplinks.values()
     assert (uplink.bond_mode, uplink.lacp) == ("balance-tcp", "active")

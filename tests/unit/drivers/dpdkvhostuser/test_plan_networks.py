@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from drivers.dpdkvhostuser.plan import make_plan as plan
-from drivers.ovs.overlay_commands import DropNetwork
+from drivers.ovs.flow_changes import DropNetwork
 from drivers.ovs.overlays import OVERLAY, TUNNELS, vxlan_name
 from drivers.ovs.tunnels import network_cookie
 from netplugin.backend import Intent
@@ -27,7 +27,7 @@ def test_the_first_port_brings_bridges_and_tunnels_and_the_last_takes_them() -> 
     assert {vxlan_name(4789), vxlan_name(8472)} < set(model.bridges[TUNNELS].ports)
     host = model.observe(["c"])
     changes = plan(SETTINGS, [Intent("c", None)], host).changes
-    assert "RemoveTunnelPort" in kinds(changes)
+    assert "RemovePort tunnel" in kinds(changes)
     dropped = [change.cookie for change in changes if isinstance(change, DropNetwork)]
     assert dropped == [network_cookie("net-2")]
     model.apply(changes)

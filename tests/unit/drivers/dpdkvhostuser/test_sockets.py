@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from drivers.dpdkvhostuser.plan import make_plan
-from drivers.ovs import commands as c
 from drivers.ovs import sockets
+from drivers.ovs.ports import VhostPort
+from drivers.ovs.socket_directories import MakeSocketDirectory, RemoveSocketDirectory, arrivals
 from drivers.ovs.sockets import Directory, ObservedSockets
 from netplugin.api.errors import HostError
 from netplugin.backend import Claim, Intent
@@ -66,7 +67,10 @@ def test_no_port_is_made_whose_path_dpdk_would_cut() -> None:
     ],
 )
 def test_for_whom_a_directory_is(path: str, user: int | None, wish: Directory | None) -> None:
-    assert sockets.wanted_directory(path, "p", user, 7) == wish
+    intent = Intent("p", plain_spec().model_copy(update={"qemu_user": user}))
+    port = VhostPort.of("dpdkvhostuser", intent, "br1", 0, socket=path, tso=False)
+    made = [MakeSocketDirectory(("p",), wish, "/run/vhost", (wish.path,))] if wish else []
+    assert arrivals(port, ObservedSockets({}, {}, 7)) == made
 
 
 def test_a_directory_comes_and_goes_with_its_port() -> None:
@@ -78,16 +82,15 @@ def test_a_directory_comes_and_goes_with_its_port() -> None:
         observed = replace(model.observe(["p"]), **there)
         return [type(change) for change in make_plan(SETTINGS, [intent], observed).changes]
 
-    wish = sockets.wanted_directory(claim.key, "p", None, 7)
-    assert wish is not None
-    assert c.MakeSocketDirectory in seen(sockets=ObservedSockets({}, {}, 7))
+    wish = sockets.directory_for(f"/run/vhost/{OWN}", None, 7)
+    assert MakeSocketDirectory in seen(sockets=ObservedSockets({}, {}, 7))
     converge(model, [intent])
     there = ObservedSockets({"p": (wish.path,)}, {wish.path: wish}, 7)
     assert seen(sockets=there) == []
     open_to_all = replace(wish, mode=0o777)
-    assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [c.MakeSocketDirectory]
+    assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [MakeSocketDirectory]
     intent = Intent("p", None)
-    assert c.RemoveSocketDirectory in seen(sockets=there)
+    assert RemoveSocketDirectory in seen(sockets=there)
 
 
 def test_directories_on_the_file_system(tmp_path: Path) -> None:
@@ -96,15 +99,17 @@ def test_directories_on_the_file_system(tmp_path: Path) -> None:
     sockets.make_directories(settings)
     assert settings.vhost_socket_dir.stat().st_mode & 0o7777 == 0o711
     path = Path(sockets.new_path(settings, "p"))
-    sockets.make(Directory(str(path.parent), me, group, 0o700))
+    own = str(path.parent)
+    make = MakeSocketDirectory(("p",), Directory(own, me, group, 0o700), str(tmp_path / "vhost"), (own,))
+    make.apply()
     path.touch()
     seen = sockets.look(settings, ["p", "q"], {})
     assert seen.own == {"p": (str(path.parent),)}
     assert seen.directories[str(path.parent)] == Directory(str(path.parent), me, group, 0o700)
     (path.parent / "link").symlink_to(tmp_path)
     for _ in range(2):
-        c.RemoveSocketDirectory(("p",), str(path.parent)).apply()
+        RemoveSocketDirectory(("p",), str(path.parent)).apply()
     assert not path.parent.exists() and tmp_path.exists()
     path.parent.symlink_to(tmp_path)
     with pytest.raises(HostError):
-        sockets.make(Directory(str(path.parent), me, group, 0o700))
+        make.apply()

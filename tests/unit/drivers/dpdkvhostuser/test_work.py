@@ -13,7 +13,7 @@ import pytest
 
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.plan import make_plan
-from drivers.ovs.commands import AddPort, RemovePort
+from drivers.ovs.row_changes import AddPort, RemovePort
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.names import UPLINK, device_name
@@ -21,7 +21,7 @@ from netplugin.host.openflow import Settings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import UPLINK_MARK
 from netplugin.host.ovs_view import OvsView
-from netplugin.host.ovsdb_commands import Transaction, root
+from netplugin.host.ovsdb_replica import Transaction, root
 from netplugin.host.physical_networks import PhysicalNetworks
 from tests.unit.ovs_rows import (
     Replica,
@@ -144,8 +144,7 @@ def _plugged(tmp_path: Path, ports: int) -> dict[str, int]:
         txn = Transaction(replica.api.idl)
         for change in plan.changes:
             if isinstance(change, AddPort | RemovePort):
-                for command in change.commands(replica.api):
-                    command.run_idl(txn)
+                change.write(replica.api, txn)
         root(replica.api).increment("next_cfg")
         assert txn.commit() == txn.INCOMPLETE
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from drivers.ovs import commands as c
+from drivers.ovs import row_changes as r
 from drivers.ovs.apply import Applier
+from drivers.ovs.flow_changes import SetBridgeFlows, SetFilter
 from drivers.ovs.model import Layout, OvsObservation
 from drivers.ovs.observe import OvsReader
 from drivers.ovs.ports import VhostPort
@@ -39,9 +40,9 @@ class Ports:
         """The bridge and these ports, as a plan has them."""
         ids = tuple(port.port_id for port in ports)
         applied = self.apply(
-            c.CreateBridge(ids, BRIDGE, "net1"),
-            *(c.AddPort((port.port_id,), port) for port in ports),
-            c.SetBridgeFlows(ids, BRIDGE),
+            r.CreateBridge(ids, BRIDGE, "net1"),
+            *(r.AddPort((port.port_id,), port) for port in ports),
+            SetBridgeFlows(ids, BRIDGE),
             *(filter_of(port, **spec) for port in ports),
         )
         assert applied.failed == {}
@@ -86,5 +87,5 @@ def spec_of(**changed: Any) -> PortSpec:
     )
 
 
-def filter_of(port: VhostPort, **spec: Any) -> c.SetFilter:
-    return c.SetFilter((port.port_id,), port.bridge, replace(port, spec=spec_of(**spec)))
+def filter_of(port: VhostPort, **spec: Any) -> SetFilter:
+    return SetFilter((port.port_id,), port.bridge, replace(port, spec=spec_of(**spec)))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from drivers.ovs import apply
-from drivers.ovs import commands as c
-from drivers.ovs.commands import RowChange
+from drivers.ovs import flow_changes as f
+from drivers.ovs import row_changes as c
 from drivers.ovs.filters import port_cookie, port_flows
-from drivers.ovs.overlay_commands import AddTunnelPort
 from drivers.ovs.overlays import TunnelPort
-from drivers.ovs.ports import VHOST_TYPE, OvsUplink, Policer, RelayVfPort
+from drivers.ovs.ports import VHOST_TYPE, Policer, RelayVfPort
+from drivers.ovs.uplinks import OvsUplink
 from netplugin.api.errors import TryAgain
 from netplugin.host.names import device_name
 from netplugin.host.ovs_sockets import OvsSockets
@@ -91,27 +91,22 @@ def test_a_port_has_its_rows_in_one_transaction(ports: Ports) -> None:
 
 UPLINK = OvsUplink("npu-bond", BRIDGE, "net1", ("0000:03:00.0", "0000:03:00.1"), "lacp", 1500)
 VM = vhost("p9")
-KINDS: list[tuple[type[RowChange], Any]] = [
-    (c.AddPort, replace(VM, type=VHOST_TYPE, socket="/s", options={"vhost-server-path": "/s"})),
-    (c.AddPort, replace(VM, tag=0, sends=Policer(1000, 800), overlay=overlay(1), stamp="s 1")),
-    (c.AddUplink, UPLINK),
-    (
-        c.AddUplink,
-        replace(UPLINK, name=device_name("npu", "0000:03:00.0"), devices=UPLINK.devices[:1], bond=None),
-    ),
-    (c.AddBeside, RelayVfPort("vdpa", "p9", "npr-p9", BRIDGE, "0000:03:10.0", 1500, 4)),
-    (AddTunnelPort, replace(TunnelPort.patch("np-to-tunnels"), bridge=BRIDGE)),
-    (AddTunnelPort, replace(TunnelPort.vxlan(4789, columns.LOCAL_IP), bridge=BRIDGE)),
+KINDS: list[Any] = [
+    replace(VM, type=VHOST_TYPE, socket="/s", options={"vhost-server-path": "/s"}),
+    replace(VM, tag=0, sends=Policer(1000, 800), overlay=overlay(1), stamp="s 1"),
+    UPLINK,
+    replace(UPLINK, name=device_name("npu", "0000:03:00.0"), devices=UPLINK.devices[:1], bond=None),
+    RelayVfPort("vdpa", "p9", "npr-p9", BRIDGE, "0000:03:10.0", 1500, 4),
+    replace(TunnelPort.patch("np-to-tunnels"), bridge=BRIDGE),
+    replace(TunnelPort.vxlan(4789, columns.LOCAL_IP), bridge=BRIDGE),
 ]
 
 
-@pytest.mark.parametrize("change, wish", KINDS)
-def test_every_kind_of_port_has_the_columns_that_ovs_needs(
-    ports: Ports, change: type[RowChange], wish: Any
-) -> None:
+@pytest.mark.parametrize("wish", KINDS)
+def test_every_kind_of_port_has_the_columns_that_ovs_needs(ports: Ports, wish: Any) -> None:
     """Whether OVS can make its device or not: the rows are there."""
     ports.ovs.db.write([bridge(BRIDGE)], soon())
-    assert ports.apply(change(("p9",), wish)).failed == {}
+    assert ports.apply(c.AddPort(("p9",), wish)).failed == {}
     row = ports.ovs.view.port(wish.name)
     assert row and columns.wrong(row, columns.of_port(wish)) == []
     assert not wish.differs(row)
@@ -168,7 +163,7 @@ def test_a_bridge_that_others_make_meanwhile_stays_theirs(ports: Ports) -> None:
     uplink = OvsUplink("up", BRIDGE, "net1", ("net_null0",), None, 1500)
     applied = ports.apply(
         c.CreateBridge(("p1",), BRIDGE, "net1"),
-        c.AddUplink(("p1",), uplink),
+        c.AddPort(("p1",), uplink),
         c.AddPort(("p1",), vhost("p1")),
     )
     refused = applied.failed["p1"]
@@ -236,11 +231,11 @@ def test_what_is_removed_leaves_nothing_of_ours(ports: Ports, tmp_path: Path) ->
     socket = tmp_path / "socket"
     socket.touch()
     remove = c.RemovePort(("p1",), BRIDGE, made.name, "dpdkvhostuser")
-    assert ports.apply(remove, c.DropFlows(("p1",), BRIDGE, (port_cookie("p1"),))).failed == {}
+    assert ports.apply(remove, f.DropFlows(("p1",), BRIDGE, (port_cookie("p1"),))).failed == {}
     assert {line.split(",")[0] for line in ports.flows() - BASE} == {f"cookie={port_cookie('p2'):#x}"}
     assert ports.apply(remove).failed == {}, "to remove what is gone is no error"
     remove = c.RemovePort(("p2",), BRIDGE, other.name, "dpdkvhostuser")
-    dropped = c.DropFlows(("p2",), BRIDGE, (port_cookie("p2"),))
+    dropped = f.DropFlows(("p2",), BRIDGE, (port_cookie("p2"),))
     assert ports.apply(remove, c.RemoveBridge(("p2",), BRIDGE), dropped).failed == {}
     assert ports.switch.vsctl("list-br") == ""
 
@@ -257,7 +252,7 @@ def test_the_fail_mode_is_put_right(ports: Ports) -> None:
 def test_the_base_flows_admit_service_ports_alone(ports: Ports) -> None:
     ports.plug(vhost("p1"))
     ports.ovs.db.write([port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
-    assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
+    assert ports.apply(f.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
     admitted = ports.switch.get("Interface", "service", "ofport")
     own = {line for line in ports.flows() if line.startswith("cookie=0x6e70000000000000,")}
     assert own == {*BASE, f"cookie=0x6e70000000000000, priority=40100,in_port={admitted} actions=NORMAL"}
@@ -335,12 +330,12 @@ def test_a_purge_that_fails_is_due(ports: Ports) -> None:
     wait_for(lambda: ports.ovs.view.root.ovs_version is None, PATIENCE_S, "the version")
     ports.switch.pause_vswitchd()
     try:
-        applied = ports.applier.apply([c.PurgeDatapath(("p1",))], time.monotonic() + SHORT_S)
+        applied = ports.applier.apply([f.PurgeDatapath(("p1",))], time.monotonic() + SHORT_S)
         assert applied.failed["p1"].code == "timeout"
         assert ports.ovs.purge_failed
     finally:
         ports.switch.resume_vswitchd()
-    assert ports.apply(c.PurgeDatapath(("p1",))).failed == {}
+    assert ports.apply(f.PurgeDatapath(("p1",))).failed == {}
     assert not ports.ovs.purge_failed
 
 

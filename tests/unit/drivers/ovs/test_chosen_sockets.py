@@ -14,9 +14,15 @@ import pytest
 from pydantic import ValidationError
 
 from drivers.ovs import chosen_sockets, sockets
-from drivers.ovs.chosen_sockets import MakeChosenDirectory, RemoveChosenSocket, check, claim_socket
-from drivers.ovs.commands import SocketChange
+from drivers.ovs.chosen_sockets import check, claim_socket
 from drivers.ovs.ports import VhostPort
+from drivers.ovs.socket_directories import (
+    MakeSocketDirectory,
+    RemoveChosenSocket,
+    SocketChange,
+    arrivals,
+    departures,
+)
 from drivers.ovs.sockets import KIND, ObservedSockets
 from netplugin.api.errors import Conflict, HostError, InvalidRequest
 from netplugin.backend import Change, Claim, Intent
@@ -61,15 +67,15 @@ class Host:
 
     def plug(self, port_id: str, below: str, **spec: Any) -> VhostPort:
         port = self.claim(port_id, below, **spec)
-        apply(chosen_sockets.arrivals(port, ObservedSockets({}, {}, GROUP)))
+        apply(arrivals(port, ObservedSockets({}, {}, GROUP)))
         for ports in ((), (port_id,)):
-            assert chosen_sockets.arrivals(port, self.seen(*ports)) == [], "planned again"
+            assert arrivals(port, self.seen(*ports)) == [], "planned again"
         return port
 
     def unplug(self, port_id: str) -> None:
-        apply(chosen_sockets.departures(port_id, self.seen(port_id)))
+        apply(departures(port_id, self.seen(port_id)))
         for ports in ((), (port_id,)):
-            assert chosen_sockets.departures(port_id, self.seen(*ports)) == [], "planned again"
+            assert departures(port_id, self.seen(*ports)) == [], "planned again"
         del self.claims[port_id]
 
     def tree(self) -> dict[str, str]:
@@ -261,8 +267,8 @@ def test_a_plug_that_was_cut_off_is_finished_or_undone(host: Host, made: list[st
         for each in made:
             (host.root / each).mkdir(0o700)
         if not undo:
-            apply(chosen_sockets.arrivals(port, host.seen("p")))
-            assert chosen_sockets.arrivals(port, host.seen("p")) == []
+            apply(arrivals(port, host.seen("p")))
+            assert arrivals(port, host.seen("p")) == []
             assert host.tree()["a/vm"] == f"0:{GROUP} 2770" and host.tree()["a"].endswith("711")
         host.unplug("p")
         assert host.tree() == {}
@@ -273,10 +279,10 @@ def test_a_directory_that_others_change_is_repaired(host: Host) -> None:
     right = host.tree()
     for wrong in (lambda vm: vm.chmod(0o777), lambda vm: os.chown(vm, 5, 5), lambda vm: vm.rmdir()):
         wrong(host.root / "vm")
-        changes = chosen_sockets.arrivals(port, host.seen("p"))
-        assert [type(change) for change in changes] == [MakeChosenDirectory]
+        changes = arrivals(port, host.seen("p"))
+        assert [type(change) for change in changes] == [MakeSocketDirectory]
         apply(changes)
-        assert host.tree() == right and chosen_sockets.arrivals(port, host.seen()) == []
+        assert host.tree() == right and arrivals(port, host.seen()) == []
 
 
 # -- no way out of the root ------------------------------------------------------------------------------
@@ -291,7 +297,7 @@ def test_no_symbolic_link_is_followed(host: Host, tmp_path: Path, link: str) -> 
     (host.root / link).symlink_to(outside)
     before = {p: mode_of(p) for p in outside.rglob("*")}
     with pytest.raises(HostError, match="symbolic link"):
-        apply(chosen_sockets.arrivals(port, ObservedSockets({}, {}, GROUP)))
+        apply(arrivals(port, ObservedSockets({}, {}, GROUP)))
     for there in ("vm/nic", "nic"):
         listen(str(outside / there))
     removal = RemoveChosenSocket(
@@ -309,7 +315,7 @@ def test_nobody_else_may_replace_a_directory_above(host: Host) -> None:
         wrong(host.root / "a")
         port = host.claim("p", "a/vm/nic")
         with pytest.raises(HostError, match="root alone"):
-            apply(chosen_sockets.arrivals(port, host.seen("p")))
+            apply(arrivals(port, host.seen("p")))
         assert [*host.tree()] == ["a"]
         (host.root / "a").rmdir()
         del host.claims["p"]

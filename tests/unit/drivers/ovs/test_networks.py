@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from drivers.ovs import commands as c
+from drivers.ovs import row_changes as c
 from drivers.ovs.networks import check_network
-from drivers.ovs.ports import OvsUplink
+from drivers.ovs.uplinks import OvsUplink
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.host.names import device_name
@@ -69,14 +69,14 @@ def test_the_mtu_of_an_uplink_is_set_if_the_api_gave_it(ports: Ports) -> None:
     def asked() -> str:
         return ports.switch.vsctl("get", "Interface", UPLINK, "mtu_request").strip()
 
-    assert ports.apply(c.AddUplink((), wish(1500, True))).of_networks == {}
+    assert ports.apply(c.AddPort((), wish(1500, True))).of_networks == {}
     assert asked() == "1500"
     row = ports.ovs.view.port(UPLINK)
     assert row and not wish(1500, True).differs(row)
     assert wish(9000, True).differs(row) and not wish(9000, False).differs(row)
-    assert ports.apply(c.SetUplink((), wish(9000, True))).of_networks == {}
+    assert ports.apply(c.SetPort((), wish(9000, True))).of_networks == {}
     assert asked() == "9000"
-    ports.apply(c.SetUplink((), wish(1400, False)))
+    ports.apply(c.SetPort((), wish(1400, False)))
     assert asked() == "9000", "it is the operator's"
 
 
@@ -84,7 +84,7 @@ def test_the_error_of_a_change_for_no_port_fails_no_port(ports: Ports) -> None:
     """The name of an uplink is taken: the database refuses the transaction as a whole."""
     ports.plug(vhost("p1"))
     ports.switch.vsctl("add-port", BRIDGE, UPLINK, "--", "set", "Interface", UPLINK, "type=dummy")
-    uplink = c.AddUplink((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500), physical_network="net1")
+    uplink = c.AddPort((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500), physical_network="net1")
     for new in (["p2"], ["p3", "p4"], []):
         applied = ports.apply(uplink, *(c.AddPort((i,), vhost(i)) for i in new))
         assert applied.failed == {}
@@ -98,7 +98,7 @@ def test_the_error_of_a_network_is_that_of_no_other(ports: Ports) -> None:
     """Each is in a transaction of its own, once the database has refused them together."""
     ports.plug(vhost("p1"))
     ports.switch.vsctl("add-port", BRIDGE, UPLINK, "--", "set", "Interface", UPLINK, "type=dummy")
-    broken = c.AddUplink((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500), physical_network="net1")
+    broken = c.AddPort((), OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, 1500), physical_network="net1")
     good = c.CreateBridge((), "br-net2", "net2", physical_network="net2")
     for changes in ((broken, good), (good, broken)):
         assert ports.apply(*changes).of_networks.keys() == {"net1"}

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from drivers.ovs import commands as c
-from drivers.ovs.plan import bridge_refusal, port_changes, port_refusal
+from drivers.ovs import row_changes as c
+from drivers.ovs.placing import bridge_refusal, port_refusal
+from drivers.ovs.plan import port_changes
 from netplugin.api.errors import Conflict
 from netplugin.backend import NAME_CLAIM, NOBODY, Claim, Intent, claim_name
 from tests.unit.drivers.ovs.conftest import Ports, spec_of, vhost
@@ -23,9 +24,9 @@ def test_a_port_has_the_name_that_was_chosen(ports: Ports) -> None:
     seen = ports.seen()
     assert seen.rows["p1"].name == "vnic0.1"
     wanted = {"p1": named, "p2": vhost("p2")}
-    changes = port_changes(settings_of(ports.switch), wanted, set(), seen)
+    changes = port_changes(wanted, set(), seen)
     assert [change.describe() for change in changes if "vnic0.1" in change.describe()] == []
-    removal = port_changes(settings_of(ports.switch), {}, {"p1"}, seen)
+    removal = port_changes({}, {"p1"}, seen)
     assert "remove port vnic0.1 from br-net1" in [change.describe() for change in removal]
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from drivers.ovs import commands as c
 from drivers.ovs import remains
 from drivers.ovs.remains import ASIDE, REMOVER, Remover, set_aside
+from drivers.ovs.socket_directories import RemoveSocketDirectory
 from netplugin.api.errors import HostError
 from tests.lab.processes import wait_for
 
@@ -56,7 +56,7 @@ def base(tmp_path: Path) -> Path:
 def test_all_is_removed_and_the_place_is_free_at_once(base: Path, fill: Callable[[Path], None]) -> None:
     (base / "port").mkdir()
     fill(base / "port")
-    c.RemoveSocketDirectory(("p",), str(base / "port")).apply()
+    RemoveSocketDirectory(("p",), str(base / "port")).apply()
     (base / "port").mkdir()
     wait_for(lambda: not any((base / ASIDE).iterdir()), 60, "all is removed")
     assert (base / ASIDE).stat().st_mode & 0o7777 == 0o700 and REMOVER.stuck == {}
@@ -67,7 +67,7 @@ def test_whatever_is_in_the_place_of_a_directory_is_removed(base: Path) -> None:
     (base / "npv1").mkdir()
     (base / "npv2").symlink_to(base.parent)
     for name in ("npv1", "npv2", "npv3"):
-        c.RemoveSocketDirectory(("p",), str(base / name)).apply()
+        RemoveSocketDirectory(("p",), str(base / name)).apply()
     assert [path.name for path in base.iterdir()] == [ASIDE]
     wait_for(lambda: not any((base / ASIDE).iterdir()), 60, "all is removed")
 

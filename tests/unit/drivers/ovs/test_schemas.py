@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from drivers.ovs.commands import AddPort, CreateBridge, RemovePort, SetPort
+from drivers.ovs.row_changes import AddPort, CreateBridge, RemovePort, SetPort
 from drivers.ovs.usability import dpdk_usable
 from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.ovs import OvsHost

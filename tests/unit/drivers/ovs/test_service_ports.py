@@ -10,8 +10,9 @@ import pytest
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.linuxbridge.driver import LinuxBridge
-from drivers.ovs import commands as c
 from drivers.ovs import findings, service_ports
+from drivers.ovs import row_changes as c
+from drivers.ovs.flow_changes import DropFlows, SetFilter
 from drivers.ovs.plan import port_changes
 from drivers.ovs.ports import VhostPort
 from drivers.sriov.driver import Sriov
@@ -25,7 +26,7 @@ from netplugin.service_devices import fit_device
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS, Model
 from tests.unit.drivers.dpdkvhostuser.scenes import converge, plain_spec, service_spec
 from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, spec_of, vhost
-from tests.unit.ovs import bridge, port, settings_of, soon
+from tests.unit.ovs import bridge, port, soon
 
 SPEC = service_spec(plain_spec())
 VETH = Link(7, "veth5", "veth", address="02:00:00:00:00:05", use=TapUse(persistent=True))
@@ -138,14 +139,14 @@ def test_a_port_is_added_again_for_another_device_of_its_name(
     assert row.interface is not None and row.interface.other_ifindex == other
     seen = replace(model.observe(), rows={"svc": row})
     changes = [type(change) for change in make_plan(SETTINGS, [Intent("svc", SPEC)], seen).changes]
-    assert changes == ([c.RemovePort, c.DropFlows] if other else [])
+    assert changes == ([c.RemovePort, DropFlows] if other else [])
 
 
 def test_the_port_is_marked_with_the_device_that_is_there_when_it_is_added() -> None:
     wish = VhostPort.of("dpdkvhostuser", Intent("svc", SPEC), "br1", 0, socket="", tso=False)
-    ids = replace(wish, ifindex=7).interface_columns()["external_ids"]
+    ids = replace(wish, ifindex=7).interfaces()["veth5"]["external_ids"]
     assert ids["netplugin-ifindex"] == "7"
-    assert "netplugin-ifindex" not in wish.interface_columns()["external_ids"]
+    assert "netplugin-ifindex" not in wish.interfaces()["veth5"]["external_ids"]
     assert service_ports.index_of("lo") == 1 and service_ports.index_of("no-such-device") == 0
 
 
@@ -177,13 +178,13 @@ def test_an_internal_port_is_made_and_deleted_with_its_row(ports: Ports) -> None
     ports.plug(port, device="int0", internal=True)
     assert ports.switch.get("Interface", "int0", "type") == "internal"
     assert ports.switch.get("Interface", "int0", "mtu_request") == "1400"
-    seen, settings = ports.seen(), settings_of(ports.switch)
-    assert port_changes(settings, {"svc": port}, set(), seen) == []
+    seen = ports.seen()
+    assert port_changes({"svc": port}, set(), seen) == []
     assert findings.of_port(seen.rows["svc"], ()) is None, "it needs no device on this host"
     wider = replace(port, spec=spec_of(vm_id="svc", device="int0", internal=True, mac=OTHER_MAC))
-    changes = port_changes(settings, {"svc": wider}, set(), seen)
-    assert [type(change) for change in changes] == [c.SetPort, c.SetFilter], "not made again"
-    assert not ports.apply(*port_changes(settings, {}, {"svc"}, seen)).failed
+    changes = port_changes({"svc": wider}, set(), seen)
+    assert [type(change) for change in changes] == [c.SetPort, SetFilter], "not made again"
+    assert not ports.apply(*port_changes({}, {"svc"}, seen)).failed
     assert "int0" not in ports.switch.vsctl("list-ports", BRIDGE).split()
 
 

@@ -16,16 +16,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from drivers.dpdkvhostuser.model import LAYOUT as OF_VHOST
-from drivers.ovs import commands as c
+from drivers.ovs import row_changes as c
 from drivers.ovs.apply import Applier
+from drivers.ovs.flow_changes import DropNetwork, FlowChange, FlowEdit
 from drivers.ovs.model import Layout, OvsObservation
 from drivers.ovs.observe import OvsReader
-from drivers.ovs.overlay_commands import DropNetwork
 from drivers.ovs.overlay_plan import tunnel_address
 from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TUNNELS, vxlan_name
 from drivers.ovs.plan import ovs_changes
-from drivers.ovs.ports import OvsUplink, VhostPort, access_vlan
+from drivers.ovs.ports import VhostPort, access_vlan
 from drivers.ovs.tunnels import LEARNED_BIT, network_cookie, network_flows
+from drivers.ovs.uplinks import OvsUplink
 from drivers.vdpa.model import LAYOUT as OF_VDPA
 from netplugin.api.errors import TryAgain
 from netplugin.backend import Change, Overlay
@@ -33,7 +34,7 @@ from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost, OvsSettings
 from tests.lab.ovs import PrivateOvs
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
-from tests.unit.drivers.dpdkvhostuser.scenes import on_network, overlay
+from tests.unit.drivers.dpdkvhostuser.scenes import kinds, on_network, overlay
 from tests.unit.drivers.ovs.conftest import BRIDGE, Ports, vhost
 from tests.unit.ovs import PATIENCE_S, settings_of, soon
 
@@ -167,7 +168,7 @@ def test_neither_cuts_the_other_and_nothing_is_left(
     plans = [side.plan() for side in sides]
     done = [True, True]
     for number, of_flows in order:
-        changes = [change for change in plans[number] if isinstance(change, c.FlowChange) == bool(of_flows)]
+        changes = [change for change in plans[number] if isinstance(change, FlowChange) == bool(of_flows)]
         done[number] = done[number] and sides[number].apply(changes)
         if of_flows and done[number]:
             sides[number].go_on()  # its call is answered then
@@ -211,7 +212,7 @@ def test_no_edit_of_flows_comes_into_another(
     other.ask(b=NEAR)
     real, begun, ended = DropNetwork.edit, threading.Event(), threading.Event()
 
-    def slowly(self: DropNetwork, ovs: OvsHost, deadline: float) -> c.FlowEdit:
+    def slowly(self: DropNetwork, ovs: OvsHost, deadline: float) -> FlowEdit:
         edit = real(self, ovs, deadline)
         begun.set()
         ended.wait(WHILE_S)  # in vain: the other has to wait
@@ -239,7 +240,7 @@ def test_both_repair_what_another_program_takes_away(ovs: OvsHost, sides: tuple[
     ovs.db.write([c.RemovePort((), TUNNELS, name, "") for name in (vxlan_name(4789), TO_OVERLAY)], soon())
     plans = [side.plan(whole=True) for side in sides]
     for side, changes in zip(sides, plans, strict=True):
-        assert "AddTunnelPort" in [type(change).__name__ for change in changes]
+        assert "AddPort tunnel" in kinds(changes)
         assert side.apply(changes)
     for side in sides:
         side.go_on()
@@ -286,6 +287,6 @@ def test_an_uplink_that_another_backend_has_added_is_that_of_both(ports: Ports) 
     ports.plug(vhost("p1"))
     uplink = OvsUplink("npu-1", BRIDGE, "net1", ("net_null0",), None, 1500)
     for _ in range(2):
-        assert ports.apply(c.AddUplink(("p1",), uplink)).failed == {}
+        assert ports.apply(c.AddPort(("p1",), uplink)).failed == {}
     row = ports.ovs.view.port(uplink.name)
     assert row and not uplink.differs(row)

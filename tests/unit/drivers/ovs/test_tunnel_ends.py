@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from drivers.ovs import commands as c
+from drivers.ovs import flow_changes as f
 from drivers.ovs.filters import foreign_flows, port_cookie, port_flows, relay_flows
 from netplugin.host.flow import Flow
 from netplugin.host.flow_actions import DROP, NORMAL, output
@@ -46,7 +46,7 @@ def test_what_a_tunnel_of_this_ovs_would_take_is_dropped_and_other_tunnels_pass(
         setting = [f"type={kind}", *(f'options:{key}="{value}"' for key, value in options.items())]
         ports.switch.vsctl("add-port", BRIDGE, name, "--", "set", "Interface", name, *setting)
     wait_for(lambda: len(ports.ovs.view.tunnels()) == len(tunnels), PATIENCE_S, "the tunnels")
-    assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
+    assert ports.apply(f.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
     number = ports.switch.get("Interface", made.name, "ofport")
 
     def passes(frame: str) -> bool:
@@ -65,7 +65,7 @@ def test_nothing_is_forwarded_to_ports_that_may_have_an_address(ports: Ports) ->
     ports.plug(vhost("p1"))
     ports.ovs.db.write([port(BRIDGE, "service"), port(BRIDGE, "stranger")], soon())
     assert ports.seen().bridges[BRIDGE].forwards_right is False
-    assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
+    assert ports.apply(f.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
     assert ports.seen().bridges[BRIDGE].forwards_right and not ports.seen().shut
     number = ports.switch.get("Interface", vhost("p1").name, "ofport")
     shown = ports.switch.appctl("ofproto/trace", BRIDGE, f"in_port={number},dl_src=52:54:00:00:00:01")
@@ -76,7 +76,7 @@ def test_nothing_is_forwarded_to_ports_that_may_have_an_address(ports: Ports) ->
         word = "forward" if forwarded else "no-forward"
         ports.switch.ofctl("-O", "OpenFlow14", "mod-port", socket, name, word)
         assert ports.seen().bridges[BRIDGE].forwards_right is False, name
-        assert ports.apply(c.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
+        assert ports.apply(f.SetBridgeFlows(("p1",), BRIDGE)).failed == {}
         assert ports.seen().bridges[BRIDGE].forwards_right, name
 
 
@@ -101,5 +101,5 @@ def test_a_frame_that_ends_in_a_tag_is_dropped_where_nothing_else_drops_it(ports
 
 def test_on_a_bridge_of_the_operator_the_flows_switch_by_themselves() -> None:
     """Its other tables are not ours."""
-    change = c.SetFilter(("p1",), BRIDGE, vhost("p1"), foreign=True)
+    change = f.SetFilter(("p1",), BRIDGE, vhost("p1"), foreign=True)
     assert {flow.actions for flow in change.flows(1, None, ())} == {NORMAL, DROP}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -14,14 +13,11 @@ from lxml import etree
 
 from agents.ports.call import migrate_call
 from drivers.ovs.ports import VHOST_TYPE
-from drivers.vdpa import vduse_abilities
 from drivers.vdpa.model import NATIVE_TYPE
-from drivers.vdpa.vduse_abilities import VduseAbilities
-from drivers.vdpa.vduse_devices import VHOST_VDPA
+from drivers.vdpa.vduse_host import VHOST_VDPA, VduseHost
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin.api.errors import HostError, InvalidRequest, NetpluginError, Unsupported
 from netplugin.host.names import VHOST, device_name
-from netplugin.host.ovs_versions import Version
 from tests.unit.drivers.vdpa.test_vduse_ports import binding_of, world_at
 from tests.unit.drivers.vdpa.vduse_world import VDUSE_ROOT, VduseWorld, vduse_spec
 from tests.unit.drivers.vdpa.world import RELAY_ROOT, vdpa_spec
@@ -76,10 +72,6 @@ def not_asked(world: VduseWorld) -> None:
     world.vduse.load(HostError("try vDPA device npd-try: Operation not permitted", step="vdpa-device"))
 
 
-def old_libvirt(world: VduseWorld) -> None:
-    world.vduse.load(1, libvirt=(6, 8, 0))
-
-
 LACKS: Mapping[str, Callable[[VduseWorld], None]] = {
     "OVS 3.1.0 has no VDUSE": other_ovs,
     "OVS does not report its version": no_version,
@@ -87,7 +79,6 @@ LACKS: Mapping[str, Callable[[VduseWorld], None]] = {
     "driver vhost_vdpa of the vDPA bus is not loaded": no_driver,
     "vduse makes no network devices": no_networks,
     "Operation not permitted": not_asked,
-    "libvirt 6.8.0 has no <interface type='vdpa'>": old_libvirt,
 }
 
 
@@ -110,19 +101,6 @@ def test_a_host_with_neither_says_both_reasons(without_vfs: VduseWorld, why: str
     assert "no NIC is configured" in str(found.reason) and "[sriov] devices" in str(found.fix)
 
 
-@pytest.mark.parametrize("libvirt", [None, (6, 9, 0)])
-def test_a_host_without_libvirt_has_none_that_refuses(both: VduseWorld, libvirt: Version | None) -> None:
-    both.vduse.load(1, libvirt=libvirt)
-    assert both.check() and both.driver.facts()["mode"] == "vduse"
-
-
-def test_an_older_libvirt_does_not_forbid_what_the_option_says() -> None:
-    with world_at(mode="vduse") as world:
-        old_libvirt(world)
-        assert world.plug("a", vduse_spec(attachment="netdev")) is None
-        assert "no_vduse" not in world.driver.facts()
-
-
 def test_native_comes_first(both: VduseWorld) -> None:
     types = frozenset({VHOST_TYPE, "dpdk", NATIVE_TYPE})
     both.switch.reported = replace(VDUSE_ROOT, iface_types=types)
@@ -131,7 +109,7 @@ def test_native_comes_first(both: VduseWorld) -> None:
 
 def test_a_port_keeps_its_mode_whatever_the_host_has_later(both: VduseWorld) -> None:
     assert both.plug("a", vdpa_spec(1)) is None
-    old_libvirt(both)
+    no_networks(both)
     assert both.plug("b", vdpa_spec(2)) is None
     both.restart()
     both.vduse.load(1)
@@ -241,7 +219,7 @@ def test_a_port_is_not_changed_in_its_pairs(without_vfs: VduseWorld) -> None:
 # -- what the host says --------------------------------------------------------------------------
 
 
-class Host(VduseAbilities):
+class Host(VduseHost):
     """Counts how often it is asked."""
 
     def __init__(self, directory: Path) -> None:
@@ -260,8 +238,8 @@ class Host(VduseAbilities):
         self.learn(0)
         return self.pairs
 
-    def _ask_libvirt(self, deadline: float) -> Version | None:
-        return None
+    def _has_program(self) -> bool:
+        return True
 
     def _ask_kernel(self, deadline: float) -> int:
         self.asked += 1
@@ -301,22 +279,3 @@ def test_who_does_not_answer_is_asked_again_and_who_refuses_is_not(host: Host) -
     host.says = HostError("refused", step="vdpa-device")
     assert (host.learned(), host.learned(), host.asked) == (1, 1, 3)
     assert host.usability().usable and not host.usability_for_auto().usable
-
-
-@pytest.mark.parametrize("daemon", ["virtqemud", "libvirtd"])
-def test_the_version_of_libvirt_is_that_of_its_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemon: str
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert vduse_abilities.installed_libvirt(later()) is None
-    program = tmp_path / daemon
-    shutil.copy("/bin/sh", tmp_path / "sh")
-    program.write_text(f"#!{tmp_path}/sh\necho '{daemon} (libvirt) 9.0.0'\n")
-    program.chmod(0o755)
-    assert vduse_abilities.installed_libvirt(later()) == (9, 0, 0)
-    program.write_text(f"#!{tmp_path}/sh\necho unheard of\n")
-    assert vduse_abilities.installed_libvirt(later()) is None
-
-
-def later() -> float:
-    return time.monotonic() + 60

@@ -34,6 +34,7 @@ from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.vf_messages import VfAttributes
 from netplugin.host.vfs import VFIO
 from tests.unit.drivers.dpdkvhostuser.model import Bridge
+from tests.unit.drivers.dpdkvhostuser.scenes import kinds
 from tests.unit.drivers.sriov.model import ModelPf
 from tests.unit.drivers.vdpa.world import NATIVE_ROOT, RELAY_ROOT, VdpaWorld, vdpa_spec
 
@@ -451,8 +452,7 @@ def test_ovs_lets_go_of_a_vf_before_it_is_touched(world: VdpaWorld) -> None:
         [Intent("a", None, world.store.get("a").claims)],  # type: ignore[union-attr]
         world.driver.observe(["a"], 0.0),
     )
-    kinds = [type(change).__name__ for change in first.changes]
-    assert kinds == ["RemovePort", "DropFlows", "RemoveBeside", "RemoveBridge"]
+    assert kinds(first.changes) == ["RemovePort", "DropFlows", "RemovePort VF", "RemoveBridge"]
     assert world.unplug("a") is None
     world.assert_settled()
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from drivers.vdpa.vduse_devices import VHOST_VDPA, VIRTIO_VDPA
+from drivers.vdpa.vduse_host import VHOST_VDPA, VIRTIO_VDPA
 from drivers.vdpa.vduse_processes import DeviceStep
 from netplugin.api.models import PortSpec
 from tests.unit.agents.test_reconciler_crash import LONG

@@ -13,7 +13,7 @@ import pytest
 from lxml import etree
 
 from drivers.vdpa.model import BRIDGE
-from drivers.vdpa.vduse_devices import VHOST_VDPA, VIRTIO_VDPA
+from drivers.vdpa.vduse_host import VHOST_VDPA, VIRTIO_VDPA
 from drivers.vdpa.vduse_plan import vduse_name
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin.api.errors import Conflict, InvalidRequest, OperationTimeout, Unsupported

@@ -16,8 +16,7 @@ from drivers.ovs.tunnels import network_flows
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, VDUSE_KIND
 from drivers.vdpa.options import GROUP, OPTIONS
-from drivers.vdpa.vduse_commands import VduseHost
-from drivers.vdpa.vduse_devices import VHOST_VDPA, VduseTree
+from drivers.vdpa.vduse_host import VHOST_VDPA, VduseHost
 from drivers.vdpa.vduse_plan import driver_of, vduse_name
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin import options
@@ -25,8 +24,6 @@ from netplugin.api.errors import Conflict, HostError, NetpluginError
 from netplugin.api.models import NetworkSpec, PortSpec, PortState
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs_rows import OvsPort
-from netplugin.host.ovs_versions import Version
-from netplugin.host.usability import Usability
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 from tests.unit.drivers.dpdkvhostuser.model import SETTINGS
 from tests.unit.drivers.sriov.model import ModelPf
@@ -65,9 +62,8 @@ class ModelVduse(VduseHost):
         for place in ("dev/vduse/control", "sys/bus/vdpa/devices", f"sys/bus/vdpa/drivers/{VHOST_VDPA}"):
             (self.root / place).mkdir(parents=True)
         super().__init__(self.root / "dev", self.root / "sys")
-        #: What the kernel and libvirt say if they are asked.
+        #: What the kernel says if it is asked.
         self.says: int | NetpluginError = 1
-        self.libvirt: Version | None = None
         self._tick = tick
         self._interfaces = 0
         self.links = self
@@ -81,13 +77,12 @@ class ModelVduse(VduseHost):
         #: The step that does not end.
         self.stuck: DeviceStep | None = None
 
-    def loaded(self) -> Usability:
-        """Whether or not the program vdpa is installed here."""
-        return VduseTree.loaded(self)
+    def _has_program(self) -> bool:
+        return True  # whether or not it is installed here
 
-    def load(self, says: int | NetpluginError, libvirt: Version | None = None) -> None:
+    def load(self, says: int | NetpluginError) -> None:
         """Another kernel module, which makes its file anew."""
-        self.says, self.libvirt = says, libvirt
+        self.says = says
         other = self.control.with_suffix(".new")
         other.mkdir()
         self.control.rmdir()
@@ -97,9 +92,6 @@ class ModelVduse(VduseHost):
         if isinstance(self.says, NetpluginError):
             raise self.says
         return self.says
-
-    def _ask_libvirt(self, deadline: float) -> Version | None:
-        return self.libvirt
 
     def pending(self) -> DeviceStep | None:
         return self.stuck

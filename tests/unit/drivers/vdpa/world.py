@@ -10,8 +10,8 @@ from typing import Any
 from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
 from agents.telemetry.metrics import Metrics
-from drivers.ovs.commands import FlowChange
 from drivers.ovs.findings import VswitchdFacts
+from drivers.ovs.flow_changes import FlowChange
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.overlays import OVERLAY
 from drivers.ovs.ports import VHOST_TYPE
@@ -19,7 +19,7 @@ from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.switch import Switch
-from drivers.vdpa.vduse_commands import VduseHost
+from drivers.vdpa.vduse_host import VduseHost
 from drivers.vdpa.vduse_processes import DeviceProcesses
 from drivers.vf.memory import KEPT_BY_DPDK
 from drivers.vf.plan import attributes_of

@@ -1,32 +1,101 @@
-"""What commands of ovsdbapp for Open vSwitch have in common, and those that several parts use.
+"""The replica of an Open vSwitch database that one connection has, and how changes are written to it.
 
-A command writes through the rows of the Idl. It changes elements of sets and keys of maps one by one
+A change writes through the rows of the Idl. It changes elements of sets and keys of maps one by one
 (``addvalue``, ``setkey``), so that others' changes of the same column stay, and that the cost of a port does
 not depend on the number of ports.
 """
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ovs.db import data, idl
+from ovsdbapp.backend.ovs_idl import connection, idlutils
 from ovsdbapp.backend.ovs_idl.idlutils import RowNotFound, row_by_value
+from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl
 
 from netplugin.api.errors import HostError
+from netplugin.host.ovs_rows import COLUMNS, MAY_LACK
 
-#: A row of the Idl, ovsdbapp's API and one of its commands: their packages have no types.
+#: A row of the Idl, and ovsdbapp's API: their packages have no types.
 Row = Any
 Api = Any
-Command = Any
+
+
+class Lost(Exception):
+    """The connection has ended, or could not be made. The text is the reason."""
+
+
+class ReplicaIdl(connection.OvsdbIdl):  # type: ignore[misc]
+    """The replica of one connection: the columns that are read, of those that the schema has."""
+
+    def __init__(self, remote: str, schema: Any) -> None:
+        """Raises: Lost if it lacks others than ``MAY_LACK``."""
+        helper = idlutils.create_schema_helper(schema)
+        lacks: set[str] = set()
+        for table, columns in COLUMNS.items():
+            declared = schema["tables"].get(table, {}).get("columns", {})
+            lacks |= {f"{table}.{name}" for name in columns if name not in declared}
+            helper.register_columns(table, [name for name in columns if name in declared])
+        if needed := lacks - MAY_LACK:
+            raise Lost(f"its schema {schema.get('version')} has no {', '.join(sorted(needed))}")
+        super().__init__(remote, helper)
+        self.closed = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether its connection has ended. The session counts each one that it makes and each that ends."""
+        return self.closed or self._session.get_seqno() > 1
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the socket has not taken all that was sent."""
+        return bool(self._session.get_backlog())
+
+    @property
+    def has_read(self) -> bool:
+        return bool(self.state == self.IDL_S_MONITORING)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all rows are read, and known is who has the lock that was requested."""
+        return self.has_read and (self.lock_name is None or self.has_lock or self.is_lock_contended)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+class _Api(OvsdbIdl):  # type: ignore[misc]
+    """ovsdbapp's API on a connection of its own: in the library's class it is a property, one for all."""
+
+    ovsdb_connection: Any = None
+
+
+def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -> Api:
+    """ovsdbapp's API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs.
+
+    Raises: Lost if the schema cannot be used.
+    """
+    carrier = connection.Connection(ReplicaIdl(remote, schema), 0)  # its own thread is not started
+    carrier.lock = lock or carrier.lock
+    api = _Api(carrier, start=False, auto_index=False)
+    # Interfaces are found by their port: vswitchd writes to them often, and each write costs an index.
+    for table in ("Bridge", "Port"):
+        api.create_index(table, "name")
+    return api
+
+
+# -- transactions and rows -------------------------------------------------------------------------
 
 
 class Change(Protocol):
-    """A change of the database: commands of one transaction."""
+    """A change of the database, as a part of a transaction."""
 
-    def commands(self, api: Api) -> Iterable[Command]: ...
+    def write(self, api: Api, txn: Transaction) -> None: ...
 
 
 class Transaction(idl.Transaction):  # type: ignore[misc]
@@ -111,16 +180,16 @@ class SetOtherConfig:
     value: str | None
     interface: str | None = None
 
-    def commands(self, api: Api) -> Iterable[Command]:
+    def write(self, api: Api, txn: Transaction) -> None:
         where = ("Interface", self.interface) if self.interface else ("Open_vSwitch", ".")
         if self.value is None:
-            return [api.db_remove(*where, "other_config", self.key)]
-        return [api.db_set(*where, ("other_config", {self.key: self.value}), if_exists=False)]
+            api.db_remove(*where, "other_config", self.key).run_idl(txn)
+        else:
+            api.db_set(*where, ("other_config", {self.key: self.value}), if_exists=False).run_idl(txn)
 
 
 class Touch:
     """Change a key of ours, so that a transaction without other changes increments ``next_cfg``."""
 
-    def commands(self, api: Api) -> Iterable[Command]:
-        settled = {"netplugin-settled": str(uuid.uuid4())}
-        return [api.db_set("Open_vSwitch", ".", ("external_ids", settled), if_exists=False)]
+    def write(self, api: Api, txn: Transaction) -> None:
+        set_key(root(api), "external_ids", "netplugin-settled", str(uuid.uuid4()))
