@@ -10,9 +10,10 @@ from drivers.dpdkvhostuser.model import BACKEND, VhostUserObservation
 from drivers.dpdkvhostuser.observe import Observer
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import make_plan
-from drivers.ovs import chosen_sockets, networks, service_ports, sockets, usability
+from drivers.ovs import networks, service_ports, sockets, usability
 from drivers.ovs.announce import send_frames
 from drivers.ovs.apply import Applier
+from drivers.ovs.findings import of_sockets
 from drivers.ovs.placing import mapped_bridge
 from drivers.ovs.ports import VHOST_TYPE, port_name
 from drivers.ovs.usability import dpdk_usable
@@ -100,7 +101,7 @@ class DpdkVhostUser(
 
     def validate(self, spec: PortSpec) -> None:
         super().validate(spec)
-        chosen_sockets.check(self._settings, spec)
+        sockets.check(self._settings, spec)
         if spec.device is not None:
             service_ports.refuse(self._ovs, spec, spec.device)
         if spec.overlay_id is not None:
@@ -152,7 +153,7 @@ class DpdkVhostUser(
         if intent.spec and intent.spec.device:
             return (service_ports.claim(self._ovs, intent, taken),)
         row = observed.rows.get(intent.port_id)
-        socket = chosen_sockets.claim_socket(self._settings, intent, row, taken)
+        socket = sockets.claim_socket(self._settings, intent, row, taken)
         return (socket, *claim_name(intent, taken))
 
     def plan(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Plan:
@@ -171,8 +172,8 @@ class DpdkVhostUser(
         return networks.network_holders(self._settings, self._ovs.view, name)
 
     def findings(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Sequence[Finding]:
-        of_sockets = sockets.findings(self._settings, observed.rows, observed.sockets)
-        return [*findings(observed, self._settings.local_ip), *of_sockets]
+        on_sockets = of_sockets(self._settings, observed.rows, observed.sockets)
+        return [*findings(observed, self._settings.local_ip), *on_sockets]
 
     # -- reading and changing the host ------------------------------------------------------------
 

@@ -1,16 +1,20 @@
-"""Findings on bridges and unmanaged ports, and the faults of ports as OVS reports them."""
+"""Findings on bridges, unmanaged ports and sockets, and the faults of ports as OVS reports them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from drivers.ovs import usability
+from drivers.ovs import sockets, usability
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlays import OVERLAY, network_of, vxlan_name
 from drivers.ovs.ports import QUEUES_MARK, SERVICE_TYPE
 from netplugin.api.models import Finding
+from netplugin.host.names import MAX_SOCKET_PATH, fits_socket, vhost_socket
+from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import NETWORK_MARK, OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_underlay import problem, too_narrow
 
@@ -141,6 +145,86 @@ def of_underlay(seen: OvsObservation, local_ip: str | None) -> list[Finding]:
     found = error.detail if error else "the tunnels' address was not looked for"
     fix = error.fix if error else None
     return [Finding(id="underlay", status="fail", found=found, expected=expected, fix=fix)]
+
+
+# -- Findings on vhost-user sockets (pure). ---------------------------------------------------------
+
+
+def of_sockets(
+    settings: OvsSettings, rows: Mapping[str, OvsPort], seen: sockets.ObservedSockets
+) -> list[Finding]:
+    """Findings on the sockets of all ports of a backend (pure)."""
+    said = {port_id: sockets.path_of(row) for port_id, row in rows.items()}
+    paths = {port_id: Path(path) for port_id, path in said.items() if path}
+    base = settings.vhost_socket_dir
+    old = sorted(i for i, path in paths.items() if path.parent.parent != base and sockets.fits(str(path), i))
+    found = _too_long(base)
+    if old:
+        some = ", ".join(old[:5]) + (" and others" if len(old) > 5 else "")
+        found.append(
+            Finding(
+                id="vhost-socket-dir",
+                status="warn",
+                found=f"{len(old)} ports have their sockets elsewhere, as they were made: {some}",
+                expected=f"every port has a directory of its own below [ovs] vhost_socket_dir, {base}",
+                fix="none is needed: the VMs have the sockets by their paths. A port gets a new path "
+                "when it is deleted and requested again, with its VM stopped",
+            )
+        )
+    alike = {
+        (row.interface and row.interface.external_ids.get("vm-uuid")) or port_id
+        for port_id, row in rows.items()
+        if (path := paths.get(port_id)) and _is_of_group(seen, path.parent)
+    }
+    if len(alike) > 1:
+        found.append(
+            Finding(
+                id="qemu-user",
+                status="warn",
+                found=f"the sockets of {len(alike)} VMs are for group {settings.vhost_socket_group}: a "
+                "QEMU that is broken into can replace its neighbours' sockets, unless sVirt holds it",
+                expected="each VM's QEMU runs as a user of its own (qemu_user)",
+                fix="run each QEMU as a user of its own and name that in its ports; or see that "
+                "libvirt confines it (SELinux, AppArmor)",
+            )
+        )
+    if seen.stuck:
+        left, why = next(iter(seen.stuck.items()))
+        found.append(
+            Finding(
+                id="vhost-socket-remains",
+                status="warn",
+                found=f"{len(seen.stuck)} directories of what VMs left cannot be removed: {left}: {why}",
+                expected="what is left in the directory of a port that is gone is removed within a while",
+                fix=f"look for a mount, and for files that nobody may remove: findmnt -R {left}; "
+                f"lsattr -R {left}; then rm -r {left}",
+            )
+        )
+    return found
+
+
+def _too_long(base: Path) -> list[Finding]:
+    """A base path that is too long for new ports. Those below another one stay."""
+    socket = vhost_socket(base, "any")  # all port ids give names of the same length
+    if fits_socket(socket):
+        return []
+    has = len(os.fsencode(base))
+    most = MAX_SOCKET_PATH - (len(os.fsencode(socket)) - has)
+    return [
+        Finding(
+            id="vhost-socket-path",
+            status="fail",
+            found=f"[ovs] vhost_socket_dir {base} has {has} bytes: no new port can come",
+            expected=f"{most} bytes at most, so that the path of a port's socket has no more than the "
+            f"{MAX_SOCKET_PATH} of a UNIX socket",
+            fix="shorten it and restart the agent; ports that are there keep their paths",
+        )
+    ]
+
+
+def _is_of_group(seen: sockets.ObservedSockets, directory: Path) -> bool:
+    found = seen.directories.get(str(directory))
+    return found is not None and bool(found.mode & 0o020)
 
 
 # -- Faults of a port and its bridge as reported by OVS, the same for all backends. ---------------

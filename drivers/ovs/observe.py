@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from drivers.ovs import chosen_sockets, filters, sockets, tunnels, usability
+from drivers.ovs import filters, sockets, tunnels, usability
 from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors, shut_ports
 from drivers.ovs.overlays import OVERLAY, SHARED_NAMES, TUNNELS, ObservedTunnels
@@ -162,7 +162,7 @@ class OvsReader:
             tso=usability.tso_enabled(view.root),
             keeps_old_actions=usability.version_with_old_actions(view.root),
             purge_failed=self._ovs.purge_failed,
-            sockets=chosen_sockets.look(sockets.look(self._settings, ids, rows), claimed, scope.ports),
+            sockets=sockets.look_at_chosen(sockets.look(self._settings, ids, rows), claimed, scope.ports),
             timings_ms={"openflow": flows_ms},
             store_mark=view.root.store_mark if scope.whole else "",
         )

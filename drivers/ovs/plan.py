@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from drivers.ovs import filters
 from drivers.ovs import flow_changes as f
@@ -12,7 +13,8 @@ from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlay_plan import network_changes
 from drivers.ovs.placing import uplinks_stay
 from drivers.ovs.ports import RelayVfPort, VhostPort
-from drivers.ovs.socket_directories import arrivals, departures
+from drivers.ovs.socket_directories import MakeSocketDirectory, RemoveChosenSocket, RemoveSocketDirectory
+from drivers.ovs.sockets import MADE, ROOT, ObservedSockets, directory_for, is_own
 from drivers.ovs.uplinks import OvsUplink
 from netplugin.backend import Change
 from netplugin.host.ovs import OvsSettings
@@ -172,6 +174,29 @@ def port_changes(
             changes.append(r.SetPort((port_id,), port.beside))
         changes += _filter(port, row, beside, seen)
     return changes + _unused_qos(seen)
+
+
+def arrivals(port: VhostPort, seen: ObservedSockets) -> list[Change]:
+    """The changes before the row of a port is added."""
+    path = str(Path(port.socket).parent)
+    if seen.gid is None or (port.chosen is None and not is_own(path, port.port_id)):
+        return []  # without the group the backend is unusable; another directory is not ours
+    root, made = str(Path(path).parent), (path,)
+    if port.chosen is not None:
+        root, made = port.chosen.memory[ROOT], tuple(port.chosen.memory[MADE])
+    desired, found = directory_for(path, port.spec.qemu_user, seen.gid), seen.directories.get(path)
+    if found == desired or (found is not None and path not in made):
+        return []
+    return [MakeSocketDirectory((port.port_id,), desired, root, made)]
+
+
+def departures(port_id: str, seen: ObservedSockets) -> list[Change]:
+    """The changes after the row of a port is removed."""
+    changes: list[Change] = [RemoveSocketDirectory((port_id,), path) for path in seen.own.get(port_id, ())]
+    chosen = seen.chosen.get(port_id)
+    if chosen is not None and (chosen.is_socket or chosen.empty):
+        changes.append(RemoveChosenSocket((port_id,), chosen))
+    return changes
 
 
 def _is_another(wish: RelayVfPort | None, row: OvsPort) -> bool:

@@ -1,7 +1,7 @@
-"""The directories of vhost-user sockets: which are made and removed (pure), and how.
+"""The changes of the directories of vhost-user sockets, and how they are made.
 
 A directory of a port, in ``[ovs] vhost_socket_dir``, is removed with all that its VM has left. Of a path that
-the caller chose (``chosen_sockets``), only the socket is removed, and directories of ours that are empty.
+the caller chose, only the socket is removed, and directories of ours that are empty.
 
 Every directory is opened in that of the one before, without following symbolic links. Those above the
 socket's must be root's alone, so that nobody can replace them meanwhile.
@@ -20,17 +20,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
-from drivers.ovs.ports import VhostPort
 from drivers.ovs.remains import set_aside
 from drivers.ovs.sockets import (
-    MADE,
     PASSABLE,
-    ROOT,
     ChosenSocket,
     Directory,
-    ObservedSockets,
-    directory_for,
-    is_own,
     is_socket,
 )
 from netplugin.api.errors import HostError
@@ -41,35 +35,6 @@ _STEP = "socket-directory"
 #: For root alone until it has its owner and mode.
 _NEW = 0o700
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
-# -- plan (pure) ---------------------------------------------------------------------------------------
-
-
-def arrivals(port: VhostPort, seen: ObservedSockets) -> list[Change]:
-    """The changes before the row of a port is added."""
-    path = str(Path(port.socket).parent)
-    if seen.gid is None or (port.chosen is None and not is_own(path, port.port_id)):
-        return []  # without the group the backend is unusable; another directory is not ours
-    root, made = str(Path(path).parent), (path,)
-    if port.chosen is not None:
-        root, made = port.chosen.memory[ROOT], tuple(port.chosen.memory[MADE])
-    desired, found = directory_for(path, port.spec.qemu_user, seen.gid), seen.directories.get(path)
-    if found == desired or (found is not None and path not in made):
-        return []
-    return [MakeSocketDirectory((port.port_id,), desired, root, made)]
-
-
-def departures(port_id: str, seen: ObservedSockets) -> list[Change]:
-    """The changes after the row of a port is removed."""
-    changes: list[Change] = [RemoveSocketDirectory((port_id,), path) for path in seen.own.get(port_id, ())]
-    chosen = seen.chosen.get(port_id)
-    if chosen is not None and (chosen.is_socket or chosen.empty):
-        changes.append(RemoveChosenSocket((port_id,), chosen))
-    return changes
-
-
-# -- changes -------------------------------------------------------------------------------------------
 
 
 class SocketChange(Change, ABC):

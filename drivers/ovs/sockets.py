@@ -1,9 +1,15 @@
-"""vhost-user sockets: their directories, which QEMU creates them in, and cleanup of leftovers.
+"""vhost-user sockets: their paths, which ports claim, and what of them and their directories is there.
 
 Each new port has its own directory below ``[ovs] vhost_socket_dir``, which only root can write to.
 The directory belongs to the user that the VM's QEMU runs as (``qemu_user``), or else to the group
 of all QEMU processes. OVS connects as root. The path is a claim of the port: the VM has it in its
 domain, so it does not change while the port exists, even if the options do.
+
+The caller may choose a path (``PortSpec.vhost_user_socket``) below one of the roots that the operator allows
+(``[ovs] vhost_socket_roots``), in a directory of its own or of its VM. Missing directories are created, and
+noted in the claim of the port before that. Only noted ones get an owner and a mode, and are removed when they
+are empty and no port has its socket in them. At the path only a socket is removed, and no port gets a path at
+which there is a file.
 """
 
 from __future__ import annotations
@@ -12,21 +18,18 @@ import contextlib
 import grp
 import os
 import stat
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from drivers.ovs.remains import REMOVER
-from netplugin.api.models import Finding
-from netplugin.backend import Claim, Intent
-from netplugin.host.names import (
-    MAX_SOCKET_PATH,
-    SOCKETS,
-    VHOST,
-    device_name,
-    fits_socket,
-    vhost_socket,
-)
+from drivers.ovs.remains import ASIDE, REMOVER
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.api.models import PortSpec
+from netplugin.backend import NOBODY, Claim, Intent
+from netplugin.host.names import DERIVED, SOCKETS, VHOST, device_name, vhost_socket
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 from netplugin.host.safe_files import make_directory
@@ -38,6 +41,8 @@ KIND = "vhost-socket"
 ROOT = "root"
 #: And the directories that are ours, which the agent has made or will make.
 MADE = "made"
+#: And the user of those who open the socket.
+_USER = "user"
 #: Options of Interface that hold the path.
 PATH_OPTIONS = ("vhost-server-path", "vdpa-socket-path")
 
@@ -59,11 +64,6 @@ class Directory:
 
 
 # -- paths -------------------------------------------------------------------------------------------
-
-
-def claim_socket(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> Claim:
-    """Claim the path of a port's socket."""
-    return Claim(KIND, socket_path(settings, intent, row))
 
 
 def socket_path(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> str:
@@ -104,8 +104,103 @@ def directory_for(path: str, qemu_user: int | None, gid: int) -> Directory:
 
 
 def is_chosen(claim: Claim) -> bool:
-    """Whether the claim is on a path that the caller chose, see ``chosen_sockets``."""
+    """Whether the claim is on a path that the caller chose."""
     return claim.kind == KIND and ROOT in claim.memory
+
+
+# -- paths that callers choose -----------------------------------------------------------------------
+
+
+def check(settings: OvsSettings, spec: PortSpec) -> None:
+    """Refuse a path outside of the roots. Raises: InvalidRequest."""
+    if spec.vhost_user_socket is None:
+        return
+    path = Path(spec.vhost_user_socket)
+    root = _root_of(settings, path)
+    below = path.parent.relative_to(root).parts if root else ()
+    if root is None:
+        roots = ", ".join(map(str, _roots(settings)))
+        message = f"{path} is not below a directory of [ovs] vhost_socket_roots ({roots})"
+    elif not below:
+        message = f"{path} has no directory of its own below {root}, such as {root}/{spec.vm_id}/{path.name}"
+    elif ASIDE in below or (root == settings.vhost_socket_dir and below[0].startswith(DERIVED)):
+        message = f"names in {root} that begin with {DERIVED} are those that the agent chooses"
+    else:
+        return
+    errors = [FieldError(field="vhost_user_socket", message=message)]
+    raise InvalidRequest(f"vhost_user_socket: {message}", step="validate", errors=errors)
+
+
+def _roots(settings: OvsSettings) -> tuple[Path, ...]:
+    return (settings.vhost_socket_dir, *settings.vhost_socket_roots)
+
+
+def _root_of(settings: OvsSettings, path: Path) -> Path | None:
+    """The root that the path is below; of several, the longest."""
+    found = [root for root in _roots(settings) if root in path.parents]
+    return max(found, key=lambda root: len(root.parts), default=None)
+
+
+# -- the claim -----------------------------------------------------------------------------------------
+
+
+def claim_socket(
+    settings: OvsSettings, intent: Intent, row: OvsPort | None, taken: Mapping[Claim, str]
+) -> Claim:
+    """Claim the path of a port's socket: the one that the caller chose, or that of ``socket_path``.
+
+    A chosen path is looked at here: only the spec has it, so no observation does before the claim.
+
+    Raises: Conflict if it cannot have the path.
+    """
+    assert intent.spec is not None
+    asked = intent.spec.vhost_user_socket
+    had = next((claim for claim in intent.claims if claim.kind == KIND), None)
+    if had is not None:
+        if asked == (had.key if is_chosen(had) else None):
+            return had
+        raise _conflict(
+            f"the port is still being removed with its socket {had.key}", "DELETE it, then PUT it"
+        )
+    if asked is None:
+        return Claim(KIND, socket_path(settings, intent, row))
+    return _claim(settings, intent, asked, row, taken)
+
+
+def _claim(
+    settings: OvsSettings, intent: Intent, asked: str, row: OvsPort | None, taken: Mapping[Claim, str]
+) -> Claim:
+    path, root = Path(asked), _root_of(settings, Path(asked))
+    user = intent.spec.qemu_user if intent.spec else None
+    assert root is not None  # see ``check``
+    above = [each for each in path.parents if root in each.parents]
+    made = {str(each) for each in above if not os.path.lexists(each)}
+    for claim, owner in taken.items():
+        if claim.kind != KIND or owner in (NOBODY, intent.port_id):
+            continue
+        other = Path(claim.key)
+        if path in (other, *other.parents) or other in path.parents:
+            raise _conflict(f"port {owner} has its socket at {other}", "choose another path")
+        if path.parent in other.parent.parents or other.parent in path.parent.parents:
+            # One of them would be for QEMU to write to, and the other one in it.
+            raise _conflict(
+                f"{other.parent}, for the socket of port {owner}, is above or below {path.parent}",
+                "choose a directory next to it",
+            )
+        if is_chosen(claim):
+            if other.parent == path.parent and claim.memory[_USER] != user:
+                raise _conflict(
+                    f"{other.parent} is for qemu_user {claim.memory[_USER]} of port {owner}, not for {user}",
+                    "choose a path in another directory, or the same qemu_user",
+                )
+            made |= {str(each) for each in above} & {*claim.memory[MADE]}
+    if os.path.lexists(path) and (row is None or path_of(row) != asked):
+        raise _conflict(f"there is a file at {path}, and it is not of this port", f"remove it: rm {path}")
+    return Claim(KIND, asked, {ROOT: str(root), MADE: sorted(made), _USER: user})
+
+
+def _conflict(why: str, fix: str) -> Conflict:
+    return Conflict(f"vhost_user_socket: {why}", step="claim", fix=fix)
 
 
 # -- observed state ----------------------------------------------------------------------------------
@@ -160,6 +255,51 @@ def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPo
                 own[port_id] = (*own.get(port_id, ()), directory)
     gid = _gid(settings.vhost_socket_group)
     return ObservedSockets(own, directories, gid, stuck=REMOVER.stuck)
+
+
+def look_at_chosen(
+    found: ObservedSockets, claims: Mapping[str, tuple[str, Mapping[str, Any]]], ports: Collection[str] | None
+) -> ObservedSockets:
+    """Add the chosen sockets of these ports (None: of all) to what was observed.
+
+    ``claims`` has the path of each port with a claim on one, and the memory of the claim.
+    """
+    chosen: dict[str, ChosenSocket] = {}
+    directories = dict(found.directories)
+    there = {i: claims[i] for i in (claims if ports is None else ports) if i in claims}
+    there = {i: claim for i, claim in there.items() if ROOT in claim[1]}
+    if not there:
+        return found
+    # A directory of ours is noted in the claim of each port below it.
+    users = Counter(each for _, memory in claims.values() for each in memory.get(MADE, ()))
+    for port_id, (path, memory) in there.items():
+        directory = observed_directory(str(Path(path).parent))
+        if directory is not None:
+            directories[directory.path] = directory
+        there_is_one = is_socket(path)
+        empty = takewhile(lambda each: users[each] == 1, _empty_without(path, memory[MADE], there_is_one))
+        chosen[port_id] = ChosenSocket(path, memory[ROOT], there_is_one, tuple(empty))
+    return replace(found, chosen=chosen, directories=directories)
+
+
+def _empty_without(path: str, made: Collection[str], is_socket: bool) -> Iterator[str]:
+    """The directories of ours above a socket that have nothing else in them, the inner ones first."""
+    gone = Path(path)
+    is_gone = is_socket or not os.path.lexists(path)
+    for each in gone.parents:
+        if str(each) not in made or not is_gone:
+            return
+        try:
+            with os.scandir(each) as entries:
+                is_gone = all(entry.name == gone.name for entry in entries)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return
+        else:
+            if is_gone:
+                yield str(each)
+        gone = each
 
 
 def observed_directory(path: str) -> Directory | None:
@@ -229,81 +369,3 @@ def usable(directory: Path, group: str) -> Usability:
             _STEP,
         )
     return Usability(True)
-
-
-# -- findings ----------------------------------------------------------------------------------------
-
-
-def findings(settings: OvsSettings, rows: Mapping[str, OvsPort], seen: ObservedSockets) -> list[Finding]:
-    """Findings on the sockets of all ports of a backend (pure)."""
-    said = {port_id: path_of(row) for port_id, row in rows.items()}
-    paths = {port_id: Path(path) for port_id, path in said.items() if path}
-    base = settings.vhost_socket_dir
-    old = sorted(i for i, path in paths.items() if path.parent.parent != base and fits(str(path), i))
-    found = _too_long(base)
-    if old:
-        some = ", ".join(old[:5]) + (" and others" if len(old) > 5 else "")
-        found.append(
-            Finding(
-                id="vhost-socket-dir",
-                status="warn",
-                found=f"{len(old)} ports have their sockets elsewhere, as they were made: {some}",
-                expected=f"every port has a directory of its own below [ovs] vhost_socket_dir, {base}",
-                fix="none is needed: the VMs have the sockets by their paths. A port gets a new path "
-                "when it is deleted and requested again, with its VM stopped",
-            )
-        )
-    alike = {
-        (row.interface and row.interface.external_ids.get("vm-uuid")) or port_id
-        for port_id, row in rows.items()
-        if (path := paths.get(port_id)) and _is_of_group(seen, path.parent)
-    }
-    if len(alike) > 1:
-        found.append(
-            Finding(
-                id="qemu-user",
-                status="warn",
-                found=f"the sockets of {len(alike)} VMs are for group {settings.vhost_socket_group}: a "
-                "QEMU that is broken into can replace its neighbours' sockets, unless sVirt holds it",
-                expected="each VM's QEMU runs as a user of its own (qemu_user)",
-                fix="run each QEMU as a user of its own and name that in its ports; or see that "
-                "libvirt confines it (SELinux, AppArmor)",
-            )
-        )
-    if seen.stuck:
-        left, why = next(iter(seen.stuck.items()))
-        found.append(
-            Finding(
-                id="vhost-socket-remains",
-                status="warn",
-                found=f"{len(seen.stuck)} directories of what VMs left cannot be removed: {left}: {why}",
-                expected="what is left in the directory of a port that is gone is removed within a while",
-                fix=f"look for a mount, and for files that nobody may remove: findmnt -R {left}; "
-                f"lsattr -R {left}; then rm -r {left}",
-            )
-        )
-    return found
-
-
-def _too_long(base: Path) -> list[Finding]:
-    """A base path that is too long for new ports. Those below another one stay."""
-    socket = vhost_socket(base, "any")  # all port ids give names of the same length
-    if fits_socket(socket):
-        return []
-    has = len(os.fsencode(base))
-    most = MAX_SOCKET_PATH - (len(os.fsencode(socket)) - has)
-    return [
-        Finding(
-            id="vhost-socket-path",
-            status="fail",
-            found=f"[ovs] vhost_socket_dir {base} has {has} bytes: no new port can come",
-            expected=f"{most} bytes at most, so that the path of a port's socket has no more than the "
-            f"{MAX_SOCKET_PATH} of a UNIX socket",
-            fix="shorten it and restart the agent; ports that are there keep their paths",
-        )
-    ]
-
-
-def _is_of_group(seen: ObservedSockets, directory: Path) -> bool:
-    found = seen.directories.get(str(directory))
-    return found is not None and bool(found.mode & 0o020)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from drivers.ovs import chosen_sockets, networks, sockets, usability
+from drivers.ovs import networks, sockets, usability
+from drivers.ovs.findings import of_sockets
 from drivers.ovs.placing import mapped_bridge
 from drivers.ovs.ports import RelayVfPort, port_name
 from drivers.ovs.row_changes import AddPort, RemovePort
@@ -135,7 +136,7 @@ class Vdpa(
         """Features that depend on the port's mode are checked with its claim."""
         super().validate(spec)
         settings = self._switch.settings
-        chosen_sockets.check(settings, spec)
+        sockets.check(settings, spec)
         if spec.overlay_id is not None:
             if not self._has_vduse():
                 check_mode(spec, self._mode, {}, None)
@@ -178,7 +179,7 @@ class Vdpa(
         used = {c: name for c, name in used.items() if c not in taken}
         taken_or_used = {**used, **taken}
         claim = claim_vf(observed.inventory, intent, taken_or_used, mode.use, had=had, notes=mode.notes)
-        socket = chosen_sockets.claim_socket(self._switch.settings, intent, row, taken)
+        socket = sockets.claim_socket(self._switch.settings, intent, row, taken)
         return (claim, socket, *claim_name(intent, taken))
 
     def plan(self, intents: Sequence[Intent], observed: VdpaObservation) -> Plan:
@@ -191,8 +192,8 @@ class Vdpa(
 
     def findings(self, intents: Sequence[Intent], observed: VdpaObservation) -> Sequence[Finding]:
         ovs = observed.ovs
-        of_sockets = sockets.findings(self._switch.settings, ovs.rows, ovs.sockets)
-        return [*findings(observed, self._mode, self._switch.settings.local_ip), *of_sockets]
+        on_sockets = of_sockets(self._switch.settings, ovs.rows, ovs.sockets)
+        return [*findings(observed, self._mode, self._switch.settings.local_ip), *on_sockets]
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         networks.check_network(self._switch.view, name, spec)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from oslo_config import cfg
 
-from drivers.ovs.sockets import NOTHING, findings
+from drivers.ovs.findings import of_sockets
+from drivers.ovs.sockets import NOTHING
 from netplugin import options
 from netplugin.host.names import MAX_SOCKET_PATH, vhost_socket
 from netplugin.host.ovs import OvsSettings
@@ -67,7 +68,7 @@ def test_a_directory_with_no_room_for_sockets_is_told(
     settings = _read(tmp_path, f"vhost_socket_dir = {directory}")
     longest = len(os.fsencode(vhost_socket(settings.vhost_socket_dir, "any port")))
     assert (longest > MAX_SOCKET_PATH) == (has is not None)
-    found = findings(settings, {}, NOTHING)
+    found = of_sockets(settings, {}, NOTHING)
     assert [(each.id, each.status) for each in found] == ([("vhost-socket-path", "fail")] if has else [])
     for each in found:
         assert f"has {has} bytes" in each.found and each.expected.startswith("77 bytes")

@@ -10,8 +10,9 @@ import pytest
 
 from drivers.dpdkvhostuser.plan import make_plan
 from drivers.ovs import sockets
+from drivers.ovs.plan import arrivals
 from drivers.ovs.ports import VhostPort
-from drivers.ovs.socket_directories import MakeSocketDirectory, RemoveSocketDirectory, arrivals
+from drivers.ovs.socket_directories import MakeSocketDirectory, RemoveSocketDirectory
 from drivers.ovs.sockets import Directory, ObservedSockets
 from netplugin.api.errors import HostError
 from netplugin.backend import Claim, Intent
@@ -25,10 +26,10 @@ MOVED = replace(SETTINGS, vhost_socket_dir=Path("/run/elsewhere"))
 
 
 def test_a_port_keeps_its_path_whatever_the_options_become() -> None:
-    claim = sockets.claim_socket(SETTINGS, INTENT, None)
+    claim = sockets.claim_socket(SETTINGS, INTENT, None, {})
     assert claim.key == f"/run/vhost/{OWN}/{NAME}"
     claimed = replace(INTENT, claims=(claim,))
-    assert sockets.claim_socket(MOVED, claimed, None) == claim
+    assert sockets.claim_socket(MOVED, claimed, None, {}) == claim
     assert sockets.socket_path(MOVED, claimed, None) == claim.key
 
 
@@ -36,13 +37,13 @@ def test_a_port_without_a_record_is_where_its_row_says() -> None:
     model = Model()
     converge(model, [INTENT])
     row = model.observe().rows["p"]
-    assert sockets.claim_socket(MOVED, INTENT, row).key == f"/run/vhost/{OWN}/{NAME}"
+    assert sockets.claim_socket(MOVED, INTENT, row, {}).key == f"/run/vhost/{OWN}/{NAME}"
     assert make_plan(MOVED, [INTENT], model.observe()).changes == ()
     assert row.interface is not None
     for elsewhere in ("/etc/passwd", f"/run/vhost/{NAME}", f"/run/vhost/{OWN}/other"):
         strange = replace(row.interface, options={"vhost-server-path": elsewhere})
         drifted = replace(row, interfaces=(strange,))
-        assert sockets.claim_socket(SETTINGS, INTENT, drifted).key == f"/run/vhost/{OWN}/{NAME}"
+        assert sockets.claim_socket(SETTINGS, INTENT, drifted, {}).key == f"/run/vhost/{OWN}/{NAME}"
 
 
 def test_no_port_is_made_whose_path_dpdk_would_cut() -> None:
@@ -74,7 +75,7 @@ def test_for_whom_a_directory_is(path: str, user: int | None, wish: Directory | 
 
 
 def test_a_directory_comes_and_goes_with_its_port() -> None:
-    claim = sockets.claim_socket(SETTINGS, INTENT, None)
+    claim = sockets.claim_socket(SETTINGS, INTENT, None, {})
     intent = replace(INTENT, claims=(claim,))
     model = Model()
 

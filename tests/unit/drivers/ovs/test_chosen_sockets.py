@@ -13,17 +13,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from drivers.ovs import chosen_sockets, sockets
-from drivers.ovs.chosen_sockets import check, claim_socket
+from drivers.ovs import sockets
+from drivers.ovs.plan import arrivals, departures
 from drivers.ovs.ports import VhostPort
 from drivers.ovs.socket_directories import (
     MakeSocketDirectory,
     RemoveChosenSocket,
     SocketChange,
-    arrivals,
-    departures,
 )
-from drivers.ovs.sockets import KIND, ObservedSockets
+from drivers.ovs.sockets import KIND, ObservedSockets, check, claim_socket
 from netplugin.api.errors import Conflict, HostError, InvalidRequest
 from netplugin.backend import Change, Claim, Intent
 from netplugin.host.ovs import OvsSettings
@@ -63,7 +61,7 @@ class Host:
     def seen(self, *ports: str) -> ObservedSockets:
         claims: Mapping[str, tuple[str, Mapping[str, Any]]]
         claims = {i: (claim.key, claim.memory) for i, claim in self.claims.items()}
-        return chosen_sockets.look(ObservedSockets({}, {}, GROUP), claims, ports or None)
+        return sockets.look_at_chosen(ObservedSockets({}, {}, GROUP), claims, ports or None)
 
     def plug(self, port_id: str, below: str, **spec: Any) -> VhostPort:
         port = self.claim(port_id, below, **spec)
@@ -164,7 +162,7 @@ def test_a_path_is_that_of_one_port(host: Host) -> None:
     with pytest.raises(Conflict, match="port deep"):
         host.claim("q", "a/nic")
     host.claim("q", "vm/nic2")
-    derived = sockets.claim_socket(host.settings, Intent("d", spec_of()), None)
+    derived = claim_socket(host.settings, Intent("d", spec_of()), None, {})
     assert not sockets.is_chosen(derived) and sockets.is_chosen(host.claims["q"])
 
 
