@@ -72,7 +72,7 @@ class BridgeReader:
         )
         shaped = {i for link in seen.shapers.values() if (i := port_of(link)) is not None}
         there = {*seen.taps, *filtered, *shaped}
-        obstacles = self.kernel.obstacles.read(deadline, anew=self.ports is None)
+        obstacles = self.kernel.obstacles.read(deadline)
         seen = replace(
             seen, foreign_filters=obstacles.filters, obstacles=obstacles_of(obstacles, self.settings, seen)
         )

@@ -25,6 +25,7 @@ from netplugin.host.foreign_filters import SWITCHES, ForeignFilters, ForeignRead
 from netplugin.host.frame_filters import BaseChain, Frame, Key, Then, device, judge
 from netplugin.host.link_values import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import TAP, device_name
+from netplugin.host.nfnetlink import Nfnetlink
 
 _OURS = frozenset({(filters.FAMILY, filters.TABLE), (vxlan_filter.FAMILY, vxlan_filter.TABLE)})
 #: How many peers of a VXLAN network are judged one by one, and how many devices or rules a finding names.
@@ -104,13 +105,12 @@ class Tunnels(NamedTuple):
 class ObstacleReader:
     """Reads the filters of other programs. What was judged is kept while they stay the same."""
 
-    def __init__(self) -> None:
-        self.reader = ForeignReader(_OURS)
+    def __init__(self, kernel: Nfnetlink) -> None:
+        self._reader = ForeignReader(_OURS, kernel)
         self._last: Obstacles | None = None
 
-    def read(self, deadline: float, *, anew: bool) -> Obstacles:
-        """``anew`` False: what was read last will do."""
-        found = self.reader.read(deadline, anew=anew)
+    def read(self, deadline: float) -> Obstacles:
+        found = self._reader.read(deadline)
         if self._last is None or self._last.filters != found:
             self._last = Obstacles(found)
         return self._last
@@ -173,7 +173,7 @@ class Obstacles:
         obstacles = []
         for (chain, where), peers in found.items():
             of_peers = "" if "" in peers else f" of {', '.join(sorted(peers))}"
-            fix = _insert(chain, f"udp dport {port}", f"-p udp --dport {port}")
+            fix = _insert(chain, f"udp dport {port}")
             what = f"VXLAN packets (UDP port {port}){of_peers}"
             obstacles.append(Obstacle(True, where, what, fix, tunnels.underlay.name))
         return tuple(obstacles)
@@ -186,14 +186,11 @@ class Obstacles:
         sides = [side for side, without in (("i", _LEAVING), ("o", _COMING)) if chain.hook not in without]
         if chain.table.family == "bridge":
             taps = f"{TAP}*" if path.tap.name.startswith(TAP) else path.tap.name
-            return " && ".join(_insert(chain, f'{side}ifname "{taps}"', "") for side in sides)
+            return " && ".join(_insert(chain, f'{side}ifname "{taps}"') for side in sides)
         if chain.table.name == "firewalld":  # nobody else may change its table
             zone = f"firewall-cmd --permanent --zone=trusted --add-interface={bridge}"
             return f"{zone} && firewall-cmd --reload"
-        names, options = (
-            " ".join(each.format(side, bridge) for side in sides) for each in ('{}ifname "{}"', "-{} {}")
-        )
-        rule = _insert(chain, names, options)
+        rule = _insert(chain, " ".join(f'{side}ifname "{bridge}"' for side in sides))
         families = sorted({_FAMILIES[kind.version] for kind in kinds})
         switches = [SWITCHES[family] for family in families]
         on = [
@@ -303,13 +300,10 @@ def _path(
 # -- What is reported ------------------------------------------------------------------------------
 
 
-def _insert(chain: BaseChain, nft: str, iptables: str) -> str:
+def _insert(chain: BaseChain, match: str) -> str:
     """The command that adds a rule in front, which accepts what matches."""
     table = chain.table
-    if table.legacy:
-        program = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}[table.family]
-        return f"{program} -t {table.name} -I {chain.chain} {iptables} -j ACCEPT"
-    return f"nft insert rule {table.family} {table.name} {chain.chain} {nft} accept"
+    return f"nft insert rule {table.family} {table.name} {chain.chain} {match} accept"
 
 
 def _frames(kinds: Collection[Kind]) -> str:
@@ -357,4 +351,5 @@ def findings(filters: ForeignFilters, obstacles: Collection[Obstacle]) -> Iterat
             status="warn",
             found=f"not all packet filters of other programs are known: {filters.unread}",
             expected="the agent can read them, to tell whether they drop frames of VMs",
+            fix="if they are of iptables-legacy, use iptables-nft: update-alternatives --config iptables",
         )
