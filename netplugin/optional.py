@@ -155,24 +155,26 @@ class UsesPhysicalNetworks(Protocol[ObservationT]):
         Raises: InvalidRequest naming the field, Conflict.
         """
 
-    @abstractmethod
+    # The rest is for a backend that does what ``keep`` says.
+
     def network_faults(self, observed: ObservationT) -> Mapping[str, NetpluginError]:
         """The networks that the API made and that are not on the host as they should be (pure).
 
         ``observed`` covers the whole host. The faults of ports are not repeated.
         """
+        return {}
 
-    @abstractmethod
     def network_remains(self, name: str, observed: ObservationT) -> Sequence[str]:
         """What ``observed``, the whole host, still has of a network that was kept and is deleted (pure)."""
+        return ()
 
-    @abstractmethod
     def network_holders(self, name: str) -> Sequence[str]:
         """What else uses the bridge of this network: VXLAN networks whose tunnels leave by it, ports
         of others, and addresses of the host on it. Quick, from any thread.
 
         Raises: HostError, OperationTimeout.
         """
+        return ()
 
 
 @runtime_checkable

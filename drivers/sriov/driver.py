@@ -15,7 +15,7 @@ from typing import ClassVar
 from drivers.sriov.plan import check_spec, make_plan, observed_ports
 from drivers.vf.backend import VfBackend, VfObservation
 from drivers.vf.ledger import claim_vf
-from drivers.vf.memory import claim_of, remembered
+from drivers.vf.memory import Memory, claim_of
 from drivers.vf.plan import place
 from drivers.vf.pool import changed_vfs
 from drivers.vf.usability import pool_findings, tag_findings
@@ -83,7 +83,7 @@ class Sriov(VfBackend[VfObservation]):
                 "interface_xml": hostdev_interface(intent.spec, claim.key),
                 "domain_requirements": DomainRequirements(vfio=True, numa_node=intent.spec.numa_node),
                 "pci_address": claim.key,
-                **place(remembered(claim)),
+                **place(Memory.of(claim)),
             }
         )
 

@@ -37,7 +37,7 @@ from drivers.vf.commands import KIND, VfChange
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import claim_vf
-from drivers.vf.memory import claim_of, remembered
+from drivers.vf.memory import Memory, claim_of
 from drivers.vf.plan import check_vlan_qos, in_use, place
 from drivers.vf.pool import changed_vfs
 from netplugin.api.errors import NetpluginError, OperationTimeout
@@ -234,7 +234,7 @@ class Vdpa(
                 "bridge": bridge,
                 "device": port_name(intent.port_id, intent.spec),
                 "pci_address": claim.key,
-                **place(remembered(claim)),
+                **place(Memory.of(claim)),
             }
         )
 

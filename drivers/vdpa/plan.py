@@ -37,7 +37,7 @@ from drivers.vdpa.multicast import lost_by, needs_trust
 from drivers.vdpa.relay_mac import mac_for_now, mac_of, opened_with, opens_again
 from drivers.vf.commands import BindVf, SetVf
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
-from drivers.vf.memory import claim_of, remembered, vf_of
+from drivers.vf.memory import Memory, claim_of, vf_of
 from drivers.vf.plan import attributes_of, change_at, no_vf, observed_vf, vf_changes
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Change, Claim, Intent, ObservedPort, Plan
@@ -136,7 +136,7 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     claim, vf = claim_of(intent), vf_of(intent, inventory)
     if intent.spec is None or claim is None or vf is None or vf.is_open:
         return []
-    memory = remembered(claim)
+    memory = Memory.of(claim)
     if vf.attributes is None or not memory.kept_by_dpdk or vf.driver == memory.original.driver:
         return []
     at, before = change_at(intent.port_id, inventory.pf_of(vf), vf), memory.original
@@ -243,7 +243,7 @@ def _must_reopen(intent: Intent, seen: VdpaObservation) -> bool:
     beside = seen.ovs.beside.get(intent.port_id)
     if claim is None or beside is None or vf is None:
         return False
-    memory = remembered(claim)
+    memory = Memory.of(claim)
     if memory.kept_by_dpdk:
         return vf.driver != memory.original.driver
     works = beside.interface is not None and beside.interface.works_at is not None

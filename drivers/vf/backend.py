@@ -11,7 +11,6 @@ from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, out_of_order
 from drivers.vf.networks import check_devices, pool_devices
 from drivers.vf.pool import Pool
-from netplugin.api.errors import NetpluginError
 from netplugin.api.models import VfCounters, VfInfo
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Backend, Claim, Observation
@@ -75,15 +74,6 @@ class VfBackend(
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         check_devices(self._kernel, name, spec)
-
-    def network_faults(self, observed: ObservationT) -> Mapping[str, NetpluginError]:
-        return {}  # it keeps none, and reports missing NICs as findings
-
-    def network_remains(self, name: str, observed: ObservationT) -> Sequence[str]:
-        return ()
-
-    def network_holders(self, name: str) -> Sequence[str]:
-        return ()
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         self._pool.watch(wake)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from drivers.vf.abilities import max_queues
-from drivers.vf.commands import LIBVIRT_STATE, VfHost
+from drivers.vf.commands import KIND, LIBVIRT_STATE, VfHost
 from drivers.vf.inventory import Inventory, ambiguous, find_pfs, interface_index, read_again, read_inventory
 from drivers.vf.memory import Memory
 from drivers.vf.options import PoolDevice
@@ -83,9 +83,9 @@ class VfKernel(VfHost):
     def counters(self, claims: Sequence[Claim]) -> dict[Claim, VfCounters]:
         """Return the NIC counters of the VFs of these claims; omits those that cannot be read now."""
         of_nics: dict[str, list[tuple[int, Claim]]] = {}
-        for claim in claims:
+        for claim in (each for each in claims if each.kind == KIND):
             memory = Memory.of(claim)
-            if memory is not None and self._is_at(memory, claim.key):
+            if self._is_at(memory, claim.key):
                 of_nics.setdefault(memory.pf_address, []).append((memory.number, claim))
         found: dict[Claim, VfCounters] = {}
         for address, held in of_nics.items():

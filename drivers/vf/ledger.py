@@ -342,7 +342,7 @@ def books(inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim
             assert claim is not None
             lost, memory = locate(inventory, claim), Memory.of(claim)
             state, reason = "stale", lost.reason if isinstance(lost, Lost) else None
-            place = {"pf": memory.pf_name, "vf_index": memory.number} if memory else {}
+            place = {"pf": memory.pf_name, "vf_index": memory.number}
         listed.append(VfInfo(pci_address=address, state=state, port_id=port_id, reason=reason, **place))
     return listed
 

@@ -96,9 +96,6 @@ def _of_a_new_vf(pf: Pf, has: VfAttributes) -> VfAttributes:
         mac=NO_MAC,
         spoofchk=None if has.spoofchk is None else new,
         trusted=None if has.trusted is None else False,
-        rss_query=has.rss_query,
-        node_guid=has.node_guid,
-        port_guid=has.port_guid,
     )
 
 
@@ -121,10 +118,8 @@ class Memory:
         return self.original.driver in KEPT_BY_DPDK
 
     @classmethod
-    def of(cls, claim: Claim) -> Memory | None:
-        """Read the memory of a claim; None if it is empty."""
-        if "original" not in claim.memory:
-            return None
+    def of(cls, claim: Claim) -> Memory:
+        """Read the memory of a port's claim."""
         saved: dict[str, Any] = {each.name: claim.memory[each.name] for each in fields(cls)}
         before = saved.pop("original")
         attributes = VfAttributes(**before["attributes"])
@@ -182,8 +177,7 @@ def provisional_mac(mac: str) -> str:
 def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
     """Return the attributes to restore.
 
-    If the original MAC was zero and the VF's driver has since chosen one, that one stays. Attributes
-    that the NIC did not report when the VF was claimed stay unchanged.
+    If the original MAC was zero and the VF's driver has since chosen one, that one stays.
     """
     original, now = memory.original, vf.attributes
     assert now is not None
@@ -195,14 +189,7 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
             mac = now.mac
         else:
             mac = no_mac(pf, vf)
-    reported = original.attributes
-    return replace(
-        reported,
-        mac=mac,
-        rss_query=now.rss_query if reported.rss_query is None else reported.rss_query,
-        node_guid=reported.node_guid or now.node_guid,
-        port_guid=reported.port_guid or now.port_guid,
-    )
+    return replace(original.attributes, mac=mac)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,40 +208,21 @@ class Lost:
 
 def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
     """Find the VF of a claim in the inventory, or return why it is missing."""
-    memory = Memory.of(claim)
-    vf = inventory.vfs.get(claim.key)
-    if memory is None:
-        return vf or Lost(f"there is no VF {claim.key}")
+    memory, vf = Memory.of(claim), inventory.vfs.get(claim.key)
     if vf is not None and memory.is_place(inventory.pf_of(vf), vf):
         return vf
     places = (each for each in inventory.vfs.values() if memory.is_place(inventory.pf_of(each), each))
     elsewhere = next(places, None)
     of = f"VF {memory.number} of {memory.pf_name}"
-    if vf is not None:
-        other = f"VF {vf.number} of {inventory.pf_of(vf).name}"
-        now = f"; {of} is now {elsewhere.address}" if elsewhere else ""
-        return Lost(f"{claim.key} was {of} and is now {other}{now}", moved=True)
-    if elsewhere is not None:
-        return Lost(f"{claim.key}, {of}, is now {elsewhere.address}", moved=True)
-    return Lost(
-        f"{claim.key}, {of}, is gone: {_why_gone(inventory, memory)}",
-        away=not any(memory.is_nic(pf) for pf in inventory.pfs.values()),
-    )
-
-
-def _why_gone(inventory: Inventory, memory: Memory) -> str:
+    if vf is not None or elsewhere is not None:
+        now = elsewhere.address if elsewhere else "gone"
+        return Lost(f"{claim.key} was {of}, which is now {now}", moved=True)
     pf = inventory.pfs.get(memory.pf_address)
-    if pf is None:
-        return f"there is no NIC {memory.pf_address} in [sriov] devices"
-    return f"{pf.name} has {pf.wanted_vfs} VFs (sriov_numvfs of {pf.address})"
-
-
-def remembered(claim: Claim) -> Memory:
-    """Read the memory of a claim. Raises: ValueError if it is empty."""
-    memory = Memory.of(claim)
-    if memory is None:
-        raise ValueError(f"the claim on {claim.key} remembers nothing")
-    return memory
+    why = f"there is no NIC {memory.pf_address} in [sriov] devices"
+    if pf is not None:
+        why = f"{pf.name} has {pf.wanted_vfs} VFs (sriov_numvfs of {pf.address})"
+    away = not any(memory.is_nic(each) for each in inventory.pfs.values())
+    return Lost(f"{claim.key}, {of}, is gone: {why}", away=away)
 
 
 def holders_of(claims: Mapping[Claim, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from drivers.vf.commands import BindVf, SetVf, UnbindVf
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf, libvirt_file
 from drivers.vf.ledger import Use, not_reported, pf_problem
-from drivers.vf.memory import Lost, Memory, attributes_before, claim_of, locate, no_mac, remembered
+from drivers.vf.memory import Lost, Memory, attributes_before, claim_of, locate, no_mac
 from netplugin.api.errors import Conflict, OperationTimeout, TryAgain, Unsupported
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Intent, ObservedPort
@@ -27,8 +27,6 @@ def to_vm(port_id: str, pf: Pf, vf: Vf, want: VfAttributes, *, bind: bool) -> li
     """Plan how a reported VF gets these attributes and, if ``bind``, the driver vfio-pci."""
     have = vf.attributes
     assert have is not None
-    # Attributes that no port sets stay as the operator set them.
-    want = replace(want, rss_query=have.rss_query, node_guid=have.node_guid, port_guid=have.port_guid)
     if pf.link is None or not pf.link.carrier:
         # Drivers compare a rate with the link speed and refuse it without a link (igb_ndo_set_vf_bw,
         # ixgbe_ndo_set_vf_bw, i40e_set_bw_limit, bnxt_set_vf_bw). The rates are set once there is one.
@@ -134,7 +132,7 @@ def vf_changes(
         if intent.spec is None or not vf.moved:
             return []  # nothing to restore, or reported as a fault: the VF may come back
         raise Conflict(vf.reason, step="plan", fix="delete the port and ask for it again")
-    pf, memory = inventory.pf_of(vf), remembered(claim)
+    pf, memory = inventory.pf_of(vf), Memory.of(claim)
     pf.held.require()
     if intent.spec is not None:
         if vf.attributes is None:
@@ -210,7 +208,7 @@ def observed_vf(intent: Intent, inventory: Inventory, use: Use = Use.VM) -> Obse
     if fault is None and vf.attributes is None:
         fault = not_reported(pf)
     cable = None if pf.link is None or pf.link.carrier else f"{pf.name} has no carrier"
-    details = _details(pf, vf, remembered(claim))
+    details = _details(pf, vf, Memory.of(claim))
     return ObservedPort(fault, details, impaired=cable, passes=passes)
 
 

@@ -96,7 +96,7 @@ def _decoded(kind: Definition, value: bytes) -> Any:
     if layout is not None and len(value) >= layout[0].size:
         values = layout[0].unpack_from(value)
         return values[0] if layout[1] == ("value",) else dict(zip(layout[1], values, strict=True))
-    found = kind(attribute(0, value) + bytes(32))  # pyroute2 reads more of a GUID than there is
+    found = kind(attribute(0, value))
     try:
         found.decode()
     except NetlinkDecodeError as strange:

@@ -32,8 +32,8 @@ LINK_STATES = ("auto", "enable", "disable")  # IFLA_VF_LINK_STATE_AUTO and follo
 class VfAttributes:
     """The attributes of a VF that its PF holds. Rates are in Mbit/s, and 0 is no limit.
 
-    ``spoofchk``, ``trusted`` and ``rss_query`` are None if the NIC does not support them. GUIDs are
-    empty if it has none (they belong to InfiniBand). ``vlan_stacked``: the VLAN is 802.1ad (QinQ).
+    ``spoofchk`` and ``trusted`` are None if the NIC does not support them. ``vlan_stacked``: the VLAN is
+    802.1ad (QinQ). The query of its RSS key, and GUIDs (of InfiniBand), stay as the operator has set them.
     """
 
     mac: str = NO_MAC
@@ -45,9 +45,6 @@ class VfAttributes:
     min_mbps: int = 0
     max_mbps: int = 0
     vlan_stacked: bool = False
-    rss_query: bool | None = None
-    node_guid: str = ""
-    port_guid: str = ""
 
 
 #: Groups of attributes that are written together, in the order of writing: the kernel's name of each
@@ -60,15 +57,12 @@ _KERNELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "trust": ("TRUST", {"trusted": "trust"}),
     "rate": ("RATE", {"min_mbps": "min_tx_rate", "max_mbps": "max_tx_rate"}),
     "link_state": ("LINK_STATE", {"link_state": "link_state"}),
-    "rss_query": ("RSS_QUERY_EN", {"rss_query": "rss_query_en"}),
-    "node_guid": ("IB_NODE_GUID", {"node_guid": "ib_node_guid"}),
-    "port_guid": ("IB_PORT_GUID", {"port_guid": "ib_port_guid"}),
 }
 #: The fields of each group.
 GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {group: tuple(names) for group, (_, names) in _KERNELS.items()}
 )
-_SWITCHES = ("spoofchk", "trusted", "rss_query")
+_SWITCHES = ("spoofchk", "trusted")
 
 
 def differing(have: VfAttributes, want: VfAttributes) -> tuple[str, ...]:

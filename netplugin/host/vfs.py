@@ -330,7 +330,7 @@ def unsupported(detail: str, group: str) -> Unsupported:
 
 # Every NIC with VFs can set a MAC and a VLAN. EINVAL for another setting means that the NIC does
 # not support it (igb and i40e have no minimum rate and return EINVAL).
-_OPTIONAL = ("spoofchk", "trust", "rate", "link_state", "rss_query", "node_guid", "port_guid")
+_OPTIONAL = ("spoofchk", "trust", "rate", "link_state")
 
 
 def is_beyond(group: str, want: VfAttributes) -> bool:

@@ -7,7 +7,6 @@ another version is named.
 from __future__ import annotations
 
 import errno
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -745,39 +744,14 @@ def test_the_mac_that_an_operator_set_is_put_back_where_the_driver_has_not_taken
     assert (vf.attributes.mac, vf.admin_mac) == (mac, True)
 
 
-def test_claims_of_earlier_versions_know_nothing_of_some_settings(world: World) -> None:
-    vf, guid = world.model.vf(FIRST), "00:11:22:33:44:55:66:77"
-    assert world.plug("a", named()) is None
-    record = world.store.get("a")
-    assert record is not None
-    [claim] = record.claims
-    memory = json.loads(json.dumps(claim.memory))
-    for name in ("rss_query", "node_guid", "port_guid", "vlan_stacked"):
-        del memory["original"]["attributes"][name]
-    world.store.save([replace(record, claims=(Claim(claim.kind, claim.key, memory),))])
-    vf.attributes = replace(vf.attributes, rss_query=True, node_guid=guid, port_guid=guid)
-    assert world.unplug("a") is None
-    reported = vf.attributes
-    assert (reported.rss_query, reported.node_guid, reported.port_guid) == (True, guid, guid)
-    assert not {"rss_query", "node_guid", "port_guid"} & {group for _, group in world.model.written}
-
-
 def test_a_stacked_vlan_is_put_back(world: World) -> None:
     """ice_set_vf_port_vlan and bnxt_set_vf_vlan take 802.1ad where the NIC can."""
     vf = world.model.vf(FIRST)
-    vf.attributes = replace(vf.attributes, vlan=7, vlan_stacked=True, rss_query=True)
+    vf.attributes = replace(vf.attributes, vlan=7, vlan_stacked=True)
     assert world.plug("a", named()) is None
-    assert (vf.attributes.vlan, vf.attributes.vlan_stacked, vf.attributes.rss_query) == (
-        100,
-        False,
-        True,
-    )
+    assert (vf.attributes.vlan, vf.attributes.vlan_stacked) == (100, False)
     assert world.unplug("a") is None
-    assert (vf.attributes.vlan, vf.attributes.vlan_stacked, vf.attributes.rss_query) == (
-        7,
-        True,
-        True,
-    )
+    assert (vf.attributes.vlan, vf.attributes.vlan_stacked) == (7, True)
 
 
 def test_a_nic_that_refuses_802_1ad_is_unsupported_and_left_as_it_was(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from drivers.vf.inventory import Inventory, Pf, Vf, read_inventory
 from drivers.vf.ledger import Use, books, choose, claim_vf
-from drivers.vf.memory import ANY_DRIVER, Lost, Memory, locate, new_claim, remembered
+from drivers.vf.memory import ANY_DRIVER, Lost, Memory, locate, new_claim
 from drivers.vf.options import parse_devices
 from netplugin.api.errors import (
     BackendUnavailable,
@@ -28,6 +28,8 @@ from netplugin.backend import NOBODY, Claim, Intent
 from netplugin.host.vf_messages import NicLink, VfAttributes
 from netplugin.host.vfs import HostInterface
 from tests.unit.drivers.vf.trees import Nic, build, by_place
+
+MAC = "52:54:00:12:34:56"
 
 
 def make_pf(number: int = 3, network: str = "net1", node: int = 0, **link: Any) -> Pf:
@@ -61,7 +63,7 @@ def pool(*pfs: Pf, vfs: int = 7, **fields: Any) -> Inventory:
 def spec(**fields: Any) -> PortSpec:
     values = {
         "vm_id": "vm",
-        "mac": "52:54:00:12:34:56",
+        "mac": MAC,
         "backend": "sriov",
         "network": {"type": "flat", "physical_network": "net1"},
         **fields,
@@ -245,7 +247,7 @@ def test_after_a_lost_store_the_vf_with_its_mac_is_the_ports() -> None:
     inventory = replace(inventory, vfs={**inventory.vfs, ours.address: ours})
     claim = claim_vf(inventory, Intent("p", spec()), {})
     assert claim.key == ours.address
-    original = remembered(claim).original
+    original = Memory.of(claim).original
     assert (original.driver, original.driver_override) == (ANY_DRIVER, None)
     assert original.attributes == VfAttributes(spoofchk=True, trusted=False)
 
@@ -256,9 +258,9 @@ def test_after_a_lost_store_the_vf_with_its_mac_is_the_ports() -> None:
 def test_a_claim_remembers_how_the_vf_was_through_the_store() -> None:
     inventory = pool(make_pf(3), attributes=VfAttributes("02:00:00:00:00:09", 7, 1, None, True))
     vf = inventory.vfs["0000:03:10.2"]
-    claim = new_claim(inventory, vf, "52:54:00:12:34:56", adopted=False)
+    claim = new_claim(inventory, vf, MAC, adopted=False)
     stored = Claim(claim.kind, claim.key, json.loads(json.dumps(claim.memory)))
-    memory = remembered(stored)
+    memory = Memory.of(stored)
     assert memory.original.attributes == vf.attributes and memory.original.driver == "igbvf"
     assert (memory.pf_name, memory.number, memory.numa_node) == ("eth3", 2, 0)
     assert stored == claim == Claim("vf", claim.key), "what is remembered is no part of what it is"
@@ -267,7 +269,7 @@ def test_a_claim_remembers_how_the_vf_was_through_the_store() -> None:
 def claimed(root: Path, nic: Nic, number: int = 2) -> Claim:
     inventory = read_inventory(root, parse_devices(["net1:8086:10c9"]), {nic.interface: nic.link()})
     vf = by_place(inventory)[nic.address, number]
-    return new_claim(inventory, vf, "52:54:00:12:34:56", adopted=False)
+    return new_claim(inventory, vf, MAC, adopted=False)
 
 
 def after_reboot(root: Path, *nics: Nic) -> Inventory:
@@ -282,7 +284,7 @@ def test_renumbered_a_vf_is_recognised_and_not_followed(tmp_path: Path) -> None:
     claim = claimed(build(tmp_path / "before", before), before)
     lost = locate(after_reboot(tmp_path / "after", nic), claim)
     assert isinstance(lost, Lost) and lost.moved
-    assert lost.reason == "0000:03:10.2, VF 2 of eth0, is now 0000:04:10.2"
+    assert lost.reason == "0000:03:10.2 was VF 2 of eth0, which is now 0000:04:10.2"
 
 
 def test_an_address_that_another_nic_has_now_is_not_ours(tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_an_address_that_another_nic_has_now_is_not_ours(tmp_path: Path) -> None
     inventory = after_reboot(tmp_path / "after", new, moved)
     lost = locate(inventory, claim)
     assert isinstance(lost, Lost) and lost.moved
-    assert "is now VF 2 of eth0; VF 2 of eth0 is now 0000:04:10.2" in lost.reason
+    assert lost.reason == "0000:03:10.2 was VF 2 of eth0, which is now 0000:04:10.2"
     [info] = [i for i in books(inventory, {claim: "p"}, {}) if i.pci_address == claim.key]
     assert (info.state, info.port_id) == ("stale", "p")
 
@@ -318,12 +320,6 @@ def test_a_nic_that_has_lost_its_vfs_says_so(tmp_path: Path) -> None:
     assert (info.pci_address, info.state, info.port_id) == (claim.key, "stale", "p")
 
 
-def test_a_claim_without_memory_remembers_nothing() -> None:
-    assert Memory.of(Claim("vf", "0000:03:10.1")) is None
-    with pytest.raises(ValueError, match="remembers nothing"):
-        remembered(Claim("vf", "0000:03:10.1"))
-
-
 # -- where every VF stands -----------------------------------------------------------------------
 
 
@@ -332,8 +328,8 @@ def test_every_vf_is_in_the_books() -> None:
     busy = replace(inventory.vfs["0000:03:10.1"], driver="vfio-pci", is_open=True)
     inventory = replace(inventory, vfs={**inventory.vfs, busy.address: busy})
     taken = {
-        Claim("vf", "0000:03:10.0"): "a",
-        Claim("vf", "0000:03:10.1"): "b",
+        new_claim(inventory, inventory.vfs["0000:03:10.0"], MAC, adopted=False): "a",
+        new_claim(inventory, busy, MAC, adopted=False): "b",
         Claim("vf", "0000:03:10.2"): NOBODY,
     }
     unfit = {Claim("vf", "0000:03:10.2"): "it does not take its MAC"}

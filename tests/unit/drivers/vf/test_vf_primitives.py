@@ -30,9 +30,6 @@ FULL = VfAttributes(
     100,
     200,
     vlan_stacked=True,
-    rss_query=True,
-    node_guid="00:11:22:33:44:55:66:77",
-    port_guid="88:99:aa:bb:cc:dd:ee:ff",
 )
 
 
@@ -40,17 +37,11 @@ def vf_info(number: int, want: VfAttributes, *, switches: bool = True, statistic
     """One VF as the kernel reports it (``rtnl_fill_vfinfo`` in net/core/rtnetlink.c)."""
     mac = bytes.fromhex(want.mac.replace(":", ""))
     unknown = 0xFFFFFFFF
-    guids = ((kind, guid) for kind, guid in ((10, want.node_guid), (11, want.port_guid)) if guid)
     protocol = struct.pack(">H2x", 0x88A8 if want.vlan_stacked else 0x8100)
     return attribute(
         1,
         attribute(1, struct.pack("=I32s", number, mac)),
         attribute(13, bytes(32)),
-        attribute(7, struct.pack("=II", number, bool(want.rss_query) if switches else unknown)),
-        *(
-            attribute(kind, struct.pack("=I4xQ", number, int(guid.replace(":", ""), 16)))
-            for kind, guid in guids
-        ),
         attribute(12, attribute(1, struct.pack("=III", number, want.vlan, want.vlan_qos) + protocol)),
         *(
             [attribute(8, *(attribute(kind, bytes(8)) for kind in (0, 1, 2, 3, 4, 5, 7, 8)))]
@@ -84,7 +75,7 @@ def vfs_of(*vfs: bytes) -> dict[int, VfAttributes]:
 
 def plain(**fields: Any) -> VfAttributes:
     """What has every switch, and all of them off."""
-    return VfAttributes(**{"spoofchk": False, "trusted": False, "rss_query": False, **fields})
+    return VfAttributes(**{"spoofchk": False, "trusted": False, **fields})
 
 
 def test_attributes_are_read_by_number() -> None:
