@@ -8,13 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from drivers.linuxbridge.commands import (
-    BridgeChange,
-    BridgeKernel,
-    FilterChange,
-    RemoveTable,
-    SetStoreMark,
-)
+from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
+from drivers.linuxbridge.filter_commands import FilterChange, RemoveTable, SetStoreMark
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 from netplugin.backend import Applied
 from netplugin.host.nfnetlink import TransactionRefused

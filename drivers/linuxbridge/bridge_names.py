@@ -67,11 +67,9 @@ def derived_name(link: Link, chosen: Mapping[str, str]) -> str | None:
 class NameBridge(BridgeChange):
     """Give a bridge of ours the name that was chosen, and the alternative name by which we find it."""
 
+    text = "name bridge {self.found} {self.device.given}, also {self.device.name}"
     device: SegmentDevice
     found: str
-
-    def describe(self) -> str:
-        return f"name bridge {self.found} {self.device.given}, also {self.device.name}"
 
     def touches(self) -> frozenset[str]:
         return frozenset({self.device.name, self.device.given, self.found})

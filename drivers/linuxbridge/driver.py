@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from drivers.linuxbridge.apply import Writer
 from drivers.linuxbridge.bridge_names import refuse_name
-from drivers.linuxbridge.commands import BridgeChange, BridgeKernel, CutOff, SetTapAddress
+from drivers.linuxbridge.commands import BridgeChange, BridgeKernel, SetTapAddress
 from drivers.linuxbridge.findings import host_findings
 from drivers.linuxbridge.model import BridgeObservation, tap_name
 from drivers.linuxbridge.networks import check_network, holders, network_faults, network_remains
@@ -21,7 +21,7 @@ from drivers.linuxbridge.observe import VHOST_NET, BridgeReader
 from drivers.linuxbridge.options import GROUP, OPTIONS, Settings
 from drivers.linuxbridge.plan import make_plan
 from drivers.linuxbridge.segments import Segment, service_of
-from drivers.linuxbridge.service_ports import refuse_used
+from drivers.linuxbridge.tap_commands import CutOff, refuse_used
 from drivers.linuxbridge.uplink_path import no_local_ip
 from drivers.linuxbridge.watch import BridgeWatch
 from netplugin.api.errors import BackendUnavailable, NetpluginError
@@ -94,8 +94,6 @@ class LinuxBridge(
         shared = host or SimulatedHost()
         shared.networks.configure(configured.networks())
         self._current = Derived(shared.networks, configured.with_networks)
-        #: Those that the last observation was made with.
-        self._observed_with = configured
         self._supervisor = shared.supervisor
         self._kernel = kernel or BridgeKernel.make(self._settings.local_ip)
         self._locks = shared.locks
@@ -209,10 +207,10 @@ class LinuxBridge(
         return claim_name(intent, taken)
 
     def plan(self, intents: Sequence[Intent], observed: BridgeObservation) -> Plan:
-        return make_plan(self._observed_with, intents, observed)
+        return make_plan(intents, observed)
 
     def findings(self, intents: Sequence[Intent], observed: BridgeObservation) -> Sequence[Finding]:
-        return host_findings(self._observed_with, observed)
+        return host_findings(observed)
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
         if chosen := linux_bridge_of(spec):
@@ -220,7 +218,7 @@ class LinuxBridge(
         check_network(self._kernel.links, name, spec)
 
     def network_faults(self, observed: BridgeObservation) -> Mapping[str, NetpluginError]:
-        return network_faults(self._observed_with, observed)
+        return network_faults(observed)
 
     def network_remains(self, name: str, observed: BridgeObservation) -> Sequence[str]:
         return network_remains(name, observed)
@@ -234,12 +232,11 @@ class LinuxBridge(
     # -- reading and changing the host ------------------------------------------------------------
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> BridgeObservation:
-        self._observed_with = self._settings
         number = self._watch.number() if self._watch else 0
-        seen = self._with_guests(BridgeReader(self._observed_with, self._kernel, ports).read(deadline))
+        seen = self._with_guests(BridgeReader(self._settings, self._kernel, ports).read(deadline))
         if self._watch:
-            indices = frozenset(bridge.link.index for bridge in seen.bridges.values())
-            self._watch.observed(number, frozenset(seen.services), indices)
+            names = frozenset(bridge.given or bridge.link.name for bridge in seen.bridges.values())
+            self._watch.observed(number, frozenset(seen.services), names)
         seen = replace(seen, abused=frozenset(self._abused() & seen.taps.keys()))
         if ports is None:
             self._mark_there = seen.store_mark

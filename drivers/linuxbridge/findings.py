@@ -8,14 +8,13 @@ from typing import Any
 
 from drivers.linuxbridge import obstacles
 from drivers.linuxbridge.model import BridgeObservation, ObservedBond
-from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment, service_of, stamp_of
 from drivers.linuxbridge.uplink_path import hop_of, in_the_way, small, uplink_problem
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
 from netplugin.host.link_values import Bridge, Link
 from netplugin.host.names import DERIVED, SHAPER, TAP, device_name
-from netplugin.host.tc import Queueing, Tbf
+from netplugin.host.tc import Queueing
 
 # -- Bonds made by the operator: the state of their links, and whether traffic spreads over the links.
 # A hash selects the link of a frame (``xmit_hash_policy`` in the kernel's
@@ -62,10 +61,6 @@ def bond_findings(bond: ObservedBond, *, tunnels: bool) -> Iterator[Finding]:
             expected="the switch has its ports in one LACP group",
             fix="configure the switch",
         )
-    yield from _hash(bond, tunnels)
-
-
-def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
     mode, policy = bond.bond.mode, bond.bond.hash_policy
     if mode == "active-backup":
         active = ", ".join(member.name for member in bond.members if member.active) or "none"
@@ -89,44 +84,42 @@ def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
 # -- The observed state and faults of each port, and findings about the host. ---------------------
 
 
-def observed_port(settings: Settings, seen: BridgeObservation, port_id: str) -> ObservedPort:
+def observed_port(seen: BridgeObservation, port_id: str) -> ObservedPort:
     """Return the observed state of one port; the fault says why its frames cannot pass."""
     link = seen.taps.get(port_id)
     if link is None:
         return _without_device(seen, port_id)
-    name = link.name
     bridge = seen.bridges.get(link.master or "")
-    nothing = Queueing()
     details: dict[str, Any] = {
-        "device": name,
+        "device": link.name,
         "bridge": (bridge.given if bridge else "") or link.master,
         "mtu": link.mtu,
         "link_state": "up" if link.up else "down",
         "carrier": link.carrier,
         "multi_queue": link.multi_queue,
-        "ingress_kbps": _kbps(seen.queueing.get(name, nothing).root),
-        "egress_kbps": _kbps(seen.queueing.get(device_name(SHAPER, port_id), nothing).root),
+        "ingress_kbps": _kbps(seen, link.name),
+        "egress_kbps": _kbps(seen, device_name(SHAPER, port_id)),
     }
-    stamp = stamp_of(link)
     mark = service_of(link)
+    mtu, fault = mark.mtu if mark else link.mtu, None
+    if bridge is not None and bridge.segment is not None:
+        details |= _uplink_details(bridge.segment, mtu, seen)
+        fault = _fault(bridge.segment, link, mtu, seen)
     impaired = (_without_link(link) if mark else None) or _cut(seen, port_id)
-    mtu = mark.mtu if mark else link.mtu
-    segment = bridge.segment if bridge else None
-    if segment is None:
-        return ObservedPort(None, details, stamp, impaired)
-    details |= _uplink_details(settings, segment, mtu, seen)
+    return ObservedPort(fault, details, stamp_of(link), impaired)
+
+
+def _fault(segment: Segment, link: Link, mtu: int, seen: BridgeObservation) -> str | None:
+    """Return why no frames pass between a port's device and its network; ``mtu``: that of the network."""
     if link.mtu < mtu:
-        fault = f"{name} has MTU {link.mtu}, and its network {mtu} (ip link set {name} mtu {mtu})"
-        return ObservedPort(fault, details, stamp, impaired)
-    problem = uplink_problem(settings, segment, mtu, seen) or in_the_way(settings, segment, None, seen)
-    if problem is not None:
-        return ObservedPort(f"{problem.detail} ({problem.fix})", details, stamp, impaired)
+        return f"{link.name} has MTU {link.mtu}, and its network {mtu} (ip link set {link.name} mtu {mtu})"
+    if problem := uplink_problem(segment, mtu, seen) or in_the_way(segment, None, seen):
+        return f"{problem.detail} ({problem.fix})"
     made = seen.uplinks.get(segment.device)
-    ends = hop_of(settings, segment, mtu, seen) is None or not segment.device
-    if ends or (made is not None and made.up and made.master == link.master):
-        return ObservedPort(None, details, stamp, impaired)
-    fault = f"{segment.device} of {segment} is not there, or not up"
-    return ObservedPort(fault, details, stamp, impaired)
+    if made is not None and made.up and made.master == link.master:
+        return None
+    has_none = hop_of(segment, mtu, seen) is None or not segment.device
+    return None if has_none else f"{segment.device} of {segment} is not there, or not up"
 
 
 def _without_device(seen: BridgeObservation, port_id: str) -> ObservedPort:
@@ -148,14 +141,13 @@ def _cut(seen: BridgeObservation, port_id: str) -> str | None:
     return next((f"{each} ({each.fix})" for each in seen.obstacles.get(port_id, ()) if each.sure), None)
 
 
-def _kbps(rate: Tbf | None) -> int | None:
+def _kbps(seen: BridgeObservation, device: str) -> int | None:
+    rate = seen.queueing.get(device, Queueing()).root
     return rate.kbps if rate else None
 
 
-def _uplink_details(
-    settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation
-) -> dict[str, Any]:
-    hop = hop_of(settings, segment, mtu, seen)
+def _uplink_details(segment: Segment, mtu: int, seen: BridgeObservation) -> dict[str, Any]:
+    hop = hop_of(segment, mtu, seen)
     details: dict[str, Any] = {}
     made = seen.uplinks.get(segment.device)
     if made is not None:
@@ -175,27 +167,16 @@ def _uplink_details(
     return {"uplink": details} if details else {}
 
 
-def host_findings(settings: Settings, seen: BridgeObservation) -> list[Finding]:
+def host_findings(seen: BridgeObservation) -> list[Finding]:
     """Return the findings about the host; ``seen`` must cover the whole host."""
-    found = [
-        *_vhost_net(seen),
-        *_limitless(seen),
-        *_tap_users(seen),
-        *_flushing(seen),
-        *_mtus(settings, seen),
-    ]
-    found += obstacles.findings(
-        seen.foreign_filters, [each for of_port in seen.obstacles.values() for each in of_port]
-    )
+    found = [*_vhost_net(seen), *_limitless(seen), *_tap_users(seen), *_flushing(seen), *_mtus(seen)]
+    all_obstacles = [each for of_port in seen.obstacles.values() for each in of_port]
+    found += obstacles.findings(seen.foreign_filters, all_obstacles)
     found += [*_programs(seen), *_managers(seen)]
     tunnels = seen.underlay.bond if seen.underlay else None
-    bonds: dict[str, ObservedBond] = {
-        i.bond.name: i.bond for i in seen.interfaces.values() if i.bond is not None
-    }
-    if tunnels is not None:
-        bonds[tunnels.name] = tunnels
-    for name, bond in sorted(bonds.items()):
-        found += bond_findings(bond, tunnels=tunnels is not None and tunnels.name == name)
+    bonds = {bond.name: bond for bond in (tunnels, *(i.bond for i in seen.interfaces.values())) if bond}
+    for _, bond in sorted(bonds.items()):
+        found += bond_findings(bond, tunnels=bond == tunnels)
     return found
 
 
@@ -280,11 +261,11 @@ def _flushing(seen: BridgeObservation) -> Iterator[Finding]:
         )
 
 
-def _mtus(settings: Settings, seen: BridgeObservation) -> Iterator[Finding]:
+def _mtus(seen: BridgeObservation) -> Iterator[Finding]:
     """Report interfaces of the operator whose MTU is too small for their segments."""
     for _, bridge in sorted(seen.bridges.items()):
         segment = bridge.segment
-        hop = hop_of(settings, segment, bridge.link.mtu, seen) if segment else None
+        hop = hop_of(segment, bridge.link.mtu, seen) if segment else None
         if hop is not None and (wrong := small(hop)):
             yield Finding(
                 id="mtu",

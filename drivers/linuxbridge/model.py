@@ -9,6 +9,7 @@ from typing import Self
 
 from drivers.linuxbridge.filters import fixed_mac
 from drivers.linuxbridge.guard import NOTHING, port_guard
+from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import (
     PORT_MARK,
     Segment,
@@ -122,6 +123,9 @@ class Obstacle:
 @dataclass(frozen=True)
 class BridgeObservation(Observation):
     """The observed state of the ports in scope, of all segments, and of the filters."""
+
+    #: The options and physical networks that there were when it was made: those that a plan goes by.
+    settings: Settings = field(default_factory=lambda: Settings({}))
 
     #: Links with a port's mark, by port ID: taps, and devices of service ports.
     taps: Mapping[str, Link] = field(default_factory=dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from drivers.linuxbridge.commands import device_in_the_way
 from drivers.linuxbridge.model import BridgeObservation
-from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
 from drivers.linuxbridge.uplink_path import uplink_problem
 from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
@@ -80,20 +79,20 @@ def holders(links: Links, name: str) -> list[str]:
     return [f"device {each}" for each in strangers] + [f"address {address}" for address in addresses]
 
 
-def network_faults(settings: Settings, seen: BridgeObservation) -> dict[str, NetpluginError]:
+def network_faults(seen: BridgeObservation) -> dict[str, NetpluginError]:
     """See ``netplugin.optional.UsesPhysicalNetworks``: its flat segment is what a network keeps."""
-    found = {name: _fault(settings, name, seen) for name in sorted(settings.kept)}
+    found = {name: _fault(name, seen) for name in sorted(seen.settings.kept)}
     return {name: fault for name, fault in found.items() if fault is not None}
 
 
-def _fault(settings: Settings, name: str, seen: BridgeObservation) -> NetpluginError | None:
-    segment, mtu = Segment(name), settings.kept[name]
-    shown = settings.bridge_names.get(segment.bridge, segment.bridge)
+def _fault(name: str, seen: BridgeObservation) -> NetpluginError | None:
+    segment, mtu = Segment(name), seen.settings.kept[name]
+    shown = seen.settings.bridge_names.get(segment.bridge, segment.bridge)
     if segment.bridge in seen.taken_names:
         return device_in_the_way(shown)
-    if (problem := uplink_problem(settings, segment, mtu, seen)) is not None:
+    if (problem := uplink_problem(segment, mtu, seen)) is not None:
         return problem
-    bridge, interface = seen.bridges.get(segment.bridge), settings.physical_interfaces[name]
+    bridge, interface = seen.bridges.get(segment.bridge), seen.settings.physical_interfaces[name]
     if bridge is None:
         return HostError(f"bridge {shown} is not there", step="verify")
     if interface and interface not in bridge.members:

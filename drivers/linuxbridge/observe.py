@@ -73,10 +73,8 @@ class BridgeReader:
         shaped = {i for link in seen.shapers.values() if (i := port_of(link)) is not None}
         there = {*seen.taps, *filtered, *shaped}
         obstacles = self.kernel.obstacles.read(deadline)
-        seen = replace(
-            seen, foreign_filters=obstacles.filters, obstacles=obstacles_of(obstacles, self.settings, seen)
-        )
-        return replace(seen, ports={i: observed_port(self.settings, seen, i) for i in there})
+        seen = replace(seen, foreign_filters=obstacles.filters, obstacles=obstacles_of(obstacles, seen))
+        return replace(seen, ports={i: observed_port(seen, i) for i in there})
 
     def _devices(self, table: Table | None) -> BridgeObservation:
         owners = _owners(table, self.ports)
@@ -110,6 +108,7 @@ class BridgeReader:
         whole = self.ports is None
         return BridgeObservation(
             ports={},
+            settings=self.settings,
             taps=taps,
             services=services,
             named_taps=far | {name for name in marked if not is_our_device(name)},

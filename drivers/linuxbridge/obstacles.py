@@ -18,12 +18,11 @@ from typing import NamedTuple
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.model import BridgeObservation, ObservedBridge, Obstacle
-from drivers.linuxbridge.options import Settings
 from netplugin.api.models import Finding
 from netplugin.host import vxlan_filter
 from netplugin.host.foreign_filters import SWITCHES, ForeignFilters, ForeignReader
 from netplugin.host.frame_filters import BaseChain, Frame, Key, Then, device, judge
-from netplugin.host.link_values import Bridge, Link, Vlan, Vxlan
+from netplugin.host.link_values import Link, Vlan, Vxlan
 from netplugin.host.names import TAP, device_name
 from netplugin.host.nfnetlink import Nfnetlink
 
@@ -81,15 +80,13 @@ _FAMILIES = {0: "arp", 4: "ip", 6: "ip6"}
 class PortPath:
     """Where the frames of a port pass: its device, its bridge, the uplink there, and what that is stacked on.
 
-    ``families``: those that br_netfilter adds to the rules of IP and ARP. ``versions`` of IP that the port's
-    own filter lets through.
+    ``versions`` of IP that the port's own filter lets through.
     """
 
     tap: Link
     bridge: Link
     uplink: Link | None
     below: Link | None
-    families: frozenset[str]
     versions: frozenset[int]
 
 
@@ -132,7 +129,7 @@ class Obstacles:
         """Return the obstacles on the port's bridge, those that are sure first."""
         devices = (path.tap, path.bridge, path.uplink, path.below)
         told = (each and self._told_apart(each.name, each.index) for each in devices)
-        same = (*told, path.families, path.versions)
+        same = (*told, path.versions)
         if same not in self._judged:
             self._judged[same] = self._drops(path)
         found = [
@@ -155,7 +152,7 @@ class Obstacles:
         others = dict.fromkeys((path.uplink, None))
         ends = [end for other in others for end in ((path.tap, other), (other, path.tap))]
         for chain, kind, (into, out) in product(self.filters.chains, kinds, ends):
-            then, where = judge(chain, _frame(chain, kind, path, into, out))
+            then, where = judge(chain, _frame(chain, kind, path, self.filters.bridged, into, out))
             if then is not Then.ACCEPT:
                 found[chain, then is Then.DROP, where].append(kind)
         return found
@@ -191,24 +188,25 @@ class Obstacles:
             zone = f"firewall-cmd --permanent --zone=trusted --add-interface={bridge}"
             return f"{zone} && firewall-cmd --reload"
         rule = _insert(chain, " ".join(f'{side}ifname "{bridge}"' for side in sides))
-        families = sorted({_FAMILIES[kind.version] for kind in kinds})
-        switches = [SWITCHES[family] for family in families]
-        on = [
-            f"net.bridge.{switch}=0"
-            for f, switch in zip(families, switches, strict=True)
-            if f in self.filters.bridged
-        ]
-        if on:
-            unless = "if nothing else on this host needs it (container engines may)"
-            return f"{rule}; or, {unless}, sysctl -w {' '.join(on)}"
-        off = [f"{switch.removeprefix('bridge-').replace('-', '_')} 0" for switch in switches]
-        return f"ip link set {bridge} type bridge {' '.join(off)}; or {rule}"
+        switches = " ".join(
+            f"net.bridge.{SWITCHES[f]}=0" for f in sorted({_FAMILIES[k.version] for k in kinds})
+        )
+        unless = "if nothing else on this host needs it (container engines may)"
+        return f"{rule}; or, {unless}, sysctl -w {switches}"
 
 
 # -- What is known of a frame in a chain; None if it does not pass it. -----------------------------
 
 
-def _frame(chain: BaseChain, kind: Kind, path: PortPath, into: Link | None, out: Link | None) -> Frame | None:
+def _frame(
+    chain: BaseChain,
+    kind: Kind,
+    path: PortPath,
+    bridged: frozenset[str],
+    into: Link | None,
+    out: Link | None,
+) -> Frame | None:
+    """``bridged``: the families to whose rules br_netfilter adds the frames of bridges."""
     known, family, hook = _KNOWN[kind], _FAMILIES[kind.version], chain.hook
     if chain.devices:
         own = out if hook in _LEAVING else into
@@ -219,7 +217,7 @@ def _frame(chain: BaseChain, kind: Kind, path: PortPath, into: Link | None, out:
         return _devices(hook, below, below) if below and below.name in chain.devices else None
     if chain.table.family == "bridge" and hook in _FORWARDED:
         return known | _devices(hook, into, out) | dict.fromkeys(_BRIDGE_NAMES, device(path.bridge.name))
-    if family not in path.families or hook not in _FORWARDED:
+    if family not in bridged or hook not in _FORWARDED:
         return None
     if kind is _ARP:
         return known | _devices(hook, into, out) if (chain.table.family, hook) == ("arp", "forward") else None
@@ -255,9 +253,7 @@ def _devices(hook: str, into: Link | None, out: Link | None) -> Frame:
 # -- The paths of our ports ------------------------------------------------------------------------
 
 
-def obstacles_of(
-    obstacles: Obstacles, settings: Settings, seen: BridgeObservation
-) -> Mapping[str, tuple[Obstacle, ...]]:
+def obstacles_of(obstacles: Obstacles, seen: BridgeObservation) -> Mapping[str, tuple[Obstacle, ...]]:
     """Return the obstacles of each port that has some (pure)."""
     found = {}
     for port_id, tap in seen.taps.items() if obstacles.filters.chains else ():
@@ -265,10 +261,10 @@ def obstacles_of(
         if bridge is None:
             continue
         made = seen.uplinks.get(bridge.segment.device) if bridge.segment else None
-        met = obstacles.of_port(_path(port_id, tap, bridge, made, seen, obstacles.filters.bridged))
+        met = obstacles.of_port(_path(port_id, tap, bridge, made, seen))
         if made and isinstance(made.data, Vxlan) and seen.underlay:
             peers = tuple(sorted(seen.peers.get(made.name, ())))
-            tunnels = Tunnels(seen.underlay.link, settings.local_ip, made.data.port, peers)
+            tunnels = Tunnels(seen.underlay.link, seen.settings.local_ip, made.data.port, peers)
             met = (*obstacles.of_tunnels(tunnels), *met)
         if met:
             found[port_id] = met
@@ -276,23 +272,16 @@ def obstacles_of(
 
 
 def _path(
-    port_id: str,
-    tap: Link,
-    bridge: ObservedBridge,
-    made: Link | None,
-    seen: BridgeObservation,
-    bridged: frozenset[str],
+    port_id: str, tap: Link, bridge: ObservedBridge, made: Link | None, seen: BridgeObservation
 ) -> PortPath:
     """``made``: the uplink that we made."""
     whole = seen.interfaces.get(bridge.uplink)
     parent = seen.interfaces.get(made.data.parent) if made and isinstance(made.data, Vlan) else None
-    options = bridge.link.data
     return PortPath(
         tap,
         replace(bridge.link, name=bridge.given or bridge.link.name),
         made or (whole.link if whole else None),
         parent.link if parent else None,
-        bridged | (options.nf_call if isinstance(options, Bridge) else frozenset()),
         filters.versions(seen.table.chains.get(device_name(TAP, port_id)) if seen.table else None),
     )
 

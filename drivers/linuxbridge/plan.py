@@ -7,31 +7,24 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from drivers.linuxbridge import filters
-from drivers.linuxbridge.commands import (
+from drivers.linuxbridge.commands import ResetPort, SetGuard, SetTapAddress, device_in_the_way
+from drivers.linuxbridge.filter_commands import RemoveFilter, RemoveTable, SetBase, SetFilter, ShutOut
+from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedMacs, Tap
+from drivers.linuxbridge.rates import set_rates, unneeded_shapers
+from drivers.linuxbridge.segments import service_of
+from drivers.linuxbridge.segments_plan import SegmentsPlan
+from drivers.linuxbridge.tap_commands import (
     CreateTap,
     CutOff,
     KeepForRoot,
     MoveMac,
-    RemoveFilter,
-    RemoveTable,
+    PlaceDevice,
+    ReleaseDevice,
     RemoveTap,
     RenameTap,
-    ResetPort,
-    SetBase,
-    SetFilter,
-    SetGuard,
     SetMacs,
     SetTap,
-    SetTapAddress,
-    ShutOut,
-    device_in_the_way,
 )
-from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedMacs, Tap
-from drivers.linuxbridge.options import Settings
-from drivers.linuxbridge.rates import set_rates, unneeded_shapers
-from drivers.linuxbridge.segments import service_of
-from drivers.linuxbridge.segments_plan import SegmentsPlan
-from drivers.linuxbridge.service_ports import PlaceDevice, ReleaseDevice
 from drivers.linuxbridge.uplink_path import (
     in_the_way,
     interface_conflict,
@@ -47,7 +40,7 @@ from netplugin.host.nftables import Chain, Table
 from netplugin.host.tc import Queueing
 
 
-def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObservation) -> Plan:
+def make_plan(intents: Sequence[Intent], seen: BridgeObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
     wanted: dict[str, DesiredPort] = {}
     refused: dict[str, NetpluginError] = {}
@@ -56,17 +49,17 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
         if intent.spec is None:
             continue
         one = DesiredPort.of(intent)
-        error = _refusal(settings, one, seen)
+        error = _refusal(one, seen)
         if error:
             refused[intent.port_id] = error
             continue
         wanted[intent.port_id] = one
-        if error := _unconfigured(settings, one, seen):
+        if error := _unconfigured(one, seen):
             kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
     # A service port whose device is gone needs no bridge until the device is there again.
     here = {i: one for i, one in wanted.items() if not seen.is_absent(one.tap)}
-    segments = SegmentsPlan(settings, seen, here, leaving)
+    segments = SegmentsPlan(seen, here, leaving)
     # What keeps frames in is first, and waits for nothing else. A tap joins its bridge only after its guard,
     # filter and rates are set, and stays there until the whole tap is removed.
     ports = _Ports(seen, wanted, leaving)
@@ -75,32 +68,30 @@ def make_plan(settings: Settings, intents: Sequence[Intent], seen: BridgeObserva
     return Plan(changes, refused, kept)
 
 
-def _refusal(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
+def _refusal(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     tap, segment, overlay = wanted.tap, wanted.segment, wanted.overlay
     names = (tap.name, tap.bridge, segment.device, *([tap.derived] if tap.is_named else []))
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
         if name in seen.taken_names:
-            return device_in_the_way(settings.bridge_names.get(name, name))
+            return device_in_the_way(seen.settings.bridge_names.get(name, name))
     link = seen.taps.get(tap.port_id)
     if link is not None and tap.in_place(link):
         # A port that is in place stays; problems of its uplink are reported as a fault.
-        return _new_peers_of_the_wrong_family(settings, wanted, seen)
-    if error := _unconfigured(settings, wanted, seen):
+        return _new_peers_of_the_wrong_family(wanted, seen)
+    if error := _unconfigured(wanted, seen):
         return error
-    return uplink_problem(settings, segment, tap.mtu, seen) or in_the_way(settings, segment, overlay, seen)
+    return uplink_problem(segment, tap.mtu, seen) or in_the_way(segment, overlay, seen)
 
 
-def _new_peers_of_the_wrong_family(
-    settings: Settings, wanted: DesiredPort, seen: BridgeObservation
-) -> NetpluginError | None:
+def _new_peers_of_the_wrong_family(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     """Refuse new peers of the wrong family. If the peers are unchanged, ``local_ip`` was changed."""
     has, overlay = seen.peers.get(wanted.segment.device), wanted.overlay
-    if has is None or overlay is None or has == set(overlay.spec.peers) - {settings.local_ip}:
+    if has is None or overlay is None or has == set(overlay.spec.peers) - {seen.settings.local_ip}:
         return None
-    return wrong_family(settings, overlay)
+    return wrong_family(overlay, seen.settings.local_ip)
 
 
-def _unconfigured(settings: Settings, wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
+def _unconfigured(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     """Return the error if the configuration or the network's definition does not allow a new port."""
     network, network_id = wanted.segment.physical_network, wanted.segment.network_id
     if network_id and wanted.overlay is None:
@@ -109,15 +100,15 @@ def _unconfigured(settings: Settings, wanted: DesiredPort, seen: BridgeObservati
             step="plan",
             fix=f"PUT /v1/networks/{network_id}",
         )
-    if network and network not in settings.physical_interfaces:
+    if network and network not in seen.settings.physical_interfaces:
         return BackendUnavailable(
             f"{network} is not in [linuxbridge] physical_interfaces any more",
             step="plan",
             fix=f"add {network} to it again",
         )
-    if network_id and not settings.local_ip:
+    if network_id and not seen.settings.local_ip:
         return no_local_ip()
-    return wrong_family(settings, wanted.overlay) or interface_conflict(settings, wanted.segment, seen)
+    return wrong_family(wanted.overlay, seen.settings.local_ip) or interface_conflict(wanted.segment, seen)
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,11 @@ from drivers.linuxbridge.commands import (
     SetDevice,
     SetGuard,
 )
+from drivers.linuxbridge.filter_commands import AllowPeers, ForgetPeers, RemoveVxlanTable
 from drivers.linuxbridge.guard import NOTHING
 from drivers.linuxbridge.model import BridgeObservation, DesiredPort, ObservedBridge
-from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import UPLINK_MARK, Segment, SegmentDevice, bridge_of, is_ours
 from drivers.linuxbridge.uplink_path import in_the_way, uplink_problem, way_out, wrong_family
-from drivers.linuxbridge.vxlan_senders import AllowPeers, ForgetPeers, RemoveVxlanTable
 from netplugin.backend import Change, Overlay
 from netplugin.host.link_values import Bridge, Vlan, Vxlan
 from netplugin.host.names import provisional_mac
@@ -49,7 +48,6 @@ class DesiredUplink:
 class SegmentsPlan:
     """The changes to segments: ``closing``, ``gone`` and then ``made``, all before the changes to ports."""
 
-    settings: Settings
     seen: BridgeObservation
     wanted: Mapping[str, DesiredPort]
     leaving: Sequence[str]
@@ -65,7 +63,7 @@ class SegmentsPlan:
             used.setdefault(one.segment.bridge, []).append(one)
         staying = {name: self._staying(bridge) for name, bridge in self.seen.bridges.items()}
         kept = {*used, *(name for name, members in staying.items() if members)}
-        flat = {Segment(network).bridge: Segment(network) for network in self.settings.kept}
+        flat = {Segment(network).bridge: Segment(network) for network in self.seen.settings.kept}
         kept |= flat.keys() - self.seen.taken_names
         devices = {users[0].segment.device for users in used.values()}
         for name in sorted(kept):
@@ -93,10 +91,10 @@ class SegmentsPlan:
         segment = kept or (users[0].segment if users else seen.segment if seen else None)
         mtus = [one.tap.mtu for one in users]
         mtus += [mtu for member in staying.items() if (mtu := self.seen.needed_mtu(*member))]
-        mtus += [self.settings.kept[kept.physical_network]] if kept else []
+        mtus += [self.seen.settings.kept[kept.physical_network]] if kept else []
         if segment is None or not mtus:
             return  # no port of ours is left, and other members keep the bridge
-        given = self.settings.bridge_names.get(segment.bridge, "")
+        given = self.seen.settings.bridge_names.get(segment.bridge, "")
         if seen is not None and seen.given != given and not users and not staying:
             self.gone.append(RemoveDevice((), segment.bridge, physical_network=segment.physical_network))
             return  # the next round makes it again, with its name
@@ -122,7 +120,7 @@ class SegmentsPlan:
             self._make(ids, bridge.name, uplink.device, uplink.peers)
         elif uplink.fit and uplink.name:
             if self.seen.interfaces[uplink.name].link.master != bridge.name:
-                self.made.append(AddUplink(ids, bridge.name, uplink.name))
+                self.made.append(AddUplink(ids, uplink.name, bridge.name))
         for changes, start in ((self.closing, closing), (self.made, others)):
             network = segment.physical_network
             changes[start:] = [replace(change, physical_network=network) for change in changes[start:]]
@@ -160,14 +158,14 @@ class SegmentsPlan:
         if segment.network_id:
             if overlay is None:
                 return None
-            spec, own = overlay.spec, self.settings.local_ip
+            spec, own = overlay.spec, self.seen.settings.local_ip
             made = Vxlan(spec.vni, own, spec.udp_port)
             device = SegmentDevice(segment.device, mark, made, spec.mtu)
             # ``plan`` reports peers that the tunnel cannot have; the existing peers stay.
-            fit = wrong_family(self.settings, overlay) is None
+            fit = wrong_family(overlay, own) is None
             peers = frozenset(spec.peers) - {own} if fit else None
             return DesiredUplink(device.name, device=device, peers=peers)
-        interface = way_out(self.settings, segment, self.seen)
+        interface = way_out(segment, self.seen)
         if not interface:
             return None if interface is None else DesiredUplink()
         if segment.vlan_id is None:
@@ -179,8 +177,8 @@ class SegmentsPlan:
 
     def _fit(self, segment: Segment, overlay: Overlay | None, mtu: int) -> bool:
         problems = (
-            uplink_problem(self.settings, segment, mtu, self.seen),
-            in_the_way(self.settings, segment, overlay, self.seen),
+            uplink_problem(segment, mtu, self.seen),
+            in_the_way(segment, overlay, self.seen),
         )
         return problems == (None, None) and segment.device not in self.seen.taken_names
 
@@ -193,7 +191,7 @@ class SegmentsPlan:
         if segment.device in self.seen.uplinks and uplink.device is None:
             self.made.append(RemoveDevice(ids, segment.device))
         elif seen.uplink and seen.uplink in seen.members and seen.uplink != segment.device:
-            self.made.append(RemoveUplink(ids, seen.link.name, seen.uplink))
+            self.made.append(RemoveUplink(ids, seen.uplink, seen.link.name))
 
     def _make(
         self, ids: tuple[str, ...], bridge: str, device: SegmentDevice, peers: frozenset[str] | None
@@ -212,7 +210,7 @@ class SegmentsPlan:
             self.made += [AddPeer(ids, device.name, peer) for peer in sorted(peers - has)]
             self.made += [RemovePeer(ids, device.name, peer) for peer in sorted(has - peers)]
         if link is None or link.master != bridge:
-            self.made.append(AddUplink(ids, bridge, device.name))
+            self.made.append(AddUplink(ids, device.name, bridge))
         if link is None or device.differs(link):
             self.made.append(SetDevice(ids, device))
 
@@ -237,7 +235,7 @@ class SegmentsPlan:
 
     def _staying(self, seen: ObservedBridge) -> dict[str, int]:
         """Return the members that neither this plan nor the uplink accounts for: they keep the bridge."""
-        known = self.settings.physical_interfaces.items()
+        known = self.seen.settings.physical_interfaces.items()
         # A bridge without a mark (lost, or not written yet) is still recognized by its name.
         interfaces = {i for network, i in known if Segment(network).bridge == seen.link.name}
         placed = frozenset[str]().union(*(self.seen.names_of(i) for i in (*self.leaving, *self.wanted)))

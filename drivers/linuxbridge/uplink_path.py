@@ -6,7 +6,6 @@ import ipaddress
 from dataclasses import dataclass
 
 from drivers.linuxbridge.model import BridgeObservation, ObservedInterface
-from drivers.linuxbridge.options import Settings
 from drivers.linuxbridge.segments import Segment
 from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError
 from netplugin.backend import Overlay
@@ -24,12 +23,12 @@ class UplinkPath:
     step: str
 
 
-def way_out(settings: Settings, segment: Segment, seen: BridgeObservation) -> str | None:
+def way_out(segment: Segment, seen: BridgeObservation) -> str | None:
     """Return the uplink interface of a segment; empty if it has none, None if it is not configured.
 
     While the segment has ports, this is the interface it uses, even if the configuration has changed.
     """
-    configured = settings.physical_interfaces.get(segment.physical_network)
+    configured = seen.settings.physical_interfaces.get(segment.physical_network)
     return configured if configured is None else _in_use(segment, seen) or configured
 
 
@@ -43,10 +42,10 @@ def _in_use(segment: Segment, seen: BridgeObservation) -> str:
     return made.data.parent if made and on_it and isinstance(made.data, Vlan) else ""
 
 
-def interface_conflict(settings: Settings, segment: Segment, seen: BridgeObservation) -> Conflict | None:
+def interface_conflict(segment: Segment, seen: BridgeObservation) -> Conflict | None:
     """Return the error if a segment uses another interface than the configured one."""
-    has = way_out(settings, segment, seen)
-    configured = settings.physical_interfaces.get(segment.physical_network)
+    has = way_out(segment, seen)
+    configured = seen.settings.physical_interfaces.get(segment.physical_network)
     if has == configured:
         return None
     free = f"ip link delete {segment.device}" if segment.device else f"ip link set {has} nomaster"
@@ -59,28 +58,26 @@ def interface_conflict(settings: Settings, segment: Segment, seen: BridgeObserva
     )
 
 
-def hop_of(settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation) -> UplinkPath | None:
+def hop_of(segment: Segment, mtu: int, seen: BridgeObservation) -> UplinkPath | None:
     """Return the uplink path for frames of this MTU in bytes; None if the segment ends on this host."""
     if not segment.network_id:
-        name = way_out(settings, segment, seen)
+        name = way_out(segment, seen)
         return UplinkPath(name, seen.interfaces.get(name), mtu, "uplink") if name else None
-    if not settings.local_ip:
+    if not seen.settings.local_ip:
         return None
     name = seen.underlay.link.name if seen.underlay else ""
-    return UplinkPath(name, seen.underlay, mtu + overhead(settings.local_ip), "local_ip")
+    return UplinkPath(name, seen.underlay, mtu + overhead(seen.settings.local_ip), "local_ip")
 
 
-def uplink_problem(
-    settings: Settings, segment: Segment, mtu: int, seen: BridgeObservation
-) -> NetpluginError | None:
+def uplink_problem(segment: Segment, mtu: int, seen: BridgeObservation) -> NetpluginError | None:
     """Return why frames of this MTU cannot use the segment's uplink; None if they can or it has none."""
-    if segment.network_id and not settings.local_ip:
+    if segment.network_id and not seen.settings.local_ip:
         return no_local_ip()
-    hop = hop_of(settings, segment, mtu, seen)
+    hop = hop_of(segment, mtu, seen)
     if hop is None:
         return None
     if hop.interface is None:
-        return _missing(settings, segment, hop)
+        return _missing(segment, hop, seen.settings.local_ip)
     if not segment.device and (error := _not_free(hop.interface, segment)):
         return error
     return _unfit(hop, hop.interface, segment)
@@ -94,12 +91,12 @@ def no_local_ip() -> BackendUnavailable:
     )
 
 
-def _missing(settings: Settings, segment: Segment, hop: UplinkPath) -> NetpluginError:
+def _missing(segment: Segment, hop: UplinkPath, local_ip: str) -> NetpluginError:
     if segment.network_id:
         return BackendUnavailable(
-            f"[linuxbridge] local_ip {settings.local_ip} is on no interface of this host",
+            f"[linuxbridge] local_ip {local_ip} is on no interface of this host",
             step=hop.step,
-            fix=f"ip addr add {settings.local_ip}/<prefix length> dev <interface>, or correct it",
+            fix=f"ip addr add {local_ip}/<prefix length> dev <interface>, or correct it",
         )
     return BackendUnavailable(
         f"interface {hop.name} of {segment} is not there",
@@ -157,14 +154,12 @@ def small(hop: UplinkPath) -> str | None:
     return f"MTU {hop.interface.link.mtu}, and the network wants {hop.mtu} there"
 
 
-def in_the_way(
-    settings: Settings, segment: Segment, overlay: Overlay | None, seen: BridgeObservation
-) -> NetpluginError | None:
+def in_the_way(segment: Segment, overlay: Overlay | None, seen: BridgeObservation) -> NetpluginError | None:
     """Return the error if an unmanaged device has the VLAN or VNI: the kernel allows one device each."""
     for name, link in sorted(seen.others.items()):
         match link.data:
             case Vlan(parent, tag) if segment.vlan_id is not None:
-                if (parent, tag) != (way_out(settings, segment, seen), segment.vlan_id):
+                if (parent, tag) != (way_out(segment, seen), segment.vlan_id):
                     continue
             case Vxlan(vni=vni, port=port) if overlay is not None:
                 if (vni, port) != (overlay.spec.vni, overlay.spec.udp_port):
@@ -179,17 +174,17 @@ def in_the_way(
     return None
 
 
-def wrong_family(settings: Settings, overlay: Overlay | None) -> NetpluginError | None:
+def wrong_family(overlay: Overlay | None, local_ip: str) -> NetpluginError | None:
     """Return the error if peers are not of the address family of ``local_ip``."""
-    if overlay is None or not settings.local_ip:
+    if overlay is None or not local_ip:
         return None
-    own = ipaddress.ip_address(settings.local_ip).version
+    own = ipaddress.ip_address(local_ip).version
     bad = [peer for peer in overlay.spec.peers if ipaddress.ip_address(peer).version != own]
     if not bad:
         return None
     return Conflict(
         f"network {overlay.network_id} has peers that are not IPv{own} ({', '.join(bad[:3])}), and "
-        f"[linuxbridge] local_ip is {settings.local_ip}",
+        f"[linuxbridge] local_ip is {local_ip}",
         step="plan",
         fix=f"PUT /v1/networks/{overlay.network_id} with the IPv{own} addresses of its peers",
     )

@@ -20,13 +20,11 @@ from pyroute2.netlink import (
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
 from pyroute2.netlink.rtnl import (
     RTM_DELLINK,
-    RTM_DELNEIGH,
     RTM_DELQDISC,
     RTM_DELTFILTER,
     RTM_NEWLINK,
     RTM_NEWNEIGH,
     RTMGRP_LINK,
-    RTMGRP_NEIGH,
     RTMGRP_TC,
     RTNLGRP_NEIGH,
 )
@@ -43,14 +41,15 @@ from drivers.linuxbridge.segments import (
     port_of,
     service_of,
 )
-from netplugin.host import fdb, vxlan_filter
+from netplugin.host import vxlan_filter
+from netplugin.host.fdb import changed_port
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import link_event, name_of, port_event
 from netplugin.host.link_values import Bridge, Link, LinkEvent, PortOptions
 from netplugin.host.links import Links
-from netplugin.host.names import provisional_mac
+from netplugin.host.names import TAP, device_name, provisional_mac
 from netplugin.host.netlink import attributes, messages, text
-from netplugin.host.rtnetlink_messages import Message, received
+from netplugin.host.rtnetlink_messages import received
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
@@ -59,7 +58,6 @@ _TABLE_NAME = 1  # the first attribute of every message about something in a tab
 
 #: The messages that are received. The kernel reports a qdisc when one is read, too.
 _OF_LINKS = (RTM_NEWLINK, RTM_DELLINK, RTM_DELQDISC, RTM_DELTFILTER)
-_OF_ENTRIES = (RTM_NEWNEIGH, RTM_DELNEIGH)
 
 LOST = Wake("events of links were lost")
 #: Number of events that are kept for the observations under way: enough for some hundred new devices.
@@ -73,20 +71,19 @@ class LinkNews:
         """``interfaces`` returns the uplinks."""
         self._interfaces = interfaces
         self._devices = devices
-        #: The devices that our rules name, and the indices of our bridges, by the last observation.
+        #: The devices that our rules name, and the names of our bridges, by the last observation.
         self._services: frozenset[str] = frozenset()
-        self._bridges: frozenset[int] = frozenset()
+        self._bridges: frozenset[str] = frozenset()
         #: Taps whose carrier matters too.
         self.followed: frozenset[str] = frozenset()
-        # Starting or stopping a VM changes the carrier of its tap: compare only what the agent sets.
-        self._known: dict[str, LinkEvent] = {}
+        self._known: dict[str, Link] = {}
         # The last events that woke nobody, numbered, and whether only the carrier changed: an observation
         # under way can make them matter.
         self._passed: deque[tuple[int, LinkEvent, bool]] = deque(maxlen=_MOST_PASSED)
         #: The number of the last event that woke nobody.
         self.number = 0
 
-    def observed(self, since: int, services: frozenset[str], bridges: frozenset[int]) -> list[Wake]:
+    def observed(self, since: int, services: frozenset[str], bridges: frozenset[str]) -> list[Wake]:
         """Use what was observed. Events after number ``since`` may be later than that: decide them again."""
         self._services, self._bridges = services, bridges
         if self.number - since > _MOST_PASSED:
@@ -96,17 +93,18 @@ class LinkNews:
 
     def heard(self, event: LinkEvent, own: frozenset[str]) -> list[Wake]:
         """Decide an event. ``own``: names of the devices that we have just changed."""
-        before = self._known.pop(event.name, None)
+        link = event.link
+        before = self._known.pop(link.name, None)
         if not event.gone:
-            self._known[event.name] = event
-        if before is not None and before == event and before.carrier == event.carrier:
+            self._known[link.name] = link
+        only_carrier = before is not None and _settings(before) == _settings(link)
+        if before is not None and only_carrier and before.carrier == link.carrier:
             return []  # nothing that is compared has changed
-        if _names(event) & own:
+        if _names(link) & own:
             return []
-        only_carrier = before == event
         wakes = self._wakes(event, only_carrier)
         if not (wakes or only_carrier or before is None) and bridge_mark(before.alias):
-            wakes = [Wake(f"bridge {event.name} has changed")]
+            wakes = [Wake(f"bridge {link.name} has changed")]
         if not wakes:
             self.number += 1
             self._passed.append((self.number, event, only_carrier))
@@ -116,51 +114,50 @@ class LinkNews:
         """Decide what a bridge says of its port. ``own``: see ``heard``."""
         known = self._known.get(name)
         if known is not None:
-            return self.heard(replace(known, port=options), own)
+            return self.heard(LinkEvent(replace(known, port=options)), own)
         link = self._devices.get(name) if name not in own else None
-        if link is None:
-            return []
-        return self._wakes(LinkEvent(False, name, link.alias, link.up, link.mtu, 0), only_carrier=False)
-
-    def is_on_bridge(self, bridge: int) -> bool:
-        return bridge in self._bridges
+        return self._wakes(LinkEvent(link), only_carrier=False) if link else []
 
     def _wakes(self, event: LinkEvent, only_carrier: bool) -> list[Wake]:
+        link, gone = event.link, event.gone
         # Who may open a tap is set right when no process has it open any more.
-        matters = event.use is not None and not event.use.is_for_root
-        if (
-            only_carrier
-            and not matters
-            and event.name not in self._interfaces() | self._services | self.followed
-        ):
+        matters = link.kind == "tun" and not link.use.is_for_root
+        listened_to = self._interfaces() | self._services | self.followed
+        if only_carrier and not matters and link.name not in listened_to:
             return []
-        alias = event.alias or ""
+        alias = link.alias or ""
         for mark in (PORT_MARK, SHAPER_MARK, SERVICE_MARK):
             if alias.startswith(mark):
-                ports = frozenset({marked_port(alias, mark)})
-                return [Wake(f"device {event.name} changed", ports)]
-        if alias.startswith(UPLINK_MARK):
-            return [Wake(f"uplink {event.name} changed")]
-        if event.name in self._interfaces():
-            return [Wake(f"uplink {event.name} changed")]
-        if event.name in self._services:
-            return [Wake(f"device {event.name} changed")]
-        if event.master in self._bridges and not event.gone:
-            return [Wake(f"{event.name} is on a bridge of netplugin")]
+                port_id = marked_port(alias, mark)
+                own = provisional_mac(device_name(TAP, port_id))
+                # A bridge drops its static entry of a MAC that a tap takes, so that of another port.
+                is_another = mark == PORT_MARK and not gone and link.address not in (None, own)
+                return [Wake(f"device {link.name} changed", None if is_another else frozenset({port_id}))]
+        if alias.startswith(UPLINK_MARK) or link.name in self._interfaces():
+            return [Wake(f"uplink {link.name} changed")]
+        if link.name in self._services:
+            return [Wake(f"device {link.name} changed")]
+        if link.master in self._bridges and not gone:
+            return [Wake(f"{link.name} is on a bridge of netplugin")]
         # A bridge changes with every member; these changes affect all of its ports.
-        of_bridge = bridge_mark(event.alias)
+        of_bridge = bridge_mark(link.alias)
         if of_bridge is None:
             return []
-        if event.gone or not event.up:
-            return [Wake(f"bridge {event.name} is {'gone' if event.gone else 'down'}")]
-        same_mac = event.address == provisional_mac(of_bridge[0].bridge)
-        if not same_mac or (event.bridge is not None and Bridge().differences(event.bridge)):
-            return [Wake(f"bridge {event.name} has changed")]
+        if gone or not link.up:
+            return [Wake(f"bridge {link.name} is {'gone' if gone else 'down'}")]
+        same_mac = link.address == provisional_mac(of_bridge[0].bridge)
+        if not same_mac or (isinstance(link.data, Bridge) and Bridge().differences(link.data)):
+            return [Wake(f"bridge {link.name} has changed")]
         return []
 
 
+def _settings(link: Link) -> Link:
+    """What is compared: without what changes when a VM starts or stops."""
+    return replace(link, carrier=False, qdisc="")
+
+
 class BridgeWatch(KernelEventListener):
-    """Listener for events of links, FDBs, tc and nftables.
+    """Listener for events of links, tc and nftables.
 
     Own changes are given as links; rule changes within ``suppress_own_events`` count as own. Events that the
     kernel dropped count as changes by others.
@@ -180,12 +177,9 @@ class BridgeWatch(KernelEventListener):
         #: Bridges report the MACs that they learn; it listens while the agent waits for a guest.
         self._learned = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._learned.bind((0, 0))
-        self._entries = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        fdb.of_static_entries().attach(self._entries)
-        self._entries.bind((0, RTMGRP_NEIGH))
         #: By the index of its tap: the ports whose guests the agent waits for, with the name of the tap.
         self._waiting: dict[int, tuple[str, str]] = {}
-        sources = (self._links, self._entries, self._rules, self._learned)
+        sources = (self._links, self._rules, self._learned)
         super().__init__("linuxbridge-watch", wake, sources, supervisor)
 
     def follow(self, waiting: Mapping[int, tuple[str, str]]) -> None:
@@ -201,8 +195,8 @@ class BridgeWatch(KernelEventListener):
         """Return the number to give ``observed``; read it before the observation."""
         return self._news.number
 
-    def observed(self, since: int, services: frozenset[str], bridges: frozenset[int]) -> None:
-        """Use what was observed: the devices that our rules name, and the indices of our bridges."""
+    def observed(self, since: int, services: frozenset[str], bridges: frozenset[str]) -> None:
+        """Use what was observed: the devices that our rules name, and the names of our bridges."""
         with self._lock:
             self._tell(self._news.observed(since, services, bridges))
 
@@ -216,12 +210,10 @@ class BridgeWatch(KernelEventListener):
                 yield from self._news.heard(event, own or frozenset())
             elif (of_port := port_event(message)) is not None:
                 yield from self._news.heard_of_port(*of_port, own or frozenset())
-        for message in received(queued(self._entries), _OF_ENTRIES):
-            yield from self._of_entry(message, own or frozenset()) if message is not None else [LOST]
-        for message in received(queued(self._learned), _OF_ENTRIES):
+        for message in received(queued(self._learned), (RTM_NEWNEIGH,)):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if message is not None:
-                ports &= {self._waiting.get(fdb.changed_port(message) or 0, ("",))[0]}
+                ports &= {self._waiting.get(changed_port(message) or 0, ("",))[0]}
             if ports:
                 yield Wake("a VM that comes sends frames", frozenset(ports))
         for data in queued(self._rules):
@@ -229,20 +221,6 @@ class BridgeWatch(KernelEventListener):
                 yield Wake("events of nftables were lost")
             elif own is None and any(_is_ours(kind, payload) for kind, _, payload in messages(data)):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
-
-    def _of_entry(self, entry: Message, own: frozenset[str]) -> list[Wake]:
-        """Report a static entry that others have made or removed, of a bridge or a VXLAN device.
-
-        Each device has one of its own MAC. If another port had an entry of that, it is removed.
-        """
-        name, gone = name_of(entry["ifindex"]), entry.kind == RTM_DELNEIGH
-        link = self._devices.get(name) if name not in own else None
-        if link is None or entry.attributes.mac("NDA_LLADDR") == link.address:
-            return []  # a device that is removed has an event of its own
-        if not (self._news.is_on_bridge(entry.attributes.number("NDA_MASTER")) or is_ours(link)):
-            return []
-        ports = _ports_of(link) if gone else None
-        return [Wake(f"a static entry of {name} was {'removed' if gone else 'made'}", ports)]
 
     def _of_rate(self, index: int, own: frozenset[str]) -> list[Wake]:
         """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when
@@ -261,10 +239,10 @@ def _ports_of(link: Link) -> frozenset[str] | None:
     return frozenset({port_id}) if port_id else None
 
 
-def _names(event: LinkEvent) -> frozenset[str]:
+def _names(link: Link) -> frozenset[str]:
     """The names by which a change knows the device: a bridge by its derived one too."""
-    mark = bridge_mark(event.alias)
-    return frozenset({event.name, *((mark[0].bridge,) if mark else ())})
+    mark = bridge_mark(link.alias)
+    return frozenset({link.name, *((mark[0].bridge,) if mark else ())})
 
 
 def _is_ours(kind: int, payload: bytes) -> bool:

@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import errno
 import socket
-import sys
 from collections.abc import Iterator
 
 from pyroute2.netlink.rtnl import RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH
 from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NTF_STICKY, NUD_NOARP, NUD_PERMANENT, ndmsg
 
-from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.links import words
 from netplugin.host.netlink import ignored
 from netplugin.host.rtnetlink import APPEND, DUMP, REPLACE, Request, Rtnetlink, nest
 from netplugin.host.rtnetlink_messages import Message
 
-#: Where a message has its family, and the byte of its state that these bits are in (struct nlmsghdr, ndmsg).
-_FAMILY_AT, _STATE_AT = 16, 24 + (sys.byteorder == "big")
 _STATIC = NUD_PERMANENT | NUD_NOARP
 _ALL = "00:00:00:00:00:00"
 
@@ -108,27 +104,9 @@ def _entry(index: int, mac: str = "", address: str = "", *, flags: int = 0, stat
     return ndmsg().load({**fields, **nest(named)})
 
 
-def of_static_entries() -> BpfProgram:
-    """A filter for a socket (SO_ATTACH_FILTER) of RTNLGRP_NEIGH: static entries of bridges and VXLAN devices.
-
-    Those that a bridge learns come as fast as a VM sends from new MACs.
-    """
-    program = Assembler()
-    program.load(_FAMILY_AT, 1)
-    program.unequal(socket.AF_BRIDGE, "other")
-    program.load(_STATE_AT, 1)
-    program.mask(_STATIC)
-    program.equal(0, "other")
-    program.end(-1)
-    program.label("other")
-    program.end(0)
-    return program.program()
-
-
 def changed_port(message: Message) -> int | None:
-    """The index of the bridge port that an entry was added to, or moved to; None for another message."""
-    is_new = message.kind == RTM_NEWNEIGH and message["family"] == socket.AF_BRIDGE
-    return message["ifindex"] if is_new else None
+    """The index of the bridge port that an RTM_NEWNEIGH adds an entry to; None if it is of no bridge."""
+    return message["ifindex"] if message["family"] == socket.AF_BRIDGE else None
 
 
 def _fixed(entry: Message) -> str:

@@ -97,7 +97,9 @@ def identity(message: Message) -> tuple[str, str, str]:
 def read_link(message: Message) -> Link:
     found = message.attributes
     info = found.nest("IFLA_LINKINFO")
-    kind, data = _kind_and_data(info)
+    # The names of the options depend on the kind.
+    kind = info.text("IFLA_INFO_KIND")
+    data = info.nest_as("IFLA_INFO_DATA", ifinfmsg.ifinfo.data_map.get(kind))
     tun = data if kind == "tun" else None
     return Link(
         index=message["index"],
@@ -115,7 +117,7 @@ def read_link(message: Message) -> Link:
         qdisc=found.text("IFLA_QDISC"),
         multi_queue=bool(tun and tun.number("IFLA_TUN_MULTI_QUEUE")),
         use=_tap_use(tun) if tun else TapUse(),
-        port=_port_of(info, found) or PortOptions(),
+        port=_port_of(info, found),
         xdp=bool(found.nest("IFLA_XDP").value("IFLA_XDP_ATTACHED")),
         data=_data(kind, data, found),
     )
@@ -127,16 +129,10 @@ def _tap_use(tun: Attributes) -> TapUse:
     return TapUse(owner, group, bool(tun.number("IFLA_TUN_PERSIST")))
 
 
-def _kind_and_data(info: Attributes) -> tuple[str, Attributes]:
-    """The kind of a device, and its options, whose names depend on it."""
-    kind = info.text("IFLA_INFO_KIND")
-    return kind, info.nest_as("IFLA_INFO_DATA", ifinfmsg.ifinfo.data_map.get(kind))
-
-
-def _port_of(info: Attributes, link: Attributes) -> PortOptions | None:
-    """The options of a bridge port; None of what is none."""
+def _port_of(info: Attributes, link: Attributes) -> PortOptions:
+    """The options of a bridge port; those of a new one for what is none."""
     if info.text("IFLA_INFO_SLAVE_KIND") != "bridge":
-        return None
+        return PortOptions()
     return _port_options(info.nest_as("IFLA_INFO_SLAVE_DATA", protinfo_bridge), link)
 
 
@@ -227,24 +223,7 @@ def link_event(message: Message) -> LinkEvent | None:
 
     A bridge's notifications of its members are skipped, because they have fewer attributes.
     """
-    if not _is_of_device(message):
-        return None
-    found = message.attributes
-    info = found.nest("IFLA_LINKINFO")
-    kind, data = _kind_and_data(info)
-    return LinkEvent(
-        gone=message.kind == RTM_DELLINK,
-        name=found.text("IFLA_IFNAME"),
-        alias=found.text("IFLA_IFALIAS") if "IFLA_IFALIAS" in found else None,
-        up=bool(message["flags"] & _IFF_UP),
-        mtu=found.number("IFLA_MTU"),
-        master=found.number("IFLA_MASTER"),
-        carrier=bool(found.number("IFLA_CARRIER")),
-        address=found.mac("IFLA_ADDRESS") or None,
-        bridge=_bridge(data) if kind == "bridge" else None,
-        use=_tap_use(data) if kind == "tun" else None,
-        port=_port_of(info, found),
-    )
+    return LinkEvent(read_link(message), message.kind == RTM_DELLINK) if _is_of_device(message) else None
 
 
 def port_event(message: Message) -> tuple[str, PortOptions] | None:

@@ -39,12 +39,6 @@ class Bridge:
     nf_call_ip6tables: int = 0
     nf_call_arptables: int = 0
 
-    @property
-    def nf_call(self) -> frozenset[str]:
-        """The families to whose rules br_netfilter adds the frames of this bridge: nft's names."""
-        calls = {"ip": self.nf_call_iptables, "ip6": self.nf_call_ip6tables, "arp": self.nf_call_arptables}
-        return frozenset(family for family, called in calls.items() if called)
-
     def differences(self, found: Bridge) -> tuple[str, ...]:
         """The options that a bridge has otherwise, except those that its kernel does not support."""
         both = ((each.name, getattr(self, each.name), getattr(found, each.name)) for each in fields(self))
@@ -185,18 +179,8 @@ class BridgePort:
 class LinkEvent:
     """A link notification: a device has changed or (``gone``) was removed.
 
-    ``port``: the options that it has as a bridge port (see ``Link``), of which a bridge reports changes by
-    notifications of its own.
+    Of changes of the options of a bridge port, the bridge has notifications of its own.
     """
 
-    gone: bool
-    name: str
-    alias: str | None
-    up: bool
-    mtu: int
-    master: int
-    carrier: bool = field(default=False, compare=False)
-    address: str | None = None
-    bridge: Bridge | None = None
-    use: TapUse | None = None
-    port: PortOptions | None = None
+    link: Link
+    gone: bool = False

@@ -14,7 +14,8 @@ import pytest
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.apply import Writer
-from drivers.linuxbridge.commands import BridgeKernel, RemoveFilter, SetBase, SetFilter
+from drivers.linuxbridge.commands import BridgeKernel
+from drivers.linuxbridge.filter_commands import RemoveFilter, SetBase, SetFilter
 from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.host import netlink

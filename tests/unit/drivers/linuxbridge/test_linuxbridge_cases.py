@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from drivers.linuxbridge.commands import AddPeer, RemovePeer, SetRate
+from drivers.linuxbridge.filter_commands import AllowPeers
 from drivers.linuxbridge.findings import flushing_file
 from drivers.linuxbridge.segments import Segment
-from drivers.linuxbridge.vxlan_senders import AllowPeers
 from netplugin.api.models import Finding
 from netplugin.backend import Change, Intent
 from netplugin.host.link_values import BondMember, Bridge, Link, LinuxBond, Vlan, Vxlan
@@ -290,7 +290,7 @@ def test_one_direction_changes_without_the_other() -> None:
     wanted = [Intent("p", make_spec(qos={"ingress_kbps": 1000, "egress_kbps": 3000}))]
     (change,) = planned(model, wanted)
     assert isinstance(change, SetRate) and change.rate.kbps == 3000
-    assert change.device.startswith("npi")
+    assert change.name.startswith("npi")
     converge(model, wanted)
     wanted = [Intent("p", make_spec(qos={"ingress_kbps": 1000}))]
     assert names(planned(model, wanted)) == ["RemoveRedirect", "RemoveDevice"]

@@ -164,13 +164,10 @@ def test_news_of_a_link(kind: int, gone: bool) -> None:
     payload += attribute(3, b"npt1\0") + attribute(4, struct.pack("=I", 1400))
     payload += attribute(20, b"netplugin-port=p\0")
     event = link_event(message(kind, payload))
-    assert event is not None and (event.gone, event.name, event.mtu, event.up) == (
-        gone,
-        "npt1",
-        1400,
-        True,
-    )
-    assert event.alias == "netplugin-port=p" and event.master == 0
+    assert event is not None and event.gone == gone
+    link = event.link
+    assert (link.name, link.mtu, link.up, link.alias) == ("npt1", 1400, True, "netplugin-port=p")
+    assert link.master is None
     assert link_event(message(kind, b"\x07" + payload[1:])) is None, "a bridge's word of its member"
     assert link_event(message(28, payload)) is None
 
@@ -195,7 +192,7 @@ def _news(
 ) -> list[Wake]:
     watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
     watch._news, watch._links, watch._rules = LinkNews(frozenset, Links()), _Source(*links), _Source(*rules)
-    watch._entries, watch._learned, watch._waiting = _Source(), _Source(), {}
+    watch._learned, watch._waiting = _Source(), {}
     watch._devices = Links()
     return list(watch.decode(own))
 

@@ -8,9 +8,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drivers.linuxbridge.commands import SetRate, SetRedirect, SetTap
+from drivers.linuxbridge.commands import SetRate, SetRedirect
 from drivers.linuxbridge.guard import NOTHING, port_guard
 from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
+from drivers.linuxbridge.tap_commands import SetTap
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent, Overlay
 from netplugin.host.link_values import Vlan, Vxlan

@@ -183,43 +183,47 @@ def test_a_plug_after_a_flush_of_all_rules_leaves_a_service_on_its_network() -> 
     assert DEVICE not in model.nft.maps["ports"] and model.links.links[BRIDGE].mtu == 1500
 
 
-def _event(name: str = DEVICE, alias: str | None = None, master: int = 0, gone: bool = False) -> LinkEvent:
-    return LinkEvent(gone, name, alias, True, 1500, master)
+def _event(
+    name: str = DEVICE, alias: str | None = None, master: str | None = None, gone: bool = False
+) -> LinkEvent:
+    return LinkEvent(Link(4, name, up=True, alias=alias, master=master), gone)
 
 
 def test_the_watch_wakes_for_devices_whose_names_the_agent_did_not_choose() -> None:
-    def woken(name: str, alias: str | None = None, master: int = 0) -> list[frozenset[str] | None]:
+    def woken(name: str, alias: str | None = None, master: str | None = None) -> list[frozenset[str] | None]:
         news = LinkNews(frozenset, Links())
-        assert news.observed(0, frozenset({DEVICE}), frozenset({9})) == []
+        assert news.observed(0, frozenset({DEVICE}), frozenset({BRIDGE})) == []
         return [wake.ports for wake in news.heard(_event(name, alias, master), frozenset())]
 
     assert woken(DEVICE, ServiceMark("svc", DEVICE, 1500).alias + " store=a/1") == [frozenset({"svc"})]
-    assert woken(DEVICE) == woken("any0", master=9) == [None]
-    assert woken("any0") == woken("any0", master=8) == []
+    assert woken(DEVICE) == woken("any0", master=BRIDGE) == [None]
+    assert woken("any0") == woken("any0", master="br0") == []
 
 
-@pytest.mark.parametrize("event", [_event(), _event(gone=True), _event(master=8), _event("any0", master=9)])
+@pytest.mark.parametrize(
+    "event", [_event(), _event(gone=True), _event(master="br0"), _event("any0", master=BRIDGE)]
+)
 def test_an_event_during_an_observation_is_decided_by_what_it_found(event: LinkEvent) -> None:
     """Otherwise a device that leaves a bridge as the agent looks keeps the rules of its place there."""
-    news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({9}))
+    news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({BRIDGE}))
     before = news.number
     assert news.heard(event, frozenset()) == []
     assert news.heard(_event("other0"), frozenset()) == []
     during = news.number
     (wake,) = news.observed(before, *seen)
-    assert event.name in wake.reason and wake.ports is None
+    assert event.link.name in wake.reason and wake.ports is None
     assert news.observed(during, *seen) == [], "an event that is older than an observation is in it"
 
 
 def test_a_carrier_that_changes_during_an_observation_counts_for_what_it_found_alone() -> None:
     """A VM that starts or stops changes the carrier of its tap, and nothing that the agent sets."""
-    tap = LinkEvent(False, device_name(TAP, "p"), f"{PORT_MARK}p", True, 1500, 9)
-    news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({9}))
+    tap = _event(device_name(TAP, "p"), f"{PORT_MARK}p", BRIDGE)
+    news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({BRIDGE}))
     for event in (_event(), tap):
         news.heard(event, frozenset())
     before = news.number
     for event in (_event(), tap):
-        assert news.heard(replace(event, carrier=True), frozenset()) == []
+        assert news.heard(LinkEvent(replace(event.link, carrier=True)), frozenset()) == []
     (wake,) = news.observed(before, *seen)
     assert DEVICE in wake.reason
     assert [w.reason for w in news.heard(_event(), frozenset())] == [wake.reason], "and from now on at once"

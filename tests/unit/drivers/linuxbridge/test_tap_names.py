@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.linuxbridge.commands import CreateTap, RemoveTap, RenameTap
 from drivers.linuxbridge.segments import service_of
+from drivers.linuxbridge.tap_commands import CreateTap, RemoveTap, RenameTap
 from netplugin.api.errors import Conflict
 from netplugin.backend import NAME_CLAIM, Claim, Intent
 from netplugin.host.link_values import Link, TapUse
