@@ -12,13 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Generic, TypeVar
 
-from netplugin.api.errors import (
-    Conflict,
-    FieldError,
-    InvalidRequest,
-    NetpluginError,
-    Unsupported,
-)
+from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, Unsupported
 from netplugin.api.models import (
     Binding,
     Features,
@@ -316,11 +310,7 @@ def _refuse_useless_rates(spec: PortSpec) -> None:
         rate = getattr(spec.qos, name)
         if rate is not None and rate < least:
             message = f"{rate} kbit/s is not one frame of MTU {spec.network.mtu} a second, which is {least}"
-            raise InvalidRequest(
-                f"qos.{name}: {message}",
-                step="validate",
-                errors=[FieldError(field=f"qos.{name}", message=message)],
-            )
+            raise InvalidRequest.of_field(f"qos.{name}", message)
 
 
 #: The kind of claim that holds the name of a device, which a caller has chosen: that of a port, or of a
@@ -353,9 +343,5 @@ def claim_name(intent: Intent, taken: Mapping[Claim, str]) -> tuple[Claim, ...]:
 def unknown_network(name: str | None, option: str, known: Collection[str]) -> InvalidRequest:
     """The error for a physical network that is not configured in ``option``."""
     message = f"{name!r} is not in {option} (known: {', '.join(sorted(known)) or 'none'})"
-    return InvalidRequest(
-        f"network.physical_network: {message}",
-        step="validate",
-        fix=f"PUT /v1/physical-networks/{name}, or add it to the option and restart the agent",
-        errors=[FieldError(field="network.physical_network", message=message)],
-    )
+    fix = f"PUT /v1/physical-networks/{name}, or add it to the option and restart the agent"
+    return InvalidRequest.of_field("network.physical_network", message, fix=fix)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.host.link_values import Link
 from netplugin.host.names import is_our_device
 
@@ -63,9 +63,4 @@ def refuse_enslaved(link: Link) -> None:
 
 
 def _invalid(message: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"device: {message}",
-        step="validate",
-        fix=fix,
-        errors=[FieldError(field="device", message=message)],
-    )
+    return InvalidRequest.of_field("device", message, fix=fix)

@@ -13,7 +13,7 @@ from typing import Self
 
 from drivers.linuxbridge.commands import BridgeChange, BridgeKernel
 from drivers.linuxbridge.segments import Segment, SegmentDevice, bridge_mark
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError
+from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError
 from netplugin.host.link_values import Link
 from netplugin.host.names import is_our_device, provisional_mac
 
@@ -100,17 +100,8 @@ def refuse_name(kernel: BridgeKernel, network: str, name: str) -> None:
     own = Segment(network).bridge
     if is_our_device(name):
         message = f"{name} is, or looks like, a name of the agent's own devices"
-        raise InvalidRequest(f"bridge: {message}", step="validate", errors=[_of_bridge(message)])
+        raise InvalidRequest.of_field("bridge", message)
     link = kernel.links.get(name)
     if link is not None and derived_name(link, {own: name}) != own:
-        message = f"a device named {name} exists and is not ours"
-        raise Conflict(
-            f"bridge: {message}",
-            step="validate",
-            fix=f"choose another name; or look what it is: ip -d link show {name}",
-            errors=[_of_bridge(message)],
-        )
-
-
-def _of_bridge(message: str) -> FieldError:
-    return FieldError(field="bridge", message=message)
+        fix = f"choose another name; or look what it is: ip -d link show {name}"
+        raise Conflict.of_field("bridge", f"a device named {name} exists and is not ours", fix=fix)

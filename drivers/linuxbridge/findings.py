@@ -9,26 +9,14 @@ from typing import Any
 from drivers.linuxbridge import obstacles
 from drivers.linuxbridge.model import BridgeObservation, ObservedBond
 from drivers.linuxbridge.segments import Segment, service_of, stamp_of
-from drivers.linuxbridge.uplink_path import hop_of, in_the_way, small, uplink_problem
+from drivers.linuxbridge.uplink_path import in_the_way, uplink_path_of, uplink_problem
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
 from netplugin.host.link_values import Bridge, Link
 from netplugin.host.names import DERIVED, SHAPER, TAP, device_name
 from netplugin.host.tc import Queueing
 
-# -- Bonds made by the operator: the state of their links, and whether traffic spreads over the links.
-# A hash selects the link of a frame (``xmit_hash_policy`` in the kernel's
-# Documentation/networking/bonding.rst). Frames of VMs have many MAC addresses, so every policy spreads
-# them. VXLAN between two hosts always has the same MAC addresses (of the hosts, or of a router) and the
-# same two IP addresses. Only the UDP source port differs, because VXLAN derives it from the inner flow
-# (RFC 7348, section 5). The policy must therefore include ports: ``layer3+4``, or ``encap3+4``, which
-# hashes the inner flow where the kernel has the hash (``bond_xmit_hash`` in
-# drivers/net/bonding/bond_main.c). ``encap2+3`` does not spread tunnels: it decodes only some tunnel types,
-# not VXLAN, and ignores ports. Neither does ``vlan+srcmac``: the host has one VLAN and one MAC.
-
-
-_HASHING = ("balance-xor", "802.3ad")
-_SPREADS_TUNNELS = ("layer3+4", "encap3+4")
+# -- Bonds made by the operator: the state of their links. ``netplugin host check`` judges their hash. ----
 
 
 def bond_details(bond: ObservedBond) -> dict[str, Any]:
@@ -41,8 +29,8 @@ def bond_details(bond: ObservedBond) -> dict[str, Any]:
     }
 
 
-def bond_findings(bond: ObservedBond, *, tunnels: bool) -> Iterator[Finding]:
-    """Return the findings about one bond. ``tunnels``: VXLAN traffic uses the bond."""
+def bond_findings(bond: ObservedBond) -> Iterator[Finding]:
+    """Return the findings about one bond."""
     down = [member for member in bond.members if not member.up]
     if down:
         states = ", ".join(f"{member.name} is {member.state}" for member in down)
@@ -60,24 +48,6 @@ def bond_findings(bond: ObservedBond, *, tunnels: bool) -> Iterator[Finding]:
             found=f"{bond.name}: nobody speaks LACP at the other end",
             expected="the switch has its ports in one LACP group",
             fix="configure the switch",
-        )
-    mode, policy = bond.bond.mode, bond.bond.hash_policy
-    if mode == "active-backup":
-        active = ", ".join(member.name for member in bond.members if member.active) or "none"
-        yield Finding(
-            id="bond-hash",
-            status="ok",
-            found=f"{bond.name} is active-backup: one link ({active}) carries all, by choice",
-            expected="another link takes over when it fails",
-        )
-    elif tunnels and mode in _HASHING and policy not in _SPREADS_TUNNELS:
-        yield Finding(
-            id="bond-hash",
-            status="warn",
-            found=f"{bond.name} has xmit_hash_policy {policy}: one link carries all VXLAN traffic "
-            "between two hosts, as their addresses are always the same",
-            expected="xmit_hash_policy layer3+4: the UDP ports of a tunnel differ by flow",
-            fix=f"ip link set {bond.name} type bond xmit_hash_policy layer3+4",
         )
 
 
@@ -118,7 +88,7 @@ def _fault(segment: Segment, link: Link, mtu: int, seen: BridgeObservation) -> s
     made = seen.uplinks.get(segment.device)
     if made is not None and made.up and made.master == link.master:
         return None
-    has_none = hop_of(segment, mtu, seen) is None or not segment.device
+    has_none = uplink_path_of(segment, mtu, seen) is None or not segment.device
     return None if has_none else f"{segment.device} of {segment} is not there, or not up"
 
 
@@ -147,15 +117,15 @@ def _kbps(seen: BridgeObservation, device: str) -> int | None:
 
 
 def _uplink_details(segment: Segment, mtu: int, seen: BridgeObservation) -> dict[str, Any]:
-    hop = hop_of(segment, mtu, seen)
+    path = uplink_path_of(segment, mtu, seen)
     details: dict[str, Any] = {}
     made = seen.uplinks.get(segment.device)
     if made is not None:
         details |= {"device": made.name, "mtu": made.mtu, "link_state": "up" if made.up else "down"}
     if segment.device in seen.peers:
         details["peers"] = sorted(seen.peers[segment.device])
-    if hop is not None and hop.interface is not None:
-        link, bond = hop.interface.link, hop.interface.bond
+    if path is not None and path.interface is not None:
+        link, bond = path.interface.link, path.interface.bond
         details["interface"] = {
             "name": link.name,
             "mtu": link.mtu,
@@ -169,15 +139,13 @@ def _uplink_details(segment: Segment, mtu: int, seen: BridgeObservation) -> dict
 
 def host_findings(seen: BridgeObservation) -> list[Finding]:
     """Return the findings about the host; ``seen`` must cover the whole host."""
-    found = [*_vhost_net(seen), *_limitless(seen), *_tap_users(seen), *_flushing(seen), *_mtus(seen)]
+    found = [*_vhost_net(seen), *_limitless(seen), *_tap_users(seen), *_flushing(seen)]
     all_obstacles = [each for of_port in seen.obstacles.values() for each in of_port]
     found += obstacles.findings(seen.foreign_filters, all_obstacles)
     found += [*_programs(seen), *_managers(seen)]
-    tunnels = seen.underlay.bond if seen.underlay else None
-    bonds = {bond.name: bond for bond in (tunnels, *(i.bond for i in seen.interfaces.values())) if bond}
-    for _, bond in sorted(bonds.items()):
-        found += bond_findings(bond, tunnels=bond == tunnels)
-    return found
+    interfaces = [*seen.interfaces.values(), *([seen.underlay] if seen.underlay else [])]
+    bonds = {interface.bond.name: interface.bond for interface in interfaces if interface.bond}
+    return [*found, *(each for _, bond in sorted(bonds.items()) for each in bond_findings(bond))]
 
 
 def _programs(seen: BridgeObservation) -> Iterator[Finding]:
@@ -259,21 +227,6 @@ def _flushing(seen: BridgeObservation) -> Iterator[Finding]:
             expected="a firewall that replaces its own tables",
             fix=f"in {seen.flushing}, delete the tables that it makes instead of `flush ruleset`",
         )
-
-
-def _mtus(seen: BridgeObservation) -> Iterator[Finding]:
-    """Report interfaces of the operator whose MTU is too small for their segments."""
-    for _, bridge in sorted(seen.bridges.items()):
-        segment = bridge.segment
-        hop = hop_of(segment, bridge.link.mtu, seen) if segment else None
-        if hop is not None and (wrong := small(hop)):
-            yield Finding(
-                id="mtu",
-                status="fail",
-                found=f"{hop.name}, the way out of {segment}, has {wrong}",
-                expected=f"{hop.name} has MTU {hop.mtu} at least",
-                fix=f"ip link set {hop.name} mtu {hop.mtu}",
-            )
 
 
 # -- Detect a host firewall service that flushes all nftables rules, and so the agent's, when it starts.

@@ -6,7 +6,7 @@ from drivers.linuxbridge.commands import device_in_the_way
 from drivers.linuxbridge.model import BridgeObservation
 from drivers.linuxbridge.segments import Segment, bridge_mark, is_ours
 from drivers.linuxbridge.uplink_path import uplink_problem
-from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
+from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginError
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.host.links import Links
 from netplugin.host.names import is_our_device
@@ -26,24 +26,25 @@ def check_network(links: Links, name: str, spec: PhysicalNetworkSpec) -> None:
     if interface is None:
         return
     if is_our_device(interface):
-        raise _invalid(f"{interface} is, or looks like, a name of the agent's own devices")
+        raise _unfit(f"{interface} is, or looks like, a name of the agent's own devices")
     link = links.get(interface)
     if link is None:
         return
     if link.kind == "bridge" or link.address == _NO_ADDRESS:
         kind = "a bridge" if link.kind == "bridge" else "the loopback interface"
-        raise _invalid(f"{interface} is {kind}, which cannot be on a bridge")
+        raise _unfit(f"{interface} is {kind}, which cannot be on a bridge")
     if link.master is not None and not _is_own(links, link.master, name):
-        raise _conflict(
-            f"{interface} is on {link.master} already",
-            f"ip link set {interface} nomaster, or name another interface",
-        )
+        fix = f"ip link set {interface} nomaster, or name another interface"
+        raise Conflict.of_field(_FIELD, f"{interface} is on {link.master} already", fix=fix)
     addresses = links.addresses().get(interface, ()) if spec.keep and link.master is None else ()
     if addresses:
-        raise _conflict(
-            f"{interface} has addresses ({', '.join(addresses)}) that would stop working on a bridge",
-            f"ip addr flush dev {interface}; or name another interface; or use VLANs alone, without keep",
-        )
+        message = f"{interface} has addresses ({', '.join(addresses)}) that would stop working on a bridge"
+        fix = f"ip addr flush dev {interface}; or name another interface; or use VLANs alone, without keep"
+        raise Conflict.of_field(_FIELD, message, fix=fix)
+
+
+def _unfit(message: str) -> InvalidRequest:
+    return InvalidRequest.of_field(_FIELD, message, fix="name a NIC, a bond, or a VLAN device")
 
 
 def _is_own(links: Links, bridge: str, name: str) -> bool:
@@ -51,17 +52,6 @@ def _is_own(links: Links, bridge: str, name: str) -> bool:
     link = links.get(bridge)
     mark = bridge_mark(link.alias) if link else None
     return bridge == Segment(name).bridge or (mark is not None and mark[0] == Segment(name))
-
-
-def _conflict(message: str, fix: str) -> Conflict:
-    errors = [FieldError(field=_FIELD, message=message)]
-    return Conflict(f"{_FIELD}: {message}", step="validate", fix=fix, errors=errors)
-
-
-def _invalid(message: str) -> InvalidRequest:
-    errors = [FieldError(field=_FIELD, message=message)]
-    fix = "name a NIC, a bond, or a VLAN device"
-    return InvalidRequest(f"{_FIELD}: {message}", step="validate", fix=fix, errors=errors)
 
 
 def holders(links: Links, name: str) -> list[str]:

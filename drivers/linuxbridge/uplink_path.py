@@ -58,7 +58,7 @@ def interface_conflict(segment: Segment, seen: BridgeObservation) -> Conflict | 
     )
 
 
-def hop_of(segment: Segment, mtu: int, seen: BridgeObservation) -> UplinkPath | None:
+def uplink_path_of(segment: Segment, mtu: int, seen: BridgeObservation) -> UplinkPath | None:
     """Return the uplink path for frames of this MTU in bytes; None if the segment ends on this host."""
     if not segment.network_id:
         name = way_out(segment, seen)
@@ -73,14 +73,14 @@ def uplink_problem(segment: Segment, mtu: int, seen: BridgeObservation) -> Netpl
     """Return why frames of this MTU cannot use the segment's uplink; None if they can or it has none."""
     if segment.network_id and not seen.settings.local_ip:
         return no_local_ip()
-    hop = hop_of(segment, mtu, seen)
-    if hop is None:
+    path = uplink_path_of(segment, mtu, seen)
+    if path is None:
         return None
-    if hop.interface is None:
-        return _missing(segment, hop, seen.settings.local_ip)
-    if not segment.device and (error := _not_free(hop.interface, segment)):
+    if path.interface is None:
+        return _missing(segment, path, seen.settings.local_ip)
+    if not segment.device and (error := _not_free(path.interface, segment)):
         return error
-    return _unfit(hop, hop.interface, segment)
+    return _unfit(path, path.interface, segment)
 
 
 def no_local_ip() -> BackendUnavailable:
@@ -91,17 +91,17 @@ def no_local_ip() -> BackendUnavailable:
     )
 
 
-def _missing(segment: Segment, hop: UplinkPath, local_ip: str) -> NetpluginError:
+def _missing(segment: Segment, path: UplinkPath, local_ip: str) -> NetpluginError:
     if segment.network_id:
         return BackendUnavailable(
             f"[linuxbridge] local_ip {local_ip} is on no interface of this host",
-            step=hop.step,
+            step=path.step,
             fix=f"ip addr add {local_ip}/<prefix length> dev <interface>, or correct it",
         )
     return BackendUnavailable(
-        f"interface {hop.name} of {segment} is not there",
-        step=hop.step,
-        fix=f"bring {hop.name} back, or correct [linuxbridge] physical_interfaces",
+        f"interface {path.name} of {segment} is not there",
+        step=path.step,
+        fix=f"bring {path.name} back, or correct [linuxbridge] physical_interfaces",
     )
 
 
@@ -124,34 +124,27 @@ def _not_free(interface: ObservedInterface, segment: Segment) -> NetpluginError 
     return None
 
 
-def _unfit(hop: UplinkPath, interface: ObservedInterface, segment: Segment) -> NetpluginError | None:
+def _unfit(path: UplinkPath, interface: ObservedInterface, segment: Segment) -> NetpluginError | None:
     """Return what is wrong with an interface that the operator has to correct."""
-    name, bond = hop.name, interface.bond
-    if not interface.link.up:
+    name, link, bond = path.name, interface.link, interface.bond
+    if not link.up:
         return BackendUnavailable(
-            f"interface {name} of {segment} is down", step=hop.step, fix=f"ip link set {name} up"
+            f"interface {name} of {segment} is down", step=path.step, fix=f"ip link set {name} up"
         )
-    if wrong := small(hop):
+    if link.mtu < path.mtu:
         return Conflict(
-            f"interface {name} of {segment} has {wrong}",
-            step=hop.step,
-            fix=f"ip link set {name} mtu {hop.mtu}, or give the network a smaller MTU",
+            f"interface {name} of {segment} has MTU {link.mtu}, and the network wants {path.mtu} there",
+            step=path.step,
+            fix=f"ip link set {name} mtu {path.mtu}, or give the network a smaller MTU",
         )
     if bond is not None and bond.members and not any(member.up for member in bond.members):
         states = ", ".join(f"{member.name} {member.state}" for member in bond.members)
         return BackendUnavailable(
             f"bond {bond.name} of {segment} has no link left ({states})",
-            step=hop.step,
+            step=path.step,
             fix=f"look at cables and switch: cat /proc/net/bonding/{bond.name}",
         )
     return None
-
-
-def small(hop: UplinkPath) -> str | None:
-    """Describe how a hop's MTU is too small; None if it is not."""
-    if hop.interface is None or hop.interface.link.mtu >= hop.mtu:
-        return None
-    return f"MTU {hop.interface.link.mtu}, and the network wants {hop.mtu} there"
 
 
 def in_the_way(segment: Segment, overlay: Overlay | None, seen: BridgeObservation) -> NetpluginError | None:

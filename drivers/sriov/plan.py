@@ -8,7 +8,7 @@ from dataclasses import replace
 from drivers.vf.inventory import Inventory, Pf, Vf
 from drivers.vf.memory import no_mac, vf_of
 from drivers.vf.plan import attributes_of, check_vlan_qos, observed_vf, vf_changes
-from netplugin.api.errors import FieldError, InvalidRequest, NetpluginError, Unsupported
+from netplugin.api.errors import InvalidRequest, NetpluginError, Unsupported
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Intent, ObservedPort, Plan
 from netplugin.host.vf_messages import GROUPS, VfAttributes
@@ -18,37 +18,26 @@ _KBPS = 1000  # the kernel takes whole Mbit/s
 
 def check_spec(spec: PortSpec) -> None:
     """Refuse what no VF supports. Raises: Unsupported, InvalidRequest."""
-    security, vf = spec.port_security, spec.vf
+    security, vf, kind = spec.port_security, spec.vf, spec.network.type
+    refuse = InvalidRequest.of_field
     check_vlan_qos(spec)
     if security.enabled and vf.spoofchk is False:
-        raise _contradicts("vf.spoofchk", "port_security.enabled rests on it: turn both off, or none")
+        raise refuse("vf.spoofchk", "port_security.enabled rests on it: turn both off, or none")
     if security.enabled and vf.trusted:
         message = (
             "a trusted VM sets its own MAC (which spoofchk then lets pass), and may be promiscuous: "
             "turn port_security.enabled off with it, or ask without it"
         )
-        raise _contradicts("vf.trusted", message)
-    _check_tags(spec)
+        raise refuse("vf.trusted", message)
+    if vf.trunk and kind != "flat":
+        raise refuse("vf.trunk", "the VM tags its frames itself: ask for a flat network")
+    if vf.allowed_vlans and not vf.trunk:
+        raise refuse("vf.allowed_vlans", "they are those of a trunk: ask for vf.trunk too")
+    if vf.vlan_proto == "802.1ad" and kind != "vlan":
+        raise refuse("vf.vlan_proto", "it is the kind of a VLAN's tag: ask for a vlan network")
     for asked, why, fix in _impossible(spec):
         if asked:
             raise Unsupported(f"backend sriov: {why}", step="validate", fix=fix)
-
-
-def _check_tags(spec: PortSpec) -> None:
-    """Refuse contradictory settings for guest VLAN tags."""
-    vf, kind = spec.vf, spec.network.type
-    if vf.trunk and kind != "flat":
-        raise _contradicts("vf.trunk", "the VM tags its frames itself: ask for a flat network")
-    if vf.allowed_vlans and not vf.trunk:
-        raise _contradicts("vf.allowed_vlans", "they are those of a trunk: ask for vf.trunk too")
-    if vf.vlan_proto == "802.1ad" and kind != "vlan":
-        raise _contradicts("vf.vlan_proto", "it is the kind of a VLAN's tag: ask for a vlan network")
-
-
-def _contradicts(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{field}: {message}", step="validate", errors=[FieldError(field=field, message=message)]
-    )
 
 
 def _impossible(spec: PortSpec) -> list[tuple[bool, str, str]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from drivers.vf.inventory import Pf
-from netplugin.api.errors import FieldError, Unsupported
+from netplugin.api.errors import Unsupported
 from netplugin.api.models import PortSpec
 
 #: The API's maximum (``PortSpec.queues``), for drivers without a limit or with a higher one.
@@ -105,6 +105,4 @@ def refusal(pf: Pf, spec: PortSpec, *, queues: bool) -> Unsupported | None:
 
 def _refuse(pf: Pf, field: str, why: str, fix: str) -> Unsupported:
     message = f"{pf.name} ({pf.driver or 'without a driver'}): {why}"
-    return Unsupported(
-        f"{field}: {message}", step="vf", fix=fix, errors=[FieldError(field=field, message=message)]
-    )
+    return Unsupported.of_field(field, message, step="vf", fix=fix)

@@ -26,7 +26,6 @@ from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
     Conflict,
-    FieldError,
     InvalidRequest,
     NetpluginError,
 )
@@ -94,9 +93,9 @@ def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
     pf = None if isinstance(found, Lost) else inventory.pf_of(found)
     elsewhere = pf is not None and pf.network != spec.network.physical_network
     if asked not in (None, claim.key) or elsewhere:
-        wish = asked or f"one on {spec.network.physical_network}"
+        requested = asked or f"one on {spec.network.physical_network}"
         raise Conflict(
-            f"the port has VF {claim.key} and asks for {wish}",
+            f"the port has VF {claim.key} and asks for {requested}",
             step=_STEP,
             fix="delete the port, wait until it is gone, and ask for it again",
         )
@@ -145,12 +144,12 @@ def choose(
     if not fit:
         raise next(error for _, error in sorted(problems.items()) if error is not None)
     used = Counter(v.pf for v in inventory.vfs.values() if v.address in taken)
-    beside = Counter(v.pf for v in inventory.vfs.values() if v.address in of_the_vm)
+    of_vm = Counter(v.pf for v in inventory.vfs.values() if v.address in of_the_vm)
 
     def order(vf: Vf) -> tuple[bool, int, int, str, int]:
         link = nics[vf.pf].link
         has_carrier = link is not None and link.carrier
-        return not has_carrier, beside[vf.pf], used[vf.pf], vf.pf, vf.number
+        return not has_carrier, of_vm[vf.pf], used[vf.pf], vf.pf, vf.number
 
     return min(fit, key=order)
 
@@ -161,12 +160,7 @@ def _named(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str], use: 
     vf = inventory.vfs.get(address)
     if vf is None or inventory.pf_of(vf).network != network:
         message = f"{address} is no VF of {network} on this host"
-        raise InvalidRequest(
-            f"vf.pci_address: {message}",
-            step=_STEP,
-            fix="see GET /v1/vfs",
-            errors=[FieldError(field="vf.pci_address", message=message)],
-        )
+        raise InvalidRequest.of_field("vf.pci_address", message, step=_STEP, fix="see GET /v1/vfs")
     if address in taken:
         holder = taken[address]
         has_it = "quarantined, or was just given back" if holder == NOBODY else f"port {holder}'s"

@@ -7,7 +7,7 @@ from typing import Any
 
 from drivers.vf.kernel import VfKernel
 from drivers.vf.options import GROUP, PoolDevice, parse_devices, read_devices
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.physical_models import PhysicalNetworkSpec, VfPoolSpec
 from netplugin.host.physical_networks import Derived, Networks, PhysicalNetworks
 
@@ -53,17 +53,10 @@ def check_devices(kernel: VfKernel, name: str, spec: PhysicalNetworkSpec) -> Non
         new = devices_of(name, spec)
     except ValueError as wrong:
         message = str(wrong).removeprefix("[sriov] devices: ")
-        raise InvalidRequest(
-            f"{_FIELD}: {message}", step="validate", errors=[FieldError(field=_FIELD, message=message)]
-        ) from None
+        raise InvalidRequest.of_field(_FIELD, message) from None
     others = [device for device in kernel.devices if device.network != name]
     for address, networks in sorted(kernel.ambiguous((*new, *others)).items()):
         if name in networks:
             other = next(network for network in networks if network != name)
             message = f"NIC {address} is that of physical network {other}"
-            raise Conflict(
-                f"{_FIELD}: {message}",
-                step="validate",
-                fix="name another NIC",
-                errors=[FieldError(field=_FIELD, message=message)],
-            )
+            raise Conflict.of_field(_FIELD, message, fix="name another NIC")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -58,6 +58,12 @@ class NetpluginError(Exception):
         self.fix = fix
         self.port_id = port_id
         self.errors = tuple(errors)
+
+    @classmethod
+    def of_field(cls, field: str, message: str, *, step: str = "validate", fix: str | None = None) -> Self:
+        """The error for one field of a request; ``field`` is its path."""
+        errors = [FieldError(field=field, message=message)]
+        return cls(f"{field}: {message}", step=step, fix=fix, errors=errors)
 
     def __str__(self) -> str:
         fix = f". Fix: {self.fix}" if self.fix else ""

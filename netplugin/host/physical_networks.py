@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
-from netplugin.api.errors import Conflict, FieldError
+from netplugin.api.errors import Conflict
 from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
 from netplugin.host.names import OVS_BRIDGE, device_name
 
@@ -68,12 +68,8 @@ def clash(name: str, spec: PhysicalNetworkSpec, others: Networks) -> Conflict | 
         for where, thing in desired:
             if thing in taken:
                 message = f"{thing} is that of physical network {other}"
-                return Conflict(
-                    f"{where}: {message}",
-                    step="validate",
-                    fix=f"name another, or DELETE /v1/physical-networks/{other}",
-                    errors=[FieldError(field=where, message=message)],
-                )
+                fix = f"name another, or DELETE /v1/physical-networks/{other}"
+                return Conflict.of_field(where, message, fix=fix)
     return None
 
 
