@@ -141,7 +141,7 @@ class Change:
     #: Whether the step follows from what a guest did, such as taking its VF: the host has not drifted.
     follows_guest: ClassVar[bool] = False
     #: What ``describe`` says: a format string for ``self``. Empty: all fields.
-    text: ClassVar[str] = ""
+    described_as: ClassVar[str] = ""
 
     ports: tuple[str, ...]
     physical_network: str = field(default="", kw_only=True, compare=False)
@@ -153,8 +153,8 @@ class Change:
 
     def describe(self) -> str:
         """Describe the change in one sentence without the port: ``create bridge br-phys1``."""
-        if self.text:
-            return self.text.format(self=self)
+        if self.described_as:
+            return self.described_as.format(self=self)
         own = {key: value for key, value in vars(self).items() if key not in ("ports", "physical_network")}
         values = (f"{key}={value}" for key, value in own.items() if value is not None)
         return f"{type(self).__name__} {' '.join(values)}".rstrip()

@@ -67,7 +67,7 @@ def derived_name(link: Link, chosen: Mapping[str, str]) -> str | None:
 class NameBridge(BridgeChange):
     """Give a bridge of ours the name that was chosen, and the alternative name by which we find it."""
 
-    text = "name bridge {self.found} {self.device.given}, also {self.device.name}"
+    described_as = "name bridge {self.found} {self.device.given}, also {self.device.name}"
     device: SegmentDevice
     found: str
 

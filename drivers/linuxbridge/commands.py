@@ -135,7 +135,7 @@ class CreateDevice(BridgeChange):
 
 @dataclass(frozen=True)
 class SetDevice(BridgeChange):
-    text = "set {self.device.name}: MTU {self.device.mtu}, up, options, no IPv6, mark"
+    described_as = "set {self.device.name}: MTU {self.device.mtu}, up, options, no IPv6, mark"
     device: SegmentDevice
 
     def touches(self) -> frozenset[str]:
@@ -169,7 +169,7 @@ class SetBridge(DeviceChange):
 class ResetPort(DeviceChange):
     """Set one option of a port of a bridge of ours as the bridge sets it for a new port."""
 
-    text, closes = "set {self.option} of {self.name} on {self.bridge} back", True
+    described_as, closes = "set {self.option} of {self.name} on {self.bridge} back", True
     bridge: str
     option: str
 
@@ -180,7 +180,7 @@ class ResetPort(DeviceChange):
 
 @dataclass(frozen=True)
 class RemoveDevice(DeviceChange):
-    text = "remove {self.name}, which nothing needs any more"
+    described_as = "remove {self.name}, which nothing needs any more"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         link = kernel.ours(self.name)
@@ -192,7 +192,7 @@ class RemoveDevice(DeviceChange):
 class AddUplink(DeviceChange):
     """Put an uplink on a bridge: it may be the operator's."""
 
-    text = "put {self.name} on {self.bridge}"
+    described_as = "put {self.name} on {self.bridge}"
     bridge: str
 
     def touches(self) -> frozenset[str]:
@@ -205,7 +205,7 @@ class AddUplink(DeviceChange):
 
 @dataclass(frozen=True)
 class RemoveUplink(AddUplink):
-    text = "take {self.name} off {self.bridge}"
+    described_as = "take {self.name} off {self.bridge}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         if kernel.is_on(self.name, kernel.links.get(self.bridge)):
@@ -232,7 +232,7 @@ class AttributeChange(DeviceChange, ABC):
 class SetAddress(AttributeChange):
     """Give a device its own MAC back: a bridge keeps the frames to the MACs of its ports for the host."""
 
-    text, closes = "give {self.name} its own MAC {self.address} back", True
+    described_as, closes = "give {self.name} its own MAC {self.address} back", True
     address: str
 
     def write(self, kernel: BridgeKernel, index: int) -> None:
@@ -243,12 +243,12 @@ class SetAddress(AttributeChange):
 class SetTapAddress(SetAddress):
     """A process that has a tap open can set its MAC (SIOCSIFHWADDR), and takes that of another VM so."""
 
-    text = f"{SetAddress.text}, which the process that has it open, or another, has changed"
+    described_as = f"{SetAddress.described_as}, which the process that has it open, or another, has changed"
 
 
 @dataclass(frozen=True)
 class AddPeer(AttributeChange):
-    text = "send unknown destinations of {self.name} to {self.peer} too"
+    described_as = "send unknown destinations of {self.name} to {self.peer} too"
     peer: str
 
     def write(self, kernel: BridgeKernel, index: int) -> None:
@@ -257,7 +257,7 @@ class AddPeer(AttributeChange):
 
 @dataclass(frozen=True)
 class RemovePeer(AttributeChange):
-    text = "send nothing of {self.name} to {self.peer} any more"
+    described_as = "send nothing of {self.name} to {self.peer} any more"
     peer: str
 
     def write(self, kernel: BridgeKernel, index: int) -> None:
@@ -268,7 +268,7 @@ class RemovePeer(AttributeChange):
 class SetGuard(AttributeChange):
     """Attach a BPF program to the ingress of a tap, or of a bridge to keep its frames from the host."""
 
-    text = "guard what enters {self.name} ({self.program.length} instructions)"
+    described_as = "guard what enters {self.name} ({self.program.length} instructions)"
     closes, blocks = True, True
     program: BpfProgram
 
@@ -280,7 +280,7 @@ class SetGuard(AttributeChange):
 class SetRate(AttributeChange):
     """Limit what leaves the device: a tap for what the VM receives, a shaper for what it sends."""
 
-    text = "let {self.rate.kbps} kbit/s leave {self.name}"
+    described_as = "let {self.rate.kbps} kbit/s leave {self.name}"
     rate: Tbf
 
     def write(self, kernel: BridgeKernel, index: int) -> None:
@@ -289,7 +289,7 @@ class SetRate(AttributeChange):
 
 @dataclass(frozen=True)
 class RemoveRate(AttributeChange):
-    text = "let what leaves {self.name} have any rate"
+    described_as = "let what leaves {self.name} have any rate"
 
     def write(self, kernel: BridgeKernel, index: int) -> None:
         kernel.tc.delete_root(index)
@@ -297,7 +297,7 @@ class RemoveRate(AttributeChange):
 
 @dataclass(frozen=True)
 class SetRedirect(AttributeChange):
-    text = "turn what enters {self.name} to {self.shaper} first"
+    described_as = "turn what enters {self.name} to {self.shaper} first"
     shaper: str
 
     def write(self, kernel: BridgeKernel, index: int) -> None:
@@ -307,7 +307,7 @@ class SetRedirect(AttributeChange):
 
 @dataclass(frozen=True)
 class RemoveRedirect(AttributeChange):
-    text = "turn what enters {self.name} to no other device"
+    described_as = "turn what enters {self.name} to no other device"
 
     def write(self, kernel: BridgeKernel, index: int) -> None:
         kernel.tc.delete_redirect(index)

@@ -40,7 +40,7 @@ class FilterChange(BridgeChange, ABC):
 class SetBase(FilterChange):
     """Create or correct the table and its base chains. ``remake``: chains with a wrong hook."""
 
-    text = "set the base of nftables table bridge netplugin"
+    described_as = "set the base of nftables table bridge netplugin"
     closes, blocks = True, True
     remake: tuple[str, ...] = ()
 
@@ -85,7 +85,7 @@ class SetFilter(FilterChange):
 class ShutOut(FilterChange):
     """Drop what comes from a device that others put on a bridge of ours. ``relink``: it has a map entry."""
 
-    text = "drop what enters a bridge of ours from {self.name}, which is no port of ours"
+    described_as = "drop what enters a bridge of ours from {self.name}, which is no port of ours"
     closes, blocks = True, True
     name: str
     relink: bool
@@ -114,7 +114,7 @@ class RemoveFilter(FilterChange):
 
 @dataclass(frozen=True)
 class RemoveTable(FilterChange):
-    text = "remove nftables table bridge netplugin, which no port needs any more"
+    described_as = "remove nftables table bridge netplugin, which no port needs any more"
 
     def commands(self) -> list[Command]:
         return [DeleteTable()]
@@ -124,7 +124,7 @@ class RemoveTable(FilterChange):
 class SetStoreMark(FilterChange):
     """Write the mark of the store; it goes with every other change of the table."""
 
-    text = "set the mark of the store in nftables table bridge netplugin"
+    described_as = "set the mark of the store in nftables table bridge netplugin"
     mark: str
 
     def commands(self) -> list[Command]:
@@ -157,7 +157,7 @@ class AllowPeers(BridgeChange):
 
 @dataclass(frozen=True)
 class ForgetPeers(BridgeChange):
-    text = "forget who may send to VNI {self.network.vni} on UDP port {self.network.udp_port}"
+    described_as = "forget who may send to VNI {self.network.vni} on UDP port {self.network.udp_port}"
     part = "nftables"
     network: VxlanKey
     peers: frozenset[str]
@@ -168,7 +168,7 @@ class ForgetPeers(BridgeChange):
 
 @dataclass(frozen=True)
 class RemoveVxlanTable(BridgeChange):
-    text, part = "remove nftables table inet netplugin, which no network needs any more", "nftables"
+    described_as, part = "remove nftables table inet netplugin, which no network needs any more", "nftables"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         kernel.vxlan.remove(deadline)

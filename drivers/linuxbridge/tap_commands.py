@@ -79,7 +79,7 @@ class CreateTap(TapChange):
 class RenameTap(TapChange):
     """Give a tap its name back."""
 
-    text = "rename {self.found} to {self.tap.name}"
+    described_as = "rename {self.found} to {self.tap.name}"
     found: str
 
     def touches(self) -> frozenset[str]:
@@ -96,7 +96,7 @@ class RenameTap(TapChange):
 class KeepForRoot(TapChange):
     """Let root alone open the tap, after a process that had it open has changed that."""
 
-    text = "let root alone open tap {self.tap.name}, and keep it"
+    described_as = "let root alone open tap {self.tap.name}, and keep it"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         if kernel.ours(self.tap.name) is not None:
@@ -107,7 +107,7 @@ class KeepForRoot(TapChange):
 class SetMacs(TapChange):
     """Set what the bridge knows of a tap: the MACs that are there, and what it sends to it."""
 
-    text, closes = "let {self.tap.bridge} have at tap {self.tap.name}: {self.macs}", True
+    described_as, closes = "let {self.tap.bridge} have at tap {self.tap.name}: {self.macs}", True
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         if (link := kernel.ours(self.tap.name)) is not None:
@@ -125,7 +125,9 @@ class MoveMac(SetMacs):
 class SetTap(TapChange):
     """Put a tap on its bridge, and set it up: what opens the port."""
 
-    text = "put tap {self.tap.name} on {self.tap.bridge}, MTU {self.tap.mtu}, up, no IPv6, {self.macs}"
+    described_as = (
+        "put tap {self.tap.name} on {self.tap.bridge}, MTU {self.tap.mtu}, up, no IPv6, {self.macs}"
+    )
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         tap, links = self.tap, kernel.links
@@ -141,14 +143,14 @@ class SetTap(TapChange):
 
 @dataclass(frozen=True)
 class RemoveTap(RemoveDevice):
-    text = "remove tap {self.name}"
+    described_as = "remove tap {self.name}"
 
 
 @dataclass(frozen=True)
 class CutOff(RemoveTap):
     """Take the tap from a process that changes its MAC again and again, faster than it is set back."""
 
-    text = f"{RemoveTap.text}: its MAC is changed again and again. Start its VM again"
+    described_as = f"{RemoveTap.described_as}: its MAC is changed again and again. Start its VM again"
     closes = True
 
 
@@ -170,7 +172,7 @@ def fix_mac(kernel: BridgeKernel, index: int, mac: str) -> frozenset[str]:
 class PlaceDevice(TapChange):
     """Mark and guard a device of the host, and put it on its bridge. Its rules are there before."""
 
-    text = "mark and guard device {self.tap.name} and put it on {self.tap.bridge}, {self.macs}"
+    described_as = "mark and guard device {self.tap.name} and put it on {self.tap.bridge}, {self.macs}"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         tap, links = self.tap, kernel.links
@@ -190,7 +192,7 @@ class PlaceDevice(TapChange):
 class ReleaseDevice(DeviceChange):
     """Take a device of the host off its bridge. The mark goes last: until then the device is found again."""
 
-    text = "take device {self.name} off its bridge, and remove its guard and its mark"
+    described_as = "take device {self.name} off its bridge, and remove its guard and its mark"
 
     def apply(self, kernel: BridgeKernel, deadline: float) -> None:
         link = kernel.links.get(self.name)
