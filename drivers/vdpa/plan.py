@@ -218,7 +218,7 @@ def _relay_port(intent: Intent, claim: Claim, socket: str, seen: VdpaObservation
 def _native_port(intent: Intent, claim: Claim, socket: str, tso: bool, bridge: str) -> VhostPort:
     """The options follow the patch "netdev-dpdk: Introduce dpdkvdpa" and vendor guides."""
     port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=socket, tso=tso)
-    memory = remembered(claim)
+    memory = Memory.of(claim)
     options = {
         "vdpa-socket-path": socket,
         ACCELERATOR: claim.key,
