@@ -117,14 +117,14 @@ class Looks:
         """A look has ended, with or without success."""
         self._not_before = now + min(_LOOK_GAP_MOST_S, _LOOK_GAP * (now - begun))
 
-    def again(self, now: float) -> None:
+    def look_again(self, now: float) -> None:
         """Something is left to do. Failing calls do not postpone the look that is due for it."""
         if self._again_at is None:
             self._again_at = now + self._again_s
             self._again_s = min(_AGAIN_MOST_S, self._again_s * 2)
 
-    def all_is_well(self) -> None:
-        """The whole host is as it is to be."""
+    def reset_delay(self) -> None:
+        """The whole host is as it is to be: the next delay is the first one again."""
         self._again_s = _AGAIN_FIRST_S
 
 
@@ -166,7 +166,7 @@ class Schedule:
         retry.due = now + retry.pause_s
         retry.pause_s = min(2 * retry.pause_s, NEXT_TRY_S)
 
-    def answered(self, call: Call) -> None:
+    def end_retry(self, call: Call) -> None:
         """This call is not retried any more."""
         self._retries.pop(call.port_id, None)
 

@@ -262,7 +262,7 @@ class BackendWorker:
             self._look_again()
 
     def _close(self, call: Call) -> None:
-        self._schedule.answered(call)
+        self._schedule.end_retry(call)
         self._open[call.port_id].remove(call)
         if not self._open[call.port_id]:
             del self._open[call.port_id]
@@ -280,11 +280,11 @@ class BackendWorker:
             self._look_again()
         elif ports is None:
             with self._wake:
-                self._schedule.looks.all_is_well()
+                self._schedule.looks.reset_delay()
 
     def _look_again(self) -> None:
         with self._wake:
-            self._schedule.looks.again(self._clock())
+            self._schedule.looks.look_again(self._clock())
 
 
 async def answer(

@@ -145,8 +145,8 @@ class BackendPorts:
         """The orphans that no call has adopted since, with the reasons (callable from any thread)."""
         return {i: why for i, why in (self.orphans or {}).items() if self.get(i) is None}
 
-    def gone(self, port_ids: Collection[str]) -> None:
-        """The host does not have these ports any more."""
+    def note_gone(self, port_ids: Collection[str]) -> None:
+        """Forget what the host had of these ports, which it does not have any more."""
         self.observed = {i: port for i, port in self.observed.items() if i not in port_ids}
         if self.orphans is not None:
             self.orphans = {i: why for i, why in self.orphans.items() if i not in port_ids}

@@ -192,7 +192,7 @@ class Plug:
                 call.record = settled
         working = [call.record for call in calls if call.record and not (call.removes or call.error)]
         self._ports.store.show(done)
-        self._ports.gone(gone)
+        self._ports.note_gone(gone)
         self._guests.announce(record.port_id for record in working)
         self._guests.follow(working, result.observed)
         for call in calls:
@@ -403,7 +403,7 @@ def record_states(ports: BackendPorts, records: Iterable[Record], result: Conver
             LOG.info("port is %s", settled.state.value, extra={"port_id": record.port_id})
             saved.append(settled)
     ports.save_or_keep(saved, gone)
-    ports.gone(gone)
+    ports.note_gone(gone)
     return looks_again
 
 
