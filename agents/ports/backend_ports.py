@@ -14,7 +14,7 @@ from agents.telemetry.host_events import HostEvents
 from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import Conflict, NetpluginError, as_host_error
 from netplugin.api.models import PortState
-from netplugin.backend import Backend, Intent, Observation, ObservedPort, TeamVf, claim_name
+from netplugin.backend import Backend, Intent, Observation, ObservedPort, TeamVf, chosen_name, claim_name
 from netplugin.host.usability import Usability
 from netplugin.optional import Extras
 
@@ -162,6 +162,8 @@ class BackendPorts:
         and the errors of those that get none or that the store refuses, which stay as they were.
         """
         needs = self.extras.claims
+        if needs is None and not any(chosen_name(record.spec) for record in records.values()):
+            return self._save_changed(records, {})  # without the lock, which a slow disk may hold
         failed: dict[str, NetpluginError] = {}
         with self.store.claiming(commit_sequence) as taken:
             claimed: dict[str, Record] = {}
@@ -177,9 +179,14 @@ class BackendPorts:
                     continue
                 taken.update(dict.fromkeys(claims, port_id))
                 claimed[port_id] = replace(record, claims=claims)
-            unsaved = self.store.save_each([r for r in claimed.values() if r != self.store.get(r.port_id)])
-        failed |= {port_id: logged(error, "store") for port_id, error in unsaved.items()}
-        return {i: record for i, record in claimed.items() if i not in unsaved}, failed
+            return self._save_changed(claimed, failed)
+
+    def _save_changed(
+        self, records: Mapping[str, Record], failed: Mapping[str, NetpluginError]
+    ) -> tuple[dict[str, Record], dict[str, NetpluginError]]:
+        unsaved = self.store.save_each([r for r in records.values() if r != self.store.get(r.port_id)])
+        refused = {port_id: logged(error, "store") for port_id, error in unsaved.items()}
+        return {i: record for i, record in records.items() if i not in refused}, {**failed, **refused}
 
     def save_or_keep(self, records: Sequence[Record], forget: Collection[str] = ()) -> None:
         """Save the records. If the store fails (a full disk), save them before any other work.

@@ -263,10 +263,11 @@ def may_be(op: Call, before: PortSpec | None) -> set[PortSpec | None]:
     """What the port may be in the end, by the answer to its caller."""
     if op.kind == "delete":
         return {before, None} if answer(op) == "none" else {None}  # a failed one is gone later
+    spec = op.record.spec if op.record else op.port.spec  # as it was accepted: with the MTU of its network
     reported: dict[str, set[PortSpec | None]] = {
-        "ok": {op.port.spec},
+        "ok": {spec},
         "error": {before},
-        "none": {before, op.port.spec},
+        "none": {before, spec},
     }
     return reported[answer(op)]
 
