@@ -16,6 +16,7 @@ from netplugin.api.errors import NetpluginError
 from netplugin.backend import Backend, Observation
 from netplugin.data_path import GROUP
 from netplugin.host.shared import Host
+from netplugin.spelling import did_you_mean
 
 LOG = logging.getLogger(__name__)
 
@@ -52,13 +53,15 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
     backends = {extension.name: extension.obj for extension in manager if extension.obj is not None}
     for name in names:
         if name not in backends and name not in broken:
-            broken[name] = _not_installed()
+            broken[name] = not_installed(name)
             LOG.error("backend %s: %s", name, broken[name])
     return Loaded(backends, broken)
 
 
-def _not_installed() -> str:
-    installed = ", ".join(sorted(entry_points(group=GROUP).names))
+def not_installed(name: str) -> str:
+    """Why a backend of this name cannot be loaded, with those that can."""
+    installed = entry_points(group=GROUP).names
     return (
-        f"no backend of this name is installed: correct [agent] enabled_backends; installed are {installed}"
+        "no backend of this name is installed: correct [agent] enabled_backends; installed are "
+        f"{', '.join(sorted(installed))}{did_you_mean(name, installed)}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -17,33 +16,31 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from oslo_config import cfg
 
 from agents import backends
 from agents.api import http
 from agents.api.audit import AuditLog
-from agents.api.callbacks import TaskSettings
 from agents.api.connections import ConnectionLimits
-from agents.api.guard import Limits, LimitSettings, RequestGuard
-from agents.api.listen import Credentials, Listen
+from agents.api.guard import RequestGuard
 from agents.api.roles import BodyRules
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
-from agents.host.view import HostView
+from agents.configuration import UNUSABLE, Configuration, mistakes
 from agents.service import Service
 from agents.store.marks import StoreMarks
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin import options, store_file
-from netplugin.api.errors import NetpluginError
-from netplugin.host.ovs import OvsSettings
-from netplugin.host.safe_files import keep_to_owner, open_own, own_directory
+from netplugin.api.errors import NetpluginError, reason
+from netplugin.host.safe_files import keep_to_owner, own_directory
 from netplugin.host.shared import Host
 from netplugin.host.supervisor import Supervisor
+from netplugin.spelling import Parser
 
 LOG = logging.getLogger(__name__)
 # Seconds to wait for the first reconcile before accepting calls.
@@ -60,39 +57,48 @@ _TRIM_S = 30.0
 _REFUSE_AFTER_S, _ANSWERED_S, _END_S = 30, 42, 55
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 2: invalid configuration; nothing was changed, and a restart does not help.
-
-    1: a resource is unavailable (another agent, a disk, a port); a restart may succeed.
-    """
-    parser = argparse.ArgumentParser(prog="netplugin-agent", description=__doc__)
-    parser.add_argument(
+def parser() -> Parser:
+    made = Parser(
+        prog="netplugin-agent", description="Read the configuration and run the agent until it is terminated."
+    )
+    made.add_argument("--version", action="version", version=f"%(prog)s {version('netplugin')}")
+    made.add_argument(
         "--config-file",
         action="append",
         type=Path,
         default=[],
         metavar="FILE",
-        help="an oslo.config file; may be given several times, later ones win",
+        help="a configuration file; may be given several times, later ones win",
     )
-    arguments = parser.parse_args(argv)
-    sys.setswitchinterval(_SWITCH_S)
+    made.add_argument(
+        "--check",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="check this configuration and exit; nothing is started or changed. Exit status: 0 if it is "
+        "valid, 2 if not",
+    )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 2: invalid configuration; nothing was changed, and a restart does not help.
+
+    1: a resource is unavailable (another agent, a disk, a port); a restart may succeed.
+    """
+    arguments = parser().parse_args(argv)
     keep_to_owner()
+    if arguments.check:
+        return _check([*arguments.config_file, *arguments.check])
+    sys.setswitchinterval(_SWITCH_S)
     try:
-        for file in filter(Path.is_file, arguments.config_file):
-            os.close(open_own(file, links=True))
-        conf = options.load(arguments.config_file)
-        _read_all(conf)
-        _log_to_stderr(conf.log_level)
-        listen = Listen.read(conf)
-        view = HostView.read(conf)
-        OvsSettings.read(conf)  # report errors in these options once, not per backend
-        task_settings = TaskSettings.read(conf)
-        credentials = Credentials(listen)
-        audit = AuditLog(Path(conf.api.audit_log) if conf.api.audit_log else None)
-        limits = Limits(LimitSettings.read(conf.api))
-    except (cfg.Error, ValueError, OSError) as wrong:
+        read = Configuration.read(arguments.config_file)
+        _log_to_stderr(read.conf.log_level)
+        audit = AuditLog(Path(read.conf.api.audit_log) if read.conf.api.audit_log else None)
+    except UNUSABLE as wrong:
         print(f"netplugin-agent: {options.said(wrong)}", file=sys.stderr)
         return 2
+    conf = read.conf
     with contextlib.ExitStack() as held:
         held.callback(audit.close)
         # Until the first look: what a start makes stays, and to search it for garbage takes a tenth of its
@@ -111,33 +117,36 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         except (store_file.InUse, ValueError, OSError, NetpluginError, sqlite3.Error) as wrong:
             place = f"[DEFAULT] state_path {conf.state_path}: " if isinstance(wrong, OSError) else ""
-            print(f"netplugin-agent: {place}{wrong}", file=sys.stderr)
+            print(f"netplugin-agent: {place}{reason(wrong)}", file=sys.stderr)
             return 1
         held.callback(store.close)
-        return _run(conf, store, listen, credentials, audit, limits, task_settings, view)
+        return _run(read, store, audit)
 
 
-def _run(
-    conf: Any,
-    store: Store,
-    listen: Listen,
-    credentials: Credentials,
-    audit: AuditLog,
-    limits: Limits,
-    task_settings: TaskSettings,
-    view: HostView,
-) -> int:
+def _check(files: list[Path]) -> int:
+    found = mistakes(files)
+    for mistake in found:
+        print(f"netplugin-agent: {mistake}", file=sys.stderr)
+    if not found:
+        print(f"{', '.join(map(str, files))}: no mistakes found")
+    return 2 if found else 0
+
+
+def _run(read: Configuration, store: Store, audit: AuditLog) -> int:
+    conf, credentials = read.conf, read.credentials
     marks = StoreMarks(store)
     host = Host(conf, store.identity, marks.after, store.claimed)
     loaded = backends.load(conf.agent.enabled_backends, conf, host)
-    for mistake in options.unread(conf):
-        LOG.warning("%s", mistake)
+    ignored = tuple(options.unknown(conf))
+    for finding in ignored:
+        LOG.warning("%s", finding.found)
     metrics = Metrics(store)
-    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, view, marks)
-    tasks = TaskRunner(task_settings, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
+    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, read.view, marks)
+    service.health.ignored = ignored
+    tasks = TaskRunner(read.tasks, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
     app = http.build(service, tasks, metrics)
     rules = BodyRules(tuple(conf.agent.service_devices), service.ports.moved_by)
-    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, limits, service.off_loop, rules)
+    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, read.limits, service.off_loop, rules)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(
         uvicorn.Config(
@@ -151,7 +160,7 @@ def _run(
             timeout_graceful_shutdown=_ANSWERED_S,
             timeout_keep_alive=conf.api.idle_timeout,
         ),
-        listen,
+        read.listen,
         credentials,
         ConnectionLimits.read(conf),
         host.supervisor,
@@ -226,8 +235,8 @@ async def _heartbeat(service: Service, supervisor: Supervisor) -> None:
         stuck = service.health.stuck()
         if not stuck:
             _notify("WATCHDOG=1")
-        for reason in stuck:
-            LOG.error("no heartbeat: %s", reason)
+        for why in stuck:
+            LOG.error("no heartbeat: %s", why)
 
     await supervisor.every("heartbeat", int(asked) / 1e6 / 3, beat)
 
@@ -265,26 +274,26 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+class _ForPeople(logging.Formatter):
+    """A short time, the level, the message, and the port."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        port_id = getattr(record, "port_id", None)
+        return super().formatMessage(record) + (f" (port {port_id})" if port_id else "")
+
+
 def _log_to_stderr(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JsonLines())
+    handler.setFormatter(_ForPeople() if sys.stderr.isatty() else _JsonLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     # Their messages repeat what the agent logs itself.
     for chatty in ("stevedore", "asyncio", "httpx", "httpcore", "uvicorn"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLevelName(level)))
-
-
-def _read_all(conf: Any) -> None:
-    """Read every option now: oslo.config validates a value only when it is read. Raises: ValueError."""
-    for group, known in options.GROUPS.items():
-        values = conf if group == "DEFAULT" else conf[group]
-        for option in known:
-            try:
-                getattr(values, option.dest)
-            except cfg.Error as wrong:
-                raise ValueError(f"[{group}] {options.said(wrong)}") from None
 
 
 def _notify(state: str) -> None:

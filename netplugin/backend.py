@@ -202,6 +202,14 @@ class Backend(ABC, Generic[ObservationT]):
     #: this backend.
     data_path: ClassVar[DataPath | Mapping[str, DataPath] | None] = None
 
+    @classmethod
+    def check_options(cls, conf: Any) -> None:
+        """Check values of the backend's options that their types do not, without touching the host.
+
+        For ``netplugin-agent --check``; the options are registered. Raises: ValueError naming the option.
+        """
+        return
+
     def hold(self) -> Usability:
         """Lock what only one agent may manage at a time (an OVSDB, a network namespace, NICs).
 

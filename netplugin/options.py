@@ -10,7 +10,10 @@ from typing import Any
 
 from oslo_config import cfg, types
 
+from netplugin.api.errors import reason
+from netplugin.api.models import Finding
 from netplugin.data_path import GROUP
+from netplugin.spelling import did_you_mean
 from netplugin.tuning import intent
 
 #: The UNIX socket that the agent listens on and that the client uses by default.
@@ -28,7 +31,7 @@ DEFAULT = [
         default="INFO",
         choices=["DEBUG", "INFO", "WARNING", "ERROR"],
         help="Minimum severity of log messages. The log is written to standard error, one JSON object "
-        "per line; messages about a port have its port_id.",
+        "per line; messages about a port have its port_id. On a terminal it is text for people.",
     ),
 ]
 
@@ -403,15 +406,18 @@ def load(files: list[Path], argv: list[str] | None = None) -> Any:
 
 
 _WHERE = re.compile(r"Value for option (\S+) from LocationInfo\(location=<[^>]*>, detail='([^']*)'\)")
+_NUMBER = re.compile(r"(invalid literal for int\(\) with base 10|could not convert string to float): ")
 
 
 def said(error: BaseException) -> str:
-    """The error's message, without the repr that oslo.config gives for the place of a value."""
-    return _WHERE.sub(r"option \1 in \2", str(error))
+    """The error's message, without the words of Python and oslo.config's repr of the place of a value."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {reason(error)}"
+    return _NUMBER.sub("no number: ", _WHERE.sub(r"option \1 in \2", str(error)))
 
 
-def unread(conf: Any) -> Iterator[str]:
-    """Describe what the files of ``conf`` set and no option takes, such as a misspelled name.
+def unknown(conf: Any) -> Iterator[Finding]:
+    """What the files of ``conf`` set and no option takes, such as a misspelled name.
 
     Call it when the backends have registered their options. The section of a backend that is installed and
     not enabled is no mistake.
@@ -423,9 +429,21 @@ def unread(conf: Any) -> Iterator[str]:
         for section, values in sections.items():
             if section != "DEFAULT" and section not in conf:
                 if section not in backends:
-                    yield f"{file}: there is no section [{section}]: it is ignored"
+                    meant = did_you_mean(section, [*GROUPS, *backends])
+                    yield _ignored(f"section-{section}", f"{file}: there is no section [{section}]", meant)
                 continue
             known = conf if section == "DEFAULT" else conf[section]
             for name in values:
                 if name.replace("-", "_") not in known:
-                    yield f"{file}: [{section}] has no option {name}: it is ignored"
+                    what = f"{file}: [{section}] has no option {name}"
+                    yield _ignored(f"option-{section}-{name}", what, did_you_mean(name, known))
+
+
+def _ignored(id: str, what: str, meant: str) -> Finding:
+    return Finding(
+        id=id,
+        status="warn",
+        found=f"{what}: it is ignored{meant}",
+        expected="sections and options that the agent has",
+        fix="correct it or take it out, and restart the agent",
+    )

@@ -62,7 +62,7 @@ def _demo(backends: Sequence[str]) -> int:
 
 def _inside(steps: Steps, directory: Path, backends: Sequence[str]) -> int:
     """Run the rest in a sandbox; a signal is passed on to it and waited for."""
-    steps.announce(f"A sandbox: {HUGEPAGES} hugepages lent, own processes, mounts and network")
+    steps.announce(f"A sandbox: {HUGEPAGES} hugepages; processes, mounts and network of its own")
     steps.save(directory)
     # What the sandbox's programs put into the temporary directory is looked at afterwards.
     os.environ["TMPDIR"] = str(directory)
@@ -73,7 +73,7 @@ def _inside(steps: Steps, directory: Path, backends: Sequence[str]) -> int:
 
 
 def _summary(steps: Steps, found: Sequence[str]) -> None:
-    print("\nWhat took how long")
+    print("\nTime by step")
     for title, seconds in steps.taken:
         print(f"  {title:<58} {took(seconds):>8}")
     print(f"  {'in all':<58} {took(steps.elapsed()):>8}")

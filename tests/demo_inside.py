@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; everything was ended", file=sys.stderr)
+        print("\ndemo: interrupted; all that it started was stopped", file=sys.stderr)
         return INTERRUPTED
     finally:
         steps.save(options.directory)
@@ -61,7 +61,7 @@ class _Demo:
             for backend in self._backends:
                 self._show(backend)
             search(self._steps, self._host, self._backends, len(os.sched_getaffinity(0)))
-            with self._steps.step("The agent, libvirt and OVS are ended"):
+            with self._steps.step("The agent, libvirt and OVS are stopped"):
                 self._host.stop()
         finally:
             self._host.stop()
@@ -99,7 +99,7 @@ class _Demo:
         with self._steps.step(f"{backend}: the guests ping each other"):
             self._ping(guests[0], nics[1])
             self._ping(guests[1], nics[0])
-        with self._steps.step(f"{backend}: the guests are ended and the NICs unplugged"):
+        with self._steps.step(f"{backend}: the guests are stopped and the NICs unplugged"):
             self._unplug(nics)
 
     def _plug(self, nics: Sequence[Nic]) -> None:
@@ -109,7 +109,7 @@ class _Demo:
             times = port["timings_ms"]
             reported = [f"{part} {times[part]:.0f} ms" for part in TOLD if part in times]
             self._steps.say(f"  200, {port['state']} ({', '.join(reported)})")
-        self._steps.say("the interface for libvirt, of the last one:")
+        self._steps.say("the interface of the last NIC, for libvirt:")
         self._steps.say("  " + port["binding"]["interface_xml"].replace("\n", "\n  "))
 
     def _boot(self, nics: Sequence[Nic]) -> list[Guest]:

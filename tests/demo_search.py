@@ -62,7 +62,7 @@ def described(host: Hypervisor, backends: Sequence[str], wired: Wires) -> dict[s
 def _run(steps: Steps, arguments: Sequence[str]) -> str:
     """The table; what it says meanwhile is shown. A Ctrl-C reaches it too, and it is waited for."""
     command = [sys.executable, "-W", "ignore", str(PROGRAM), "matrix", *arguments]
-    steps.say(f"zeroloss matrix {' '.join(arguments)}")
+    steps.say(f"netplugin-zeroloss matrix {' '.join(arguments)}")
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
@@ -76,5 +76,5 @@ def _run(steps: Steps, arguments: Sequence[str]) -> str:
             raise
     # 1: a cell has no verdict, which the table says with the reason. On a busy machine that may be.
     if running.returncode not in (0, 1):
-        raise LabError(f"zeroloss ended with status {running.returncode}")
+        raise LabError(f"netplugin-zeroloss ended with status {running.returncode}")
     return table

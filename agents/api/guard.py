@@ -25,7 +25,7 @@ from agents.api.roles import NO_DEVICES, BodyRules, Right, Role
 from agents.api.tasks import TaskRunner
 from agents.off_loop import OffLoop
 from netplugin.api.errors import Forbidden, HostError, InvalidRequest, NetpluginError, Overloaded
-from netplugin.api.fields import NAME_PATTERN
+from netplugin.api.fields import NAME_PATTERN, PATTERN_WORDS
 
 LOG = logging.getLogger(__name__)
 #: Maximum size of a request body in bytes; a batch of 4,096 ports with addresses fits.
@@ -122,7 +122,7 @@ class RequestGuard:
         refuse_conditions(headers, "is not for asynchronous calls", step="journal", fix=fix)
         taskuuid, callback = headers["taskuuid"], headers.get("callbackurl", "")
         if not _NAME.match(taskuuid):
-            raise InvalidRequest.of("taskuuid", f"must match {NAME_PATTERN}", step="journal")
+            raise InvalidRequest.of("taskuuid", PATTERN_WORDS[NAME_PATTERN], step="journal")
         query = scope["query_string"].decode("latin-1")
         # The path is in normal form, so a ? in it can only start the query.
         target = call.path + (f"?{query}" if query else "")

@@ -278,7 +278,7 @@ def _add_host(app: FastAPI, service: Service) -> None:
     @app.delete("/v1/vfs/{pci_address}/quarantine", status_code=204, responses=ANY_ERROR)
     @needs(Role.OPERATE)
     async def release_vf(caller: Request, pci_address: PciAddress) -> None:
-        """End the quarantine of a virtual function; no error if it is not quarantined."""
+        """End the quarantine of a virtual function of this host; no error if it is not quarantined."""
         await _while_here(caller, service.vfs.release(pci_address))
 
     @app.get("/v1/pmd", responses=ANY_ERROR)

@@ -267,8 +267,8 @@ def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhaus
         f"{full.detail}; CPUs {format_list(polling)} of those for VMs are of PMD threads, which a "
         "real-time vCPU would keep from running",
         step=RENDER,
-        fix="give PMD threads the cores that the plan has for them: netplugin pmd set --count N, or "
-        f"--cpus with the plan's mask; or {full.fix}",
+        fix='give PMD threads the cores that the plan has for them: PUT /v1/pmd {"count": N}, or '
+        f"with the plan's mask as cpus; or {full.fix}",
     )
 
 

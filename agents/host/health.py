@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from agents.host.view import HostView
@@ -49,6 +49,8 @@ class Health:
         self._timeout_s = timeout_s
         self._off_loop = off_loop
         self._network_findings = network_findings
+        #: What the configuration sets and no option takes.
+        self.ignored: Sequence[Finding] = ()
 
     async def backends(self) -> list[BackendInfo]:
         """The enabled backends, with their features and facts on this host; unusable if it hangs."""
@@ -113,7 +115,7 @@ class Health:
 
         Raises: Overloaded.
         """
-        findings: list[Finding] = []
+        findings: list[Finding] = list(self.ignored)
         try:
             findings += await self._view.within(self._view.findings)
         except NetpluginError as error:

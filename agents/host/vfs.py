@@ -8,7 +8,7 @@ from functools import partial
 from agents.store.store import Store
 from agents.telemetry.vf_figures import PortCounters
 from agents.worker import BackendWorker, ask
-from netplugin.api.errors import NetpluginError, Overloaded
+from netplugin.api.errors import NetpluginError, NotFound, Overloaded
 from netplugin.api.models import PortState, VfInfo
 from netplugin.backend import NOBODY, Claim
 
@@ -51,9 +51,17 @@ class Vfs:
 
         A port that is being removed and waits for the NIC of this function is forgotten.
 
-        Raises: Conflict if the function exists, Overloaded, what ``Backend.observe`` raises.
+        Raises: NotFound; Conflict if a port that is being removed has it and it exists; Overloaded, what
+        ``Backend.observe`` raises.
         """
         claim = Claim("vf", pci_address)
+        if claim not in self._store.unfit() and claim not in self._store.claims():
+            if all(vf.pci_address != pci_address for vf in await self.all()):
+                raise NotFound(
+                    f"there is no virtual function {pci_address}",
+                    step="lookup",
+                    fix="GET /v1/vfs has them all",
+                )
         await self._store.database.in_thread(self._store.release, [claim])
         record = self._store.get(self._store.claims().get(claim, NOBODY))
         worker = self._workers.get(record.spec.backend) if record else None

@@ -23,6 +23,7 @@ from netplugin.api.errors import (
 from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import Observation
 from netplugin.host.usability import Usability
+from netplugin.spelling import did_you_mean
 
 
 class Admission:
@@ -217,7 +218,9 @@ def _refuse_fixed(before: PortSpec, after: PortSpec) -> None:
 def unknown_backend(name: str, known: Iterable[str]) -> InvalidRequest:
     """The error for a backend that is not enabled on this host."""
     return _invalid(
-        "backend", f"{name!r} is not enabled here (enabled: {', '.join(sorted(known)) or 'none'})"
+        "backend",
+        f"{name!r} is not enabled here (enabled: {', '.join(sorted(known)) or 'none'})"
+        f"{did_you_mean(name, known)}",
     )
 
 

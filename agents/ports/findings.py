@@ -66,7 +66,7 @@ def of_orphans(backend: str, kept: Mapping[str, str]) -> list[Finding]:
             status="warn",
             found=sentence,
             expected="a record of every port with our mark",
-            fix="PUT the ports again; remove what is then left with: netplugin reconcile --remove-orphans",
+            fix='PUT the ports again; then remove what is left: POST /v1/reconcile {"remove_orphans": true}',
         )
         for sentence in orphan_sentences(kept)
     ]

@@ -160,7 +160,7 @@ def refuse_in_migration(migration: Migration | None) -> None:
         raise Conflict(
             f"the port is being migrated: it is {migration.phase.value}",
             step="migrate",
-            fix="commit or abort the migration first: POST /v1/ports/{port_id}:migrate",
+            fix="commit or abort the migration first: POST /v1/ports/PORT:migrate",
         )
 
 
@@ -173,5 +173,5 @@ def _conflict(step: MigrationStep, had: Migration | None) -> Conflict:
     return Conflict(
         f"the port {phase}: {step} does not follow",
         step="migrate",
-        fix="GET /v1/ports/{port_id} shows the phase; the API's documentation has what may follow it",
+        fix="GET /v1/ports/PORT shows the phase; the API's documentation has what may follow it",
     )

@@ -83,7 +83,7 @@ class StoreMarks:
                 found=reported,
                 expected="the store that changed the host last",
                 fix="PUT every port that the platform has and DELETE those that it no longer has; "
-                "then: netplugin reconcile --remove-orphans",
+                'then: POST /v1/reconcile {"remove_orphans": true}',
             )
         ]
 

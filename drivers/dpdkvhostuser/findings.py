@@ -40,7 +40,7 @@ def _queues(seen: VhostUserObservation) -> list[Finding]:
             found=f"{len(many)} ports have up to {most} queues, and as few as {fewest} PMD threads on their "
             f"NUMA node: {some}",
             expected=f"{most} PMD threads on the node, so that each queue of a port may have its own",
-            fix=f"netplugin pmd set --count {most}{each}, or fewer queues",
+            fix=f'PUT /v1/pmd {{"count": {most}}}{each}, or fewer queues',
         )
     ]
 

@@ -54,7 +54,7 @@ def interface_conflict(segment: Segment, seen: BridgeObservation) -> Conflict | 
         f"{configured or 'no interface'} for {segment.physical_network} now",
         step="plan",
         fix=f"name {has} there again and restart the agent; or move all ports of {segment} at once: "
-        f"{free}, and then netplugin reconcile",
+        f"{free}, and then POST /v1/reconcile",
     )
 
 

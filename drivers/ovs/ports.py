@@ -24,6 +24,7 @@ from netplugin.host.ovs_rows import (
     PORT_MARK,
     STORE_MARK,
     UDP_MARK,
+    VM_ID,
     OvsPort,
 )
 
@@ -283,8 +284,8 @@ class VhostPort(PortRows):
             ids[MTU_MARK] = str(self.mtu)
             ids |= {} if self.ifindex is None else {IFINDEX_MARK: str(self.ifindex)}
         elif not self.spec.device:
-            # kvmagent reads vm-id, as XenServer's integration writes it; others vm-uuid.
-            ids |= dict.fromkeys(("vm-id", "vm-uuid"), self.spec.vm_id)
+            # kvmagent reads the first, others vm-uuid.
+            ids |= dict.fromkeys((VM_ID, "vm-uuid"), self.spec.vm_id)
             ids[QUEUES_MARK] = str(self.spec.queues)
         columns = {
             "type": self.type,

@@ -10,6 +10,7 @@ from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
 from drivers.vf.ledger import books, out_of_order
 from drivers.vf.networks import check_devices, pool_devices
+from drivers.vf.options import read_devices
 from drivers.vf.pool import Pool
 from netplugin.api.models import VfCounters, VfInfo
 from netplugin.api.physical_models import PhysicalNetworkSpec
@@ -52,6 +53,10 @@ class VfBackend(
         shared = host or SimulatedHost()
         self._kernel = kernel or VfKernel(pool_devices(conf, shared.networks))
         self._pool = Pool(self.name, self._kernel, shared.supervisor, shared.locks)
+
+    @classmethod
+    def check_options(cls, conf: Any) -> None:
+        read_devices(conf)
 
     @property
     def _vf_networks(self) -> frozenset[str]:

@@ -127,7 +127,7 @@ def vf_changes(
     vf = locate(inventory, claim)
     if isinstance(vf, Lost):
         if intent.spec is None and vf.away:
-            release = f"if it is gone for good: netplugin vf release {claim.key}"
+            release = f"if it is gone for good: DELETE /v1/vfs/{claim.key}/quarantine"
             raise _waits(vf.reason, f"bring the NIC back; {release}")
         if intent.spec is None or not vf.moved:
             return []  # nothing to restore, or reported as a fault: the VF may come back

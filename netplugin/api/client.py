@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from typing import Generic, Self, TypeVar
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from netplugin.api import field_errors
 from netplugin.api.batch_models import Batch, BatchResults, Retag
 from netplugin.api.client_settings import (
     DEFAULT_URL,
@@ -27,7 +27,6 @@ from netplugin.api.client_settings import (
 from netplugin.api.conditions import ANY
 from netplugin.api.errors import (
     BackendUnavailable,
-    FieldError,
     HostError,
     InvalidRequest,
     NetpluginError,
@@ -37,6 +36,7 @@ from netplugin.api.errors import (
 )
 from netplugin.api.event_models import EventFilter
 from netplugin.api.event_reader import EventReader
+from netplugin.api.field_errors import message, valid
 from netplugin.api.fields import Name, PciAddress
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import (
@@ -65,6 +65,7 @@ from netplugin.api.task_models import Task
 _CONNECT_S = 5.0
 # What httpx raises if only one side speaks TLS, or if the server requires a client certificate.
 _CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError)
+_ERRNO = re.compile(r"\[Errno -?[0-9]+\] ")
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _PCI_ADDRESS: TypeAdapter[str] = TypeAdapter(PciAddress)
 _M = TypeVar("_M", bound=BaseModel)
@@ -222,20 +223,14 @@ class Client:
 
     def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
         path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:render-domain"
-        try:
-            request = RenderRequest(xml=xml, policy=policy or DomainPolicy())
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        request = valid(RenderRequest, {"xml": xml, "policy": policy or DomainPolicy()})
         return self._model(RenderedDomain, "POST", path, request)
 
     def check_domain(self, vm_id: str, xml: str) -> list[Finding]:
         """Check the XML of an existing domain against the VM's ports and the host's CPU plan."""
         path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:check-domain"
-        try:
-            request = CheckRequest(xml=xml)
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
-        return self._parsed(TypeAdapter(list[Finding]), self._call("POST", path, request))
+        answer = self._call("POST", path, valid(CheckRequest, {"xml": xml}))
+        return self._parsed(TypeAdapter(list[Finding]), answer)
 
     def put_service_port(self, port_id: str, spec: ServicePortSpec) -> ServicePort:
         return self._model(ServicePort, "PUT", _service_port(port_id), spec)
@@ -405,7 +400,7 @@ class Client:
             fix = "set NETPLUGIN_CA to the CA certificate of the agent, and use the name it is for"
         elif "SSL" in str(failed) or isinstance(failed, _CUT_OFF):
             fix = "http:// or https://? With mutual TLS, set NETPLUGIN_CERT and NETPLUGIN_KEY"
-        why = str(failed) or type(failed).__name__
+        why = _ERRNO.sub("", str(failed)) or "the connection was cut off"
         return BackendUnavailable(
             f"the agent at {self.url} cannot be reached: {why}", step="connect", fix=fix
         )
@@ -422,11 +417,6 @@ def nobody_listens(error: BaseException) -> bool:
             return True
         cause = cause.__cause__ or cause.__context__
     return False
-
-
-def invalid_request(wrong: ValidationError) -> InvalidRequest:
-    """Convert pydantic's errors to the error that the agent would return, with each field named."""
-    return field_errors.invalid(wrong.errors(include_url=False, include_input=False))
 
 
 def _condition(tag: str | None) -> dict[str, str]:
@@ -458,12 +448,7 @@ def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
     try:
         return kind.validate_python(text)
     except ValidationError as wrong:
-        said = field_errors.message(wrong.errors()[0])
-        raise InvalidRequest(
-            f"{field}: {said}",
-            step="validate",
-            errors=[FieldError(field=field, message=said)],
-        ) from None
+        raise InvalidRequest.of(field, message(wrong.errors(include_url=False)[0]), step="validate") from None
 
 
 def _reported(answer: httpx.Response) -> NetpluginError:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from netplugin.api.errors import InvalidRequest
+from netplugin.api.errors import InvalidRequest, reason
 
 DEFAULT_URL = "unix:/run/netplugin/agent.sock"
 UNIX = "unix:"
@@ -29,8 +29,8 @@ def checked_url(url: str) -> str:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)
         _ = parts.port, httpx.URL(url)
-    except (ValueError, httpx.InvalidURL) as wrong:
-        raise invalid(f"{url!r} is not a URL: {wrong}", fix) from None
+    except (ValueError, httpx.InvalidURL):
+        raise invalid(f"{url!r} is not a URL", fix) from None
     if not usable or parts.query or parts.fragment or parts.username is not None:
         raise invalid(f"{url!r} is not the URL of an agent", fix)
     return url.rstrip("/")
@@ -48,7 +48,7 @@ def read_token(path: Path) -> str:
         lines = [line.strip() for line in path.read_text().splitlines()]
     except (OSError, UnicodeDecodeError) as wrong:
         raise invalid(
-            f"NETPLUGIN_TOKEN_FILE cannot be read: {wrong}", "name a file that holds a token"
+            f"NETPLUGIN_TOKEN_FILE {path} cannot be read: {reason(wrong)}", "name a file that holds a token"
         ) from None
     tokens = [line for line in lines if line and not line.startswith("#")]
     if not tokens:
@@ -66,7 +66,7 @@ def tls(verify: bool | str | Path | ssl.SSLContext, cert: tuple[str, str] | str 
             context.load_cert_chain(*cert)
     except OSError as wrong:  # includes ssl.SSLError
         raise invalid(
-            f"a certificate or key file cannot be used: {wrong}",
+            f"a certificate or key file cannot be used: {reason(wrong)}",
             "look at the files of NETPLUGIN_CA, NETPLUGIN_CERT and NETPLUGIN_KEY",
         ) from None
     return context

@@ -232,8 +232,19 @@ def from_problem(problem: Problem) -> NetpluginError:
     )
 
 
+def reason(error: BaseException) -> str:
+    """The text of an error of the system or of a library, without the words of Python."""
+    if isinstance(error, UnicodeError):
+        return "it is not text in UTF-8"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
 def as_host_error(error: Exception, step: str) -> NetpluginError:
     """Wrap any exception other than a NetpluginError (EMFILE, EAGAIN, disk full) in a HostError."""
     if isinstance(error, NetpluginError):
         return error
+    if isinstance(error, OSError):
+        return HostError(reason(error), step=step)
     return HostError(f"{type(error).__name__}: {error}", step=step)

@@ -11,7 +11,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from netplugin.api.fields import Value
+from netplugin.api.fields import Value, worded
 
 T = TypeVar("T")
 MOST = 4096
@@ -38,7 +38,8 @@ def _of_a_page(token: str) -> str:
     return token
 
 
-PageToken = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{2,128}$"), AfterValidator(_of_a_page)]
+_TOKEN = worded(r"^[A-Za-z0-9_-]{2,128}$", "is not from the Link of an earlier page")
+PageToken = Annotated[str, StringConstraints(pattern=_TOKEN), AfterValidator(_of_a_page)]
 
 
 class Page(Value):

@@ -15,15 +15,11 @@ from pydantic import (
 )
 
 from netplugin.api.errors import FieldError, Problem
-from netplugin.api.fields import Flag, Value, at_most
+from netplugin.api.fields import DeviceName, Flag, Value, at_most, worded
 from netplugin.api.models import Finding
 
 #: The most devices of a network. OVS and the kernel have no limit.
 _MOST = 32
-
-#: A device name of the kernel (15 bytes, ``dev_valid_name`` in net/core/dev.c). It begins like a
-#: ``Name``, so that no program takes it for an option.
-DeviceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", strict=True)]
 
 #: The MTU in bytes of an uplink without one: what OVS gives a port without ``mtu_request``.
 UPLINK_MTU = 1500
@@ -49,8 +45,12 @@ def _in_lower_case(device: str) -> str:
 DevArgs = Annotated[
     str,
     StringConstraints(
-        pattern=r"^([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]|class=eth|(net_|eth_|virtio_user)"
-        r"[a-z0-9_]{1,31})(,[A-Za-z0-9_.,:=/@\[\]+-]{1,200})?$",
+        pattern=worded(
+            r"^([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]|class=eth|(net_|eth_|virtio_user)"
+            r"[a-z0-9_]{1,31})(,[A-Za-z0-9_.,:=/@\[\]+-]{1,200})?$",
+            "must be a PCI address or a virtual device of DPDK, such as 0000:03:00.0 or "
+            "net_af_packet0,iface=eth0",
+        ),
         strict=True,
     ),
     AfterValidator(_in_lower_case),
@@ -59,7 +59,13 @@ DevArgs = Annotated[
 #: An entry of ``[sriov] devices`` without its network; the backend parses it.
 VfDevice = Annotated[
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}(#[0-9^+-]{1,200})?$", strict=True),
+    StringConstraints(
+        pattern=worded(
+            r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,31}(#[0-9^+-]{1,200})?$",
+            "must be a NIC by its interface, PCI address or vendor:device, such as eth1 or eth1#0-7",
+        ),
+        strict=True,
+    ),
 ]
 
 

@@ -6,23 +6,28 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from netplugin.api.fields import Flag, Value, at_most
+from netplugin.api.fields import Flag, Value, at_most, worded
 
 Cpu = Annotated[int, Field(ge=0, le=8191, strict=True)]
 Percent = Annotated[int, Field(ge=0, le=100, strict=True)]
 #: An OVS interface name: any printable characters that OVS accepts, no spaces.
-OvsPortName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$", strict=True)]
-QueueId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,3})$", strict=True)]
+_PORT_NAME = worded(r"^[!-~]{1,128}$", "must be the name of an interface of OVS")
+OvsPortName = Annotated[str, StringConstraints(pattern=_PORT_NAME, strict=True)]
+_QUEUE = worded(r"^(0|[1-9][0-9]{0,3})$", "must be the number of a queue")
+QueueId = Annotated[str, StringConstraints(pattern=_QUEUE, strict=True)]
 #: port -> queue -> CPU; null removes the pinning.
 Affinity = dict[OvsPortName, dict[QueueId, Cpu | None]]
 CpuList = Annotated[
     str,
-    StringConstraints(pattern=r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", max_length=1024),
+    StringConstraints(
+        pattern=worded(r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", "must be a list of CPUs such as 2-5,8"),
+        max_length=1024,
+    ),
 ]
 
 
 class RxQueue(Value):
-    """A receive queue.
+    """A receive queue of ``port``, an interface of OVS: that of the port ``port_id`` and its VM, or a NIC.
 
     ``usage_percent`` is its share of the PMD thread's CPU time; null: not measured yet.
     ``pinned_to`` is its CPU in ``pmd-rxq-affinity``. ``port_numa_node`` is the node of the NIC or
@@ -38,6 +43,8 @@ class RxQueue(Value):
     #: The node of the NIC or of the VM's memory; null if OVS does not report it.
     port_numa_node: int | None = None
     numa_mismatch: bool = False
+    port_id: str | None = None
+    vm_id: str | None = None
 
 
 class PmdCore(Value):
@@ -95,6 +102,8 @@ class UnpolledQueue(Value):
 
     port: str
     queue: int
+    port_id: str | None = None
+    vm_id: str | None = None
 
 
 class PmdChoice(Value):
@@ -138,6 +147,8 @@ class ProposedQueue(Value):
     port_numa_node: int | None
     cpu: int
     proposed_cpu: int | None
+    port_id: str | None = None
+    vm_id: str | None = None
 
 
 class PmdLoads(Value):

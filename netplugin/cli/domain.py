@@ -9,9 +9,9 @@ from typing import Any
 
 from cliff.command import Command
 from cliff.show import ShowOne
-from pydantic import ValidationError
 
-from netplugin.api.client import Client, invalid_request
+from netplugin.api.client import Client
+from netplugin.api.field_errors import valid
 from netplugin.api.models import DomainPolicy, Finding
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
@@ -24,7 +24,10 @@ from netplugin.tuning.output.text import as_json
 
 
 class DomainRender(ShowOne):
-    """Complete a libvirt domain with the VM's interfaces and the elements they require, and print it."""
+    """Complete a libvirt domain with the VM's interfaces.
+
+    The elements that the interfaces require, such as shared memory, are added too.
+    """
 
     @property
     def formatter_default(self) -> str:
@@ -32,7 +35,7 @@ class DomainRender(ShowOne):
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("vm_id", metavar="VM_ID")
+        parser.add_argument("vm_id", metavar="VM_ID", help="ID of the VM")
         _add_xml(parser)
         parser.add_argument("--numa-node", type=int, metavar="N", help="place the VM on this NUMA node")
         parser.add_argument(
@@ -45,24 +48,20 @@ class DomainRender(ShowOne):
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
         xml = show.read_text(parsed_args.xml)
-        try:
-            policy = DomainPolicy(
-                pin=parsed_args.pin,
-                realtime=parsed_args.realtime,
-                numa_node=parsed_args.numa_node,
-            )
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        policy = valid(DomainPolicy, {name: getattr(parsed_args, name) for name in DomainPolicy.model_fields})
         with Client.from_environment() as client:
             return ("xml",), (client.render_domain(parsed_args.vm_id, xml, policy).xml,)
 
 
 class DomainCheck(FindingLister):
-    """Check a libvirt domain of a VM and list the findings; exit status 1 if a check fails."""
+    """Check a libvirt domain of a VM and list the findings.
+
+    Exit status 1 if a check fails.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("vm_id", metavar="VM_ID")
+        parser.add_argument("vm_id", metavar="VM_ID", help="ID of the VM")
         _add_xml(parser)
         return parser
 
@@ -82,23 +81,15 @@ def _add_xml(parser: ArgumentParser) -> None:
 
 
 class GuestPlanPrint(Command):
-    """Print the recommended DPDK settings for the guest of a domain, as text, JSON or an Ansible playbook."""
+    """Print recommended DPDK settings for the guest of a domain.
+
+    As text, JSON or an Ansible playbook.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            "--xml",
-            required=True,
-            metavar="FILE",
-            help="the libvirt domain; - reads standard input",
-        )
-        parser.add_argument(
-            "-f",
-            "--format",
-            choices=("text", "json", "ansible"),
-            default="text",
-            help="text (default), JSON, or an Ansible playbook",
-        )
+        _add_xml(parser)
+        show.add_form(parser, "json", "ansible")
         for name, field in GuestOptions.model_fields.items():
             words: dict[str, Any] = {"dest": name, "default": None, "help": field.description}
             if "bool" in str(field.annotation):
@@ -113,10 +104,7 @@ class GuestPlanPrint(Command):
 
     def take_action(self, parsed_args: Namespace) -> None:
         given = {name: getattr(parsed_args, name) for name in GuestOptions.model_fields}
-        try:
-            options = GuestOptions(**{n: value for n, value in given.items() if value is not None})
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        options = valid(GuestOptions, {n: value for n, value in given.items() if value is not None})
         plan = plan_guest(show.read_text(parsed_args.xml), options)
         self.app.stdout.write(_FORMS[parsed_args.format](plan))
 

@@ -5,29 +5,35 @@ from __future__ import annotations
 import time
 from argparse import ArgumentParser, Namespace
 
-from cliff.command import Command
-
 from netplugin.api.client import Client
 from netplugin.api.errors import BackendUnavailable, OperationTimeout
 from netplugin.api.event_models import Event, EventFilter, EventKind
+from netplugin.api.field_errors import valid
+from netplugin.cli.show import Command, add_form, seconds, whole
 
 #: Seconds between attempts to reach an agent that has ended.
 _AGAIN_S = 1.0
 
 
 class Events(Command):
-    """Follow the events of the host: port states, VM connections, drift, backends, findings, networks."""
+    """Follow the events of the host.
+
+    States of ports, connections of VMs, drift, backends, findings, networks.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--after",
-            type=int,
+            type=whole,
             metavar="N",
             help="begin after this event (default: now; with --no-follow the oldest)",
         )
         parser.add_argument(
-            "--kind", choices=[kind.value for kind in EventKind], help="only events of this kind"
+            "--kind",
+            choices=[kind.value for kind in EventKind],
+            metavar="KIND",
+            help="only events of this kind: %(choices)s",
         )
         parser.add_argument("--port", metavar="ID", help="only events of this port")
         parser.add_argument("--backend", metavar="NAME", help="only events of this backend")
@@ -39,24 +45,18 @@ class Events(Command):
         )
         parser.add_argument(
             "--timeout",
-            type=float,
+            type=seconds,
             metavar="S",
             help="seconds to follow; with --until, exit status 1 if it did not come (default: no limit)",
         )
-        parser.add_argument(
-            "-f", "--format", choices=("text", "json"), default="text", help="json: an event a line"
-        )
+        add_form(parser, "json", words="json: an event a line")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
         """Exit status 0; 1 with ``--until`` if the state did not come."""
-        desired = EventFilter(
-            after=parsed_args.after,
-            kind=parsed_args.kind,
-            port_id=parsed_args.port,
-            backend=parsed_args.backend,
-            follow=not parsed_args.no_follow,
-        )
+        fields = {"port_id": parsed_args.port, "follow": not parsed_args.no_follow}
+        fields |= {name: getattr(parsed_args, name) for name in ("after", "kind", "backend")}
+        desired = valid(EventFilter, fields)
         deadline = None if parsed_args.timeout is None else time.monotonic() + parsed_args.timeout
         while True:
             if deadline is not None:
@@ -73,7 +73,7 @@ class Events(Command):
                 except (BackendUnavailable, OperationTimeout) as failed:
                     if events.last is None:
                         raise  # the agent was never there
-                    self.app.LOG.warning("%s; following goes on after event %d", failed.detail, events.last)
+                    self.app.LOG.warning("%s; continuing after event %d", failed.detail, events.last)
             desired = desired.model_copy(update={"after": events.last})
             if not desired.follow or (deadline is not None and time.monotonic() >= deadline):
                 return 1 if parsed_args.until else 0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from cliff.show import ShowOne
 
 from netplugin.api.client import Client
 from netplugin.api.models import Finding, ReconcileRequest
@@ -30,8 +27,8 @@ class BackendList(show.TableLister):
             (
                 row["name"],
                 row["usable"],
-                show.Optional(row["reason"]),
-                show.Optional(row["fix"]),
+                row["reason"],
+                row["fix"],
                 show.Structure(row["features"]),
                 show.Structure(row["facts"]),
             )
@@ -40,19 +37,21 @@ class BackendList(show.TableLister):
 
 
 class BackendCheck(FindingLister):
-    """List the findings of the backends about the host; exit status 1 if a check fails."""
+    """List the findings of the agent about the host.
+
+    Exit status 1 if a check fails.
+    """
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
         with Client.from_environment() as client:
             return client.checks()
 
 
-class Reconcile(ShowOne):
-    """Reconcile the whole host with the stored intents; exit status 1 if something could not be repaired."""
+class Reconcile(show.ShowOne):
+    """Reconcile the host with the stored intents, or show the plan.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._status = 0
+    Exit status 1 if something could not be repaired.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -68,8 +67,5 @@ class Reconcile(ShowOne):
         request = ReconcileRequest(dry_run=parsed_args.dry_run, remove_orphans=parsed_args.remove_orphans)
         with Client.from_environment() as client:
             report = client.reconcile(request)
-        self._status = 1 if report.errors else 0
+        self.status = 1 if report.errors else 0
         return show.fields(report)
-
-    def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self._status

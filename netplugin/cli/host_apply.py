@@ -7,12 +7,9 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
-
-from cliff.command import Command
 
 from netplugin.api.client import Client, nobody_listens
-from netplugin.api.errors import BackendUnavailable, FieldError, InvalidRequest
+from netplugin.api.errors import BackendUnavailable, InvalidRequest
 from netplugin.cli.host_tuning import (
     add_intent,
     add_root,
@@ -21,6 +18,7 @@ from netplugin.cli.host_tuning import (
     read_machine,
     required,
 )
+from netplugin.cli.show import Command, add_form
 from netplugin.tuning.applying.accessor import WritableRoot
 from netplugin.tuning.applying.apply import (
     BAD,
@@ -52,14 +50,10 @@ _WORDS = {
 
 
 class HostApply(Command):
-    """Apply the runtime settings of a plan, or restore the previous ones (--undo).
+    """Apply the runtime settings of a plan, or undo them (--undo).
 
     Without --yes nothing is changed. Exit status 1 if a setting was refused or left unchanged.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._status = 0
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -83,13 +77,7 @@ class HostApply(Command):
             metavar="FILE",
             help=f"file that keeps the previous values (default: {DEFAULT})",
         )
-        parser.add_argument(
-            "-f",
-            "--format",
-            choices=("text", "json"),
-            default="text",
-            help="text: a line per step as it is applied (default); json: all steps at the end",
-        )
+        add_form(parser, "json", words="text: a line per step as it is applied; json: all at the end")
         add_root(parser)
         add_intent(parser)
         return parser
@@ -97,10 +85,7 @@ class HostApply(Command):
     def take_action(self, parsed_args: Namespace) -> None:
         with ExitStack() as opened:
             results = self._results(parsed_args, opened)
-            self._print(results, parsed_args.format)
-
-    def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self._status
+            self._print(results, parsed_args.format, parsed_args.yes)
 
     def _results(self, parsed_args: Namespace, opened: ExitStack) -> Iterator[Result]:
         if parsed_args.yes and parsed_args.root != Path("/"):
@@ -109,7 +94,7 @@ class HostApply(Command):
             raise _refused("force", "there is nothing to force", "give it with --undo")
         if not parsed_args.undo and not parsed_args.yes:
             return preview(_plan(parsed_args))
-        machine = opened.enter_context(machine_to_tune(parsed_args, self._note))
+        machine = opened.enter_context(machine_to_tune(parsed_args, self.say))
         boot = boot_of(parsed_args.root)
         if not parsed_args.yes:
             return preview_undo(look(parsed_args.journal, boot), machine, parsed_args.force)
@@ -118,24 +103,23 @@ class HostApply(Command):
             return undo(machine, journal, parsed_args.force)
         return apply(_plan(parsed_args), machine, journal)
 
-    def _print(self, results: Iterable[Result], form: str) -> None:
+    def _print(self, results: Iterable[Result], form: str, yes: bool) -> None:
         rows = []
         try:
             for result in results:
                 if result.outcome in BAD:
-                    self._status = 1
+                    self.status = 1
                 rows.append(as_json(result))
                 if form == "text":
                     self.app.stdout.write(f"{result_line(result)}\n")
                     self.app.stdout.flush()
             if form == "text" and not rows:
                 self.app.stdout.write("Nothing to do.\n")
+            elif form == "text" and not yes:
+                self.app.stdout.write("Nothing was changed; --yes applies it.\n")
         finally:  # report what was done, however the loop ends
             if form == "json":
                 self.app.stdout.write(json.dumps(rows, indent=2) + "\n")
-
-    def _note(self, text: str) -> None:
-        self.app.stderr.write(f"netplugin: {text}\n")
 
 
 @contextmanager
@@ -156,7 +140,7 @@ def ports_with_vfs(note: Callable[[str], None]) -> Mapping[str, str]:
     except BackendUnavailable as absent:
         if not nobody_listens(absent):
             raise  # it is running, but the VFs of its ports are unknown
-        note(f"not asked which ports have VFs: {absent.detail}")
+        note(f"netplugin: not asked which ports have VFs: {absent.detail}")
         return {}
 
 
@@ -181,9 +165,4 @@ def result_line(result: Result) -> str:
 
 
 def _refused(field: str, message: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{field}: {message}",
-        step="apply",
-        fix=fix,
-        errors=[FieldError(field=field, message=message)],
-    )
+    return InvalidRequest.of(field, message, step="apply", fix=fix)

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cliff.command import Command
-from cliff.show import ShowOne
 from oslo_config import cfg
-from pydantic import ValidationError
 
 from netplugin import options
-from netplugin.api.client import invalid_request
 from netplugin.api.errors import InvalidRequest
+from netplugin.api.field_errors import valid
 from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
@@ -25,6 +22,7 @@ from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.intent import HostIntent, given
 from netplugin.tuning.output.playbook import playbook
+from netplugin.tuning.output.summary import summary
 from netplugin.tuning.output.text import as_json, plan_json, plan_text
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
@@ -33,8 +31,11 @@ from netplugin.tuning.root import Root
 from netplugin.tuning.steps import needed
 
 
-class HostFacts(ShowOne):
-    """Show the facts of this machine that affect packet forwarding: CPUs, memory, kernel, NICs, OVS."""
+class HostFacts(show.ShowOne):
+    """Show the facts of this machine that affect packet forwarding.
+
+    A summary, and all values of CPUs, memory, kernel, NICs, OVS and VMs.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -43,14 +44,16 @@ class HostFacts(ShowOne):
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
         facts, live = read_machine(parsed_args)
-        values: dict[str, Any] = {**as_json(facts), "live": as_json(live)}
-        return tuple(values), tuple(show.Structure(value) for value in values.values())
+        values: dict[str, Any] = {"summary": summary(facts, live), **as_json(facts), "live": as_json(live)}
+        cells = {name: show.Structure(value) for name, value in values.items()}
+        return tuple(cells), (show.Lines(values["summary"]), *list(cells.values())[1:])
 
 
 class HostCheck(FindingLister):
-    """Check this machine and list the findings; exit status 1 if a check fails.
+    """Check this machine and list the findings.
 
-    With pmd_cores (--pmd-cores or --config-file) it is also compared with the plan.
+    Exit status 1 if a check fails. With pmd_cores (--pmd-cores or --config-file) it is also compared with
+    the plan.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
@@ -68,18 +71,15 @@ class HostCheck(FindingLister):
         return check(Scene(facts, live, plan))
 
 
-class HostPlan(Command):
-    """Print the recommended settings for this machine, as text, JSON or an Ansible playbook."""
+class HostPlan(show.Command):
+    """Print the recommended settings for this machine.
+
+    As text, JSON or an Ansible playbook.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            "-f",
-            "--format",
-            choices=("text", "json", "ansible"),
-            default="text",
-            help="text (default), JSON, or an Ansible playbook",
-        )
+        show.add_form(parser, "json", "ansible")
         parser.add_argument(
             "--explain", action="store_true", help="print the source of each line, as in the JSON"
         )
@@ -102,11 +102,7 @@ _GIVE_A_PLAN = (
 def required(intent: HostIntent | None) -> HostIntent:
     """Raises: InvalidRequest if there is no intent."""
     if intent is None:
-        raise InvalidRequest(
-            "pmd_cores: there is no plan without it",
-            step="plan",
-            fix=_GIVE_A_PLAN,
-        )
+        raise InvalidRequest("pmd_cores: there is no plan without it", step="plan", fix=_GIVE_A_PLAN)
     return intent
 
 
@@ -216,7 +212,4 @@ def intent_of(parsed_args: Namespace) -> HostIntent | None:
     given |= {name: value for name, value in options_given.items() if value is not None}
     if "pmd_cores" not in given:
         return None
-    try:
-        return HostIntent.model_validate(given)
-    except ValidationError as wrong:
-        raise invalid_request(wrong) from None
+    return valid(HostIntent, given)

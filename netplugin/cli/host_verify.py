@@ -10,12 +10,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cliff.command import Command
-from pydantic import ValidationError
-
-from netplugin.api.client import invalid_request
 from netplugin.api.errors import InvalidRequest
+from netplugin.api.field_errors import valid
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, libvirt_uri, read_machine
+from netplugin.cli.show import Command, add_form
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.verifying import result, show
@@ -27,7 +25,10 @@ from netplugin.tuning.verifying.show import comparison_json, comparison_text, ru
 
 
 class HostVerify(Command):
-    """Measure wake-up latency and packet rate of this machine's CPUs and store the run."""
+    """Measure wake-up latency and packet rate of this machine.
+
+    The run is stored, to be compared with others.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -44,19 +45,18 @@ class HostVerify(Command):
                 "root: only this machine can be measured", step="verify", fix="leave --root away"
             )
         with ended_by_signals():
-            path, run = measured(options, intent_of(parsed_args), parsed_args, self._say)
+            path, run = measured(options, intent_of(parsed_args), parsed_args, self.say)
         if parsed_args.format == "json":
             self.app.stdout.write(run_json(run, path))
         else:
-            self.app.stdout.write(f"{run_text(run)}\nKept in {path}\n")
-
-    def _say(self, what: str) -> None:
-        self.app.stderr.write(f"{what}\n")
-        self.app.stderr.flush()
+            self.app.stdout.write(f"{run_text(run)}\nStored in {path}\n")
 
 
 class HostVerifyCompare(Command):
-    """Compare two runs of host verify and the machine states; exit status 1 if a figure is worse."""
+    """Compare two runs of host verify and the machine states.
+
+    Exit status 1 if a figure is worse.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -124,20 +124,11 @@ def given_options(parsed_args: Namespace) -> dict[str, Any]:
 
 def options_of(given: Mapping[str, Any]) -> Options:
     """Raises: InvalidRequest naming the option."""
-    try:
-        return Options.model_validate(given)
-    except ValidationError as wrong:
-        raise invalid_request(wrong) from None
+    return valid(Options, given)
 
 
 def add_output(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "-f",
-        "--format",
-        choices=("text", "json"),
-        default="text",
-        help="text (default) or JSON",
-    )
+    add_form(parser, "json")
     parser.add_argument(
         "--results",
         type=Path,

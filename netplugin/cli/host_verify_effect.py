@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cliff.command import Command
-
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.cli.host_apply import boot_of, machine_to_tune, result_line
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, read_machine, required
@@ -23,6 +21,7 @@ from netplugin.cli.host_verify import (
     measured,
     options_of,
 )
+from netplugin.cli.show import Command
 from netplugin.host.locks import Locks
 from netplugin.tuning.applying.apply import Result, apply
 from netplugin.tuning.applying.journal import DEFAULT, ApplyJournal
@@ -41,9 +40,10 @@ _LOCK = "verify-effect"
 
 
 class HostVerifyEffect(Command):
-    """Measure before and after host apply, and compare; after a reboot the same command goes on.
+    """Measure before and after host apply, and compare.
 
-    Exit status 1 if a figure is worse, 3 if a reboot or a restart of OVS comes first.
+    After a reboot the same command goes on. Exit status 1 if a figure is worse, 3 if a reboot or a restart
+    of OVS comes first.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
@@ -52,10 +52,10 @@ class HostVerifyEffect(Command):
             "--yes", action="store_true", help="required to begin: the plan is applied to this machine"
         )
         parser.add_argument(
-            "--go-on", action="store_true", help="measure after without the reboot, what is in effect then"
+            "--go-on", action="store_true", help="measure now, without the reboot, what is in effect already"
         )
         parser.add_argument(
-            "--discard", action="store_true", help="forget what was begun; its runs are kept, and what is set"
+            "--discard", action="store_true", help="end the comparison that was begun; runs and settings stay"
         )
         parser.add_argument(
             "--journal",
@@ -82,7 +82,7 @@ class HostVerifyEffect(Command):
             result.prepare(parsed_args.results)
             state = _state(parsed_args)
             found = effect.carry_on(
-                _ThisHost(parsed_args, self._say), parsed_args.results, state, parsed_args.go_on
+                _ThisHost(parsed_args, self.say), parsed_args.results, state, parsed_args.go_on
             )
         if isinstance(found, Waiting):
             self.app.stdout.write(_next(found, state.intent, parsed_args.results))
@@ -99,11 +99,7 @@ class HostVerifyEffect(Command):
         if parsed_args.format == "json":
             self.app.stdout.write(comparison_json(found))
         else:
-            self.app.stdout.write(f"{page}\nKept in {path}\n")
-
-    def _say(self, what: str) -> None:
-        self.app.stderr.write(f"{what}\n")
-        self.app.stderr.flush()
+            self.app.stdout.write(f"{page}\nStored in {path}\n")
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,7 @@ def _state(parsed_args: Namespace) -> EffectState:
         raise InvalidRequest(
             "yes: this applies a plan to this machine between two measurements",
             step=effect.STEP,
-            fix="look at the plan, netplugin host apply without --yes, and then give --yes",
+            fix="see the plan with netplugin host apply, then add --yes",
         )
     return EffectState(options=options, intent=required(intent))
 
@@ -162,7 +158,7 @@ def _next(waiting: Waiting, intent: HostIntent, results: Path) -> str:
         "  ansible-playbook -i localhost, -c local tune.yml",
         "  reboot",
         f"  {again}",
-        "The run before is kept, and the last command goes on after it. Without the reboot: --go-on.",
+        "The first run is stored; the last command measures the second. Without the reboot: --go-on.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -7,12 +7,16 @@ import importlib.metadata
 import logging
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, TextIO
 
 from cliff.app import App
+from cliff.command import Command
 from cliff.commandmanager import CommandManager
 
+from netplugin.calls import as_commands
 from netplugin.host.safe_files import keep_to_owner
+from netplugin.spelling import did_you_mean
 
 _DESCRIPTION = (
     "Command-line client of the netplugin agent at NETPLUGIN_URL (default "
@@ -52,6 +56,31 @@ class Commands(CommandManager):
         for entry in importlib.metadata.entry_points(group=namespace):
             self.commands[entry.name.replace("_", " ")] = entry
 
+    def find_command(self, argv: list[str]) -> tuple[type[Command], str, list[str]]:
+        """As cliff's. Raises: ValueError, which says what was meant."""
+        try:
+            return super().find_command(argv)
+        except ValueError:
+            words = list(takewhile(lambda word: not word.startswith("-"), argv))[:2]
+            raise ValueError(self._unknown(words, argv[0])) from None
+
+    def _unknown(self, words: list[str], first: str) -> str:
+        if not words:
+            return f"there is no option {first} before the command; see netplugin --help"
+        actions = [name.removeprefix(first) for name in self.commands if name.startswith(f"{first} ")]
+        if actions and len(words) == 1:
+            return f"{first} is not a whole command: it needs one of{','.join(sorted(actions))}"
+        name = " ".join(words)
+        meant = did_you_mean(name, self.commands) or "; netplugin --help lists the commands"
+        return f"there is no command {name}{meant}"
+
+
+class _Console(logging.Formatter):
+    """Messages in the words of this command line."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return as_commands(super().formatMessage(record))
+
 
 class Netplugin(App):
     """Exit status: 0 success, 1 failure with an error on standard error, 2 wrong command line."""
@@ -81,10 +110,20 @@ class Netplugin(App):
     ) -> argparse.ArgumentParser:
         # With abbreviations, an application option would match command options with the same
         # prefix.
-        return super().build_option_parser(description, version, {"allow_abbrev": False, "prog": self.NAME})
+        options = {"allow_abbrev": False, "prog": self.NAME, "conflict_handler": "resolve"}
+        parser = super().build_option_parser(description, version, options)
+        # cliff's own has the name of the file that was started.
+        parser.add_argument(
+            "--version", action="version", version=f"%(prog)s {version}", help="Show the version and exit."
+        )
+        return parser
+
+    def get_fuzzy_matches(self, cmd: str) -> list[str]:
+        return []  # ``Commands.find_command`` names what was meant
 
     def configure_logging(self) -> None:
         super().configure_logging()
+        logging.getLogger().handlers[-1].setFormatter(_Console(self.CONSOLE_MESSAGE_FORMAT))
         if self.options.verbose_level < 1:
             logging.getLogger("httpx").setLevel(logging.WARNING)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 
-from cliff.show import ShowOne
-from pydantic import ValidationError
-
-from netplugin.api.client import Client, invalid_request
+from netplugin.api.client import Client
+from netplugin.api.field_errors import valid
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import Finding
 from netplugin.cli import show
@@ -16,21 +14,22 @@ from netplugin.cli.ports import read_spec
 from netplugin.cli.show import FindingLister
 
 
-class PortMigrate(ShowOne):
-    """Carry out one step of a port's live migration, on the host that the VM leaves or comes to.
+class PortMigrate(show.ShowOne):
+    """Carry out one step of a port's live migration.
 
-    `prepare` needs --spec. Prints nothing if the port was removed.
+    On the host that the VM leaves or comes to. `prepare` needs --spec. Prints nothing if the port is gone.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("port_id", metavar="ID")
-        parser.add_argument("step", choices=["prepare", "activate", "commit", "abort", "leave"])
+        parser.add_argument("port_id", metavar="ID", help="ID of the port")
+        steps = ["prepare", "activate", "commit", "abort", "leave"]
+        parser.add_argument("step", choices=steps, metavar="STEP", help="one of %(choices)s")
         parser.add_argument(
             "--spec", metavar="FILE", help="the port on this host as JSON; - reads standard input"
         )
         parser.add_argument(
-            "--auto", action="store_true", help="open and close the port as its guest runs and stops here"
+            "--auto", action="store_true", help="open the port while its guest runs here, else close it"
         )
         return parser
 
@@ -40,28 +39,30 @@ class PortMigrate(ShowOne):
             fields["port"] = read_spec(parsed_args.spec)
         if parsed_args.auto:
             fields["activation"] = "auto"
-        try:
-            request = MigrateRequest.model_validate(fields)
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        request = valid(MigrateRequest, fields)
         with Client.from_environment() as client:
             port = client.migrate_port(parsed_args.port_id, request)
         return show.fields(port) if port else ((), ())
 
 
 class PortMigrateCheck(FindingLister):
-    """Compare a port on its source with the one that this host would have; exit status 1 if a check fails."""
+    """Check whether a port can migrate to this host.
+
+    Compares it with the port that this host would have. Exit status 1 if a check fails.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("port_id", metavar="ID")
+        parser.add_argument("port_id", metavar="ID", help="ID of the port")
         parser.add_argument("--spec", metavar="FILE", required=True, help="the port on this host as JSON")
         parser.add_argument("--source", metavar="FILE", required=True, help="the port on the source as JSON")
         parser.add_argument(
             "--domain", metavar="FILE", help="the VM's domain on the source, to be placed here"
         )
-        parser.add_argument("--pin", action="store_true", help="the VM is to be pinned by this host's plan")
-        parser.add_argument("--postcopy", action="store_true", help="the memory is to follow after the VM")
+        parser.add_argument(
+            "--pin", action="store_true", help="the VM will be pinned, by this host's CPU plan"
+        )
+        parser.add_argument("--postcopy", action="store_true", help="the VM's memory follows it (post-copy)")
         return parser
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
@@ -73,9 +74,6 @@ class PortMigrateCheck(FindingLister):
         }
         if parsed_args.domain:
             fields["domain"] = {"xml": show.read_text(parsed_args.domain), "policy": {"pin": parsed_args.pin}}
-        try:
-            desired = MigrateCheck.model_validate(fields)
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        request = valid(MigrateCheck, fields)
         with Client.from_environment() as client:
-            return client.check_migration(desired)
+            return client.check_migration(request)

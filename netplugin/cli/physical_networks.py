@@ -6,11 +6,8 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cliff.command import Command
-from cliff.show import ShowOne
-from pydantic import ValidationError
-
-from netplugin.api.client import Client, invalid_request
+from netplugin.api.client import Client
+from netplugin.api.field_errors import valid
 from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.cli import show
 
@@ -18,7 +15,10 @@ _COLUMNS = ("name", "origin", "bridge", "mtu", "keep", "devices", "ports", "find
 
 
 class PhysicalNetworkList(show.TableLister):
-    """List the physical networks of this host: those of the configuration, and those that were put."""
+    """List the physical networks of this host.
+
+    Those of the agent's configuration, and those that were put.
+    """
 
     empty = "no physical network: `netplugin physical-network put` creates one"
 
@@ -28,7 +28,7 @@ class PhysicalNetworkList(show.TableLister):
         return _COLUMNS, [_row(network) for network in networks]
 
 
-class PhysicalNetworkShow(ShowOne):
+class PhysicalNetworkShow(show.ShowOne):
     """Show a physical network and what is wrong with it."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
@@ -39,21 +39,22 @@ class PhysicalNetworkShow(ShowOne):
             return show.fields(client.get_physical_network(parsed_args.name))
 
 
-class PhysicalNetworkPut(ShowOne):
-    """Create or change a physical network, for the backends whose options are given.
+class PhysicalNetworkPut(show.ShowOne):
+    """Create or change a physical network.
 
-    The bridge, its devices and an interface cannot change while ports use them.
+    For the backends whose options are given. The bridge, its devices and an interface cannot change while
+    ports use them.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = _named(super().get_parser(prog_name))
-        parser.add_argument("--keep", action="store_true", help="bridge and uplink exist while no port does")
-        parser.add_argument("--mtu", type=int, metavar="BYTES", help="MTU of the uplink")
-        parser.add_argument("--ovs", action="store_true", help="on OVS, also without an --ovs-device")
+        parser.add_argument("--keep", action="store_true", help="keep bridge and uplink also without ports")
+        parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the uplink")
+        parser.add_argument("--ovs", action="store_true", help="a bridge of OVS, also without --ovs-device")
         parser.add_argument(
             "--bridge",
             metavar="NAME",
-            help="name of the OVS bridge, or with Linux bridges alone that of the flat network's",
+            help="name of the OVS bridge; without OVS, of the Linux bridge of the flat network",
         )
         parser.add_argument(
             "--ovs-device",
@@ -67,7 +68,9 @@ class PhysicalNetworkPut(ShowOne):
             choices=["active-backup", "lacp", "balance-slb"],
             help="mode of the bond; default: active-backup",
         )
-        parser.add_argument("--linuxbridge", action="store_true", help="on Linux bridges, also without one")
+        parser.add_argument(
+            "--linuxbridge", action="store_true", help="Linux bridges, with or without uplink"
+        )
         parser.add_argument("--interface", metavar="NAME", help="uplink interface of Linux bridges")
         parser.add_argument(
             "--sriov-device",
@@ -84,8 +87,11 @@ class PhysicalNetworkPut(ShowOne):
             return show.fields(client.put_physical_network(parsed_args.name, spec))
 
 
-class PhysicalNetworkDelete(Command):
-    """Delete a physical network without ports; no error if it does not exist."""
+class PhysicalNetworkDelete(show.Command):
+    """Delete a physical network without ports.
+
+    No error if it does not exist.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         return _named(super().get_parser(prog_name))
@@ -96,7 +102,7 @@ class PhysicalNetworkDelete(Command):
 
 
 def _named(parser: ArgumentParser) -> ArgumentParser:
-    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("name", metavar="NAME", help="name of the physical network")
     return parser
 
 
@@ -109,10 +115,7 @@ def _spec(options: Namespace) -> PhysicalNetworkSpec:
         spec["linuxbridge"] = {"interface": options.interface}
     if options.sriov_device:
         spec["sriov"] = {"devices": options.sriov_device}
-    try:
-        return PhysicalNetworkSpec.model_validate(spec)
-    except ValidationError as wrong:
-        raise invalid_request(wrong) from None
+    return valid(PhysicalNetworkSpec, spec)
 
 
 def _row(network: PhysicalNetworkInfo) -> show.Row:
@@ -124,8 +127,8 @@ def _row(network: PhysicalNetworkInfo) -> show.Row:
     return (
         network.name,
         network.origin,
-        show.Optional(network.bridge),
-        show.Optional(network.mtu),
+        network.bridge,
+        network.mtu,
         network.keep,
         show.Structure(devices),
         network.ports,

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cliff.columns import FormattableColumn
-from cliff.show import ShowOne
-from pydantic import ValidationError
 
-from netplugin.api.client import Client, invalid_request
+from netplugin.api.client import Client
+from netplugin.api.field_errors import valid
 from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
 from netplugin.cli import show
 
@@ -18,14 +17,17 @@ Columns = tuple[Sequence[str], show.Row]
 Shown = dict[str, Any]
 
 
-class PmdShow(ShowOne):
-    """Show the PMD threads of OVS with their load and queues, or a proposed assignment of queues."""
+class PmdShow(show.ShowOne):
+    """Show the PMD threads of OVS with their load and queues.
+
+    Or propose an assignment of queues.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
         parser.add_argument(
             "--interval",
-            type=float,
+            type=show.seconds,
             metavar="S",
             help="measure for S seconds (at most 60) instead of since the threads started",
         )
@@ -33,18 +35,18 @@ class PmdShow(ShowOne):
         return parser
 
     def take_action(self, parsed_args: Namespace) -> Columns:
-        try:
-            interval = PmdInterval(interval=parsed_args.interval).interval
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        interval = valid(PmdInterval, {"interval": parsed_args.interval}).interval
         with Client.from_environment() as client:
             if parsed_args.propose:
                 return _proposal(client.pmd_proposal(interval))
             return _state(client.pmd(interval))
 
 
-class PmdSet(ShowOne):
-    """Set the CPUs of OVS's PMD threads, pin queues to them, or configure auto load balancing."""
+class PmdSet(show.ShowOne):
+    """Set the CPUs of OVS's PMD threads, or pin queues to them.
+
+    Or configure auto load balancing.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -52,22 +54,20 @@ class PmdSet(ShowOne):
         cores.add_argument("--cpus", metavar="LIST", help="run PMD threads on these CPUs, such as 2-5,8")
         cores.add_argument(
             "--count",
-            type=int,
+            type=show.whole,
             metavar="N",
             help="run N PMD threads, one per physical core, on the NUMA nodes of NICs and VMs",
         )
-        parser.add_argument(
-            "--siblings",
-            action="store_true",
-            help="with --count: a thread on both CPUs of each core",
-        )
+        siblings = "with --count: a thread on both CPUs of each core"
+        parser.add_argument("--siblings", action="store_true", help=siblings)
         parser.add_argument(
             "--affinity",
             action="append",
             type=_pin,
             default=[],
             metavar="PORT:QUEUE=CPU",
-            help="pin a receive queue to the CPU of a PMD thread; may be given several times",
+            help="pin a receive queue to the CPU of a PMD thread; may be given several times. PORT is "
+            "the interface in OVS, `port` in pmd show -f json",
         )
         parser.add_argument(
             "--clear-affinity",
@@ -80,20 +80,14 @@ class PmdSet(ShowOne):
         )
         parser.add_argument("--auto-lb", choices=("on", "off"), help="PMD auto load balancing of OVS")
         parser.add_argument(
-            "--auto-lb-load",
-            type=int,
-            metavar="PERCENT",
-            help="thread load that triggers balancing",
+            "--auto-lb-load", type=show.whole, metavar="PERCENT", help="thread load that triggers balancing"
         )
         parser.add_argument(
-            "--auto-lb-improvement",
-            type=int,
-            metavar="PERCENT",
-            help="minimum improvement of the load variance",
+            "--auto-lb-improvement", type=show.whole, metavar="PERCENT", help="least change of load variance"
         )
         parser.add_argument(
             "--auto-lb-interval",
-            type=int,
+            type=show.whole,
             metavar="MINUTES",
             help="minimum interval between balancing runs",
         )
@@ -103,10 +97,7 @@ class PmdSet(ShowOne):
         return parser
 
     def take_action(self, parsed_args: Namespace) -> Columns:
-        try:
-            request = PmdRequest.model_validate(_asked(parsed_args))
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        request = valid(PmdRequest, _asked(parsed_args))
         with Client.from_environment() as client:
             return _state(client.set_pmd(request))
 
@@ -162,7 +153,7 @@ class _Cores(FormattableColumn[list[Shown]]):
                 words.append(f"pinned{lost}")
             if queue["numa_mismatch"]:
                 words.append(f"port on NUMA node {queue['port_numa_node']}")
-            yield f"  {queue['port']} queue {queue['queue']}{state}: {', '.join(words)}"
+            yield f"  {_name(queue)} queue {queue['queue']}{state}: {', '.join(words)}"
 
 
 class _Queues(FormattableColumn[list[Shown]]):
@@ -176,7 +167,7 @@ class _Queues(FormattableColumn[list[Shown]]):
         node, there = queue["port_numa_node"], queue["proposed_cpu"]
         proposed = "any" if there is None else str(there)
         return (
-            f"{queue['port']} {queue['queue']}",
+            f"{_name(queue)} {queue['queue']}",
             "-" if node is None else str(node),
             f"{queue['load_percent']} %",
             str(queue["cpu"]),
@@ -185,17 +176,28 @@ class _Queues(FormattableColumn[list[Shown]]):
 
 
 class _Each(FormattableColumn[list[Shown]]):
-    """A line per object: its text, or its values."""
+    """A line per object: its text, its queue, or its values."""
 
     def human_readable(self) -> str:
-        return "\n".join(
-            str(one["text"]) if "text" in one else " ".join(map(str, one.values())) for one in self._value
-        )
+        return "\n".join(map(self._line, self._value))
+
+    def _line(self, one: Shown) -> str:
+        if "queue" in one:
+            return f"{_name(one)} queue {one['queue']}"
+        return str(one["text"]) if "text" in one else " ".join(map(str, one.values()))
+
+
+def _name(queue: Shown) -> str:
+    """The port and the VM that a queue is of; of others, which are no ports of ours, the interface."""
+    if not queue["port_id"]:
+        return str(queue["port"])
+    vm = f" of VM {queue['vm_id']}" if queue["vm_id"] else ""
+    return f"port {queue['port_id']}{vm}"
 
 
 def _state(state: PmdState) -> Columns:
     values = state.model_dump(mode="json")
-    columns = {name: show.Optional(value) for name, value in values.items()} | {
+    columns = values | {
         "cores": _Cores(values["cores"]),
         "settings": show.Structure(values["settings"]),
         "unpolled": _Each(values["unpolled"]),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cliff.command import Command
-from cliff.show import ShowOne
-from pydantic import ValidationError
-
 from netplugin.api.batch_models import Batch, Retag
-from netplugin.api.client import Client, invalid_request
-from netplugin.api.errors import InvalidRequest, from_problem
+from netplugin.api.client import Client
+from netplugin.api.errors import Conflict, InvalidRequest, from_problem
+from netplugin.api.field_errors import valid
 from netplugin.api.models import (
     NetworkInfo,
     NetworkSpec,
@@ -23,6 +19,7 @@ from netplugin.api.models import (
     VfInfo,
 )
 from netplugin.cli import show
+from netplugin.programs import bounded
 
 # -- The commands ``netplugin port list|show|put|delete``. ----------------------------------------
 
@@ -59,44 +56,61 @@ class PortList(show.TableLister):
         return _COLUMNS, [_row(port) for port in ports]
 
 
-class PortShow(ShowOne):
-    """Show a port: its spec, its binding, its observed state, and its `etag` for `port put --if-match`."""
+class PortShow(show.ShowOne):
+    """Show a port: its spec, its binding and its observed state.
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
-        parser.add_argument("port_id", metavar="ID")
-        return parser
-
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        with Client.from_environment() as client:
-            port = client.read_port(parsed_args.port_id)
-        columns, row = show.fields(port.value)
-        return (*columns, "etag"), (*row, port.tag)
-
-
-class PortPut(ShowOne):
-    """Create or change a port; repeating the same request changes nothing.
-
-    The spec comes from --spec, from the other options, or both; options override the file.
+    Its `etag` is for `port put --if-match`.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("port_id", metavar="ID")
+        parser.add_argument("port_id", metavar="ID", help="ID of the port")
+        parser.add_argument(
+            "--xml", action="store_true", help="only the interface for the VM's libvirt domain, as XML"
+        )
+        return parser
+
+    def run(self, parsed_args: Namespace) -> int:
+        if parsed_args.xml and parsed_args.formatter == self.formatter_default:
+            parsed_args.formatter = "value"
+        return super().run(parsed_args)
+
+    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+        with Client.from_environment() as client:
+            port = client.read_port(parsed_args.port_id)
+        if parsed_args.xml:
+            if port.value.binding is None:
+                state = f"the port is {port.value.state.value} and has no interface"
+                raise Conflict(state, step="show", fix=f"see its error: GET /v1/ports/{port.value.port_id}")
+            return ("interface_xml",), (port.value.binding.interface_xml,)
+        columns, row = show.fields(port.value)
+        return (*columns, "etag"), (*row, port.tag)
+
+
+class PortPut(show.ShowOne):
+    """Create or change a port.
+
+    Repeating the same request changes nothing. The spec comes from --spec, from the other options, or both;
+    options override the file.
+    """
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        parser = super().get_parser(prog_name)
+        parser.add_argument("port_id", metavar="ID", help="ID of the port")
         parser.add_argument("--spec", metavar="FILE", help="the spec as JSON; - reads standard input")
-        parser.add_argument("--vm-id", metavar="ID")
-        parser.add_argument("--mac", metavar="MAC")
-        parser.add_argument("--backend", metavar="NAME")
+        parser.add_argument("--vm-id", metavar="ID", help="ID of the VM")
+        parser.add_argument("--mac", metavar="MAC", help="MAC address of the VM's NIC")
+        parser.add_argument("--backend", metavar="NAME", help="a backend of `netplugin backend list`")
         add_network_options(parser)
-        parser.add_argument("--queues", type=int, metavar="N")
+        parser.add_argument("--queues", type=show.whole, metavar="N", help="queue pairs; default: 1")
         parser.add_argument(
             "--ingress-kbps",
-            type=int,
+            type=show.whole,
             metavar="N",
             help="maximum rate that the VM receives, in kbit/s",
         )
         parser.add_argument(
-            "--egress-kbps", type=int, metavar="N", help="maximum rate that the VM sends, in kbit/s"
+            "--egress-kbps", type=show.whole, metavar="N", help="maximum rate that the VM sends, in kbit/s"
         )
         parser.add_argument(
             "--no-port-security", action="store_true", help="allow the VM to send from any address"
@@ -131,19 +145,16 @@ class PortPut(ShowOne):
             return show.fields(port)
 
 
-class PortDelete(Command):
+class PortDelete(show.Command):
     """Delete ports; no error for ports that do not exist."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("port_ids", metavar="ID", nargs="+")
+        parser.add_argument("port_ids", metavar="ID", nargs="+", help="IDs of the ports")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
-        try:
-            batch = Batch(delete=tuple(dict.fromkeys(parsed_args.port_ids)))
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        batch = valid(Batch, {"delete": tuple(dict.fromkeys(parsed_args.port_ids))})
         with Client.from_environment() as client:
             results = client.batch(batch).results
         failed = [result for result in results if result.error is not None]
@@ -154,40 +165,31 @@ class PortDelete(Command):
 
 
 class PortRetag(show.TableLister):
-    """Change the VLAN of ports while VMs use them: those given, or all on a VLAN of a physical network."""
+    """Change the VLAN of ports while VMs use them.
+
+    Of the ports given, or of all on a VLAN of a physical network. Exit status 1 if one could not be changed.
+    """
 
     empty = "no port was changed: none is on this VLAN of the network (see `netplugin port list --network`)"
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("port_ids", metavar="ID", nargs="*")
+        parser.add_argument("port_ids", metavar="ID", nargs="*", help="IDs of the ports")
         parser.add_argument("--network", metavar="NAME", help="physical network of the ports")
-        parser.add_argument("--from-vlan", type=int, metavar="N", help="VLAN that the ports are on")
-        parser.add_argument("--to-vlan", type=int, metavar="N", required=True, help="VLAN that they get")
+        parser.add_argument("--from-vlan", type=show.whole, metavar="N", help="VLAN that the ports are on")
+        parser.add_argument("--to-vlan", type=show.whole, metavar="N", required=True, help="their new VLAN")
         return parser
 
-    def run(self, parsed_args: Namespace) -> int:
-        """The exit status is 1 if a port could not be changed."""
-        self._failed = False
-        return super().run(parsed_args) or int(self._failed)
-
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        try:
-            desired = Retag(
-                ports=tuple(dict.fromkeys(parsed_args.port_ids)),
-                network=parsed_args.network,
-                from_vlan=parsed_args.from_vlan,
-                to_vlan=parsed_args.to_vlan,
-            )
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        fields = {name: getattr(parsed_args, name) for name in ("network", "from_vlan", "to_vlan")}
+        request = valid(Retag, {"ports": tuple(dict.fromkeys(parsed_args.port_ids)), **fields})
         with Client.from_environment() as client:
-            results = client.retag(desired).results
-        self._failed = any(result.error for result in results)
+            results = client.retag(request).results
+        self.status = 1 if any(result.error for result in results) else 0
         return ("port_id", "state", "error"), [
             (
                 result.port_id,
-                show.Optional(result.port and result.port.state.value),
+                result.port and result.port.state.value,
                 show.Error(result.error.model_dump(mode="json") if result.error else None),
             )
             for result in results
@@ -201,10 +203,10 @@ def add_network_options(parser: ArgumentParser) -> None:
         choices=["flat", "vlan", "vxlan"],
         help="default: vlan with --vlan-id, vxlan with --network-id, else flat",
     )
-    parser.add_argument("--physical-network", metavar="NAME")
-    parser.add_argument("--vlan-id", type=int, metavar="N")
+    parser.add_argument("--physical-network", metavar="NAME", help="of a flat or vlan network")
+    parser.add_argument("--vlan-id", type=show.whole, metavar="N", help="VLAN, 1 to 4094")
     parser.add_argument("--network-id", metavar="ID", help="VXLAN network of the port")
-    parser.add_argument("--mtu", type=int, metavar="BYTES")
+    parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the network")
 
 
 def network_from(options: Namespace, network: dict[str, Any]) -> dict[str, Any]:
@@ -229,19 +231,16 @@ def spec_from(options: Namespace) -> PortSpec:
     if options.allowed_address:
         addresses = [{"ip": ip} for ip in options.allowed_address]
         _part(spec, "port_security")["allowed_addresses"] = addresses
-    try:
-        return PortSpec.model_validate_json(json.dumps(spec))
-    except ValidationError as wrong:
-        raise invalid_request(wrong) from None
+    return valid(PortSpec, spec)
 
 
 def read_spec(name: str) -> dict[str, Any]:
     """A spec from a file, or from standard input (-). Raises: InvalidRequest."""
     fix = "give the spec as one JSON object (see the API's PortSpec)"
     try:
-        spec = json.loads(show.read_text(name))
-    except (ValueError, RecursionError) as wrong:
-        raise InvalidRequest(f"{name} is not JSON: {wrong}", step="read", fix=fix) from None
+        spec = bounded.parse(show.read_text(name))
+    except bounded.Unreadable as wrong:
+        raise InvalidRequest(f"{name}: {wrong}", step="read", fix=fix) from None
     if not isinstance(spec, dict):
         raise InvalidRequest(f"{name} is not a JSON object", step="read", fix=fix)
     return spec
@@ -299,15 +298,18 @@ class NetworkList(show.TableLister):
         return _NETWORK_COLUMNS, [_network_row(network) for network in networks]
 
 
-class NetworkPut(ShowOne):
-    """Create or update a VXLAN network; changing its peers does not affect its ports."""
+class NetworkPut(show.ShowOne):
+    """Create or change a VXLAN network.
+
+    Changing its peers does not affect its ports.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("network_id", metavar="ID")
+        parser.add_argument("network_id", metavar="ID", help="ID of the network")
         parser.add_argument(
             "--vni",
-            type=int,
+            type=show.whole,
             required=True,
             metavar="N",
             help="VXLAN network identifier, 1 to 16777215",
@@ -319,31 +321,27 @@ class NetworkPut(ShowOne):
             metavar="IP",
             help="tunnel address of another host with ports on the network; may be given several times",
         )
-        parser.add_argument("--udp-port", type=int, metavar="N", help="UDP port of the tunnel; default: 4789")
-        parser.add_argument("--mtu", type=int, metavar="BYTES", help="MTU of the VMs; default: 1450")
+        parser.add_argument(
+            "--udp-port", type=show.whole, metavar="N", help="UDP port of the tunnel; default: 4789"
+        )
+        parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the VMs; default: 1450")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        given = {"udp_port": parsed_args.udp_port, "mtu": parsed_args.mtu}
-        try:
-            spec = NetworkSpec(
-                type="vxlan",
-                vni=parsed_args.vni,
-                peers=tuple(parsed_args.peer),
-                **{name: value for name, value in given.items() if value is not None},
-            )
-        except ValidationError as wrong:
-            raise invalid_request(wrong) from None
+        fields: dict[str, Any] = {"type": "vxlan", "peers": tuple(parsed_args.peer)}
+        for name in ("vni", "udp_port", "mtu"):
+            _set(fields, name, getattr(parsed_args, name))
+        spec = valid(NetworkSpec, fields)
         with Client.from_environment() as client:
             return _NETWORK_COLUMNS, _network_row(client.put_network(parsed_args.network_id, spec))
 
 
-class NetworkDelete(Command):
+class NetworkDelete(show.Command):
     """Delete a network without ports; no error if it does not exist."""
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("network_id", metavar="ID")
+        parser.add_argument("network_id", metavar="ID", help="ID of the network")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
@@ -379,13 +377,14 @@ class VfList(show.TableLister):
         with Client.from_environment() as client:
             vfs = client.list_vfs()
         rows = (vf.model_dump(mode="json").values() for vf in vfs)
-        return tuple(VfInfo.model_fields), [tuple(map(show.Optional, row)) for row in rows]
+        return tuple(VfInfo.model_fields), [tuple(row) for row in rows]
 
 
-class VfRelease(Command):
-    """End the quarantine of a virtual function, so that it can be assigned to a port again.
+class VfRelease(show.Command):
+    """End the quarantine of a virtual function.
 
-    A port that is being removed and waits for the NIC of this function is deleted from the store.
+    It can be assigned to a port again. A port that is being removed and waits for the NIC of this function
+    is deleted from the store.
     """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cliff.command import Command
-from cliff.show import ShowOne
-from pydantic import ValidationError
-
-from netplugin.api.client import Client, invalid_request
+from netplugin.api.client import Client
+from netplugin.api.field_errors import valid
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 from netplugin.cli import show
 from netplugin.cli.ports import add_network_options, network_from
@@ -30,25 +26,30 @@ class ServicePortList(show.TableLister):
         return _COLUMNS, [_row(port) for port in ports]
 
 
-class ServicePortPut(ShowOne):
-    """Put a device of the host on a network, or change its rules; repeating the request changes nothing."""
+class ServicePortPut(show.ShowOne):
+    """Put a device of the host on a network.
+
+    Or change its rules. Repeating the same request changes nothing.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("port_id", metavar="ID")
+        parser.add_argument("port_id", metavar="ID", help="ID of the service port")
         parser.add_argument("--device", metavar="NAME", required=True, help="a veth, tap or dummy device")
         parser.add_argument(
             "--internal", action="store_true", help="make an internal port of OVS with the name of --device"
         )
         parser.add_argument("--mac", metavar="MAC", required=True, help="the MAC that the service sends from")
-        parser.add_argument("--backend", metavar="NAME", required=True)
+        parser.add_argument(
+            "--backend", metavar="NAME", required=True, help="a backend of `netplugin backend list`"
+        )
         add_network_options(parser)
         parser.add_argument("--trusted", action="store_true", help="allow it to send from any address")
         parser.add_argument(
             "--role",
             action="append",
             choices=["dhcp_server", "router"],
-            help="what only a service may send; may be given several times",
+            help="lets it send what VMs may not; may be given several times",
         )
         parser.add_argument(
             "--allowed-address",
@@ -64,12 +65,15 @@ class ServicePortPut(ShowOne):
             return show.fields(client.put_service_port(parsed_args.port_id, spec))
 
 
-class ServicePortDelete(Command):
-    """Take devices off their networks; internal ports of OVS go. No error for ports that do not exist."""
+class ServicePortDelete(show.Command):
+    """Take devices of the host off their networks.
+
+    Internal ports of OVS are deleted. No error for ports that do not exist.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
-        parser.add_argument("port_ids", metavar="ID", nargs="+")
+        parser.add_argument("port_ids", metavar="ID", nargs="+", help="IDs of the service ports")
         return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
@@ -90,10 +94,7 @@ def spec_from(options: Namespace) -> ServicePortSpec:
     spec |= {name: True for name in ("internal", "trusted") if getattr(options, name)}
     if security:
         spec["port_security"] = security
-    try:
-        return ServicePortSpec.model_validate_json(json.dumps(spec))
-    except ValidationError as wrong:
-        raise invalid_request(wrong) from None
+    return valid(ServicePortSpec, spec)
 
 
 def _row(port: ServicePort) -> show.Row:

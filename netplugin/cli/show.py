@@ -2,27 +2,76 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import sys
-import textwrap
 from abc import abstractmethod
-from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TextIO
 
+import cliff.command
+import cliff.show
 from cliff.columns import FormattableColumn
+from cliff.formatters.base import ListFormatter, SingleFormatter
 from cliff.formatters.table import TableFormatter
 from cliff.lister import Lister
 from pydantic import BaseModel
 
-from netplugin.api.errors import InvalidRequest
+from netplugin.api.errors import InvalidRequest, reason
 from netplugin.api.models import Finding
+from netplugin.calls import as_commands
+from netplugin.cli.tables import FittedTable
+from netplugin.spelling import Parser, did_you_mean
 
-# -- Output formats of values: short text for humans, the API's values for ``-f json``. -----------
+# -- Commands: with the parser that knows what was meant by a misspelled option. -------------------
+
+
+class Command(cliff.command.Command):
+    """The base of all commands."""
+
+    #: The exit status, which the action may set.
+    status = 0
+
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        return Parser(prog=prog_name, description=self.get_description())
+
+    def run(self, parsed_args: Namespace) -> int:
+        return super().run(parsed_args) or self.status
+
+    def say(self, text: str) -> None:
+        """Print a line on standard error, at once."""
+        self.app.stderr.write(f"{text}\n")
+        self.app.stderr.flush()
+
+
+def add_form(parser: ArgumentParser, *more: str, words: str = "%(choices)s; default: text") -> None:
+    """Add ``--format`` of a command that prints no table: text, or one of ``more``."""
+    parser.add_argument("-f", "--format", choices=("text", *more), default="text", help=words)
+
+
+def whole(text: str) -> int:
+    """The value of an option that is a whole number. Raises: ArgumentTypeError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no whole number") from None
+
+
+def seconds(text: str) -> float:
+    """The value of an option that is a number of seconds. Raises: ArgumentTypeError."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number of seconds") from None
+
+
+# -- Output formats of values: short text for humans, the API's values for ``-f json|yaml``. -------
 
 
 Row = tuple[Any, ...]
+#: The formats that have values as the API does.
+_WHOLE = ("json", "yaml")
 
 
 class Structure(FormattableColumn[Any]):
@@ -32,7 +81,18 @@ class Structure(FormattableColumn[Any]):
         return "\n".join(_lines(self._value, ""))
 
 
-class NetworkColumn(FormattableColumn[dict[str, Any]]):
+class Text(FormattableColumn[Any]):
+    """Values that people and scripts read as the same text."""
+
+
+class Lines(Text):
+    """Sentences, each on a line."""
+
+    def human_readable(self) -> str:
+        return "\n".join(self._value)
+
+
+class NetworkColumn(Text):
     """A network as ``vlan physnet1 100``."""
 
     def human_readable(self) -> str:
@@ -41,7 +101,7 @@ class NetworkColumn(FormattableColumn[dict[str, Any]]):
         return " ".join(str(part) for part in parts if part is not None)
 
 
-class Error(FormattableColumn[dict[str, Any] | None]):
+class Error(Text):
     """An error as ``code: detail``, and the fix if there is one."""
 
     def human_readable(self) -> str:
@@ -51,11 +111,81 @@ class Error(FormattableColumn[dict[str, Any] | None]):
         return f"{self._value['code']}: {self._value['detail']}{fix}"
 
 
-class Optional(FormattableColumn[Any]):
-    """A value; None is shown as an empty cell."""
+def word(value: Any) -> str:
+    """A value as text: nothing for None, and truth as in JSON."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
-    def human_readable(self) -> str:
-        return "" if self._value is None else str(self._value)
+
+def on_one_line(cell: Any) -> str:
+    """A cell for csv, value and shell: a list with commas, other structures as JSON."""
+    if isinstance(cell, Text):
+        return ". ".join(cell.human_readable().splitlines())
+    if not isinstance(cell, FormattableColumn):
+        return word(cell)
+    value = cell.machine_readable()
+    if isinstance(value, list) and not any(isinstance(inner, dict | list) for inner in value):
+        return ",".join(map(word, value))
+    return json.dumps(value) if isinstance(value, dict | list) else word(value)
+
+
+class InWords(ListFormatter, SingleFormatter):
+    """Gives a formatter texts in place of structures, with commands in place of calls; numbers stay."""
+
+    def __init__(self, formatter: Any) -> None:
+        self._formatter = formatter
+        self._text = _for_people if isinstance(formatter, TableFormatter) else on_one_line
+
+    def add_argument_group(self, parser: ArgumentParser) -> None:
+        """The formatter has added its own."""
+
+    def emit_list(
+        self,
+        column_names: Sequence[str],
+        data: Iterable[Sequence[Any]],
+        stdout: TextIO,
+        parsed_args: Namespace,
+    ) -> None:
+        rows = [[self._cell(value) for value in row] for row in data]
+        self._formatter.emit_list(column_names, rows, stdout, parsed_args)
+
+    def emit_one(
+        self, column_names: Sequence[str], data: Sequence[Any], stdout: TextIO, parsed_args: Namespace
+    ) -> None:
+        self._formatter.emit_one(column_names, [self._cell(value) for value in data], stdout, parsed_args)
+
+    def _cell(self, value: Any) -> Any:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number else as_commands(self._text(value))
+
+
+def _for_people(cell: Any) -> str:
+    return str(cell.human_readable()) if isinstance(cell, FormattableColumn) else word(cell)
+
+
+def check_columns(asked: Sequence[str], names: Sequence[str]) -> None:
+    """Raises: InvalidRequest for a column of ``--column`` that there is not."""
+    for column in asked:
+        if column.lower().strip().replace(" ", "_") not in names:
+            raise InvalidRequest(
+                f"there is no column {column}{did_you_mean(column, names)}",
+                step="print",
+                fix=f"choose from {', '.join(names)}",
+            )
+
+
+class ShowOne(cliff.show.ShowOne, Command):
+    """A command that shows one object."""
+
+    def run(self, parsed_args: Namespace) -> int:
+        return super().run(parsed_args) or self.status
+
+    def produce_output(self, parsed_args: Namespace, column_names: Sequence[str], data: Sequence[Any]) -> int:
+        check_columns(parsed_args.columns, column_names)
+        if parsed_args.formatter not in _WHOLE:
+            self.formatter = InWords(self.formatter)
+        return super().produce_output(parsed_args, column_names, data)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
@@ -77,14 +207,16 @@ def read_text(name: str) -> str:
         return sys.stdin.read() if name == "-" else Path(name).read_text()
     except (OSError, UnicodeDecodeError) as wrong:
         raise InvalidRequest(
-            f"{name} cannot be read: {wrong}", step="read", fix="name a text file, or - for stdin"
+            f"{name} cannot be read: {reason(wrong)}",
+            step="read",
+            fix="name a text file, or - for standard input",
         ) from None
 
 
 def _column(name: str, value: Any) -> Any:
     if name == "error":
         return Error(value)
-    return Structure(value) if isinstance(value, dict | list) else Optional(value)
+    return Structure(value) if isinstance(value, dict | list) else value
 
 
 def _lines(value: Any, name: str) -> Iterator[str]:
@@ -96,126 +228,15 @@ def _lines(value: Any, name: str) -> Iterator[str]:
             yield from _lines(inner, f"{name}.{number}" if name else str(number))
     elif isinstance(value, list):
         if value:
-            yield (f"{name}: " if name else "") + ", ".join(str(inner) for inner in value)
+            yield (f"{name}: " if name else "") + ", ".join(map(word, value))
     elif value is not None:
-        yield f"{name}: {value}" if name else str(value)
-
-
-# -- Lists on a terminal: a table that fits its width, or a block of lines per row. ----------------
-
-#: The shortest length that values are cut to: MAC and PCI addresses remain whole.
-_SHORTEST = 20
-_ELLIPSIS = "..."  # not the single character, which not every terminal can show
-_CUT_NOTE = f"values that end in {_ELLIPSIS} are cut; -f json has the whole"
-
-
-def cut_to_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[list[str]] | None:
-    """Cut the longest values so that the table fits; never the first column, which identifies a row.
-
-    None if values would become shorter than ``_SHORTEST``.
-    """
-    first, *others = _widths(names, rows)
-    room = width - (3 * len(names) + 1) - first  # a column has a border and two blanks
-    if sum(others) <= room:
-        return [list(row) for row in rows]
-    for limit in range(max(others, default=0), _SHORTEST - 1, -1):
-        if sum(min(other, limit) for other in others) <= room:
-            return [[row[0], *(_shorten(text, limit) for text in row[1:])] for row in rows]
-    return None
-
-
-def blocks(names: Sequence[str], rows: Sequence[Sequence[str]], head: Sequence[str], width: int) -> str:
-    """Format each row as a line with the columns of ``head``, and the others indented below it.
-
-    Without ``head`` the heading is the first column. Text is wrapped to the width between words
-    only, so that a long path can be copied.
-    """
-    heading = [name for name in head if name in names] or names[:1]
-    below = [name for name in names if name not in heading]
-    label = max(map(len, below), default=0)
-    lines: list[str] = []
-    for row in rows:
-        cells = dict(zip(names, row, strict=True))
-        lines += _wrapped("", "  ".join(cells[name] for name in heading), width)
-        for name in below:
-            lines += _wrapped(f"    {name.ljust(label)}  ", cells[name], width)
-    return "\n".join(lines)
-
-
-def _widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    columns = zip(names, *rows, strict=True)
-    return [max(len(line) for text in column for line in text.split("\n")) for column in columns]
-
-
-def _shorten(text: str, limit: int) -> str:
-    return "\n".join(
-        line if len(line) <= limit else line[: limit - len(_ELLIPSIS)] + _ELLIPSIS
-        for line in text.split("\n")
-    )
-
-
-def _wrapped(before: str, text: str, width: int) -> Iterator[str]:
-    """The lines of the text behind ``before``, which is blank from the second line on."""
-    room = max(_SHORTEST, width - len(before))
-    for line in text.splitlines():
-        for part in textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False):
-            yield before + part
-            before = " " * len(before)
-
-
-def _text(value: Any) -> str:
-    return str(value.human_readable() if isinstance(value, FormattableColumn) else value)
-
-
-class FittedTable(TableFormatter):
-    """cliff's table; on a terminal without ``--max-width`` and ``--fit-width`` it fits the width.
-
-    cliff itself wraps cells there, down to 8 characters, which breaks names and sentences.
-    """
-
-    def __init__(self, head: Sequence[str], cuts: bool, note: Callable[[str], None]) -> None:
-        self._head = head
-        self._cuts = cuts
-        self._note = note
-
-    def emit_list(
-        self,
-        column_names: Sequence[str],
-        data: Iterable[Sequence[Any]],
-        stdout: TextIO,
-        parsed_args: Namespace,
-    ) -> None:
-        rows = list(data)
-        if parsed_args.max_width > 0 or parsed_args.fit_width or not stdout.isatty():
-            super().emit_list(column_names, rows, stdout, parsed_args)
-        elif rows or parsed_args.print_empty:
-            self._fit(column_names, rows, stdout, parsed_args)
-
-    def _fit(
-        self,
-        names: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        stdout: TextIO,
-        parsed_args: Namespace,
-    ) -> None:
-        width = shutil.get_terminal_size().columns
-        texts = [[_text(value) for value in row] for row in rows]
-        fitted = cut_to_fit(names, texts, width)
-        if fitted is None or (fitted != texts and not self._cuts):
-            stdout.write(blocks(names, texts, self._head, width) + "\n")
-            return
-        if fitted != texts:
-            self._note(_CUT_NOTE)
-            rows = fitted
-        # The width that was fitted to; cliff would determine its own.
-        arguments = Namespace(**{**vars(parsed_args), "max_width": width})
-        super().emit_list(names, rows, stdout, arguments)
+        yield f"{name}: {word(value)}" if name else word(value)
 
 
 # -- Base classes of commands that print a list. ---------------------------------------------------
 
 
-class TableLister(Lister):
+class TableLister(Lister, Command):
     """A command that lists rows in a ``FittedTable``, with notes for people on standard error.
 
     The other formats (``-f json|yaml|csv|value``) are complete and have no notes.
@@ -232,6 +253,9 @@ class TableLister(Lister):
         super().__init__(*args, **kwargs)
         self._notes: list[str] = []
 
+    def run(self, parsed_args: Namespace) -> int:
+        return super().run(parsed_args) or self.status
+
     def note(self, text: str) -> None:
         """Print a sentence on standard error after the table."""
         self._notes.append(text)
@@ -239,13 +263,17 @@ class TableLister(Lister):
     def produce_output(
         self, parsed_args: Namespace, column_names: Sequence[str], data: Iterable[Sequence[Any]]
     ) -> int:
+        check_columns(parsed_args.columns, column_names)
         rows = list(data)
-        if not isinstance(self.formatter, TableFormatter):
+        if parsed_args.formatter in _WHOLE:
             return super().produce_output(parsed_args, column_names, rows)
-        self.formatter = FittedTable(self.head, self.cuts, self.note)
+        is_table = isinstance(self.formatter, TableFormatter)
+        self.formatter = InWords(FittedTable(self.head, self.cuts, self.note) if is_table else self.formatter)
         status = super().produce_output(parsed_args, column_names, rows)
+        if not is_table:
+            return status
         for text in [*([] if rows else [self.empty]), *self._notes]:
-            self.app.stderr.write(f"netplugin: {text}\n")
+            self.say(f"netplugin: {text}")
         return status
 
 
@@ -256,19 +284,12 @@ class FindingLister(TableLister):
     head = ("status", "id")
     cuts = False  # a fix is of use only as a whole
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._status = 0
-
     @abstractmethod
     def find(self, parsed_args: Namespace) -> Iterable[Finding]: ...
 
     def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[Row]]:
         findings = list(self.find(parsed_args))
-        self._status = 1 if any(finding.status == "fail" for finding in findings) else 0
+        self.status = 1 if any(finding.status == "fail" for finding in findings) else 0
         return ("id", "status", "found", "expected", "fix"), [
-            (f.id, f.status, f.found, f.expected, Optional(f.fix)) for f in findings
+            (f.id, f.status, f.found, f.expected, f.fix) for f in findings
         ]
-
-    def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self._status

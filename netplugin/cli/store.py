@@ -6,9 +6,8 @@ import sqlite3
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from cliff.command import Command
-
 from netplugin import store_file
+from netplugin.cli.show import Command
 
 _STATE_PATH = Path("/var/lib/netplugin")
 
@@ -46,7 +45,10 @@ class StoreBackup(_StoreCommand):
 
 
 class StoreCheck(_StoreCommand):
-    """Check the agent's store or a backup of it; exit status 1 if it is damaged."""
+    """Check the agent's store or a backup of it.
+
+    Exit status 1 if it is damaged.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -62,7 +64,10 @@ class StoreCheck(_StoreCommand):
 
 
 class StoreRestore(_StoreCommand):
-    """Replace the agent's store by a backup; refused while an agent is running on it."""
+    """Replace the agent's store by a backup.
+
+    Refused while an agent is running on it.
+    """
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
         parser = super().get_parser(prog_name)
@@ -72,4 +77,4 @@ class StoreRestore(_StoreCommand):
     def take_action(self, parsed_args: Namespace) -> None:
         before = store_file.restore(parsed_args.state_path, parsed_args.file)
         if before is not None:
-            self.app.stdout.write(f"the store before is now {before}\n")
+            self.app.stdout.write(f"the previous store is now {before}\n")

@@ -23,6 +23,8 @@ TUNNEL_MARK = "netplugin-tunnel"
 BESIDE_MARK = "netplugin-beside"
 #: In the interface of such a port: the MAC that its VF had when OVS opened it, if that is not the VM's.
 MAC_MARK = "netplugin-opened-with"
+#: In the interface of a VM's port: the ID of the VM, under the name of XenServer's integration.
+VM_ID = "vm-id"
 #: In a VM's port: its VXLAN network, and the UDP port of that network's tunnels.
 NETWORK_MARK = "netplugin-network"
 UDP_MARK = "netplugin-udp-port"

@@ -36,9 +36,9 @@ def _nodes(state: PmdState) -> Iterator[Finding]:
         return
     nodes = {core.numa_node for core in state.cores}
     bare = sorted({node for _, node in away if node is not None} - nodes)
-    fix = "netplugin pmd set --proposed"
+    fix = 'PUT /v1/pmd {"proposed": true}'
     if bare:
-        fix = f"add CPUs of NUMA node {format_list(bare)} to those of PMD threads (netplugin pmd set)"
+        fix = f"add CPUs of NUMA node {format_list(bare)} to those of PMD threads (PUT /v1/pmd)"
     yield Finding(
         id="pmd-numa",
         status="warn",
@@ -63,13 +63,13 @@ def _pins(state: PmdState) -> Iterator[Finding]:
             status="warn",
             found=f"pinned where no PMD thread runs, and polled elsewhere: {_some(lost)}",
             expected=f"pinnings to the CPUs of PMD threads, {format_list(running)}",
-            fix="netplugin pmd set --affinity PORT:QUEUE=CPU, or --clear-affinity PORT",
+            fix='pin them to others, or not at all: PUT /v1/pmd {"clear_affinity": ["PORT"]}',
         )
 
 
 def _unpolled(state: PmdState) -> Iterator[Finding]:
     fix = (
-        "netplugin pmd set --clear-affinity PORT, so that a thread is left for queues that are not "
+        'PUT /v1/pmd {"clear_affinity": ["PORT"]}, so that a thread is left for queues that are not '
         "pinned; or pmd-rxq-assign=group and pmd-rxq-isolate=false"
     )
     if state.unpolled:
@@ -93,14 +93,14 @@ def _unpolled(state: PmdState) -> Iterator[Finding]:
 
 def _uneven(proposal: PmdProposal) -> Finding:
     view = proposal.auto_load_balance
-    fix = "netplugin pmd set --proposed"
+    fix = 'PUT /v1/pmd {"proposed": true}'
     reported = next((a.text for a in proposal.advice if a.id == "auto-load-balance"), None)
     return Finding(
         id="pmd-balance",
         status="warn",
         found=f"the fullest PMD thread has a load of {proposal.now.largest_percent} %",
         expected=f"{proposal.proposed.largest_percent} %, with {proposal.moves} queues elsewhere "
-        "(netplugin pmd show --propose)",
+        "(GET /v1/pmd/proposal)",
         fix=reported if reported and view.preferred else fix,
     )
 

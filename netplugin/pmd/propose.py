@@ -109,6 +109,8 @@ def _queues(state: PmdState, then: Placement, needed: bool) -> Iterable[Proposed
                 port_numa_node=queue.port_numa_node,
                 cpu=core.cpu,
                 proposed_cpu=then.get((queue.port, queue.queue), there),
+                port_id=queue.port_id,
+                vm_id=queue.vm_id,
             )
 
 
@@ -191,16 +193,17 @@ def advice(
 
 def _balance(state: PmdState, now: PmdLoads, view: AutoLoadBalanceView) -> PmdAdvice:
     asks = state.settings.auto_load_balance
-    command = "netplugin pmd set --auto-lb on"
+    fields = ['"enabled": true']
     if now.largest_percent < asks.load_threshold:
-        command += f" --auto-lb-load {max(1, now.largest_percent - 1)}"
+        fields.append(f'"load_threshold": {max(1, now.largest_percent - 1)}')
     if view.improvement_percent < asks.improvement_threshold:
-        command += f" --auto-lb-improvement {view.improvement_percent}"
+        fields.append(f'"improvement_threshold": {view.improvement_percent}')
+    call = f'PUT /v1/pmd {{"auto_load_balance": {{{", ".join(fields)}}}}}'
     does = "is on and comes" if view.enabled and view.acts else "would come"
     return PmdAdvice(
         id="auto-load-balance",
         text=f"OVS's automatic load balance {does} to {view.expected.largest_percent} % on the "
-        f"fullest thread without pinning anything, and follows the traffic: {command}",
+        f"fullest thread without pinning anything, and follows the traffic: {call}",
     )
 
 
@@ -236,5 +239,5 @@ def _more_cores(state: PmdState) -> Iterator[PmdAdvice]:
         yield PmdAdvice(
             id="more-cores",
             text=f"all {len(loads)} PMD threads are above {FULL} %: only more cores help "
-            f"(netplugin pmd set --count {len(loads) + 1})",
+            f'(PUT /v1/pmd {{"count": {len(loads) + 1}}})',
         )

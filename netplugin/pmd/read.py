@@ -12,7 +12,7 @@ from netplugin.api.errors import HostError
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue, UnpolledQueue
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_rows import OvsInterface
+from netplugin.host.ovs_rows import PORT_MARK, VM_ID, OvsInterface
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_view import OvsView
 from netplugin.host.vswitchd import appctl
@@ -322,7 +322,14 @@ def _queue(queue: PolledQueue, thread: Thread, interface: OvsInterface | None) -
         pinned_to=pins.get(queue.queue),
         port_numa_node=node,
         numa_mismatch=node is not None and node != thread.numa_node,
+        **_owner(interface),
     )
+
+
+def _owner(interface: OvsInterface | None) -> dict[str, str | None]:
+    """The port and the VM that an interface is of, by its marks."""
+    marks = interface.external_ids if interface else {}
+    return {"port_id": marks.get(PORT_MARK), "vm_id": marks.get(VM_ID)}
 
 
 def _unpolled(shown: PmdThreads, interfaces: Mapping[str, OvsInterface]) -> tuple[UnpolledQueue, ...]:
@@ -339,7 +346,8 @@ def _unpolled(shown: PmdThreads, interfaces: Mapping[str, OvsInterface]) -> tupl
         if interface.type.startswith("dpdk") and interface.works_at
         for queue in range(_count(interface))
     ]
-    return tuple(UnpolledQueue(port=p, queue=q) for p, q in desired if (p, q) not in polled)
+    lost = ((name, queue) for name, queue in desired if (name, queue) not in polled)
+    return tuple(UnpolledQueue(port=name, queue=queue, **_owner(interfaces[name])) for name, queue in lost)
 
 
 def _count(interface: OvsInterface) -> int:

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from netplugin.api import field_errors
+
 T = TypeVar("T")
 #: Deepest nesting; no format here has half of it. Python's own limit depends on the caller's stack.
 DEPTH = 40
@@ -61,7 +63,9 @@ def parse(text: str | bytes) -> Any:
     except RecursionError as error:
         raise NoJson("it is nested too deeply") from error
     except ValueError as error:
-        raise NoJson(f"it is no JSON: {error}") from error
+        if isinstance(error, json.JSONDecodeError):
+            raise NoJson(f"it is no JSON (line {error.lineno}, column {error.colno})") from error
+        raise NoJson("it is no JSON") from error
     check(value)
     return value
 
@@ -76,7 +80,6 @@ def validated(value: Any, model: TypeAdapter[T]) -> T:
 
 def first_mistake(error: ValidationError) -> str:
     """Return the first error with its field, in one line."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(map(str, first["loc"]))[:_SHOWN]
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = field_errors.place(first)[:_SHOWN]
+    return f"{where}: {field_errors.message(first)}" if where else field_errors.message(first)

@@ -8,6 +8,9 @@ from oslo_config import cfg
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic.fields import FieldInfo
 
+from netplugin.api.fields import worded
+from netplugin.programs.bounded import first_mistake
+
 # -- Purpose of a host: the cores, memory and links to plan for. ----------------------------------
 
 
@@ -15,7 +18,8 @@ _Count = Annotated[int, Field(ge=0, le=4096)]
 #: MTU in bytes, within the limits of OVS and the kernel.
 _Mtu = Annotated[int, Field(ge=68, le=9702)]
 #: A NIC, by PCI address or interface name, and its number of VFs.
-_Vfs = Annotated[str, StringConstraints(pattern=r"^[^\s=]{1,64}=[0-9]{1,5}$")]
+_VFS = worded(r"^[^\s=]{1,64}=[0-9]{1,5}$", "must be a NIC and its number of VFs, such as eth1=8")
+_Vfs = Annotated[str, StringConstraints(pattern=_VFS)]
 
 PAGE_2M: Final = 2048
 PAGE_1G: Final = 1048576
@@ -127,5 +131,4 @@ def intent_of(conf: Any) -> HostIntent | None:
     try:
         return HostIntent.model_validate(values)
     except ValidationError as wrong:
-        first = wrong.errors()[0]
-        raise ValueError(f"[{GROUP}] {first['loc'][0]}: {first['msg']}") from None
+        raise ValueError(f"[{GROUP}] {first_mistake(wrong)}") from None

@@ -29,6 +29,7 @@ LIBRARIES = [
         "deferred_help",
         "argparse_kwargs",
     ),
+    *("get_fuzzy_matches", "cmd"),
     *("CONSOLE_MESSAGE_FORMAT", "DEFAULT_VERBOSE_LEVEL", "model_config"),
     *("SelectPoll", "Parser", "feed"),
     *(

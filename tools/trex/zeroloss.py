@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs ``zeroloss`` from a checkout; the installed command is ``netplugin-zeroloss``."""
+"""Runs ``netplugin-zeroloss`` from a checkout, without an installation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ except ModuleNotFoundError as error:
     if str(error.name).startswith("netplugin"):
         raise
     print(
-        f"zeroloss: the Python package {error.name} is missing: in a checkout, and in its virtualenv,"
-        " pip install . ./tools/trex",
+        f"netplugin-zeroloss: the Python package {error.name} is missing: in a checkout, and in its"
+        " virtualenv, pip install . ./tools/trex",
         file=sys.stderr,
     )
     sys.exit(2)

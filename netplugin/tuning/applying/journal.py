@@ -16,7 +16,7 @@ from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from netplugin.api.errors import Conflict, HostError
+from netplugin.api.errors import Conflict, HostError, reason
 from netplugin.host.safe_files import UnsafeFile, open_own, own_directory, sync
 from netplugin.tuning.applying import targets
 from netplugin.tuning.applying.accessor import Raw
@@ -267,7 +267,7 @@ def _read(path: Path, data: bytes, boot: str) -> History:
         return history(_whole(data).decode().splitlines(), boot)
     except ValueError as wrong:
         raise HostError(
-            f"{path} is no journal of this program: {wrong}",
+            f"{path} is no journal of this program: {reason(wrong)}",
             step="journal",
             fix="name another with --journal, or look into it and put back by hand what it says",
         ) from wrong

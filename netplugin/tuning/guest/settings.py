@@ -11,6 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
+from netplugin.api.fields import MAC_PATTERN
 from netplugin.host.cpus import format_list, to_kernel
 from netplugin.libvirt.guest import STEP, GuestDomain
 from netplugin.tuning import steps
@@ -226,7 +227,7 @@ PAGE_NAMES: Final = {PAGE_2M: "2M", PAGE_1G: "1G"}
 
 _Mac = Annotated[
     str,
-    StringConstraints(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"),
+    StringConstraints(pattern=MAC_PATTERN),
     AfterValidator(str.lower),
 ]
 

@@ -109,7 +109,7 @@ def refuse_cores_of_vms(cpus: Collection[int], running: Collection[int], host: P
         raise Conflict(
             f"CPUs {format_list(taken)} are on cores of the VMs {', '.join(vms[:5])}",
             step=STEP,
-            fix="name other CPUs, or let the agent choose: netplugin pmd set --count N",
+            fix='name other CPUs, or let the agent choose: PUT /v1/pmd {"count": N}',
         )
 
 
@@ -251,11 +251,11 @@ def _nic_without_thread(count: int, siblings: bool, host: PmdHost, bare: Sequenc
         return Conflict(
             f"{what}: its cores are of the VMs {_some(host.vms_on(_cpus_on(node, host)))}",
             step=STEP,
-            fix="move or stop a VM, or name the CPUs: netplugin pmd set --cpus",
+            fix='move or stop a VM, or name the CPUs: PUT /v1/pmd {"cpus": "LIST"}',
         )
     return _invalid(
         f"{what}: all of its cores are for everything else",
-        "plan fewer [host] housekeeping_cores, or name the CPUs: netplugin pmd set --cpus",
+        'plan fewer [host] housekeeping_cores, or name the CPUs: PUT /v1/pmd {"cpus": "LIST"}',
     )
 
 

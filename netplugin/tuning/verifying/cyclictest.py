@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from pydantic import ValidationError
 
-from netplugin.api.errors import HostError
+from netplugin.api.errors import HostError, reason
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.processes import needs_program, printable, run
 from netplugin.programs import bounded
@@ -55,7 +55,7 @@ def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
         try:
             text = file.read_text()
         except (OSError, UnicodeDecodeError) as wrong:
-            raise HostError(f"what cyclictest wrote cannot be read: {wrong}", step=STEP) from wrong
+            raise HostError(f"what cyclictest wrote cannot be read: {reason(wrong)}", step=STEP) from wrong
         return parsed(text, "this machine")
 
 
@@ -101,7 +101,7 @@ def parse(text: str) -> tuple[str, LatencyRound]:
         version = str(whole.get("rt_test_version:", whole.get("rt_test_version", "unknown")))
         cpus = {int(each["cpu"]): _histogram(each) for each in whole["thread"].values()}
     except (KeyError, TypeError, AttributeError, ValidationError) as wrong:
-        raise ValueError(f"{type(wrong).__name__}: {wrong}") from wrong
+        raise ValueError("it has not the fields of cyclictest --json") from wrong
     if not cpus or not all(histogram.samples for histogram in cpus.values()):
         raise ValueError("a CPU has no samples")
     return version, LatencyRound(cpus=dict(sorted(cpus.items())))

@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
-from netplugin.api.client import invalid_request
 from netplugin.api.errors import Conflict, HostError
+from netplugin.api.field_errors import valid
 from netplugin.host.safe_files import read_own
 from netplugin.tuning.applying.apply import BAD, Result, StepOutcome
 from netplugin.tuning.intent import HostIntent
@@ -93,10 +93,7 @@ def _options_of(state: EffectState, when: str, **fields: Any) -> Options:
     Raises: InvalidRequest for a label that is too long.
     """
     given = state.options.model_dump() | {"label": f"{state.options.label}-{when}"} | fields
-    try:
-        return Options.model_validate(given | ({"unplaced": True} if when == "before" else {}))
-    except ValidationError as wrong:
-        raise invalid_request(wrong) from None
+    return valid(Options, given | ({"unplaced": True} if when == "before" else {}))
 
 
 def _after(state: EffectState, before: MeasuredRun) -> Options:

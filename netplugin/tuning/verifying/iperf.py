@@ -38,8 +38,9 @@ def parsed(text: str, settings: TcpSettings, where: str) -> tuple[str, float]:
     try:
         return _parse(text, settings)
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
+        why = printable(str(wrong))[:300] if isinstance(wrong, ValueError) else "fields are missing"
         raise HostError(
-            f"what iperf3 printed {where} cannot be made sense of: {printable(str(wrong))[:300]}",
+            f"what iperf3 printed {where} cannot be made sense of: {why}",
             step=STEP,
             fix="install iperf3 3.12 or later there",
         ) from wrong

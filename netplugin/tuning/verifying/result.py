@@ -12,7 +12,9 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from netplugin.api.errors import HostError, InvalidRequest, NotFound
+from netplugin.api.fields import NAME_PATTERN
 from netplugin.host.safe_files import own_directory, read_own, replacing
+from netplugin.programs.bounded import first_mistake
 
 # -- Histogram of wake-up latencies in microseconds, and its percentiles (pure). ------------------
 
@@ -87,7 +89,7 @@ def _ceil(number: float) -> int:
 
 
 #: Part of a file name.
-Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Label = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 class StoredMeasurement(BaseModel):
@@ -309,8 +311,7 @@ def read(path: Path) -> MeasuredRun:
     except OSError as wrong:
         why = wrong.strerror or str(wrong)
     except ValidationError as wrong:
-        first = wrong.errors()[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        why = first_mistake(wrong)
     except UnicodeDecodeError:
         why = "it is not text"
     raise InvalidRequest(f"{path} cannot be read as a run: {why}", step=STEP)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
+import re
+import threading
 from pathlib import Path
 
 import pytest
 
 from agents import backends, main
 from netplugin import options
+from netplugin.api.client import Client
 from netplugin.host.shared import Host
+from tests.unit.agent import agent, served_agent
 
 
 def started(tmp_path: Path, text: str) -> int:
@@ -22,6 +28,7 @@ def started(tmp_path: Path, text: str) -> int:
     ("text", "option"),
     [
         ("[api]\nbind_port = abc", "[api] option bind_port"),
+        ("[agent]\nbatch_size = many", "[agent] option batch_size"),
         ("[agent]\nreconcile_interval = -1", "[agent] option reconcile_interval"),
         ("log_level = LOUD", "[DEFAULT] option log_level"),
     ],
@@ -30,7 +37,7 @@ def test_a_wrong_value(tmp_path: Path, capsys: pytest.CaptureFixture[str], text:
     assert started(tmp_path, text) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"netplugin-agent: {option} in {tmp_path / 'b.conf'} is not valid: ")
-    assert "LocationInfo" not in said
+    assert "LocationInfo" not in said and "literal" not in said
     assert not (tmp_path / "state").exists()
 
 
@@ -54,11 +61,13 @@ def test_what_no_option_takes_is_told(tmp_path: Path) -> None:
         "[DEFAULT]\nstate-path = /x\nlog_levle = INFO\n[agent]\nreconcile_intervall = 1\n"
         "[ovss]\nuplinks = a\n[sriov]\nnot_enabled_here = 1\n"
     )
-    assert list(options.unread(options.load([file]))) == [
-        f"{file}: [DEFAULT] has no option log_levle: it is ignored",
-        f"{file}: [agent] has no option reconcile_intervall: it is ignored",
-        f"{file}: there is no section [ovss]: it is ignored",
+    found = list(options.unknown(options.load([file])))
+    assert [finding.found for finding in found] == [
+        f"{file}: [DEFAULT] has no option log_levle: it is ignored; did you mean log_level?",
+        f"{file}: [agent] has no option reconcile_intervall: it is ignored; did you mean reconcile_interval?",
+        f"{file}: there is no section [ovss]: it is ignored; did you mean ovs?",
     ]
+    assert len({finding.id for finding in found}) == 3
 
 
 def test_the_options_of_a_loaded_backend_are_known(tmp_path: Path) -> None:
@@ -66,9 +75,8 @@ def test_the_options_of_a_loaded_backend_are_known(tmp_path: Path) -> None:
     file.write_text("[linuxbridge]\nphysical_interfaces = physnet1:\nphysical_interface = physnet1:\n")
     conf = options.load([file])
     assert set(backends.load(["linuxbridge"], conf, Host(conf)).backends) == {"linuxbridge"}
-    assert list(options.unread(conf)) == [
-        f"{file}: [linuxbridge] has no option physical_interface: it is ignored"
-    ]
+    [finding] = options.unknown(conf)
+    assert "[linuxbridge] has no option physical_interface: it is ignored; did you mean" in finding.found
 
 
 def test_a_backend_with_a_wrong_option_is_a_sentence(
@@ -91,3 +99,82 @@ def test_a_misspelled_backend_is_told_with_those_that_there_are(
     said = backends.load(["linuxbrigde"], conf, Host(conf)).broken["linuxbrigde"]
     assert "correct [agent] enabled_backends" in said and "linuxbridge" in said
     assert said in caplog.text
+
+
+def test_a_check_names_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "b.conf"
+    file.write_text(
+        f"[DEFAULT]\nstate_path = {tmp_path / 'state'}\nlog_levle = x\n[agent]\nbatch_size = many\n"
+        "[vdpa]\nmode = fast\n"
+    )
+    assert main.main(["--check", str(file)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 3 and all(line.startswith("netplugin-agent: ") for line in said)
+    assert "[agent] option batch_size" in said[0] and "[vdpa] option mode" in said[1]
+    assert "did you mean log_level?" in said[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[ovs]\nuplinks = x\n", "[ovs] uplinks: 'x' is not physical_network:device"),
+        ("[host]\npmd_cores = 5000\n", "[host] pmd_cores: must be at most 4096"),
+        ("[api]\nbind_host = 192.0.2.1\n", "needs tls_cert and tls_key"),
+        ("[tasks]\ncallback_cert = /x\n", "callback_cert and callback_key go together"),
+        ("[agent]\nenabled_backends = sriov\n[sriov]\ndevices = x\n", "[sriov] devices: "),
+        ("[agent]\nenabled_backends = srivo\n", "did you mean sriov?"),
+    ],
+)
+def test_a_check_reads_what_a_start_would(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
+) -> None:
+    file = tmp_path / "b.conf"
+    file.write_text(f"[DEFAULT]\nstate_path = {tmp_path / 'state'}\n{text}")
+    assert main.main(["--check", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_a_check_of_a_valid_file_starts_and_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "b.conf"
+    file.write_text(
+        f"[DEFAULT]\nstate_path = {tmp_path}/state\n[api]\nsocket = {tmp_path}/run/s\n"
+        f"audit_log = {tmp_path}/audit\n[ovs]\nvhost_socket_dir = {tmp_path}/vhost\n"
+        "[agent]\nenabled_backends = linuxbridge,dpdkvhostuser,sriov,vdpa\n"
+    )
+    before = threading.active_count()
+    assert main.main(["--check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: no mistakes found\n"
+    assert list(tmp_path.iterdir()) == [file] and threading.active_count() == before
+
+
+def test_an_option_that_is_ignored_is_a_finding(tmp_path: Path) -> None:
+    file = tmp_path / "b.conf"
+    file.write_text("[agent]\nbatch_szie = 1\n")
+    ignored = tuple(options.unknown(options.load([file])))
+    with agent(tmp_path) as made:
+        made.service.health.ignored = ignored
+        with served_agent(made) as url, Client(url) as client:
+            [found] = [each for each in client.checks() if each.id == "option-agent-batch_szie"]
+    assert found.status == "warn" and "did you mean batch_size?" in found.found and found.fix
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_log_is_text_on_a_terminal_and_json_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr("sys.stderr", stream)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    monkeypatch.setattr(root, "level", root.level)
+    main._log_to_stderr("INFO")
+    logging.getLogger("agents.x").warning("it is late", extra={"port_id": "p1"})
+    line = stream.getvalue()
+    if terminal:
+        assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING it is late \(port p1\)\n", line)
+    else:
+        assert json.loads(line)["port_id"] == "p1"

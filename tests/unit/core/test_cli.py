@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import io
 import json
 import logging
@@ -20,10 +21,10 @@ from lxml import etree
 
 import agents.host.pmd
 from netplugin.api.errors import HostError
-from netplugin.api.models import PortSpec
+from netplugin.api.models import Finding, PortSpec
 from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdRequest, PmdState, UnpolledQueue
 from netplugin.cli.main import main
-from netplugin.cli.show import cut_to_fit
+from netplugin.cli.tables import cut_to_fit
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability
 from netplugin.pmd.propose import propose
@@ -107,6 +108,56 @@ def test_tables_are_for_people(run: Run, running: Agent) -> None:
     assert run("port show p1") == 0
     assert "host_error: out of luck" in run.out
     assert "Fix: have some" in run.out
+
+
+def test_a_port_is_shown_as_the_xml_of_its_interface(run: Run, running: Agent) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    assert run("port show p1 --xml") == 0
+    assert etree.fromstring(run.out).tag == "interface" and run.err == ""
+    assert run.json("port show p1 --xml") == {
+        "interface_xml": run.json("port show p1")["binding"]["interface_xml"]
+    }
+
+
+@pytest.mark.parametrize("form", ["csv", "value"])
+def test_a_list_for_scripts_has_no_words_of_python(run: Run, running: Agent, form: str) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    assert run(f"port list -f {form}") == 0
+    [row] = csv.DictReader(io.StringIO(run.out)) if form == "csv" else [run.out]
+    assert "None" not in run.out and "{" not in run.out
+    if isinstance(row, dict):
+        assert (row["network"], row["error"]) == ("vlan physnet1 100", "")
+    assert run(f"backend list -f {form}") == 0
+    assert "None" not in run.out and "True" not in run.out and "true" in run.out and "{'" not in run.out
+    assert run(f"network put net-1 --vni 5 --peer 192.0.2.1 --peer 192.0.2.2 {'-f value'}") == 0
+    assert "192.0.2.1,192.0.2.2" in run.out.splitlines()
+
+
+def test_a_structure_for_scripts_is_json(run: Run, running: Agent) -> None:
+    assert run(f"port put p1 {FLAGS}") == 0
+    for form in ("value", "shell"):
+        assert run(f"port show p1 -f {form} -c spec -c error") == 0
+        assert "None" not in run.out and "'" not in run.out
+    assert run("port show p1 -f value -c spec") == 0
+    assert json.loads(run.out) == run.json("port show p1")["spec"]
+
+
+def test_a_column_that_there_is_not_is_named(run: Run, running: Agent) -> None:
+    assert run("port list -c portid") == 1
+    assert "there is no column portid; did you mean port_id?" in run.err and "('" not in run.err
+
+
+def test_a_fix_names_the_command_and_in_json_the_call(run: Run, running: Agent) -> None:
+    assert run("port put p1 --vm-id v --mac 52:54:00:12:34:56 --backend fake --network-id net-7") == 1
+    assert "Fix: netplugin network put net-7" in run.err
+    assert run("port put p1 --vm-id v --mac 52:54:00:12:34:56 --backend fakee --physical-network n") == 1
+    assert "did you mean fake?" in run.err
+    found = Finding(id="x", status="fail", found="f", expected="e", fix='PUT /v1/pmd {"proposed": true}')
+    running.service.health.ignored = (found,)
+    assert run("backend check -f value") == 1
+    assert "netplugin pmd set --proposed" in run.out
+    assert run("backend check -f json") == 1
+    assert json.loads(run.out)[0]["fix"] == found.fix
 
 
 def _refuse(change: object) -> None:
@@ -208,7 +259,7 @@ def test_what_the_backends_found(run: Run, running: Agent) -> None:
 @pytest.mark.parametrize(
     ("spec", "reported"),
     [
-        ("{", "not JSON"),
+        ("{", "no JSON (line 1, column 2)"),
         ("[]", "not a JSON object"),
         ('{"network": []}', "network"),
         ('{"network": "x", "port_security": 7}', "port_security"),
@@ -285,7 +336,7 @@ def test_backend_list(run: Run, running: Agent) -> None:
 
 @pytest.fixture
 def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdRequest]:
-    """The requests that came to an OVS with two PMD threads, one of which polls all."""
+    """The requests that came to an OVS with two PMD threads, one of which polls nearly all."""
     asked: list[PmdRequest] = []
 
     def set_pmd(ovs: object, request: PmdRequest, chosen: object) -> PmdState:
@@ -303,7 +354,7 @@ def pmd_asked(running: Agent, monkeypatch: pytest.MonkeyPatch) -> list[PmdReques
 PMD = PmdReading(
     PmdState(
         cpus="2-3",
-        unpolled=(UnpolledQueue(port="vm7", queue=1),),
+        unpolled=(UnpolledQueue(port="npv7", queue=1, port_id="p7"),),
         cores=(
             core(
                 2,
@@ -317,7 +368,7 @@ PMD = PmdReading(
                 lost_upcalls=1,
                 overhead_percent=3,
             ),
-            core(3),
+            core(3, queue("npv1", 0, 5, port_id="p1", vm_id="vm-1")),
         ),
     ),
     {2: PmdCounters(4000, 1000, 500)},
@@ -333,7 +384,8 @@ def test_pmd_show(run: Run, pmd_asked: list[PmdRequest]) -> None:
         "cpu 3 (NUMA node 0): busy not measured",
         "  dpdk0 queue 1: 60 %, pinned to CPU 5, port on NUMA node 1",
         "  vm1 queue 0: 35 %",
-        "vm7 1",
+        "  port p1 of VM vm-1 queue 0: 5 %",
+        "port p7 queue 1",
         "auto_load_balance.load_threshold: 95",
     ):
         assert text in run.out
@@ -494,7 +546,7 @@ def test_a_table_that_does_not_fit_the_terminal_is_cut_or_becomes_blocks(
     assert run("port list") == 0
     assert _longest(run.out) == 110
     assert f"| {'v' * 26}... | fake    | 52:54:00:12:34:56 | vlan physnet1 100 |" in run.out
-    assert run.err == "netplugin: values that end in ... are cut; -f json has the whole\n"
+    assert run.err == "netplugin: values that end in ... are cut; -f json prints them whole\n"
     assert run.json("port list")[0]["vm_id"] == vm_id
     terminal(80)
     assert run("port list") == 0
@@ -555,6 +607,6 @@ def test_a_start_imports_the_command_that_runs_alone() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=180, check=True
     )
-    imported = {"netplugin.cli.host", "netplugin.cli.main", "netplugin.cli.show"}
+    imported = {f"netplugin.cli.{name}" for name in ("host", "main", "show", "tables")}
     status, names = done.stdout.split(" ", 1)
     assert status == "1" and set(ast.literal_eval(names)) == imported, done

@@ -27,7 +27,7 @@ def test_queues_on_other_nodes() -> None:
     away = queue("nic", 1, 20, port_numa_node=1)
     finding = found(state(core(2, away), core(18, node=1)))["pmd-numa"]
     assert finding.status == "warn" and "nic queue 1" in finding.found
-    assert finding.fix == "netplugin pmd set --proposed"
+    assert finding.fix == 'PUT /v1/pmd {"proposed": true}'
     bare = found(state(core(2, away), core(3)))["pmd-numa"]
     assert "add CPUs of NUMA node 1" in str(bare.fix)
     off = away.model_copy(update={"enabled": False})
@@ -38,10 +38,10 @@ def test_uneven_load() -> None:
     finding = found(state(core(2, queue("a", 0, 60), queue("b", 0, 35)), core(3)))["pmd-balance"]
     assert finding.found == "the fullest PMD thread has a load of 95 %"
     assert finding.expected.startswith("60 %, with 1 queues elsewhere")
-    assert "--auto-lb on" in str(finding.fix)
+    assert 'PUT /v1/pmd {"auto_load_balance": ' in str(finding.fix)
     pinned = [queue("a", 0, 60, pinned_to=2), queue("b", 0, 35, pinned_to=2)]
     finding = found(state(core(2, *pinned, isolated=True), core(3)))["pmd-balance"]
-    assert finding.fix == "netplugin pmd set --proposed"
+    assert finding.fix == 'PUT /v1/pmd {"proposed": true}'
     assert found(state(core(2, queue("a", 0, 30), queue("b", 0, 15)), core(3))) == {}
 
 

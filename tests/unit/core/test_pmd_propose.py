@@ -202,7 +202,7 @@ def test_ovs_own_balance_is_preferred_where_it_does_as_well() -> None:
     view = proposal.auto_load_balance
     assert (view.acts, view.preferred) == (False, True)
     assert view.reason == "no PMD thread has a load of 95 %"
-    assert "--auto-lb on --auto-lb-load 74" in proposal.advice[0].text
+    assert '{"enabled": true, "load_threshold": 74' in proposal.advice[0].text
 
 
 def test_why_ovs_own_balance_is_not_possible() -> None:

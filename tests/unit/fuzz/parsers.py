@@ -26,9 +26,8 @@ from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
-from agents.main import _read_all
+from agents.configuration import load
 from agents.store.store import Store
-from netplugin import options
 from netplugin.api.errors import NetpluginError
 from netplugin.host import (
     cpus,
@@ -231,7 +230,7 @@ def _conf(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(prefix=in_memory.PREFIX, dir=in_memory.PLACE) as file:
         file.write(data)
         file.flush()
-        _read_all(options.load([Path(file.name)]))
+        load([Path(file.name)])
 
 
 @cache

@@ -57,6 +57,7 @@ def test_without_yes_it_says_what_it_would_do(
     assert "[interrupts] /proc/irq/24/smp_affinity_list: 0-1 -> 0: would be set\n" in shown
     assert "[vfs] virtual functions of 0000:05:00.0: 0 -> 4: would be set\n" in shown
     assert "kernel argument nohz_full: not set -> 1: left to do, with a reboot\n" in shown
+    assert shown.endswith("\nNothing was changed; --yes applies it.\n")
     assert run(f"{command} -f json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["outcome"] for row in rows} == {"would-set", "needs-ovs-restart", "needs-reboot"}
@@ -106,6 +107,7 @@ def test_an_undo_is_shown_from_the_journal_alone(
     assert shown == [
         "[memory] swap: /dev/dm-1 -> /dev/dm-9: would be put back",
         f"[interrupts] {irq.path}: 0-1 -> 0: would be put back",
+        "Nothing was changed; --yes applies it.",
     ]
 
 
@@ -122,7 +124,8 @@ def test_the_exit_status(
 
     monkeypatch.setattr(host_apply, "preview", results)
     assert run(f"host apply --root {folder} --pmd-cores 1") == (1 if outcome in BAD else 0)
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert last == "Nothing was changed; --yes applies it."
     assert first.startswith("[ovs] swap: unknown (x: why not) -> not set: ")
     assert first.endswith(": a reason. Fix: a fix") and second == "[ovs] swap: b -> c: set"
 

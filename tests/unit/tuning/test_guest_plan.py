@@ -317,9 +317,9 @@ def test_each_form_by_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     ("options", "words"),
     [
         ("--dpdk eth0", "dpdk.0: must be a MAC address such as"),
-        ("--driver virtio", "driver: Input should be 'vfio-pci' or 'uio_pci_generic'"),
+        ("--driver virtio", "driver: must be 'vfio-pci' or 'uio_pci_generic'"),
         ("--hugepage-kb 4", "hugepage_kb: pages have 2048 or 1048576 KB"),
-        ("--housekeeping 0", "housekeeping: Input should be greater than or equal to 1"),
+        ("--housekeeping 0", "housekeeping: must be at least 1"),
     ],
 )
 def test_an_option_that_is_wrong_is_named(

@@ -39,6 +39,17 @@ def test_facts(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "online: 0-1" in capsys.readouterr().out
 
 
+def test_facts_begin_with_a_summary(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"host facts --root {small}") == 0
+    first = [line.split("|")[2].strip() for line in capsys.readouterr().out.splitlines()[3:9]]
+    assert first[0].startswith("CPUs: 2 online, 2 cores, NUMA nodes: 1, SMT ")
+    assert first[1].startswith("memory: ") and "hugepages" in first[1]
+    assert first[2].startswith("kernel: ") and ", IOMMU " in first[2]
+    assert any(line == "OVS: not running (was not asked)" for line in first)
+    assert run(f"host facts --root {small} -c summary -f value") == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
 def test_facts_of_a_folder_that_is_no_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"host facts --root {tmp_path / 'gone'} -f json") == 0
     assert json.loads(capsys.readouterr().out)["cpus"]["online"]["unknown"] == "there is no such file"
@@ -93,10 +104,10 @@ def test_a_plan_in_each_form(small: Path, capsys: pytest.CaptureFixture[str]) ->
     ("options", "words"),
     [
         ("--pmd-cores 2", "pmd_cores: 2 whole cores"),
-        ("--pmd-cores some", "pmd_cores: Input should be a valid integer"),
+        ("--pmd-cores some", "pmd_cores: must be a whole number"),
         (
             "--pmd-cores 1 --mtu 1500 --mtu 10",
-            "mtus.1: Input should be greater than or equal to 68",
+            "mtus.1: must be at least 68",
         ),
         ("--pmd-cores 1 --nic eth7", "there is no NIC eth7"),
     ],

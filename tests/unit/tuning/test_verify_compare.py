@@ -196,10 +196,10 @@ def test_what_is_not_kept_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"there is no file gone\.json"):
         result.find(tmp_path, "gone.json")
     for text, why in (
-        (b"", "Invalid JSON"),
-        (b"{}", "label: Field required"),
-        (b"\xff", "Invalid JSON|not text"),
-        (b'{"format": 2, "label": "x"}', "format: Input should be 1"),
+        (b"", "must be valid JSON"),
+        (b"{}", "label: is required"),
+        (b"\xff", "must be valid JSON|not text"),
+        (b'{"format": 2, "label": "x"}', "format: must be 1"),
     ):
         (tmp_path / "broken.json").write_bytes(text)
         with pytest.raises(InvalidRequest, match=rf"broken\.json cannot be read as a run: .*({why})"):

@@ -178,7 +178,7 @@ def test_a_refused_step_ends_it_before_the_second_measurement(
         ("--rounds 3", "rounds: 3, and what was begun has 6"),
         ("--guest /vm", "guest: /vm, and what was begun has none"),
         ("--pmd-cores 3", "the plan is another"),
-        ("--rounds 0", "rounds: Input should be greater"),
+        ("--rounds 0", "rounds: must be at least 1"),
     ],
 )
 def test_what_was_begun_is_not_changed(

@@ -193,10 +193,10 @@ def command(line: str) -> int:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--rounds 0", "rounds: Input should be greater than or equal to 1"),
-        ("--frame-size 9000", "frame_size: Input should be less than or equal to 1518"),
+        ("--rounds 0", "rounds: must be at least 1"),
+        ("--frame-size 9000", "frame_size: must be at most 1518"),
         ("--label ../x", "label: must be 1 to 64 letters, digits"),
-        ("--only packets", "only: Input should be 'latency' or 'throughput'"),
+        ("--only packets", "only: must be 'latency' or 'throughput'"),
         ("--cpus 8191", "cpus: CPU 8191 is not on line"),
         ("--root /tmp", "root: only this machine can be measured"),
     ],

@@ -57,7 +57,7 @@ def test_without_its_requirements_the_script_says_how_to_install_them(arguments:
     )
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr == (
-        "zeroloss: the Python package pydantic is missing: in a checkout, and in its virtualenv,"
+        "netplugin-zeroloss: the Python package pydantic is missing: in a checkout, and in its virtualenv,"
         " pip install . ./tools/trex\n"
     )
 

@@ -23,7 +23,7 @@ from netplugin.tuning.placing.checks.case import Case, graded
 # -- Check that vCPUs and QEMU's emulator threads run on the CPUs that the host's plan reserves for them.
 
 
-_PIN: Final = "render the domain with policy.pin: netplugin domain render --pin"
+_PIN: Final = 'render the domain again: POST /v1/vms/VM:render-domain {"policy": {"pin": true}}'
 
 
 def cpus(case: Case) -> Iterator[Finding]:
@@ -252,7 +252,7 @@ def _name(cpu: Element | None) -> str | None:
 # -- Check that a real-time domain has a real-time scheduler, locked memory, no balloon and a TSC clock.
 
 
-_REALTIME: Final = "render the domain with policy.realtime: netplugin domain render --realtime"
+_REALTIME: Final = 'render the domain again: POST /v1/vms/VM:render-domain {"policy": {"realtime": true}}'
 
 
 def realtime(case: Case) -> Iterator[Finding]:

@@ -52,7 +52,7 @@ def _shared(case: Case) -> Finding:
         wrong,
         "the memory is shared",
         "memory that OVS can map: a vhost-user NIC passes no frame otherwise",
-        "render the domain again: netplugin domain render",
+        "render the domain again: POST /v1/vms/VM:render-domain",
         "fail",
     )
 

@@ -23,7 +23,7 @@ _RING: Final = 1024
 _SLOWS: Final = ("driver", "mtu")
 #: Attributes that libvirt omits when they have these values.
 _DEFAULTS: Final = {"queues": "1"}
-_RENDER: Final = "render the domain again: netplugin domain render"
+_RENDER: Final = "render the domain again: POST /v1/vms/VM:render-domain"
 
 
 def nics(case: Case) -> Iterator[Finding]:
@@ -162,7 +162,7 @@ def user(case: Case) -> Iterator[Finding]:
             f"QEMU runs as user {uid}",
             f"<seclabel type='static' model='dac'> with the label +{uid}:+<group>: the sockets of the "
             "VM's ports are open to that user alone",
-            "render the domain again: netplugin domain render; "
+            "render the domain again: POST /v1/vms/VM:render-domain; "
             "ports of different users are for different VMs",
             "fail",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from agents.api.bodies import validated
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.models import ReconcileRequest
-from tests.unit.agent import SPEC
+from tests.unit.agent import SPEC, agent, caller, served_agent
+from tests.unit.core.test_field_errors import FOREIGN
 
 
 def refused(document: Any, model: Any = Batch) -> InvalidRequest:
@@ -63,3 +65,61 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     for depth in range(100, 1200, 50):
         with pytest.raises(InvalidRequest):
             validated(b'{"a":' * depth + b"1" + b"}" * depth, Batch)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with agent(tmp_path_factory.mktemp("agent")) as running, served_agent(running) as made:
+        yield made
+
+
+PORT = {**SPEC, "network": {**SPEC["network"], "vlan_id": 5000}}
+SERVICE = {"device": "x", "mac": "52:54:00:00:00:01", "backend": "fake", "network": PORT["network"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "words"),
+    [
+        ("PUT", "/v1/ports/p1", PORT, "network.vlan_id: must be at most 4094"),
+        ("PUT", "/v1/ports/p1", None, "body: is required"),
+        ("PUT", "/v1/ports/p1", [], "body: must be an object with named fields"),
+        ("PUT", "/v1/ports/..p", SPEC, "port_id: must be 1 to 64 letters"),
+        (
+            "POST",
+            "/v1/ports:batch",
+            {"put": [{"port_id": "p", "spec": PORT}]},
+            "put.0.spec.network.vlan_id",
+        ),
+        ("POST", "/v1/ports:batch", {"delete": ["../x"] * 2000}, "delete.0: must be 1 to 64 letters"),
+        ("POST", "/v1/ports:retag", {"ports": ["p"], "to_vlan": 0}, "to_vlan: must be at least 1"),
+        ("PUT", "/v1/service-ports/s1", SERVICE, "network.vlan_id: must be at most 4094"),
+        ("PUT", "/v1/networks/n1", {"type": "vxlan", "vni": "many"}, "vni: must be a whole number"),
+        (
+            "PUT",
+            "/v1/networks/n1",
+            {"type": "vxlan", "vni": 1, "peers": ["999.1.1.1"]},
+            "peers.0: must be",
+        ),
+        (
+            "PUT",
+            "/v1/physical-networks/n1",
+            {"ovs": {"devices": ["?"]}},
+            "ovs.devices.0: must be a PCI",
+        ),
+        ("GET", "/v1/ports?limit=many", None, "limit: must be a whole number"),
+        ("GET", "/v1/ports?state=actve", None, "state: must be "),
+        ("GET", "/v1/ports?colour=red", None, "colour: there is no such field"),
+        ("GET", "/v1/events?after=-1", None, "after: must be at least 0"),
+        ("GET", "/v1/pmd?interval=61", None, "interval: must be at most 60"),
+        ("POST", "/v1/reconcile", {"dry_run": "no"}, "dry_run: must be true or false"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_said_in_our_words(
+    url: str, method: str, path: str, body: Any, words: str
+) -> None:
+    with caller(url) as client:
+        answer = client.request(method, path, json=body) if body is not None else client.request(method, path)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "invalid_request")
+    assert words in problem["detail"], problem
+    assert not FOREIGN.search(" ".join(each["message"] for each in problem["errors"]))

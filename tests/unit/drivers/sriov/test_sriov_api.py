@@ -164,6 +164,10 @@ def test_a_quarantine_is_seen_and_ended(
     assert (row["pci_address"], row["reason"]) == ("0000:03:10.0", "mac: Input/output error")
     assert main(["vf", "release", "0000:03:10.0"]) == 0
     assert main(["vf", "release", "0000:03:10.0"]) == 0, "a second time is no error"
+    assert main(["vf", "release", "0000:99:10.0"]) == 1
+    said = capsys.readouterr().err
+    assert "not_found at lookup: there is no virtual function 0000:99:10.0" in said
+    assert "Fix: netplugin vf list has them all" in said
     with Client(running.url) as client:
         assert {vf.state for vf in client.list_vfs()} == {"available"}
         with pytest.raises(InvalidRequest, match="pci_address"):
@@ -182,7 +186,7 @@ def test_a_delete_that_waits_for_a_nic_is_ended_for_one_that_is_gone(
         with pytest.raises(OperationTimeout, match="there is no NIC") as waits:
             client.delete_port("a")
         assert waits.value.status == 504
-        assert waits.value.fix and "netplugin vf release 0000:03:10.0" in waits.value.fix
+        assert waits.value.fix and "DELETE /v1/vfs/0000:03:10.0/quarantine" in waits.value.fix
         assert client.get_port("a").state is PortState.REMOVING
         assert main(["vf", "release", "0000:03:10.0"]) == 0
         with pytest.raises(NotFound):

@@ -196,7 +196,7 @@ def test_a_real_time_vm_never_shares_a_cpu_with_a_pmd_thread(
         plug(running, 1)
         with pytest.raises(CapacityExhausted, match="real-time vCPU") as refused:
             render(running, Vm(1), realtime=True)
-        assert "netplugin pmd set --count" in str(refused.value.fix)
+        assert 'PUT /v1/pmd {"count": N}' in str(refused.value.fix)
         assert running.store.placements.all() == {}
         assert pins(render(running, Vm(1)))
         mask["pmd-cpu-mask"] = "0x1e"

@@ -1,1 +1,1 @@
-"""The command ``zeroloss`` and its sub-commands."""
+"""The command ``netplugin-zeroloss`` and its sub-commands."""

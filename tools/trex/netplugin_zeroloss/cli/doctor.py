@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from netplugin.calls import as_commands
 from netplugin_zeroloss.values import UnusableInput
 
 _MISSING = 1
@@ -14,7 +15,7 @@ _MISSING = 1
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="say what is missing on this host for a run, and what mends it",
+        help="list what is missing on this host for a run, and how to fix it",
         description="Check this host for the run description, or without one for any run: one line for each"
         " check, and below what is missing the command or change that mends it. Nothing is changed. Exit"
         " status: 0 if nothing is missing, 1 if something is.",
@@ -38,7 +39,7 @@ def _doctor(options: argparse.Namespace) -> int:
         state = "missing" if finding.missing else "ok"
         print(f"{state:8} {finding.part:10} {finding.found}")
         if finding.missing:
-            print(f"{'':19} fix: {finding.fix}")
+            print(f"{'':19} fix: {as_commands(finding.fix or '')}")
             missing += 1
         sys.stdout.flush()
     if missing:

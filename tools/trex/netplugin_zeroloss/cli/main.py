@@ -1,4 +1,4 @@
-"""The command ``zeroloss``: sub-commands, error messages and exit status.
+"""The command ``netplugin-zeroloss``: sub-commands, error messages and exit status.
 
 Exit status: 0 with a verdict, 1 without one (the search failed, a replay differs), 2 if the input or
 the generator is unusable, 130 when interrupted.
@@ -7,15 +7,19 @@ the generator is unusable, 130 when interrupted.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
+from netplugin.calls import as_commands
 from netplugin.host.processes import printable
 from netplugin.host.safe_files import keep_to_owner
+from netplugin.spelling import Parser
 from netplugin_zeroloss.cli import doctor, runs, search, vm
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
+PROG = "netplugin-zeroloss"
 UNUSABLE = 2
 #: 128 + SIGINT, as shells report it.
 _INTERRUPTED = 130
@@ -34,14 +38,23 @@ _COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]],
 
 
 def parser() -> argparse.ArgumentParser:
-    whole = argparse.ArgumentParser(
-        prog="zeroloss",
-        description="Measure the highest frame rate that a backend forwards without loss.",
+    whole: argparse.ArgumentParser = Parser(
+        prog=PROG, description="Measure the highest frame rate that a backend forwards without loss."
     )
-    commands = whole.add_subparsers(dest="name", required=True, metavar="COMMAND")
+    whole.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
+    commands = whole.add_subparsers(
+        dest="name", required=True, metavar="COMMAND", help="each has a --help of its own"
+    )
     for add in _COMMANDS:
         add(commands)
     return whole
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(PROG)
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "(a checkout, not installed)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(command: str, text: str) -> None:
     """Print an error, which may contain text of generators and VMs."""
-    print(f"zeroloss {command}: {printable(text)}", file=sys.stderr)
+    print(f"{PROG} {command}: {printable(as_commands(text))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from netplugin.api.field_errors import message
 from netplugin_zeroloss.generators.choose import Description
 from netplugin_zeroloss.generators.frames import Vary
 from netplugin_zeroloss.generators.sim import FAMILIES
@@ -287,7 +288,8 @@ _OPTIONS: Final = (
         "--vary",
         "vary",
         _FRAMES,
-        help="header field that differs between flows (default: source-ip)",
+        metavar="FIELD",
+        help="header field that differs between flows: %(choices)s (default: source-ip)",
         more=(("choices", tuple(map(str, Vary))),),
     ),
     _Option(
@@ -304,7 +306,8 @@ _OF_FRAMES: Final = ("source_mac", "destination_mac", "source_ip", "destination_
 
 def add_generator(parser: argparse.ArgumentParser) -> None:
     """Add ``--generator`` and one group of options per generator."""
-    parser.add_argument("--generator", choices=GENERATORS, required=True)
+    kinds = "what sends the traffic: %(choices)s"
+    parser.add_argument("--generator", choices=GENERATORS, required=True, metavar="NAME", help=kinds)
     groups: dict[tuple[str, ...], argparse._ArgumentGroup] = {}
     for option in _OPTIONS:
         group = groups.get(option.generators)
@@ -339,8 +342,7 @@ def description_of(options: argparse.Namespace) -> Description:
         return _DESCRIPTION.validate_python(made | given)
     except ValidationError as error:
         first = error.errors()[0]
-        what = first["msg"].removeprefix("Value error, ")
-        raise UnusableInput(_flag(first["loc"]), f"{what}: {_shown(first['input'])}") from error
+        raise UnusableInput(_flag(first["loc"]), f"{message(first)}: {_shown(first['input'])}") from error
 
 
 _DESCRIPTION: Final[TypeAdapter[Description]] = TypeAdapter(Description)

@@ -73,10 +73,10 @@ def _matrix(options: argparse.Namespace) -> int:
             return session.carry_out(asked, sys.stdout)
         except KeyboardInterrupt:
             folder = session.folder_of(asked)
-            again = ["zeroloss", "matrix", options.description, "--folder", str(folder), "--resume"]
+            again = ["netplugin-zeroloss", "matrix", options.description, "--folder", str(folder), "--resume"]
             print(
-                "\nInterrupted; everything was given back. Nothing measured is lost:"
-                f" go on with\n  {shlex.join(again)}",
+                "\nInterrupted; the settings of the host and of OVS are as before, and what was measured"
+                f" is kept. To continue:\n  {shlex.join(again)}",
                 file=sys.stderr,
             )
             raise
@@ -90,7 +90,7 @@ def ends_cleanly() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         nonlocal reported
         if reported:
-            print("\nEverything is being given back; a moment.", file=sys.stderr)
+            print("\nRestoring the host's settings ...", file=sys.stderr)
             return
         reported = True
         raise KeyboardInterrupt
@@ -242,8 +242,10 @@ def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         default=",".join(searches.ALGORITHMS),
         help="default: %(default)s; mlrsearch needs the extra [evaluate]",
     )
-    parser.add_argument("--runs", type=whole(1, 100_000), default=100, metavar="N")
-    parser.add_argument("--seed", type=whole(0, 2**63), default=1, metavar="N")
+    runs = "searches of each algorithm on each device (default: %(default)s)"
+    parser.add_argument("--runs", type=whole(1, 100_000), default=100, metavar="N", help=runs)
+    seed = "seed of the simulated devices (default: %(default)s)"
+    parser.add_argument("--seed", type=whole(0, 2**63), default=1, metavar="N", help=seed)
     parser.add_argument(
         "--jobs",
         type=whole(1, 1024),
@@ -251,7 +253,8 @@ def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="number of processes (default: one per CPU)",
     )
-    parser.add_argument("--format", choices=tuple(_FORMATS), default="table")
+    form = "%(choices)s (default: %(default)s)"
+    parser.add_argument("--format", choices=tuple(_FORMATS), default="table", metavar="FORMAT", help=form)
     parser.add_argument("--quiet", action="store_true", help="do not print progress")
     add_goal(parser)
 

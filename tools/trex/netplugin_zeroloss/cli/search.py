@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from netplugin.api.errors import reason
 from netplugin_zeroloss.cli.options import add_generator, add_goal, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
@@ -86,7 +87,8 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="frame size with FCS (default: %(default)s)",
     )
     sizes.add_argument("--mix", choices=tuple(MIXES), default="", help="mix of frame sizes")
-    parser.add_argument("--flows", type=whole(1, 10**9), default=1024, metavar="N")
+    flows = "flows, which differ in the field of --vary (default: %(default)s)"
+    parser.add_argument("--flows", type=whole(1, 10**9), default=1024, metavar="N", help=flows)
     parser.add_argument(
         "--burst",
         type=whole(1, 65_536),
@@ -303,6 +305,8 @@ def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "replay",
         help="repeat a search on recorded trials; the answer must be the same",
+        description="Repeat the search of a result on its recorded trials, without traffic. Exit status: 0 if"
+        " the answer is the same, 1 if it differs.",
     )
     parser.set_defaults(command=_replay)
     parser.add_argument("file", metavar="FILE", help="result written by `search --json FILE`")
@@ -312,7 +316,7 @@ def _replay(options: argparse.Namespace) -> int:
     try:
         text = Path(options.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UnusableInput(options.file, str(error)) from error
+        raise UnusableInput(options.file, reason(error)) from error
     plan, repeats, result = results.load(text, options.file)
     recorded = results.followed(result, options.file)
     try:

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 
 def add_vm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("vm", help="make the image of the VM under test")
-    actions = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
+    parser = commands.add_parser(
+        "vm", help="make the image of the VM under test", description="Make the image of the VM under test."
+    )
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="COMMAND", help="each has a --help of its own"
+    )
     build = actions.add_parser(
         "build",
         help="make the image of the VM under test, or find the one of the same inputs",
@@ -139,6 +143,7 @@ def _spec(options: argparse.Namespace) -> VmSpec:
     """Raises: UnusableInput with all options that are not valid."""
     from pydantic import ValidationError
 
+    from netplugin.api.field_errors import message
     from netplugin_zeroloss.matrix.yaml_model import read_text
     from netplugin_zeroloss.vm.spec import VmSpec, given
 
@@ -149,11 +154,7 @@ def _spec(options: argparse.Namespace) -> VmSpec:
     try:
         return VmSpec.model_validate(given(values))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
-        lines = [
-            ": ".join(filter(None, (_option(each["loc"]), each["msg"].removeprefix("Value error, "))))
-            for each in found
-        ]
+        lines = [": ".join(filter(None, (_option(each["loc"]), message(each)))) for each in error.errors()]
         raise UnusableInput("vm build", "\n".join(lines)) from error
 
 

@@ -154,7 +154,7 @@ def _arguments(command: str) -> list[str]:
     try:
         arguments = shlex.split(command)
     except ValueError as error:
-        raise UnusableInput("--exec-cmd", f"{error}: {command!r}") from error
+        raise UnusableInput("--exec-cmd", f"its quotes are not closed: {command!r}") from error
     if not arguments:
         raise UnusableInput("--exec-cmd", "it is empty")
     return arguments

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from netplugin.api.fields import worded
 from netplugin_zeroloss.values import MIXES, GeneratorError, TrialRequest
 
 #: The FCS: part of the frame size, but not written by programs.
@@ -21,7 +22,11 @@ HEADER_BYTES: Final = 14 + 20 + 8
 _FIRST_MULTICAST: Final = int(IPv4Address("224.0.0.0"))
 _PORTS: Final = 1 << 16
 
-Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$")]
+_UNICAST = worded(
+    r"^[0-9A-Fa-f][02468ACEace](:[0-9A-Fa-f]{2}){5}$",
+    "must be a unicast MAC address such as 52:54:00:12:34:56",
+)
+Mac = Annotated[str, Field(pattern=_UNICAST)]
 
 
 class Vary(StrEnum):

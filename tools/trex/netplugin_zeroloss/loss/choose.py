@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints
 
-from netplugin.api.fields import Value
+from netplugin.api.fields import Value, worded
 from netplugin.api.models import Binding
 from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import DropCounters
@@ -16,7 +16,8 @@ from netplugin_zeroloss.loss.host import HostCounters
 from netplugin_zeroloss.loss.links import DriverCounters, LinkCounters
 from netplugin_zeroloss.loss.ovs import OvsCounters
 
-_Device = Annotated[str, StringConstraints(pattern=r"^[^\s/]{1,15}$", strict=True)]
+_DEVICE = worded(r"^[^\s/]{1,15}$", "must be the name of a network interface")
+_Device = Annotated[str, StringConstraints(pattern=_DEVICE, strict=True)]
 
 
 class NicCounters(Value):

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from netplugin.api.fields import Value
+from netplugin.api.fields import Value, worded
 from netplugin.host.processes import remaining
 from netplugin.programs.program import Program, ProgramError
 
@@ -26,9 +26,15 @@ COMMAND_S = 60.0
 MOST_OUTPUT = 4 << 20
 _PIECE = 1 << 16
 _HostName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$", max_length=255, strict=True)
+    str,
+    StringConstraints(
+        pattern=worded(r"^[A-Za-z0-9][A-Za-z0-9.:_-]*$", "must be the name or address of a host"),
+        max_length=255,
+        strict=True,
+    ),
 ]
-_User = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+_USER = worded(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", "must be the name of a user")
+_User = Annotated[str, StringConstraints(pattern=_USER)]
 
 
 class MachineError(ProgramError):
@@ -62,7 +68,12 @@ class ConsoleMachine(Value):
 
     type: Literal["console"]
     #: UNIX socket (``<serial type='unix'>`` of libvirt), or a tty (``virsh ttyconsole DOMAIN``).
-    path: Annotated[str, StringConstraints(pattern=r"^/[^\n]*$", max_length=107, strict=True)]
+    path: Annotated[
+        str,
+        StringConstraints(
+            pattern=worded(r"^/[^\n]*$", "must be an absolute path"), max_length=107, strict=True
+        ),
+    ]
     #: For a log-in prompt.
     user: _User = "root"
     #: File with the password, if the VM asks for one.

@@ -90,7 +90,7 @@ class Axes(Section):
         if count > _MOST_CELLS:
             raise ValueError(f"{count} combinations; a run has at most {_MOST_CELLS} cells: split it")
         if NO_BACKEND in self.backends:
-            raise ValueError(f"backends: {NO_BACKEND!r} is what controls are called")
+            raise ValueError(f"backends: {NO_BACKEND!r} is the name of controls")
         if unknown := [name for name in self.fewer_queues if name not in self.backends]:
             raise ValueError(f"fewer_queues: {unknown[0]!r} is not among the backends")
         return self

@@ -176,7 +176,7 @@ class Carrier:
             raise
         except _OF_A_CELL as error:
             if record is not None:
-                self.view.warns(f"{task}: not everything could be given back: {error}")
+                self.view.warns(f"{task}: not all settings could be restored: {error}")
             else:
                 why = str(error) or type(error).__name__
                 record = CellRecord(task.cell, task.part, started, now(), error=why)

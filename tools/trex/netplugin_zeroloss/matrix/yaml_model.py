@@ -13,6 +13,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, SequenceNode
 
+from netplugin.api.field_errors import message
 from netplugin.programs import bounded
 from netplugin_zeroloss.values import UnusableInput
 
@@ -56,8 +57,8 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
         raise _not_yaml(name, error) from error
     except RecursionError as error:
         raise UnusableInput(name, "it is nested too deeply") from error
-    except ValueError as error:  # a date that is none, a number of thousands of digits
-        raise UnusableInput(name, f"a value cannot be read: {error}") from error
+    except ValueError as error:
+        raise UnusableInput(name, "it has a date that is none, or a number of thousands of digits") from error
     if not isinstance(data, dict):
         raise UnusableInput(name, "it must be a mapping: lines of the form `field: value`")
     try:
@@ -111,13 +112,10 @@ def _not_yaml(name: str, error: YAMLError) -> UnusableInput:
 
 
 def _mistakes(error: ValidationError, node: Any) -> Iterator[str]:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_input=False)
     for mistake in found[:_SHOWN]:
         line, path = _find(node, mistake["loc"])
-        message = mistake["msg"].removeprefix("Value error, ")
-        if mistake["type"] == "extra_forbidden":
-            message = "there is no such field"
-        yield f"line {line}: {path + ': ' if path else ''}{message}"
+        yield f"line {line}: {path + ': ' if path else ''}{message(mistake)}"
     if len(found) > _SHOWN:
         yield f"and {len(found) - _SHOWN} more"
 

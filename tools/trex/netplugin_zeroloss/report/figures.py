@@ -371,7 +371,7 @@ def report_of(
 def _figure(run: RunRecord, cell: Cell) -> ReportFigure:
     record = run.record(cell)
     if record is None:
-        return ReportFigure(cell, MISSING, "the run has not come to it")
+        return ReportFigure(cell, MISSING, "not measured yet")
     if record.result is None:
         reason = record.error or "it ended without a result"
         return ReportFigure(cell, SearchVerdict.FAILED, reason, started=record.started)

@@ -261,7 +261,7 @@ def not_known(run: RunRecord, report: Report) -> list[str]:
 def _not_known(run: RunRecord, report: Report) -> Iterator[str]:
     measured = [f for f in report.figures if f.goal is not None]
     if report.simulated:
-        yield "The devices were simulated. No frame was sent, and no hardware is spoken of."
+        yield "The devices were simulated. No frame was sent: the figures say nothing of hardware."
     if report.missing:
         yield f"{words.count(len(report.missing), 'cell')} not measured: the run is incomplete."
     if any(f.repeats == 1 and f.rate_pps is not None for f in measured):

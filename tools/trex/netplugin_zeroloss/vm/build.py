@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from netplugin.api.errors import reason
 from netplugin.host.processes import run
 from netplugin.host.safe_files import UnsafeFile, own_directory, sync
 from netplugin.libvirt import vm_image
@@ -214,7 +215,9 @@ class Builder:
         try:
             words = file.read_text(encoding="utf-8").split()
         except (OSError, UnicodeDecodeError) as error:
-            raise UnusableInput(str(file), f"the public key next to {key} cannot be read: {error}") from error
+            raise UnusableInput(
+                str(file), f"the public key next to {key} cannot be read: {reason(error)}"
+            ) from error
         if len(words) < 2 or not words[0].startswith(("ssh-", "ecdsa-", "sk-")):
             raise UnusableInput(str(file), "it is no public key of OpenSSH")
         return f"{words[0]} {words[1]}\n"

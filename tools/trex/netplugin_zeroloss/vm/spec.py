@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from netplugin.api.fields import Value
+from netplugin.api.fields import Value, worded
 from netplugin.libvirt.vm_image import sha256
 from netplugin.tuning.guest.settings import GuestOptions
 from netplugin_zeroloss.values import UnusableInput
@@ -28,9 +28,18 @@ _ARCHIVE = "snapshot.debian.org/archive"
 
 Package = Annotated[
     str,
-    StringConstraints(pattern=r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$", max_length=200, strict=True),
+    StringConstraints(
+        pattern=worded(
+            r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$",
+            "must be a package of Debian, with a version after = if a certain one is meant",
+        ),
+        max_length=200,
+        strict=True,
+    ),
 ]
-Suite = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,30}$", strict=True)]
+_SUITE = worded(r"^[a-z][a-z0-9-]{0,30}$", "must be a release of Debian such as bookworm")
+Suite = Annotated[str, StringConstraints(pattern=_SUITE, strict=True)]
+_SNAPSHOT = worded(r"^\d{8}T\d{6}Z$", "must be a time such as 20260131T120000Z")
 
 
 class VmSpec(Value):
@@ -39,7 +48,7 @@ class VmSpec(Value):
     suite: Suite = "bookworm"
     #: Text of apt's sources (one line each, or deb822); empty: mmdebstrap's.
     sources: str = ""
-    snapshot: Annotated[str, StringConstraints(pattern=r"^\d{8}T\d{6}Z$", strict=True)] | None = None
+    snapshot: Annotated[str, StringConstraints(pattern=_SNAPSHOT, strict=True)] | None = None
     #: Disk image (qcow2 or raw) or archive (tar) of a root file system; None: mmdebstrap makes one.
     base: Path | None = None
     #: Whether packages are installed in the base.

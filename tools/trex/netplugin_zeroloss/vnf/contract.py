@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints
 
-from netplugin.api.fields import Mac, PciAddress, Value
+from netplugin.api.fields import Mac, PciAddress, Value, worded
 from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import (
     AttributionError,
@@ -175,7 +175,8 @@ class Forwarded(DropCounters):
 
 
 #: Program name, looked up in PATH, or path; must not look like an option.
-ProgramName = Annotated[str, StringConstraints(pattern=r"^[^-\s][^\n]*$", max_length=4096, strict=True)]
+_PROGRAM = worded(r"^[^-\s][^\n]*$", "must be the name or path of a program")
+ProgramName = Annotated[str, StringConstraints(pattern=_PROGRAM, max_length=4096, strict=True)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
@@ -282,7 +283,14 @@ class PortDescription(Value):
 
     attachment: Attachment
     #: Path of a socket or vhost_vdpa device, name of a tap or kernel device, or PCI address.
-    device: Annotated[str, StringConstraints(pattern=r"^[^,\s]+$", max_length=107, strict=True)]
+    device: Annotated[
+        str,
+        StringConstraints(
+            pattern=worded(r"^[^,\s]+$", "must be a device without commas and blanks"),
+            max_length=107,
+            strict=True,
+        ),
+    ]
     mac: Mac
     peer_mac: Mac
     queues: Annotated[int, Field(ge=1, le=128)] = 1
