@@ -34,7 +34,7 @@ def load(names: Sequence[str], conf: Any, host: Host) -> Loaded:
     broken: dict[str, str] = {}
 
     def failed(manager: Any, entry_point: Any, error: BaseException) -> None:
-        reason = options.said(error)
+        reason = options.error_text(error)
         broken[entry_point.name] = f"could not be loaded: {reason}"
         # Of what the operator can correct the sentence is enough.
         known = isinstance(error, cfg.Error | ValueError | NetpluginError)

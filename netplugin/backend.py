@@ -147,7 +147,7 @@ class Change:
     physical_network: str = field(default="", kw_only=True, compare=False)
 
     @property
-    def thing(self) -> Claim | None:
+    def claimed(self) -> Claim | None:
         """The resource to quarantine if the change was applied but is missing when the host is read back."""
         return None
 

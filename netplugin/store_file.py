@@ -20,7 +20,7 @@ DAMAGED = "agent.db.damaged-"
 _KEEP = 5  # backups
 _BACKUP = re.compile(r"agent-([0-9]{6,})\.db")
 # Files that SQLite keeps next to a database in WAL mode (https://sqlite.org/walformat.html), and before that.
-_BESIDE = ("-wal", "-shm")
+_COMPANIONS = ("-wal", "-shm")
 _ROLLBACK = "-journal"
 
 
@@ -57,7 +57,7 @@ def prepare(path: Path) -> None:
 
 
 def _require_own(path: Path) -> None:
-    for end in ("", *_BESIDE, _ROLLBACK):
+    for end in ("", *_COMPANIONS, _ROLLBACK):
         with contextlib.suppress(FileNotFoundError):
             os.close(open_own(path.with_name(path.name + end)))
 
@@ -179,7 +179,7 @@ def move_aside(path: Path, begin: str = DAMAGED) -> Path | None:
         target = path.with_name(f"{begin}{stamp}.{number}")
     # Move the WAL first: without its database it is useless, but next to another one it corrupts
     # it.
-    for end in _BESIDE:
+    for end in _COMPANIONS:
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + end).rename(target.with_name(target.name + end))
     path.rename(target)
@@ -189,7 +189,7 @@ def move_aside(path: Path, begin: str = DAMAGED) -> Path | None:
 
 def damaged(state_path: Path) -> list[Path]:
     """The databases that were moved aside because they were damaged."""
-    return sorted(p for p in state_path.glob(f"{DAMAGED}*") if not p.name.endswith(_BESIDE))
+    return sorted(p for p in state_path.glob(f"{DAMAGED}*") if not p.name.endswith(_COMPANIONS))
 
 
 def _read(path: Path) -> sqlite3.Connection:

@@ -340,8 +340,8 @@ def converge(
         left_over = _leftovers(todo, plan, failed)
         failed.update(left_over)
         for change in plan.changes:
-            if change.thing is not None and change in done and {*change.ports} & {*left_over}:
-                unfit[change.thing] = f"it does not keep what was written: {change.describe()}"
+            if change.claimed is not None and change in done and {*change.ports} & {*left_over}:
+                unfit[change.claimed] = f"it does not keep what was written: {change.describe()}"
     loose = [change for change in plan.changes if not change.ports and change in done]
     left = tuple(change for change in loose if change.physical_network not in of_networks)
     observed = dict(ports.observed_ports(intents, observation))

@@ -17,7 +17,7 @@ from netplugin.host.ovs import OvsSettings
 
 def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
-    wanted: dict[str, VhostPort] = {}
+    desired: dict[str, VhostPort] = {}
     refused: dict[str, NetpluginError] = {}
     kept: dict[str, NetpluginError] = {}
     room = MAX_VHOST_SOCKETS - seen.vhost_sockets
@@ -32,9 +32,9 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserO
         if left:
             kept[intent.port_id] = left
         room -= intent.port_id not in seen.rows and not intent.spec.device
-        wanted[intent.port_id] = port
+        desired[intent.port_id] = port
     leaving = {i.port_id for i in intents if i.spec is None}
-    return Plan(tuple(ovs_changes(settings, LAYOUT, wanted, leaving, seen)), refused, kept)
+    return Plan(tuple(ovs_changes(settings, LAYOUT, desired, leaving, seen)), refused, kept)
 
 
 def _port_on(settings: OvsSettings, intent: Intent, seen: VhostUserObservation, bridge: str) -> VhostPort:

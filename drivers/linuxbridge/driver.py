@@ -139,7 +139,7 @@ class LinuxBridge(
         except OSError as refused:
             reason = f"{TUN_DEVICE}: {refused.strerror}"
             return Usability(False, reason, "modprobe tun, and run the agent as root", "tap")
-        error = self._unmakeable("bridge")
+        error = self._unsupported("bridge")
         if error is not None:
             fix = f"{error.fix}, and give the agent CAP_NET_ADMIN"
             return Usability(False, error.detail, fix, "bridge")
@@ -157,7 +157,7 @@ class LinuxBridge(
             raise unknown_network(network.physical_network, "[linuxbridge] physical_interfaces", known)
         kinds = [network.type] if self._needs_device(spec) else []
         for kind in (*kinds, *(["ifb"] if spec.qos.egress_kbps else [])):
-            if error := self._unmakeable(kind):
+            if error := self._unsupported(kind):
                 raise error
 
     def _refuse_device(self, spec: PortSpec, device: str) -> None:
@@ -174,16 +174,16 @@ class LinuxBridge(
         interface = self._settings.physical_interfaces.get(network.physical_network or "")
         return network.type == "vxlan" or (network.type == "vlan" and bool(interface))
 
-    def _unmakeable(self, kind: str) -> BackendUnavailable | None:
+    def _unsupported(self, kind: str) -> BackendUnavailable | None:
         """Return why the kernel cannot create this kind of device; caches success."""
         if kind in self._makeable:
             return None
-        said = kind_unavailable(kind)
-        if said is None:
+        error_text = kind_unavailable(kind)
+        if error_text is None:
             self._makeable |= {kind}
             return None
         return BackendUnavailable(
-            f"the kernel makes no {kind} device: {said}",
+            f"the kernel makes no {kind} device: {error_text}",
             step=kind,
             fix=f"modprobe {_MODULES[kind]}",
         )

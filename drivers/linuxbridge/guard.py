@@ -377,8 +377,8 @@ def _bits(
     """Jump to ``other`` unless the 32-bit words that start at these bits match the network."""
     for start in starts:
         shift = 128 - start - 32
-        wanted = int(network.netmask) >> shift & 0xFFFFFFFF
+        mask = int(network.netmask) >> shift & 0xFFFFFFFF
         code.load(offset + start // 8, 4, behind_x=behind_x)
-        if wanted != 0xFFFFFFFF:
-            code.mask(wanted)
+        if mask != 0xFFFFFFFF:
+            code.mask(mask)
         code.unequal(int(network.network_address) >> shift & 0xFFFFFFFF, other)

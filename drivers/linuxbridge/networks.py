@@ -64,9 +64,9 @@ def holders(links: Links, name: str) -> list[str]:
     if bridge is None or mark is None:
         return []
     members = sorted(links.bridge_members(bridge) - {mark[1]})
-    strangers = [each for each in members if (link := links.get(each)) is not None and not is_ours(link)]
+    unmanaged = [each for each in members if (link := links.get(each)) is not None and not is_ours(link)]
     addresses = links.addresses().get(bridge.name, ())
-    return [f"device {each}" for each in strangers] + [f"address {address}" for address in addresses]
+    return [f"device {each}" for each in unmanaged] + [f"address {address}" for address in addresses]
 
 
 def network_faults(seen: BridgeObservation) -> dict[str, NetpluginError]:

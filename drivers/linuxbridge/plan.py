@@ -42,7 +42,7 @@ from netplugin.host.tc import Queueing
 
 def make_plan(intents: Sequence[Intent], seen: BridgeObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
-    wanted: dict[str, DesiredPort] = {}
+    desired: dict[str, DesiredPort] = {}
     refused: dict[str, NetpluginError] = {}
     kept: dict[str, NetpluginError] = {}
     for intent in sorted(intents, key=lambda i: i.port_id):
@@ -53,23 +53,23 @@ def make_plan(intents: Sequence[Intent], seen: BridgeObservation) -> Plan:
         if error:
             refused[intent.port_id] = error
             continue
-        wanted[intent.port_id] = one
+        desired[intent.port_id] = one
         if error := _unconfigured(one, seen):
             kept[intent.port_id] = error
     leaving = tuple(sorted(i.port_id for i in intents if i.spec is None))
     # A service port whose device is gone needs no bridge until the device is there again.
-    here = {i: one for i, one in wanted.items() if not seen.is_absent(one.tap)}
+    here = {i: one for i, one in desired.items() if not seen.is_absent(one.tap)}
     segments = SegmentsPlan(seen, here, leaving)
     # What keeps frames in is first, and waits for nothing else. A tap joins its bridge only after its guard,
     # filter and rates are set, and stays there until the whole tap is removed.
-    ports = _Ports(seen, wanted, leaving)
+    ports = _Ports(seen, desired, leaving)
     closing = [*ports.guards(), *ports.filters(), *segments.closing, *ports.on_bridges()]
     changes = (*closing, *segments.gone, *segments.made, *ports.changes())
     return Plan(changes, refused, kept)
 
 
-def _refusal(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
-    tap, segment, overlay = wanted.tap, wanted.segment, wanted.overlay
+def _refusal(desired: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
+    tap, segment, overlay = desired.tap, desired.segment, desired.overlay
     names = (tap.name, tap.bridge, segment.device, *([tap.derived] if tap.is_named else []))
     for name in (*names, *([device_name(SHAPER, tap.port_id)] if tap.egress else [])):
         if name in seen.taken_names:
@@ -77,24 +77,24 @@ def _refusal(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | N
     link = seen.taps.get(tap.port_id)
     if link is not None and tap.in_place(link):
         # A port that is in place stays; problems of its uplink are reported as a fault.
-        return _new_peers_of_the_wrong_family(wanted, seen)
-    if error := _unconfigured(wanted, seen):
+        return _new_peers_of_the_wrong_family(desired, seen)
+    if error := _unconfigured(desired, seen):
         return error
     return uplink_problem(segment, tap.mtu, seen) or in_the_way(segment, overlay, seen)
 
 
-def _new_peers_of_the_wrong_family(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
+def _new_peers_of_the_wrong_family(desired: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     """Refuse new peers of the wrong family. If the peers are unchanged, ``local_ip`` was changed."""
-    has, overlay = seen.peers.get(wanted.segment.device), wanted.overlay
+    has, overlay = seen.peers.get(desired.segment.device), desired.overlay
     if has is None or overlay is None or has == set(overlay.spec.peers) - {seen.settings.local_ip}:
         return None
     return wrong_family(overlay, seen.settings.local_ip)
 
 
-def _unconfigured(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
+def _unconfigured(desired: DesiredPort, seen: BridgeObservation) -> NetpluginError | None:
     """Return the error if the configuration or the network's definition does not allow a new port."""
-    network, network_id = wanted.segment.physical_network, wanted.segment.network_id
-    if network_id and wanted.overlay is None:
+    network, network_id = desired.segment.physical_network, desired.segment.network_id
+    if network_id and desired.overlay is None:
         return BackendUnavailable(
             f"network {network_id} is not known on this host",
             step="plan",
@@ -108,7 +108,7 @@ def _unconfigured(wanted: DesiredPort, seen: BridgeObservation) -> NetpluginErro
         )
     if network_id and not seen.settings.local_ip:
         return no_local_ip()
-    return wrong_family(wanted.overlay, seen.settings.local_ip) or interface_conflict(wanted.segment, seen)
+    return wrong_family(desired.overlay, seen.settings.local_ip) or interface_conflict(desired.segment, seen)
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class _Ports:
     """Plan the taps with their filters and rates; each method plans one part."""
 
     seen: BridgeObservation
-    wanted: Mapping[str, DesiredPort]
+    desired: Mapping[str, DesiredPort]
     leaving: tuple[str, ...]
 
     def guards(self) -> list[Change]:
         """The guards of devices that are there, by the names that they have now."""
         return [
             SetGuard((port_id,), link.name, one.tap.guard)
-            for port_id, one in sorted(self.wanted.items())
+            for port_id, one in sorted(self.desired.items())
             if (link := self.seen.taps.get(port_id)) is not None
             and self.seen.queueing.get(link.name, Queueing()).guard != one.tap.guard
         ]
@@ -131,7 +131,7 @@ class _Ports:
     def on_bridges(self) -> list[Change]:
         """What the bridges have of the ports that are on them."""
         changes: list[Change] = []
-        for port_id, one in sorted(self.wanted.items()):
+        for port_id, one in sorted(self.desired.items()):
             tap, link = one.tap, self.seen.taps.get(port_id)
             if link is None or link.name != tap.name or tap.must_be_remade(link):
                 continue
@@ -165,7 +165,7 @@ class _Ports:
         for port_id in self.leaving:
             if port_id in self.seen.taps:
                 gone.append(_removal(port_id, self.seen.taps[port_id]))
-        for port_id, one in sorted(self.wanted.items()):
+        for port_id, one in sorted(self.desired.items()):
             tap, link = one.tap, self.seen.taps.get(port_id)
             if link is not None and tap.must_be_remade(link):
                 gone.append(_removal(port_id, link))
@@ -185,7 +185,7 @@ class _Ports:
             if link is not None and not link.use.is_for_root and not link.carrier:
                 made.append(KeepForRoot((port_id,), tap))
             rates += set_rates(tap, link, self.seen)
-        rates += unneeded_shapers(self.wanted, self.leaving, self.seen)
+        rates += unneeded_shapers(self.desired, self.leaving, self.seen)
         return [*gone, *made, *self.unneeded_filters(), *rates, *plugged]
 
     def _place(self, tap: Tap, link: Link | None) -> list[Change]:
@@ -207,8 +207,8 @@ class _Ports:
         changes: list[Change] = []
         remake = _wrong_hooks(chains)
         if remake or _base_differs(table, chains):
-            changes.append(SetBase(tuple(sorted(self.wanted)), remake))
-        for port_id, one in sorted(self.wanted.items()):
+            changes.append(SetBase(tuple(sorted(self.desired)), remake))
+        for port_id, one in sorted(self.desired.items()):
             name, key = device_name(TAP, port_id), one.tap.name
             target = linked.get(key, "")
             listed = not one.tap.service or key in maps.get(filters.SERVICES, {})
@@ -230,12 +230,12 @@ class _Ports:
             leading.setdefault(target, set()).add(key)
         # An entry that leads from another device to the chain of a port that stays goes, too.
         ends: list[tuple[tuple[str, ...], str, frozenset[str]]] = []
-        ends += [((i,), device_name(TAP, i), self.seen.names_of(i)) for i in (*self.wanted, *self.leaving)]
+        ends += [((i,), device_name(TAP, i), self.seen.names_of(i)) for i in (*self.desired, *self.leaving)]
         ends += [((), name, frozenset({name})) for name in self._strays]
-        staying = {device_name(TAP, i) for i in self.wanted}
+        staying = {device_name(TAP, i) for i in self.desired}
         kept = {
-            filters.PORTS: {one.tap.name for one in self.wanted.values()} | self._foreign,
-            filters.SERVICES: {one.tap.name for one in self.wanted.values() if one.tap.service},
+            filters.PORTS: {one.tap.name for one in self.desired.values()} | self._foreign,
+            filters.SERVICES: {one.tap.name for one in self.desired.values() if one.tap.service},
         }
         changes: list[Change] = []
         for ports, chain, devices in sorted(ends):
@@ -253,7 +253,7 @@ class _Ports:
     def _mine(self) -> frozenset[str]:
         """The names that desired ports have in the table."""
         return frozenset(
-            name for i, one in self.wanted.items() for name in (one.tap.name, device_name(TAP, i))
+            name for i, one in self.desired.items() for name in (one.tap.name, device_name(TAP, i))
         )
 
     @cached_property
@@ -273,7 +273,7 @@ class _Ports:
         on_bridges = {m for b in self.seen.bridges.values() for m in b.members.items()}
         going = frozenset[str]().union(*(self.seen.names_of(i) for i in self.leaving))
         there = {member[0] for member in on_bridges if self.seen.needed_mtu(*member)} - going
-        return bool(self.wanted or staying or there)
+        return bool(self.desired or staying or there)
 
 
 def _removal(port_id: str, link: Link) -> Change:

@@ -69,10 +69,10 @@ def _unshape(tap: Tap, found: Queueing, seen: BridgeObservation) -> list[Change]
     return changes
 
 
-def unneeded_shapers(wanted: Iterable[str], leaving: Iterable[str], seen: BridgeObservation) -> list[Change]:
+def unneeded_shapers(desired: Iterable[str], leaving: Iterable[str], seen: BridgeObservation) -> list[Change]:
     """Remove shapers of ports that are being removed, and shapers that were created but never marked."""
     names = {device_name(SHAPER, port_id): (port_id,) for port_id in leaving}
-    kept = {device_name(SHAPER, port_id) for port_id in wanted}
+    kept = {device_name(SHAPER, port_id) for port_id in desired}
     return [
         RemoveDevice(names.get(name, ()), name)
         for name, link in sorted(seen.shapers.items())

@@ -49,7 +49,7 @@ class SegmentsPlan:
     """The changes to segments: ``closing``, ``gone`` and then ``made``, all before the changes to ports."""
 
     seen: BridgeObservation
-    wanted: Mapping[str, DesiredPort]
+    desired: Mapping[str, DesiredPort]
     leaving: Sequence[str]
     closing: list[Change] = field(default_factory=list)
     gone: list[Change] = field(default_factory=list)
@@ -59,7 +59,7 @@ class SegmentsPlan:
 
     def __post_init__(self) -> None:
         used: dict[str, list[DesiredPort]] = {}
-        for _, one in sorted(self.wanted.items()):
+        for _, one in sorted(self.desired.items()):
             used.setdefault(one.segment.bridge, []).append(one)
         staying = {name: self._staying(bridge) for name, bridge in self.seen.bridges.items()}
         kept = {*used, *(name for name, members in staying.items() if members)}
@@ -238,7 +238,7 @@ class SegmentsPlan:
         known = self.seen.settings.physical_interfaces.items()
         # A bridge without a mark (lost, or not written yet) is still recognized by its name.
         interfaces = {i for network, i in known if Segment(network).bridge == seen.link.name}
-        placed = frozenset[str]().union(*(self.seen.names_of(i) for i in (*self.leaving, *self.wanted)))
+        placed = frozenset[str]().union(*(self.seen.names_of(i) for i in (*self.leaving, *self.desired)))
         gone = {*placed, seen.uplink, *interfaces, *self.seen.uplinks}
         return {name: mtu for name, mtu in seen.members.items() if name not in gone}
 

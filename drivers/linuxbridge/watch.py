@@ -91,7 +91,7 @@ class LinkNews:
         late = [(event, only_carrier) for number, event, only_carrier in self._passed if number > since]
         return [wake for event, only_carrier in late for wake in self._wakes(event, only_carrier)]
 
-    def heard(self, event: LinkEvent, own: frozenset[str]) -> list[Wake]:
+    def wakes_of(self, event: LinkEvent, own: frozenset[str]) -> list[Wake]:
         """Decide an event. ``own``: names of the devices that we have just changed."""
         link = event.link
         before = self._known.pop(link.name, None)
@@ -110,11 +110,11 @@ class LinkNews:
             self._passed.append((self.number, event, only_carrier))
         return wakes
 
-    def heard_of_port(self, name: str, options: PortOptions, own: frozenset[str]) -> list[Wake]:
+    def wakes_of_port(self, name: str, options: PortOptions, own: frozenset[str]) -> list[Wake]:
         """Decide what a bridge says of its port. ``own``: see ``heard``."""
         known = self._known.get(name)
         if known is not None:
-            return self.heard(LinkEvent(replace(known, port=options)), own)
+            return self.wakes_of(LinkEvent(replace(known, port=options)), own)
         link = self._devices.get(name) if name not in own else None
         return self._wakes(LinkEvent(link), only_carrier=False) if link else []
 
@@ -207,9 +207,9 @@ class BridgeWatch(KernelEventListener):
             elif message.kind in (RTM_DELQDISC, RTM_DELTFILTER):
                 yield from self._of_rate(message["index"], own or frozenset())
             elif (event := link_event(message)) is not None:
-                yield from self._news.heard(event, own or frozenset())
+                yield from self._news.wakes_of(event, own or frozenset())
             elif (of_port := port_event(message)) is not None:
-                yield from self._news.heard_of_port(*of_port, own or frozenset())
+                yield from self._news.wakes_of_port(*of_port, own or frozenset())
         for message in received(queued(self._learned), (RTM_NEWNEIGH,)):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if message is not None:

@@ -154,8 +154,8 @@ def of_sockets(
     settings: OvsSettings, rows: Mapping[str, OvsPort], seen: sockets.ObservedSockets
 ) -> list[Finding]:
     """Findings on the sockets of all ports of a backend (pure)."""
-    said = {port_id: sockets.path_of(row) for port_id, row in rows.items()}
-    paths = {port_id: Path(path) for port_id, path in said.items() if path}
+    error_text = {port_id: sockets.path_of(row) for port_id, row in rows.items()}
+    paths = {port_id: Path(path) for port_id, path in error_text.items() if path}
     base = settings.vhost_socket_dir
     old = sorted(i for i, path in paths.items() if path.parent.parent != base and sockets.fits(str(path), i))
     found = _too_long(base)
@@ -267,8 +267,8 @@ def of_port(row: OvsPort, starved: Collection[str]) -> str | None:
         return "the port has no interface"
     broken = of_interface(interface)
     if interface.type == SERVICE_TYPE and (broken or interface.other_ifindex == 0):
-        said = f" ({broken})" if broken else ""
-        return f"device {row.name} is not on this host any more, or OVS cannot use it{said}"
+        error_text = f" ({broken})" if broken else ""
+        return f"device {row.name} is not on this host any more, or OVS cannot use it{error_text}"
     if broken:
         return broken
     if row.name in starved:

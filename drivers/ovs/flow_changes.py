@@ -135,11 +135,11 @@ class SetFilter(FlowChange):
     reopens: bool = False
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
-        beside = self.port.beside
-        own, other = ofport(ovs, self.port.name), ofport(ovs, beside.name) if beside else None
+        vf_port = self.port.vf_port
+        own, other = ofport(ovs, self.port.name), ofport(ovs, vf_port.name) if vf_port else None
         bridge = None if self.foreign else ovs.view.bridge(self.bridge)
         open_to = doors(ovs.view, bridge, ovs.settings.service_ports) if bridge else ()
-        ports = (own,) if own is not None and beside is None else ()
+        ports = (own,) if own is not None and vf_port is None else ()
         return FlowEdit(
             (filters.port_cookie(self.port.port_id),),
             tuple(self.flows(own, other, open_to)),
@@ -150,7 +150,7 @@ class SetFilter(FlowChange):
     def flows(self, ofport: int | None, other: int | None, open_to: Iterable[int]) -> frozenset[Flow]:
         """The flows; empty if vswitchd could not create one of the ports. ``open_to``: ``doors``."""
         port_id, spec = self.port.port_id, self.port.spec
-        if ofport is None or (self.port.beside and other is None):
+        if ofport is None or (self.port.vf_port and other is None):
             return frozenset()
         if self.port.closed:
             return filters.closed_flows(port_id, ofport, *(() if other is None else (other,)))
@@ -168,10 +168,10 @@ class SetFilter(FlowChange):
         return flows
 
     def describe(self) -> str:
-        security, beside = self.port.spec.port_security, self.port.beside
+        security, vf_port = self.port.spec.port_security, self.port.vf_port
         what = f"{len(security.allowed_addresses)} addresses" if security.enabled else "no filter"
         what = "closed" if self.port.closed else what
-        to = f", relayed to {beside.name}" if beside else ""
+        to = f", relayed to {vf_port.name}" if vf_port else ""
         return f"set flows of port {self.port.name} on {self.bridge} ({what}{to})"
 
 
@@ -193,11 +193,11 @@ class SetNetwork(FlowChange):
         found = ovs.flows.dump(self.bridge, (cookie, of_learned), deadline)
         own = [flow for flow in found if flow.cookie == cookie]
         learned = [flow for flow in found if flow.cookie == of_learned]
-        wanted = tunnels.network_flows(overlay, local_ip, tunnel, patch)
-        stays = {flow.identity for flow in wanted}
+        desired = tunnels.network_flows(overlay, local_ip, tunnel, patch)
+        stays = {flow.identity for flow in desired}
         gone = [flow for flow in own if flow.identity not in stays]
         gone += tunnels.stale(learned, overlay, local_ip, tunnel)
-        return FlowEdit(flows=tuple(f for f in wanted if f not in own), gone=tuple(gone))
+        return FlowEdit(flows=tuple(f for f in desired if f not in own), gone=tuple(gone))
 
     def describe(self) -> str:
         spec = self.overlay.spec

@@ -12,10 +12,10 @@ from netplugin.backend import Observation
 from netplugin.host.flow import Flow
 from netplugin.host.names import VHOST
 from netplugin.host.ovs_rows import (
-    BESIDE_MARK,
     BRIDGE_MARK,
     TUNNEL_MARK,
     UPLINK_MARK,
+    VF_PORT_MARK,
     OvsBridge,
     OvsPort,
     OvsQos,
@@ -57,7 +57,7 @@ class ObservedOvsBridge:
     #: On a bridge that is not ours: the ports with an address at which frames of VMs end in a tunnel.
     tunnel_ends: tuple[str, ...] = ()
     #: The desired base flows, for these.
-    wanted_flows: frozenset[Flow] = frozenset()
+    desired_flows: frozenset[Flow] = frozenset()
     #: The observed base flows; None if they were not read.
     flows: frozenset[Flow] | None = None
     #: The number of flows without our mark on a bridge of ours; 0 if they were not counted.
@@ -74,7 +74,7 @@ class OvsObservation(Observation):
 
     rows: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The relay VF ports of the ports in scope, by port id.
-    beside: Mapping[str, OvsPort] = field(default_factory=dict)
+    vf_port: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The flows of ports that have rows.
     flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
     #: The ports to which their bridge is known to forward nothing; it is read if the scope is the whole
@@ -184,7 +184,7 @@ def shut_ports(view: OvsView, bridge: OvsBridge, services: Collection[str]) -> t
     later. Frames of VMs must not come there.
     """
     ports = view.unmanaged_on(bridge)
-    return _numbers(p for p in ports if BESIDE_MARK not in p.external_ids and not forwards(p, services))
+    return _numbers(p for p in ports if VF_PORT_MARK not in p.external_ids and not forwards(p, services))
 
 
 def _numbers(ports: Iterable[OvsPort]) -> tuple[int, ...]:

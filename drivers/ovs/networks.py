@@ -13,7 +13,7 @@ from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
 from netplugin.host.links import Links
 from netplugin.host.names import UPLINK, device_name, is_our_device
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovs_rows import BESIDE_MARK, BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK, OvsRoot
+from netplugin.host.ovs_rows import BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK, VF_PORT_MARK, OvsRoot
 from netplugin.host.ovs_underlay import problem, read_underlay
 from netplugin.host.ovs_view import OvsView
 from netplugin.host.physical_networks import bridge_of
@@ -74,9 +74,9 @@ def network_holders(settings: OvsSettings, view: OvsView, name: str) -> list[str
     bridge = view.bridge(mapped)
     holders: list[str] = []
     if bridge is not None and bridge.external_ids.get(BRIDGE_MARK) == name:
-        ours = {UPLINK_MARK, TUNNEL_MARK, BESIDE_MARK}
-        strangers = [p.name for p in view.unmanaged_on(bridge) if not ours & p.external_ids.keys()]
-        holders += [f"port {port}" for port in sorted(strangers) if port != bridge.name]
+        ours = {UPLINK_MARK, TUNNEL_MARK, VF_PORT_MARK}
+        foreign_ports = [p.name for p in view.unmanaged_on(bridge) if not ours & p.external_ids.keys()]
+        holders += [f"port {port}" for port in sorted(foreign_ports) if port != bridge.name]
         holders += [f"address {address}" for address in Links().addresses().get(bridge.name, ())]
     if underlay is not None and mapped and underlay.device == mapped:
         holders += [f"VXLAN network {network}" for network in sorted(view.networks().values())]
@@ -143,16 +143,16 @@ def _fault(settings: OvsSettings, name: str, seen: OvsObservation) -> NetpluginE
         return None
     if there.mark != name:
         return HostError(f"bridge {bridge} was made for {there.mark}", step="verify")
-    wish = OvsUplink.of(settings, bridge, name)
-    if wish is not None and wish.name not in there.uplinks:
-        return HostError(f"bridge {bridge} has no uplink {wish.name}", step="verify")
+    uplink = OvsUplink.of(settings, bridge, name)
+    if uplink is not None and uplink.name not in there.uplinks:
+        return HostError(f"bridge {bridge} has no uplink {uplink.name}", step="verify")
     interfaces = [i for _, row in sorted(there.uplinks.items()) for i in row.interfaces]
     for interface in interfaces:
         if broken := of_interface(interface):
             return HostError(f"uplink of {bridge}: {broken}", step="uplink")
-        if wish is not None and wish.sets_mtu and interface.mtu and interface.mtu < wish.mtu:
+        if uplink is not None and uplink.sets_mtu and interface.mtu and interface.mtu < uplink.mtu:
             return HostError(
-                f"uplink {interface.name} of {bridge} has MTU {interface.mtu}: its NIC takes no {wish.mtu}",
+                f"uplink {interface.name} of {bridge} has MTU {interface.mtu}: its NIC takes no {uplink.mtu}",
                 step="mtu",
                 fix=f"PUT /v1/physical-networks/{name} with a smaller mtu",
             )

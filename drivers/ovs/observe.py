@@ -19,11 +19,11 @@ from netplugin.host.names import device_name
 from netplugin.host.openflow import Settings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import (
-    BESIDE_MARK,
     BRIDGE_MARK,
     INTERNAL_TYPE,
     TUNNEL_MARK,
     UPLINK_MARK,
+    VF_PORT_MARK,
     OvsBridge,
     OvsPort,
 )
@@ -45,7 +45,7 @@ class Scope:
 
     ports: Collection[str] | None
     rows: Mapping[str, OvsPort]
-    beside: Mapping[str, OvsPort]
+    vf_port: Mapping[str, OvsPort]
     deadline: float
 
     @property
@@ -100,11 +100,11 @@ class OvsReader:
         if ports is None:
             return Scope(None, view.all_owned(backend), view.vf_ports(backend), deadline)
         rows = {port_id: view.owned(backend, port_id) for port_id in ports}
-        beside = {port_id: view.vf_port(backend, port_id) for port_id in ports}
+        vf_port = {port_id: view.vf_port(backend, port_id) for port_id in ports}
         return Scope(
             ports,
             {port_id: row for port_id, row in rows.items() if row is not None},
-            {port_id: row for port_id, row in beside.items() if row is not None},
+            {port_id: row for port_id, row in vf_port.items() if row is not None},
             deadline,
         )
 
@@ -146,7 +146,7 @@ class OvsReader:
         return OvsObservation(
             ports={},
             rows=rows,
-            beside=scope.beside,
+            vf_port=scope.vf_port,
             flows=of_ports,
             shut=frozenset(i for i, row in rows.items() if _is_shut(row, settings.get(str(row.bridge)))),
             bridges={
@@ -169,7 +169,7 @@ class OvsReader:
 
     def facts(self, scope: Scope, seen: OvsObservation) -> VswitchdFacts:
         """What vswitchd tells of the ports in scope, and of NICs that would drop large segments of VMs."""
-        nics = seen.beside or any(bridge.uplinks for bridge in seen.bridges.values())
+        nics = seen.vf_port or any(bridge.uplinks for bridge in seen.bridges.values())
         cannot_segment: frozenset[str] = frozenset()
         if nics and scope.rows and usability.nic_must_segment(self._view.root):
             cannot_segment = usability.cannot_segment(self.appctl(scope, "dpctl/show"))
@@ -257,7 +257,7 @@ class OvsReader:
             tunnel_ends=self._tunnel_ends(named if ours else unmanaged, settings)
             if scope.whole and scope.on[name]
             else (),
-            wanted_flows=base_flows(view, bridge, fixed, services) if ours else frozenset(),
+            desired_flows=base_flows(view, bridge, fixed, services) if ours else frozenset(),
             flows=None if read is None else frozenset(f for f in read if f.cookie == COOKIE_MARK),
             flows_of_others=self._ovs.flows.count_of_others(name, scope.until())
             if scope.whole and ours
@@ -299,9 +299,9 @@ class OvsReader:
             names = self._view.names().items()
             found = {name for name, serves in names if (serves or ("",))[0] != backend}
             return frozenset(name for name in found if name.startswith(prefixes))
-        wanted = {device_name(prefix, i): i for prefix in prefixes for i in ports}
-        rows = {name: self._view.port(name) for name in wanted}
-        return frozenset(n for n, row in rows.items() if row and row.serves != (backend, wanted[n]))
+        desired = {device_name(prefix, i): i for prefix in prefixes for i in ports}
+        rows = {name: self._view.port(name) for name in desired}
+        return frozenset(n for n, row in rows.items() if row and row.serves != (backend, desired[n]))
 
     # -- VXLAN networks --------------------------------------------------------------------------
 
@@ -345,9 +345,9 @@ class OvsReader:
         for port_id, row in scope.rows.items():
             cookies[str(row.bridge)].append(filters.port_cookie(port_id))
         cookies[TUNNELS] += scope.network_cookies
-        wanted = {name for name in bridges if scope.whole or cookies[name]}
+        in_scope = {name for name in bridges if scope.whole or cookies[name]}
         flows: dict[str, list[Flow]] = {}
-        for bridge in sorted(wanted):
+        for bridge in sorted(in_scope):
             those = None if scope.whole else [COOKIE_MARK, *cookies[bridge]]
             if those is not None and (known := read.get(bridge, {})).keys() >= {*those}:
                 flows[bridge] = [flow for cookie in sorted({*those}) for flow in known[cookie]]
@@ -386,5 +386,5 @@ def _is_shut(port: OvsPort, settings: Settings | None) -> bool:
 
 def _is_shared(port: OvsPort, scope: Scope) -> bool:
     """Whether a port that does not belong to a VM is ours: a tunnel or a relay VF port."""
-    beside = port.external_ids.get(BESIDE_MARK)
-    return TUNNEL_MARK in port.external_ids or (beside is not None and beside in scope.beside)
+    vf_port = port.external_ids.get(VF_PORT_MARK)
+    return TUNNEL_MARK in port.external_ids or (vf_port is not None and vf_port in scope.vf_port)

@@ -21,7 +21,7 @@ from netplugin.host.ovs_rows import OvsPort
 def network_changes(
     settings: OvsSettings,
     layout: Layout,
-    wanted: Mapping[str, Overlay],
+    desired: Mapping[str, Overlay],
     planned: set[str],
     seen: OvsObservation,
 ) -> tuple[list[Change], list[Change]]:
@@ -31,18 +31,18 @@ def network_changes(
     ``wanted``: the overlays of the desired ports. ``planned``: all ports that this plan changes.
     """
     local_ip = tunnel_address(settings, seen)
-    here = {o.network_id: o.spec.udp_port for o in wanted.values()}
+    here = {o.network_id: o.spec.udp_port for o in desired.values()}
     for port_id, row in seen.rows.items():
         if row.bridge == OVERLAY and port_id not in planned:
             here |= network_of(row.external_ids)
     in_use = {**seen.tunnels.neighbours, **here}
-    before, after = _ports(local_ip, wanted, in_use, seen)
+    before, after = _ports(local_ip, desired, in_use, seen)
     if before or after:
-        before += _switching(layout, wanted, seen)
+        before += _switching(layout, desired, seen)
     users: dict[str, list[str]] = {}
-    for port_id, overlay in sorted(wanted.items()):
+    for port_id, overlay in sorted(desired.items()):
         users.setdefault(overlay.network_id, []).append(port_id)
-    overlays = {overlay.network_id: overlay for overlay in wanted.values()}
+    overlays = {overlay.network_id: overlay for overlay in desired.values()}
     after += [
         SetNetwork(tuple(users[network_id]), TUNNELS, overlay, local_ip)
         for network_id, overlay in sorted(overlays.items())
@@ -54,10 +54,10 @@ def network_changes(
     return before, after
 
 
-def _switching(layout: Layout, wanted: Mapping[str, Overlay], seen: OvsObservation) -> list[Change]:
+def _switching(layout: Layout, desired: Mapping[str, Overlay], seen: OvsObservation) -> list[Change]:
     """Have the bridges that switch drop what would end in the tunnels that there are then."""
     bridges = [name for name, bridge in seen.bridges.items() if bridge.ours and name not in layout.base]
-    return [SetBridgeFlows(tuple(sorted(wanted)), name) for name in sorted(bridges)]
+    return [SetBridgeFlows(tuple(sorted(desired)), name) for name in sorted(bridges)]
 
 
 def tunnel_address(settings: OvsSettings, seen: OvsObservation) -> str | None:
@@ -68,36 +68,36 @@ def tunnel_address(settings: OvsSettings, seen: OvsObservation) -> str | None:
 
 def _ports(
     local_ip: str | None,
-    wanted: Mapping[str, Overlay],
+    desired: Mapping[str, Overlay],
     in_use: Mapping[str, int],
     seen: OvsObservation,
 ) -> tuple[list[Change], list[Change]]:
     """Return the changes of the shared ports, and the removals: a VM's port goes before what it needs."""
-    wishes: dict[str, TunnelPort] = {}
+    tunnel_ports: dict[str, TunnelPort] = {}
     if in_use and local_ip:
-        wishes = {name: TunnelPort.patch(name) for name in PATCHES}
+        tunnel_ports = {name: TunnelPort.patch(name) for name in PATCHES}
         for udp_port in sorted(set(in_use.values())):
-            wishes[vxlan_name(udp_port)] = TunnelPort.vxlan(udp_port, local_ip)
+            tunnel_ports[vxlan_name(udp_port)] = TunnelPort.vxlan(udp_port, local_ip)
     changes: list[Change] = []
-    for name, wish in wishes.items():
+    for name, port in tunnel_ports.items():
         row = seen.tunnels.ports.get(name)
         ids = tuple(
             port_id
-            for port_id, overlay in sorted(wanted.items())
-            if wish.type == "patch" or vxlan_name(overlay.spec.udp_port) == name
+            for port_id, overlay in sorted(desired.items())
+            if port.type == "patch" or vxlan_name(overlay.spec.udp_port) == name
         )
-        if row is None and wanted:
-            changes.append(AddPort(ids, wish))
-        elif row is not None and wish.must_be_remade(row):
+        if row is None and desired:
+            changes.append(AddPort(ids, port))
+        elif row is not None and port.must_be_remade(row):
             changes.append(RemovePort(ids, str(row.bridge), name))
-        elif row is not None and wish.differs(row):
-            changes.append(SetPort(ids, wish))
+        elif row is not None and port.differs(row):
+            changes.append(SetPort(ids, port))
     removals: list[Change] = []
     if in_use and not local_ip:
         return [], []  # keep existing tunnels until [ovs] local_ip is set
     for name, row in sorted(seen.tunnels.ports.items()):
         bridge = seen.bridges.get(str(row.bridge))
-        if name not in wishes and (in_use or bridge is None or bridge.used_by_others):
+        if name not in tunnel_ports and (in_use or bridge is None or bridge.used_by_others):
             removals.append(RemovePort((), str(row.bridge), name, unless_needed=True))
     return changes, removals
 

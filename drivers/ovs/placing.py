@@ -202,7 +202,7 @@ def require_place(settings: OvsSettings, port: VhostPort, seen: OvsObservation, 
 
 def port_refusal(port: VhostPort, seen: OvsObservation, room: int) -> NetpluginError | None:
     """Why the port cannot be created; None if it can. ``room`` is the number of free vhost sockets."""
-    names = (port.name, *((port.beside.name,) if port.beside else ()))
+    names = (port.name, *((port.vf_port.name,) if port.vf_port else ()))
     for name in names:
         if name in seen.taken_names:
             return name_taken(name)

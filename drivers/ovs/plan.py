@@ -24,15 +24,15 @@ from netplugin.host.ovs_rows import OvsPort
 def ovs_changes(
     settings: OvsSettings,
     layout: Layout,
-    wanted: Mapping[str, VhostPort],
+    desired: Mapping[str, VhostPort],
     leaving: set[str],
     seen: OvsObservation,
 ) -> list[Change]:
     """All changes for the ports of a backend, in the order to apply them."""
-    overlays = {port_id: port.overlay for port_id, port in wanted.items() if port.overlay}
-    bridges, after_bridges = bridge_changes(settings, layout, wanted, leaving, seen)
-    tunnels, after_tunnels = network_changes(settings, layout, overlays, leaving | wanted.keys(), seen)
-    ports = port_changes(wanted, leaving, seen)
+    overlays = {port_id: port.overlay for port_id, port in desired.items() if port.overlay}
+    bridges, after_bridges = bridge_changes(settings, layout, desired, leaving, seen)
+    tunnels, after_tunnels = network_changes(settings, layout, overlays, leaving | desired.keys(), seen)
+    ports = port_changes(desired, leaving, seen)
     return [*bridges, *tunnels, *ports, *after_bridges, *after_tunnels]
 
 
@@ -43,20 +43,20 @@ def ovs_changes(
 def bridge_changes(
     settings: OvsSettings,
     layout: Layout,
-    wanted: Mapping[str, VhostPort],
+    desired: Mapping[str, VhostPort],
     leaving: set[str],
     seen: OvsObservation,
 ) -> tuple[list[Change], list[Change]]:
     """The changes of bridges to apply before those of the ports, and those to apply after."""
     before: list[Change] = []
     after: list[Change] = []
-    needed = {port.bridge for port in wanted.values()}
+    needed = {port.bridge for port in desired.values()}
     needed |= {name for name, home in layout.homes.items() if home in needed}
     networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
     if layout.keeps:
         needed |= {settings.bridge_mappings[network] for network in settings.kept}
     for name in sorted({*seen.bridges, *needed}):
-        first, then = _of_bridge_changes(settings, layout, wanted, leaving, seen, name)
+        first, then = _of_bridge_changes(settings, layout, desired, leaving, seen, name)
         bridge = seen.bridges.get(name)
         mark = bridge.mark if bridge and bridge.ours else networks.get(name, "")
         # The marks of a backend's own bridges are no networks.
@@ -64,14 +64,14 @@ def bridge_changes(
         before += [replace(change, physical_network=network) for change in first]
         after += [replace(change, physical_network=network) for change in then]
     if seen.purge_failed:
-        after.append(f.PurgeDatapath(tuple(sorted(wanted))))
+        after.append(f.PurgeDatapath(tuple(sorted(desired))))
     return before, list(dict.fromkeys(after))
 
 
 def _of_bridge_changes(
     settings: OvsSettings,
     layout: Layout,
-    wanted: Mapping[str, VhostPort],
+    desired: Mapping[str, VhostPort],
     leaving: set[str],
     seen: OvsObservation,
     name: str,
@@ -81,12 +81,12 @@ def _of_bridge_changes(
     after: list[Change] = []
     networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
     home, fixed = layout.home(name), layout.base.get(name)
-    users = {i: port for i, port in wanted.items() if port.bridge == home}
+    users = {i: port for i, port in desired.items() if port.bridge == home}
     ids = tuple(sorted(users))
     bridge = seen.bridges.get(name)
     if bridge and bridge.stray_cookies:
         after.append(f.DropFlows(ids, name, tuple(sorted(bridge.stray_cookies)), strays=True))
-    used = bool(users) or seen.is_used(home, leaving | wanted.keys())
+    used = bool(users) or seen.is_used(home, leaving | desired.keys())
     # A bridge that was made for another network goes before it can be kept for this one.
     stays = settings.keeps(name, bridge.mark if bridge else networks.get(name, ""))
     if bridge is None:
@@ -101,7 +101,7 @@ def _of_bridge_changes(
         # A bridge kept only because others use it is closed to their ports as well.
         if bridge.fail_mode != "secure":
             before.append(r.SecureBridge(ids, name))
-        stale = bridge.flows is not None and bridge.flows != bridge.wanted_flows
+        stale = bridge.flows is not None and bridge.flows != bridge.desired_flows
         if stale or bridge.matches_fragments is False or bridge.forwards_right is False:
             after.append(f.SetBridgeFlows(ids, name, fixed))
         if not used and not (stays and layout.keeps):
@@ -111,8 +111,8 @@ def _of_bridge_changes(
         return before, after  # the mapping has changed: ports on this bridge keep their uplink
     if bridge is not None and uplinks_stay(settings, bridge, seen):
         return before, after
-    wish = OvsUplink.of(settings, name, network) if network else None
-    uplinks = _uplink_changes(wish, ids, bridge)
+    desired_uplink = OvsUplink.of(settings, name, network) if network else None
+    uplinks = _uplink_changes(desired_uplink, ids, bridge)
     before += uplinks
     if uplinks and bridge is not None:
         after.append(f.SetBridgeFlows(ids, name, fixed))
@@ -120,21 +120,21 @@ def _of_bridge_changes(
 
 
 def _uplink_changes(
-    wish: OvsUplink | None, ids: tuple[str, ...], bridge: ObservedOvsBridge | None
+    desired_uplink: OvsUplink | None, ids: tuple[str, ...], bridge: ObservedOvsBridge | None
 ) -> list[Change]:
     """A device becomes a bond, or a bond changes, in the transaction that releases the NIC."""
     found = bridge.uplinks if bridge else {}
     changes: list[Change] = [
         r.RemovePort(ids, str(row.bridge), name)
         for name, row in sorted(found.items())
-        if wish is None or name != wish.name
+        if desired_uplink is None or name != desired_uplink.name
     ]
-    if wish is not None:
-        row = found.get(wish.name)
+    if desired_uplink is not None:
+        row = found.get(desired_uplink.name)
         if row is None:
-            changes.append(r.AddPort(ids, wish))
-        elif wish.differs(row):
-            changes.append(r.SetPort(ids, wish))
+            changes.append(r.AddPort(ids, desired_uplink))
+        elif desired_uplink.differs(row):
+            changes.append(r.SetPort(ids, desired_uplink))
     return changes
 
 
@@ -142,7 +142,7 @@ def _uplink_changes(
 
 
 def port_changes(
-    wanted: Mapping[str, VhostPort],
+    desired: Mapping[str, VhostPort],
     leaving: set[str],
     seen: OvsObservation,
 ) -> list[Change]:
@@ -151,8 +151,8 @@ def port_changes(
     for port_id in sorted(leaving):
         changes += _removal(port_id, seen)
         changes += departures(port_id, seen.sockets)
-    for port_id, port in sorted(wanted.items()):
-        row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+    for port_id, port in sorted(desired.items()):
+        row, vf_port = seen.rows.get(port_id), seen.vf_port.get(port_id)
         changes += arrivals(port, seen.sockets)
         if row and port.must_be_remade(row):
             # The next round adds it again, after OVS has released the old one.
@@ -165,14 +165,14 @@ def port_changes(
                 changes.append(r.SetPort((port_id,), port))
             if port.qos_differs(row):
                 changes.append(r.SetQos((port_id,), port))
-        if beside and (port.reopen or _is_another(port.beside, beside)):
-            changes += [_remove_beside(port_id, beside), _drop_flows(port_id, str(beside.bridge))]
+        if vf_port and (port.reopen or _is_another(port.vf_port, vf_port)):
+            changes += [_remove_vf_port(port_id, vf_port), _drop_flows(port_id, str(vf_port.bridge))]
             continue
-        if port.beside and beside is None:
-            changes.append(r.AddPort((port_id,), port.beside))
-        elif port.beside and beside and port.beside.differs(beside):
-            changes.append(r.SetPort((port_id,), port.beside))
-        changes += _filter(port, row, beside, seen)
+        if port.vf_port and vf_port is None:
+            changes.append(r.AddPort((port_id,), port.vf_port))
+        elif port.vf_port and vf_port and port.vf_port.differs(vf_port):
+            changes.append(r.SetPort((port_id,), port.vf_port))
+        changes += _filter(port, row, vf_port, seen)
     return changes + _unused_qos(seen)
 
 
@@ -199,11 +199,11 @@ def departures(port_id: str, seen: ObservedSockets) -> list[Change]:
     return changes
 
 
-def _is_another(wish: RelayVfPort | None, row: OvsPort) -> bool:
-    return wish is None or wish.must_be_remade(row)
+def _is_another(desired: RelayVfPort | None, row: OvsPort) -> bool:
+    return desired is None or desired.must_be_remade(row)
 
 
-def _remove_beside(port_id: str, row: OvsPort) -> Change:
+def _remove_vf_port(port_id: str, row: OvsPort) -> Change:
     device = row.interface.options.get("dpdk-devargs", "") if row.interface else ""
     return r.RemovePort((port_id,), str(row.bridge), row.name, device=device)
 
@@ -220,7 +220,7 @@ def _unused_qos(seen: OvsObservation) -> list[Change]:
 
 def _removal(port_id: str, seen: OvsObservation) -> list[Change]:
     changes: list[Change] = []
-    row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
+    row, vf_port = seen.rows.get(port_id), seen.vf_port.get(port_id)
     if row is not None:
         bridge, owner = str(row.bridge), row.owner
         assert owner is not None
@@ -228,8 +228,8 @@ def _removal(port_id: str, seen: OvsObservation) -> list[Change]:
             r.RemovePort((port_id,), bridge, row.name, owner[0]),
             _drop_flows(port_id, bridge),
         ]
-    if beside is not None:
-        changes.append(_remove_beside(port_id, beside))
+    if vf_port is not None:
+        changes.append(_remove_vf_port(port_id, vf_port))
     return changes
 
 
@@ -241,8 +241,8 @@ def _drop_flows(port_id: str, bridge: str) -> Change:
 def has_its_flows(port: VhostPort, seen: OvsObservation) -> bool:
     """Whether the observed flows of the port are exactly the desired ones."""
     port_id = port.port_id
-    row, beside = seen.rows.get(port_id), seen.beside.get(port_id)
-    flows = _set_filter(port, seen).flows(_works_at(row), _works_at(beside), _doors(port, seen))
+    row, vf_port = seen.rows.get(port_id), seen.vf_port.get(port_id)
+    flows = _set_filter(port, seen).flows(_works_at(row), _works_at(vf_port), _doors(port, seen))
     return bool(flows) and not port.closed and flows == seen.flows.get(port_id)
 
 
@@ -257,14 +257,14 @@ def _set_filter(port: VhostPort, seen: OvsObservation) -> f.SetFilter:
 
 
 def _filter(
-    port: VhostPort, row: OvsPort | None, beside: OvsPort | None, seen: OvsObservation
+    port: VhostPort, row: OvsPort | None, vf_port: OvsPort | None, seen: OvsObservation
 ) -> list[Change]:
     change = _set_filter(port, seen)
-    if row is None or (port.beside and beside is None):
+    if row is None or (port.vf_port and vf_port is None):
         return [change]
-    flows = change.flows(_works_at(row), _works_at(beside), _doors(port, seen))
+    flows = change.flows(_works_at(row), _works_at(vf_port), _doors(port, seen))
     # No flows: vswitchd could not create the port, which is reported as a fault.
-    is_reached = port.beside or (port.port_id in seen.shut) == port.closed
+    is_reached = port.vf_port or (port.port_id in seen.shut) == port.closed
     return [change] if flows and (not is_reached or flows != seen.flows.get(port.port_id)) else []
 
 

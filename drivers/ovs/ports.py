@@ -14,7 +14,6 @@ from netplugin.backend import Claim, Intent, Overlay
 from netplugin.host.names import VHOST, device_name
 from netplugin.host.ovs_rows import (
     BACKEND_MARK,
-    BESIDE_MARK,
     IFINDEX_MARK,
     INTERNAL_TYPE,
     MAC_MARK,
@@ -24,6 +23,7 @@ from netplugin.host.ovs_rows import (
     PORT_MARK,
     STORE_MARK,
     UDP_MARK,
+    VF_PORT_MARK,
     VM_ID,
     OvsPort,
 )
@@ -168,11 +168,11 @@ class RelayVfPort(PortRows):
         return self.mtu
 
     def port_columns(self) -> dict[str, Any]:
-        return {"external_ids": {BESIDE_MARK: self.port_id, BACKEND_MARK: self.backend}}
+        return {"external_ids": {VF_PORT_MARK: self.port_id, BACKEND_MARK: self.backend}}
 
     def interfaces(self, *, is_new: bool = False) -> dict[str, dict[str, Any]]:
         """The columns of Interface. OVS uses a device with fewer receive queues with those that it has."""
-        ids = {BESIDE_MARK: self.port_id} | ({MAC_MARK: self.opened_with} if self.opened_with else {})
+        ids = {VF_PORT_MARK: self.port_id} | ({MAC_MARK: self.opened_with} if self.opened_with else {})
         columns = {
             "type": "dpdk",
             "options": {"dpdk-devargs": self.device, "n_rxq": str(self.queues)},
@@ -207,7 +207,7 @@ class VhostPort(PortRows):
     overlay: Overlay | None = None
     #: The mark of the store; empty: keep the mark that is there.
     stamp: str = ""
-    beside: RelayVfPort | None = None
+    vf_port: RelayVfPort | None = None
     #: The index of a service port's device when the port is added; None otherwise.
     ifindex: int | None = None
     #: Whether OVS must reopen the relay VF although its row is correct.

@@ -81,7 +81,7 @@ def _impossible(spec: PortSpec) -> list[tuple[bool, str, str]]:
     ]
 
 
-def wanted(spec: PortSpec) -> VfAttributes:
+def desired_attributes(spec: PortSpec) -> VfAttributes:
     """Return the attributes that the PF should have for the port's VF."""
     return replace(
         attributes_of(spec),
@@ -100,7 +100,7 @@ def _want(intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
     driver finds the MAC. This function covers all other cases.
     """
     assert intent.spec is not None
-    want = wanted(intent.spec)
+    want = desired_attributes(intent.spec)
     is_away = intent.spec.vf.teaming and not vf.is_with_vm
     return replace(want, mac=no_mac(pf, vf)) if is_away else want
 
@@ -125,7 +125,7 @@ def observed_ports(intents: Sequence[Intent], inventory: Inventory) -> Mapping[s
         if port is not None and intent.spec is not None:
             vf = vf_of(intent, inventory)
             port = replace(port, guest=vf.is_with_vm if vf else None)
-            found[intent.port_id] = _with_rates(port, wanted(intent.spec))
+            found[intent.port_id] = _with_rates(port, desired_attributes(intent.spec))
     return found
 
 

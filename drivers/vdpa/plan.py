@@ -72,13 +72,13 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObserv
     for intent in sorted(intents, key=lambda i: i.port_id):
         of_mode = vduse_plan.make_steps if _is_vduse(intent, seen) else _vf_steps
         steps[intent.port_id] = of_mode(settings, intent, seen, room)
-        room -= steps[intent.port_id].wish is not None and intent.port_id not in seen.ovs.rows
-    wishes = {port_id: each.wish for port_id, each in steps.items() if each.wish is not None}
+        room -= steps[intent.port_id].desired is not None and intent.port_id not in seen.ovs.rows
+    desired = {port_id: each.desired for port_id, each in steps.items() if each.desired is not None}
     leaving = {port_id for port_id, each in steps.items() if each.leaves}
     return Plan(
         (
             *(change for each in steps.values() for change in each.before),
-            *ovs_changes(settings, LAYOUT, wishes, leaving, seen.ovs),
+            *ovs_changes(settings, LAYOUT, desired, leaving, seen.ovs),
             *(change for each in steps.values() for change in each.after),
         ),
         {port_id: each.refused for port_id, each in steps.items() if each.refused is not None},
@@ -95,24 +95,28 @@ def _is_vduse(intent: Intent, seen: VdpaObservation) -> bool:
 def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int) -> Steps:
     """What a port on a VF needs, in either mode."""
     port_id, leaves = intent.port_id, intent.spec is None
-    wish: VhostPort | None = None
+    desired: VhostPort | None = None
     kept: NetpluginError | None = None
     vfs: list[Change] = []
     try:
         if intent.spec is not None:
-            wish, kept = _wish(settings, intent, seen, room)
-        elif port_id in seen.ovs.rows or port_id in seen.ovs.beside:
+            desired, kept = _desired(settings, intent, seen, room)
+        elif port_id in seen.ovs.rows or port_id in seen.ovs.vf_port:
             return Steps(leaves=leaves)  # OVS must release the VF first
         elif detach := _detach(intent, seen):
             return Steps(leaves=leaves, before=(detach,))
-        if wish is not None and _keeps_other_mac(intent, wish, seen) and (detach := _detach(intent, seen)):
+        if (
+            desired is not None
+            and _keeps_other_mac(intent, desired, seen)
+            and (detach := _detach(intent, seen))
+        ):
             vfs.append(detach)
-        vfs += vf_changes(intent, seen.inventory, partial(_want, wish, seen.ovs), for_dpdk=True)
-        vfs += _trust(intent, wish, seen)
+        vfs += vf_changes(intent, seen.inventory, partial(_want, desired, seen.ovs), for_dpdk=True)
+        vfs += _trust(intent, desired, seen)
         vfs += _driver_back(intent, seen.inventory)
     except NetpluginError as error:
         return Steps(leaves=leaves, before=tuple(vfs), refused=error, kept=kept)
-    return Steps(wish=wish, leaves=leaves, before=tuple(vfs), kept=kept)
+    return Steps(desired=desired, leaves=leaves, before=tuple(vfs), kept=kept)
 
 
 def _detach(intent: Intent, seen: VdpaObservation) -> DetachVf | None:
@@ -123,12 +127,12 @@ def _detach(intent: Intent, seen: VdpaObservation) -> DetachVf | None:
     return DetachVf((intent.port_id,), vf.address, vf.iommu_group)
 
 
-def _keeps_other_mac(intent: Intent, wish: VhostPort, seen: VdpaObservation) -> bool:
+def _keeps_other_mac(intent: Intent, desired: VhostPort, seen: VdpaObservation) -> bool:
     """Whether what has a relay's VF open without a row must close it, so that the VF gets another MAC."""
     vf = vf_of(intent, seen.inventory)
-    if vf is None or vf.attributes is None or wish.beside is None or intent.port_id in seen.ovs.beside:
+    if vf is None or vf.attributes is None or desired.vf_port is None or intent.port_id in seen.ovs.vf_port:
         return False
-    return vf.attributes.mac != mac_of(intent) and opens_again(seen.inventory.pf_of(vf), vf, wish.spec)
+    return vf.attributes.mac != mac_of(intent) and opens_again(seen.inventory.pf_of(vf), vf, desired.spec)
 
 
 def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
@@ -143,34 +147,34 @@ def _driver_back(intent: Intent, inventory: Inventory) -> list[Change]:
     return [BindVf(*at, before.driver, before.driver_override)]
 
 
-def _want(wish: VhostPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
+def _want(desired: VhostPort | None, ovs: OvsObservation, intent: Intent, pf: Pf, vf: Vf) -> VfAttributes:
     """Return the VF's desired attributes. In native mode only the MAC; the representor has the rest.
 
     A trusted VF may receive other frames than its own, and the relay's flows keep them from the VM. If
     OVS already has the VF open, it is therefore trusted in a later round, once its flows are confirmed.
     """
-    assert wish is not None and intent.spec is not None and vf.attributes is not None
+    assert desired is not None and intent.spec is not None and vf.attributes is not None
     if mode_of(intent) is Mode.NATIVE:
         return replace(vf.attributes, mac=intent.spec.mac)
-    want = replace(attributes_of(intent.spec), mac=mac_for_now(intent, vf, wish, ovs))
+    want = replace(attributes_of(intent.spec), mac=mac_for_now(intent, vf, desired, ovs))
     if not want.trusted and not needs_trust(pf, vf, intent.spec.network.vlan_id):
         return want
-    is_ready = not _is_live(wish, ovs) or (want.trusted and has_its_flows(wish, ovs))
+    is_ready = not _is_live(desired, ovs) or (want.trusted and has_its_flows(desired, ovs))
     return replace(want, trusted=is_ready or vf.attributes.trusted)
 
 
-def _is_live(wish: VhostPort, ovs: OvsObservation) -> bool:
+def _is_live(desired: VhostPort, ovs: OvsObservation) -> bool:
     """Whether OVS may have the VF open, or has flows that lead from it to the VM."""
-    return wish.port_id in ovs.beside or bool(ovs.flows.get(wish.port_id))
+    return desired.port_id in ovs.vf_port or bool(ovs.flows.get(desired.port_id))
 
 
-def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> list[Change]:
+def _trust(intent: Intent, desired: VhostPort | None, seen: VdpaObservation) -> list[Change]:
     """Trust the VF of a working relay. If the NIC refuses, the relay keeps working without trust."""
     vf = vf_of(intent, seen.inventory)
-    if wish is None or mode_of(intent) is Mode.NATIVE or vf is None:
+    if desired is None or mode_of(intent) is Mode.NATIVE or vf is None:
         return []
-    have, pf, spec = vf.attributes, seen.inventory.pf_of(vf), wish.spec
-    if have is None or have.trusted or spec.vf.trusted or not has_its_flows(wish, seen.ovs):
+    have, pf, spec = vf.attributes, seen.inventory.pf_of(vf), desired.spec
+    if have is None or have.trusted or spec.vf.trusted or not has_its_flows(desired, seen.ovs):
         return []
     want = replace(have, trusted=True)
     refused = Setting.of("trust", want) in vf.unsupported
@@ -179,7 +183,7 @@ def _trust(intent: Intent, wish: VhostPort | None, seen: VdpaObservation) -> lis
     return [SetVf(*change_at(intent.port_id, pf, vf), pf.name, ("trust",), want, optional=True)]
 
 
-def _wish(
+def _desired(
     settings: OvsSettings, intent: Intent, seen: VdpaObservation, room: int
 ) -> tuple[VhostPort, NetpluginError | None]:
     """The desired port, and why it stays on its bridge (``place_port``).
@@ -212,7 +216,7 @@ def _relay_port(intent: Intent, claim: Claim, socket: str, seen: VdpaObservation
         queues=port.spec.queues,
         opened_with=_opened_with(intent, seen),
     )
-    return replace(port, beside=relay_vf)
+    return replace(port, vf_port=relay_vf)
 
 
 def _native_port(intent: Intent, claim: Claim, socket: str, tso: bool, bridge: str) -> VhostPort:
@@ -231,22 +235,22 @@ def _native_port(intent: Intent, claim: Claim, socket: str, tso: bool, bridge: s
 
 def _opened_with(intent: Intent, seen: VdpaObservation) -> str:
     """Return ``RelayVfPort.opened_with`` of a port; while its VF is not reported, what the row has."""
-    vf, beside = vf_of(intent, seen.inventory), seen.ovs.beside.get(intent.port_id)
+    vf, vf_port = vf_of(intent, seen.inventory), seen.ovs.vf_port.get(intent.port_id)
     if vf is not None and vf.attributes is not None:
         return opened_with(intent, seen.inventory.pf_of(vf), vf)
-    return beside.interface.external_ids.get(MAC_MARK, "") if beside and beside.interface else ""
+    return vf_port.interface.external_ids.get(MAC_MARK, "") if vf_port and vf_port.interface else ""
 
 
 def _must_reopen(intent: Intent, seen: VdpaObservation) -> bool:
     """Whether OVS has a port for a VF but not the VF itself open: the VF was away and came back."""
     claim, vf = claim_of(intent), vf_of(intent, seen.inventory)
-    beside = seen.ovs.beside.get(intent.port_id)
-    if claim is None or beside is None or vf is None:
+    vf_port = seen.ovs.vf_port.get(intent.port_id)
+    if claim is None or vf_port is None or vf is None:
         return False
     memory = Memory.of(claim)
     if memory.kept_by_dpdk:
         return vf.driver != memory.original.driver
-    works = beside.interface is not None and beside.interface.works_at is not None
+    works = vf_port.interface is not None and vf_port.interface.works_at is not None
     return not is_vfio(vf.driver) or (works and not vf.is_open)
 
 
@@ -264,21 +268,21 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
             found[intent.port_id] = vduse_plan.observed(intent, seen)
             continue
         vf = observed_vf(intent, seen.inventory, mode.use) or ObservedPort()
-        row, beside = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.beside))
+        row, vf_port = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.vf_port))
         reported = {
             "mode": mode.value,
             "pci_address": vf.details.get("pci_address"),
             "vf": dict(vf.details),
             **(findings.details(row) if row else {}),
         }
-        if beside is not None and beside.interface is not None:
+        if vf_port is not None and vf_port.interface is not None:
             reported["relay"] = {
-                "device": beside.name,
-                "ofport": beside.interface.ofport,
-                "mtu": beside.interface.mtu,
-                "link_state": beside.interface.link_state,
+                "device": vf_port.name,
+                "ofport": vf_port.interface.ofport,
+                "mtu": vf_port.interface.mtu,
+                "link_state": vf_port.interface.link_state,
             }
-        fault = vf.fault or _fault(mode, row, beside, seen)
+        fault = vf.fault or _fault(mode, row, vf_port, seen)
         passes = vf.passes and fault == vf.fault
         impaired = vf.impaired
         if mode is Mode.RELAY and (there := vf_of(intent, seen.inventory)) is not None:
@@ -289,7 +293,7 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
     return found
 
 
-def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: VdpaObservation) -> str | None:
+def _fault(mode: Mode, row: OvsPort | None, vf_port: OvsPort | None, seen: VdpaObservation) -> str | None:
     """Return why the rows do not work; None if OVS reports no fault."""
     lost = lacks_native(seen.word.root) if mode is Mode.NATIVE else None
     if lost:
@@ -302,13 +306,13 @@ def _fault(mode: Mode, row: OvsPort | None, beside: OvsPort | None, seen: VdpaOb
         return broken
     if mode is Mode.NATIVE:
         return findings.of_uplinks(row, bridge, seen.word) if bridge else None
-    return _of_relay(beside, seen) if beside else None
+    return _of_relay(vf_port, seen) if vf_port else None
 
 
-def _of_relay(beside: OvsPort, seen: VdpaObservation) -> str | None:
-    interface = beside.interface
+def _of_relay(vf_port: OvsPort, seen: VdpaObservation) -> str | None:
+    interface = vf_port.interface
     if interface is None:
-        return f"{beside.name} has no interface"
+        return f"{vf_port.name} has no interface"
     narrow = (
         too_narrow([(interface.name, interface.mtu)], interface.mtu_request or 0) if interface.mtu else None
     )

@@ -53,9 +53,9 @@ def opened_with(intent: Intent, pf: Pf, vf: Vf) -> str:
     return mac_of(intent) if intent.closed and opens_again(pf, vf, intent.spec) else ""
 
 
-def mac_for_now(intent: Intent, vf: Vf, wish: VhostPort, seen: OvsObservation) -> str:
+def mac_for_now(intent: Intent, vf: Vf, desired: VhostPort, seen: OvsObservation) -> str:
     """Return the MAC that a relay's VF gets now: another one not before OVS has closed the VF, if it must."""
-    row = seen.beside.get(intent.port_id)
+    row = seen.vf_port.get(intent.port_id)
     assert vf.attributes is not None
-    is_to_be_closed = row is not None and wish.beside is not None and wish.beside.must_be_remade(row)
+    is_to_be_closed = row is not None and desired.vf_port is not None and desired.vf_port.must_be_remade(row)
     return vf.attributes.mac if is_to_be_closed else mac_of(intent)

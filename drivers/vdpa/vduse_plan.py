@@ -51,29 +51,31 @@ def make_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, roo
         if intent.spec is None:
             steps = _away(intent.port_id, device)
         else:
-            wish, kept = place_port(settings, intent, seen.ovs, room, partial(_port_on, intent, seen))
-            steps = _repair(intent.port_id, row, device) or replace(_addition(wish, row, device), kept=kept)
+            desired, kept = place_port(settings, intent, seen.ovs, room, partial(_port_on, intent, seen))
+            steps = _repair(intent.port_id, row, device) or replace(
+                _addition(desired, row, device), kept=kept
+            )
         _refuse_while_pending(intent.port_id, steps, seen)
         return steps
     except NetpluginError as error:
         return Steps(refused=error)
 
 
-def _addition(wish: VhostPort, row: OvsPort | None, device: VduseDevice) -> Steps:
+def _addition(desired: VhostPort, row: OvsPort | None, device: VduseDevice) -> Steps:
     """The rows, and after them the vDPA device with its driver."""
-    ids, name = (wish.port_id,), vduse_name(wish.port_id)
+    ids, name = (desired.port_id,), vduse_name(desired.port_id)
     changes: list[Change] = []
     # OVS finds a device of before again, or refuses the port: the next look shows which.
     waits_for_row = row is None and device.offered
     is_lost = row is not None and not device.offered
     if not device.on_bus and not waits_for_row and not is_lost:
         changes.append(RunStep(ids, DeviceStep("create", name)))
-    driver = driver_of(wish.spec)
+    driver = driver_of(desired.spec)
     if device.driver != driver and (device.on_bus or changes):
         changes.append(RunStep(ids, DeviceStep("bind", name, driver)))
-    if driver == VIRTIO_VDPA and (changes or _differs(wish, device.interface)):
-        changes.append(SetInterface(ids, name, wish.spec.mac, wish.mtu))
-    return Steps(wish=wish, after=tuple(changes))
+    if driver == VIRTIO_VDPA and (changes or _differs(desired, device.interface)):
+        changes.append(SetInterface(ids, name, desired.spec.mac, desired.mtu))
+    return Steps(desired=desired, after=tuple(changes))
 
 
 def driver_of(spec: PortSpec) -> str:
@@ -81,9 +83,9 @@ def driver_of(spec: PortSpec) -> str:
     return VIRTIO_VDPA if spec.attachment == "netdev" else VHOST_VDPA
 
 
-def _differs(wish: VhostPort, found: Interface | None) -> bool:
+def _differs(desired: VhostPort, found: Interface | None) -> bool:
     """Whether an interface in our namespace differs. One that was moved away is its owner's."""
-    return found is not None and (found.mac, found.mtu) != (wish.spec.mac, wish.mtu)
+    return found is not None and (found.mac, found.mtu) != (desired.spec.mac, desired.mtu)
 
 
 def _repair(port_id: str, row: OvsPort | None, device: VduseDevice) -> Steps | None:

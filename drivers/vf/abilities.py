@@ -79,7 +79,7 @@ def refusal(pf: Pf, spec: PortSpec, *, queues: bool) -> Unsupported | None:
 
     ``queues``: check the port's queue count too. Pass False if the VF's queues are not the port's.
     """
-    most = max_queues(pf.driver, pf.wanted_vfs)
+    most = max_queues(pf.driver, pf.desired_vfs)
     if queues and spec.queues > most:
         return _refuse(
             pf,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from drivers.vf.inventory import Inventory
 from drivers.vf.kernel import VfKernel
-from drivers.vf.ledger import books, out_of_order
+from drivers.vf.ledger import list_vfs, out_of_order
 from drivers.vf.networks import check_devices, pool_devices
 from drivers.vf.options import read_devices
 from drivers.vf.pool import Pool
@@ -69,7 +69,7 @@ class VfBackend(
     def vfs(
         self, observed: ObservationT, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]
     ) -> Sequence[VfInfo]:
-        return books(observed.inventory, taken, unfit)
+        return list_vfs(observed.inventory, taken, unfit)
 
     def out_of_order(self, observed: ObservationT) -> Collection[str]:
         return out_of_order(observed.inventory)

@@ -48,7 +48,7 @@ class VfChange(Change, ABC):
     number: int
 
     @property
-    def thing(self) -> Claim:
+    def claimed(self) -> Claim:
         return Claim(KIND, self.address)
 
     def touches(self) -> frozenset[str]:

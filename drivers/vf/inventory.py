@@ -48,7 +48,7 @@ class Pf:
     numa_node: int | None
     total_vfs: int
     #: The configured number of VFs (``sriov_numvfs``).
-    wanted_vfs: int
+    desired_vfs: int
     #: Its network interface; None if there is none in this network namespace.
     link: NicLink | None = None
     switchdev: bool = False
@@ -247,7 +247,7 @@ def _read_pf(sys: Path, address: str, network: str, links: Mapping[str, NicLink]
         driver=read_link(f"{device}/driver"),
         numa_node=int(node) if node.isdecimal() else None,  # -1: the machine has no nodes
         total_vfs=_number(read_text(f"{device}/sriov_totalvfs")),
-        wanted_vfs=_number(read_text(f"{device}/sriov_numvfs")),
+        desired_vfs=_number(read_text(f"{device}/sriov_numvfs")),
         link=links.get(name) if name else None,
         switchdev=bool(switch),
     )

@@ -312,7 +312,7 @@ def out_of_order(inventory: Inventory) -> frozenset[str]:
 # -- state of every VF -----------------------------------------------------------------------------
 
 
-def books(inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]) -> list[VfInfo]:
+def list_vfs(inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim, str]) -> list[VfInfo]:
     """List every VF with its state: available, claimed (by a port), allocated (open in its VM),
     quarantined, stale (claimed but missing), or unusable, with the reason."""
     held = {c.key: (p, c) for c, p in taken.items() if c.kind == KIND and p != NOBODY}
@@ -329,7 +329,7 @@ def books(inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Claim
                 "numa_node": vf.numa_node,
                 "physical_network": pf.network,
                 "driver": vf.driver,
-                "max_queues": max_queues(pf.driver, pf.wanted_vfs),
+                "max_queues": max_queues(pf.driver, pf.desired_vfs),
                 "left_out": vf.number not in pf.numbers,
             }
         else:

@@ -220,7 +220,7 @@ def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
     pf = inventory.pfs.get(memory.pf_address)
     why = f"there is no NIC {memory.pf_address} in [sriov] devices"
     if pf is not None:
-        why = f"{pf.name} has {pf.wanted_vfs} VFs (sriov_numvfs of {pf.address})"
+        why = f"{pf.name} has {pf.desired_vfs} VFs (sriov_numvfs of {pf.address})"
     away = not any(memory.is_nic(each) for each in inventory.pfs.values())
     return Lost(f"{claim.key}, {of}, is gone: {why}", away=away)
 

@@ -107,7 +107,7 @@ def check_vlan_qos(spec: PortSpec) -> None:
 def vf_changes(
     intent: Intent,
     inventory: Inventory,
-    wanted: Callable[[Intent, Pf, Vf], VfAttributes],
+    desired: Callable[[Intent, Pf, Vf], VfAttributes],
     *,
     for_dpdk: bool = False,
 ) -> list[Change]:
@@ -137,7 +137,7 @@ def vf_changes(
     if intent.spec is not None:
         if vf.attributes is None:
             return []
-        want = wanted(intent, pf, vf)
+        want = desired(intent, pf, vf)
         if vf.is_open and intent.spec.vf.trusted and not for_dpdk:
             # The guest of a trusted VF may set its own MAC.
             want = replace(want, mac=vf.attributes.mac)

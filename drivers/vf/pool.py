@@ -198,7 +198,7 @@ class Pool:
                     self._note_unsupported(change, error)
                     continue
                 if isinstance(error, VfRefuses):
-                    unfit[change.thing] = error.detail
+                    unfit[change.claimed] = error.detail
                 failed.update({port: error.for_port(port) for port in change.ports})
         self._busy.forget({change.address for change in own} - busy)
         return failed, unfit
@@ -214,7 +214,7 @@ class Pool:
             return TryAgain(busy.detail, step=busy.step)
         # Do not forget it: an observation may reach the limit before the waiting call does.
         if isinstance(busy, VfStuck):
-            unfit[change.thing] = busy.detail
+            unfit[change.claimed] = busy.detail
         return OperationTimeout(f"{busy.detail}: it did not end in time", step=busy.step)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:

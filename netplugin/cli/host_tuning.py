@@ -179,7 +179,7 @@ def _configured(parsed_args: Namespace) -> _Configured:
         return _Configured(OvsSockets.read(conf), conf.host.libvirt_uri, given(conf))
     except (cfg.Error, ValueError) as wrong:
         raise InvalidRequest(
-            options.said(wrong), step="configuration", fix="correct what --config-file names"
+            options.error_text(wrong), step="configuration", fix="correct what --config-file names"
         ) from None
 
 

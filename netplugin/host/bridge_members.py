@@ -33,13 +33,13 @@ class BridgeMembers:
         self._ports: dict[int, BridgePort] = {}
         self._on: dict[int, dict[str, int]] = {}
 
-    def read(self, *, anew: bool) -> Mapping[str, Mapping[str, int]]:
+    def read(self, *, whole: bool) -> Mapping[str, Mapping[str, int]]:
         """The MTU of each bridge port, by bridge name and device name.
 
         ``anew``: list all, instead of using the notifications. Raises: HostError, OperationTimeout.
         """
         events = list(self._queued())
-        if anew or None in events or self._events is None:
+        if whole or None in events or self._events is None:
             self._list()
         else:
             for index, port in filter(None, events):

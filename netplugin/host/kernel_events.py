@@ -46,11 +46,11 @@ class KernelEventListener(ABC):
     def suppress_own_events(self, names: frozenset[str]) -> Iterator[None]:
         """Suppress the events of our changes to ``names``."""
         with self._lock:
-            self._hear(None)
+            self._receive(None)
             try:
                 yield
             finally:
-                self._hear(names)
+                self._receive(names)
 
     def close(self) -> None:
         self._stopped.set()
@@ -75,7 +75,7 @@ class KernelEventListener(ABC):
                     self._lost()
                     raise
 
-    def _hear(self, own: frozenset[str] | None) -> None:
+    def _receive(self, own: frozenset[str] | None) -> None:
         """Read the queue before or after a change of ours; an error here must not fail the change."""
         try:
             self._tell(self.decode(own))

@@ -413,19 +413,19 @@ class NoSuchLink(HostError):
 
 def words(step: str, what: str) -> contextlib.AbstractContextManager[None]:
     """Translate errors of the kernel into typed errors with its error text."""
-    return netlink.translated(step, what, lambda said, code: _refusal(step, what, code, said))
+    return netlink.translated(step, what, lambda error_text, code: _refusal(step, what, code, error_text))
 
 
-def _refusal(step: str, what: str, code: int, said: str) -> NetpluginError:
+def _refusal(step: str, what: str, code: int, error_text: str) -> NetpluginError:
     if code == errno.ENODEV:
-        return NoSuchLink(f"{what}: {said}", step=step)
+        return NoSuchLink(f"{what}: {error_text}", step=step)
     if code == errno.EEXIST and step.startswith("create-"):
         return Conflict(
-            f"{what} cannot be made next to an object that netplugin did not make: {said}",
+            f"{what} cannot be made next to an object that netplugin did not make: {error_text}",
             step=step,
             fix="find it with ip -d link show, and remove or rename it",
         )
-    return HostError(f"{what}: {said}", step=step)
+    return HostError(f"{what}: {error_text}", step=step)
 
 
 def kind_unavailable(kind: str) -> str | None:

@@ -192,8 +192,8 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
         return None
     words = os.strerror(code) if 0 < code < _ERRNOS else f"error {code}"
     if marks & NLM_F_ACK_TLVS and marks & NLM_F_CAPPED:  # only the header of the request is repeated
-        said = dict(attributes(payload, 4 + HEADER_BYTES)).get(_ERROR_WORDS)
-        words = f"{words} ({text(said)})" if said else words
+        error_text = dict(attributes(payload, 4 + HEADER_BYTES)).get(_ERROR_WORDS)
+        words = f"{words} ({text(error_text)})" if error_text else words
     return OSError(code, words)
 
 

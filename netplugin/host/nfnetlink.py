@@ -240,27 +240,29 @@ def _outcome(channel: Channel) -> tuple[dict[int, str], int]:
     generation there are: none if the transaction changed nothing.
     """
     refused: dict[int, str] = {}
-    generations, heard = 0, False
+    generations, received = 0, False
     for data in queued(channel.socket):
         if not data:
             refused[0] = "more is wrong than the kernel could tell"
         for number, kind, marks, message in netlink.numbered(data):
             if kind == NLMSG_ERROR:
-                heard = True
+                received = True
                 if (error := netlink.refusal(marks, message[HEADER_BYTES:])) is not None:
                     refused.setdefault(number, error.strerror or str(error))
             elif kind == _KINDS | _NEWGEN:
                 generations += 1
-    if not heard:
+    if not received:
         refused.setdefault(0, "the kernel did not answer")
     return refused, generations
 
 
-def _refusal(step: str, said: str, code: int) -> NetpluginError:
+def _refusal(step: str, error_text: str, code: int) -> NetpluginError:
     if code in (errno.EPERM, errno.EACCES):
-        return HostError(f"nftables: {said}", step=step, fix="give the agent CAP_NET_ADMIN")
+        return HostError(f"nftables: {error_text}", step=step, fix="give the agent CAP_NET_ADMIN")
     if code in (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL) and step == "nftables":
         return BackendUnavailable(
-            f"the kernel has no nftables: {said}", step=step, fix="modprobe nf_tables, or use another kernel"
+            f"the kernel has no nftables: {error_text}",
+            step=step,
+            fix="modprobe nf_tables, or use another kernel",
         )
-    return HostError(f"nftables: {said}", step=step)
+    return HostError(f"nftables: {error_text}", step=step)

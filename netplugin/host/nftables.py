@@ -224,11 +224,11 @@ class Nftables:
             table = self._refreshed(channel, listing[1], changed)
         if table is None:
             return None
-        wanted = table.names if chains is None else table.names.intersection(chains)
-        rules = self._rules(channel, None if chains is None else wanted)
+        desired = table.names if chains is None else table.names.intersection(chains)
+        rules = self._rules(channel, None if chains is None else desired)
         self._listing = (stamp, table) if self._kernel.stamp(channel) == stamp else None
         return replace(
-            table, chains={name: replace(table.chains[name], rules=tuple(rules[name])) for name in wanted}
+            table, chains={name: replace(table.chains[name], rules=tuple(rules[name])) for name in desired}
         )
 
     def _list(self, channel: Channel) -> Table | None:

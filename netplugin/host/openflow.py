@@ -112,12 +112,12 @@ class OpenFlow:
         flows (``collect_rules_loose`` in ofproto/ofproto.c). Of all, flows whose cookie has one of the
         bits ``without`` are left out.
         """
-        wanted = (
+        queries = (
             [(COOKIE_MARK, MARK_MASK | without)]
             if cookies is None
             else [(cookie, m.WHOLE_COOKIE) for cookie in sorted(set(cookies))]
         )
-        asked = {xid: m.request_flows(xid, *cookie) for xid, cookie in enumerate(wanted, 1)}
+        asked = {xid: m.request_flows(xid, *cookie) for xid, cookie in enumerate(queries, 1)}
         read = partial(m.read_flows, requests=asked)
         return self._exchange(bridge, [[*asked.values()]], deadline, read)
 

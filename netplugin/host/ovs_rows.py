@@ -20,7 +20,7 @@ HOLDER_MARK = "netplugin-agent"
 UPLINK_MARK = "netplugin-uplink"
 TUNNEL_MARK = "netplugin-tunnel"
 #: In a relay's VF port: the port id of the VM's port it serves (with the backend's mark).
-BESIDE_MARK = "netplugin-beside"
+VF_PORT_MARK = "netplugin-vf-port"
 #: In the interface of such a port: the MAC that its VF had when OVS opened it, if that is not the VM's.
 MAC_MARK = "netplugin-opened-with"
 #: In the interface of a VM's port: the ID of the VM, under the name of XenServer's integration.
@@ -258,7 +258,7 @@ class OvsPort:
     @property
     def serves(self) -> tuple[str, str] | None:
         """The backend and port id that the port belongs to, as the port itself or as a relay's VF port."""
-        return self.owner or _owner(self.external_ids, BESIDE_MARK)
+        return self.owner or _owner(self.external_ids, VF_PORT_MARK)
 
 
 def _owner(external_ids: Mapping[str, str], mark: str = PORT_MARK) -> tuple[str, str] | None:

@@ -63,8 +63,12 @@ class OvsSockets:
             return (self.rundir,)
         if self.database is None:
             return (_INSTALLED,)
-        beside = self.database.parent
-        return (beside,) if os.path.realpath(beside) == os.path.realpath(_INSTALLED) else (beside, _INSTALLED)
+        directory = self.database.parent
+        return (
+            (directory,)
+            if os.path.realpath(directory) == os.path.realpath(_INSTALLED)
+            else (directory, _INSTALLED)
+        )
 
     def control(self) -> Path:
         """The control socket of vswitchd.

@@ -64,10 +64,10 @@ def clash(name: str, spec: PhysicalNetworkSpec, others: Networks) -> Conflict | 
     """Why the network cannot be with the others: one of them has its bridge or device."""
     desired = list(_uses(name, spec))
     for other, there in sorted(others.items()):
-        taken = {thing for _, thing in _uses(other, there)} if other != name else set()
-        for where, thing in desired:
-            if thing in taken:
-                message = f"{thing} is that of physical network {other}"
+        taken = {device for _, device in _uses(other, there)} if other != name else set()
+        for where, device in desired:
+            if device in taken:
+                message = f"{device} is that of physical network {other}"
                 fix = f"name another, or DELETE /v1/physical-networks/{other}"
                 return Conflict.of_field(where, message, fix=fix)
     return None

@@ -14,7 +14,7 @@ from netplugin.host.vfs import SYS, is_uio, is_vfio, read_link
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 #: Kernel drivers that DPDK uses a NIC with (https://doc.dpdk.org/guides/linux_gsg/linux_drivers.html,
 #: "Bifurcated Driver").
-BESIDE_DPDK = frozenset({"mlx4_core", "mlx5_core", "mana"})
+SHARED_WITH_DPDK = frozenset({"mlx4_core", "mlx5_core", "mana"})
 
 
 def has_interface(name: str) -> bool:
@@ -67,7 +67,7 @@ def _of_pci_device(device: str, sys: Path, *, for_dpdk: bool) -> Iterator[tuple[
     in_user_space = is_vfio(driver) or is_uio(driver)
     if not place.exists():
         yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
-    elif for_dpdk and not in_user_space and driver not in BESIDE_DPDK:
+    elif for_dpdk and not in_user_space and driver not in SHARED_WITH_DPDK:
         yield (
             device,
             f"{device} is bound to {driver or 'no driver'}, and OVS-DPDK needs vfio-pci",

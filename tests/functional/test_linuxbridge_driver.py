@@ -672,7 +672,7 @@ def test_a_vm_may_send_from_its_ipv4_addresses_only(driver: LinuxBridge) -> None
 
 def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None:
     own, prefix = "2001:db8::5", "2001:db8:1:ff80::/57"
-    inside, beside = "2001:db8:1:ff85::1", "2001:db8:1:ff05::1"
+    inside, vf_port = "2001:db8:1:ff85::1", "2001:db8:1:ff05::1"
     plain = struct.pack("!HHHH", 1, 2, 8, 0)
 
     def data(source: str) -> bytes:
@@ -690,7 +690,7 @@ def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None
         {
             "own": (data(own), True),
             "inside": (data(inside), True),
-            "beside": (data(beside), False),
+            "beside": (data(vf_port), False),
             "spoofed": (data("2001:db8::6"), False),
             "own advertisement": (message(136, own, own), True),
             "unicast own advertisement": (frame(0x86DD, neighbour(136, own, own), to=MAC_B), True),
@@ -705,7 +705,7 @@ def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None
             "advertised from link-local": (message(136, LINK_LOCAL, own), True),
             "link-local advertised": (message(136, LINK_LOCAL, LINK_LOCAL), True),
             "prefix advertised": (message(136, inside, inside), True),
-            "beside prefix advertised": (message(136, inside, beside), False),
+            "beside prefix advertised": (message(136, inside, vf_port), False),
             "prefix from link-local": (message(136, LINK_LOCAL, inside), True),
             "solicitation": (message(135, own, "2001:db8::1"), True),
             "solicitation from link-local": (message(135, LINK_LOCAL, "2001:db8::1"), True),

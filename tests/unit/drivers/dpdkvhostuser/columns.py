@@ -42,12 +42,12 @@ def of_port(
         case OvsUplink():
             return _of_uplink(wish, known)
         case RelayVfPort():
-            marks = {"netplugin-beside": wish.port_id, "netplugin-backend": "vdpa"}
+            marks = {"netplugin-vf-port": wish.port_id, "netplugin-backend": "vdpa"}
             interface = {
                 "type": "dpdk",
                 "options": {"dpdk-devargs": wish.device, "n_rxq": str(wish.queues)},
                 "mtu_request": wish.mtu,
-                "external_ids": {"netplugin-beside": wish.port_id}
+                "external_ids": {"netplugin-vf-port": wish.port_id}
                 | ({"netplugin-opened-with": wish.opened_with} if wish.opened_with else {}),
             }
             return {"external_ids": marks}, {wish.name: interface}

@@ -154,7 +154,7 @@ class Model:
     def _apply_flows(self, change: Change) -> None:
         match change:
             case f.SetFilter():
-                names = (each.name if each else None for each in (change.port, change.port.beside))
+                names = (each.name if each else None for each in (change.port, change.port.vf_port))
                 own, other = (self._ofport(change.bridge, name) for name in names)
                 self.drop(change.bridge, filters.port_cookie(change.port.port_id))
                 self.bridges[change.bridge].flows |= change.flows(own, other, self._doors(change.bridge))
@@ -187,7 +187,7 @@ class Model:
         """As the backends on OVS do."""
         named = self._named()
         backend = (layout or self.layout).backend
-        rows, beside = (
+        rows, vf_port = (
             {
                 owner[1]: p
                 for p in named.values()
@@ -205,7 +205,7 @@ class Model:
         return OvsObservation(
             ports={i: ObservedPort() for i in rows},
             rows=rows,
-            beside=beside,
+            vf_port=vf_port,
             flows={i: self._port_flows(i, row) for i, row in rows.items()},
             bridges={
                 name: self._seen_bridge(name, b, rows, whole=ports is None)
@@ -294,7 +294,7 @@ class Model:
             used_by_others=any(_is_strangers(p) for p in unmanaged.values())
             or bool(self.underlay and self.underlay.device == name),
             doors=self._doors(name) if bridge.ours else (),
-            wanted_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
+            desired_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
             matches_fragments=bridge.matches_fragments if whole else None,
             stray_cookies=frozenset(strays if whole and name not in self.layout.homes else ()),

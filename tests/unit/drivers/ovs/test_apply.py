@@ -257,7 +257,7 @@ def test_the_base_flows_admit_service_ports_alone(ports: Ports) -> None:
     own = {line for line in ports.flows() if line.startswith("cookie=0x6e70000000000000,")}
     assert own == {*BASE, f"cookie=0x6e70000000000000, priority=40100,in_port={admitted} actions=NORMAL"}
     found = ports.seen().bridges[BRIDGE]
-    assert found.flows == found.wanted_flows and found.matches_fragments
+    assert found.flows == found.desired_flows and found.matches_fragments
 
 
 @pytest.mark.parametrize("version, purged", [("3.1.4", False), ("3.2.0", False), ("3.1.2", True), ("", True)])

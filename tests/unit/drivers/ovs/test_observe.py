@@ -115,7 +115,7 @@ def test_ports_of_others_are_told_apart(ports: Ports) -> None:
     assert [p.name for p in found.services] == ["service"]
     assert [p.name for p in found.unmanaged] == ["stranger"]
     interfaces = [p.interface for name in ("npu-x", "service") if (p := ports.ovs.view.port(name))]
-    assert found.wanted_flows == bridge_flows(i.ofport for i in interfaces if i and i.ofport)
+    assert found.desired_flows == bridge_flows(i.ofport for i in interfaces if i and i.ofport)
 
 
 def test_a_bridge_with_an_address_is_used_by_others(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_bridge_of_others_is_known_if_a_network_is_mapped_to_it(ports: Ports) 
     ports.ovs.db.write([bridge(BRIDGE), bridge("br-else")], soon())
     seen = ports.seen()
     assert set(seen.bridges) == {BRIDGE} and not seen.bridges[BRIDGE].ours
-    assert seen.bridges[BRIDGE].wanted_flows == frozenset()
+    assert seen.bridges[BRIDGE].desired_flows == frozenset()
 
 
 def test_a_name_that_another_port_has_is_taken(ports: Ports) -> None:

@@ -17,7 +17,7 @@ from agents.ports.call import Call, delete_call, put_call
 from agents.ports.reconciler import Reconciler
 from agents.telemetry.metrics import Metrics
 from drivers.sriov.driver import Sriov
-from drivers.sriov.plan import wanted
+from drivers.sriov.plan import desired_attributes
 from drivers.vf.commands import KIND
 from netplugin import options
 from netplugin.api.models import PortSpec, PortState
@@ -84,7 +84,7 @@ class World:
 
     def wants(self, spec: PortSpec) -> VfAttributes:
         """What a VF has of a port."""
-        return wanted(spec)
+        return desired_attributes(spec)
 
     def binds(self, spec: PortSpec, driver: str | None) -> bool:
         """Whether a VF that had this driver goes to vfio-pci for such a port."""

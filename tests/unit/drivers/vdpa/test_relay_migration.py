@@ -104,7 +104,7 @@ class Relays(VdpaWorld):
     def forwards(self) -> bool:
         """Whether there are flows from the VF to the VM."""
         seen = self.switch.ovs.common([PORT])
-        if PORT not in seen.rows or PORT not in seen.beside:
+        if PORT not in seen.rows or PORT not in seen.vf_port:
             return False
         interface = seen.rows[PORT].interface
         assert interface is not None and interface.ofport is not None
@@ -137,16 +137,16 @@ class Relays(VdpaWorld):
         self.assert_as_before()
         record, seen = self.store.get(PORT), self.switch.ovs.common()
         if record is None:
-            assert not self.has_mac and not seen.rows and not seen.beside
+            assert not self.has_mac and not seen.rows and not seen.vf_port
             return "gone"
         assert (record.state, record.error) == (PortState.ACTIVE, None)
         vf, mac = self.vf_of(PORT), self.kind.spec.mac
-        row, beside = seen.rows[PORT], seen.beside[PORT]
-        assert row.interface and beside.interface
+        row, vf_port = seen.rows[PORT], seen.vf_port[PORT]
+        assert row.interface and vf_port.interface
         assert seen.bridges[str(row.bridge)].neighbours == 0
         if self.kind.opens_again:
             assert self.switch.opened[self.address_of(PORT)] == vf.attributes.mac
-            assert beside.interface.external_ids.get(MAC_MARK, mac) == vf.attributes.mac
+            assert vf_port.interface.external_ids.get(MAC_MARK, mac) == vf.attributes.mac
         assert record.migration is None or record.migration.is_closed == (not self.carries())
         if self.carries():
             asked = [flow for flow in seen.flows[PORT] if "arp_tha" in flow.match]
@@ -288,12 +288,12 @@ def test_a_closed_relay_stays_closed(name: str) -> None:
 def test_a_nic_that_is_away_or_in_reset_for_a_while_changes_nothing(name: str) -> None:
     with relays(name) as world:
         prepared(world)
-        rows, [pf] = world.switch.ovs.common().beside, world.model.pfs.values()
+        rows, [pf] = world.switch.ovs.common().vf_port, world.model.pfs.values()
         pf.away = True
-        assert world.check() and world.switch.ovs.common().beside == rows
+        assert world.check() and world.switch.ovs.common().vf_port == rows
         pf.away = False
         pf.unreported = {*pf.vfs}
-        assert world.check() and world.switch.ovs.common().beside == rows
+        assert world.check() and world.switch.ovs.common().vf_port == rows
         pf.unreported = set()
         assert world.check() and world.look() == "closed"
 
@@ -305,13 +305,13 @@ def test_who_has_a_vf_open_but_dpdk_is_reported() -> None:
         address = world.address_of(PORT)
         world.model.vf(address).is_open = True
         [bridge] = world.switch.ovs.bridges.values()
-        beside = world.switch.devices()[address]
-        del bridge.ports[beside]
+        vf_port = world.switch.devices()[address]
+        del bridge.ports[vf_port]
         world.switch.opened.pop(address)
         with pytest.raises(NetpluginError, match="is in use") as refused:
             world.done("leave")
         assert not isinstance(refused.value, OperationTimeout)
-        assert world.has_mac and beside not in bridge.ports
+        assert world.has_mac and vf_port not in bridge.ports
 
 
 # -- modes ------------------------------------------------------------------------------------------

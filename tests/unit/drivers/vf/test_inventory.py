@@ -10,7 +10,7 @@ import pytest
 
 from drivers.vf.inventory import Inventory, read_again, read_inventory
 from drivers.vf.kernel import VfKernel
-from drivers.vf.ledger import Use, books, unusable
+from drivers.vf.ledger import Use, list_vfs, unusable
 from drivers.vf.options import By, PoolDevice, VfNumbers, parse_devices
 from drivers.vf.usability import pool_findings, usability
 from netplugin.host.vf_messages import NicLink, VfAttributes
@@ -32,7 +32,7 @@ def test_two_nics_on_two_nodes(tmp_path: Path) -> None:
     build(tmp_path, FIRST, SECOND)
     found = read(tmp_path, ["net1:eth0", "net2:0000:81:00.0"], FIRST, SECOND)
     assert {
-        pf.address: (pf.name, pf.network, pf.numa_node, pf.driver, pf.total_vfs, pf.wanted_vfs)
+        pf.address: (pf.name, pf.network, pf.numa_node, pf.driver, pf.total_vfs, pf.desired_vfs)
         for pf in found.pfs.values()
     } == {
         "0000:03:00.0": ("eth0", "net1", 0, "igb", 8, 7),
@@ -311,7 +311,7 @@ def test_dpdk_beside_mlx5_needs_neither_an_iommu_nor_vfio(tmp_path: Path) -> Non
     for vf in found.vfs.values():
         assert unusable(found, vf, Use.RELAY) is None
         assert unusable(found, vf) == "it has no IOMMU group"
-    assert {(i.state, i.reason) for i in books(found, {}, {})} == {
+    assert {(i.state, i.reason) for i in list_vfs(found, {}, {})} == {
         ("available", "it has no IOMMU group: for the backend vdpa alone")
     }
     others = replace(SECOND, driver="ice", vf_driver="iavf")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.vf.inventory import Inventory, Pf, Vf, read_inventory
-from drivers.vf.ledger import Use, books, choose, claim_vf
+from drivers.vf.ledger import Use, choose, claim_vf, list_vfs
 from drivers.vf.memory import ANY_DRIVER, Lost, Memory, locate, new_claim
 from drivers.vf.options import parse_devices
 from netplugin.api.errors import (
@@ -188,7 +188,7 @@ def test_a_vf_in_use_by_another_is_left_alone(fields: dict[str, Any]) -> None:
         choose(inventory, spec(), {})
     with pytest.raises(Conflict, match="cannot be used"):
         choose(inventory, spec(vf={"pci_address": "0000:03:10.1"}), {})
-    assert {info.state for info in books(inventory, {}, {})} == {"unusable"}
+    assert {info.state for info in list_vfs(inventory, {}, {})} == {"unusable"}
 
 
 @pytest.mark.parametrize("fields", [{"iommu_group": None}, {"group_mates": ("0000:00:1f.3",)}])
@@ -296,7 +296,7 @@ def test_an_address_that_another_nic_has_now_is_not_ours(tmp_path: Path) -> None
     lost = locate(inventory, claim)
     assert isinstance(lost, Lost) and lost.moved
     assert lost.reason == "0000:03:10.2 was VF 2 of eth0, which is now 0000:04:10.2"
-    [info] = [i for i in books(inventory, {claim: "p"}, {}) if i.pci_address == claim.key]
+    [info] = [i for i in list_vfs(inventory, {claim: "p"}, {}) if i.pci_address == claim.key]
     assert (info.state, info.port_id) == ("stale", "p")
 
 
@@ -316,7 +316,7 @@ def test_a_nic_that_has_lost_its_vfs_says_so(tmp_path: Path) -> None:
     assert lost.reason == (
         "0000:03:10.2, VF 2 of eth0, is gone: eth0 has 0 VFs (sriov_numvfs of 0000:03:00.0)"
     )
-    [info] = books(inventory, {claim: "p"}, {})
+    [info] = list_vfs(inventory, {claim: "p"}, {})
     assert (info.pci_address, info.state, info.port_id) == (claim.key, "stale", "p")
 
 
@@ -333,14 +333,14 @@ def test_every_vf_is_in_the_books() -> None:
         Claim("vf", "0000:03:10.2"): NOBODY,
     }
     unfit = {Claim("vf", "0000:03:10.2"): "it does not take its MAC"}
-    found = [(i.state, i.port_id, i.reason) for i in books(inventory, taken, unfit)]
+    found = [(i.state, i.port_id, i.reason) for i in list_vfs(inventory, taken, unfit)]
     assert found == [
         ("claimed", "a", None),
         ("allocated", "b", None),
         ("quarantined", None, "it does not take its MAC"),
         ("available", None, None),
     ]
-    assert books(inventory, taken, unfit)[3].model_dump() == {
+    assert list_vfs(inventory, taken, unfit)[3].model_dump() == {
         "pci_address": "0000:03:10.3",
         "pf": "eth3",
         "vf_index": 3,

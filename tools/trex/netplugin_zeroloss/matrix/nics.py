@@ -15,7 +15,7 @@ from netplugin.api.models import BackendInfo
 from netplugin.api.physical_models import PhysicalNetworkInfo
 from netplugin.data_path import uplink_parts
 from netplugin.host.links import Links
-from netplugin.host.uplink_devices import BESIDE_DPDK
+from netplugin.host.uplink_devices import SHARED_WITH_DPDK
 from netplugin.host.vfs import VFIO, Vfs, is_uio, is_vfio, read_interfaces, read_link, read_text
 from netplugin.programs import bounded
 from netplugin.programs.polling import polled
@@ -43,7 +43,7 @@ class NicNeed:
         """Whether the backend can use the NIC with this driver."""
         with_dpdk = is_vfio(driver) or is_uio(driver)
         if self.dpdk:
-            return with_dpdk or driver in BESIDE_DPDK
+            return with_dpdk or driver in SHARED_WITH_DPDK
         return driver is not None and not with_dpdk
 
 
