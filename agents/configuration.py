@@ -60,7 +60,7 @@ def mistakes(files: Sequence[Path]) -> list[str]:
     try:
         conf = _load(files)
     except UNUSABLE as wrong:
-        return [options.said(wrong)]
+        return [options.error_text(wrong)]
     groups: list[tuple[str, list[Any]]] = []
     packages = {backend.dist.name: backend.dist for backend in entry_points(group=GROUP) if backend.dist}
     for package in packages.values():
@@ -72,7 +72,7 @@ def mistakes(files: Sequence[Path]) -> list[str]:
         try:
             read()
         except UNUSABLE as wrong:
-            found.setdefault(options.said(wrong))
+            found.setdefault(options.error_text(wrong))
 
     for group, known in groups:
         conf.register_opts(known, group=None if group == "DEFAULT" else group)
@@ -114,7 +114,7 @@ def _read(conf: Any, group: str, option: Any) -> object:
     try:
         return getattr(conf if group == "DEFAULT" else conf[group], option.dest)
     except cfg.Error as wrong:
-        raise ValueError(f"[{group}] {options.said(wrong)}") from None
+        raise ValueError(f"[{group}] {options.error_text(wrong)}") from None
 
 
 def _credentials(conf: Any) -> Credentials:

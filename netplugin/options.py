@@ -409,7 +409,7 @@ _WHERE = re.compile(r"Value for option (\S+) from LocationInfo\(location=<[^>]*>
 _NUMBER = re.compile(r"(invalid literal for int\(\) with base 10|could not convert string to float): ")
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The error's message, without the words of Python and oslo.config's repr of the place of a value."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {reason(error)}"

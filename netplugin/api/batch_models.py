@@ -100,7 +100,7 @@ class Retag(Value):
         """The spec on the new VLAN. Raises: Conflict if the port is not, or no longer, to be changed."""
         if not self.is_of(spec):
             on = " ".join(str(part) for part in spec.network.model_dump(exclude={"mtu"}).values() if part)
-            wanted = f"VLAN {self.from_vlan} of {self.network}" if self.network else "a VLAN"
-            raise Conflict(f"the port is on {on}, not on {wanted}", step="validate", fix="PUT the port")
+            requested = f"VLAN {self.from_vlan} of {self.network}" if self.network else "a VLAN"
+            raise Conflict(f"the port is on {on}, not on {requested}", step="validate", fix="PUT the port")
         network = spec.network.model_copy(update={"vlan_id": self.to_vlan})
         return spec.model_copy(update={"network": network})

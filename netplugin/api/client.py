@@ -184,8 +184,8 @@ class Client:
         network: str | None = None,
     ) -> list[Port]:
         """``network``: a physical network, or the ID of a VXLAN network. All in one answer."""
-        wanted = {"vm_id": vm_id, "state": state and str(state), "backend": backend, "network": network}
-        parameters = {name: value for name, value in wanted.items() if value is not None}
+        filters = {"vm_id": vm_id, "state": state and str(state), "backend": backend, "network": network}
+        parameters = {name: value for name, value in filters.items() if value is not None}
         return self._models(Port, "/v1/ports", parameters)
 
     def each_port(self, page: int = 500) -> Iterator[Port]:
@@ -205,9 +205,9 @@ class Client:
         answer = self._call("POST", f"{_port(port_id)}:migrate", step)
         return None if answer.status_code == 204 else self._parsed(TypeAdapter(Port), answer)
 
-    def check_migration(self, wanted: MigrateCheck) -> list[Finding]:
+    def check_migration(self, request: MigrateCheck) -> list[Finding]:
         """Ask the destination what does not fit, before a migration."""
-        answer = self._call("POST", "/v1/ports:migrate-check", wanted)
+        answer = self._call("POST", "/v1/ports:migrate-check", request)
         return self._parsed(TypeAdapter(list[Finding]), answer)
 
     def batch(self, batch: Batch) -> BatchResults:
@@ -217,9 +217,9 @@ class Client:
         """
         return self._model(BatchResults, "POST", "/v1/ports:batch", batch)
 
-    def retag(self, wanted: Retag) -> BatchResults:
+    def retag(self, request: Retag) -> BatchResults:
         """Change the VLAN of ports. Raises only if the whole call failed: check each result."""
-        return self._model(BatchResults, "POST", "/v1/ports:retag", wanted)
+        return self._model(BatchResults, "POST", "/v1/ports:retag", request)
 
     def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
         path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:render-domain"
@@ -307,9 +307,9 @@ class Client:
 
     # -- the agent -------------------------------------------------------------------------------
 
-    def events(self, wanted: EventFilter | None = None) -> EventReader:
+    def events(self, selection: EventFilter | None = None) -> EventReader:
         """Follow the events of the host, in order: see ``EventReader``."""
-        return EventReader(self._http, wanted or EventFilter(), _reported, self._unreached)
+        return EventReader(self._http, selection or EventFilter(), _reported, self._unreached)
 
     def task(self, taskuuid: str) -> Task:
         return self._model(Task, "GET", f"/v1/tasks/{_checked_name('taskuuid', taskuuid)}")
@@ -346,7 +346,7 @@ class Client:
         try:
             return adapter.validate_json(answer.content)
         except ValidationError as wrong:
-            raise _unmanaged_port(answer) from wrong
+            raise _foreign_answer(answer) from wrong
 
     def _call(
         self,
@@ -456,14 +456,14 @@ def _reported(answer: httpx.Response) -> NetpluginError:
     try:
         return from_problem(Problem.model_validate_json(answer.content))
     except ValidationError:
-        return _unmanaged_port(answer)
+        return _foreign_answer(answer)
 
 
-def _unmanaged_port(answer: httpx.Response) -> HostError:
-    said = " ".join(answer.text.split())[:200]
+def _foreign_answer(answer: httpx.Response) -> HostError:
+    body = " ".join(answer.text.split())[:200]
     return HostError(
         f"{answer.request.method} {answer.request.url} was answered with status "
-        f"{answer.status_code} and not as the agent's API says: {said or 'nothing'}",
+        f"{answer.status_code} and not as the agent's API says: {body or 'nothing'}",
         step="answer",
         fix="is it the agent that listens there, and is it of this version?",
     )

@@ -20,18 +20,18 @@ class EventReader:
     def __init__(
         self,
         http: httpx.Client,
-        wanted: EventFilter,
+        event_filter: EventFilter,
         refused: Callable[[httpx.Response], NetpluginError],
         unreached: Callable[[httpx.HTTPError], NetpluginError],
     ) -> None:
         self._http = http
-        self._wanted = wanted
+        self._filter = event_filter
         self._refused = refused
         self._unreached = unreached
-        self.last = wanted.after
+        self.last = event_filter.after
 
     def __iter__(self) -> Iterator[Event]:
-        query = self._wanted.model_dump(mode="json", exclude_none=True)
+        query = self._filter.model_dump(mode="json", exclude_none=True)
         try:
             with self._http.stream("GET", "/v1/events", params=query) as answer:
                 if not answer.is_success:

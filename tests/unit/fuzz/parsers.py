@@ -269,7 +269,7 @@ def _run_journal(data: bytes) -> None:
 def _tuning_journals() -> list[bytes]:
     event, group = tuning_journal.Event, Group.OVS
     target = OtherConfig("pmd-cpu-mask")
-    written = tuning_journal.line(event.WRITING, "b1", group, target, before="0x3", wanted="0xc")
+    written = tuning_journal.line(event.WRITING, "b1", group, target, before="0x3", desired="0xc")
     return ["\n".join([written, tuning_journal.line(event.WRITTEN, "b1", group, target), ""]).encode()]
 
 
