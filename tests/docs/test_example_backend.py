@@ -204,7 +204,7 @@ def test_what_it_cannot_do_is_refused(example: Example, directory: Path) -> None
     assert example.store.get("a") is None, "undone"
 
 
-def test_a_host_without_the_directory_is_said_with_the_fix(conf: Any, directory: Path) -> None:
+def test_a_host_without_the_directory_is_reported_with_the_fix(conf: Any, directory: Path) -> None:
     directory.rmdir()
     usability = Files(conf, Host(conf)).probe()
     assert not usability.usable and usability.fix == f"mkdir {directory}"

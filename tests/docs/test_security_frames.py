@@ -14,7 +14,7 @@ def test_the_page_is_as_it_would_be_written() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.lab.frames_page"
 
 
-def test_each_kind_has_a_name_of_its_own_and_frames_that_can_be_told_apart() -> None:
+def test_each_kind_has_a_name_of_its_own_and_frames_that_differ() -> None:
     names = [kind.name for kind in KINDS]
     assert len(set(names)) == len(names) and not [name for name in names if "|" in name]
     for kind in KINDS:

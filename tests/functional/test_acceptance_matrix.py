@@ -127,7 +127,7 @@ def test_a_run_that_is_killed_leaves_nothing_once_it_was_resumed(
 
 
 @pytest.mark.long
-def test_controls_say_how_far_a_cell_can_be_believed(
+def test_controls_bound_what_a_cell_can_show(
     agent: PrivateAgent, ovs: PrivateOvs, wired: Wires, tmp_path: Path
 ) -> None:
     """The generator on a wire of its own, and testpmd on the NICs themselves, which no port has then."""

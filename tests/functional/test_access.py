@@ -170,7 +170,7 @@ def test_the_audit_log_says_who_did_what(agent: PrivateAgent, receiver: Receiver
     assert not any(secret in text for secret in (*TOKENS.values(), "guessed-wrong"))
 
 
-def test_one_who_sends_too_much_is_told_to_wait_and_others_are_not(tmp_path: Path) -> None:
+def test_a_caller_that_sends_too_much_gets_429_and_others_do_not(tmp_path: Path) -> None:
     with with_tokens(tmp_path, api={"changes_per_second": "1"}) as agent:
         url = f"{agent.url}/v1/ports/nothing"
         with httpx.Client(trust_env=False, timeout=DEADLINE_S) as client:

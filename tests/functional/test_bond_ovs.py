@@ -87,7 +87,7 @@ def _cable(on: Host, number: int) -> Iterator[Testpmd]:
         yield cable
 
 
-def test_a_link_that_dies_is_told_and_traffic_goes_on() -> None:
+def test_a_link_that_dies_is_reported_and_traffic_goes_on() -> None:
     entries = [f'"physnet1:net_vhost{n},iface={BASE / "np-h1" / f"cable{n}"},client=1"' for n in (1, 2)]
     more = {"uplinks": "'" + ",".join(entries) + "'"}
     with (

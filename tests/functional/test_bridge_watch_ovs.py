@@ -77,7 +77,7 @@ def test_it_is_put_back_at_once(ovs: PrivateOvs, agent: PrivateAgent, change: st
     wait_for(lambda: state(ovs) == before, DEADLINE_S, "it stays")
 
 
-def test_a_flow_of_others_admits_nothing_and_is_told(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+def test_a_flow_of_others_admits_nothing_and_is_reported(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     """One without a priority of its own, as it is added by hand."""
     finding = f"flows-of-others-{BRIDGE}"
 

@@ -94,7 +94,7 @@ def test_a_ports_state_follows_its_vm(ovs: PrivateOvs, short_path: Path) -> None
         assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
 
 
-def test_a_vm_that_connects_while_the_agent_is_away_is_told_by_the_next(
+def test_a_vm_that_connects_while_the_agent_is_away_is_reported_by_the_next(
     ovs: PrivateOvs, agent: PrivateAgent
 ) -> None:
     followed = Followed(agent)

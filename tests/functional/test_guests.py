@@ -122,7 +122,7 @@ def test_they_meet_on_the_same_vlan_only(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("with_addresses", [False, True])
-def test_a_spoofed_mac_is_not_heard(pair: Pair, with_addresses: bool) -> None:
+def test_a_spoofed_mac_is_not_received(pair: Pair, with_addresses: bool) -> None:
     own = [pair.speaker_nic.address] if with_addresses else []
     pair.secure(*own)
     pair.hears_all()
@@ -135,7 +135,7 @@ def test_a_spoofed_mac_is_not_heard(pair: Pair, with_addresses: bool) -> None:
     pair.hears_all()
 
 
-def test_a_spoofed_address_is_not_heard(pair: Pair) -> None:
+def test_a_spoofed_address_is_not_received(pair: Pair) -> None:
     own = pair.speaker_nic.address
     pair.secure(own)
     with another_address(pair.speaker, DEVICE, OTHER_ADDRESS):
@@ -147,7 +147,7 @@ def test_a_spoofed_address_is_not_heard(pair: Pair) -> None:
         assert pair.pings_heard(OTHER_ADDRESS) == 0
 
 
-def test_a_spoofed_arp_is_not_believed(pair: Pair) -> None:
+def test_a_spoofed_arp_changes_no_neighbour(pair: Pair) -> None:
     own, listener = pair.speaker_nic.address, pair.listener
     pair.secure(own)
     believe(listener, DEVICE, OTHER_ADDRESS, OTHER_MAC)
@@ -192,7 +192,7 @@ def test_dnsmasq_gives_a_guest_its_address_if_its_port_is_a_dhcp_servers(
     guest.check(f"ip addr del 10.0.0.100/24 dev {DEVICE}")
 
 
-def test_what_one_says_is_no_longer_heard_once_unplugged(pair: Pair) -> None:
+def test_frames_of_an_unplugged_vm_are_no_longer_received(pair: Pair) -> None:
     pair.hears_all()
     pair.host.unplug([pair.speaker_nic])
     assert not pair.listener.pings(pair.speaker_nic.address, wait_s=2)

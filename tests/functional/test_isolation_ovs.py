@@ -180,7 +180,7 @@ def test_only_untagged_frames_enter(lab: Lab, vlan_id: int | None) -> None:
 
 
 @pytest.mark.parametrize("security", [OWN_MAC, ADDRESSES], ids=["own MAC", "addresses"])
-def test_a_vm_is_no_router_dhcp_server_or_switch_unless_it_is_said_to_be(
+def test_a_vm_is_no_router_dhcp_server_or_switch_unless_configured(
     lab: Lab, security: Mapping[str, Any]
 ) -> None:
     # Without it OVS drops these by itself where it switches: it is the filter that is to be seen.

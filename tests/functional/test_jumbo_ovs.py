@@ -65,7 +65,7 @@ def test_vxlan_carries_its_mtu(hosts: tuple[Host, Host]) -> None:
         _passes_exactly(a, b, VXLAN_MTU)
 
 
-def test_a_narrow_hop_is_refused_before_and_told_after(hosts: tuple[Host, Host]) -> None:
+def test_a_narrow_hop_is_refused_before_and_reported_after(hosts: tuple[Host, Host]) -> None:
     one, _ = hosts
     one.network("wide", 5002, mtu=VXLAN_MTU + 1)
     status, error = one.put("w", spec_on("wide", 1))

@@ -107,7 +107,7 @@ def test_it_changes_and_goes_back(hypervisor: Machine, attribute: Attribute) -> 
 
 
 @pytest.mark.parametrize("attribute", EACH)
-def test_what_a_stranger_breaks_is_repaired(hypervisor: Machine, attribute: Attribute) -> None:
+def test_what_another_process_breaks_is_repaired(hypervisor: Machine, attribute: Attribute) -> None:
     hypervisor.plug(PORT, spec_of(attribute.spec_fields))
     value = attribute.read(hypervisor)
     hypervisor.kill()

@@ -227,7 +227,7 @@ def test_the_driver_can_be_used_here(driver: LinuxBridge) -> None:
     assert links() == before
 
 
-def test_one_interface_for_two_networks_is_told(driver: LinuxBridge) -> None:
+def test_one_interface_for_two_networks_is_reported(driver: LinuxBridge) -> None:
     state = make_driver(net1=WIRE, net2=WIRE).probe()
     assert not state.usable and WIRE in str(state.reason) and state.fix
 
@@ -408,7 +408,7 @@ def test_a_chain_that_nobody_owns_goes(driver: LinuxBridge) -> None:
     assert planned(driver, desired) == ()
 
 
-def test_a_hook_that_was_moved_is_made_anew(driver: LinuxBridge) -> None:
+def test_a_hook_that_was_moved_is_made_again(driver: LinuxBridge) -> None:
     desired: dict[str, PortSpec | None] = {"p": make_spec()}
     plug(driver, desired)
     nft(
@@ -844,7 +844,7 @@ def test_other_bridges_pass(driver: LinuxBridge) -> None:
 # -- news ------------------------------------------------------------------------------------------
 
 
-def test_what_others_change_is_told_and_what_we_change_is_not(driver: LinuxBridge) -> None:
+def test_what_others_change_is_reported_and_what_we_change_is_not(driver: LinuxBridge) -> None:
     news: queue.Queue[Wake] = queue.Queue()
     driver.watch(news.put)
     assert news.get(timeout=30).ports is None, "the first says that the host can be looked at"

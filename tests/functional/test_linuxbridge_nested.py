@@ -105,7 +105,7 @@ def test_a_vlan_stays_on_its_wire_when_its_network_has_another(hypervisor: Drive
             hypervisor.interfaces = configured
 
 
-def test_a_wire_too_small_for_a_vlan_is_refused_and_told(hypervisor: Driven) -> None:
+def test_a_wire_too_small_for_a_vlan_is_refused_and_reported(hypervisor: Driven) -> None:
     before = hypervisor.links()
     hypervisor.sh("ip", "link", "set", WIRE, "mtu", "8999")
     try:

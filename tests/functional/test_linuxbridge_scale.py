@@ -91,7 +91,7 @@ def converge(driver: LinuxBridge, desired: dict[str, PortSpec | None]) -> Conver
 
 
 @pytest.mark.parametrize("filtered", [True, False], ids=["filtered", "unfiltered"])
-def test_a_plug_takes_as_many_messages_beside_many_ports(
+def test_a_plug_takes_as_many_messages_with_many_ports(
     driver: LinuxBridge, cost: Cost, filtered: bool
 ) -> None:
     def costs(number: int) -> list[int]:

@@ -81,7 +81,7 @@ def test_frames_of_the_mtu_pass_and_one_byte_more_does_not(hosts: list[Host]) ->
             assert one.link(device)["mtu"] == MTU
 
 
-def test_a_wire_too_small_is_refused_before_the_vm_is_and_told_afterwards(
+def test_a_wire_too_small_is_refused_before_the_vm_is_and_reported_afterwards(
     hosts: list[Host],
 ) -> None:
     one = hosts[0]

@@ -173,7 +173,7 @@ def test_the_address_of_tunnels_taken_away(one: Host) -> None:
 # -- one port that fails, or does not work --------------------------------------------------------
 
 
-def test_peers_change_beside_a_port_that_has_failed(one: Host) -> None:
+def test_peers_change_while_a_port_has_failed(one: Host) -> None:
     """It is reported in the answer; the network of the others is as asked."""
     one.network("blue", 5001, ["10.9.0.2"])
     one.plug("good", make_spec(1, overlay("blue")))

@@ -312,7 +312,7 @@ def test_what_a_qemu_leaves_in_its_directory_holds_nobody_up(one: Host) -> None:
     wait_for(lambda: "vhost-socket-remains" not in findings(one), 60, "the finding ends")
 
 
-def test_qemus_of_one_user_are_told(one: Host) -> None:
+def test_qemus_of_one_user_are_reported(one: Host) -> None:
     """Each port has a directory of its own all the same; a crash loses none of them."""
     bodies = [one.plug(f"p{number}", make_spec(number)) for number in (1, 2)]
     first, second = (Path(body["binding"]["socket_path"]).parent for body in bodies)
@@ -363,7 +363,7 @@ def test_a_new_network_waits_until_ovsdb_was_read(one: Host) -> None:
     assert one.agent.get("/readyz")[0] == 200, "it is adopted"
 
 
-def test_an_orphan_that_is_asked_for_on_another_network(one: Host) -> None:
+def test_an_orphan_that_is_requested_on_another_network(one: Host) -> None:
     """It is refused for what is in the way, and not for an option that is set."""
     one.plug("p", make_spec(1, network={"mtu": 1300}))
     before = interface(one, "p")

@@ -150,7 +150,7 @@ def test_the_socket_of_an_agent_that_died_is_replaced_and_goes_with_one_that_end
     assert not path.exists()
 
 
-def test_members_of_the_group_may_call_and_tcp_beside_it_needs_a_token(tmp_path: Path) -> None:
+def test_members_of_the_group_may_call_and_tcp_needs_a_token(tmp_path: Path) -> None:
     path = BASE / "other.sock"
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token\n")
@@ -167,7 +167,7 @@ def test_members_of_the_group_may_call_and_tcp_beside_it_needs_a_token(tmp_path:
         assert agent.get("/v1/ports") == (200, []), "no token is needed there"
 
 
-def test_loopback_without_a_credential_is_for_labs_and_says_so() -> None:
+def test_loopback_without_a_credential_is_for_labs_and_warns() -> None:
     with PrivateAgent(BASE / "lab-agent", ready=False) as agent:
         assert agent.get("/v1/ports") == (200, [])
         assert "insecure_loopback: every user of this host may call" in agent.log.read_text()

@@ -206,7 +206,7 @@ def test_a_flush_between_a_look_and_a_write_is_an_error_and_then_seen(table: Nft
     assert read(table, []).maps["ports"] == {port(1).name: port(1).name}
 
 
-def test_reads_and_writes_beside_others_that_never_stop(table: Nftables) -> None:
+def test_reads_and_writes_during_others_that_never_stop(table: Nftables) -> None:
     """Who lists a thousand keys must begin again when another program commits meanwhile."""
     table.commit([AddElement("ports", f"eth{number}", None) for number in range(1000)], soon())
     stop = threading.Event()
@@ -234,7 +234,7 @@ def test_reads_and_writes_beside_others_that_never_stop(table: Nftables) -> None
 # -- many ------------------------------------------------------------------------------------------
 
 
-def test_a_look_at_one_port_is_as_long_beside_five_hundred_others(
+def test_a_look_at_one_port_is_as_long_with_five_hundred_others(
     table: Nftables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counted in messages of the kernel. The look after a change of ours has a few more."""
@@ -321,7 +321,7 @@ def test_a_map_of_others_with_our_name_is_an_error(table: Nftables) -> None:
     assert found.names == frozenset() and found.maps == {"ports": {}}
 
 
-def test_who_may_not_change_the_network_is_told(table: Nftables) -> None:
+def test_who_may_not_change_the_network_is_reported(table: Nftables) -> None:
     """As an agent without CAP_NET_ADMIN."""
     program = (
         "import time; from netplugin.host.nftables import *\n"

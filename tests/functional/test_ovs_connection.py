@@ -146,7 +146,7 @@ def test_a_second_agent_waits_for_the_lock_and_goes_on_with_it(ovs: PrivateOvs) 
         shutil.rmtree(directory)
 
 
-def test_an_older_store_is_told_by_what_was_deleted_since(
+def test_an_older_store_is_recognized_by_what_was_deleted_since(
     ovs: PrivateOvs, agent: PrivateAgent, tmp_path: Path
 ) -> None:
     """No port is left that could tell of it."""

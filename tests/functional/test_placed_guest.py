@@ -234,7 +234,7 @@ def accepted(path: str) -> int:
     return sum(line[5] == "03" for line in lines if line[-1] == path)
 
 
-def test_a_domain_as_a_platform_has_it_is_told_what_is_missing(host: Hypervisor) -> None:
+def test_what_a_platforms_domain_lacks_is_reported(host: Hypervisor) -> None:
     nic = NICS[OVS_BACKEND]
     with plugged(host, nic):
         found = {finding["id"]: finding for finding in wrong(host, nic, template(nic))}

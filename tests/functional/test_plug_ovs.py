@@ -211,7 +211,7 @@ def test_what_cannot_change_live_is_a_conflict_that_says_what(ovs: PrivateOvs, a
     assert status in (409, 422)
 
 
-def test_delete_leaves_nothing_and_may_be_said_again(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+def test_delete_leaves_nothing_and_may_be_repeated(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     plug(agent, "p1", make_spec(1))
     plug(agent, "p2", make_spec(2))
     assert agent.call("DELETE", "/v1/ports/p1") == (204, None)

@@ -262,7 +262,7 @@ def test_a_proposal_is_made_and_set(ovs: PrivateOvs, agent: PrivateAgent) -> Non
         assert (settings["rxq_assign"], settings["rxq_isolate"]) == ("group", False)
 
 
-def test_ovs_is_told_to_balance_by_itself(ovs: PrivateOvs, agent: PrivateAgent) -> None:
+def test_ovs_is_configured_to_balance_by_itself(ovs: PrivateOvs, agent: PrivateAgent) -> None:
     desired = {"enabled": True, "load_threshold": 71, "interval_minutes": 2}
     state = put(agent, auto_load_balance=desired)
     assert state["settings"]["auto_load_balance"] == {**desired, "improvement_threshold": 25}

@@ -202,7 +202,7 @@ def test_a_store_that_cannot_be_written_is_not_ready(agent: PrivateAgent) -> Non
 # -- what watches goes on --------------------------------------------------------------------------
 
 
-def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
+def test_events_are_received_after_the_watch_has_failed(agent: PrivateAgent) -> None:
     """Which port a removed rate belonged to is asked of the kernel, and that takes a descriptor."""
     rates = {"qos": {"ingress_kbps": 1000}}
     assert agent.call("PUT", "/v1/ports/p1", make_spec(1, **rates))[0] == 200
@@ -228,7 +228,7 @@ def test_news_is_heard_after_the_watch_has_failed(agent: PrivateAgent) -> None:
     wait_for(lambda: "npt" in run(["nft", "list", "ruleset"]), DEADLINE_S, "the filter is back")
 
 
-def test_a_misspelled_option_is_told_and_the_agent_goes_on(agent: PrivateAgent) -> None:
+def test_a_misspelled_option_is_reported_and_the_agent_goes_on(agent: PrivateAgent) -> None:
     logged = len(agent.log.read_text())
     agent.restart_with({"agent": {"reconcile_intervall": "1"}})
     try:
@@ -243,7 +243,7 @@ def test_a_misspelled_option_is_told_and_the_agent_goes_on(agent: PrivateAgent) 
 # -- calls, reads and looks take turns -------------------------------------------------------------
 
 
-def test_a_plug_beside_news_that_never_ends(agent: PrivateAgent) -> None:
+def test_a_plug_during_events_that_never_end(agent: PrivateAgent) -> None:
     """Somebody changes what the agent watches for as long as the plug takes."""
     assert agent.call("PUT", "/v1/ports/p1", make_spec(1))[0] == 200
     plugged = threading.Event()
@@ -265,7 +265,7 @@ def test_a_plug_beside_news_that_never_ends(agent: PrivateAgent) -> None:
             one.result(DEADLINE_S)
 
 
-def test_plugs_beside_reads_that_never_end(agent: PrivateAgent) -> None:
+def test_plugs_during_reads_that_never_end(agent: PrivateAgent) -> None:
     """Each reader asks again as soon as it is answered, so that some always wait for their turn."""
     done, started = threading.Event(), threading.Barrier(READERS + 1, timeout=DEADLINE_S)
 
@@ -366,7 +366,7 @@ def test_a_call_in_hand_is_answered_before_the_end(process: PrivateAgent) -> Non
     assert process.call("DELETE", "/v1/ports/p1")[0] == 204
 
 
-def test_the_heartbeat_is_told_to_systemd(tmp_path: Path) -> None:
+def test_the_heartbeat_is_sent_to_systemd(tmp_path: Path) -> None:
     """sd_notify(3): as the unit asks for it, on the socket of the unit."""
     path = tmp_path / "notify"
     heard: list[bytes] = []

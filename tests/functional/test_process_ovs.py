@@ -44,7 +44,7 @@ def is_usable(agent: PrivateAgent) -> bool:
     return bool(agent.get("/v1/backends")[1][0]["usable"])
 
 
-def test_ovs_comes_and_goes_beside_a_thousand_descriptors(ovs: PrivateOvs) -> None:
+def test_ovs_comes_and_goes_with_a_thousand_descriptors(ovs: PrivateOvs) -> None:
     options = {"api": {"max_connections": str(2 * MANY)}}
     with PrivateAgent(BASE / "agent", ovs, options) as agent:
         plug(agent, "p1", make_spec(1))
@@ -90,7 +90,7 @@ def answer_on(caller: socket.socket) -> bytes:
     return b"".join(iter(lambda: caller.recv(65536), b""))
 
 
-def test_it_ends_beside_a_backend_that_hangs(ovs: PrivateOvs) -> None:
+def test_it_ends_although_a_backend_hangs(ovs: PrivateOvs) -> None:
     """What waits behind the call that hangs is refused; what another backend does is answered."""
     options = {
         "agent": {

@@ -200,7 +200,7 @@ def forget(guest: Guest) -> None:
 
 
 @pytest.mark.parametrize("how", ["mac", "address"])
-def test_no_lie_is_heard_while_vswitchd_is_killed_and_started(
+def test_no_spoofed_frame_passes_while_vswitchd_is_killed_and_started(
     trio: Trio, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for recovery in check_restarts(trio, how, times=3):
@@ -210,7 +210,7 @@ def test_no_lie_is_heard_while_vswitchd_is_killed_and_started(
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["mac", "address"])
-def test_no_lie_is_heard_through_many_kills(trio: Trio, how: str) -> None:
+def test_no_spoofed_frame_passes_through_many_kills(trio: Trio, how: str) -> None:
     found = [recovery.ping - recovery.up for recovery in check_restarts(trio, how, times=25)]
     print(f"{len(found)} kills, honest guests heard {min(found):.2f} to {max(found):.2f} s after")
 

@@ -202,7 +202,7 @@ def test_a_killed_vswitchd_has_its_networks_back(hosts: tuple[Host, Host]) -> No
     assert one.planned() == []
 
 
-def test_an_address_that_is_not_there_is_refused_and_then_told(hosts: tuple[Host, Host]) -> None:
+def test_an_address_that_is_not_there_is_refused_and_then_reported(hosts: tuple[Host, Host]) -> None:
     one, other = hosts
     one.network("blue", 5001, other.address)
     one.plug("a", spec_on("blue", 1))
@@ -292,7 +292,7 @@ def test_an_operators_nic_with_too_small_an_mtu_is_refused_before(hosts: tuple[H
         one.ovs.vsctl("del-br", "br-phys1")
 
 
-def test_what_an_operator_is_told_of_the_host(hosts: tuple[Host, Host]) -> None:
+def test_what_is_reported_of_the_host(hosts: tuple[Host, Host]) -> None:
     one, _ = hosts
     body = one.plug("a", make_spec(1, queues=4))
     assert body["observed"]["queues_asked"] == 4

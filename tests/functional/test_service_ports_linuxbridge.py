@@ -159,7 +159,9 @@ def everything(on: Host) -> object:
     return link.get("master"), mark, len(filters), sorted(fixed), learning, of_it
 
 
-def test_a_device_that_goes_down_or_vanishes_is_told_and_used_again(hypervisor: Host, dhcp: Service) -> None:
+def test_a_device_that_goes_down_or_vanishes_is_reported_and_used_again(
+    hypervisor: Host, dhcp: Service
+) -> None:
     spec = dhcp.spec(BACKEND, network=OTHER)
     placed(hypervisor, spec)
     dhcp.ip("link", "set", "eth0", "down")

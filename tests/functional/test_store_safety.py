@@ -130,7 +130,7 @@ def test_a_store_that_is_put_back_removes_no_port_that_it_does_not_know(
     assert agent.get("/readyz")[0] == 200 and findings(agent, "ports-not-in-store") == []
 
 
-def test_an_older_store_is_told_by_what_was_deleted_since(agent: PrivateAgent, tmp_path: Path) -> None:
+def test_an_older_store_is_recognized_by_what_was_deleted_since(agent: PrivateAgent, tmp_path: Path) -> None:
     """No port tells of it: the rules of all carry the last commit."""
     first = plug(agent, 1)
     plug(agent, 2)
@@ -267,7 +267,7 @@ def test_a_damaged_database_is_moved_aside_and_no_nic_goes(agent: PrivateAgent) 
     assert plug(agent, 1) == made
 
 
-def test_a_full_disk_is_told_and_is_no_end(agent: PrivateAgent) -> None:
+def test_a_full_disk_is_reported_and_is_no_end(agent: PrivateAgent) -> None:
     made = plug(agent, 1)
     agent.stop()
     copy = agent.directory / "copy"

@@ -188,7 +188,7 @@ def junit(directory: Path) -> list[ElementTree.Element]:
 
 
 @pytest.mark.long
-def test_a_guest_whose_cpu_is_taken_for_ever_is_replaced(tmp_path: Path) -> None:
+def test_a_guest_whose_cpu_is_taken_for_good_is_replaced(tmp_path: Path) -> None:
     with outer(tmp_path, STANDS) as running:
         said, _ = running.communicate(timeout=2 * DEADLINE_S)
     assert running.returncode == pytest.ExitCode.OK, said

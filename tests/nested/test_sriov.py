@@ -212,7 +212,7 @@ def test_a_vf_is_trusted_or_has_port_security_and_never_both(pf: str, agent: Pri
     assert whole_state(pf, functions()) == before
 
 
-def test_an_operator_is_told_of_vfs_that_no_vlan_holds(pf: str, agent: PrivateAgent) -> None:
+def test_vfs_that_no_vlan_confines_are_reported(pf: str, agent: PrivateAgent) -> None:
     put(agent, "nic1", make_spec(1))
     put(agent, "nic2", make_spec(2, vlan_id=None))
     [reported] = [f for f in agent.get("/v1/host/checks")[1] if f["id"].startswith("vf-flat")]
@@ -381,7 +381,7 @@ def test_another_number_of_vfs_is_refused_while_a_port_has_one(
     assert (nics.device(PF.pci) / "sriov_numvfs").read_text() == f"{VFS}\n"
 
 
-def test_what_a_stranger_changes_is_put_right_at_once(pf: str, agent: PrivateAgent) -> None:
+def test_what_another_process_changes_is_repaired_at_once(pf: str, agent: PrivateAgent) -> None:
     put(agent, "nic1", make_spec())
     run(["ip", "link", "set", pf, "vf", "0", "vlan", "7"])
     wait_for(lambda: vf_info(pf)[0]["vlan_list"][0]["vlan"] == 100, DEADLINE_S, "it is repaired")
@@ -439,7 +439,7 @@ def test_libvirt_starts_a_domain_with_it_and_leaves_it_to_us(pf: str, agent: Pri
     assert whole_state(pf, functions()) == before
 
 
-def test_libvirt_takes_a_vf_with_a_virtio_nic_beside_it(pf: str, agent: PrivateAgent) -> None:
+def test_libvirt_takes_a_vf_together_with_a_virtio_nic(pf: str, agent: PrivateAgent) -> None:
     """The pair as libvirt's and QEMU's: one steps in for the other when the VF is taken out."""
     before = whole_state(pf, functions())
     port = put(agent, "nic1", make_spec(vf={"teaming": True}))

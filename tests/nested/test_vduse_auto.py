@@ -126,7 +126,7 @@ def test_no_device_is_made_when_the_kernel_is_asked(process: Driven, ovs: Privat
         host.close()
 
 
-def test_a_host_without_the_driver_says_so(process: Driven) -> None:
+def test_a_host_without_the_driver_reports_it(process: Driven) -> None:
     vdpa = process.backend
     assert isinstance(vdpa, Vdpa)
     run(["modprobe", "-r", "vhost_vdpa"])
@@ -139,7 +139,7 @@ def test_a_host_without_the_driver_says_so(process: Driven) -> None:
     assert vdpa.probe().usable
 
 
-def test_the_module_is_asked_again_when_it_is_loaded_anew(process: Driven) -> None:
+def test_the_module_is_asked_again_when_it_is_loaded_again(process: Driven) -> None:
     """Each time one process, which makes no device."""
     host = VduseHost()
     asked: list[str] = []

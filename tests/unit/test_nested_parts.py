@@ -82,7 +82,7 @@ def test_the_init_quotes_what_it_is_given() -> None:
     assert script.splitlines()[-1].endswith("/root '/a venv/bin/python' -m tests.nested.init")
 
 
-def test_qemu_is_told_what_the_guest_needs() -> None:
+def test_qemu_gets_what_the_guest_needs() -> None:
     kernel = Kernel("6.12", Path("/k/vmlinuz"), Path("/k/modules"))
     parts = Parts(Emulator(Path("/q")), kernel)
     ends = Ends(*(cast(socket.socket, SimpleNamespace(fileno=lambda n=n: n)) for n in (7, 8, 9)))
@@ -103,7 +103,7 @@ def test_a_guest_that_cannot_be_is_refused(asked: dict[str, int]) -> None:
         Needs(**asked)
 
 
-def test_what_the_guest_could_not_see_is_told_beforehand() -> None:
+def test_what_the_guest_could_not_see_is_reported_beforehand() -> None:
     machine.check_visible(Path("/usr/bin/python3"), Path("/running/checkout"))
     with pytest.raises(LabError, match="has its own /dev"):
         machine.check_visible(Path("/dev/shm/venv/bin/python"))
@@ -272,7 +272,7 @@ def qmp(theirs: Ends, answers: dict[str, str]) -> Thread:
     return thread
 
 
-def test_a_guest_whose_heart_stops_is_given_up_and_told_of(
+def test_a_guest_without_a_heartbeat_is_given_up_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Watch(monkeypatch)

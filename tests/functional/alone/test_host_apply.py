@@ -152,7 +152,9 @@ def test_a_host_is_tuned_for_ovs_and_back(before: dict[str, str], polled: Privat
     assert journal.read_bytes() == b""
 
 
-def test_without_ovs_the_rest_is_set_and_the_status_says_so(before: dict[str, str], tmp_path: Path) -> None:
+def test_without_ovs_the_rest_is_set_and_the_status_reports_it(
+    before: dict[str, str], tmp_path: Path
+) -> None:
     plan = [
         "--pmd-cores",
         "1",

@@ -59,7 +59,7 @@ def test_what_a_kill_leaves_is_given_back_by_who_comes_next(finds: str) -> None:
     assert changed(before) == set() and not LEDGER.exists()
 
 
-def test_what_the_kernel_refuses_is_told_once_and_all_else_given_back() -> None:
+def test_what_the_kernel_refuses_is_reported_once_and_all_else_restored() -> None:
     before = values()
     asked = {**before, "/proc/version": "another", str(INTERVAL): "55\n"}
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()

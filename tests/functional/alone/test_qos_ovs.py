@@ -135,7 +135,7 @@ def _given(hypervisor: Host, device: str) -> int:
     return int(re.search(r"tx pkts=\d+, bytes=(\d+)", shown)[1])  # type: ignore[index]
 
 
-def test_what_was_asked_stands_in_the_rows_and_vswitchd_took_it(hypervisor: Host) -> None:
+def test_the_request_is_in_the_rows_and_vswitchd_took_it(hypervisor: Host) -> None:
     ovs, name = hypervisor.ovs, device_name(VHOST, "p1")
     hypervisor.plug("p1", _spec(1, ingress_kbps=RATE, egress_kbps=2 * RATE))
     (qos,) = rows(ovs, "QoS", "_uuid", "type", "other_config", "external_ids")

@@ -261,7 +261,7 @@ def playing() -> bool:
     return bool(run(["ip", "netns", "pids", GENERATOR]).split())
 
 
-def test_what_cannot_be_is_said_before_anything_is_sent(device: str) -> None:
+def test_what_cannot_be_is_reported_before_anything_is_sent(device: str) -> None:
     with pytest.raises(UnusableInput, match="nosuch: No such device"):
         generator(InterfacePath(send="nosuch", receive="east"))
     run(within(GENERATOR, ["ip", "link", "set", "east", "down"]))

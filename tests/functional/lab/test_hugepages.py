@@ -44,7 +44,7 @@ def test_what_was_added_is_subtracted(pool: Path) -> None:
     assert not hugepages.LEDGER.exists()
 
 
-def test_an_error_in_the_block_gives_back(pool: Path) -> None:
+def test_an_error_in_the_block_returns_what_was_taken(pool: Path) -> None:
     with pytest.raises(RuntimeError), borrowed(10):
         raise RuntimeError
     assert pool.read_text() == "5"

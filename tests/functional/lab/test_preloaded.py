@@ -70,7 +70,7 @@ def test_it_has_the_powers_that_setpriv_would_leave_it(timeit: Program, tmp_path
     assert "CapEff:\\t0000008000001001" in expected
 
 
-def test_its_end_is_told_as_by_subprocess(timeit: Program, tmp_path: Path, run: Run) -> None:
+def test_its_end_is_reported_as_by_subprocess(timeit: Program, tmp_path: Path, run: Run) -> None:
     assert run.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         run.wait(0.1)

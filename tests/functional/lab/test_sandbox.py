@@ -189,7 +189,7 @@ def test_nothing_stays_after_a_signal(tmp_path: Path, number: signal.Signals, st
         assert_gone(sandboxed)
 
 
-def test_the_next_run_gives_back_what_a_killed_one_borrowed(tmp_path: Path) -> None:
+def test_the_next_run_returns_what_a_killed_one_borrowed(tmp_path: Path) -> None:
     with running("wait", tmp_path) as sandboxed:
         sandboxed.outer.kill()
         sandboxed.ended()

@@ -163,7 +163,7 @@ _SPEAKS = """
         ("error ECONNRESET", b"", "ConnectionResetError"),
     ],
 )
-def test_a_peer_hears_nothing_or_later(short_path: Path, what: str, heard: bytes, printed: str) -> None:
+def test_a_peer_receives_nothing_or_later(short_path: Path, what: str, heard: bytes, printed: str) -> None:
     got: list[bytes] = []
     printed_all = threading.Event()
     with socket.socket(socket.AF_UNIX) as listener:

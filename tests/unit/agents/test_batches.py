@@ -76,18 +76,18 @@ def test_calls_on_different_ports_keep_their_order(ports: list[str], size: int) 
     assert [op for batch in drained(ops, BatchSizes(size, 1)) for op in batch] == ops
 
 
-def test_plugs_go_before_removals_of_which_some_are_beside_them() -> None:
+def test_plugs_go_before_removals_of_which_some_go_with_them() -> None:
     waiting = [*(delete(f"d{n}") for n in range(5)), put("a"), put("b"), put("c")]
     batches = drained(waiting, BatchSizes(plugs=2, removals=32), now=1.0)
     assert list(map(names, batches)) == [["+a", "+b", "-d0", "-d1"], ["+c", "-d2", "-d3"], ["-d4"]]
 
 
-def test_one_removal_is_beside_plugs_however_long_it_takes() -> None:
+def test_one_removal_goes_with_plugs_however_long_it_takes() -> None:
     waiting = [delete("d0"), delete("d1"), put("a")]
     assert names(next_batch(waiting, BatchSizes(64, 4), 0.0)) == ["+a", "-d0"]
 
 
-def test_a_large_group_of_removals_waits_for_plugs_but_not_for_ever() -> None:
+def test_a_large_group_of_removals_waits_for_plugs_but_not_without_end() -> None:
     group = object()
     waiting: list[Call] = [*(delete(f"d{n}", group) for n in range(20)), put("a")]
     assert names(next_batch(waiting, BatchSizes(64, 16), now=9.0)) == ["+a"]

@@ -55,7 +55,7 @@ def test_a_state_path_that_cannot_be_made(tmp_path: Path, capsys: pytest.Capture
     assert f"[DEFAULT] state_path {tmp_path / 'state'}: " in capsys.readouterr().err
 
 
-def test_what_no_option_takes_is_told(tmp_path: Path) -> None:
+def test_what_no_option_takes_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "b.conf"
     file.write_text(
         "[DEFAULT]\nstate-path = /x\nlog_levle = INFO\n[agent]\nreconcile_intervall = 1\n"
@@ -92,7 +92,7 @@ def test_a_backend_with_a_wrong_option_is_a_sentence(
     assert not record.exc_info and "LocationInfo" not in record.getMessage()
 
 
-def test_a_misspelled_backend_is_told_with_those_that_there_are(
+def test_a_misspelled_backend_is_reported_with_those_that_exist(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     conf = options.load([])

@@ -41,7 +41,7 @@ class Stubborn(FakeBackend):
         return Applied()
 
 
-def test_what_belongs_to_no_port_and_stays_is_said(tmp_path: Path) -> None:
+def test_what_belongs_to_no_port_and_stays_is_reported(tmp_path: Path) -> None:
     backend = Stubborn("fake", FakeHost())
     store = Store(tmp_path / "agent.db")
     ports = BackendPorts(backend, store, Metrics(store), HostEvents(store.events, backend.name))

@@ -110,7 +110,7 @@ def test_a_network_changes_for_all_but_the_port_that_fails(client: Client, runni
     assert client.get_network("blue").errors == ()
 
 
-def test_a_delete_of_what_nobody_asked_for(tmp_path: Path) -> None:
+def test_a_delete_of_what_was_never_requested(tmp_path: Path) -> None:
     """It is looked for on a host that may have it, and nowhere else."""
     host = FakeHost()
     with agent(tmp_path, backends={"fake": FakeBackend("fake", host)}) as made:

@@ -36,7 +36,7 @@ def test_what_was_out_of_order_is_tried_when_it_is_in_order() -> None:
     assert quarantines.ended([VF], *FINE, 1001.0 + 2 * LONGEST_S) == {VF: "it is tried again"}
 
 
-def test_what_has_gone_begins_anew() -> None:
+def test_what_has_gone_begins_again() -> None:
     quarantines, now = Quarantines(), 1000.0
     assert quarantines.ended([VF], *FINE, now) == {}
     assert quarantines.ended([VF], *FINE, now + FIRST_S)

@@ -642,7 +642,7 @@ def _refuse_and_fill(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.assert_settled()
 
 
-def test_a_port_that_is_asked_for_again_before_it_is_gone(world: World) -> None:
+def test_a_port_that_is_requested_again_before_it_is_gone(world: World) -> None:
     world.serve([world.put("a", WIDE)])
     world.host.refuses = lambda port_id, spec: spec is None
     world.serve([world.delete("a")])
@@ -726,7 +726,7 @@ def test_a_port_of_a_later_plug_stays_though_an_earlier_one_was_forgotten(world:
 
 
 @pytest.mark.parametrize("stamp", ["", "11111111-2222-3333-4444-555555555555/1", "nonsense"])
-def test_a_port_that_the_store_never_had_stays_and_is_told(world: World, stamp: str) -> None:
+def test_a_port_that_the_store_never_had_stays_and_is_reported(world: World, stamp: str) -> None:
     world.host.ports["stranger"], world.host.stamps["stranger"] = OLD, stamp
     for _ in range(2):
         assert world.reconciler.check().orphans_kept == ["stranger"]

@@ -52,7 +52,9 @@ def test_the_mark_follows_the_commits_of_the_same_store(store: Store) -> None:
     assert marks.findings("b") == []
 
 
-def test_an_older_copy_says_so_until_somebody_has_compared(store: Store, path: Path, tmp_path: Path) -> None:
+def test_an_older_copy_reports_it_until_somebody_has_compared(
+    store: Store, path: Path, tmp_path: Path
+) -> None:
     commit(store, "p1")
     shutil.copytree(path.parent, tmp_path / "copy")
     commit(store, "p2")
@@ -86,7 +88,7 @@ def test_the_mark_of_another_store(store: Store, found: str) -> None:
     assert marks.after(found) == store.mark
 
 
-def test_every_backend_is_told_of_what_was_there_before_the_first_wrote(store: Store) -> None:
+def test_every_backend_learns_what_was_there_before_the_first_write(store: Store) -> None:
     marks = StoreMarks(store)
     carried = CarriedMark(marks.after)
     there = carried.after(OTHER)
@@ -137,7 +139,7 @@ def test_an_older_copy_that_has_overtaken_the_host_before_its_first_look(
     older.close()
 
 
-def test_what_one_backend_was_told_another_is_told_after_a_restart(
+def test_what_one_backend_learned_another_learns_after_a_restart(
     store: Store, path: Path, tmp_path: Path
 ) -> None:
     commit(store, "p1")

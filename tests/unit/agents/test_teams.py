@@ -114,7 +114,7 @@ def refusing(*ports: str, why: str = "it does not go") -> Any:
     return refuse
 
 
-def test_the_standby_is_asked_for_what_a_virtio_nic_can_do() -> None:
+def test_the_standby_is_requested_what_a_virtio_nic_can_do() -> None:
     spec = standby_spec(SPEC, "soft")
     assert (spec.backend, spec.mac, spec.network) == ("soft", SPEC.mac, SPEC.network)
     assert (spec.vm_id, spec.numa_node, spec.port_security) == ("vm-1", 1, SPEC.port_security)
@@ -125,7 +125,7 @@ def test_the_standby_is_asked_for_what_a_virtio_nic_can_do() -> None:
     assert spec.vf == PortSpec.model_fields["vf"].default
 
 
-def test_both_come_and_are_told_as_one(running: Agent, hosts: Hosts) -> None:
+def test_both_come_and_are_reported_as_one(running: Agent, hosts: Hosts) -> None:
     port = put(running)
     assert (set(hosts.soft.ports), set(hosts.card.ports)) == ({BESIDE}, {"p1"})
     assert port.state is PortState.ACTIVE and port.standby_of is None
@@ -161,7 +161,7 @@ def test_both_go_and_the_vf_first(running: Agent, hosts: Hosts) -> None:
     delete(running)  # there is nothing to do
 
 
-def test_a_batch_has_teams_beside_single_ports(running: Agent, hosts: Hosts) -> None:
+def test_a_batch_has_teams_and_single_ports(running: Agent, hosts: Hosts) -> None:
     alone = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
     puts = (BatchPut(port_id="p1", spec=SPEC), BatchPut(port_id="p2", spec=alone))
     results = asyncio.run(running.service.ports.batch(Batch(put=puts))).results
@@ -211,7 +211,7 @@ def test_a_vf_that_is_in_use_keeps_its_standby(running: Agent, hosts: Hosts) -> 
     assert hosts.ports() == set()
 
 
-def test_a_team_that_goes_and_is_asked_for_again_alone_leaves_no_standby(
+def test_a_team_that_goes_and_is_requested_again_alone_leaves_no_standby(
     running: Agent, hosts: Hosts
 ) -> None:
     put(running)
@@ -456,7 +456,7 @@ def test_a_team_that_was_prepared_is_still_so_after_a_kill(hosts: Hosts, tmp_pat
 # -- the VF in use -------------------------------------------------------------------------------------
 
 
-def test_the_standby_learns_of_the_vf_that_its_vm_takes_and_gives_back(
+def test_the_standby_learns_of_the_vf_that_its_vm_takes_and_releases(
     running: Agent, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, TeamVf] = {}

@@ -634,7 +634,7 @@ def test_calls_that_go_on_do_not_put_off_the_next_try(scripted: Scripted, clock:
     assert len(scripted.looks) - 1 >= 5
 
 
-def test_calls_that_never_end_hold_off_a_look_and_not_for_ever(scripted: Scripted, clock: Clock) -> None:
+def test_calls_that_never_end_delay_a_look_within_a_bound(scripted: Scripted, clock: Clock) -> None:
     worker = make(scripted, clock=clock, interval_s=60.0)
     settle(worker, clock)
     for _ in range(200):
@@ -672,7 +672,7 @@ def test_a_look_that_fails_is_tried_again(scripted: Scripted, clock: Clock, fail
 # -- the end -------------------------------------------------------------------------------------
 
 
-def test_a_stop_ends_after_the_batch_at_hand_and_answers_the_rest(
+def test_a_stop_ends_after_the_current_batch_and_answers_the_rest(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     worker, go_on = held
@@ -790,7 +790,7 @@ def test_what_nobody_waits_for_any_more_is_not_looked_at(tmp_path: Path) -> None
         calls.join(DEADLINE_S)
 
 
-def test_a_thread_that_makes_no_progress_is_told(
+def test_a_thread_that_makes_no_progress_is_reported(
     scripted: Scripted, held: tuple[BackendWorker, threading.Event]
 ) -> None:
     worker, go_on = held

@@ -61,7 +61,7 @@ def test_blocks_follow_each_other() -> None:
     assert len(blocks(range(15))) == BLOCKS
 
 
-def test_what_differs_besides_is_said() -> None:
+def test_what_else_differs_is_reported() -> None:
     record = Recorder()
     other = MACHINE.model_copy(update={"kernel": "6.12", "load": 2.0})
     said = doubts(run_of(record), run_of(record, form="quick", machine=other))

@@ -10,7 +10,7 @@ from tests.bench.quantiles import fewest, quantile, three_digits
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.5, 2), (0.9, 10), (0.99, 100), (0.999, 1000)])
-def test_one_sample_is_beyond_a_quantile_or_it_is_not_said(share: float, count: int) -> None:
+def test_a_quantile_is_printed_only_with_a_sample_beyond_it(share: float, count: int) -> None:
     assert fewest(share) == count
     assert quantile(range(count - 1), share) is None
     assert quantile(range(count), share) is not None

@@ -87,7 +87,7 @@ def test_two_units_of_one_figure_are_a_mistake() -> None:
         record.add(names.START, "to ready", 1000.0, unit="ms")
 
 
-def test_a_run_is_shown_beside_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_shown_next_to_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(measured(), tmp_path / "2026-01-01T000000-full.json")
     write(measured(2), tmp_path / "2026-01-02T000000-full.json")
     write(measured(), tmp_path / "2026-01-03T000000-quick.json")

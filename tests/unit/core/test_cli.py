@@ -267,7 +267,7 @@ def test_what_the_backends_found(run: Run, running: Agent) -> None:
         ('{"colour": 1}', "colour"),
     ],
 )
-def test_a_wrong_spec_is_told_in_one_line(
+def test_a_wrong_spec_is_reported_in_one_line(
     run: Run, running: Agent, tmp_path: Path, spec: str, reported: str
 ) -> None:
     path = tmp_path / "spec.json"
@@ -583,7 +583,7 @@ def test_a_fitted_table_is_no_wider_than_the_terminal(width: int) -> None:
         ("backend check", "no findings"),
     ],
 )
-def test_an_empty_list_is_told_to_people(
+def test_an_empty_list_is_reported_to_people(
     run: Run, running: Agent, terminal: Terminal, command: str, reported: str
 ) -> None:
     assert run.json(command) == []

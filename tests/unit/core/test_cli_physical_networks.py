@@ -69,7 +69,7 @@ def test_a_linux_bridge_keeps_its_name_under_ports(
         assert run.json(f"{put} --bridge br-flat") == {**found, "ports": 1}
 
 
-def test_what_is_wrong_is_told_before_it_is_sent(run: Run) -> None:
+def test_what_is_wrong_is_reported_before_it_is_sent(run: Run) -> None:
     for options, words in (
         ("", "one of ovs, linuxbridge and sriov is required"),
         (f"--ovs-device {NIC} --bond lacp", "a bond has two devices or more"),

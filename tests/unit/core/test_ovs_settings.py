@@ -61,7 +61,7 @@ def test_a_value_that_cannot_be_names_its_option(tmp_path: Path, line: str) -> N
 @pytest.mark.parametrize(
     ("directory", "has"), [("/" + "d" * 76, None), ("/" + "d" * 77, 78), ("/" + "ä" * 39, 79)]
 )
-def test_a_directory_with_no_room_for_sockets_is_told(
+def test_a_directory_with_no_room_for_sockets_is_reported(
     tmp_path: Path, directory: str, has: int | None
 ) -> None:
     """It is no reason not to start: ports that are there keep their paths."""

@@ -86,7 +86,7 @@ def test_a_port_that_is_made_again_keeps_its_name_and_mark(turned: bool) -> None
     assert replica.view.count_interfaces("dpdkvhostuserclient") == 1
 
 
-def test_a_notice_is_told_once_however_many_rows_it_has() -> None:
+def test_a_notice_is_reported_once_however_many_rows_it_has() -> None:
     """Of each port that changed."""
     found = replica_of({"Bridge": {"b": bridge_row("br", "p-0", "p-1", "p-2")}})
     for rows in [vhost_rows(str(n), n) for n in range(3)]:

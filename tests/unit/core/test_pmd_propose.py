@@ -177,7 +177,7 @@ def test_pinnings_that_are_in_vain_go() -> None:
     assert proposal.affinity["c"] == {"0": None}
 
 
-def test_what_no_assignment_can_mend_is_said() -> None:
+def test_what_no_assignment_can_mend_is_reported() -> None:
     full = state(
         core(2, queue("a", 0, 97), overhead_percent=1),
         core(3, queue("b", 0, 90), overhead_percent=4),

@@ -97,7 +97,7 @@ def test_undo_goes_back_to_before_the_first_apply(host: FakeMachine, journal: Pa
     assert host.state() == before
 
 
-def test_nothing_is_done_unless_told_to(host: FakeMachine, journal: Path) -> None:
+def test_nothing_is_done_unless_requested(host: FakeMachine, journal: Path) -> None:
     before, plan = host.state(), host.plan()
     shown = list(preview(plan))
     assert outcomes(shown) == {StepOutcome.WOULD_SET}
@@ -133,7 +133,7 @@ def test_what_is_refused_is_left_and_the_others_go_on(host: FakeMachine, journal
     assert host.state() == before
 
 
-def test_fewer_hugepages_than_asked_for_are_given_back(host: FakeMachine, journal: Path) -> None:
+def test_fewer_hugepages_than_requested_are_returned(host: FakeMachine, journal: Path) -> None:
     host.kernel.pages = 37
     result = of(host.apply(journal), File(PAGES))
     assert result.outcome is StepOutcome.FAILED and result.outcome in BAD
@@ -142,7 +142,7 @@ def test_fewer_hugepages_than_asked_for_are_given_back(host: FakeMachine, journa
     assert PAGES not in journal.read_text()
 
 
-def test_a_write_is_not_believed(host: FakeMachine, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_is_read_back(host: FakeMachine, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes one text and keeps another, as for a mask with a CPU that is off line."""
     real = host.kernel._write
     monkeypatch.setattr(

@@ -138,7 +138,7 @@ def ports(url: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     return ports_with_vfs(lambda text: print(text, file=sys.stderr))
 
 
-def test_an_agent_that_does_not_run_is_said(
+def test_an_agent_that_does_not_run_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ports("http://127.0.0.1:1", monkeypatch) == {}

@@ -99,7 +99,7 @@ VERSION = ["irqbalance", "--version"]
 RESTART = ["systemctl", "try-restart", "irqbalance.service"]
 
 
-def test_irqbalance_is_told_and_started_again_if_it_runs(host: FakeMachine) -> None:
+def test_irqbalance_is_configured_and_restarted_if_it_runs(host: FakeMachine) -> None:
     calls, files = reported(host), host.kernel.tree.files
     text = files[IRQBALANCE.path]
     before = host.machine.read(IRQBALANCE)
@@ -113,7 +113,7 @@ def test_irqbalance_is_told_and_started_again_if_it_runs(host: FakeMachine) -> N
     assert files[IRQBALANCE.path] == text and calls[3:] == [RESTART]
 
 
-def test_an_irqbalance_that_does_not_know_the_list_is_told_so(host: FakeMachine) -> None:
+def test_an_irqbalance_that_does_not_know_the_list_gets_a_mask(host: FakeMachine) -> None:
     """Debian 11 and Ubuntu 20.04 have such; ``--version`` ends with status 1 up to 1.9."""
     run, text = host.run, host.kernel.tree.files[IRQBALANCE.path]
 
@@ -140,7 +140,7 @@ def test_an_irqbalance_that_does_not_know_the_list_is_told_so(host: FakeMachine)
         host.machine.write(IRQBALANCE, "1,3-7")
 
 
-def test_an_older_mask_of_irqbalance_is_told_and_not_changed(host: FakeMachine) -> None:
+def test_an_older_mask_of_irqbalance_is_reported_and_not_changed(host: FakeMachine) -> None:
     reported(host)
     host.kernel.change({IRQBALANCE.path: "IRQBALANCE_BANNED_CPUS=2\n"})
     with pytest.raises(HostError, match="IRQBALANCE_BANNED_CPUS, which goes before"):

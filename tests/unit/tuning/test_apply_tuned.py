@@ -88,7 +88,7 @@ def of_target(host: FakeMachine, target: BannedCpus) -> str | None:
     return desired
 
 
-def test_tuned_is_told_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_is_set_by_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script in the place of tuned-adm, which is not on every machine that runs this."""
     active = tmp_path / "etc" / "tuned" / "active_profile"
     active.parent.mkdir(parents=True)

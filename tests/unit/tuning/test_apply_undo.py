@@ -84,7 +84,7 @@ def test_a_boot_undoes_what_is_the_kernel_s(host: FakeMachine, journal: Path) ->
     assert host.ovs.config == before[2] and journal.read_bytes() == b""
 
 
-def test_after_a_boot_an_interrupt_has_a_first_value_anew(host: FakeMachine, journal: Path) -> None:
+def test_after_a_boot_an_interrupt_has_a_first_value_again(host: FakeMachine, journal: Path) -> None:
     host.apply(journal)
     host.kernel.change({"/proc/sys/kernel/random/boot_id": "second\n", MOVED: "1\n"})
     assert of(host.apply(journal), File(MOVED, lasting=False)).old == "1"

@@ -127,7 +127,7 @@ def test_a_nic_of_no_node_among_several() -> None:
 
 
 @pytest.mark.parametrize(("queues", "count"), [(4, 0), (5, 1)])
-def test_more_queues_asked_for_than_pmd_threads(queues: int, count: int) -> None:
+def test_more_queues_requested_than_pmd_threads(queues: int, count: int) -> None:
     assert len(found(scene("published", pmd_cores=2, queues=queues), "queues")) == count
 
 
@@ -251,7 +251,7 @@ def test_a_bond_of_the_kernel_that_cannot_spread(mode: str, policy: str, count: 
 # -- against a plan ------------------------------------------------------------------------------
 
 
-def test_what_differs_from_the_plan_is_said_by_group() -> None:
+def test_what_differs_from_the_plan_is_reported_by_group() -> None:
     made = scene("small", pmd_cores=1)
     [arguments] = found(made, "plan-kernel-arguments")
     assert arguments.status == "warn" and arguments.fix == "set them and boot again"
@@ -260,6 +260,6 @@ def test_what_differs_from_the_plan_is_said_by_group() -> None:
     assert statuses(made, "plan-watchdog") == ["ok"]
 
 
-def test_ovs_that_nobody_asked_is_said_once() -> None:
+def test_an_ovs_that_was_not_read_is_reported_once() -> None:
     [asked] = found(scene("small", Live(), pmd_cores=1), "plan-ovs")
     assert asked.found == "unknown (ovs-vswitchd: was not asked)"

@@ -116,7 +116,7 @@ def test_memory_on_another_node() -> None:
         (domain("4", iothreads=("5", "1")), "IO threads may run on"),
     ],
 )
-def test_threads_beside_vcpus(wrong: DomainLive, words: str) -> None:
+def test_threads_other_than_vcpus(wrong: DomainLive, words: str) -> None:
     [finding] = found(wrong).values()
     assert (finding.id, finding.status) == ("domain-emulator", "warn") and words in finding.found
 
@@ -132,7 +132,7 @@ def test_two_on_one_cpu() -> None:
     assert "domain-shared" in found(domain("4", "4")), "two of one VM are no better"
 
 
-def test_a_daemon_that_does_not_answer_is_told_and_one_that_is_not_there_is_not() -> None:
+def test_a_daemon_that_does_not_answer_is_reported_and_one_that_is_not_there_is_not() -> None:
     def unknown(missing: bool) -> list[str]:
         silent = Unknown("qemu:///system", "did not answer within 5 s", missing)
         findings = check(Scene(FACTS, Live(ovs=OVS, domains=silent)))

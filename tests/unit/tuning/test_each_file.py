@@ -55,7 +55,7 @@ def test_one_that_is_gone(machine: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("machine", "path"), PLACES)
-def test_one_that_is_refused_is_told_if_it_matters(machine: str, path: str) -> None:
+def test_one_that_is_refused_is_reported_if_it_matters(machine: str, path: str) -> None:
     facts = read(machine, path, errno.EACCES)
     everything(facts)
     if facts == facts_of(machine):

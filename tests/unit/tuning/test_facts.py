@@ -102,7 +102,7 @@ def test_the_amd_machine() -> None:
     ]
 
 
-def test_the_small_machine_lacks_much_and_says_so_by_none() -> None:
+def test_the_small_machine_lacks_much_and_reports_it_as_none() -> None:
     facts = facts_of("small")
     assert (facts.cpus.smt, facts.power.turbo, facts.kernel.tuned) == (None, None, None)
     assert facts.power.policies == () and facts.iommu.groups == 0

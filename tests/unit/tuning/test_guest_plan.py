@@ -140,7 +140,7 @@ def test_a_guest_on_arm_has_no_arguments_of_x86() -> None:
     assert not {"iommu", "mce", "idle", "tsc", "clocksource"} & set(found)
 
 
-def test_latency_counts_where_the_domain_or_the_caller_says_so() -> None:
+def test_latency_counts_where_the_domain_or_the_caller_requests_it() -> None:
     assert planned("realtime").realtime and not planned("router").realtime
     assert arguments(planned("router", realtime=True))["idle"] == "poll"
     assert "idle" not in arguments(planned("realtime")), "its vCPUs are siblings, and one takes from another"
@@ -247,7 +247,7 @@ def test_the_address_is_the_guest_s_and_not_the_host_s() -> None:
         ),
     ],
 )
-def test_what_should_be_known_is_said(xml: str, words: str) -> None:
+def test_what_should_be_known_is_reported(xml: str, words: str) -> None:
     assert [each for each in plan(xml).doubts if words in each]
 
 
@@ -330,7 +330,7 @@ def test_an_option_that_is_wrong_is_named(
     assert shown.out == "" and words in shown.err
 
 
-def test_every_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("help guest plan") == 0
     shown = " ".join(capsys.readouterr().out.split())
     for name, field in GuestOptions.model_fields.items():

@@ -69,7 +69,7 @@ def test_the_exit_status_of_check(
     assert ("fail" in {finding["status"] for finding in findings}) == bool(status)
 
 
-def test_check_without_a_plan_says_so(
+def test_check_without_a_plan_reports_it(
     small: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(f"host check --root {small}") == 0

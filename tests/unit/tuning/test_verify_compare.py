@@ -97,7 +97,7 @@ def test_one_sample_that_is_out_of_line_is_no_difference() -> None:
         (latency([9] * 6), latency([9] * 6, cpus="2-3"), "number of CPUs is 1 in one and 2 in"),
     ],
 )
-def test_figures_of_different_things_are_not_compared(before: Any, after: Any, why: str) -> None:
+def test_figures_of_different_cells_are_not_compared(before: Any, after: Any, why: str) -> None:
     kind = type(before).__name__.lower()
     found = compare(run(**{kind: before}), run(**{kind: after}))
     assert {row.finding for row in found.rows} == {FigureVerdict.UNDECIDED}
@@ -125,7 +125,7 @@ def test_what_only_one_run_has_is_not_compared() -> None:
     assert "Cannot be decided: latency average" in comparison_text(found)
 
 
-def test_what_differs_in_the_machine_is_said() -> None:
+def test_what_differs_in_the_machine_is_reported() -> None:
     before = run(conditions={"isolated CPUs": "none", "kernel": "6.1", "turbo": "on"})
     after = run(conditions={"isolated CPUs": "2-5", "kernel": "6.1", "KSM": "0"})
     found = compare(before, after)

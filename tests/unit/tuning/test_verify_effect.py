@@ -219,7 +219,7 @@ def test_what_cannot_begin_changes_nothing(
     assert not (folder / effect.STATE).exists()
 
 
-def test_a_state_that_cannot_be_read_is_told(
+def test_a_state_that_cannot_be_read_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     host = ScriptedHost([])

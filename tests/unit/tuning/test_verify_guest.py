@@ -153,7 +153,7 @@ def other(**fields: object) -> str:
         (other(max=10**400), "more than 64 bits"),
     ],
 )
-def test_a_vm_that_prints_garbage_is_not_believed(
+def test_garbage_that_a_vm_prints_is_refused(
     guest: ScriptedGuest, capsys: pytest.CaptureFixture[str], printed: str, words: str
 ) -> None:
     guest.script("cyclictest.json", printed)
@@ -163,7 +163,9 @@ def test_a_vm_that_prints_garbage_is_not_believed(
     assert guest.left() == []
 
 
-def test_an_image_that_was_written_is_told(guest: ScriptedGuest, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_image_that_was_written_is_reported(
+    guest: ScriptedGuest, capsys: pytest.CaptureFixture[str]
+) -> None:
     guest.script("writes-base", str(guest.image.disk))
     assert verify(guest) == 1
     assert "is no image any more" in capsys.readouterr().err
@@ -190,7 +192,7 @@ def test_one_run_at_a_time(guest: ScriptedGuest, capsys: pytest.CaptureFixture[s
         ("--guest /nonexistent", "there is no image of the VM: No such file or directory. Fix: build one"),
     ],
 )
-def test_what_cannot_be_is_said_before_a_vm_is_started(
+def test_what_cannot_be_is_reported_before_a_vm_is_started(
     guest: ScriptedGuest, capsys: pytest.CaptureFixture[str], options: str, words: str
 ) -> None:
     assert verify(guest, f"{OPTIONS} {options}") == 1
@@ -338,7 +340,7 @@ BAD_IPERF3 = [
 
 @pytest.mark.parametrize(("printed", "words"), BAD_IPERF3)
 @pytest.mark.parametrize("where", ["iperf3", "iperf3-here"])
-def test_garbage_of_iperf3_is_not_believed(
+def test_garbage_of_iperf3_is_refused(
     linked: ScriptedGuest, capsys: pytest.CaptureFixture[str], printed: str, words: str, where: str
 ) -> None:
     if where == "iperf3":
@@ -438,7 +440,7 @@ def test_frames_are_measured_in_a_boot_of_their_own(
     assert guest.left() == []
 
 
-def test_no_frames_is_a_sentence_with_what_testpmd_said(
+def test_no_frames_is_an_error_with_the_output_of_testpmd(
     guest: ScriptedGuest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     guest.script("no-frames")

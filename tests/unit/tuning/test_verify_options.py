@@ -107,7 +107,7 @@ def test_cpus_that_cannot_be_measured(cpus: str | None, words: str) -> None:
     assert words in refused.value.detail and refused.value.fix
 
 
-def test_what_is_asked_for() -> None:
+def test_what_is_requested() -> None:
     found = asked(facts_of("small"), cpus="0-1", duration=600, rounds=7, frame_size=1024, window=5)
     assert found.rounds == 7
     assert found.latency and found.latency.round_s == 86  # no less than asked in all
@@ -172,7 +172,7 @@ def test_each_argument_of_the_kernel_stands_alone() -> None:
     }
 
 
-def test_what_cannot_be_read_says_so() -> None:
+def test_what_cannot_be_read_reports_it() -> None:
     facts = facts_of("small")
     facts = replace(facts, memory=replace(facts.memory, ksm=Unknown("/sys/ksm", "not allowed")))
     found = conditions(facts, Live(ovs=Unknown("db.sock", "it hangs")), frozenset())
@@ -209,7 +209,7 @@ def test_an_option_that_is_wrong_is_named(
     assert shown.out == "" and words in shown.err and "Traceback" not in shown.err
 
 
-def test_every_option_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert command("help host verify") == 0
     shown = " ".join(capsys.readouterr().out.split())
     for name, field in Options.model_fields.items():

@@ -70,7 +70,7 @@ def test_a_port_without_a_speed_and_latency_streams_in_the_rate() -> None:
     assert one["burst"]["count"] * 32 + rest["burst"]["frames"] == 2_000_000 - 1000
 
 
-def test_trex_is_told_the_bursts_and_to_change_nothing(trex: Trex) -> None:
+def test_trex_gets_the_bursts_and_changes_nothing(trex: Trex) -> None:
     request = TrialRequest(380_000, 0.5, burst=19)
     paths = (TrexPath(send=0, receive=1),)
     with make(TrexStl(trex_dir=TREE, paths=paths)) as tool:
@@ -103,7 +103,7 @@ def test_a_profile_has_its_own_streams(trex: Trex) -> None:
 # -- exec and sim --------------------------------------------------------------------------------
 
 
-def test_a_program_is_asked_for_bursts_if_it_has_them(tmp_path: Path) -> None:
+def test_a_program_is_requested_bursts_if_it_has_them(tmp_path: Path) -> None:
     able = Program(tmp_path, MEASURING.replace('"latency": True', '"bursts": True'))
     with ExecGenerator(able.command, 10) as generator:
         generator.info.check_burst(64, "imix")

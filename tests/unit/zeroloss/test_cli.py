@@ -98,7 +98,7 @@ def test_a_search_that_fails(tmp_path: Path) -> None:
     assert "5 trials" in result["reason"]
 
 
-def test_other_goals_beside_the_headline(tmp_path: Path) -> None:
+def test_other_goals_next_to_the_headline(tmp_path: Path) -> None:
     result = run_json(tmp_path, "--goal", "csit-ndr", "--goal", "csit-pdr")
     names = [goal["goal"]["name"] for goal in result["goals"]]
     assert names == ["zero-loss", "csit-ndr", "csit-pdr"]
@@ -308,7 +308,7 @@ def test_evaluate_refuses_what_it_does_not_know(
     assert "./tools/trex[evaluate]" in capsys.readouterr().err
 
 
-def test_mlrsearch_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mlrsearch_is_evaluated_on_the_same_devices(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         algorithms.usable(["mlrsearch"])
     except UnusableInput as error:

@@ -204,7 +204,7 @@ def test_a_cell_that_the_new_run_lacks_is_not_passed_over() -> None:
     assert compare(before, worse).status == 1
 
 
-def test_what_is_doubtful_is_said_and_does_not_decide() -> None:
+def test_what_is_doubtful_is_reported_and_does_not_decide() -> None:
     other = {**ENVIRONMENT, "kernel": "6.12", "host": "lab-2", "netplugin": "0.2.0", "started": "x"}
     before = one(result(device()))
     moved = one(result(device(), environment={**ENVIRONMENT, "generator": "exec"}), environment=other)

@@ -50,7 +50,7 @@ def machine(described: ConsoleMachine, to_vm: Change = bytes, from_vm: Change = 
             made.close()
 
 
-def test_what_it_runs_arrives_as_it_was_said_and_so_does_the_answer(described: ConsoleMachine) -> None:
+def test_commands_and_answers_arrive_unchanged(described: ConsoleMachine) -> None:
     with machine(described) as vm:
         assert vm.run(["echo", "a  b", "$HOME 'x' \"y\""]) == "a  b $HOME 'x' \"y\"\n"
         long = "\n".join(f"line {n} ÄÖ" for n in range(2000))

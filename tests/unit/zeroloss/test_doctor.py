@@ -78,7 +78,7 @@ def _copied(host: PublishedHost, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_the_next_command_is_told_when_nothing_is_missing(
+def test_the_next_command_is_printed_when_nothing_is_missing(
     host: PublishedHost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = _copied(host, monkeypatch)

@@ -119,7 +119,7 @@ def test_a_counter_that_appears_began_at_nothing() -> None:
     assert Counted("ovs", _lost()).between(_lost(), _lost(a=3), 1.0) == CounterChanges({"a": 3})
 
 
-def test_readings_stand_beside_those_of_the_generator() -> None:
+def test_readings_are_recorded_with_those_of_the_generator() -> None:
     place = Counted("host", CounterReading({}, {"cpu_s": 1.0}), CounterReading({}, {"cpu_s": 3.0}))
     measured = _witness(Measurement(10, 10, 1.0, readings={"generator.burst": 4.0}), place)
     assert measured.readings == {"generator.burst": 4.0, "host.cpu_s": 2.0}
@@ -170,7 +170,7 @@ class Watched(Generator):
         return Measurement(**kept)  # type: ignore[arg-type]
 
 
-def test_a_search_with_evidence_is_replayed_from_its_file() -> None:
+def test_a_search_with_attribution_is_replayed_from_its_file() -> None:
     watched = Watched(sim_generator("clean", "1"))
     plan = SearchPlan((strict_goal(),), 14_880_952.0)
     found = run_search(plan, AttributedGenerator(watched, [watched.place], 0.0))

@@ -95,7 +95,7 @@ def answer(q):
 """
 
 
-def test_latency_and_readings_are_answered_when_they_are_asked_for(tmp_path: Path) -> None:
+def test_latency_and_readings_are_answered_when_they_are_requested(tmp_path: Path) -> None:
     program = Program(tmp_path, MEASURING)
     with ExecGenerator(program.command, 10) as generator:
         assert generator.info.latency
@@ -157,7 +157,7 @@ def test_it_is_asked_as_the_protocol_says(tmp_path: Path) -> None:
     ]
 
 
-def test_all_that_it_may_say_is_heard(tmp_path: Path) -> None:
+def test_all_messages_that_it_may_send_are_received(tmp_path: Path) -> None:
     body = """
 def answer(q):
     if q["op"] == "hello":
@@ -202,7 +202,7 @@ def test_a_search_through_it(tmp_path: Path) -> None:
     assert len(found.trials) <= 6
 
 
-def test_a_lying_program_is_not_believed(tmp_path: Path) -> None:
+def test_the_false_output_of_a_program_is_refused(tmp_path: Path) -> None:
     """More received than sent, and wrapped: invalid trials, no error."""
     body = f"""
 def answer(q):

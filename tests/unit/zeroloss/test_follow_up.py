@@ -95,7 +95,7 @@ def test_nothing_is_sent(options: dict[str, float], rate: float | None) -> None:
         assert (found["soak"]["verdict"], found["soak"]["reason"]) == (None, "there is no rate")
 
 
-def test_a_generator_without_latency_says_so_and_soaks() -> None:
+def test_a_generator_without_latency_reports_it_and_soaks() -> None:
     tool = Told()
     found = told(tool, measures_latency=False)
     assert [asked.purpose for asked in tool.asked] == ["soak"]
@@ -103,7 +103,7 @@ def test_a_generator_without_latency_says_so_and_soaks() -> None:
     assert found["soak"]["verdict"] == "passed"
 
 
-def test_an_invalid_trial_is_repeated_and_not_for_ever() -> None:
+def test_an_invalid_trial_is_repeated_a_few_times() -> None:
     tool = Told(spoilt=1)
     _, found = followed(tool, soak_s=0.0)
     assert [t.valid for t in found.trials] == [False, True, True, True]
@@ -268,7 +268,7 @@ def reported(*found: dict[str, Any]) -> Any:
     return run_of([record(cell, one) for cell, one in zip(cells, found, strict=True)])
 
 
-def test_the_report_has_latency_and_soak_beside_the_rate() -> None:
+def test_the_report_has_latency_and_soak_with_the_rate() -> None:
     with_all = result(device("noisy"), **WANTED)
     without = result(device(), latency_s=5.0)
     run = reported(with_all, without, result(device()))

@@ -102,7 +102,7 @@ def test_loss_is_that_of_the_worst_direction() -> None:
     assert "direction 1" in found.reason
 
 
-def test_loss_within_the_ratio_passes_and_is_told() -> None:
+def test_loss_within_the_ratio_passes_and_is_reported() -> None:
     found = judge(asked(), measured(lost=3000), PRECISION, max_loss_ratio=1e-4)
     assert found.verdict is Verdict.PASSED and found.lost_packets == 3000
 

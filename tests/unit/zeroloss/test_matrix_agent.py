@@ -117,14 +117,14 @@ def test_a_port_is_deleted_again_until_nobody_holds_it(
     assert agent.ports == {}
 
 
-def test_a_port_that_stays_held_is_said_with_the_agents_words(agent: MadeUpAgent) -> None:
+def test_a_port_that_stays_held_is_reported_with_the_agents_error(agent: MadeUpAgent) -> None:
     run = cell_description()
     with pytest.raises(Conflict, match="zeroloss-1 open"), bench_on(run, "1").stand(search_of(run)):
         agent.held = 1_000_000
     assert agent.cpus == "1", "the rest is given back"
 
 
-def test_a_port_that_does_not_become_active_is_said(agent: MadeUpAgent) -> None:
+def test_a_port_that_does_not_become_active_is_reported(agent: MadeUpAgent) -> None:
     run = cell_description()
     agent.state = PortState.DEGRADED
     with pytest.raises(CellError, match=r"zeroloss-1 is degraded and not active after 0\.2 s"):
@@ -249,7 +249,7 @@ def _without_a_mask(agent: MadeUpAgent, running: tuple[int, ...]) -> None:
     ("running", "left", "words"),
     [((1, 4), "1,4", "ran PMD threads on CPUs 1,4"), ((), "2-3", "ran no PMD thread")],
 )
-def test_a_mask_that_cannot_be_removed_is_said(
+def test_a_mask_that_cannot_be_removed_is_reported(
     agent: MadeUpAgent, running: tuple[int, ...], left: str, words: str
 ) -> None:
     run = cell_description()
@@ -358,7 +358,7 @@ def test_controls_need_no_port(agent: MadeUpAgent) -> None:
         ),
     ],
 )
-def test_what_the_agent_has_not_is_said_before_anything_is_sent(
+def test_what_the_agent_has_not_is_reported_before_anything_is_sent(
     agent: MadeUpAgent, change: dict[str, Any], words: str
 ) -> None:
     run = cell_description()
@@ -369,7 +369,7 @@ def test_what_the_agent_has_not_is_said_before_anything_is_sent(
     assert agent.calls == []
 
 
-def test_a_vnf_that_is_not_installed_is_said(agent: MadeUpAgent) -> None:
+def test_a_vnf_that_is_not_installed_is_reported(agent: MadeUpAgent) -> None:
     run = cell_description(vnf={"type": "testpmd", "binary": "/none/testpmd"})
     with pytest.raises(UnusableInput, match="/none/testpmd is not installed"):
         bench_on(run).check([search_of(run)])

@@ -76,7 +76,7 @@ def _program(folder: Path, text: str, *arguments: str | Path) -> dict[str, Any]:
         (with_agent(agent={"token_file": "/none/token"}), "/none/token"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_done(
+def test_what_cannot_be_is_reported_before_anything_is_done(
     tmp_path: Path, sections: dict[str, Any], words: str
 ) -> None:
     refused = call_here(write(tmp_path, sections), "--folder", tmp_path / "run")
@@ -255,5 +255,5 @@ def test_each_task_has_the_time_of_its_own_generator(tmp_path: Path) -> None:
     ("seconds", "words"),
     [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (3600, "60 min"), (12_000, "3 h 20 min")],
 )
-def test_times_are_said_as_people_do(seconds: float, words: str) -> None:
+def test_times_are_printed_for_people(seconds: float, words: str) -> None:
     assert in_words(seconds) == words

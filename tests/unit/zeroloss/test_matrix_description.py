@@ -75,7 +75,7 @@ def _many(form: str) -> str:
         (_HEAD + _CELLS + "agent: {}\nvnf: {type: vpp, machine: {type: moon}}\n", ("line 5: vnf.machine",)),
     ],
 )
-def test_a_mistake_is_said_where_it_is(text: str, words: tuple[str, ...]) -> None:
+def test_a_mistake_is_reported_where_it_is(text: str, words: tuple[str, ...]) -> None:
     with pytest.raises(UnusableInput) as refused:
         read(text, "run.yaml")
     assert all(word in str(refused.value) for word in words), str(refused.value)
@@ -98,7 +98,7 @@ def test_a_mac_address_needs_no_quotes() -> None:
     assert found is not None and found[0].mac == "52:54:00:12:34:56"
 
 
-def test_all_mistakes_are_said_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(UnusableInput) as refused:
         read("name: ''\nsearch:\n  precision: 2\n" + _CELLS, "run.yaml")
     lines = str(refused.value).splitlines()
@@ -340,7 +340,7 @@ def test_comments_and_order_are_no_difference() -> None:
     check_same(read(one, "a"), read(other, "b"), "folder")
 
 
-def test_a_difference_is_said_by_field() -> None:
+def test_a_difference_is_reported_by_field() -> None:
     one = description(search={"precision": 0.005})
     other = description(search={"precision": 0.01}, matrix={"backends": ["a", "b"]})
     with pytest.raises(UnusableInput) as refused:

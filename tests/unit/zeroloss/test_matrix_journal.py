@@ -147,7 +147,7 @@ def test_a_first_line_that_is_torn_is_no_run(tmp_path: Path) -> None:
         ('{"entry": "lunch", "cell": {"backend": "a"}, "part": "search"}', "line 2: it is not of a run"),
     ],
 )
-def test_a_line_in_the_middle_that_is_wrong_is_said(tmp_path: Path, line: str, words: str) -> None:
+def test_a_line_in_the_middle_that_is_wrong_is_reported(tmp_path: Path, line: str, words: str) -> None:
     _write(tmp_path)
     lines = (tmp_path / FILE).read_text().splitlines()
     (tmp_path / FILE).write_text("\n".join([lines[0], line, *lines[1:], ""]))

@@ -293,7 +293,7 @@ def test_vfs_that_a_port_has_are_not_taken_away(host: IntelHost) -> None:
     assert host.vfs.steps == [] and read_text(host.device(NICS[0]) / "sriov_numvfs") == "4"
 
 
-def test_a_nic_that_cannot_be_put_back_is_said_and_the_others_are(
+def test_a_nic_that_cannot_be_put_back_is_reported_and_the_others_are(
     host: IntelHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netplugin_zeroloss.matrix.nics._WAIT_S", 0.0)

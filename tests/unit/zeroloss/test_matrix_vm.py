@@ -161,7 +161,7 @@ def test_a_vm_that_does_not_answer_is_reported_with_the_end_of_its_console(
         runner.wait_for(machine, 1e6)  # a VM that has crashed is not waited for
 
 
-def test_a_vm_that_does_not_start_is_said_with_libvirts_words(agent: MadeUpAgent, virsh: Path) -> None:
+def test_a_vm_that_does_not_start_is_reported_with_libvirts_error(agent: MadeUpAgent, virsh: Path) -> None:
     (virsh / "refuse").touch()
     run = _in_a_vm(virsh)
     with pytest.raises(HostError, match="no memory"), bench_on(run, "1").stand(search_of(run)):
@@ -196,7 +196,7 @@ def test_a_vnf_on_this_machine_is_not_in_the_vm(virsh: Path) -> None:
         cell_description(vm={"domain": "vm.xml"}, vnf={"type": "testpmd"})
 
 
-def test_a_vm_is_there_when_its_ssh_server_says_so() -> None:
+def test_a_vm_is_there_when_its_ssh_server_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         answers = iter([b"", b"SSH-2.0-test\r\n"])

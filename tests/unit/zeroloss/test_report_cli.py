@@ -23,7 +23,7 @@ NAMES = [
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_files_and_what_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_and_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of([record(Cell("linuxbridge"), result(device()))], Cell("sriov"))
     folder = write_run(run, tmp_path / "run")
     assert main(["report", str(folder)]) == 0
@@ -49,7 +49,7 @@ def test_what_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"--output: {tmp_path / 'file'}: " in capsys.readouterr().err
 
 
-def test_a_missing_library_is_said_with_what_brings_it(
+def test_a_missing_library_is_reported_with_what_brings_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_run(run_of([record(Cell("a"), result(device()))]), tmp_path / "run")

@@ -134,7 +134,7 @@ def test_all_trials_are_there_with_their_reasons(outline: Outline, run: RunRecor
     assert "0xc" in text and "--forward-mode=mac" in text and "6.1.0" in text
 
 
-def test_what_is_not_whole_or_not_real_is_said(outline: Outline) -> None:
+def test_what_is_not_whole_or_not_real_is_reported(outline: Outline) -> None:
     text = " ".join(outline.text)
     assert "This run is incomplete" in text and "sriov,pmd=-,frame=imix" in text
     assert "Simulated: no frame was sent" in text
@@ -181,14 +181,14 @@ def test_the_answer_begins_with_the_fastest(report: Report) -> None:
     assert any("the VNF does by itself" in text for text in sentences)
 
 
-def test_what_is_not_known_is_said(run: RunRecord, report: Report) -> None:
+def test_what_is_not_known_is_reported(run: RunRecord, report: Report) -> None:
     text = " ".join(not_known(run, report))
     assert "simulated" in text and "incomplete" in text and "VNF without backend" in text
     assert "generator by itself" not in text  # there is such a control
     assert "No place counted them" not in text  # the simulation finds every frame
 
 
-def test_loss_that_no_place_counted_is_said() -> None:
+def test_loss_that_no_place_counted_is_reported() -> None:
     found = answering([1e6])
     [trial] = found["trial_log"]
     before = trial["measured"]
@@ -241,7 +241,7 @@ def test_bars_are_the_interval_or_the_bounds(report: Report) -> None:
     assert len({line.colour for line in lines.values()}) == len({line.marker for line in lines.values()}) == 4
 
 
-def test_a_run_without_any_rate_has_a_picture_that_says_so() -> None:
+def test_a_run_without_any_rate_has_a_picture_that_reports_it() -> None:
     report = report_of(run_of([record(Cell("sriov"), None, error="no NIC")]))
     assert "No cell has an NDR." in plot.svg(report)
     assert plot.png(report)[:4] == b"\x89PNG"

@@ -81,7 +81,7 @@ def test_the_table_is_backends_by_cores(report: Report) -> None:
     assert (second.like.frame, second.columns) == ("imix", (None,))
 
 
-def test_the_goal_stands_beside_each_number(report: Report) -> None:
+def test_the_goal_is_printed_with_each_number(report: Report) -> None:
     lines = [line for line in markdown(report).splitlines() if line.startswith("| ")]
     details = [line for line in lines if "no frame lost, 1 x 60 s, bounds within 0.500%" in line]
     assert len(details) == sum(1 for figure in report.figures if figure.goal)
@@ -110,7 +110,7 @@ def test_the_interval_is_that_of_the_repeats(report: Report) -> None:
     assert interval_text(single) == "one result"
 
 
-def test_cpu_of_the_host_is_told_apart(report: Report) -> None:
+def test_cpu_of_the_host_is_distinguished(report: Report) -> None:
     by_cell = {f.cell: f for f in report.figures}
     bridge, ovs = by_cell[Cell("linuxbridge")], by_cell[Cell("dpdkvhostuser", 4)]
     assert cpu_text(bridge) == "1.05 (0.93 softirq; 0.12 system)"
@@ -121,7 +121,7 @@ def test_cpu_of_the_host_is_told_apart(report: Report) -> None:
     assert by_cell[Cell("vdpa", 4)].cpu.softirq is None
 
 
-def test_controls_stand_beside_the_cells_they_bound(report: Report) -> None:
+def test_controls_are_printed_with_the_cells_they_bound(report: Report) -> None:
     by_cell = {f.cell: f for f in report.figures}
     control = by_cell[Cell("linuxbridge")].loopback
     assert control is not None and control.rate_pps == 14.88e6

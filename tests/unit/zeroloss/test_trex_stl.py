@@ -147,7 +147,7 @@ def test_elapsed_time_of_a_run_that_was_stretched() -> None:
     assert elapsed(slow, 2_200)[0] == pytest.approx(3.3)
 
 
-def test_a_run_that_was_over_before_it_was_seen_says_so() -> None:
+def test_a_run_that_was_over_before_it_was_seen_reports_it() -> None:
     seconds, doubt = elapsed(looks((0.0, 0), (0.02, 0), (0.04, 50)), 50)
     assert seconds - doubt <= 0 and seconds + doubt >= 0.04
 
@@ -309,7 +309,7 @@ def test_a_server_that_cannot_be_used(trex: Trex, refuse: dict[str, str], says: 
     assert not trex.calls("start")
 
 
-def test_ports_of_another_session_are_taken_if_that_is_wanted(trex: Trex) -> None:
+def test_ports_of_another_session_are_taken_if_requested(trex: Trex) -> None:
     trex.play("stl_clean_38kpps", seconds=1, refuse={"acquire": "port 0 is owned by 'alice'"})
     with generator(force=True):
         assert trex.calls("acquire") == [{"call": "acquire", "ports": [0, 1], "force": True}]

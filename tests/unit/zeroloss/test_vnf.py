@@ -107,7 +107,7 @@ def test_ports_come_in_pairs() -> None:
             choose.make(_described(type="testpmd"), [_port(Attachment.TAP, "t")] * count, VnfCores())
 
 
-def test_the_operators_own_vnf_is_believed() -> None:
+def test_the_operators_own_vnf_is_used_as_it_is() -> None:
     ports = [_port(Attachment.TAP, "t", queues=2)] * 2
     with choose.make(ExternalDescription(type="external", name="router"), ports, VnfCores()) as vnf:
         info = vnf.start()
@@ -328,7 +328,7 @@ def test_what_came_in_and_did_not_go_out() -> None:
         place.between(after, before, 1.0)
 
 
-def test_a_vnf_that_cannot_be_asked_is_no_evidence() -> None:
+def test_a_vnf_that_cannot_be_queried_attributes_nothing() -> None:
     def gone() -> list[PortCounts]:
         raise VnfError("it has ended")
 

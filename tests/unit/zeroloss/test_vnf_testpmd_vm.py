@@ -193,7 +193,7 @@ def test_cpus_that_are_given_come_before_those_of_the_plan(
         assert _word_after(vnf.start().configuration["command"], "--lcores") == lcores
 
 
-def test_its_counters_are_evidence_as_here(vm: Vm) -> None:
+def test_its_counters_attribute_loss_as_here(vm: Vm) -> None:
     with vm.vnf() as vnf:
         vnf.start()
         before = vnf.place.read()
@@ -225,7 +225,7 @@ def test_its_counters_are_evidence_as_here(vm: Vm) -> None:
         ({"online": "all of them"}, r"the VM has no CPU that is known"),
     ],
 )
-def test_what_the_vm_lacks_is_said_with_what_mends_it(vm: Vm, facts: dict[str, str], words: str) -> None:
+def test_what_the_vm_lacks_is_reported_with_what_mends_it(vm: Vm, facts: dict[str, str], words: str) -> None:
     vm.tells(**facts)
     with vm.vnf() as vnf, pytest.raises(VnfError, match=words):
         vnf.start()
@@ -332,7 +332,7 @@ def test_a_link_that_goes_down_ends_the_cell(vm: Vm) -> None:
             vnf.check()
 
 
-def test_a_testpmd_that_refuses_is_said_in_its_words(vm: Vm) -> None:
+def test_the_refusal_of_testpmd_is_reported_as_printed(vm: Vm) -> None:
     (vm.folder / "refuses").touch()
     with vm.vnf() as vnf, pytest.raises(ProgramError, match=r"ended with status 1(.|\n)*Cannot get hugepage"):
         vnf.start()

@@ -222,7 +222,7 @@ def test_without_its_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 # -- the VM --------------------------------------------------------------------------------------
 
 
-def test_what_the_vm_is_told_arrives_as_it_was_said(vm: Path, tmp_path: Path) -> None:
+def test_what_is_sent_to_the_vm_arrives_unchanged(vm: Path, tmp_path: Path) -> None:
     assert SshTarget("vm", 22, "root").command(["a b", "$(c)", "d'e"])[-1] == "'a b' '$(c)' 'd'\"'\"'e'"
     machine = Ssh(SshMachine(type="ssh", host="10.0.0.9"), time.monotonic() + 60)
     try:

@@ -68,7 +68,7 @@ def test_what_the_vnf_asks_for_is_read_from_real_output() -> None:
     assert "ip4-lookup" in asked.call("cli_inband", cmd="show runtime").reply
 
 
-def test_what_vpp_refuses_is_said_in_its_words() -> None:
+def test_the_refusal_of_vpp_is_reported_as_printed() -> None:
     vpp = Recorded("set interface mac address: not supported")
     with pytest.raises(VnfError, match=r"VPP refuses `set interface mac address host-va 52:.* not supported"):
         cli(vpp).call("sw_interface_set_mac_address", sw_if_index=1, mac_address="52:54:00:00:0a:00")

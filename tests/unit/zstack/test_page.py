@@ -60,7 +60,7 @@ def test_the_mapping_of_bonds_is_the_plugins(plugin: Any) -> None:
     assert rows("| `mode` in `dpdk-bond.yaml` | Mode of the bond |") == expected
 
 
-def test_each_field_of_a_port_is_mapped_or_said_not_to_be(plugin: Any) -> None:
+def test_each_field_of_a_port_is_mapped_or_listed_as_not(plugin: Any) -> None:
     mapped = {path.partition(".")[0] for _, path, _, _ in plugin.MAPPING} | {"vm_id"}
     assert mapped <= set(PortSpec.model_fields)
     _, _, unmapped = PAGE.partition("The PortSpec fields ")

@@ -82,7 +82,7 @@ def test_what_is_no_body_of_ours_is_for_the_application_to_refuse(of_body: OfBod
     assert Right(Role.PLUG, of_body).more(body, NO_DEVICES) is None
 
 
-def test_of_a_field_that_stands_twice_the_one_counts_that_the_application_takes() -> None:
+def test_of_a_repeated_field_the_one_counts_that_the_application_takes() -> None:
     twice = b'{"port_security": {"enabled": true}, "port_security": {"enabled": false}}'
     assert Right(Role.PLUG, roles.of_port).more(twice, NO_DEVICES) is not None
 
@@ -200,7 +200,7 @@ def write(log: AuditLog, **more: Any) -> None:
     asyncio.run(log.called(call, 200))
 
 
-def test_a_file_that_is_moved_away_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_moved_away_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "audit.log"
     log = AuditLog(path)
     write(log)

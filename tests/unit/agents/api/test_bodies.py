@@ -22,7 +22,7 @@ def refused(document: Any, model: Any = Batch) -> InvalidRequest:
     return error.value
 
 
-def test_what_is_fit_is_what_the_model_makes_of_it() -> None:
+def test_what_is_fitted_are_the_figures_of_the_model() -> None:
     document = {"put": [{"port_id": "p1", "spec": SPEC}], "delete": ["p2"]}
     assert validated(json.dumps(document).encode(), Batch) == Batch.model_validate(document)
     assert validated(b'{"dry_run": true}', ReconcileRequest | None) == ReconcileRequest(dry_run=True)
@@ -56,7 +56,7 @@ def test_wrong_ports_are_named_and_not_all_of_them() -> None:
     assert error.errors[0].field == "put.1.spec" and len(error.errors) == 100
 
 
-def test_names_that_are_no_text_are_told_all_the_same() -> None:
+def test_names_that_are_no_text_are_reported_too() -> None:
     error = refused({"put": [{"port_id": "p", "spec": {"\ud800": 1}}, {"\ud800": [1] * 5000}]})
     assert error.errors[0].field == "put.1.\\ud800"
 

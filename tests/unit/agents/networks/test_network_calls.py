@@ -173,7 +173,7 @@ def test_a_network_that_an_earlier_version_stored_stays(tmp_path: Path, backend:
             assert stored(running) == {"net-1": old}
 
 
-def test_a_network_that_no_backend_looks_after_is_told(tmp_path: Path, backend: Timed) -> None:
+def test_a_network_that_no_backend_looks_after_is_reported(tmp_path: Path, backend: Timed) -> None:
     """What the last look found says nothing any more."""
     with agent(tmp_path, backends={"fake": backend}, networks=backend.networks) as running:
         networks = running.service.physical_networks

@@ -57,7 +57,7 @@ def test_a_network_is_created_changed_and_deleted(client: Client) -> None:
     assert [event.detail for event in events(client) if event.state == "changed"] == ["mtu, keep"]
 
 
-def test_what_is_refused_is_no_event_and_what_is_undone_is_told(client: Client, host: KeeperHost) -> None:
+def test_a_refused_call_is_no_event_and_an_undone_one_is(client: Client, host: KeeperHost) -> None:
     client.put_physical_network("net-1", network())
     with pytest.raises(Conflict):
         client.put_physical_network("net-2", network())

@@ -201,7 +201,7 @@ def test_it_goes_back_to_what_a_call_made_whose_caller_has_gone(
     assert kept is not None and kept.spec == network(5001, "10.0.0.2")
 
 
-def test_a_host_that_cannot_be_read_is_told(client: Client, running: Agent) -> None:
+def test_a_host_that_cannot_be_read_is_reported(client: Client, running: Agent) -> None:
     client.put_network("net-1", network(5001, "10.0.0.2"))
     client.put_port("p1", port())
 
@@ -260,7 +260,7 @@ def test_an_unusable_backend_is_a_finding(client: Client, running: Agent) -> Non
     assert (finding.status, finding.found, finding.fix) == ("fail", "no cable", "plug it in")
 
 
-def test_a_network_that_drifted_is_put_right(client: Client, running: Agent) -> None:
+def test_a_network_that_drifted_is_repaired(client: Client, running: Agent) -> None:
     client.put_network("net-1", network(5001, "10.0.0.2"))
     client.put_port("p1", port())
     running.host.networks.clear()

@@ -221,7 +221,7 @@ def test_a_delete_that_fails_leaves_it(client: Client, running: Agent, host: Kee
     assert host.kept == {}
 
 
-def test_what_is_wrong_with_the_devices_is_told_and_not_changed(client: Client, host: KeeperHost) -> None:
+def test_what_is_wrong_with_the_devices_is_reported_and_not_changed(client: Client, host: KeeperHost) -> None:
     """There is no such NIC on the machine of the tests."""
     [finding] = client.put_physical_network("net-1", kept(ovs={"devices": ["fffe:1f:1f.7"]})).findings
     assert finding.status == "warn" and finding.found == "there is no PCI device fffe:1f:1f.7"

@@ -256,7 +256,7 @@ def test_without_a_number_it_begins_with_what_happens_from_now_on(client: Client
     ]
 
 
-def test_events_that_are_gone_are_told(client: Client, running: Agent) -> None:
+def test_events_that_are_gone_are_reported(client: Client, running: Agent) -> None:
     running.store.events.most = 1
     client.put_port("p1", SPEC_MODEL)
     client.delete_port("p1")

@@ -19,7 +19,7 @@ from tests.unit.ovs import PATIENCE_S
 
 
 @pytest.mark.parametrize("changed", [Changed.OURS, Changed.OTHERS])
-def test_changes_that_go_on_are_reported_at_once_and_then_seldom(changed: Changed) -> None:
+def test_changes_that_go_on_are_reported_at_once_and_then_rarely(changed: Changed) -> None:
     flows, reports = SimpleNamespace(changed=None, descriptors=dict), list[float]()
     watch = BridgeWatch(
         cast(OpenFlow, flows), list, lambda reason: reports.append(time.monotonic()), Supervisor()

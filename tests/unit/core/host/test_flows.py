@@ -126,7 +126,7 @@ def test_no_bridge_and_a_stopped_vswitchd(switch: PrivateOvs, table: OvsHost) ->
     assert table.flows.dump(BRIDGE, None, soon()) == []
 
 
-def test_without_vswitchd_the_error_says_so(switch: PrivateOvs, table: OvsHost) -> None:
+def test_without_vswitchd_the_error_reports_it(switch: PrivateOvs, table: OvsHost) -> None:
     switch.kill_vswitchd()
     try:
         wait_for(lambda: not table.vswitchd.alive(), PATIENCE_S, "its end is noticed")

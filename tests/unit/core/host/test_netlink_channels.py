@@ -250,7 +250,7 @@ def _lists(monkeypatch: pytest.MonkeyPatch, *lists: Callable[[int], bytes]) -> l
     return asked
 
 
-def test_a_list_that_changed_meanwhile_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_changed_meanwhile_is_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its last message alone may say so (``nl_dump_check_consistent`` in include/net/netlink.h)."""
     asked = _lists(monkeypatch, _ending(_INTERRUPTED), _ending(0))
     assert names(Rtnetlink().ask(*everything())) == ["one"] and len(asked) == 2
@@ -274,7 +274,7 @@ def test_a_list_that_ends_with_an_error_is_not_whole(monkeypatch: pytest.MonkeyP
 # -- events ----------------------------------------------------------------------------------------
 
 
-def test_events_are_told_by_type_and_so_is_a_loss() -> None:
+def test_events_are_counted_by_type_and_so_is_a_loss() -> None:
     def event(kind: int, index: int, name: bytes) -> bytes:
         return packet(kind, struct.pack("=BxHiII", 0, 1, index, 0, 0) + struct.pack("=HH4s", 8, 3, name))
 

@@ -255,7 +255,7 @@ def test_a_configuration_that_no_vswitchd_carries_out(switch: PrivateOvs, ovs: O
     usable(ovs)
 
 
-def test_what_a_vswitchd_of_4_0_needs_to_start_is_told(switch: PrivateOvs, ovs: OvsHost) -> None:
+def test_what_a_vswitchd_of_4_0_needs_to_start_is_reported(switch: PrivateOvs, ovs: OvsHost) -> None:
     version = switch.get("Open_vSwitch", ".", "ovs_version")
     switch.stop_vswitchd()
     try:

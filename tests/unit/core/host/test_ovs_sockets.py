@@ -82,7 +82,7 @@ def test_it_is_found_without_a_pid_file_and_with_an_old_one(renamed: Renamed) ->
         (renamed.rundir / "ovs-vswitchd.1.ctl").unlink()
 
 
-def test_a_restart_under_another_name_is_heard_of(renamed: Renamed) -> None:
+def test_a_restart_under_another_name_is_noticed(renamed: Renamed) -> None:
     heard: list[bool] = []
     watch = VswitchdWatch(found_by(renamed), heard.append, Supervisor())
     try:

@@ -36,7 +36,7 @@ def test_devices_that_dpdk_extra_lists(words: str, listed: bool, starts: bool) -
     assert not may_not_start(NEWEST, extra(advised)) and not probes_all_devices(OLD, extra(advised))
 
 
-def test_an_ovs_that_is_told_to_probe_at_its_start_does_so() -> None:
+def test_an_ovs_that_is_configured_to_probe_at_its_start_does() -> None:
     asked = {"dpdk-probe-at-init": "True"}
     assert probes_all_devices(NEWEST, asked) and not may_not_start(NEWEST, asked)
     assert not probes_all_devices(NEWEST, extra("-a 0000:00:00.0", **asked))

@@ -167,7 +167,7 @@ def test_a_stopped_vswitchd_ends_at_the_deadline(switch: PrivateOvs) -> None:
 # -- its start and its end ---------------------------------------------------------------------------
 
 
-def test_the_watch_hears_of_its_end_and_of_the_next_one(switch: PrivateOvs) -> None:
+def test_the_watch_reports_its_end_and_the_next_one(switch: PrivateOvs) -> None:
     heard: list[bool] = []
     watch = VswitchdWatch(switch.sockets, heard.append, Supervisor())
     try:

@@ -148,7 +148,7 @@ def test_the_bridge_of_an_operator_is_not_ours_to_keep() -> None:
     assert network_faults(model.settings, model.observe()) == {}
 
 
-def test_what_does_not_work_is_told() -> None:
+def test_what_does_not_work_is_reported() -> None:
     model = made(net9={"keep": True, "mtu": 9000})
 
     def fault() -> str:
@@ -201,7 +201,7 @@ def test_a_change_for_no_port_is_that_of_its_network() -> None:
     assert {change.physical_network for change in removed} == {"net9"}
 
 
-def test_what_is_left_of_a_network_is_told() -> None:
+def test_what_is_left_of_a_network_is_reported() -> None:
     model = made(net9={"keep": True})
     converge(model, [])
     [left] = network_remains("net9", model.observe())

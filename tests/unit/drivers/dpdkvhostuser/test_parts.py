@@ -164,7 +164,7 @@ tx_tso_offload=false)
 """
 
 
-def test_a_nic_that_cannot_segment_is_found_and_told() -> None:
+def test_a_nic_that_cannot_segment_is_found_and_reported() -> None:
     cannot = usability.cannot_segment(DPCTL_SHOW)
     assert cannot == {"npu1"}
     row = _row("npv1", "br1")
@@ -225,7 +225,7 @@ def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
     assert fault(other, seen, VswitchdFacts(OvsRoot())) is None
 
 
-def test_more_queues_than_pmd_threads_are_told() -> None:
+def test_more_queues_than_pmd_threads_are_reported() -> None:
     seen = VhostUserObservation({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads={0: 2})
     (reported,) = findings(seen, None)
     assert (reported.id, reported.status) == ("pmd-queues", "warn") and "4 queues" in reported.found
@@ -275,7 +275,7 @@ def test_a_kernel_without_numa_has_one_node(tmp_path: Path) -> None:
     assert cpus.by_node(tmp_path) == {0: {0, 1, 2, 3}}
 
 
-def test_the_underlay_is_told_once_it_is_configured() -> None:
+def test_the_underlay_is_reported_once_it_is_configured() -> None:
     good = Underlay("10.9.0.1", "br", True, True, (("br", 1600),))
     seen = VhostUserObservation({}, tunnels=ObservedTunnels(underlay=good))
     assert [f.status for f in findings(seen, "10.9.0.1")] == ["ok"]

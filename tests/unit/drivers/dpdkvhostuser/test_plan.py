@@ -290,7 +290,7 @@ def test_live_ports_keep_an_uplink_that_the_option_has_lost(
     assert found_devices == list(devices or ())
 
 
-def test_a_port_that_is_asked_for_on_another_network_moves() -> None:
+def test_a_port_that_is_requested_on_another_network_moves() -> None:
     """Whatever the option says of the network that it leaves."""
     for mappings in (SETTINGS.bridge_mappings, {"net1": "br1", "net2": "br9", "net3": "br3"}):
         model = Model()

@@ -161,7 +161,7 @@ def _plugged(tmp_path: Path, ports: int) -> dict[str, int]:
 
 
 @pytest.mark.usefixtures("_no_addresses")
-def test_a_port_costs_the_same_beside_ten_as_beside_a_thousand(tmp_path: Path) -> None:
+def test_a_port_costs_the_same_with_ten_as_with_a_thousand_others(tmp_path: Path) -> None:
     few, many = _plugged(tmp_path, FEW), _plugged(tmp_path, MANY)
     # Sets are in another order, so that what looks for the first of its elements may find it later.
     assert {part: few[part] for part in few if many[part] > few[part] * 1.1} == {}, many

@@ -95,7 +95,7 @@ def test_a_kept_segment_gets_another_interface() -> None:
 
 
 @pytest.mark.parametrize("drift", ["gone", "down", "addresses", "enslaved", "small"])
-def test_an_interface_that_cannot_be_kept_is_told(drift: str) -> None:
+def test_an_interface_that_cannot_be_kept_is_reported(drift: str) -> None:
     model = Model()
     make(model, mtu=9000)
     drift_of_interface(model, "eth9", drift)
@@ -104,7 +104,7 @@ def test_an_interface_that_cannot_be_kept_is_told(drift: str) -> None:
     assert planned(model, []) == (), "what can be done is done"
 
 
-def test_a_name_of_ours_that_is_taken_is_told_and_left() -> None:
+def test_a_name_of_ours_that_is_taken_is_reported_and_left() -> None:
     model = Model()
     make(model)
     take_name(model, SEGMENT)
@@ -131,7 +131,7 @@ def test_a_change_for_no_port_is_that_of_its_network() -> None:
     assert removed and set(removed.values()) == {"net9"}
 
 
-def test_what_others_have_on_the_bridge_of_a_network_is_told() -> None:
+def test_what_others_have_on_the_bridge_of_a_network_is_reported() -> None:
     model = Model()
     assert model.driver.network_holders("net9") == []
     make(model)
@@ -143,7 +143,7 @@ def test_what_others_have_on_the_bridge_of_a_network_is_told() -> None:
     assert model.driver.network_holders("net9") == ["device extra0", "address 10.9.8.1/24"]
 
 
-def test_what_is_left_of_a_network_is_told() -> None:
+def test_what_is_left_of_a_network_is_reported() -> None:
     model = Model()
     make(model)
     converge(model, [])

@@ -312,7 +312,7 @@ def set_bond(model: Model, mode: str, policy: str, *states: str, partner: str = 
     )
 
 
-def test_a_bond_with_a_link_down_is_told_and_works() -> None:
+def test_a_bond_with_a_link_down_is_reported_and_works() -> None:
     model = Model()
     wanted = [Intent("p", make_spec(network="net4"))]
     set_bond(model, "balance-xor", "layer2", "up", "down")
@@ -327,7 +327,7 @@ def test_a_bond_with_a_link_down_is_told_and_works() -> None:
     assert findings(model)["bond-link-down"].status == "fail"
 
 
-def test_a_bond_without_an_lacp_partner_is_told() -> None:
+def test_a_bond_without_an_lacp_partner_is_reported() -> None:
     model = Model()
     set_bond(model, "802.3ad", "layer3+4", "up", "up")
     assert findings(model)["bond-lacp"].status == "warn"
@@ -346,7 +346,7 @@ def test_an_uplink_that_became_too_small_is_the_fault_of_its_ports() -> None:
     assert "ip link set eth2 mtu 2000" in str(result.observed["p"].fault)
 
 
-def test_a_kernel_without_a_limit_for_what_bridges_learn_is_told() -> None:
+def test_a_kernel_without_a_limit_for_what_bridges_learn_is_reported() -> None:
     model = Model()
     wanted = [Intent("p", make_spec())]
     converge(model, wanted)
@@ -359,7 +359,7 @@ def test_a_kernel_without_a_limit_for_what_bridges_learn_is_told() -> None:
     assert reported.status == "warn" and "6.8" in reported.expected
 
 
-def test_a_firewall_that_flushes_the_rules_of_others_is_told(tmp_path: Path) -> None:
+def test_a_firewall_that_flushes_the_rules_of_others_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "nftables.conf"
     file.write_text("#!/usr/sbin/nft -f\n\nflush ruleset;  # all of it\ntable inet filter {}\n")
     assert flushing_file(tmp_path) == "", "the service is not enabled"
@@ -396,7 +396,7 @@ def test_rules_for_vxlan_go_with_the_last_network() -> None:
     assert "RemoveVxlanTable" in names(result.changes) and model.vxlan.found is None
 
 
-def test_a_missing_vhost_net_is_told() -> None:
+def test_a_missing_vhost_net_is_reported() -> None:
     model = Model()
     seen = replace(model.driver.observe(None, 1e9), vhost_net=False, flushing="")
     (reported,) = model.driver.findings((), seen)

@@ -67,7 +67,7 @@ def test_an_interface_named_twice_is_found(tmp_path: Path) -> None:
     assert load(tmp_path, "physical_interfaces = a:eth1,b:eth1,c:,d:").shared_interfaces() == ["eth1"]
 
 
-def test_a_chain_says_whose_it_is(spec: PortSpec) -> None:
+def test_a_chain_names_its_owner(spec: PortSpec) -> None:
     assert filters.owner(filters.port_chain("port-1", spec)) == "port-1"
     assert filters.owner(filters.BASE["prerouting"]) is None
 
@@ -159,7 +159,7 @@ def test_the_binding_names_the_tap_and_its_bridge(spec: PortSpec, monkeypatch: p
 
 
 @pytest.mark.parametrize(("kind", "gone"), [(RTM_NEWLINK, False), (RTM_DELLINK, True)])
-def test_news_of_a_link(kind: int, gone: bool) -> None:
+def test_events_of_a_link(kind: int, gone: bool) -> None:
     payload = struct.pack("=BxHiII", 0, 1, 7, 1, 0)
     payload += attribute(3, b"npt1\0") + attribute(4, struct.pack("=I", 1400))
     payload += attribute(20, b"netplugin-port=p\0")

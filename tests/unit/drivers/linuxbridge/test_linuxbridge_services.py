@@ -82,7 +82,7 @@ def test_a_renamed_device_is_no_port_any_more() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_smaller_mtu_beside_it_does_not_make_its_bridge_smaller(whole: bool) -> None:
+def test_a_smaller_mtu_of_a_neighbour_does_not_make_its_bridge_smaller(whole: bool) -> None:
     model = placed()
     small = Intent("p", make_spec(mtu=1400))
     converge(model, [small, Intent("svc", service())] if whole else [small], whole=whole)
@@ -111,7 +111,7 @@ def test_a_port_whose_device_is_not_there_yet_waits_for_it() -> None:
         ({"mtu": 1400}, "MTU 1400, and its network 1500"),
     ],
 )
-def test_what_is_wrong_with_the_device_is_told_and_left_to_its_owner(
+def test_what_is_wrong_with_the_device_is_reported_and_left_to_its_owner(
     fields: dict[str, Any], words: str
 ) -> None:
     model = placed()

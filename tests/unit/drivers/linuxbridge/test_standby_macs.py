@@ -90,7 +90,7 @@ def test_a_new_standby_has_the_mac() -> None:
     assert is_fixed(model)
 
 
-def test_a_standby_that_is_made_again_beside_its_vf_leaves_it_the_mac() -> None:
+def test_a_standby_that_is_made_again_leaves_its_vf_the_mac() -> None:
     model = Model()
     converge(model, [IN_USE])
     assert not is_fixed(model)

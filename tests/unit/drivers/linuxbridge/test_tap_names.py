@@ -74,7 +74,7 @@ def test_a_tap_that_lost_its_second_name_is_the_same_tap(whole: bool) -> None:
     assert isinstance(result.failed["r"], Conflict), "it is that of p"
 
 
-def test_a_port_that_is_asked_for_again_by_another_name_is_made_anew() -> None:
+def test_a_port_that_is_requested_again_by_another_name_is_made_again() -> None:
     model = Model()
     for spec, name in ((make_spec(), NPT), (NAMED.spec, "vnic0"), (make_spec(), NPT)):
         kinds = list(map(type, planned(model, [Intent("p", spec)])))

@@ -240,7 +240,7 @@ def test_what_is_removed_leaves_nothing_of_ours(ports: Ports, tmp_path: Path) ->
     assert ports.switch.vsctl("list-br") == ""
 
 
-def test_the_fail_mode_is_put_right(ports: Ports) -> None:
+def test_the_fail_mode_is_repaired(ports: Ports) -> None:
     ports.plug(vhost("p1"))
     ports.switch.vsctl("set-fail-mode", BRIDGE, "standalone")
     wait_for(lambda: ports.seen("p1").bridges[BRIDGE].fail_mode == "standalone", PATIENCE_S, "the drift")

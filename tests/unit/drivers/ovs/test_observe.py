@@ -105,7 +105,7 @@ def test_flows_of_a_port_that_others_delete_are_missed(ports: Ports) -> None:
     assert ports.seen("p1").flows["p1"] == frozenset()
 
 
-def test_ports_of_others_are_told_apart(ports: Ports) -> None:
+def test_ports_of_others_are_distinguished(ports: Ports) -> None:
     ports.plug(vhost("p1"))
     assert not ports.seen().bridges[BRIDGE].used_by_others, "the internal port is its own"
     uplink = port(BRIDGE, "npu-x", external_ids={"netplugin-uplink": "net1"})

@@ -85,7 +85,7 @@ def test_a_column_that_a_port_needs_is_named_in_its_error() -> None:
 
 
 @pytest.mark.parametrize("lacks", ["Port.tag", "Open_vSwitch.cur_cfg", "QoS"])
-def test_a_database_that_cannot_be_used_is_said_to_lack_what_it_lacks(lacks: str) -> None:
+def test_an_unusable_database_is_reported_with_what_it_lacks(lacks: str) -> None:
     needs = {"QoS": ["QoS", "Port.qos"]}.get(lacks, [lacks])
     with _server(needs) as switch:
         host = OvsHost(settings_of(switch), Supervisor())

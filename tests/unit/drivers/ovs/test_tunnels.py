@@ -76,7 +76,7 @@ def test_a_networks_flows_have_a_cookie_of_their_own_and_what_is_learned_another
 # -- the underlay ---------------------------------------------------------------------------------
 
 
-def test_what_vxlan_adds_is_said_once() -> None:
+def test_what_vxlan_adds_is_reported_once() -> None:
     assert (overhead("10.0.0.1"), overhead("fd00::1")) == (50, 70)
 
 

@@ -338,7 +338,7 @@ def test_a_late_delete_leaves_the_vf_alone_that_another_port_has(world: World) -
     world.assert_settled()
 
 
-def test_a_port_that_is_asked_for_again_while_it_goes_keeps_its_vf(world: World) -> None:
+def test_a_port_that_is_requested_again_while_it_goes_keeps_its_vf(world: World) -> None:
     assert world.plug("a", make_spec()) is None
     address = world.address_of("a")
     world.model.start_vm(address)
@@ -496,7 +496,7 @@ def test_renumbered_the_port_fails_with_the_new_place_and_nothing_is_touched(
     assert world.store.records() == [] and world.model.written == []
 
 
-def test_what_a_stranger_changes_is_put_right(world: World) -> None:
+def test_what_another_process_changes_is_repaired(world: World) -> None:
     assert world.plug("a", make_spec()) is None
     vf = world.vf_of("a")
     vf.attributes = VfAttributes("02:66:00:00:00:01", 7, 0, False, True)
@@ -594,7 +594,7 @@ def test_the_mac_of_a_teamed_vf_stays_when_a_vm_starts_after_the_look(
     assert world.state("a") is PortState.ACTIVE
 
 
-def test_a_nic_with_ports_of_flat_networks_is_told_with_what_its_driver_does(world: World) -> None:
+def test_a_nic_with_ports_of_flat_networks_is_reported_with_what_its_driver_does(world: World) -> None:
     assert world.plug("a", make_spec(1, vlan_id=100, numa_node=0)) is None
     assert "vf-flat-0000:03:00.0" not in {f.id for f in world.reconciler.findings()}
     assert world.plug("b", make_spec(2, vlan_id=None, numa_node=0)) is None
@@ -606,7 +606,7 @@ def test_a_nic_with_ports_of_flat_networks_is_told_with_what_its_driver_does(wor
 
 
 @pytest.mark.parametrize(("driver", "words"), [*TAGS.items(), ("bnxt_en", "unknown")])
-def test_what_is_known_of_a_driver_is_said(world: World, driver: str, words: str) -> None:
+def test_what_is_known_of_a_driver_is_reported(world: World, driver: str, words: str) -> None:
     inventory = world.model.look()
     address = "0000:03:00.0"
     known = {**inventory.pfs, address: replace(inventory.pfs[address], driver=driver)}
@@ -618,7 +618,7 @@ def test_what_is_known_of_a_driver_is_said(world: World, driver: str, words: str
     assert words in reported.found and driver in reported.found and reported.fix and "relay" in reported.fix
 
 
-def test_a_nic_that_is_down_is_said_and_not_repaired(world: World) -> None:
+def test_a_nic_that_is_down_is_reported_and_not_repaired(world: World) -> None:
     assert world.plug("a", make_spec(numa_node=0)) is None
     world.model.pfs["0000:03:00.0"].link = {"up": False}
     assert world.check()

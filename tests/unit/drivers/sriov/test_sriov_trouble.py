@@ -442,9 +442,7 @@ def test_a_call_on_a_busy_nic_is_undone_when_the_agent_stops(world: World) -> No
     world.assert_settled()
 
 
-def test_a_look_does_not_begin_the_patience_of_a_call_anew(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_does_not_extend_the_deadline_of_a_call(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()  # that of the deadlines: it may be small, as on a machine that has just booted
     monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=lambda: now))
     world.model.refuses = Refuses(errno.EAGAIN, "vlan")

@@ -309,7 +309,7 @@ def test_a_relay_works_on_without_trust_where_the_nic_begins_to_refuse_it(tmp_pa
         (None, False, True),
     ],
 )
-def test_a_vf_that_may_ignore_its_vlan_is_trusted_on_a_flat_network_or_if_wanted(
+def test_a_vf_that_may_ignore_its_vlan_is_trusted_on_a_flat_network_or_if_requested(
     tmp_path: Path, driver: str, vlan_id: int | None, asks: bool, trusted: bool
 ) -> None:
     world = VdpaWorld(tmp_path, ModelPf("0000:03:00.0", "eth3", total=1, driver=driver))
@@ -345,7 +345,7 @@ def test_a_vf_is_trusted_where_the_nic_gives_no_other_multicast(
 
 
 @pytest.mark.parametrize(("driver", "trusted"), [("cxgb4", False), ("i40e", None)])
-def test_an_operator_is_told_of_nics_whose_vfs_may_get_no_multicast(
+def test_nics_whose_vfs_may_get_no_multicast_are_reported(
     tmp_path: Path, driver: str, trusted: bool | None
 ) -> None:
     nic = ModelPf("0000:03:00.0", "eth3", total=1, driver=driver)
@@ -421,7 +421,7 @@ def test_flows_that_died_with_vswitchd_are_put_back_and_nothing_else(world: Vdpa
 
 
 @pytest.mark.parametrize("what", ["gone", "device", "type", "beside gone", "both gone", "flow"])
-def test_what_a_stranger_breaks_is_put_right(world: VdpaWorld, what: str) -> None:
+def test_what_another_process_breaks_is_repaired(world: VdpaWorld, what: str) -> None:
     assert world.plug("a", vdpa_spec()) is None
     bridge = world.switch.ovs.bridges[BRIDGE]
     npr = bridge.ports[NPR]
@@ -457,7 +457,7 @@ def test_ovs_lets_go_of_a_vf_before_it_is_touched(world: VdpaWorld) -> None:
     world.assert_settled()
 
 
-def test_dpdk_is_told_to_let_go_of_what_it_took_by_itself(world: VdpaWorld) -> None:
+def test_dpdk_detaches_what_it_took_by_itself(world: VdpaWorld) -> None:
     assert world.plug("a", vdpa_spec()) is None
     address = world.address_of("a")
     world.switch.sticky = {address}
@@ -553,7 +553,7 @@ def test_a_claim_that_changed_hands_tells_of_the_port_that_has_it(world: VdpaWor
     assert [(c.key, c.memory["vm_id"]) for c in mine] == [("0000:03:10.0", "vm2")]
 
 
-def test_a_vf_that_comes_back_is_opened_anew(world: VdpaWorld) -> None:
+def test_a_vf_that_comes_back_is_opened_again(world: VdpaWorld) -> None:
     """The NIC lost its VFs and has them again: OVS still has the row, for a device that was."""
     assert world.plug("a", vdpa_spec()) is None
     nic = world.model.pfs["0000:03:00.0"]

@@ -68,7 +68,7 @@ def test_a_nic_is_for_one_mode_or_the_other(tmp_path: Path, native: bool, networ
         driver.claims(Intent("p", spec), VdpaObservation({}, inventory=inventory), {})
 
 
-def test_the_books_say_for_whom_the_vfs_of_a_switch_are(tmp_path: Path) -> None:
+def test_the_list_names_the_user_of_each_vf_of_a_switch(tmp_path: Path) -> None:
     driver, inventory = on(tmp_path, native=True)
     reported = driver.vfs(VdpaObservation({}, inventory=inventory), {}, {})
     assert {info.state for info in reported} == {"available"}

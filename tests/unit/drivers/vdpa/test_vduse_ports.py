@@ -215,7 +215,7 @@ def test_an_interface_is_found_where_it_was_moved_to(world: VduseWorld) -> None:
     assert world.vduse.look()[NPD].networked, "it is not taken away from the container"
 
 
-def test_a_kernel_without_virtio_net_is_told(world: VduseWorld) -> None:
+def test_a_kernel_without_virtio_net_is_reported(world: VduseWorld) -> None:
     assert world.plug("a", vduse_spec(attachment="netdev")) is None
     (world.vduse.devices / NPD / "virtio0/driver").unlink()
     world.vduse.move_away(NPD)
@@ -340,7 +340,7 @@ def ends(world: VduseWorld) -> None:
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
-def test_every_state_is_put_right(world: VduseWorld, state: Callable[[VduseWorld], None]) -> None:
+def test_every_state_is_repaired(world: VduseWorld, state: Callable[[VduseWorld], None]) -> None:
     plugged(world, ("a", "b"))
     state(world)
     assert world.check()
@@ -422,7 +422,7 @@ def test_a_port_is_not_forgotten_while_its_device_is_deleted(world: VduseWorld) 
     assert world.check() and world.store.records() == []
 
 
-def test_a_vm_with_the_record_lost_is_told(world: VduseWorld) -> None:
+def test_a_vm_with_the_record_lost_is_reported(world: VduseWorld) -> None:
     plugged(world)
     world.vduse.held = {NPD}
     record_lost(world)

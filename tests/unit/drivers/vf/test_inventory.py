@@ -59,7 +59,7 @@ def test_a_kind_stands_for_every_nic_of_it(tmp_path: Path) -> None:
     assert list(found.pfs) == ["0000:03:00.0", "0000:04:00.0"]
 
 
-def test_what_is_not_found_is_told(tmp_path: Path) -> None:
+def test_what_is_not_found_is_reported(tmp_path: Path) -> None:
     build(tmp_path, replace(FIRST, vfs=()))
     devices = ["net1:eth0", "net1:eth7", "net2:0000:99:00.0", "net2:1234:5678", "net1:0000:03:10.0"]
     found = read(tmp_path, devices, FIRST)
@@ -297,7 +297,7 @@ def test_without_an_iommu(tmp_path: Path) -> None:
     assert said.step == "iommu" and "intel_iommu=on" in str(said.fix)
 
 
-def test_dpdk_beside_mlx5_needs_neither_an_iommu_nor_vfio(tmp_path: Path) -> None:
+def test_dpdk_on_mlx5_needs_neither_an_iommu_nor_vfio(tmp_path: Path) -> None:
     """DPDK's guide to mlx5: it works by the kernel's verbs. A VM has such a VF by vfio, as any."""
     build(tmp_path, SECOND, vfio=False)
     for group in (tmp_path / "kernel/iommu_groups").iterdir():

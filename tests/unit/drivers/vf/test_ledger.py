@@ -307,7 +307,7 @@ def test_a_nic_that_was_renamed_is_the_same(tmp_path: Path) -> None:
     assert not isinstance(vf, Lost) and vf.address == claim.key
 
 
-def test_a_nic_that_has_lost_its_vfs_says_so(tmp_path: Path) -> None:
+def test_a_nic_that_has_lost_its_vfs_reports_it(tmp_path: Path) -> None:
     before = Nic()
     claim = claimed(build(tmp_path / "before", before), before)
     inventory = after_reboot(tmp_path / "after", Nic(vfs=()))
@@ -323,7 +323,7 @@ def test_a_nic_that_has_lost_its_vfs_says_so(tmp_path: Path) -> None:
 # -- where every VF stands -----------------------------------------------------------------------
 
 
-def test_every_vf_is_in_the_books() -> None:
+def test_every_vf_is_listed() -> None:
     inventory = pool(make_pf(3), vfs=4)
     busy = replace(inventory.vfs["0000:03:10.1"], driver="vfio-pci", is_open=True)
     inventory = replace(inventory, vfs={**inventory.vfs, busy.address: busy})

@@ -115,7 +115,7 @@ def test_a_link_is_read() -> None:
     assert link.permanent_mac == "00:01:02:03:04:05"
 
 
-def test_one_link_is_asked_for_without_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_link_is_requested_without_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, bytes, int]] = []
 
     def answer(kind: int, body: bytes, flags: int) -> list[bytes]:
@@ -283,5 +283,5 @@ def test_a_vf_that_has_gone_is_not_called_unfit(tmp_path: Path) -> None:
         (b"", None),
     ],
 )
-def test_news_of_pci_devices(message: bytes, address: str | None) -> None:
+def test_events_of_pci_devices(message: bytes, address: str | None) -> None:
     assert pci_address(message) == address

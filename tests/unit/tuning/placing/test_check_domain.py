@@ -84,7 +84,7 @@ def test_nothing_is_wrong_with_what_was_placed() -> None:
         ('memory="524288"', 'memory="99999999"', "hugepages-room", "fail", "97656 MB"),
     ],
 )
-def test_one_thing_that_is_wrong_is_found(before: str, after: str, id: str, status: str, word: str) -> None:
+def test_one_fault_is_found(before: str, after: str, id: str, status: str, word: str) -> None:
     xml, place = good()
     assert before in xml
     wrong = found(xml.replace(before, after), mine=place)

@@ -242,7 +242,7 @@ def test_pmd_threads_keep_off_the_cores_of_placed_vms(
             put(**request)
 
 
-def test_without_the_plan_that_is_asked_for_no_core_is_chosen_for_pmd_threads(
+def test_without_the_requested_plan_no_core_is_chosen_for_pmd_threads(
     tmp_path: Path, asked: list[tuple[PmdChoice, ...]]
 ) -> None:
     """The cores that would be chosen may be those that VMs are to have. CPUs can still be named."""

@@ -248,7 +248,7 @@ def test_real_time_needs_a_host_that_is_planned_for_it() -> None:
     assert "[host] realtime = true" in str(refused.value.fix)
 
 
-def test_a_plan_without_cores_for_vms_says_so() -> None:
+def test_a_plan_without_cores_for_vms_reports_it() -> None:
     bare = replace(SMALL, nodes=tuple(replace(node, cores=()) for node in SMALL.nodes))
     with pytest.raises(Conflict) as refused:
         place(Vm(1), bare)

@@ -155,7 +155,7 @@ def test_emulator_threads_on_housekeeping_are_not_in_real_time() -> None:
     assert domain.find("cputune/vcpusched") is not None
 
 
-def test_what_was_placed_before_is_placed_anew() -> None:
+def test_what_was_placed_before_is_placed_again() -> None:
     """Its pins are ours, whatever they say; they would be the operator's without our mark."""
     vm = Vm(1, realtime=True)
     domain = rendered(vm)
