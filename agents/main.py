@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log_to_stderr(read.conf.log_level)
         audit = AuditLog(Path(read.conf.api.audit_log) if read.conf.api.audit_log else None)
     except UNUSABLE as wrong:
-        print(f"netplugin-agent: {options.said(wrong)}", file=sys.stderr)
+        print(f"netplugin-agent: {options.error_text(wrong)}", file=sys.stderr)
         return 2
     conf = read.conf
     with contextlib.ExitStack() as held:

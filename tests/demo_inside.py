@@ -24,7 +24,7 @@ from tests.lab.processes import LabError
 
 PINGS = 5
 # Of the times that the agent answers with, as each backend has them.
-TOLD = ("total", "vswitchd", "openflow", "netlink", "nftables", "verify")
+REPORTED = ("total", "vswitchd", "openflow", "netlink", "nftables", "verify")
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -107,7 +107,7 @@ class _Demo:
             port = self._host.plug(nic)
             self._steps.say_wrapped(f"PUT /v1/ports/{nic.port_id} {json.dumps(nic.spec())}")
             times = port["timings_ms"]
-            reported = [f"{part} {times[part]:.0f} ms" for part in TOLD if part in times]
+            reported = [f"{part} {times[part]:.0f} ms" for part in REPORTED if part in times]
             self._steps.say(f"  200, {port['state']} ({', '.join(reported)})")
         self._steps.say("the interface of the last NIC, for libvirt:")
         self._steps.say("  " + port["binding"]["interface_xml"].replace("\n", "\n  "))

@@ -46,7 +46,7 @@ class Row:
     ratio: float
     low: float
     high: float
-    beside: str
+    companions: str
     verdict: Verdict
 
 
@@ -56,7 +56,7 @@ class _Pair:
     new: Series
     before: tuple[float, ...]
     after: tuple[float, ...]
-    beside: str
+    companions: str
 
 
 def compare(old: Run, new: Run) -> list[Row]:
@@ -95,15 +95,17 @@ def _pairs(old: Run, new: Run) -> Iterator[_Pair]:
         there = old.find(*series.key)
         if there is None or there.unit != series.unit or not (there.samples and series.samples):
             continue
-        beside = _beside(old, there), _beside(new, series)
-        if beside[0] and beside[1]:
-            name = beside[1].way
-            yield _Pair(there, series, _quotients(there, beside[0]), _quotients(series, beside[1]), name)
+        companions = _companions(old, there), _companions(new, series)
+        if companions[0] and companions[1]:
+            name = companions[1].way
+            yield _Pair(
+                there, series, _quotients(there, companions[0]), _quotients(series, companions[1]), name
+            )
         else:
             yield _Pair(there, series, blocks(there.samples), blocks(series.samples), "")
 
 
-def _beside(run: Run, series: Series) -> Series | None:
+def _companions(run: Run, series: Series) -> Series | None:
     way = YARDSTICKS.get(series.workload)
     if way is None or way == series.way or series.unit != "ms" or series.figure != "plug":
         return None
@@ -111,8 +113,8 @@ def _beside(run: Run, series: Series) -> Series | None:
     return found if found and len(found.samples) == len(series.samples) else None
 
 
-def _quotients(series: Series, beside: Series) -> tuple[float, ...]:
-    pairs = zip(blocks(series.samples), blocks(beside.samples), strict=True)
+def _quotients(series: Series, companions: Series) -> tuple[float, ...]:
+    pairs = zip(blocks(series.samples), blocks(companions.samples), strict=True)
     return tuple(one / other for one, other in pairs)
 
 
@@ -139,6 +141,6 @@ def _row(pair: _Pair) -> Row:
         change.ratio + 1,
         change.low + 1,
         change.high + 1,
-        pair.beside,
+        pair.companions,
         _verdict(pair),
     )

@@ -118,8 +118,8 @@ class Qemu(Running):
         pages = set()
         for queue in range(2):
             path = "/machine/peripheral/nic0/virtio-backend"
-            said = self.ask("x-query-virtio-queue-status", path=path, queue=queue)
-            pages.add(said["vring-used"] // PAGE)
+            printed = self.ask("x-query-virtio-queue-status", path=path, queue=queue)
+            pages.add(printed["vring-used"] // PAGE)
         return pages
 
     def _answers_to_qmp(self) -> bool:
@@ -188,7 +188,7 @@ def migrated(directory: Path, emulator: Emulator | None, memory_kb: int, ovs: Pr
         peer = stack.enter_context(Peer(directory, within(PEER, []), PEER_ADDRESS, ADDRESS))
         start_in(source.guest, ADDRESS, PEER_ADDRESS)
         peer.wait_connected()
-        peer.wait_heard()
+        peer.wait_received()
         return copied(source, target, at)
 
 

@@ -34,22 +34,22 @@ def describe(ovs: PrivateOvs, paths: Sequence[Path], load_before: float) -> Mach
         python=platform.python_version(),
         ovsdbapp=_version_in(paths, "ovsdbapp"),
         os_vif=_version_in(paths, "os-vif"),
-        libvirt=_said(["libvirtd", "--version"]).split()[-1],
+        libvirt=_printed(["libvirtd", "--version"]).split()[-1],
         load=load_before,
     )
 
 
 def revision() -> str:
     """The commit of this tree, with ``+`` if it has changes."""
-    name = _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
-    changed = _said(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
+    name = _printed(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
+    changed = _printed(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"])
     return f"{name}+" if changed and name != _UNKNOWN and changed != _UNKNOWN else name
 
 
 _UNKNOWN = "unknown"
 
 
-def _said(command: Sequence[str]) -> str:
+def _printed(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):

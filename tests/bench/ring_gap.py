@@ -26,19 +26,19 @@ class RingGap:
 
         Raises: ValueError if a log does not have it.
         """
-        stopped, started = (self._first(log, said) for log, said in self._logs.items())
+        stopped, started = (self._first(log, printed) for log, printed in self._logs.items())
         return (started - stopped).total_seconds() * 1e3
 
-    def _first(self, log: Path, said: str) -> datetime:
+    def _first(self, log: Path, printed: str) -> datetime:
         with log.open(encoding="utf-8", errors="replace") as lines:
             lines.seek(self._sizes[log])
-            return when(lines, self._device, said)
+            return when(lines, self._device, printed)
 
 
-def when(lines: Iterable[str], device: str, said: str) -> datetime:
+def when(lines: Iterable[str], device: str, printed: str) -> datetime:
     """When this was said of a device first. Raises: ValueError if it was not."""
     for line in lines:
         found = _LINE.match(line)
-        if found and device in line and said in line:
+        if found and device in line and printed in line:
             return datetime.fromisoformat(found["at"]).replace(tzinfo=UTC)
-    raise ValueError(f"the log does not say {said!r} of {device}")
+    raise ValueError(f"the log does not say {printed!r} of {device}")

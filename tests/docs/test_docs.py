@@ -380,7 +380,7 @@ def test_the_metrics_of_pmd_threads_are_all_there() -> None:
 def test_the_libraries_are_those_of_setup_cfg_with_their_bounds() -> None:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg")
-    wanted = {
+    desired = {
         match[1].lower(): match[2].replace(",", ", ")
         for line in parser["options"]["install_requires"].split()
         if (match := re.fullmatch(r"([\w.-]+?)((?:[<>=].*)?)", line))
@@ -389,7 +389,7 @@ def test_the_libraries_are_those_of_setup_cfg_with_their_bounds() -> None:
     for row in table("docs/libraries.md", "library", "bounds", "what for", "why this one"):
         names = re.findall(r"\[([\w.-]+)\]\(", row[0])
         listed |= dict(zip(names, row[1].split("; "), strict=True))
-    assert {name.lower(): bounds for name, bounds in listed.items()} == wanted
+    assert {name.lower(): bounds for name, bounds in listed.items()} == desired
 
 
 def test_the_changelog_has_this_version() -> None:

@@ -134,14 +134,14 @@ def test_a_change_keeps_the_slot(example: Example, directory: Path) -> None:
 
 def test_drift_is_repaired_and_a_dry_run_only_tells(example: Example, directory: Path) -> None:
     example.put("a")
-    wanted = (directory / "0").read_text()
+    desired = (directory / "0").read_text()
     (directory / "0").write_text(f"{MARK}a\nmtu=1\n")
     (directory / "2").write_text(f"{MARK}a\nanother one\n")
     report = example.check(dry_run=True)
     assert [change.change for change in report.changes] == ["RemoveFile", "WriteFile"]
     assert (directory / "2").exists()
     example.check()
-    assert (directory / "0").read_text() == wanted
+    assert (directory / "0").read_text() == desired
     assert [file.name for file in directory.iterdir()] == ["0"]
     assert example.check(dry_run=True).changes == []
 

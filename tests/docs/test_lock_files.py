@@ -20,7 +20,7 @@ def pins(path: Path) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version, _ in _PIN.findall(path.read_text())}
 
 
-def wanted(path: Path, *extras: str) -> list[Requirement]:
+def desired(path: Path, *extras: str) -> list[Requirement]:
     """What the distribution of this setup.cfg needs, with these of its extras, or with all."""
     setup = configparser.ConfigParser()
     setup.read(path)
@@ -33,9 +33,9 @@ def wanted(path: Path, *extras: str) -> list[Requirement]:
 @pytest.mark.parametrize("path", [AGENT, ALL], ids=lambda path: str(path.name))
 def test_what_setup_cfg_asks_for_is_pinned_within_its_bounds(path: Path) -> None:
     pinned = pins(path)
-    needed = wanted(ROOT / "setup.cfg", *([] if path is ALL else ["libvirt"]))
+    needed = desired(ROOT / "setup.cfg", *([] if path is ALL else ["libvirt"]))
     if path is ALL:
-        needed += wanted(ROOT / "tools/trex/setup.cfg")
+        needed += desired(ROOT / "tools/trex/setup.cfg")
     for requirement in needed:
         version = pinned.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement} is not in {path.name}: run tox -e lock"

@@ -36,8 +36,8 @@ def test_systemd_understands_all_of_it() -> None:
         check=False,
     )
     # That the program is not installed in /opt here is no fault of the unit.
-    said = [line for line in done.stderr.splitlines() if UNIT.name in line and "/opt/" not in line]
-    assert said == []
+    printed = [line for line in done.stderr.splitlines() if UNIT.name in line and "/opt/" not in line]
+    assert printed == []
 
 
 def test_what_it_makes_can_be_written() -> None:

@@ -107,8 +107,8 @@ def wires() -> Iterator[None]:
 
 def trial(vnf: Vnf, stream: Stream, *places: DropCounters) -> Measurement:
     """One trial, with these places and the VNF's own."""
-    with AttributedGenerator(stream, [*places, vnf.place], SETTLE_S) as witnessed:
-        measured = witnessed.run(TrialRequest(stream.frames, 1.0))
+    with AttributedGenerator(stream, [*places, vnf.place], SETTLE_S) as attributed:
+        measured = attributed.run(TrialRequest(stream.frames, 1.0))
     assert measured.tx_packets == stream.frames
     return measured
 

@@ -134,7 +134,7 @@ def host(
 
 
 @dataclass
-class Stranger:
+class Intruder:
     """Somebody on the underlay who speaks VXLAN."""
 
     address: str
@@ -147,7 +147,7 @@ class Stranger:
 
 
 @contextmanager
-def unmanaged(number: int, family: int = 4) -> Iterator[Stranger]:
+def unmanaged(number: int, family: int = 4) -> Iterator[Intruder]:
     name = f"np-s{number}"
     address, prefix = (f"10.9.0.{number}", 24) if family == 4 else (f"fd09::{number}", 64)
     nodad = [] if family == 4 else ["nodad"]
@@ -164,7 +164,7 @@ def unmanaged(number: int, family: int = 4) -> Iterator[Stranger]:
             else:
                 outbox.setsockopt(socket.IPPROTO_UDP, _UDP_NO_CHECK6_TX, 1)
             outbox.bind((address, 0))
-            yield Stranger(address, outbox)
+            yield Intruder(address, outbox)
 
 
 def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
@@ -184,7 +184,7 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
         one.plug("r", spec_on("red", 5))
         wait_for(lambda: b.pings(a.address), 60, "the peer reaches the VM")
 
-        def heard(number: int) -> bool:
+        def received(number: int) -> bool:
             ear.listen(time.monotonic() + 0.1)
             return bool(ear.of(number))
 
@@ -193,17 +193,17 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
 
         def known_comes() -> bool:
             out.send(marked(known, 2))
-            return heard(2)
+            return received(2)
 
         wait_for(known_comes, 60, "the peer's frame is there, which was sent later")
-        assert not heard(1), "a peer of another network is none of this one"
+        assert not received(1), "a peer of another network is none of this one"
         assert mac(3) not in one.ovs.ofctl("dump-flows", "np-tunnels", "table=10")
         assert one.planned() == []
         one.network("blue", 5001, *both, third.address, mtu=1430)
 
         def comes() -> bool:
             third.sends(one.address, 5001, marked(reported, 3))
-            return heard(3)
+            return received(3)
 
         wait_for(comes, 60, "once it is a peer its frames come")
         assert mac(4) in one.ovs.ofctl("dump-flows", "np-tunnels", "table=10")

@@ -63,7 +63,7 @@ def name_in(sent: bytes) -> bytes:
 
 def comes(sender: Nic, spec: dict[str, Any], ear: Ear, *others: Ear) -> list[bytes]:
     """Send until it comes out at ``ear``; returns what came out at the others until then."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     names: list[bytes] = []
 
     def out() -> bool:
@@ -79,23 +79,23 @@ def comes(sender: Nic, spec: dict[str, Any], ear: Ear, *others: Ear) -> list[byt
 
     wait_for(out, DEADLINE_S, f"a frame of {spec['mac']} comes out")
     for other in others:
-        heard += other.received()
-    return heard
+        received += other.received()
+    return received
 
 
-def hears_announcement(ear: Ear, mac: str, unwrap: Callable[[bytes], bytes | None]) -> None:
+def receives_announcement(ear: Ear, mac: str, unwrap: Callable[[bytes], bytes | None]) -> None:
     desired = announcement(mac)
 
-    def heard() -> bool:
+    def received() -> bool:
         return any((unwrap(each) or b"").startswith(desired[:42]) for each in ear.received())
 
-    wait_for(heard, DEADLINE_S, f"{mac} is announced")
+    wait_for(received, DEADLINE_S, f"{mac} is announced")
 
 
-def of(heard: list[bytes], *specs: dict[str, Any]) -> list[bytes]:
+def of(received: list[bytes], *specs: dict[str, Any]) -> list[bytes]:
     """What came of these VMs."""
     own = [bytes.fromhex(spec["mac"].replace(":", "")) for spec in specs]
-    return [each for each in heard if any(mac in each for mac in own)]
+    return [each for each in received if any(mac in each for mac in own)]
 
 
 def plain(each: bytes) -> bytes:

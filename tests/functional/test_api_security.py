@@ -168,14 +168,14 @@ def not_started(directory: Path, status: int = 2, **groups: Mapping[str, str]) -
     with log.open("wb") as output:
         started = preloaded.agent().start(["--config-file", str(file)], os.environ, output.fileno())
     ended = started.wait(DEADLINE_S)
-    said = log.read_text()
-    assert ended == status, said
-    assert "Traceback" not in said
-    assert said.strip().splitlines()[-1].startswith("netplugin-agent: ")
+    printed = log.read_text()
+    assert ended == status, printed
+    assert "Traceback" not in printed
+    assert printed.strip().splitlines()[-1].startswith("netplugin-agent: ")
     for host in ("127.0.0.1", ADDRESS):
         with closing(socket.socket()) as probe:
             assert probe.connect_ex((host, port)) != 0, "something listens"
-    return said, state
+    return printed, state
 
 
 # -- it does not start ---------------------------------------------------------------------------
@@ -198,26 +198,26 @@ def test_not_on_an_address_for_others_without_tls_and_a_credential(
         api["token_file"] = str(tokens)
     elif has == "tls":
         api.update(pki.tls())
-    said, state = not_started(tmp_path, api=api)
-    assert f"[api] bind_host {host}" in said
-    assert all(name in said for name in names)
+    printed, state = not_started(tmp_path, api=api)
+    assert f"[api] bind_host {host}" in printed
+    assert all(name in printed for name in names)
     assert not state.exists(), "nothing was touched"
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_not_with_a_token_file_that_others_can_read(tmp_path: Path, tokens: Path, mode: int) -> None:
     tokens.chmod(mode)
-    said, state = not_started(tmp_path, api={"token_file": str(tokens)})
-    assert f"[api] token_file {tokens} can be " in said and f"Fix: chmod 600 {tokens}" in said
+    printed, state = not_started(tmp_path, api={"token_file": str(tokens)})
+    assert f"[api] token_file {tokens} can be " in printed and f"Fix: chmod 600 {tokens}" in printed
     assert not state.exists()
 
 
 def test_not_with_a_token_file_that_is_not_there_or_empty(tmp_path: Path, tokens: Path) -> None:
-    said, _ = not_started(tmp_path, api={"token_file": "/nonexistent/tokens"})
-    assert "/nonexistent/tokens" in said
+    printed, _ = not_started(tmp_path, api={"token_file": "/nonexistent/tokens"})
+    assert "/nonexistent/tokens" in printed
     tokens.write_text("# nobody\n")
-    said, _ = not_started(tmp_path, api={"token_file": str(tokens)})
-    assert f"{tokens} has no token in it" in said
+    printed, _ = not_started(tmp_path, api={"token_file": str(tokens)})
+    assert f"{tokens} has no token in it" in printed
 
 
 @pytest.mark.parametrize(
@@ -240,16 +240,16 @@ def test_not_with_tls_files_that_cannot_be_used(
     names = {"NOISE": str(noise), "OTHER": str(pki.other_ca.with_suffix(".key"))}
     wrong = {name: names.get(value, value) for name, value in wrong.items()}
     api = {"bind_host": ADDRESS, "token_file": str(tokens), **pki.tls(), **wrong}
-    said, state = not_started(tmp_path, api=api)
-    assert f"[api] {option}" in said or "[api] tls_cert and tls_key" in said
+    printed, state = not_started(tmp_path, api=api)
+    assert f"[api] {option}" in printed or "[api] tls_cert and tls_key" in printed
     assert not state.exists()
 
 
 def test_not_a_second_time_on_the_same_state(tmp_path: Path) -> None:
     with PrivateAgent(BASE / "agent", ready=False) as first:
         state = first.directory / "state"
-        said, _ = not_started(tmp_path, 1, DEFAULT={"state_path": str(state)})
-        assert f"another agent runs with state_path {state}" in said
+        printed, _ = not_started(tmp_path, 1, DEFAULT={"state_path": str(state)})
+        assert f"another agent runs with state_path {state}" in printed
         assert first.get("/healthz")[0] == 200
         first.kill()  # however it ends, the next one starts
         first.start(ready=False)
@@ -270,8 +270,8 @@ def test_not_a_second_time_on_the_same_state(tmp_path: Path) -> None:
 def test_not_with_an_option_out_of_range(
     tmp_path: Path, group: str, values: dict[str, str], name: str
 ) -> None:
-    said, state = not_started(tmp_path, **{group: values})
-    assert name in said
+    printed, state = not_started(tmp_path, **{group: values})
+    assert name in printed
     assert not state.exists()
 
 
@@ -361,10 +361,10 @@ def test_half_a_handshake_is_a_connection_and_has_a_deadline(pki: Pki, tokens: P
     api = {"token_file": str(tokens), **pki.tls(), "max_connections": "8", "header_timeout": "3600"}
     with SecureAgent(ADDRESS, pki.client(), api, TOKEN) as agent:
 
-        def silent(said: bytes) -> socket.socket:
+        def silent(printed: bytes) -> socket.socket:
             made = opened.enter_context(closing(socket.create_connection((ADDRESS, agent.port))))
             made.settimeout(DEADLINE_S / 2)  # asyncio itself waits for 60 s
-            made.sendall(said)
+            made.sendall(printed)
             return made
 
         with ExitStack() as opened:
@@ -377,8 +377,8 @@ def test_half_a_handshake_is_a_connection_and_has_a_deadline(pki: Pki, tokens: P
         agent.groups["api"]["header_timeout"] = "1"
         agent.start(ready=False)
         with ExitStack() as opened:
-            for said in (b"", b"\x16\x03\x01"):
-                assert _read(silent(said)) == b"", said
+            for printed in (b"", b"\x16\x03\x01"):
+                assert _read(silent(printed)) == b"", printed
         # A caller without a CPU may not be through its handshake in a second either.
         wait_for(lambda: agent.get("/v1/ports") == (200, []), DEADLINE_S, "others are served")
 

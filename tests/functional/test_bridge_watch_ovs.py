@@ -81,14 +81,14 @@ def test_a_flow_of_others_admits_nothing_and_is_reported(ovs: PrivateOvs, agent:
     """One without a priority of its own, as it is added by hand."""
     finding = f"flows-of-others-{BRIDGE}"
 
-    def told() -> list[Any]:
+    def reported() -> list[Any]:
         _, events = agent.get("/v1/events?follow=false&after=0&kind=finding")
         return [line for line in str(events).splitlines() if finding in line]
 
     ovs.ofctl("add-flow", BRIDGE, "actions=NORMAL")
     traced = ovs.appctl("ofproto/trace", BRIDGE, FRAME)
     assert "Datapath actions: drop" in traced, traced
-    wait_for(told, DEADLINE_S, "an event says so")
+    wait_for(reported, DEADLINE_S, "an event says so")
     assert finding in {found["id"] for found in agent.get("/v1/host/checks")[1]}
     assert "cookie=0x0," in ovs.ofctl("dump-flows", BRIDGE), "it is not deleted"
     ovs.ofctl("--strict", "del-flows", BRIDGE, "priority=32768")

@@ -102,9 +102,9 @@ def test_a_result_is_signed_and_sent_with_a_certificate(pki: Pki, key: Path) -> 
 
 def test_not_with_callbacks_in_the_clear_unless_it_is_allowed(tmp_path: Path) -> None:
     allow = "https://manager.example.org/cb,http://127.0.0.1:9000/"
-    said, state = not_started(tmp_path, tasks={"callback_allow": allow})
-    assert "[tasks] callback_allow http://127.0.0.1:9000/" in said
-    assert "callback_insecure_http" in said
+    printed, state = not_started(tmp_path, tasks={"callback_allow": allow})
+    assert "[tasks] callback_allow http://127.0.0.1:9000/" in printed
+    assert "callback_insecure_http" in printed
     assert not state.exists()
 
 
@@ -118,16 +118,16 @@ def test_not_with_callbacks_in_the_clear_unless_it_is_allowed(tmp_path: Path) ->
     ],
 )
 def test_not_with_files_that_cannot_be_used(tmp_path: Path, wrong: dict[str, str], names: str) -> None:
-    said, state = not_started(tmp_path, tasks=wrong)
-    assert names in said
+    printed, state = not_started(tmp_path, tasks=wrong)
+    assert names in printed
     assert not state.exists()
 
 
 def test_not_with_a_key_that_others_can_read_or_guess(tmp_path: Path, key: Path) -> None:
     key.chmod(0o644)
-    said, _ = not_started(tmp_path, tasks={"callback_secret": str(key)})
-    assert f"{key} can be read by others" in said
+    printed, _ = not_started(tmp_path, tasks={"callback_secret": str(key)})
+    assert f"{key} can be read by others" in printed
     key.chmod(0o600)
     key.write_text("short\n")
-    said, _ = not_started(tmp_path, tasks={"callback_secret": str(key)})
-    assert "fewer than 16 bytes" in said
+    printed, _ = not_started(tmp_path, tasks={"callback_secret": str(key)})
+    assert "fewer than 16 bytes" in printed

@@ -14,13 +14,13 @@ from tests.lab.namespaces import ANSWER_S
 from tests.lab.processes import wait_for
 from tests.lab.service import Service, service
 from tests.lab.traffic import (
+    accept,
+    accepted,
     another_address,
     another_mac,
-    believe,
-    believed,
     claim_by_arp,
     echo_requests,
-    echoes_heard,
+    echoes_received,
     fragments_made,
     know,
     leased,
@@ -44,21 +44,21 @@ class Pair:
     speaker: Guest
     listener: Guest
 
-    def heard(self, speak: Callable[[], None]) -> int:
+    def received(self, speak: Callable[[], None]) -> int:
         """How many of these echo requests the listener receives."""
-        before = echoes_heard(self.listener)
+        before = echoes_received(self.listener)
         speak()
-        return echoes_heard(self.listener) - before
+        return echoes_received(self.listener) - before
 
-    def hears_all(self, source: str | None = None, why: str = "all echo requests are heard") -> None:
+    def receives_all(self, source: str | None = None, why: str = "all echo requests are heard") -> None:
         """The listener receives each of them, some time after the last was sent."""
-        before = echoes_heard(self.listener)
+        before = echoes_received(self.listener)
         echo_requests(self.speaker, self.listener_nic.address, COUNT, source)
-        wait_for(lambda: echoes_heard(self.listener) - before == COUNT, 30, why)
+        wait_for(lambda: echoes_received(self.listener) - before == COUNT, 30, why)
 
-    def pings_heard(self, source: str | None = None) -> int:
+    def pings_received(self, source: str | None = None) -> int:
         to = self.listener_nic.address
-        return self.heard(lambda: echo_requests(self.speaker, to, COUNT, source))
+        return self.received(lambda: echo_requests(self.speaker, to, COUNT, source))
 
     def secure(self, *addresses: str) -> None:
         """What the speaker may send: its MAC, and if any are named, these addresses only."""
@@ -112,52 +112,52 @@ def test_a_frame_of_the_whole_mtu_passes(pair: Pair) -> None:
 
 @pytest.mark.parametrize("booted", [OVS_BACKEND], indirect=True)
 def test_they_meet_on_the_same_vlan_only(pair: Pair) -> None:
-    pair.hears_all()
+    pair.receives_all()
     pair.host.plug(pair.listener_nic, vlan_id=200)
-    assert pair.pings_heard() == 0
+    assert pair.pings_received() == 0
     assert not pair.listener.pings(pair.speaker_nic.address, wait_s=2)
     pair.host.plug(pair.speaker_nic, vlan_id=200)
     pair.speaker.wait_pings(pair.listener_nic.address)
-    pair.hears_all()
+    pair.receives_all()
 
 
 @pytest.mark.parametrize("with_addresses", [False, True])
 def test_a_spoofed_mac_is_not_received(pair: Pair, with_addresses: bool) -> None:
     own = [pair.speaker_nic.address] if with_addresses else []
     pair.secure(*own)
-    pair.hears_all()
+    pair.receives_all()
     with another_mac(pair.speaker, DEVICE, pair.speaker_nic, OTHER_MAC, [pair.listener_nic]):
-        assert pair.pings_heard() == 0
+        assert pair.pings_received() == 0
         pair.host.plug(pair.speaker_nic, port_security=OPEN)
-        pair.hears_all(why="the same frames are heard without the filter")
+        pair.receives_all(why="the same frames are heard without the filter")
         pair.secure(*own)
-        assert pair.pings_heard() == 0
-    pair.hears_all()
+        assert pair.pings_received() == 0
+    pair.receives_all()
 
 
 def test_a_spoofed_address_is_not_received(pair: Pair) -> None:
     own = pair.speaker_nic.address
     pair.secure(own)
     with another_address(pair.speaker, DEVICE, OTHER_ADDRESS):
-        pair.hears_all()
-        assert pair.pings_heard(OTHER_ADDRESS) == 0
+        pair.receives_all()
+        assert pair.pings_received(OTHER_ADDRESS) == 0
         pair.secure(own, OTHER_ADDRESS)
-        pair.hears_all(OTHER_ADDRESS, "the same frames are heard once allowed")
+        pair.receives_all(OTHER_ADDRESS, "the same frames are heard once allowed")
         pair.secure(own)
-        assert pair.pings_heard(OTHER_ADDRESS) == 0
+        assert pair.pings_received(OTHER_ADDRESS) == 0
 
 
 def test_a_spoofed_arp_changes_no_neighbour(pair: Pair) -> None:
     own, listener = pair.speaker_nic.address, pair.listener
     pair.secure(own)
-    believe(listener, DEVICE, OTHER_ADDRESS, OTHER_MAC)
+    accept(listener, DEVICE, OTHER_ADDRESS, OTHER_MAC)
     with another_address(pair.speaker, DEVICE, OTHER_ADDRESS):
         claim_by_arp(pair.speaker, DEVICE, OTHER_ADDRESS)
-        assert believed(listener, DEVICE, OTHER_ADDRESS) == OTHER_MAC
+        assert accepted(listener, DEVICE, OTHER_ADDRESS) == OTHER_MAC
         pair.secure(own, OTHER_ADDRESS)
         claim_by_arp(pair.speaker, DEVICE, OTHER_ADDRESS)
         wait_for(
-            lambda: believed(listener, DEVICE, OTHER_ADDRESS) == pair.speaker_nic.mac,
+            lambda: accepted(listener, DEVICE, OTHER_ADDRESS) == pair.speaker_nic.mac,
             30,
             "it is believed once allowed",
         )
@@ -193,6 +193,6 @@ def test_dnsmasq_gives_a_guest_its_address_if_its_port_is_a_dhcp_servers(
 
 
 def test_frames_of_an_unplugged_vm_are_no_longer_received(pair: Pair) -> None:
-    pair.hears_all()
+    pair.receives_all()
     pair.host.unplug([pair.speaker_nic])
     assert not pair.listener.pings(pair.speaker_nic.address, wait_s=2)

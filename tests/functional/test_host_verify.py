@@ -66,8 +66,8 @@ def test_a_short_run_of_both_is_kept_and_compared(tmp_path: Path) -> None:
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    said = done.stderr.splitlines()
-    assert [line.split(",")[0] for line in said] == [
+    printed = done.stderr.splitlines()
+    assert [line.split(",")[0] for line in printed] == [
         *["testpmd on CPU 0 and 1"] * 2,
         *["cyclictest on CPU 0-1"] * 2,
     ]

@@ -101,12 +101,12 @@ class Lab:
         """Wait until a frame comes out."""
         number, self.wire.given = self.wire.given, self.wire.given + 1
 
-        def heard() -> bool:
+        def received() -> bool:
             out.send(marked(frame, number))
             self.wire.listen(time.monotonic() + 0.2)
             return bool(self.wire.of(number))
 
-        wait_for(heard, 60, "the frame comes out")
+        wait_for(received, 60, "the frame comes out")
 
     def entered(self, port: str) -> int:
         return self._counted(port, "rx pkts")

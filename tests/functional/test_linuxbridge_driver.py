@@ -253,12 +253,12 @@ def test_a_kernel_without_vlans_refuses_vlans_alone(
     alone = Network.model_validate({**vlan, "physical_network": "net1"})
     driver.validate(make_spec().model_copy(update={"network": alone}))  # it needs no device
     with monkeypatch.context() as patched:
-        said = kind_unavailable("vlan") or "Unknown device type"
-        patched.setattr("drivers.linuxbridge.driver.kind_unavailable", lambda _: said)
+        printed = kind_unavailable("vlan") or "Unknown device type"
+        patched.setattr("drivers.linuxbridge.driver.kind_unavailable", lambda _: printed)
         with pytest.raises(BackendUnavailable) as refused:
             driver.validate(spec)
     assert refused.value.step == "vlan" and refused.value.fix == "modprobe 8021q"
-    assert said in refused.value.detail and "Unknown device type" in said
+    assert printed in refused.value.detail and "Unknown device type" in printed
     if kind_unavailable("vlan") is None:
         driver.validate(spec)
 
@@ -390,7 +390,7 @@ def test_a_tap_has_the_name_that_was_chosen(driver: LinuxBridge, whole: bool) ->
             plug(driver, {"a": named}, whole=whole)
             assert planned(driver, {"a": named, "b": make_spec(MAC_B)}) == ()
             a.send(marker)
-            assert not any(each.startswith(lost) for each in until_heard(b, marker)), broken
+            assert not any(each.startswith(lost) for each in until_received(b, marker)), broken
     run(["ip", "link", "add", "vnic1", "type", "veth", "peer", "name", "vnic1b"])
     failed = try_plug(driver, {"c": named.model_copy(update={"port_name": "vnic1"})}).failed
     assert "device named vnic1 exists" in failed["c"].detail
@@ -736,17 +736,17 @@ def test_a_tap_without_its_filter_is_shut(driver: LinuxBridge) -> None:
         a.send(lost)
         plug(driver, desired)
         a.send(marker)
-        assert not any(each.startswith(lost) for each in until_heard(b, marker))
+        assert not any(each.startswith(lost) for each in until_received(b, marker))
 
 
-def until_heard(vm: Vm, marker: bytes) -> list[bytes]:
+def until_received(vm: Vm, marker: bytes) -> list[bytes]:
     """What comes besides this frame, which was sent last: before it, and a moment after it."""
     found: list[bytes] = []
-    heard = False
-    while (got := vm.receive(0.2 if heard else 90)) is not None:
-        heard |= got.startswith(marker)
+    received = False
+    while (got := vm.receive(0.2 if received else 90)) is not None:
+        received |= got.startswith(marker)
         found.append(got)
-    assert heard, "not even the frame that is allowed arrived"
+    assert received, "not even the frame that is allowed arrived"
     return found
 
 
@@ -801,7 +801,7 @@ def test_the_host_does_not_answer_a_vm(driver: LinuxBridge) -> None:
             until_open(b, a, lambda: hello(MAC_B))
             a.send(frame(0x0806, arp(MAC_A, "10.0.0.5", "10.0.0.200")))
             b.send(marker := hello(MAC_B))
-            assert not any(each[12:14] == b"\x08\x06" for each in until_heard(a, marker))
+            assert not any(each[12:14] == b"\x08\x06" for each in until_received(a, marker))
     finally:
         run(["ip", "addr", "delete", "10.0.0.200/32", "dev", "lo"])
 

@@ -45,7 +45,7 @@ from tests.lab.raw_nic import (
     new_name,
     opened,
     until,
-    until_heard,
+    until_received,
 )
 from tests.lab.switch import SWITCH, switch
 from tests.lab.traffic_hosts import Host, bare_machine, host, make_spec
@@ -460,14 +460,14 @@ def blue(each: Host, peer: Sender) -> Iterator[tuple[RawNic, Callable[[], list[b
     vm = make_spec(9, network, port_security={"enabled": False})
     with nics(each, v=vm) as (nic,):
 
-        def heard() -> list[bytes]:
+        def received() -> list[bytes]:
             def send() -> None:
                 peer.send(packet(peer.address, each.address, VNI, marker(C), name))
 
             name = new_name()
-            return until_heard(send, nic, name)
+            return until_received(send, nic, name)
 
-        yield nic, heard
+        yield nic, received
     each.unplug("v")
     assert each.agent.call("DELETE", "/v1/networks/blue")[0] == 204
 
@@ -495,24 +495,24 @@ def test_only_peers_send_into_a_vxlan_network(one: Host, family: int) -> None:
     with ExitStack() as stack:
         each = one if family == 4 else stack.enter_context(host(4, family=6))
         peer, unmanaged = stack.enter_context(senders(family))
-        _, heard = stack.enter_context(blue(each, peer))
-        heard()
+        _, received = stack.enter_context(blue(each, peer))
+        received()
         name = new_name()
         whole = packet(unmanaged.address, each.address, VNI, marker(OTHER), name)
         whole[UDP].chksum = 0 if family == 4 else None
         unmanaged.send(whole)
         for piece in fragments(whole.__class__(bytes(whole)), family):
             unmanaged.send(piece)
-        assert not [frame for frame in heard() if name in frame]
+        assert not [frame for frame in received() if name in frame]
         learned = each.sh("bridge", "fdb", "show", "dev", BLUE.device)
         assert unmanaged.address not in learned and f"{C} dst {peer.address}" in learned
         # Frames of a new peer are accepted at once, and those of a former peer are not.
         each.network("blue", VNI, [unmanaged.address], mtu=1400)
         peer.address, unmanaged.address = unmanaged.address, peer.address
         peer.name, unmanaged.name = unmanaged.name, peer.name
-        heard()
+        received()
         unmanaged.send(packet(unmanaged.address, each.address, VNI, marker(OTHER), name))
-        assert not [frame for frame in heard() if name in frame]
+        assert not [frame for frame in received() if name in frame]
 
 
 def test_networks_of_the_operator_are_none_of_our_business(one: Host) -> None:
@@ -535,11 +535,11 @@ def test_networks_of_the_operator_are_none_of_our_business(one: Host) -> None:
     )
     try:
         with senders() as (peer, unmanaged):
-            with blue(one, peer) as (_, heard), opened(ear := RawWire(one.name, "theirs")):
+            with blue(one, peer) as (_, received), opened(ear := RawWire(one.name, "theirs")):
                 name = new_name()
                 theirs = packet(unmanaged.address, one.address, THEIR_VNI, marker(OTHER), name)
-                until_heard(lambda: unmanaged.send(theirs), ear, name)
-                heard()
+                until_received(lambda: unmanaged.send(theirs), ear, name)
+                received()
             rules = one.sh("nft", "list", "ruleset")
             assert "table inet theirs" in rules and "table inet netplugin" not in rules
     finally:
@@ -549,19 +549,19 @@ def test_networks_of_the_operator_are_none_of_our_business(one: Host) -> None:
 
 def test_a_vm_does_not_send_into_a_network_through_the_host(one: Host) -> None:
     """Frames that the host takes for packets to its tunnel's end, from the address of a peer."""
-    with senders() as (peer, _), blue(one, peer) as (_, heard), nics(one, a=open_to_all(1)) as (a,):
-        heard()
+    with senders() as (peer, _), blue(one, peer) as (_, received), nics(one, a=open_to_all(1)) as (a,):
+        received()
         name = new_name()
         tap = one.port("a")["binding"]["device"]
         own = [one.link(device)["address"] for device in (BRIDGE_NAME, tap, NEAR)]
         inner = packet(peer.address, one.address, VNI, marker(OTHER), name)
         for to in (EVERYBODY, *own, *RESERVED):
             a.send(bytes(Ether(src=A, dst=to) / inner))
-        assert not [frame for frame in heard() if name in frame]
+        assert not [frame for frame in received() if name in frame]
 
 
 def test_rules_for_peers_that_are_flushed_come_back(one: Host) -> None:
-    with senders() as (peer, unmanaged), blue(one, peer) as (_, heard):
+    with senders() as (peer, unmanaged), blue(one, peer) as (_, received):
         for command in (
             "flush ruleset",
             "flush chain inet netplugin input",
@@ -574,7 +574,7 @@ def test_rules_for_peers_that_are_flushed_come_back(one: Host) -> None:
             assert peer.address in rules and unmanaged.address not in rules, command
             name = new_name()
             unmanaged.send(packet(unmanaged.address, one.address, VNI, marker(OTHER), name))
-            assert not [frame for frame in heard() if name in frame], command
+            assert not [frame for frame in received() if name in frame], command
 
 
 # -- without the agent ----------------------------------------------------------------------------

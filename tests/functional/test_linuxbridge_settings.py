@@ -62,7 +62,7 @@ def repaired(one: Host) -> int:
     return sum(int(float(each)) for each in found)
 
 
-def told(one: Host, port_id: str, what: str) -> bool:
+def reported(one: Host, port_id: str, what: str) -> bool:
     """Whether an event of this port says so."""
     return what in str(one.agent.get(f"/v1/events?follow=false&after=0&kind=drift&port_id={port_id}")[1])
 
@@ -171,7 +171,7 @@ def test_a_tap_that_takes_a_neighbours_mac_gives_it_back(one: Host) -> None:
         until(other, victim, marker(MAC_C, MAC_B))
         print(f"the neighbour has its frames again after {time.monotonic() - start:.2f} s")
     wait_for(lambda: one.link(TAP_A)["address"] != MAC_B, SOON_S, "the tap has its own MAC")
-    wait_for(lambda: told(one, "a", f"give {TAP_A} its own MAC"), SOON_S, "the event names the port")
+    wait_for(lambda: reported(one, "a", f"give {TAP_A} its own MAC"), SOON_S, "the event names the port")
 
 
 def test_a_tap_that_keeps_taking_a_neighbours_mac_is_taken_from_its_process(one: Host) -> None:
@@ -191,7 +191,9 @@ def test_a_tap_that_keeps_taking_a_neighbours_mac_is_taken_from_its_process(one:
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    wait_for(lambda: told(one, "a", f"remove tap {TAP_A}: its MAC is changed"), SOON_S, "the event says why")
+    wait_for(
+        lambda: reported(one, "a", f"remove tap {TAP_A}: its MAC is changed"), SOON_S, "the event says why"
+    )
     wait_for(
         lambda: one.changes() == [] and one.port("a")["state"] == "active", SOON_S, "its VM can start again"
     )
@@ -208,9 +210,9 @@ def test_who_may_open_a_tap_is_set_back_when_no_process_has_it_open(one: Host) -
         assert [each for each in checks if each["id"] == "tap-users" and TAP_A in each["found"]]
     wait_for(lambda: repaired(one) > made and one.changes() == [], SOON_S, "the tap is root's again")
     with entered(one.name):
-        stranger = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+        intruder = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     try:
         asked = struct.pack("16sH22x", TAP_A.encode(), 0x5002)
-        assert not unprivileged(stranger, _TUNSETIFF, asked), "another user opens the tap of a VM"
+        assert not unprivileged(intruder, _TUNSETIFF, asked), "another user opens the tap of a VM"
     finally:
-        os.close(stranger)
+        os.close(intruder)

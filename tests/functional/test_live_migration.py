@@ -60,7 +60,7 @@ def test_the_example_of_the_page_migrates_it(traveller: Traveller, short_path: P
     with traveller.traffic(short_path) as peer:
         carry_out(traveller, short_path)
         traveller.has_moved()
-        peer.wait_heard()
+        peer.wait_received()
     assert_one_side(traveller)
 
 
@@ -106,7 +106,7 @@ def test_a_migration_that_is_aborted_half_way_leaves_nothing(traveller: Travelle
             traveller.domain(traveller.home).abortJob()
         assert recover(traveller, Way.AUTO)
         assert_one_side(traveller)
-        peer.wait_heard()
+        peer.wait_received()
 
 
 @pytest.mark.long
@@ -121,7 +121,7 @@ def test_a_destination_that_refuses_the_guest_is_left_as_it_was(
             traveller.start_migration(xml=traveller.destination_xml().replace("virtio", "e1000"))
         assert recover(traveller, way)
         assert_one_side(traveller)
-        peer.wait_heard()
+        peer.wait_received()
 
 
 @pytest.mark.parametrize("traveller", BACKENDS, indirect=True)

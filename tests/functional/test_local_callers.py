@@ -94,8 +94,8 @@ def as_user(
         timeout=DEADLINE_S,
         check=True,
     )
-    said: list[Any] = json.loads(done.stdout)
-    return said
+    printed: list[Any] = json.loads(done.stdout)
+    return printed
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from tests.functional.migrate_parts import (
     Side,
     comes,
     frame,
-    hears_announcement,
     of,
     plain,
+    receives_announcement,
 )
 from tests.functional.wired_hosts import PEER, outside, wired_linuxbridge
 from tests.lab.frames_nics import PacketNic, packet_nic, tap_nic
@@ -84,7 +84,7 @@ def test_a_destination_is_closed_until_it_is_activated(clean: Site, security: di
         comes(vm, mover.spec, clean.wire)
         comes(neighbour, near, vm)
         vm.send(announcement(mover.spec["mac"]))
-        hears_announcement(clean.wire, mover.spec["mac"], plain)
+        receives_announcement(clean.wire, mover.spec["mac"], plain)
         assert mover.step("commit")["migration"] is None
         assert here.changes() == []
 
@@ -133,7 +133,7 @@ def test_the_agent_follows_the_guest(clean: Site, security: dict[str, bool]) -> 
             assert mover.phase == "prepared", "QEMU has opened the tap, and the guest does not run"
             clean.peer.received()
             vm.send(announcement(mover.spec["mac"]))
-            hears_announcement(clean.peer, mover.spec["mac"], tunnelled(VNI))
+            receives_announcement(clean.peer, mover.spec["mac"], tunnelled(VNI))
             wait_for(lambda: mover.phase == "activated", DEADLINE_S, "the guest runs here")
             comes(neighbour, near, vm)
             assert mover.step("commit")["migration"] is None

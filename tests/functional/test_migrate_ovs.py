@@ -19,9 +19,9 @@ from tests.functional.migrate_parts import (
     Side,
     comes,
     frame,
-    hears_announcement,
     of,
     plain,
+    receives_announcement,
 )
 from tests.functional.wired_hosts import PEER, outside, wired_ovs
 from tests.lab.frames_nics import PacketNic, packet_nic, vhost_nics
@@ -83,8 +83,8 @@ def test_a_destination_is_closed_until_it_is_activated(clean: Site) -> None:
         comes(neighbour, near, clean.wire, vm, neighbour)
         for sent in (frame(mover.spec), frame(mover.spec, bytes.fromhex("525400000002"))):
             vm.send(sent)
-        heard = comes(neighbour, near, clean.wire, vm)
-        assert not of(heard, near), "nothing is forwarded to a closed port, which is flooded to else"
+        received = comes(neighbour, near, clean.wire, vm)
+        assert not of(received, near), "nothing is forwarded to a closed port, which is flooded to else"
         assert not of(clean.wire.received() + neighbour.received(), mover.spec)
         assert here.planned() == []
 
@@ -93,8 +93,8 @@ def test_a_destination_is_closed_until_it_is_activated(clean: Site) -> None:
         assert mover.phase == "prepared"
 
         assert mover.step("activate")["migration"]["phase"] == "activated"
-        hears_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
-        hears_announcement(neighbour, mover.spec["mac"], plain)
+        receives_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
+        receives_announcement(neighbour, mover.spec["mac"], plain)
         comes(vm, mover.spec, neighbour)
         comes(vm, mover.spec, clean.wire)
         comes(neighbour, near, vm)
@@ -122,7 +122,7 @@ def test_a_source_is_closed_and_can_return_or_go(clean: Site) -> None:
         assert not of(clean.wire.received() + neighbour.received(), mover.spec)
 
         assert mover.step("abort")["migration"] is None
-        hears_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
+        receives_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
         comes(vm, mover.spec, neighbour)
         comes(neighbour, near, vm)
 
@@ -177,7 +177,7 @@ def test_vxlan_peers_learn_at_once(clean: Site) -> None:
         vm.send(frame(mover.spec))
         clean.peer.received()
         mover.step("activate")
-        hears_announcement(clean.peer, mover.spec["mac"], tunnelled(VNI))
+        receives_announcement(clean.peer, mover.spec["mac"], tunnelled(VNI))
         comes(vm, mover.spec, clean.peer)
 
 
@@ -188,16 +188,16 @@ def passed_on(ear: PacketNic, mac: str, unwrap: Unwrap) -> int:
     return sum(each[:42] == desired for each in frames)
 
 
-def hears_once(ear: PacketNic, mac: str, unwrap: Unwrap) -> None:
+def receives_once(ear: PacketNic, mac: str, unwrap: Unwrap) -> None:
     """It is announced, and an announcement asks for no other."""
-    heard: list[int] = []
+    received: list[int] = []
 
     def is_there() -> bool:
-        heard.append(passed_on(ear, mac, unwrap))
-        return heard[-1] > 0
+        received.append(passed_on(ear, mac, unwrap))
+        return received[-1] > 0
 
     wait_for(is_there, DEADLINE_S, f"{mac} is announced")
-    assert sum(heard) == 1
+    assert sum(received) == 1
 
 
 def in_vlan(sent: bytes) -> bytes:
@@ -220,8 +220,8 @@ def test_a_vm_is_announced_when_the_host_that_it_left_asks(clean: Site) -> None:
         assert passed_on(neighbour, mac, plain) == 0
         for _ in range(3):
             clean.wire.send(in_vlan(handover(mac)))
-            hears_once(clean.wire, mac, tagged(VLAN))
-            hears_once(neighbour, mac, plain)
+            receives_once(clean.wire, mac, tagged(VLAN))
+            receives_once(neighbour, mac, plain)
         # A second host that waits for it, with what the first has passed on.
         group = bytes.fromhex(group_of(mac).replace(":", ""))
         clean.wire.send(in_vlan(group + handover(mac)[6:]))
@@ -232,7 +232,7 @@ def test_a_vm_is_announced_when_the_host_that_it_left_asks(clean: Site) -> None:
     here.agent.kill()
     here.agent.start()
     clean.wire.send(in_vlan(handover(mac)))
-    hears_once(clean.wire, mac, tagged(VLAN))
+    receives_once(clean.wire, mac, tagged(VLAN))
     mover.step("abort", 204)
     wait_for(lambda: here.planned() == [], DEADLINE_S, "nothing is left of it")
 
@@ -247,7 +247,7 @@ def test_vxlan_peers_learn_when_the_host_that_the_vm_left_asks(clean: Site) -> N
         peer.bind((PEER, 0))
         head = b"\x08" + bytes(3) + VNI.to_bytes(3, "big") + b"\0"  # RFC 7348, section 5
         peer.sendto(head + handover(mover.spec["mac"]), (clean.host.address, VXLAN_PORT))
-        hears_once(clean.peer, mover.spec["mac"], tunnelled(VNI))
+        receives_once(clean.peer, mover.spec["mac"], tunnelled(VNI))
 
 
 def asks(ear: PacketNic, mac: str) -> bool:
@@ -262,7 +262,7 @@ def test_the_agent_follows_the_guest(clean: Site) -> None:
     assert mover.phase == "prepared"
     with guests(prepared, vf_port) as (vm, neighbour):
         wait_for(lambda: mover.phase == "activated", DEADLINE_S, "the guest runs here")
-        hears_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
+        receives_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
         comes(vm, mover.spec, neighbour)
         comes(neighbour, near, vm)
         assert mover.step("commit")["migration"] is None

@@ -330,11 +330,11 @@ def test_who_may_not_change_the_network_is_reported(table: Nftables) -> None:
         "try: Nftables('bridge', 'netplugin').read(None, time.monotonic() + 60)\n"
         "except Exception as error: print(error)\n"
     )
-    said = run(
+    printed = run(
         ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", sys.executable, "-c", program]
     )
-    assert len(said.splitlines()) == 2 and all("not permitted" in line for line in said.splitlines())
-    assert "CAP_NET_ADMIN" in said
+    assert len(printed.splitlines()) == 2 and all("not permitted" in line for line in printed.splitlines())
+    assert "CAP_NET_ADMIN" in printed
     table.commit([AddTable()], soon())
 
 

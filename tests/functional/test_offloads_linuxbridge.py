@@ -21,7 +21,7 @@ from tests.lab.namespaces import entered, within
 from tests.lab.offloads import TCP4, TCP6, TUNNEL, UDP_SEGMENTS, Offload, forged
 from tests.lab.offloads import UDP as UDP_FRAGMENTS
 from tests.lab.processes import run
-from tests.lab.raw_nic import RawNic, opened, until, until_heard
+from tests.lab.raw_nic import RawNic, opened, until, until_received
 from tests.lab.service import Service, service
 from tests.lab.switch import switch
 from tests.lab.traffic_hosts import Host, host, make_spec
@@ -84,8 +84,8 @@ def test_no_checksum_is_written_over_what_was_judged(one: Host) -> None:
         for what, (packet, at, value) in FORGED.items():
             frame, offload = forged(bytes(packet), at, value)
             assert a.send_with(offload, frame), what
-            heard = until(a, b, _last())
-            assert not [each for each in heard if each[at : at + 2] == struct.pack("!H", value)], what
+            received = until(a, b, _last())
+            assert not [each for each in received if each[at : at + 2] == struct.pack("!H", value)], what
 
 
 def test_nor_over_what_a_service_sends(one: Host) -> None:
@@ -102,8 +102,8 @@ def test_nor_over_what_a_service_sends(one: Host) -> None:
             frame, offload = forged(bytes(packet), at, value)
             raw.send(offload.header() + frame)
             last = Offload().header() + bytes(_last() / Raw(what.encode()))
-            heard = until_heard(lambda last=last: raw.send(last), b, what.encode())
-            assert not [each for each in heard if each[at : at + 2] == struct.pack("!H", value)], what
+            received = until_received(lambda last=last: raw.send(last), b, what.encode())
+            assert not [each for each in received if each[at : at + 2] == struct.pack("!H", value)], what
         assert one.agent.call("DELETE", "/v1/service-ports/svc")[0] == 204
 
 
@@ -189,7 +189,7 @@ def test_what_vms_do_ask_for_passes(one: Host) -> None:
     with sender_and_neighbour(one) as (a, b):
         for what, (packet, offload, count) in requests.items():
             taken = a.send_with(offload, bytes(packet))
-            heard = until(a, b, _last())[:-1]
+            received = until(a, b, _last())[:-1]
             # Linux segments UDP since 6.2.
             assert taken or offload.gso == UDP_SEGMENTS, what
-            assert len(heard) == count * taken, what
+            assert len(received) == count * taken, what

@@ -218,7 +218,7 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
 def _says(grub: Grub, desired: list[str]) -> None:
     """As grub-mkconfig reads them: the old values are gone, and each new one is there once."""
     snippet = grub.file.parent / "grub.d" / "netplugin-tuning.cfg"
-    said = subprocess.run(
+    printed = subprocess.run(
         [
             "sh",
             "-euc",
@@ -232,7 +232,7 @@ def _says(grub: Grub, desired: list[str]) -> None:
         timeout=30,
         check=True,
     )
-    assert said.stdout.split() == ["quiet", *desired]
+    assert printed.stdout.split() == ["quiet", *desired]
 
 
 def test_text_of_others_is_not_evaluated(tmp_path: Path) -> None:

@@ -308,10 +308,10 @@ def test_connections_that_keep_the_agent_waiting_are_closed(process: PrivateAgen
     process.restart_with({"api": {"header_timeout": "1", "body_timeout": "1", "idle_timeout": "1"}})
     begun = b"PUT /v1/ports/p1 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    for said in (b"", b"\r\n", begun, begun + b"content-length: 9\r\n\r\n{", whole):
+    for printed in (b"", b"\r\n", begun, begun + b"content-length: 9\r\n\r\n{", whole):
         with closing(connect(process)) as connection:
-            connection.sendall(said)
-            assert is_ended(connection), said
+            connection.sendall(printed)
+            assert is_ended(connection), printed
     # A caller without a CPU may not send its request in a second either.
     wait_for(lambda: process.get("/readyz")[0] == 200, DEADLINE_S, "others are served")
 
@@ -369,13 +369,13 @@ def test_a_call_in_hand_is_answered_before_the_end(process: PrivateAgent) -> Non
 def test_the_heartbeat_is_sent_to_systemd(tmp_path: Path) -> None:
     """sd_notify(3): as the unit asks for it, on the socket of the unit."""
     path = tmp_path / "notify"
-    heard: list[bytes] = []
+    received: list[bytes] = []
     with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as notify:
         notify.bind(str(path))
 
         def listen() -> None:
-            while (said := notify.recv(100)) != b"END":
-                heard.append(said)
+            while (printed := notify.recv(100)) != b"END":
+                received.append(printed)
 
         # Like systemd, all the time: the socket has room for ten.
         listener = threading.Thread(target=listen, daemon=True)
@@ -392,12 +392,12 @@ def test_the_heartbeat_is_sent_to_systemd(tmp_path: Path) -> None:
                 {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "600000"},
             )
             agent.start()
-            reported = heard.count(b"WATCHDOG=1")
-            wait_for(lambda: heard.count(b"WATCHDOG=1") > reported + 3, DEADLINE_S, "its heart beats")
+            reported = received.count(b"WATCHDOG=1")
+            wait_for(lambda: received.count(b"WATCHDOG=1") > reported + 3, DEADLINE_S, "its heart beats")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"END", str(path))
         listener.join(DEADLINE_S)
-    assert [said for said in heard if said != b"WATCHDOG=1"] == [b"READY=1", b"STOPPING=1"]
+    assert [printed for printed in received if printed != b"WATCHDOG=1"] == [b"READY=1", b"STOPPING=1"]
     shutil.rmtree(BASE / "watched")
 
 

@@ -17,13 +17,13 @@ from tests.lab.guest import Guest
 from tests.lab.hypervisor import OVS_BACKEND, Hypervisor, Nic
 from tests.lab.processes import LabError, wait_for
 from tests.lab.traffic import (
+    accept_anything,
+    accepted,
     another_address,
     another_mac,
-    answers_heard,
-    believe_anything,
-    believed,
+    answers_received,
     echo_requests,
-    echoes_heard,
+    echoes_received,
     in_background,
     know,
     sent,
@@ -87,7 +87,7 @@ def trio() -> Iterator[Trio]:
             guest.wait_pings(nics[2].address)
         know(liar, DEVICE, nics[2])
         know(listener, DEVICE, nics[0])
-        believe_anything(listener, DEVICE)
+        accept_anything(listener, DEVICE)
         yield Trio(host, nics[0], nics[1], nics[2], honest, liar, listener)
         host.destroy(nics)
         host.unplug(nics)
@@ -132,19 +132,19 @@ def killed_and_started(trio: Trio) -> Recovery:
     with in_background(listener, f"ping -q -i {INTERVAL_S} -c 1000 {trio.honest_nic.address}"):
         wait_answers(listener)
         ovs.kill_vswitchd()
-        heard = answers_heard(listener)
+        received = answers_received(listener)
         start = time.monotonic()
         ovs.start_vswitchd()
         up = time.monotonic() - start
         wait_for(lambda: flows(trio) == before, DEADLINE_S, "the flows are back")
         back = time.monotonic() - start
-        wait_for(lambda: answers_heard(listener) > heard, DEADLINE_S, "the honest guest is heard")
+        wait_for(lambda: answers_received(listener) > received, DEADLINE_S, "the honest guest is heard")
         return Recovery(up, back, time.monotonic() - start)
 
 
 def wait_answers(guest: Guest) -> None:
-    heard = answers_heard(guest)
-    wait_for(lambda: answers_heard(guest) > heard, DEADLINE_S, f"{guest.name} is answered")
+    received = answers_received(guest)
+    wait_for(lambda: answers_received(guest) > received, DEADLINE_S, f"{guest.name} is answered")
 
 
 def flows(trio: Trio) -> list[str]:
@@ -167,17 +167,17 @@ def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
     desired = tags(trio)
     with lying(trio, how):
         trio.host.plug(trio.liar_nic, port_security=OPEN)
-        wait_for(lambda: lies_heard(trio, how), DEADLINE_S, "lies are heard without a filter")
+        wait_for(lambda: spoofed_received(trio, how), DEADLINE_S, "lies are heard without a filter")
         trio.plug()
         forget(trio.listener)
-        heard = echoes_heard(trio.listener)
+        received = echoes_received(trio.listener)
         trio.wait_liar()
-        assert echoes_heard(trio.listener) == heard, "the filter lets lies through"
+        assert echoes_received(trio.listener) == received, "the filter lets lies through"
         for _ in range(times):
             yield killed_and_started(trio)
             trio.wait_liar()
-            assert echoes_heard(trio.listener) == heard, "a filter was open"
-            assert believed(trio.listener, DEVICE, OTHER_ADDRESS) == ""
+            assert echoes_received(trio.listener) == received, "a filter was open"
+            assert accepted(trio.listener, DEVICE, OTHER_ADDRESS) == ""
     assert tags(trio) == desired
     assert trio.host.call("POST", "/v1/reconcile", {"dry_run": True})["changes"] == []
     states = [trio.host.call("GET", f"/v1/ports/{nic.port_id}")["state"] for nic in trio.nics]
@@ -185,18 +185,18 @@ def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
     assert trio.liar.pings(trio.listener_nic.address), "what the liar may say is heard"
 
 
-def lies_heard(trio: Trio, how: str) -> bool:
+def spoofed_received(trio: Trio, how: str) -> bool:
     """Whether the listener hears pings of the liar now, and (`address`) accepts its ARP."""
-    start = echoes_heard(trio.listener)
+    start = echoes_received(trio.listener)
     trio.wait_liar()
-    believes = believed(trio.listener, DEVICE, OTHER_ADDRESS) == trio.liar_nic.mac
-    return echoes_heard(trio.listener) > start and (believes or how == "mac")
+    accepts = accepted(trio.listener, DEVICE, OTHER_ADDRESS) == trio.liar_nic.mac
+    return echoes_received(trio.listener) > start and (accepts or how == "mac")
 
 
 def forget(guest: Guest) -> None:
     """Make the guest forget what it assumes of addresses; what it knows for good stays."""
     guest.check(f"ip neigh flush dev {DEVICE} nud all; arp -i {DEVICE} -d {OTHER_ADDRESS}; true")
-    wait_for(lambda: not believed(guest, DEVICE, OTHER_ADDRESS), DEADLINE_S, "it is forgotten")
+    wait_for(lambda: not accepted(guest, DEVICE, OTHER_ADDRESS), DEADLINE_S, "it is forgotten")
 
 
 @pytest.mark.parametrize("how", ["mac", "address"])
@@ -223,9 +223,9 @@ def test_vlans_are_apart_after_a_restart(trio: Trio) -> None:
     trio.host.ovs.start_vswitchd()
     wait_for(lambda: flows(trio) == desired, DEADLINE_S, "the flows are back")
     trio.liar.wait_pings(trio.listener_nic.address)
-    before = echoes_heard(trio.honest)
+    before = echoes_received(trio.honest)
     echo_requests(trio.listener, trio.honest_nic.address, 3)
-    assert echoes_heard(trio.honest) == before
+    assert echoes_received(trio.honest) == before
     trio.host.plug(trio.honest_nic)
     trio.listener.wait_pings(trio.honest_nic.address)
 
@@ -234,7 +234,7 @@ def test_filters_stay_shut_while_the_agent_is_dead(trio: Trio) -> None:
     """Nobody puts the flows back: then nothing at all arrives, until the agent comes."""
     trio.plug()
     with lying(trio, "address"):
-        heard = echoes_heard(trio.listener)
+        received = echoes_received(trio.listener)
         trio.host.agent.kill()
         trio.host.ovs.kill_vswitchd()
         trio.host.ovs.start_vswitchd()
@@ -246,7 +246,7 @@ def test_filters_stay_shut_while_the_agent_is_dead(trio: Trio) -> None:
         trio.host.agent.start()
         trio.listener.wait_pings(trio.honest_nic.address)
         trio.wait_liar()
-        assert echoes_heard(trio.listener) == heard
+        assert echoes_received(trio.listener) == received
 
 
 def has_carrier(guest: Guest) -> bool:

@@ -93,8 +93,8 @@ def test_what_the_flows_do_by_the_word_of_vswitchd(hosts: tuple[Host, Host]) -> 
     assert all(f"set_field:{peer}->tun_dst" in unknown for peer in peers)
     # A frame of VM 9 comes from the second peer: it reaches the overlay bridge and no tunnel.
     into = f"in_port={ofport[vxlan_name(4789)]},tun_id=5001,tun_src=10.9.0.3"
-    heard = trace(f"{into},dl_src={mac(9)},dl_dst=ff:ff:ff:ff:ff:ff")
-    assert f'bridge("{OVERLAY}")' in heard and "native tunnel" not in heard
+    received = trace(f"{into},dl_src={mac(9)},dl_dst=ff:ff:ff:ff:ff:ff")
+    assert f'bridge("{OVERLAY}")' in received and "native tunnel" not in received
     known = trace(f"{out},dl_dst={mac(9)}")
     assert "load:0xa090003->NXM_NX_TUN_IPV4_DST[]" in known and "set_field" not in known.split("10.")[-1]
     # Nothing is learned from a sender that cannot be, and a VNI that is not ours goes nowhere.
@@ -153,7 +153,7 @@ def test_peers_come_and_go_without_loss_for_the_others(hosts: tuple[Host, Host])
         one.vm("a", spec_on("blue", 1), "10.0.0.1") as a,
         other.vm("b", spec_on("blue", 2), "10.0.0.2") as b,
         kernel_host(7, 5001, *ours) as third,
-        b.hears() as ear,
+        b.receives() as ear,
     ):
         reaches(a, b.address)
         reaches(b, a.address)

@@ -256,9 +256,9 @@ def test_native_by_the_rows_written_alone(ovs: PrivateOvs, short_path: Path) -> 
     """The rows are in a real database; vswitchd, which has no such type, refuses the port."""
     nic = ModelPf("0000:81:00.0", "eth8", "physnet1", total=3, vf_driver="mlx5_core", switchdev=True)
     with hosted(short_path, ovs, nic, unsupported=OF_SWITCHDEV) as driven:
-        wish = PortSpec.model_validate(spec_of(vlan_id=100, queues=4))
+        desired = PortSpec.model_validate(spec_of(vlan_id=100, queues=4))
         seen = driven.backend.observe(["p1"], time.monotonic() + 60)
-        intent = Intent("p1", wish, driven.backend.claims(Intent("p1", wish), seen, {}))
+        intent = Intent("p1", desired, driven.backend.claims(Intent("p1", desired), seen, {}))
         plan = driven.backend.plan([intent], seen)
         applied = driven.backend.apply(plan.changes, time.monotonic() + 30)
         assert not plan.refused and not applied.failed
@@ -279,7 +279,7 @@ def test_native_by_the_rows_written_alone(ovs: PrivateOvs, short_path: Path) -> 
         [port] = [r for r in rows(ovs, "Port", "name", "tag", "vlan_mode") if r["name"] == name]
         assert (port["tag"], port["vlan_mode"]) == (100, "access")
         assert ovs.vsctl("list-ports", "br-phys1").split() == [name], "on its network's bridge"
-        assert nic.vfs[0].attributes.mac == wish.mac and nic.vfs[0].attributes.vlan == 0
+        assert nic.vfs[0].attributes.mac == desired.mac and nic.vfs[0].attributes.vlan == 0
         again = driven.backend.read_back(seen, plan.changes, ["p1"], time.monotonic() + 60)
         assert driven.backend.plan([intent], again).changes == ()
         reported = driven.backend.observed_ports([intent], again)["p1"]

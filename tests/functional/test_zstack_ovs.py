@@ -161,7 +161,7 @@ def test_a_vm_from_its_bridge_to_its_end(ovs: PrivateOvs, host: Zstack) -> None:
         assert _transactions(ovs) == before, "the same NIC again is not written again"
     with vm(paths[0], 1, ovs) as one, vm(paths[1], 2, ovs) as two:
         wait_for(lambda: one.pings(two.address), 20, "the other VM answers")
-        with two.hears() as ear:
+        with two.receives() as ear:
             one.send(two.mac, COUNT // 2)
             # A second L2 network while frames are under way.
             assert host.call("prepareBridge", "eth8", "br_eth8") == 0

@@ -78,12 +78,12 @@ def _kvm_boots(directory: Path) -> bool:
 
 
 def _says_ready(output: int) -> bool:
-    said = b""
+    printed = b""
     end = time.monotonic() + KVM_DEADLINE_S
-    while initramfs.READY.encode() not in said:
+    while initramfs.READY.encode() not in printed:
         readable, _, _ = select.select([output], [], [], max(0.0, end - time.monotonic()))
         more = os.read(output, 4096) if readable else b""
         if not more:
             return False
-        said += more
+        printed += more
     return True

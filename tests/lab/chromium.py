@@ -21,7 +21,7 @@ from tests.lab.processes import LabError, LabTimeout, wait_for
 #: Chromium without a window: it needs no GTK.
 _PROGRAM = "chromium-headless-shell"
 #: Where Chromium reads commands, and writes answers.
-_TOLD, _ANSWERS = 3, 4
+_REPORTED, _ANSWERS = 3, 4
 _OPTIONS = (
     "--remote-debugging-pipe",
     "--no-sandbox",
@@ -151,10 +151,10 @@ class Chromium:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._from], [], [], max(0.0, end - time.monotonic()))
             if not ready:
-                raise LabTimeout(f"chromium: no answer to {what}\n{self._said()}")
+                raise LabTimeout(f"chromium: no answer to {what}\n{self._printed()}")
             read = os.read(self._from, 1 << 16)
             if not read:
-                raise LabError(f"chromium has ended\n{self._said()}")
+                raise LabError(f"chromium has ended\n{self._printed()}")
             self._buffer += read
         line, _, self._buffer = self._buffer.partition(b"\0")
         message: Mapping[str, Any] = json.loads(line)
@@ -182,7 +182,7 @@ class Chromium:
                 [program, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"],
                 {**os.environ, **home},
                 file_actions=[
-                    (os.POSIX_SPAWN_DUP2, reported, _TOLD),
+                    (os.POSIX_SPAWN_DUP2, reported, _REPORTED),
                     (os.POSIX_SPAWN_DUP2, answers, _ANSWERS),
                     (os.POSIX_SPAWN_DUP2, log, 1),
                     (os.POSIX_SPAWN_DUP2, log, 2),
@@ -211,7 +211,7 @@ class Chromium:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self._pid, flags) is not None
 
-    def _said(self) -> str:
+    def _printed(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
 

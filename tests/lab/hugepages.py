@@ -57,7 +57,7 @@ def borrowed(pages: int) -> Iterator[None]:
     try:
         yield
     finally:
-        _give_back()
+        _release()
 
 
 def own_pages() -> int:
@@ -85,7 +85,7 @@ def _borrow(pages: int) -> None:
         _write(Loan(os.getpid(), _start_time(os.getpid()), pages, State.HELD, 0))
 
 
-def _give_back() -> None:
+def _release() -> None:
     with _locked():
         _repair()
         loan = _load(LEDGER / f"{os.getpid()}.json")

@@ -73,7 +73,7 @@ def threads() -> dict[int, str]:
     return found
 
 
-def wanted_pages(before: Mapping[str, str]) -> tuple[int, int]:
+def requested_pages(before: Mapping[str, str]) -> tuple[int, int]:
     """Some tens of hugepages more than there are, and the memory of VMs that makes a plan of it, MB."""
     vm_mb = max(0, int(before[str(PAGES)]) + 24 - PLANNED) * 2
     return PLANNED + vm_mb // 2, vm_mb
@@ -83,7 +83,7 @@ def changed(before: Mapping[str, str]) -> set[str]:
     """What is not as it was, but for hugepages that others borrow."""
     now = values()
     left = {name for name, text in before.items() if now.get(name) != text}
-    if int(PAGES.read_text()) != wanted_pages(before)[0]:
+    if int(PAGES.read_text()) != requested_pages(before)[0]:
         left.discard(str(PAGES))  # not what a test's apply sets
     return left
 
@@ -128,7 +128,7 @@ def untuned() -> Iterator[None]:
             _settle()
 
 
-def give_back() -> None:
+def release() -> None:
     """Put back what a killed `untuned` has left; nothing while one is alive."""
     with _locked(fcntl.LOCK_NB) as locked:
         if locked:

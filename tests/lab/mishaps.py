@@ -79,7 +79,7 @@ def befall(traveller: Traveller, way: Way, mishap: Mishap, directory: Path) -> H
         lives = recover(traveller, way)
         assert_one_side(traveller)
         if lives:
-            peer.wait_heard()
+            peer.wait_received()
             return traveller.home
     traveller.boot()
     traveller.configure()

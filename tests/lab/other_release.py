@@ -103,6 +103,6 @@ def _git(*words: str) -> bytes:
     except FileNotFoundError as missing:
         raise LabError(f"there is no git: install it, or set {_INSTEAD}") from missing
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        raise LabError(f"git {' '.join(words)}: {said}; without its history, set {_INSTEAD}")
+        printed = done.stderr.decode(errors="replace").strip()
+        raise LabError(f"git {' '.join(words)}: {printed}; without its history, set {_INSTEAD}")
     return done.stdout

@@ -38,8 +38,8 @@ class CommandError(LabError):
         self.status = status
         self.stdout = stdout
         self.stderr = stderr
-        said = stderr.strip() or stdout.strip() or "nothing on stderr"
-        super().__init__(f"{' '.join(args)}: exit status {status}: {said}")
+        printed = stderr.strip() or stdout.strip() or "nothing on stderr"
+        super().__init__(f"{' '.join(args)}: exit status {status}: {printed}")
 
 
 def wait_for(
@@ -56,8 +56,8 @@ def wait_for(
         if value:
             return value
         if time.monotonic() >= end:
-            said = f"\n{tail()}" if tail is not None else ""
-            raise LabTimeout(f"{what}: not within {deadline_s:g} s{said}")
+            printed = f"\n{tail()}" if tail is not None else ""
+            raise LabTimeout(f"{what}: not within {deadline_s:g} s{printed}")
         time.sleep(POLL_INTERVAL_S)
 
 
@@ -118,8 +118,8 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired as late:
-        said = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
-        raise LabTimeout(f"{' '.join(words)}: not done within {timeout:g} s\n{said}") from late
+        printed = late.stderr.decode(errors="replace") if isinstance(late.stderr, bytes) else ""
+        raise LabTimeout(f"{' '.join(words)}: not done within {timeout:g} s\n{printed}") from late
     if done.returncode != 0:
         raise CommandError(words, done.returncode, done.stdout, done.stderr)
     return done.stdout

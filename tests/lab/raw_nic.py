@@ -123,28 +123,28 @@ def arrivals(sender: RawNic | RawWire, ear: Ear, frames: Mapping[str, Packet], l
     names = {what: new_name() for what in frames}
     for what, frame in frames.items():
         sender.send(bytes(frame / Raw(names[what])))
-    heard = until(sender, ear, last)
-    return {what for what, name in names.items() if any(name in each for each in heard)}
+    received = until(sender, ear, last)
+    return {what for what, name in names.items() if any(name in each for each in received)}
 
 
 def until(sender: RawNic | RawWire, ear: Ear, last: Packet) -> list[bytes]:
     """Send this frame until it comes out (a port forwards a moment after its carrier is there), and
     tell what else came out until then."""
     name = new_name()
-    return until_heard(lambda: sender.send(bytes(last / Raw(name))), ear, name)
+    return until_received(lambda: sender.send(bytes(last / Raw(name))), ear, name)
 
 
-def until_heard(send: Callable[[], None], ear: Ear, name: bytes) -> list[bytes]:
+def until_received(send: Callable[[], None], ear: Ear, name: bytes) -> list[bytes]:
     """Send until a frame of this name comes out, and tell what else came out until then."""
-    heard: list[bytes] = []
+    received: list[bytes] = []
     deadline = time.monotonic() + _DEADLINE_S
     while time.monotonic() < deadline:
         send()
         while select.select([ear], [], [], 1.0)[0]:
-            heard.append(ear.receive())
-            if name in heard[-1]:
-                return heard
-    raise AssertionError(f"{name!r} never came out, but {len(heard)} others did")
+            received.append(ear.receive())
+            if name in received[-1]:
+                return received
+    raise AssertionError(f"{name!r} never came out, but {len(received)} others did")
 
 
 def named(frames: Iterable[Packet]) -> dict[str, Packet]:

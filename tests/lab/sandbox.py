@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _prepared(options: argparse.Namespace) -> int:
     if inside():
         raise LabError("this is a sandbox already; one in it could not borrow hugepages safely")
-    machine_settings.give_back()
+    machine_settings.release()
     if options.guests:
         kernel.fetch()
         # Its tests are skipped without it.

@@ -116,7 +116,7 @@ class Peer(Running):
         """Send nothing more; what arrives is counted."""
         self._process.send_signal(signal.SIGUSR1)
 
-    def wait_heard(self, more: int = RATE // 2, deadline_s: float = DEADLINE_S) -> None:
+    def wait_received(self, more: int = RATE // 2, deadline_s: float = DEADLINE_S) -> None:
         """Wait until so many more datagrams have passed each way."""
         before = self.counts()
 
@@ -148,9 +148,9 @@ class Peer(Running):
         return self._started
 
     def _expect(self, word: str) -> None:
-        said = self._line()
-        if said != word:
-            raise LabError(f"the peer says {said!r}, not {word!r}")
+        printed = self._line()
+        if printed != word:
+            raise LabError(f"the peer says {printed!r}, not {word!r}")
 
     def _line(self) -> str:
         out = self._process.stdout

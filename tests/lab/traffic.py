@@ -10,12 +10,12 @@ from tests.lab.hypervisor import Nic
 from tests.lab.processes import LabError
 
 
-def echoes_heard(guest: Guest) -> int:
+def echoes_received(guest: Guest) -> int:
     """The echo requests that have reached the guest since it booted."""
     return _snmp(guest, "Icmp:", "InEchos")
 
 
-def answers_heard(guest: Guest) -> int:
+def answers_received(guest: Guest) -> int:
     """The echo replies that have reached the guest since it booted."""
     return _snmp(guest, "Icmp:", "InEchoReps")
 
@@ -41,17 +41,17 @@ def know(guest: Guest, device: str, nic: Nic) -> None:
     guest.check(f"arp -i {device} -s {nic.address} {nic.mac}")
 
 
-def believe(guest: Guest, device: str, address: str, mac: str) -> None:
+def accept(guest: Guest, device: str, address: str, mac: str) -> None:
     """Let the guest hold an entry that any ARP frame about the address would change."""
     guest.check(f"arp -i {device} -s {address} {mac} temp")
 
 
-def believe_anything(guest: Guest, device: str) -> None:
+def accept_anything(guest: Guest, device: str) -> None:
     """Let the guest accept addresses from gratuitous ARP."""
     guest.check(f"echo 1 > /proc/sys/net/ipv4/conf/{device}/arp_accept")
 
 
-def believed(guest: Guest, device: str, address: str) -> str:
+def accepted(guest: Guest, device: str, address: str) -> str:
     """The MAC that the guest takes to be the address's; empty if it knows none."""
     words = guest.check(f"ip neigh show {address} dev {device}").split()
     return words[words.index("lladdr") + 1] if "lladdr" in words else ""

@@ -24,7 +24,7 @@ from netplugin.api.models import Finding, NetworkSpec, PortSpec
 from netplugin.backend import Intent, Overlay
 from tests.lab.loop import converge_alone
 from tests.lab.namespaces import entered
-from tests.lab.traffic_hosts import Errand, Machine, bare_machine
+from tests.lab.traffic_hosts import BackgroundJob, Machine, bare_machine
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Driven(Machine):
     def changes_made(self) -> object:
         return self._made
 
-    def begin(self, port_id: str, spec: Mapping[str, Any] | None) -> Errand:
+    def begin(self, port_id: str, spec: Mapping[str, Any] | None) -> BackgroundJob:
         """In a process of its own, that can be killed."""
         self._want(port_id, spec)
         pid = os.fork()

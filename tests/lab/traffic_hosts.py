@@ -76,7 +76,7 @@ class Machine(ABC):
         """Something that differs as soon as anything was changed."""
 
     @abstractmethod
-    def begin(self, port_id: str, spec: Mapping[str, Any] | None) -> Errand:
+    def begin(self, port_id: str, spec: Mapping[str, Any] | None) -> BackgroundJob:
         """A PUT, or (None) a DELETE, that is not waited for: see ``kill``."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class Machine(ABC):
             yield vm
 
 
-class Errand(Protocol):
+class BackgroundJob(Protocol):
     def is_alive(self) -> bool: ...
     def join(self) -> None: ...
 
@@ -151,7 +151,7 @@ class Host(Machine):
         lines = str(self.agent.get("/metrics")[1]).splitlines()
         return [line for line in lines if line.startswith("netplugin_changes")]
 
-    def begin(self, port_id: str, spec: Mapping[str, Any] | None) -> Errand:
+    def begin(self, port_id: str, spec: Mapping[str, Any] | None) -> BackgroundJob:
         work = self.delete if spec is None else self.put
         thread = threading.Thread(target=work, args=(port_id,) if spec is None else (port_id, spec))
         thread.start()

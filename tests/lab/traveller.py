@@ -129,12 +129,12 @@ class Traveller:
         Not by what the last calls do, unless that is the way.
         """
         self.prepare(way)
-        peer.wait_heard()
+        peer.wait_received()
         moved = self.migrate()
         if way is not Way.MANUAL:
-            peer.wait_heard()
+            peer.wait_received()
         self.conclude(way)
-        peer.wait_heard()
+        peer.wait_received()
         return moved
 
     def prepare(self, way: Way) -> None:
@@ -175,7 +175,7 @@ class Traveller:
         with Peer(directory, within(PEER, []), PEER_ADDRESS, self.nic.address) as peer:
             start_in(self.guest, self.nic.address, PEER_ADDRESS)
             peer.wait_connected()
-            peer.wait_heard()
+            peer.wait_received()
             yield peer
 
     def _guest(self, host: Hypervisor) -> Guest:

@@ -154,7 +154,7 @@ class Vm(AbstractContextManager["Vm"]):
         return head.ljust(14 + size, b"\0")
 
     @contextmanager
-    def hears(self) -> Iterator[Ear]:
+    def receives(self) -> Iterator[Ear]:
         """Count the frames of ours that come to this VM's MAC for the time of the block."""
         with self._raw() as raw:
             raw.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, 32 << 20)
@@ -196,11 +196,11 @@ class Ear:
 
     def settle(self, quiet_s: float = 0.5) -> int:
         """Listen until nothing more comes."""
-        heard = -1
-        while heard != (now := self.listen()):
-            heard = now
+        received = -1
+        while received != (now := self.listen()):
+            received = now
             time.sleep(quiet_s)
-        return heard
+        return received
 
 
 def _packed(mac: str) -> bytes:

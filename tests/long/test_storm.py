@@ -93,15 +93,15 @@ def test_all_is_answered_and_the_last_word_stands(ovs: PrivateOvs, agent: Privat
         for each in asked:
             each.result()
     wait_for(lambda: _at_rest(agent), DEADLINE_S, "every port is as it was asked for")
-    wanted = {entry["port_id"]: entry["spec"]["network"]["vlan_id"] for entry in agent.get("/v1/ports")[1]}
+    desired = {entry["port_id"]: entry["spec"]["network"]["vlan_id"] for entry in agent.get("/v1/ports")[1]}
     rows = _tags(ovs)
-    assert rows == wanted
+    assert rows == desired
     print(
         f"{CALLS} calls, {kills} kills of vswitchd: answered {dict(sorted(counted.items()))}; "
-        f"{len(wanted)} ports at the end; {memory_mb:.0f} MB before, {max(most_mb):.0f} MB at most"
+        f"{len(desired)} ports at the end; {memory_mb:.0f} MB before, {max(most_mb):.0f} MB at most"
     )
     assert max(most_mb) < memory_mb + MOST_MB
-    for port_id in wanted:
+    for port_id in desired:
         assert agent.call("DELETE", f"/v1/ports/{port_id}")[0] == 204
     assert host_state.differences(empty, seen(ovs)) == ""
 

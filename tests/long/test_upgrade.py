@@ -81,7 +81,7 @@ class Datagrams:
 @contextmanager
 def stream(sender: str, receiver: str, to: str) -> Iterator[Datagrams]:
     """From a namespace to another; after the block, all that will ever arrive has arrived."""
-    counted, over, heard = Datagrams(), threading.Event(), threading.Event()
+    counted, over, received = Datagrams(), threading.Event(), threading.Event()
     with ExitStack() as stack:
         with entered(receiver):
             inbox = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -93,7 +93,7 @@ def stream(sender: str, receiver: str, to: str) -> Iterator[Datagrams]:
         inbox.settimeout(0.1)
 
         def listen() -> None:
-            while not heard.is_set():
+            while not received.is_set():
                 with suppress(TimeoutError):
                     counted.received.add(int(inbox.recv(64)))
 
@@ -117,7 +117,7 @@ def stream(sender: str, receiver: str, to: str) -> Iterator[Datagrams]:
             wait_for(last_arrives, SOON_S, "a datagram arrives in the end")
         finally:
             over.set()
-            heard.set()
+            received.set()
             for each in threads:
                 each.join()
 
@@ -193,11 +193,11 @@ def watched_ovs(ovs: PrivateOvs) -> Iterator[Callable[[], list[str]]]:
     known = set(commits(ovs.database))
     bridges = ovs.vsctl("list-br").split()
     flows = [["ovs-ofctl", "-O", "OpenFlow14", "monitor", name, "watch:!initial"] for name in bridges]
-    with listening(None, ovs.directory, ovs.env, *flows) as heard:
+    with listening(None, ovs.directory, ovs.env, *flows) as received:
         yield (
             lambda: (
                 [each for each in commits(ovs.database) if each not in known]
-                + [line for line in heard() if "event=" in line]
+                + [line for line in received() if "event=" in line]
             )
         )
 
@@ -333,9 +333,9 @@ def test_an_upgrade_and_a_downgrade_under_live_ports(other: OtherRelease, site: 
         if version(new) != known:
             old.daemon.start()
             wait_for(lambda: not old.daemon.running, SOON_S, "the older agent refuses the newer store")
-            said = old.daemon.tail()
-            assert f"written by a newer netplugin (version {version(new)}" in said, said
-            assert "netplugin store restore" in said
+            printed = old.daemon.tail()
+            assert f"written by a newer netplugin (version {version(new)}" in printed, printed
+            assert "netplugin store restore" in printed
             restore(new, older)
         old.start()
         wait_for(lambda: as_before(old, bodies), SOON_S, "all is as before, with the older agent")

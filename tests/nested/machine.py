@@ -160,7 +160,7 @@ class Machine:
                 asked = max(0.0, min(_LOOK_S, end - began))
                 ready = {key.fileobj for key, _ in events.select(asked)}
                 if self._ends.pulse in ready:
-                    if not self._pulse.hear():
+                    if not self._pulse.receive():
                         events.unregister(self._ends.pulse)
                 else:
                     self._pulse.waited(asked, _seconds() - began)

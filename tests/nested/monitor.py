@@ -13,12 +13,12 @@ ANSWER_S = 30.0
 _PANIC_S = 45.0
 _COMMANDS = ("info status", "info cpus", "info registers -a")
 # Of the registers those that say which code runs, and whether the CPU is halted.
-_WANTED = re.compile(r"CPU#|[RE]IP=|VM status|thread_id")
+_DESIRED = re.compile(r"CPU#|[RE]IP=|VM status|thread_id")
 
 
 def examine(channel: socket.socket) -> str:
     """What the monitor reports of the CPUs. Then the kernel is made to panic, for its call trace."""
-    said = []
+    printed = []
     try:
         channel.settimeout(ANSWER_S)
         lines = _lines(channel)
@@ -27,14 +27,14 @@ def examine(channel: socket.socket) -> str:
         for command in _COMMANDS:
             line = {"command-line": command}
             answer = str(_ask(channel, lines, "human-monitor-command", line))
-            said += [f"{command}:", *filter(_WANTED.search, answer.splitlines())]
+            printed += [f"{command}:", *filter(_DESIRED.search, answer.splitlines())]
         channel.settimeout(_PANIC_S)
         _ask(channel, lines, "inject-nmi")
         for _event in lines:
             pass  # until QEMU has ended
     except (OSError, ValueError) as error:
-        said.append(f"QEMU's monitor: {error!r}")
-    return "\n".join(said)
+        printed.append(f"QEMU's monitor: {error!r}")
+    return "\n".join(printed)
 
 
 def _ask(

@@ -61,7 +61,7 @@ class Pulse:
         if self._silent_s is not None:
             self._silent_s = 0.0
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Read what has come; false if there is no more to come, as QEMU has ended."""
         try:
             more = self.channel.recv(1 << 16)

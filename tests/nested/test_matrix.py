@@ -185,9 +185,9 @@ def test_all_four_backends_in_one_run(
     path = write(tmp_path, {**sections, "search": SEARCH})
     # The command without the time it takes to start.
     status = main(["matrix", str(path), "--folder", str(tmp_path / "run"), "--quiet"])
-    said = capsys.readouterr()
-    assert status in (0, 1) and said.err == "", said
-    check(read_run(tmp_path / "run"), said.out, BACKENDS)
+    printed = capsys.readouterr()
+    assert status in (0, 1) and printed.err == "", printed
+    check(read_run(tmp_path / "run"), printed.out, BACKENDS)
     assert found(agent, ovs, pf) == before
 
 

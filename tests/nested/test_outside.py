@@ -158,11 +158,11 @@ def read(path: Path) -> bytes:
 def test_each_outcome_in_guests_is_one_outside(tmp_path: Path) -> None:
     """The first guest has no heartbeat from the fifth test on; the second ends in the sixth."""
     with outer(tmp_path, TESTS) as running:
-        said, _ = running.communicate(timeout=2 * DEADLINE_S)
-    assert running.returncode == pytest.ExitCode.TESTS_FAILED, said
-    assert "1 failed, 2 passed, 1 skipped, 1 xfailed, 2 errors" in said, said
-    assert "said in the guest" in said
-    _require_replacement(said, left=3)
+        printed, _ = running.communicate(timeout=2 * DEADLINE_S)
+    assert running.returncode == pytest.ExitCode.TESTS_FAILED, printed
+    assert "1 failed, 2 passed, 1 skipped, 1 xfailed, 2 errors" in printed, printed
+    assert "said in the guest" in printed
+    _require_replacement(printed, left=3)
     cases = {str(case.get("name")): case for case in junit(tmp_path)}
     assert len(cases["test_passes"]) == len(cases["test_stands"]) == 0
     failure = cases["test_fails"].find("failure")
@@ -175,11 +175,11 @@ def test_each_outcome_in_guests_is_one_outside(tmp_path: Path) -> None:
     assert cases["test_comes_too_late"].find("error") is not None
 
 
-def _require_replacement(said: str, left: int) -> None:
+def _require_replacement(printed: str, left: int) -> None:
     """The summary must say that a guest was replaced, with what was known of it and of its kernel."""
-    replaced = said.partition(f"replaced by a fresh guest for the {left} tests that were left")[2]
+    replaced = printed.partition(f"replaced by a fresh guest for the {left} tests that were left")[2]
     for words in ("no heartbeat", "RIP=", "Not continuing"):
-        assert words in replaced, said
+        assert words in replaced, printed
 
 
 def junit(directory: Path) -> list[ElementTree.Element]:
@@ -190,15 +190,15 @@ def junit(directory: Path) -> list[ElementTree.Element]:
 @pytest.mark.long
 def test_a_guest_whose_cpu_is_taken_for_good_is_replaced(tmp_path: Path) -> None:
     with outer(tmp_path, STANDS) as running:
-        said, _ = running.communicate(timeout=2 * DEADLINE_S)
-    assert running.returncode == pytest.ExitCode.OK, said
-    assert "3 passed" in said, said
+        printed, _ = running.communicate(timeout=2 * DEADLINE_S)
+    assert running.returncode == pytest.ExitCode.OK, printed
+    assert "3 passed" in printed, printed
     assert [case.get("name") for case in junit(tmp_path)] == [
         "test_before",
         "test_stands",
         "test_after",
     ]
-    _require_replacement(said, left=2)
+    _require_replacement(printed, left=2)
 
 
 @pytest.mark.long
@@ -207,16 +207,16 @@ def test_an_interrupt_outside_ends_the_guest(tmp_path: Path) -> None:
         assert running.stdout is not None
         wait_for_line(running, "test_waits")
         running.send_signal(signal.SIGINT)
-        said, _ = running.communicate(timeout=30)
-        assert running.returncode == pytest.ExitCode.INTERRUPTED, said
+        printed, _ = running.communicate(timeout=30)
+        assert running.returncode == pytest.ExitCode.INTERRUPTED, printed
 
 
 def wait_for_line(running: subprocess.Popen[str], desired: str) -> None:
     """Wait until a test is reported to be set up: pytest prints its name without a newline."""
     assert running.stdout is not None
-    said = b""
-    while desired.encode() not in said:
+    printed = b""
+    while desired.encode() not in printed:
         ready, _, _ = select.select([running.stdout], [], [], DEADLINE_S)
         more = os.read(running.stdout.fileno(), 4096) if ready else b""
-        assert more, f"{desired} did not come:\n{said.decode()}"
-        said += more
+        assert more, f"{desired} did not come:\n{printed.decode()}"
+        printed += more

@@ -20,7 +20,7 @@ NEEDS = Needs(cpus=2, memory_mb=2560, hugepages=480)
 DISK_MB, DEADLINE_S = 256, 900.0
 
 
-def heard(guest: Machine, event: str) -> dict[str, Any]:
+def received(guest: Machine, event: str) -> dict[str, Any]:
     message = guest.receive(DEADLINE_S)
     assert message is not None and message["event"] == event, f"{message}\n{guest.tail()}"
     return message
@@ -34,11 +34,11 @@ def test_ports_come_back_after_a_reboot(tmp_path: Path) -> None:
     environment = plugin.inner_environment(os.environ)
     job = Job(command, str(machine.CHECKOUT), environment, str(parts.kernel.modules))
     with machine.started(NEEDS, parts, job, disk) as guest:
-        heard(guest, "up")
-        plugged = heard(guest, "plugged")
-        heard(guest, "up")
-        back = heard(guest, "back")
-        assert heard(guest, "ended")["status"] == 0, guest.tail()
+        received(guest, "up")
+        plugged = received(guest, "plugged")
+        received(guest, "up")
+        back = received(guest, "back")
+        assert received(guest, "ended")["status"] == 0, guest.tail()
     print(f"\nall ports were active {back['took_s']:.1f} s after the agent was started")
     assert back["boot"] != plugged["boot"]
     assert back["ports"] and not back["wrong"], back["wrong"]

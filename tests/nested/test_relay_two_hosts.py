@@ -172,7 +172,7 @@ def announced(at: Host) -> Iterator[Callable[[], int]]:
         ear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_RARP))
     count = 0
 
-    def heard() -> int:
+    def received() -> int:
         nonlocal count
         while True:
             try:
@@ -181,7 +181,7 @@ def announced(at: Host) -> Iterator[Callable[[], int]]:
                 return count
 
     with ear:
-        yield heard
+        yield received
 
 
 def wait_reached(hosts: tuple[Host, Host], why: str) -> None:
@@ -224,16 +224,16 @@ def test_the_mac_goes_with_the_vm(hosts: tuple[Host, Host], spec: dict[str, Any]
     assert one.is_closed() and one.opened_with() == marked
     one.is_killed()
     assert one.phase() == "left" and one.is_closed()
-    with two.runs(), announced(one) as heard:
+    with two.runs(), announced(one) as received:
         assert is_unreached(hosts), "it is closed on both"
-        assert heard() == 0
+        assert received() == 0
         activated_ms = milliseconds(lambda: two.step("activate"))
         reached_ms = milliseconds(lambda: wait_reached(hosts, "it runs at the destination"))
         print(
             f"leave {left_ms} ms, activate {activated_ms} ms, both neighbours answered {reached_ms} ms later"
         )
         assert not two.is_closed() and one.is_closed() and two.opened_with() == ""
-        wait_for(lambda: heard() >= 5, DEADLINE_S, "the network has heard of it")
+        wait_for(lambda: received() >= 5, DEADLINE_S, "the network has heard of it")
         two.is_killed()
         assert two.phase() == "activated"
         wait_reached(hosts, "the agent was killed after activate")
@@ -279,10 +279,10 @@ def test_an_aborted_migration_gives_the_mac_back(hosts: tuple[Host, Host]) -> No
         assert (one.phase(), two.phase()) == ("left", "prepared") and is_unreached(hosts)
         two.step("abort", 204)
         assert two.state() == before[1]
-        with announced(two) as heard:
+        with announced(two) as received:
             one.step("abort")
             wait_reached(hosts, "it is open again at the source")
-            wait_for(lambda: heard() >= 5, DEADLINE_S, "the network has heard of it")
+            wait_for(lambda: received() >= 5, DEADLINE_S, "the network has heard of it")
         one.is_killed()
         wait_reached(hosts, "the agent was killed after abort")
     assert one.agent.call("DELETE", "/v1/ports/nic1")[0] == 204

@@ -50,7 +50,7 @@ BURST_S = 0.8
 FRAME = 1442
 MEASURED_S = 4.0
 EVERY_S = 0.02
-HEARD = 100
+RECEIVED = 100
 
 
 @pytest.fixture(scope="module", params=("forky", "trixie"))
@@ -120,7 +120,7 @@ def test_a_stream_of_tcp_passes_a_vm_whole(process: Driven, ovs: PrivateOvs, tmp
 # -- rates and counters --------------------------------------------------------------------------
 
 
-def heard(container: str, counter: str) -> int:
+def received(container: str, counter: str) -> int:
     """A counter of the container's interface."""
     return int(run(within(container, ["cat", f"/sys/class/net/eth0/statistics/{counter}"])))
 
@@ -139,10 +139,10 @@ def flood(source: str, number: int, seconds: float) -> tuple[int, float]:
 
 def carried(source: str, target: str) -> tuple[float, float]:
     """kbit that arrived of a flood, and the seconds of it."""
-    before = heard(f"n{target}", "rx_bytes")
+    before = received(f"n{target}", "rx_bytes")
     _, seconds = flood(f"n{source}", 2 if target == "b" else 1, MEASURED_S)
     _at_rest(f"n{target}")
-    return (heard(f"n{target}", "rx_bytes") - before) * 8 / 1e3, seconds
+    return (received(f"n{target}", "rx_bytes") - before) * 8 / 1e3, seconds
 
 
 def _at_rest(container: str) -> None:
@@ -151,7 +151,7 @@ def _at_rest(container: str) -> None:
 
     def rests() -> bool:
         nonlocal last
-        before, last = last, heard(container, "rx_bytes")
+        before, last = last, received(container, "rx_bytes")
         time.sleep(0.5)
         return before == last
 
@@ -197,7 +197,7 @@ def test_ovs_counts_what_the_containers_count(process: Driven, ovs: PrivateOvs) 
             lambda: shown(ovs, names),
         )
         before = {side: counted(ovs, names[side]) for side in names}
-        heard_before = heard("nb", "rx_packets")
+        received_before = received("nb", "rx_packets")
         frames = 500
         with entered("na"):
             sending = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -206,7 +206,7 @@ def test_ovs_counts_what_the_containers_count(process: Driven, ovs: PrivateOvs) 
                 sending.sendto(bytes(1400), ("10.7.0.2", PORT))
                 time.sleep(0.002)  # no more than the ring holds
         _at_rest("nb")
-        arrived = heard("nb", "rx_packets") - heard_before
+        arrived = received("nb", "rx_packets") - received_before
         assert arrived >= frames
 
         def seen() -> bool:
@@ -239,7 +239,7 @@ def test_vswitchd_is_killed_under_traffic(process: Driven, ovs: PrivateOvs, tmp_
         words = within("na", ["ping", "-D", "-n", "-i", str(EVERY_S), "10.7.0.2"])
         pinging = subprocess.Popen([str(word) for word in words], stdout=out)
         try:
-            wait_for(lambda: len(echoes(log)) >= HEARD, WAIT_S, "echoes come")
+            wait_for(lambda: len(echoes(log)) >= RECEIVED, WAIT_S, "echoes come")
             ovs.kill_vswitchd()
             killed = time.time()
             ovs.start_vswitchd()
@@ -247,7 +247,7 @@ def test_vswitchd_is_killed_under_traffic(process: Driven, ovs: PrivateOvs, tmp_
             wait_for(lambda: settled(process), WAIT_S, "the agent has set the flows again")
             fresh = max(echoes(log))
             wait_for(
-                lambda: len([n for n in echoes(log) if n > fresh]) >= HEARD,
+                lambda: len([n for n in echoes(log) if n > fresh]) >= RECEIVED,
                 WAIT_S,
                 "echoes come again",
                 ovs.vswitchd.tail,
@@ -290,13 +290,13 @@ def test_a_stream_outlives_vswitchd(process: Driven, ovs: PrivateOvs, tmp_path: 
         connected(tmp_path / "sequenced"),
     ):
         peer.wait_connected()
-        peer.wait_heard(deadline_s=WAIT_S)
+        peer.wait_received(deadline_s=WAIT_S)
         before = peer.counts()
         ovs.kill_vswitchd()
         ovs.start_vswitchd()
         process.wait_for_ovs()
         wait_for(lambda: settled(process), WAIT_S, "the agent has set the flows again")
-        peer.wait_heard(deadline_s=WAIT_S)
+        peer.wait_received(deadline_s=WAIT_S)
         # The stream waits for its next repetition, which is later with each one that was lost.
         wait_for(lambda: peer.counts().stream_back > before.stream_back + 1000, WAIT_S, "TCP goes on")
         found = peer.counts()

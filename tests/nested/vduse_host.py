@@ -154,8 +154,8 @@ def delete_refused(process: Driven, port: str) -> None:
             process.delete(port)
         except TryAgain:
             return False
-        except Conflict as said:
-            assert "open" in said.detail
+        except Conflict as printed:
+            assert "open" in printed.detail
             return True
         raise AssertionError(f"{port} was deleted, and its device is open")
 

@@ -137,19 +137,19 @@ class FakeBackend(Backend[Seen]):
         return Plan((*ports, *self._network_changes(intents, observed)))
 
     def _network_changes(self, intents: Sequence[Intent], observed: Seen) -> list[WriteNetwork]:
-        wanted: dict[str, Overlay] = {}
+        desired: dict[str, Overlay] = {}
         users: dict[str, list[str]] = {}
         for intent in intents:
             if intent.overlay is not None:
-                wanted[intent.overlay.network_id] = intent.overlay
+                desired[intent.overlay.network_id] = intent.overlay
                 users.setdefault(intent.overlay.network_id, []).append(intent.port_id)
         asked = {intent.port_id for intent in intents}
         held = {network_id for i, network_id in observed.on.items() if i not in asked}
-        gone = set(observed.networks) - set(wanted) - held
+        gone = set(observed.networks) - set(desired) - held
         changes = [WriteNetwork((), network_id, None) for network_id in sorted(gone)]
         changes += [
             WriteNetwork(tuple(sorted(users[network_id])), network_id, overlay)
-            for network_id, overlay in sorted(wanted.items())
+            for network_id, overlay in sorted(desired.items())
             if observed.networks.get(network_id) != overlay
         ]
         return changes

@@ -18,7 +18,7 @@ It was asked
 for.
 """
 
-anew = {"anew": "``anew`` is a name"}  # anew, or `anew`
+anew = {"anew": "``anew`` is a name"}  # anew, or `again`
 raise ValueError(f"port {anew} was asked " "for now")
 '''
 PAGE = """Start anew.
@@ -27,7 +27,7 @@ PAGE = """Start anew.
 anew
 ```
 
-A row `anew`, renewed.
+A row `again`, renewed.
 """
 
 

@@ -177,10 +177,10 @@ class Says:
         return "the console's end"
 
 
-@pytest.mark.parametrize("said", [(), ("up",), ("up", LabTimeout("silence"))])
-def test_a_guest_that_does_not_come_to_pytest_may_be_tried_again(said: Any) -> None:
+@pytest.mark.parametrize("printed", [(), ("up",), ("up", LabTimeout("silence"))])
+def test_a_guest_that_does_not_come_to_pytest_may_be_tried_again(printed: Any) -> None:
     with pytest.raises(BootError, match="the guest did not boot"):
-        plugin.boot(cast(Machine, Says(*said)), plugin.Run(Needs(), []))
+        plugin.boot(cast(Machine, Says(*printed)), plugin.Run(Needs(), []))
 
 
 def test_a_pytest_that_ends_before_it_has_begun_is_not_tried_again() -> None:
@@ -283,10 +283,10 @@ def test_a_guest_without_a_heartbeat_is_given_up_and_reported(
             watched.receive(600)
         monitor.join(30)
     assert pulse.SILENCE_S <= watch.now < 2 * pulse.SILENCE_S
-    said = str(caught.value)
+    printed = str(caught.value)
     for words in ("its clock said 42.5 s", "RIP=ffffffff81000000", "the kernel's last words"):
-        assert words in said
-    assert "RAX" not in said
+        assert words in printed
+    assert "RAX" not in printed
 
 
 def test_what_a_monitor_does_not_answer_is_no_error_of_the_test(

@@ -294,7 +294,7 @@ def test_a_port_of_another_vm_is_not_touched(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "printed"),
     [
         (nic(1, MAC="nonsense"), "one-5-1: mac"),
         (nic(1, VLAN_ID="4095"), "one-5-1: network.vlan_id"),
@@ -304,9 +304,9 @@ def test_a_port_of_another_vm_is_not_touched(node: Node) -> None:
         (nic(1, kind="PCI", PCI_ID="2"), "PCI 2: NICs of type PCI are not supported"),
     ],
 )
-def test_bad_input_is_named_and_changes_nothing(node: Node, bad: str, said: str) -> None:
+def test_bad_input_is_named_and_changes_nothing(node: Node, bad: str, printed: str) -> None:
     line = node.refused("pre", vm(nic(0), bad))
-    assert said in line
+    assert printed in line
     assert node.ports() == set()
 
 
@@ -392,7 +392,7 @@ def test_an_attribute_is_mapped(
 
 
 @pytest.mark.parametrize(
-    ("attributes", "said"),
+    ("attributes", "printed"),
     [
         ({"FILTER": "clean-traffic"}, "FILTER is not supported"),
         ({"VLAN_TAGGED_ID": "1,2"}, "VLAN_TAGGED_ID"),
@@ -407,9 +407,11 @@ def test_an_attribute_is_mapped(
         ({"IP": "", "FILTER_IP_SPOOFING": "YES"}, "FILTER_IP_SPOOFING is YES, but the NIC has no address"),
     ],
 )
-def test_what_has_no_equivalent_is_refused(driver: ModuleType, attributes: dict[str, str], said: str) -> None:
+def test_what_has_no_equivalent_is_refused(
+    driver: ModuleType, attributes: dict[str, str], printed: str
+) -> None:
     root = ET.fromstring(vm(nic(0, **attributes)))
-    with pytest.raises(driver.Failed, match=said):
+    with pytest.raises(driver.Failed, match=printed):
         driver.spec_of(root, root.find("TEMPLATE/NIC"))
 
 

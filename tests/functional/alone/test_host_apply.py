@@ -23,10 +23,10 @@ from tests.lab.machine_settings import (
     THP,
     WORKQUEUES,
     changed,
+    requested_pages,
     threads,
     untuned,
     values,
-    wanted_pages,
 )
 from tests.lab.ovs import PrivateOvs
 
@@ -112,7 +112,7 @@ def test_a_host_is_tuned_for_ovs_and_back(before: dict[str, str], polled: Privat
     journal = tmp_path / "journal"
     config = other_config(polled)
     assert pmd_cpus(polled) == {"0"}
-    pages, vm_mb = wanted_pages(before)
+    pages, vm_mb = requested_pages(before)
     plan = ["--pmd-cores", "1", "--mtu", "1400", *SMALL_PAGES, "--vm-memory-mb", str(vm_mb)]
     where = ["--ovs-rundir", str(polled.rundir)]
     plan += where
@@ -162,7 +162,7 @@ def test_without_ovs_the_rest_is_set_and_the_status_reports_it(
         "1400",
         *SMALL_PAGES,
         "--vm-memory-mb",
-        str(wanted_pages(before)[1]),
+        str(requested_pages(before)[1]),
     ]
     plan += ["--ovs-rundir", str(tmp_path / "nothing")]
     journal = tmp_path / "journal"

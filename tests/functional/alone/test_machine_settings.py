@@ -16,7 +16,7 @@ from tests.lab.machine_settings import (
     SYSCTLS,
     WORKQUEUES,
     changed,
-    give_back,
+    release,
     untuned,
     values,
 )
@@ -44,7 +44,7 @@ def test_what_a_kill_leaves_is_given_back_by_who_comes_next(finds: str) -> None:
     )
     try:
         assert victim.stdout is not None and victim.stdout.readline() == "tuned\n"
-        give_back()
+        release()
         assert INTERVAL.read_text() == "77\n", "one that is alive keeps what it has changed"
     finally:
         victim.send_signal(signal.SIGKILL)
@@ -55,7 +55,7 @@ def test_what_a_kill_leaves_is_given_back_by_who_comes_next(finds: str) -> None:
             assert INTERVAL.read_text().strip() == DEFAULTS[INTERVAL]
             assert int(WORKQUEUES.read_text(), 16) > 1
     else:
-        give_back()
+        release()
     assert changed(before) == set() and not LEDGER.exists()
 
 
@@ -66,9 +66,9 @@ def test_what_the_kernel_refuses_is_reported_once_and_all_else_restored() -> Non
     try:
         LEDGER.write_text(json.dumps({"boot": boot, "values": asked}))
         with pytest.raises(LabError, match=r"^/proc/version cannot be put back to 'another': .*$"):
-            give_back()
+            release()
         assert INTERVAL.read_text() == "55\n" and not LEDGER.exists()
-        give_back()
+        release()
     finally:
         INTERVAL.write_text(before[str(INTERVAL)])
     assert values() == before
@@ -77,12 +77,12 @@ def test_what_the_kernel_refuses_is_reported_once_and_all_else_restored() -> Non
 def test_a_ledger_of_another_boot_changes_nothing() -> None:
     before = values()
     LEDGER.write_text('{"boot": "another", "values": {"/proc/sys/vm/stat_interval": "55"}}')
-    give_back()
+    release()
     assert values() == before and not LEDGER.exists()
 
 
 def test_a_ledger_that_was_not_written_whole_changes_nothing() -> None:
     before = values()
     LEDGER.write_text('{"boot": "5')
-    give_back()
+    release()
     assert values() == before and not LEDGER.exists()

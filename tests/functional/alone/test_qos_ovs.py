@@ -47,7 +47,7 @@ def _spec(number: int, **qos: Any) -> dict[str, Any]:
 
 def _carried(sender: Vm, receiver: Vm, seconds: float = 1.0) -> tuple[float, float, float]:
     """Megabits offered and carried, and the seconds that it took: a load of many frames in a row."""
-    with receiver.hears() as ear:
+    with receiver.receives() as ear:
         sent = 0
         start = time.monotonic()
         while (spent := time.monotonic() - start) < seconds:

@@ -40,7 +40,7 @@ def start(program: Program, statement: str, log: Path, **env: str) -> Run:
         return program.start(["-n1", "-r1", statement], {**os.environ, **env}, file.fileno())
 
 
-def said(program: Program, statement: str, log: Path, **env: str) -> str:
+def printed(program: Program, statement: str, log: Path, **env: str) -> str:
     run = start(program, statement, log, **env)
     assert run.wait(DEADLINE_S) == 0, log.read_text()
     return log.read_text().splitlines()[0]
@@ -51,11 +51,11 @@ def test_it_runs_where_and_with_what_it_was_started(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     what = "import os, sys; print(os.getcwd(), os.environ['NAMED'], 'decimal' in sys.modules)"
-    assert said(timeit, what, tmp_path / "log", NAMED="so") == f"{tmp_path} so True"
+    assert printed(timeit, what, tmp_path / "log", NAMED="so") == f"{tmp_path} so True"
     where = "import os; print(os.readlink('/proc/self/ns/net'))"
     with namespace("np-preloaded") as name, entered(name):
-        there = said(timeit, where, tmp_path / "there")
-    assert there != said(timeit, where, tmp_path / "here") == os.readlink("/proc/self/ns/net")
+        there = printed(timeit, where, tmp_path / "there")
+    assert there != printed(timeit, where, tmp_path / "here") == os.readlink("/proc/self/ns/net")
 
 
 def test_it_has_the_powers_that_setpriv_would_leave_it(timeit: Program, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ _SPEAKS = """
 
 
 @pytest.mark.parametrize(
-    ("what", "heard", "printed"),
+    ("what", "received", "printed"),
     [
         ("connection lost", b"", "BrokenPipeError"),
         ("hang", b"", "TimeoutError"),
@@ -163,7 +163,7 @@ _SPEAKS = """
         ("error ECONNRESET", b"", "ConnectionResetError"),
     ],
 )
-def test_a_peer_receives_nothing_or_later(short_path: Path, what: str, heard: bytes, printed: str) -> None:
+def test_a_peer_receives_nothing_or_later(short_path: Path, what: str, received: bytes, printed: str) -> None:
     got: list[bytes] = []
     printed_all = threading.Event()
     with socket.socket(socket.AF_UNIX) as listener:
@@ -186,7 +186,7 @@ def test_a_peer_receives_nothing_or_later(short_path: Path, what: str, heard: by
             wait_for(lambda: not watch.delayed, _DEADLINE_S, "what is late has landed")
             assert watch.fired
         peer.join(_DEADLINE_S)
-    assert got == [heard]
+    assert got == [received]
 
 
 def test_each_step_has_its_faults(short_path: Path) -> None:

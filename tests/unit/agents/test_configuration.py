@@ -35,9 +35,9 @@ def started(tmp_path: Path, text: str) -> int:
 )
 def test_a_wrong_value(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, option: str) -> None:
     assert started(tmp_path, text) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"netplugin-agent: {option} in {tmp_path / 'b.conf'} is not valid: ")
-    assert "LocationInfo" not in said and "literal" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"netplugin-agent: {option} in {tmp_path / 'b.conf'} is not valid: ")
+    assert "LocationInfo" not in printed and "literal" not in printed
     assert not (tmp_path / "state").exists()
 
 
@@ -96,9 +96,9 @@ def test_a_misspelled_backend_is_reported_with_those_that_exist(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     conf = options.load([])
-    said = backends.load(["linuxbrigde"], conf, Host(conf)).broken["linuxbrigde"]
-    assert "correct [agent] enabled_backends" in said and "linuxbridge" in said
-    assert said in caplog.text
+    printed = backends.load(["linuxbrigde"], conf, Host(conf)).broken["linuxbrigde"]
+    assert "correct [agent] enabled_backends" in printed and "linuxbridge" in printed
+    assert printed in caplog.text
 
 
 def test_a_check_names_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,10 +108,10 @@ def test_a_check_names_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureF
         "[vdpa]\nmode = fast\n"
     )
     assert main.main(["--check", str(file)]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3 and all(line.startswith("netplugin-agent: ") for line in said)
-    assert "[agent] option batch_size" in said[0] and "[vdpa] option mode" in said[1]
-    assert "did you mean log_level?" in said[2]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 3 and all(line.startswith("netplugin-agent: ") for line in printed)
+    assert "[agent] option batch_size" in printed[0] and "[vdpa] option mode" in printed[1]
+    assert "did you mean log_level?" in printed[2]
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_a_check_reads_what_a_start_would(
     file = tmp_path / "b.conf"
     file.write_text(f"[DEFAULT]\nstate_path = {tmp_path / 'state'}\n{text}")
     assert main.main(["--check", str(file)]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert words in printed and printed.count("\n") == 1
 
 
 def test_a_check_of_a_valid_file_starts_and_touches_nothing(

@@ -66,9 +66,9 @@ def test_a_filter_changes_on_a_network_that_is_not_configured_any_more(tmp_path:
             backend.networks = ()
             assert client.put_port("p1", spec(port_security=SECURITY)).state is PortState.ACTIVE
             assert backend.host.ports["p1"] == spec(port_security=SECURITY)
-            for port_id, wish in (("p1", spec(queues=2)), ("p2", spec())):
+            for port_id, desired in (("p1", spec(queues=2)), ("p2", spec())):
                 with pytest.raises(InvalidRequest, match="physnet1 is unknown"):
-                    client.put_port(port_id, wish)
+                    client.put_port(port_id, desired)
 
 
 def test_no_number_is_given_to_a_network_before_the_host_can_be_read(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ _CRASH = st.none() | st.integers(0, 12)
 _ASKED = st.dictionaries(_PORT, st.just("") | _SPEC, min_size=1, max_size=3)
 _PEERS = ["10.0.0.2", "10.0.0.3"]
 _FATES = st.lists(st.sampled_from(Fate), max_size=3)
-_LANE = st.sampled_from([SOFT, CARD])
+_WORKER = st.sampled_from([SOFT, CARD])
 
 
 class Machine(RuleBasedStateMachine):
@@ -119,16 +119,16 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.agent.store.records())
     @rule(ports=st.lists(_PORT, unique=True, min_size=1, max_size=3))
     def retag(self, ports: list[str]) -> None:
-        wanted = Retag(to_vlan=300, ports=tuple(ports))
+        desired = Retag(to_vlan=300, ports=tuple(ports))
 
         def moved(value: PortSpec) -> PortSpec:
-            return wanted.amended(value)
+            return desired.amended(value)
 
         self._call(
             {i: f"retag {i}" for i in ports},
             dict.fromkeys(ports, moved),
-            self.agent.service.ports.retag(wanted),
-            meets=lambda value: value is not None and wanted.is_of(value),
+            self.agent.service.ports.retag(desired),
+            meets=lambda value: value is not None and desired.is_of(value),
         )
 
     @rule(network_id=_NETWORK, vni=st.integers(1, 2), peer=st.sampled_from(_PEERS), crash_at=_CRASH)
@@ -224,11 +224,11 @@ class Machine(RuleBasedStateMachine):
 
     # -- the agent ---------------------------------------------------------------------------
 
-    @rule(lane=_LANE, turns=st.integers(1, 3), crash_at=_CRASH)
-    def work(self, lane: str, turns: int, crash_at: int | None) -> None:
+    @rule(worker=_WORKER, turns=st.integers(1, 3), crash_at=_CRASH)
+    def work(self, worker: str, turns: int, crash_at: int | None) -> None:
         """A worker's turns; in the last of them the process may be killed."""
         for left in reversed(range(turns)):
-            self.agent.work(lane, None if left else crash_at)
+            self.agent.work(worker, None if left else crash_at)
         if self.agent.ended:
             self.visited["crash in a worker"] += 1
             self._starts_again()
@@ -281,36 +281,36 @@ class Machine(RuleBasedStateMachine):
         for host in self.agent.hosts.values():
             host.fates[port_id] = list(fates)
 
-    @rule(lane=_LANE)
-    def late_writes_land(self, lane: str) -> None:
-        host = self.agent.hosts[lane]
+    @rule(worker=_WORKER)
+    def late_writes_land(self, worker: str) -> None:
+        host = self.agent.hosts[worker]
         self.visited["late writes"] += len(host.under_way)
         host.land()
         self._note_adoptions()
 
-    @rule(port_id=_PORT, lane=_LANE)
-    def port_is_removed(self, port_id: str, lane: str) -> None:
+    @rule(port_id=_PORT, worker=_WORKER)
+    def port_is_removed(self, port_id: str, worker: str) -> None:
         """By somebody with root."""
-        self._lose(lane, port_id)
-        self.agent.hosts[lane].wake(Wake("changed", frozenset([port_id])))
+        self._lose(worker, port_id)
+        self.agent.hosts[worker].wake(Wake("changed", frozenset([port_id])))
 
-    @rule(lane=_LANE)
-    def host_loses_all(self, lane: str) -> None:
+    @rule(worker=_WORKER)
+    def host_loses_all(self, worker: str) -> None:
         """As ovs-vswitchd's database does in a reboot."""
-        for port_id in list(self.agent.hosts[lane].ports):
-            self._lose(lane, port_id)
-        self.agent.hosts[lane].networks.clear()
-        self.agent.hosts[lane].wake(Wake("connected"))
+        for port_id in list(self.agent.hosts[worker].ports):
+            self._lose(worker, port_id)
+        self.agent.hosts[worker].networks.clear()
+        self.agent.hosts[worker].wake(Wake("connected"))
 
-    def _lose(self, lane: str, port_id: str) -> None:
-        host = self.agent.hosts[lane]
+    def _lose(self, worker: str, port_id: str) -> None:
+        host = self.agent.hosts[worker]
         for of_ports in (host.ports, host.stamps, host.vfs, host.faults):
             of_ports.pop(port_id, None)  # type: ignore[attr-defined]
         host.landed.discard(port_id)
 
-    @rule(lane=_LANE)
-    def host_goes_down_or_comes_back(self, lane: str) -> None:
-        host = self.agent.hosts[lane]
+    @rule(worker=_WORKER)
+    def host_goes_down_or_comes_back(self, worker: str) -> None:
+        host = self.agent.hosts[worker]
         if host.usability.usable:
             host.goes_down()
         else:
@@ -329,7 +329,7 @@ class Machine(RuleBasedStateMachine):
                 unsure = record.state in (PortState.PENDING, PortState.REMOVING)
                 values = {record.spec, record.previous} if unsure else {record.spec}
                 values |= {None} if unsure and record.previous is None else set()
-            assert values & self.histories[port_id].may_be(), "\n".join(self.histories[port_id].told)
+            assert values & self.histories[port_id].may_be(), "\n".join(self.histories[port_id].reported)
 
     @invariant()
     def claims_are_unique(self) -> None:
@@ -368,10 +368,10 @@ class Machine(RuleBasedStateMachine):
         records = {r.port_id: r for r in agent.store.records()}
         assert {r.state for r in records.values()} <= {PortState.ACTIVE}, records
         assert all(r.previous is None and r.error is None for r in records.values())
-        for lane, host in agent.hosts.items():
-            assert host.ports == {i: r.spec for i, r in records.items() if r.spec.backend == lane}
-            assert agent.workers[lane].reconciler.ports.kept() == {}
-            assert agent.workers[lane].reconciler.check(dry_run=True).changes == []
+        for worker, host in agent.hosts.items():
+            assert host.ports == {i: r.spec for i, r in records.items() if r.spec.backend == worker}
+            assert agent.workers[worker].reconciler.ports.kept() == {}
+            assert agent.workers[worker].reconciler.check(dry_run=True).changes == []
         assert agent.hosts[CARD].vfs == {i: r.claims for i, r in records.items() if r.spec.backend == CARD}
         for port_id in PORTS:
             record = records.get(port_id)

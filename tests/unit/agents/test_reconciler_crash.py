@@ -569,8 +569,8 @@ def test_a_port_that_is_ready_is_answered_before_its_state_is_committed(
             world.check()
         assert world.check() and len(seen) == 4
         assert not world.reconciler.unsettled()
-        told = [event.state for event in world.store.events.page(0, 10).events]
-        assert told == ["pending", "active"], "its event is that of the commit"
+        reported = [event.state for event in world.store.events.page(0, 10).events]
+        assert reported == ["pending", "active"], "its event is that of the commit"
         world.restart()
         world.assert_claims_are_unique()
         assert world.check()

@@ -35,8 +35,8 @@ def put(running: Agent, **specs: PortSpec) -> None:
     assert {result.status for result in results} == {200}
 
 
-def retag(running: Agent, wanted: Retag) -> dict[str, int]:
-    results = asyncio.run(running.service.ports.retag(wanted)).results
+def retag(running: Agent, desired: Retag) -> dict[str, int]:
+    results = asyncio.run(running.service.ports.retag(desired)).results
     return {result.port_id: result.status for result in results}
 
 
@@ -55,11 +55,11 @@ def test_the_ports_of_one_vlan_of_one_network_change(running: Agent) -> None:
 
 def test_ports_that_are_named_change_and_the_others_say_why_not(running: Agent) -> None:
     put(running, a=on(1), b=on(2, 300), flat=on(3, None))
-    wanted = Retag(ports=("a", "b", "flat", "none"), to_vlan=200)
-    assert retag(running, wanted) == {"a": 200, "b": 200, "flat": 409, "none": 404}
+    desired = Retag(ports=("a", "b", "flat", "none"), to_vlan=200)
+    assert retag(running, desired) == {"a": 200, "b": 200, "flat": 409, "none": 404}
     assert vlans(running) == {"a": 200, "b": 200, "flat": None}
     written = len(running.host.written)
-    assert retag(running, wanted)["a"] == 200 and len(running.host.written) == written, "the same again"
+    assert retag(running, desired)["a"] == 200 and len(running.host.written) == written, "the same again"
 
 
 def test_a_port_that_fails_keeps_its_vlan_and_no_other_does(running: Agent) -> None:

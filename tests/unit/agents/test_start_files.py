@@ -121,9 +121,9 @@ def test_the_start_ends_with_option_path_and_fix(
 ) -> None:
     change(home / name)
     status = main.main(["--config-file", str(home / "agent.conf")])
-    said = capsys.readouterr().err
-    assert status == (1 if option == STATE else 2) and said.count("\n") == 1
-    assert option in said and f"{home / name} {reason}" in said and "Fix: " in said
+    printed = capsys.readouterr().err
+    assert status == (1 if option == STATE else 2) and printed.count("\n") == 1
+    assert option in printed and f"{home / name} {reason}" in printed and "Fix: " in printed
     assert (home / "victim").read_text() == KEPT
 
 

@@ -93,12 +93,12 @@ def test_a_run_is_shown_next_to_the_last_one(tmp_path: Path, capsys: pytest.Capt
     write(measured(), tmp_path / "2026-01-03T000000-quick.json")
     shown = ["--show", str(tmp_path / "2026-01-02T000000-full.json"), "--folder", str(tmp_path)]
     assert bench.main([*shown, "--compare"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert (
         "| start: to ready, agent, 1000 ports [s] | 0.4 | 0.8 | 2.00 (2.00 to 2.00) | too few rounds |"
-        in said
+        in printed
     )
-    assert "MORE" in said
+    assert "MORE" in printed
     assert bench.main([*shown, "--folder", str(tmp_path / "none"), "--compare"]) == 2
 
 

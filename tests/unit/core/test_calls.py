@@ -81,12 +81,12 @@ def test_each_call_in_a_text_of_the_agent_is_a_command_that_there_is() -> None:
     named = [text for text in texts() if CALL.search(text)]
     assert len(named) > 30
     for text in named:
-        told = as_commands(text)
-        assert "/v1/" not in told, text
-        for words, options in COMMAND.findall(told):
+        reported = as_commands(text)
+        assert "/v1/" not in reported, text
+        for words, options in COMMAND.findall(reported):
             factory, name, _ = app.command_manager.find_command(command_of(app, words))
             known = factory(app, None).get_parser(name)._option_string_actions
-            assert {word for word in shlex.split(options) if word.startswith("--")} <= set(known), told
+            assert {word for word in shlex.split(options) if word.startswith("--")} <= set(known), reported
 
 
 def command_of(app: Netplugin, words: str) -> list[str]:

@@ -99,8 +99,8 @@ def test_each_command_names_itself_and_its_version(capsys: pytest.CaptureFixture
         with pytest.raises(SystemExit) as ended:
             run(["--version"])
         assert not ended.value.code
-    said = capsys.readouterr().out.splitlines()
-    assert said == [
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
         f"netplugin {version('netplugin')}",
         f"netplugin-agent {version('netplugin')}",
         f"netplugin-zeroloss {version('netplugin-zeroloss')}",

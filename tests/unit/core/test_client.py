@@ -55,8 +55,8 @@ def test_list_filters(client: Client) -> None:
     client.put_port("p1", SPEC_MODEL)
     client.put_port("p2", other)
 
-    def ids(**wanted: Any) -> list[str]:
-        return [port.port_id for port in client.list_ports(**wanted)]
+    def ids(**desired: Any) -> list[str]:
+        return [port.port_id for port in client.list_ports(**desired)]
 
     assert ids() == ["p1", "p2"]
     assert ids(vm_id="vm-2") == ["p2"]

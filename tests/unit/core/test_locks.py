@@ -40,7 +40,7 @@ def other_process(name: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def printed(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
@@ -48,7 +48,7 @@ def said(process: subprocess.Popen[str]) -> str:
 def test_one_process_has_it_and_the_next_takes_over(name: str) -> None:
     with closing(Locks()) as locks:
         with other_process(name) as process:
-            assert said(process) == "None"
+            assert printed(process) == "None"
             holder = locks.take(name)
             assert holder == Holder(process.pid, os.geteuid())
             held = locks.hold(name, "the thing", "use another")
@@ -58,9 +58,9 @@ def test_one_process_has_it_and_the_next_takes_over(name: str) -> None:
         assert locks.take(name) is None, "the process has ended"
         assert locks.take(name) is None, "it stays ours"
         with other_process(name) as process:
-            assert said(process).startswith(f"process {os.getpid()} ")
+            assert printed(process).startswith(f"process {os.getpid()} ")
     with other_process(name) as process:
-        assert said(process) == "None", "it was given back"
+        assert printed(process) == "None", "it was given back"
 
 
 def test_any_number_may_ask(name: str) -> None:

@@ -172,8 +172,8 @@ def _of_links(data: bytes) -> None:
                     reader(message)
 
 
-def _refused(said: str, code: int) -> NetpluginError:
-    return NetpluginError(said, step="read")
+def _refused(printed: str, code: int) -> NetpluginError:
+    return NetpluginError(printed, step="read")
 
 
 @cache

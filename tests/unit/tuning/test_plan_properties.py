@@ -88,8 +88,8 @@ def test_the_partition(case: Case) -> None:
     near = nics or {min(share.node for share in partition.nodes)}
     for share in partition.nodes:
         if share.node not in near:
-            beside = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
-            assert len(share.pmd) == beside
+            companions = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
+            assert len(share.pmd) == companions
     on_nics = sum(len(share.pmd) for share in partition.nodes if share.node in near)
     if are_sure(plan.nics, case.intent):
         assert on_nics == case.intent.pmd_cores

@@ -104,11 +104,11 @@ def test_a_run_that_is_ended_leaves_nothing(guest: ScriptedGuest, number: signal
     try:
         wait_for((guest.home / "state/hanging").exists, 60, "cyclictest runs in the VM")
         run.send_signal(number)
-        said = run.communicate(timeout=60)[1]
+        printed = run.communicate(timeout=60)[1]
     finally:
         run.kill()
         run.wait()
-    assert run.returncode != 0 and "Traceback" not in said, said
+    assert run.returncode != 0 and "Traceback" not in printed, printed
     assert guest.left() == [] and list((guest.home / "r").iterdir()) == []
 
 

@@ -61,9 +61,9 @@ def test_each_line_that_says_what_is_missing_is_followed_by_what_mends_it(
     for found, fix in fixes.items():
         [mend] = [mend for line, mend in pairs if found in line]
         assert mend.strip().startswith("fix: ") and fix in mend
-    said = "\n".join(lines)
-    assert "only a warning" not in said
-    assert "8 PMD cores are CPUs 1-8" in said and "sriov is usable" in said
+    printed = "\n".join(lines)
+    assert "only a warning" not in printed
+    assert "8 PMD cores are CPUs 1-8" in printed and "sriov is usable" in printed
 
 
 def _copied(host: PublishedHost, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -143,9 +143,9 @@ def test_an_agent_that_is_not_ready_does_not_hide_the_rest(
 ) -> None:
     host.agent.readiness = Readiness(ready=False, reasons=["the store is read-only"])
     assert main(["doctor"]) == 1
-    said = capsys.readouterr().out
-    assert "it is not ready: the store is read-only" in said and "vpp-papi is installed" in said
-    assert "sriov is usable" not in said
+    printed = capsys.readouterr().out
+    assert "it is not ready: the store is read-only" in printed and "vpp-papi is installed" in printed
+    assert "sriov is usable" not in printed
 
 
 def test_an_agent_that_does_not_run_is_missing(

@@ -66,7 +66,7 @@ def test_paths_have_the_names_of_their_ports() -> None:
     assert paths.names(2, PORTS) == ("zeroloss-1 to zeroloss-2", "zeroloss-3 to zeroloss-4")
     assert paths.names(4, PORTS)[3] == "zeroloss-4 to zeroloss-3"
     assert paths.names(3, PORTS) == paths.names(2, ()) == ()
-    assert paths.said([1, 7], paths.names(4, PORTS)) == "path 1 (zeroloss-2 to zeroloss-1) and path 7"
+    assert paths.printed([1, 7], paths.names(4, PORTS)) == "path 1 (zeroloss-2 to zeroloss-1) and path 7"
 
 
 # -- the description -----------------------------------------------------------------------------
@@ -202,9 +202,9 @@ ASKED = TrialRequest(1000, 1.0)
 def test_the_path_that_does_not_forward_is_named_before_the_search() -> None:
     with pytest.raises(GeneratorError) as failed:
         wait_until_forwarding(Scripted([(100, 100), (100, 90), (100, 0), (100, 100)]), ASKED, 0.0, PORTS)
-    said = str(failed.value)
-    assert "on path 2 (zeroloss-3 to zeroloss-4): of 100 sent none came back" in said
-    assert "on 3 of 4 paths some did" in said
+    printed = str(failed.value)
+    assert "on path 2 (zeroloss-3 to zeroloss-4): of 100 sent none came back" in printed
+    assert "on 3 of 4 paths some did" in printed
 
 
 def test_all_paths_that_do_not_forward_are_named() -> None:

@@ -36,10 +36,10 @@ from netplugin_zeroloss.values import (
 from tests.unit.zeroloss.helpers import hard_cap, plan
 from tests.unit.zeroloss.report_runs import device, record, result, run_of
 
-WANTED: Mapping[str, Any] = {"latency_s": 5.0, "soak_s": 600.0, "measures_latency": True}
+DESIRED: Mapping[str, Any] = {"latency_s": 5.0, "soak_s": 600.0, "measures_latency": True}
 
 
-class Told(Generator):
+class Reported(Generator):
     """Forwards everything, and keeps what it was asked. ``spoilt``: so many trials are short at first."""
 
     def __init__(self, spoilt: int = 0, **answers: Any) -> None:
@@ -58,11 +58,11 @@ class Told(Generator):
 
 
 def followed(tool: Generator, rate: float | None = 4e6, **options: Any) -> tuple[SearchPlan, FollowUp]:
-    whole = plan(**WANTED | options)
+    whole = plan(**DESIRED | options)
     return whole, carry_out(follow_up(whole, rate), tool)
 
 
-def told(tool: Generator, rate: float | None = 4e6, **options: Any) -> dict[str, Any]:
+def described(tool: Generator, rate: float | None = 4e6, **options: Any) -> dict[str, Any]:
     return describe(*followed(tool, rate, **options))
 
 
@@ -70,7 +70,7 @@ def told(tool: Generator, rate: float | None = 4e6, **options: Any) -> dict[str,
 
 
 def test_latency_at_parts_of_the_rate_and_then_a_soak() -> None:
-    tool = Told()
+    tool = Reported()
     followed(tool, flows=7, frame_size=128)
     assert [(a.rate_pps, a.duration_s, a.latency, a.readings) for a in tool.asked] == [
         (0.4e6, 5, True, 0),
@@ -85,8 +85,8 @@ def test_latency_at_parts_of_the_rate_and_then_a_soak() -> None:
     ("options", "rate"), [({"latency_s": 0.0, "soak_s": 0.0}, 4e6), ({}, None)], ids=["not-asked", "no-rate"]
 )
 def test_nothing_is_sent(options: dict[str, float], rate: float | None) -> None:
-    tool = Told()
-    found = told(tool, rate, **options)
+    tool = Reported()
+    found = described(tool, rate, **options)
     assert tool.asked == []
     if options:
         assert found == {"latency": None, "soak": None}
@@ -96,19 +96,19 @@ def test_nothing_is_sent(options: dict[str, float], rate: float | None) -> None:
 
 
 def test_a_generator_without_latency_reports_it_and_soaks() -> None:
-    tool = Told()
-    found = told(tool, measures_latency=False)
+    tool = Reported()
+    found = described(tool, measures_latency=False)
     assert [asked.purpose for asked in tool.asked] == ["soak"]
     assert found["latency"] == {"reason": "the generator measures no latency", "loads": []}
     assert found["soak"]["verdict"] == "passed"
 
 
 def test_an_invalid_trial_is_repeated_a_few_times() -> None:
-    tool = Told(spoilt=1)
+    tool = Reported(spoilt=1)
     _, found = followed(tool, soak_s=0.0)
     assert [t.valid for t in found.trials] == [False, True, True, True]
-    tool = Told(spoilt=100)
-    found_ = told(tool, latency_s=0.0)
+    tool = Reported(spoilt=100)
+    found_ = described(tool, latency_s=0.0)
     assert len(tool.asked) == 3
     assert found_["soak"]["verdict"] == "invalid"
 
@@ -118,7 +118,7 @@ def test_an_invalid_trial_is_repeated_a_few_times() -> None:
 
 def test_the_slower_direction_counts() -> None:
     fast, slow = LatencySummary(10, 1, 5, 6, 7), LatencySummary(20, 2, 3, 9, 99)
-    load = told(Told(latencies=(fast, slow)))["latency"]["loads"][0]
+    load = described(Reported(latencies=(fast, slow)))["latency"]["loads"][0]
     assert [load[n] for n in ("part", "samples", "p50_us", "p90_us", "p99_us", "max_us")] == [
         0.1,
         30,
@@ -131,13 +131,13 @@ def test_the_slower_direction_counts() -> None:
 
 
 def test_a_load_without_samples_has_no_percentile() -> None:
-    load = told(Told())["latency"]["loads"][0]
+    load = described(Reported())["latency"]["loads"][0]
     assert (load["samples"], load["p50_us"]) == (0, None)
 
 
 def test_missing_frames_over_time_end_with_what_was_lost() -> None:
     readings = (Progress(200, 100, 90), Progress(400, 200, 180), Progress(600, 300, 250))
-    soak = told(Told(rx_packets=2_399_999_950, progress=readings))["soak"]
+    soak = described(Reported(rx_packets=2_399_999_950, progress=readings))["soak"]
     assert (soak["verdict"], soak["lost_packets"]) == ("lossy", 50)
     assert [(r["elapsed_s"], r["missing_packets"]) for r in soak["readings"]] == [
         (200, 10),
@@ -147,7 +147,7 @@ def test_missing_frames_over_time_end_with_what_was_lost() -> None:
 
 
 def test_a_simulated_device_is_slower_the_more_it_has_to_do() -> None:
-    loads = told(sim_generator("clean", "1"))["latency"]["loads"]
+    loads = described(sim_generator("clean", "1"))["latency"]["loads"]
     medians = [load["p50_us"] for load in loads]
     assert medians == sorted(medians) and medians[0] < medians[-1]
     assert all(load["p50_us"] < load["p90_us"] < load["p99_us"] < load["max_us"] for load in loads)
@@ -156,7 +156,7 @@ def test_a_simulated_device_is_slower_the_more_it_has_to_do() -> None:
 
 def test_a_simulated_soak_loses_as_one_trial_does() -> None:
     """Above the capacity: what the readings say adds up to the whole."""
-    soak = told(hard_cap(3e6), latency_s=0.0)["soak"]
+    soak = described(hard_cap(3e6), latency_s=0.0)["soak"]
     assert soak["verdict"] == "lossy" and len(soak["readings"]) == 60
     missing = [reading["missing_packets"] for reading in soak["readings"]]
     assert missing == sorted(missing) and missing[-1] == soak["lost_packets"]
@@ -198,12 +198,12 @@ def test_a_result_is_replayed_with_what_followed(tmp_path: Path, capsys: pytest.
     file = tmp_path / "found.json"
     words = ["--latency-duration", "5", "--soak-duration", "600", "--json", str(file), "--quiet"]
     assert main(["search", "--generator", "sim", "--sim-device", "noisy", *words]) == 0
-    said = capsys.readouterr().out
-    assert "latency    at 90% of it: p50 " in said and "soak       10 min at " in said
+    printed = capsys.readouterr().out
+    assert "latency    at 90% of it: p50 " in printed and "soak       10 min at " in printed
     assert main(["replay", str(file)]) == 0
     again = capsys.readouterr().out
     assert [line for line in again.splitlines() if line.startswith(("latency", "soak"))] == [
-        line for line in said.splitlines() if line.startswith(("latency", "soak"))
+        line for line in printed.splitlines() if line.startswith(("latency", "soak"))
     ]
     found = json.loads(file.read_text())
     found["follow_up_log"][-1]["rate_pps"] += 1
@@ -232,7 +232,7 @@ def test_a_result_of_an_earlier_version_is_replayed() -> None:
 
 
 def test_a_recording_of_something_else_is_refused() -> None:
-    whole, found = followed(Told())
+    whole, found = followed(Reported())
     recorded = [(t.request, t.measured) for t in found.trials]
     assert replayed(follow_up(whole, 4e6), recorded) == found
     with pytest.raises(ReplayError):
@@ -242,7 +242,7 @@ def test_a_recording_of_something_else_is_refused() -> None:
 @pytest.mark.parametrize("left_out", range(5))
 def test_a_run_that_was_killed_repeats_no_trial(left_out: int) -> None:
     """At each step of what follows: the trials that were recorded are those of the whole run."""
-    whole = plan(**WANTED)
+    whole = plan(**DESIRED)
 
     def run(past: list[PastTrial]) -> tuple[list[PastTrial], FollowUpRun]:
         trials = list(past)
@@ -269,7 +269,7 @@ def reported(*found: dict[str, Any]) -> Any:
 
 
 def test_the_report_has_latency_and_soak_with_the_rate() -> None:
-    with_all = result(device("noisy"), **WANTED)
+    with_all = result(device("noisy"), **DESIRED)
     without = result(device(), latency_s=5.0)
     run = reported(with_all, without, result(device()))
     report = report_of(run)

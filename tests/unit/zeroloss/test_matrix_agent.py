@@ -259,9 +259,9 @@ def test_a_mask_that_cannot_be_removed_is_reported(
     with bench.stand(search_of(run)):
         assert agent.cpus == "2-3" and bench.not_restored() == []
     assert agent.cpus == left
-    [said] = bench.not_restored()
-    assert f"stays set to CPUs {left}" in said and words in said
-    assert "ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask" in said
+    [printed] = bench.not_restored()
+    assert f"stays set to CPUs {left}" in printed and words in printed
+    assert "ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask" in printed
 
 
 def test_where_there_was_no_mask_none_is_made_by_a_cell_that_was_refused(
@@ -306,8 +306,8 @@ def test_the_run_says_at_its_end_that_a_mask_stays_also_after_a_resume(
     assert _carry_out(monkeypatch, path, tmp_path / "run") == ""
     # The first session found no mask. What the second finds is that of a cell that was killed.
     agent.fails, agent.cpus = None, "2-3"
-    said = _carry_out(monkeypatch, path, tmp_path / "run", resume=True)
-    assert said.startswith("warning: pmd-cpu-mask stays set to CPUs 1: ") and said.count("\n") == 1
+    printed = _carry_out(monkeypatch, path, tmp_path / "run", resume=True)
+    assert printed.startswith("warning: pmd-cpu-mask stays set to CPUs 1: ") and printed.count("\n") == 1
     assert agent.cpus == "1"
 
 

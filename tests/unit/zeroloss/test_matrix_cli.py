@@ -191,9 +191,9 @@ def test_a_terminal_has_a_bar_with_the_time_left(tmp_path: Path) -> None:
 
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, described(controls={"loopback": {"generator": {"type": "sim"}}}))
-    said = call(path, "--folder", tmp_path / "run", "--dry-run")
-    assert said.returncode == 0 and "2 of 2 to do" in said.stdout
-    assert "control: the generator, 64 bytes" in said.stdout
+    printed = call(path, "--folder", tmp_path / "run", "--dry-run")
+    assert printed.returncode == 0 and "2 of 2 to do" in printed.stdout
+    assert "control: the generator, 64 bytes" in printed.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -243,12 +243,12 @@ def test_each_task_has_the_time_of_its_own_generator(tmp_path: Path) -> None:
             overrides=[{"cells": {"backend": "b"}, "generator": other}],
         )
         path = write(tmp_path, sections)
-        said = session.dry_run(session.RunOptions(path, tmp_path / "run"))
-        assert said.splitlines()[-3] == "2 of 2 to do, about 2 min"
+        printed = session.dry_run(session.RunOptions(path, tmp_path / "run"))
+        assert printed.splitlines()[-3] == "2 of 2 to do, about 2 min"
     controlled = described(generator=sim, controls={"loopback": {"generator": real}})
-    said = session.dry_run(session.RunOptions(write(tmp_path, controlled), tmp_path / "run"))
-    assert said.splitlines()[-3] == "2 of 2 to do, about 25 s"
-    assert said.splitlines()[-1].startswith("Next: netplugin-zeroloss matrix ")
+    printed = session.dry_run(session.RunOptions(write(tmp_path, controlled), tmp_path / "run"))
+    assert printed.splitlines()[-3] == "2 of 2 to do, about 25 s"
+    assert printed.splitlines()[-1].startswith("Next: netplugin-zeroloss matrix ")
 
 
 @pytest.mark.parametrize(

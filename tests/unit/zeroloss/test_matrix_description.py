@@ -345,9 +345,9 @@ def test_a_difference_is_reported_by_field() -> None:
     other = description(search={"precision": 0.01}, matrix={"backends": ["a", "b"]})
     with pytest.raises(UnusableInput) as refused:
         check_same(one, other, "folder")
-    said = str(refused.value)
-    assert "search.precision: 0.005 before, 0.01 now" in said
-    assert "matrix.backends" in said and "seed" not in said
+    printed = str(refused.value)
+    assert "search.precision: 0.005 before, 0.01 now" in printed
+    assert "matrix.backends" in printed and "seed" not in printed
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tools/trex").glob("matrix*.yaml")))

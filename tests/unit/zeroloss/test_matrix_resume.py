@@ -74,10 +74,10 @@ def _killed_again_and_again(
             time.sleep(luck.random() * 0.02)
             running.send_signal(signal.SIGKILL)
             assert running.stderr is not None
-            said = running.stderr.read()
+            printed = running.stderr.read()
         if running.returncode == 0:
             return kills
-        assert running.returncode == -signal.SIGKILL, said
+        assert running.returncode == -signal.SIGKILL, printed
     done = call(description, "--folder", folder, "--resume", "--quiet")
     assert done.returncode == 0, done.stderr
     return most

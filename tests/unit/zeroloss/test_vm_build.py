@@ -81,8 +81,8 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _build(folder: Path, spec: VmSpec = SPEC, said: list[str] | None = None, again: bool = False) -> Image:
-    return Builder(folder / "vm", None, [].append if said is None else said.append).build(spec, again)
+def _build(folder: Path, spec: VmSpec = SPEC, printed: list[str] | None = None, again: bool = False) -> Image:
+    return Builder(folder / "vm", None, [].append if printed is None else printed.append).build(spec, again)
 
 
 def _calls(programs: Path) -> int:
@@ -101,15 +101,15 @@ def _file(made: Image, path: str) -> str:
 
 
 def test_an_image_is_built_once_for_the_same_inputs(programs: Path) -> None:
-    said: list[str] = []
-    made = _build(programs, said=said)
-    assert [line.partition(" ")[0] for line in said] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
+    printed: list[str] = []
+    made = _build(programs, printed=printed)
+    assert [line.partition(" ")[0] for line in printed] == ["1/5", "2/5", "3/5", "4/5", "5/5"]
     assert (made.folder / vm_image.KERNEL).read_text() == "kernel 6.1.0-9-amd64\n", "not the cloud kernel"
     assert made.manifest.packages == {"linux-image-amd64": "6.1.2"} and list(made.damage()) == []
     assert (programs / "called").read_text() == "1700000000\n"
     assert not (programs / "sources").exists(), "mmdebstrap knows Debian's mirrors itself"
-    again = _build(programs, said=said)
-    assert again == made and _calls(programs) == 1 and "has these inputs already" in said[-1]
+    again = _build(programs, printed=printed)
+    assert again == made and _calls(programs) == 1 and "has these inputs already" in printed[-1]
     other = _build(programs, VmSpec(disk_mb=16, vcpus=4))
     assert other.folder != made.folder and _calls(programs) == 2
     latest = programs / "vm/latest"
@@ -394,12 +394,14 @@ def test_an_overlay_is_empty_and_its_base_is_not_written(programs: Path) -> None
     made = _build(programs)
     before = made.disk.read_bytes()
     made.make_overlay("x")
-    told = json.loads(
+    reported = json.loads(
         subprocess.run(
             ["qemu-img", "info", "--output=json", str(made.overlay("x"))], capture_output=True, check=True
         ).stdout
     )
-    assert told["full-backing-filename"] == str(made.disk) and told["backing-filename-format"] == "qcow2"
+    assert (
+        reported["full-backing-filename"] == str(made.disk) and reported["backing-filename-format"] == "qcow2"
+    )
     subprocess.run(
         ["qemu-io", "-c", "write -P 7 0 1M", str(made.overlay("x"))], capture_output=True, check=True
     )

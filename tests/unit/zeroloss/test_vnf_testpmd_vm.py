@@ -353,12 +353,12 @@ def test_a_connection_that_is_lost(vm: Vm) -> None:
             vnf.check()
         wait_for(lambda: not vm.runs, 20, "it has ended")
 
-        def said() -> str:
+        def printed() -> str:
             with pytest.raises(ProgramError) as error:
                 vnf.check()
             return str(error.value)
 
-        wait_for(lambda: "the connection was lost" in said(), 20, "ssh has ended too")
+        wait_for(lambda: "the connection was lost" in printed(), 20, "ssh has ended too")
 
 
 def test_a_vm_that_is_gone_is_left_in_time(vm: Vm) -> None:

@@ -258,7 +258,7 @@ class Receiver:
         return await asyncio.to_thread(self.calls.get, timeout=DEADLINE_S)
 
 
-class ToldJournal(TaskJournal):
+class ReportingJournal(TaskJournal):
     """A journal that says when a task has moved on."""
 
     def __init__(self, database: Database) -> None:
@@ -269,10 +269,10 @@ class ToldJournal(TaskJournal):
         super().update(task)
         self.moves.put(task)
 
-    async def until(self, wanted: Callable[[JournalledTask], bool]) -> JournalledTask:
+    async def until(self, desired: Callable[[JournalledTask], bool]) -> JournalledTask:
         while True:
             task = await asyncio.to_thread(self.moves.get, timeout=DEADLINE_S)
-            if wanted(task):
+            if desired(task):
                 return task
 
     async def until_state(self, state: TaskState) -> JournalledTask:
@@ -307,9 +307,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[ToldJournal]:
+def journal(tmp_path: Path) -> Iterator[ReportingJournal]:
     database = Database(tmp_path / "agent.db")
-    yield ToldJournal(database)
+    yield ReportingJournal(database)
     database.close()
 
 
@@ -331,7 +331,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(within())
 
 
-def test_carried_out_and_delivered(journal: ToldJournal, receiver: Receiver) -> None:
+def test_carried_out_and_delivered(journal: ReportingJournal, receiver: Receiver) -> None:
     receiver.start()
     app = Application()
 
@@ -362,7 +362,7 @@ def test_carried_out_and_delivered(journal: ToldJournal, receiver: Receiver) -> 
     ],
 )
 def test_a_failure_is_delivered_as_one(
-    journal: ToldJournal, receiver: Receiver, status: int, body: bytes, error: str
+    journal: ReportingJournal, receiver: Receiver, status: int, body: bytes, error: str
 ) -> None:
     receiver.start()
 
@@ -377,7 +377,7 @@ def test_a_failure_is_delivered_as_one(
     run(scenario)
 
 
-def test_a_mistake_of_ours_is_delivered_too(journal: ToldJournal, receiver: Receiver) -> None:
+def test_a_mistake_of_ours_is_delivered_too(journal: ReportingJournal, receiver: Receiver) -> None:
     receiver.start()
 
     async def broken(scope: Any, receive: Any, send: Any) -> None:
@@ -394,7 +394,7 @@ def test_a_mistake_of_ours_is_delivered_too(journal: ToldJournal, receiver: Rece
     run(scenario)
 
 
-def test_sent_again_and_again_it_is_carried_out_once(journal: ToldJournal, receiver: Receiver) -> None:
+def test_sent_again_and_again_it_is_carried_out_once(journal: ReportingJournal, receiver: Receiver) -> None:
     receiver.start()
     app = Application()
 
@@ -426,7 +426,7 @@ def test_sent_again_and_again_it_is_carried_out_once(journal: ToldJournal, recei
     ],
 )
 def test_a_taskuuid_names_one_call(
-    journal: ToldJournal, receiver: Receiver, other: tuple[str, str, bytes, str]
+    journal: ReportingJournal, receiver: Receiver, other: tuple[str, str, bytes, str]
 ) -> None:
     receiver.start()
     app = Application()
@@ -446,7 +446,7 @@ def test_a_taskuuid_names_one_call(
     assert app.calls == [("PUT", "/v1/ports/a", "", b"{}")]
 
 
-def test_what_is_refused_is_not_journalled(journal: ToldJournal, receiver: Receiver) -> None:
+def test_what_is_refused_is_not_journalled(journal: ReportingJournal, receiver: Receiver) -> None:
     made = runner(journal, receiver)
     with pytest.raises(Forbidden):
         asyncio.run(made.accept("t1", "http://evil.example.org/", "PUT", "/v1/ports/a", b"{}"))
@@ -457,7 +457,7 @@ def test_what_is_refused_is_not_journalled(journal: ToldJournal, receiver: Recei
     assert journal.open() == []
 
 
-def test_delivered_when_the_platform_is_up_again(journal: ToldJournal, receiver: Receiver) -> None:
+def test_delivered_when_the_platform_is_up_again(journal: ReportingJournal, receiver: Receiver) -> None:
     app = Application()
 
     async def scenario() -> None:
@@ -479,7 +479,7 @@ def test_delivered_when_the_platform_is_up_again(journal: ToldJournal, receiver:
     assert receiver.calls.empty()
 
 
-def test_given_up_when_it_expires(journal: ToldJournal, receiver: Receiver) -> None:
+def test_given_up_when_it_expires(journal: ReportingJournal, receiver: Receiver) -> None:
     async def scenario() -> None:
         made = runner(journal, receiver, expire_after_s=0.2)
         await made.start(Application())
@@ -494,7 +494,7 @@ def test_given_up_when_it_expires(journal: ToldJournal, receiver: Receiver) -> N
     assert journal.open() == []
 
 
-def test_cut_off_by_a_crash_it_is_carried_out_again(journal: ToldJournal, receiver: Receiver) -> None:
+def test_cut_off_by_a_crash_it_is_carried_out_again(journal: ReportingJournal, receiver: Receiver) -> None:
     receiver.start()
     app = Application()
 
@@ -530,7 +530,7 @@ def test_cut_off_by_a_crash_it_is_carried_out_again(journal: ToldJournal, receiv
 
 
 def test_what_is_not_carried_out_when_the_agent_ends_is_left_to_the_next_start(
-    journal: ToldJournal, receiver: Receiver
+    journal: ReportingJournal, receiver: Receiver
 ) -> None:
     """The call under way, those that wait behind it, and one that is accepted afterwards."""
     receiver.start()
@@ -572,7 +572,7 @@ def test_what_is_not_carried_out_when_the_agent_ends_is_left_to_the_next_start(
 
 
 def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
-    journal: ToldJournal, receiver: Receiver
+    journal: ReportingJournal, receiver: Receiver
 ) -> None:
     app = Application()
 
@@ -604,7 +604,7 @@ def test_after_a_restart_what_was_done_is_delivered_and_not_done_again(
 
 
 def test_calls_on_one_object_keep_their_order_and_hold_up_no_other(
-    journal: ToldJournal, receiver: Receiver
+    journal: ReportingJournal, receiver: Receiver
 ) -> None:
     receiver.start()
     app = Application()
@@ -635,7 +635,7 @@ def test_calls_on_one_object_keep_their_order_and_hold_up_no_other(
 
 
 def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
-    journal: ToldJournal, receiver: Receiver
+    journal: ReportingJournal, receiver: Receiver
 ) -> None:
     """Neither calls that came together nor those that a restart takes up together."""
     app = Application()
@@ -663,7 +663,7 @@ def test_a_result_that_cannot_be_delivered_holds_up_no_other_call(
 
 
 def test_results_of_one_object_come_in_order_and_one_at_a_time(
-    journal: ToldJournal, receiver: Receiver
+    journal: ReportingJournal, receiver: Receiver
 ) -> None:
     """They hold up no other object's, and one that is not taken holds up none after it."""
     receiver.answers.clear()
@@ -690,7 +690,7 @@ def test_results_of_one_object_come_in_order_and_one_at_a_time(
 
 
 def test_so_many_results_are_on_their_way_and_no_more(
-    journal: ToldJournal, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    journal: ReportingJournal, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callbacks, "_IN_FLIGHT", 3)
     receiver.answers.clear()
@@ -721,7 +721,7 @@ def silent() -> Iterator[Receiver]:
 
 
 def test_a_receiver_that_does_not_answer_leaves_room_for_others(
-    journal: ToldJournal, receiver: Receiver, silent: Receiver, monkeypatch: pytest.MonkeyPatch
+    journal: ReportingJournal, receiver: Receiver, silent: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callbacks, "_IN_FLIGHT", 3)
     monkeypatch.setattr(callbacks, "_OF_ONE_ORIGIN", 2)
@@ -751,7 +751,7 @@ def test_a_receiver_that_does_not_answer_leaves_room_for_others(
 
 
 def test_to_a_receiver_that_is_not_there_one_result_is_tried(
-    journal: ToldJournal, receiver: Receiver, silent: Receiver, monkeypatch: pytest.MonkeyPatch
+    journal: ReportingJournal, receiver: Receiver, silent: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others wait for the end of its rest, and none is lost."""
     monkeypatch.setattr(callbacks, "_BACKOFF_FIRST_S", DEADLINE_S)
@@ -786,7 +786,7 @@ def test_to_a_receiver_that_is_not_there_one_result_is_tried(
 
 
 def test_expired_results_do_not_wait_for_a_receiver_that_is_not_there(
-    journal: ToldJournal, silent: Receiver, monkeypatch: pytest.MonkeyPatch
+    journal: ReportingJournal, silent: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pause for all of them together, not one for each."""
     monkeypatch.setattr(callbacks, "_BACKOFF_FIRST_S", 1.0)
@@ -808,7 +808,7 @@ def test_expired_results_do_not_wait_for_a_receiver_that_is_not_there(
     run(scenario)
 
 
-def test_forgotten_when_it_is_old(journal: ToldJournal, receiver: Receiver) -> None:
+def test_forgotten_when_it_is_old(journal: ReportingJournal, receiver: Receiver) -> None:
     receiver.start()
 
     async def scenario() -> None:
@@ -857,7 +857,7 @@ def test_through_the_agent_and_across_its_restart(tmp_path: Path, receiver: Rece
         assert receiver.calls.empty()
 
 
-def test_an_unreachable_name_is_no_crash(journal: ToldJournal) -> None:
+def test_an_unreachable_name_is_no_crash(journal: ReportingJournal) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]

@@ -68,11 +68,11 @@ class Keeper(FakeBackend):
 
     def plan(self, intents: Sequence[Intent], observed: Seen) -> Plan:
         assert isinstance(observed, SeenNetworks)
-        wanted = self._kept()
+        desired = self._kept()
         changes: list[Change] = [
-            Keep((), name, wanted.get(name), physical_network=name)
-            for name in sorted({*wanted, *observed.kept})
-            if observed.kept.get(name) != wanted.get(name)
+            Keep((), name, desired.get(name), physical_network=name)
+            for name in sorted({*desired, *observed.kept})
+            if observed.kept.get(name) != desired.get(name)
         ]
         return Plan((*changes, *super().plan(intents, observed).changes))
 

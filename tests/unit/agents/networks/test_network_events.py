@@ -33,7 +33,7 @@ def running(tmp_path: Path, host: KeeperHost) -> Iterator[Agent]:
         yield made
 
 
-def told(client: Client) -> list[tuple[str, str | None, str | None]]:
+def reported(client: Client) -> list[tuple[str, str | None, str | None]]:
     return [(event.state, event.subject, event.backend) for event in events(client)]
 
 
@@ -53,7 +53,7 @@ def test_a_network_is_created_changed_and_deleted(client: Client) -> None:
     for _ in range(2):
         client.delete_physical_network("net-1")
     api = [("created", "net-1"), ("changed", "net-1"), ("created", "net-2"), ("deleted", "net-1")]
-    assert told(client) == [(state, name, None) for state, name in api]
+    assert reported(client) == [(state, name, None) for state, name in api]
     assert [event.detail for event in events(client) if event.state == "changed"] == ["mtu, keep"]
 
 
@@ -64,7 +64,7 @@ def test_a_refused_call_is_no_event_and_an_undone_one_is(client: Client, host: K
     host.lost = {"net-1"}
     with pytest.raises(HostError):
         client.put_physical_network("net-1", kept())
-    assert [state for state, _, _ in told(client)] == [
+    assert [state for state, _, _ in reported(client)] == [
         "created",
         "changed",
         "degraded",
@@ -90,7 +90,7 @@ def test_what_it_keeps_is_degraded_once_and_recovers(client: Client, host: Keepe
     host.broken = set()
     for _ in range(2):
         look(client)
-    assert told(client)[1:] == [("degraded", "net-1", "fake"), ("recovered", "net-1", "fake")]
+    assert reported(client)[1:] == [("degraded", "net-1", "fake"), ("recovered", "net-1", "fake")]
     assert [event.detail for event in events(client)[1:]] == ["the uplink of net-1 does not work", ""]
 
 
@@ -102,11 +102,11 @@ def test_a_restarted_agent_repeats_nothing_and_tells_what_it_missed(tmp_path: Pa
             served_agent(running) as url,
             Client(url) as client,
         ):
-            if not told(client):
+            if not reported(client):
                 client.put_physical_network("net-1", kept())
             host.broken = broken
             look(client)
-            found = [state for state, _, _ in told(client)]
+            found = [state for state, _, _ in reported(client)]
     assert found == ["created", "degraded", "recovered"]
 
 
@@ -119,7 +119,7 @@ def test_a_network_that_was_deleted_does_not_recover(client: Client, host: Keepe
         client.delete_physical_network("net-1")
         host.broken = set()
         look(client)
-    assert [state for state, _, _ in told(client)] == ["created", "degraded", "deleted"] * 2
+    assert [state for state, _, _ in reported(client)] == ["created", "degraded", "deleted"] * 2
 
 
 def test_the_command_names_the_network(

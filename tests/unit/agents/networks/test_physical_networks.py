@@ -165,9 +165,9 @@ def test_what_may_change_under_ports(client: Client, changed: dict[str, Any]) ->
     first = {"ovs": {"devices": [NIC, "0000:04:00.0"]}} if "ovs" in changed else {}
     client.put_physical_network("net-1", kept(**first))
     client.put_port("p1", port())
-    wanted = PhysicalNetworkSpec.model_validate({**kept(**first).model_dump(), **changed})
-    made = client.put_physical_network("net-1", wanted)
-    assert made.ovs == wanted.ovs and (made.mtu, made.keep) == (wanted.mtu, wanted.keep)
+    desired = PhysicalNetworkSpec.model_validate({**kept(**first).model_dump(), **changed})
+    made = client.put_physical_network("net-1", desired)
+    assert made.ovs == desired.ovs and (made.mtu, made.keep) == (desired.mtu, desired.keep)
 
 
 def fail(host: KeeperHost, how: str) -> None:

@@ -35,14 +35,14 @@ def service(**fields: Any) -> ServicePortSpec:
 
 
 def test_from_put_to_delete(client: Client, running: Agent) -> None:
-    wanted = service(port_security={"roles": ["dhcp_server"]})
-    port = client.put_service_port("svc", wanted)
-    assert (port.state, port.spec) == (PortState.ACTIVE, wanted)
-    assert client.put_service_port("svc", wanted).spec == wanted
+    desired = service(port_security={"roles": ["dhcp_server"]})
+    port = client.put_service_port("svc", desired)
+    assert (port.state, port.spec) == (PortState.ACTIVE, desired)
+    assert client.put_service_port("svc", desired).spec == desired
     assert len(running.host.written) == 1, "the same body again writes nothing"
     stored = running.host.ports["svc"]
-    assert (stored.device, stored.vm_id, stored.mac) == ("veth0", "svc", wanted.mac)
-    assert client.get_service_port("svc").spec == client.list_service_ports()[0].spec == wanted
+    assert (stored.device, stored.vm_id, stored.mac) == ("veth0", "svc", desired.mac)
+    assert client.get_service_port("svc").spec == client.list_service_ports()[0].spec == desired
     client.delete_service_port("svc")
     client.delete_service_port("svc")
     assert client.list_service_ports() == [] and running.host.ports == {}

@@ -186,9 +186,9 @@ def test_a_full_disk_loses_events_and_nothing_else(tmp_path: Path, caplog: pytes
 class Follower:
     """Follows in a thread of its own."""
 
-    def __init__(self, url: str, wanted: EventFilter) -> None:
+    def __init__(self, url: str, desired: EventFilter) -> None:
         self._client = Client(url)
-        self.reader = self._client.events(wanted)
+        self.reader = self._client.events(desired)
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self._changed = threading.Condition()
@@ -354,11 +354,11 @@ def test_the_command_waits_for_a_state(
     with served_agent(running) as url, Client(url) as client:
         monkeypatch.setenv("NETPLUGIN_URL", url)
         client.put_port("p1", SPEC_MODEL)
-        wanted = ["events", "--after", "0", "--port", "p1", "--timeout"]
-        assert main([*wanted, "20", "--until", "active", "-f", "json"]) == 0
+        desired = ["events", "--after", "0", "--port", "p1", "--timeout"]
+        assert main([*desired, "20", "--until", "active", "-f", "json"]) == 0
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [event["state"] for event in found] == ["pending", "active"]
-        assert main([*wanted, "0.1", "--until", "connected"]) == 1
+        assert main([*desired, "0.1", "--until", "connected"]) == 1
         assert " port fake p1 active" in capsys.readouterr().out
         assert main(["events", "--after", "0", "--no-follow"]) == 0
 
@@ -470,5 +470,5 @@ def test_what_is_found_while_the_host_is_repaired_is_an_event_too(running: Agent
     report = client.reconcile(ReconcileRequest())
     assert ports.keys() == {"p1", "p2"} and [each.ports for each in report.changes] == [("p1",), ("p2",)]
     found = list(client.events(EventFilter(after=last.last, follow=False, kind=EventKind.DRIFT)))
-    told = [(e.state, e.port_id) for e in found]
-    assert told == [("found", "p1"), ("found", "p2"), ("repaired", "p1"), ("repaired", "p2")]
+    reported = [(e.state, e.port_id) for e in found]
+    assert reported == [("found", "p1"), ("found", "p2"), ("repaired", "p1"), ("repaired", "p2")]

@@ -153,12 +153,12 @@ def test_a_secure_bridge_is_empty_after_a_restart(switch: PrivateOvs, table: Ovs
 
 
 def test_all_that_the_product_writes_is_read_back(switch: PrivateOvs, table: OvsHost) -> None:
-    wanted = of_filters() | of_tunnels()
-    table.flows.replace(BRIDGE, [], wanted, soon())
-    assert {*table.flows.dump(BRIDGE, None, soon())} == wanted
+    desired = of_filters() | of_tunnels()
+    table.flows.replace(BRIDGE, [], desired, soon())
+    assert {*table.flows.dump(BRIDGE, None, soon())} == desired
     shown = _shown(switch)
-    assert len(shown) == len(wanted)
-    cookies = {flow.cookie for flow in wanted}
+    assert len(shown) == len(desired)
+    cookies = {flow.cookie for flow in desired}
     table.flows.replace(BRIDGE, cookies, [], soon())
     assert _shown(switch) == set()
     # And the same flows as ovs-ofctl writes them.
@@ -166,7 +166,7 @@ def test_all_that_the_product_writes_is_read_back(switch: PrivateOvs, table: Ovs
     file = switch.directory / "shown.flows"
     file.write_text(lines)
     switch.ofctl("-O", "OpenFlow14", "--bundle", "add-flows", _socket(switch), file)
-    assert {*table.flows.dump(BRIDGE, cookies, soon())} == wanted
+    assert {*table.flows.dump(BRIDGE, cookies, soon())} == desired
 
 
 def test_flows_with_our_cookie_that_are_no_flows_of_ours_differ_from_them(
@@ -267,17 +267,17 @@ def test_the_most_peers_of_a_network_fit_into_one_flow(table: OvsHost) -> None:
     """A message of OpenFlow has 65,535 bytes at most."""
     peers = tuple(f"fd00:1:2:3:4:5:{n >> 8:x}:{n & 255:x}" for n in range(1, 1025))
     overlay = Overlay("wide", NetworkSpec(type="vxlan", vni=5001, peers=peers), 7)
-    wanted = network_flows(overlay, "fd00::1", 1, 2)
-    assert max(len(flow.actions) for flow in wanted) > 1 << 15
-    table.flows.replace(BRIDGE, [], wanted, soon())
-    assert {*table.flows.dump(BRIDGE, None, soon())} == wanted
+    desired = network_flows(overlay, "fd00::1", 1, 2)
+    assert max(len(flow.actions) for flow in desired) > 1 << 15
+    table.flows.replace(BRIDGE, [], desired, soon())
+    assert {*table.flows.dump(BRIDGE, None, soon())} == desired
 
 
 def test_what_is_read_with_a_commit_is_what_is_there_after_it(table: OvsHost) -> None:
-    wanted = [ONE, TWO, COOKIE_MARK]
-    assert table.flows.replace(BRIDGE, [], [BASE, FIRST], soon(), read=wanted) == [FIRST, BASE]
-    found = table.flows.replace(BRIDGE, [ONE], [SECOND], soon(), read=wanted)
-    assert {*found} == {SECOND, BASE} == {*table.flows.dump(BRIDGE, wanted, soon())}
+    desired = [ONE, TWO, COOKIE_MARK]
+    assert table.flows.replace(BRIDGE, [], [BASE, FIRST], soon(), read=desired) == [FIRST, BASE]
+    found = table.flows.replace(BRIDGE, [ONE], [SECOND], soon(), read=desired)
+    assert {*found} == {SECOND, BASE} == {*table.flows.dump(BRIDGE, desired, soon())}
     many = [Flow.make(ONE, 9, f"in_port={number}", DROP) for number in range(1, 3000)]
     found = table.flows.replace(BRIDGE, [], many, soon(), read=[ONE])
     assert {*found} == {*many} and len(found) == len(many), "in several parts"
@@ -287,23 +287,23 @@ def test_what_is_read_with_a_commit_is_what_is_there_after_it(table: OvsHost) ->
 @pytest.mark.long
 def test_a_thousand_ports_with_64_addresses_each_are_read_within_a_look(table: OvsHost) -> None:
     """206 flows a port, as the check of a whole host reads them (``Scope`` in drivers/ovs/observe.py)."""
-    wanted: set[Flow] = set()
+    desired: set[Flow] = set()
     for number in range(1000):
         ips = [{"ip": f"10.{number >> 8}.{number & 255}.{n}"} for n in range(1, 65)]
         flows = port_flows(f"p{number}", number + 1, spec_of(allowed_addresses=ips))
         table.flows.replace(BRIDGE, [port_cookie(f"p{number}")], flows, soon())
-        wanted |= flows
+        desired |= flows
     found = table.flows.dump(BRIDGE, None, time.monotonic() + 15 * PATIENCE)
-    assert len(found) == 206_000 and {*found} == wanted
+    assert len(found) == 206_000 and {*found} == desired
     one = port_cookie("p500")
-    assert {*table.flows.dump(BRIDGE, [one], soon())} == {flow for flow in wanted if flow.cookie == one}
+    assert {*table.flows.dump(BRIDGE, [one], soon())} == {flow for flow in desired if flow.cookie == one}
 
 
 def test_what_vswitchd_learns_is_read_and_leads_to_a_host(switch: PrivateOvs, table: OvsHost) -> None:
     for local_ip, peer in (("10.9.0.1", "10.9.0.2"), ("fd00::1", "fd00::2")):
         overlay = Overlay("blue", NetworkSpec(type="vxlan", vni=5001, peers=(local_ip, peer)), 7)
-        wanted = network_flows(overlay, local_ip, 1, 0xFFFE)
-        table.flows.replace(BRIDGE, [], wanted, soon())
+        desired = network_flows(overlay, local_ip, 1, 0xFFFE)
+        table.flows.replace(BRIDGE, [], desired, soon())
         source = f"tun_{'ipv6_' if ':' in peer else ''}src={peer}"
         frame = f"tun_id=0x1389,{source},in_port=1,dl_src=52:54:00:00:00:0a,dl_dst=52:54:00:00:00:0b"
         switch.appctl("ofproto/trace", BRIDGE, frame, "-generate")
@@ -316,7 +316,7 @@ def test_what_vswitchd_learns_is_read_and_leads_to_a_host(switch: PrivateOvs, ta
         alone = Overlay("blue", NetworkSpec(type="vxlan", vni=5001, peers=(local_ip,)), 7)
         assert stale([learned], alone, local_ip, 1) == [learned]
         table.flows.replace(BRIDGE, [], [], soon(), gone=[learned])
-        assert {*table.flows.dump(BRIDGE, [own, of_learned], soon())} == wanted
+        assert {*table.flows.dump(BRIDGE, [own, of_learned], soon())} == desired
         table.flows.replace(BRIDGE, [own], [], soon())
 
 

@@ -83,17 +83,17 @@ def test_it_is_found_without_a_pid_file_and_with_an_old_one(renamed: Renamed) ->
 
 
 def test_a_restart_under_another_name_is_noticed(renamed: Renamed) -> None:
-    heard: list[bool] = []
-    watch = VswitchdWatch(found_by(renamed), heard.append, Supervisor())
+    received: list[bool] = []
+    watch = VswitchdWatch(found_by(renamed), received.append, Supervisor())
     try:
         assert watch.alive(PATIENCE_S)
         for name in (None, OTHER):
             renamed.kill_vswitchd()  # its files stay
-            wait_for(lambda: heard[-1:] == [False], PATIENCE_S, "its end")
+            wait_for(lambda: received[-1:] == [False], PATIENCE_S, "its end")
             assert "does not run" in watch.missing().detail
             renamed.rename(name)
             renamed.start_vswitchd()
-            wait_for(lambda: heard[-1:] == [True], PATIENCE_S, "its start")
+            wait_for(lambda: received[-1:] == [True], PATIENCE_S, "its start")
     finally:
         watch.close()
     assert found_by(renamed).control() == renamed.rundir / OTHER

@@ -68,8 +68,8 @@ def test_two_networks_share_nothing(one: dict[str, Any], other: dict[str, Any], 
     ],
 )
 def test_a_nic_is_on_one_wire_whoever_uses_it(one: dict[str, Any], other: dict[str, Any]) -> None:
-    for wish, there in ((one, other), (other, one)):
-        assert clash("wish", network(**wish), {"there": network(**there)}) is not None
+    for desired, there in ((one, other), (other, one)):
+        assert clash("wish", network(**desired), {"there": network(**there)}) is not None
     assert clash("one", network(**{**one, **other}), {}) is None, "parts of one network share it"
 
 

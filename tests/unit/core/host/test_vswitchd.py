@@ -168,19 +168,19 @@ def test_a_stopped_vswitchd_ends_at_the_deadline(switch: PrivateOvs) -> None:
 
 
 def test_the_watch_reports_its_end_and_the_next_one(switch: PrivateOvs) -> None:
-    heard: list[bool] = []
-    watch = VswitchdWatch(switch.sockets, heard.append, Supervisor())
+    received: list[bool] = []
+    watch = VswitchdWatch(switch.sockets, received.append, Supervisor())
     try:
         assert watch.alive(PATIENCE_S)
         switch.kill_vswitchd()
-        wait_for(lambda: heard == [True, False], PATIENCE_S, "its end")
+        wait_for(lambda: received == [True, False], PATIENCE_S, "its end")
         assert not watch.alive(SHORT_S)
         switch.start_vswitchd()
-        wait_for(lambda: heard == [True, False, True], PATIENCE_S, "its start")
+        wait_for(lambda: received == [True, False, True], PATIENCE_S, "its start")
         assert watch.alive()
     finally:
         watch.close()
-    assert heard == [True, False, True], "the end of the watch is not that of vswitchd"
+    assert received == [True, False, True], "the end of the watch is not that of vswitchd"
 
 
 def test_after_a_restart_it_is_usable_once_its_bridges_are_there(switch: PrivateOvs, ovs: OvsHost) -> None:

@@ -33,26 +33,26 @@ _MODES = {
 
 
 def of_port(
-    wish: VhostPort | OvsUplink | RelayVfPort | TunnelPort, known: Collection[str] = ()
+    desired: VhostPort | OvsUplink | RelayVfPort | TunnelPort, known: Collection[str] = ()
 ) -> PortColumns:
     """``known`` are the interfaces that the port has already."""
-    match wish:
+    match desired:
         case VhostPort():
-            return _of_vm(wish)
+            return _of_vm(desired)
         case OvsUplink():
-            return _of_uplink(wish, known)
+            return _of_uplink(desired, known)
         case RelayVfPort():
-            marks = {"netplugin-vf-port": wish.port_id, "netplugin-backend": "vdpa"}
+            marks = {"netplugin-vf-port": desired.port_id, "netplugin-backend": "vdpa"}
             interface = {
                 "type": "dpdk",
-                "options": {"dpdk-devargs": wish.device, "n_rxq": str(wish.queues)},
-                "mtu_request": wish.mtu,
-                "external_ids": {"netplugin-vf-port": wish.port_id}
-                | ({"netplugin-opened-with": wish.opened_with} if wish.opened_with else {}),
+                "options": {"dpdk-devargs": desired.device, "n_rxq": str(desired.queues)},
+                "mtu_request": desired.mtu,
+                "external_ids": {"netplugin-vf-port": desired.port_id}
+                | ({"netplugin-opened-with": desired.opened_with} if desired.opened_with else {}),
             }
-            return {"external_ids": marks}, {wish.name: interface}
+            return {"external_ids": marks}, {desired.name: interface}
         case TunnelPort():
-            return _of_tunnel(wish)
+            return _of_tunnel(desired)
 
 
 def of_qos(port: VhostPort) -> Columns | None:

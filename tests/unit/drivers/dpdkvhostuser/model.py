@@ -125,19 +125,19 @@ class Model:
                 if home and any(port.owner for port in home.ports.values()):
                     raise TryAgain("a port has come meanwhile", step="plan")
                 del self.bridges[change.name]
-            case r.AddPort(port=TunnelPort() as wish) if self._has(wish.bridge, wish.name):
-                self._apply(r.SetPort(change.ports, wish))
-            case r.AddPort(port=wish):
-                self.made[wish.name] = columns.of_port(wish)
-                qos = columns.of_qos(wish) if isinstance(wish, VhostPort) else None
-                self.add_port(wish.bridge, wish.name, *self.made[wish.name], qos)
-            case r.SetPort(port=wish):
-                ports = self.bridges[wish.bridge].ports
-                row = ports[wish.name]
+            case r.AddPort(port=TunnelPort() as desired) if self._has(desired.bridge, desired.name):
+                self._apply(r.SetPort(change.ports, desired))
+            case r.AddPort(port=desired):
+                self.made[desired.name] = columns.of_port(desired)
+                qos = columns.of_qos(desired) if isinstance(desired, VhostPort) else None
+                self.add_port(desired.bridge, desired.name, *self.made[desired.name], qos)
+            case r.SetPort(port=desired):
+                ports = self.bridges[desired.bridge].ports
+                row = ports[desired.name]
                 known = {interface.name for interface in row.interfaces}
-                self.made[wish.name] = columns.of_port(wish, known)
-                merged = ("external_ids", "options") if isinstance(wish, OvsUplink) else ("external_ids",)
-                ports[wish.name] = self._set(row, *self.made[wish.name], merged)
+                self.made[desired.name] = columns.of_port(desired, known)
+                merged = ("external_ids", "options") if isinstance(desired, OvsUplink) else ("external_ids",)
+                ports[desired.name] = self._set(row, *self.made[desired.name], merged)
             case r.RemovePort(unless_needed=True) if change.name in self._needed():
                 raise TryAgain("a port has come meanwhile", step="plan")
             case r.RemovePort():
@@ -162,7 +162,7 @@ class Model:
                 self.drop(change.bridge, COOKIE_MARK)
                 assert change.fixed == BASE.get(change.bridge)
                 self.bridges[change.bridge].matches_fragments = True
-                self.bridges[change.bridge].flows |= self._wanted_flows(change.bridge)
+                self.bridges[change.bridge].flows |= self._desired_flows(change.bridge)
             case f.SetNetwork():
                 names = (vxlan_name(change.overlay.spec.udp_port), TO_OVERLAY)
                 tunnel, patch = (self._ofport(TUNNELS, name) for name in names)
@@ -193,7 +193,7 @@ class Model:
                 for p in named.values()
                 if (owner := whose(p)) and owner[0] == backend and (ports is None or owner[1] in ports)
             }
-            for whose in (_owner, _beside)
+            for whose in (_owner, _companions)
         )
         taken = {
             name
@@ -230,11 +230,11 @@ class Model:
         return {
             name: (
                 bridge.ours or (bridge.datapath_type, bridge.fail_mode),
-                {n: p for n, p in bridge.ports.items() if _is_strangers(p)},
+                {n: p for n, p in bridge.ports.items() if _is_unmanaged(p)},
                 {f for f in bridge.flows if f.cookie >> 48 != COOKIE_MARK >> 48},
             )
             for name, bridge in self.bridges.items()
-            if not bridge.ours or any(_is_strangers(p) for p in bridge.ports.values())
+            if not bridge.ours or any(_is_unmanaged(p) for p in bridge.ports.values())
         }
 
     def drop(self, bridge: str, cookie: int) -> None:
@@ -291,10 +291,10 @@ class Model:
             neighbours=len([i for i in owned if i not in rows]),
             uplinks=uplinks,
             nics=self.nics,
-            used_by_others=any(_is_strangers(p) for p in unmanaged.values())
+            used_by_others=any(_is_unmanaged(p) for p in unmanaged.values())
             or bool(self.underlay and self.underlay.device == name),
             doors=self._doors(name) if bridge.ours else (),
-            desired_flows=self._wanted_flows(name) if bridge.ours else frozenset(),
+            desired_flows=self._desired_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
             matches_fragments=bridge.matches_fragments if whole else None,
             stray_cookies=frozenset(strays if whole and name not in self.layout.homes else ()),
@@ -326,7 +326,7 @@ class Model:
             underlay=self.underlay,
         )
 
-    def _wanted_flows(self, name: str) -> frozenset[Flow]:
+    def _desired_flows(self, name: str) -> frozenset[Flow]:
         return BASE.get(name, filters.bridge_flows(self._doors(name)))
 
     def _doors(self, name: str) -> tuple[int, ...]:
@@ -375,11 +375,11 @@ def _owner(port: OvsPort) -> tuple[str, str] | None:
     return port.owner
 
 
-def _beside(port: OvsPort) -> tuple[str, str] | None:
+def _companions(port: OvsPort) -> tuple[str, str] | None:
     return None if port.owner else port.serves
 
 
-def _is_strangers(port: OvsPort) -> bool:
+def _is_unmanaged(port: OvsPort) -> bool:
     return not port.serves and not {UPLINK_MARK, TUNNEL_MARK} & port.external_ids.keys()
 
 

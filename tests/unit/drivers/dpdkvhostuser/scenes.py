@@ -46,13 +46,13 @@ def overlays(draw: st.DrawFn) -> dict[str, Overlay]:
 
 @st.composite
 def intents_on(draw: st.DrawFn, networks: dict[str, Overlay]) -> list[Intent]:
-    wanted = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs())))
+    desired = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs())))
     # One of the ids is always a service port's.
-    if (spec := wanted.get(IDS[-1])) is not None:
-        wanted[IDS[-1]] = service_spec(spec, internal=draw(st.booleans()))
+    if (spec := desired.get(IDS[-1])) is not None:
+        desired[IDS[-1]] = service_spec(spec, internal=draw(st.booleans()))
     return [
         Intent(i, spec, overlay=networks[str(spec.overlay_id)] if spec and spec.overlay_id else None)
-        for i, spec in wanted.items()
+        for i, spec in desired.items()
     ]
 
 
@@ -182,11 +182,11 @@ def _drift(dice: random.Random, model: Model, bridge: Bridge) -> None:
             bridge.ports[name] = BREAKS[what](row)
 
 
-def converge(model: Model, wanted: list[Intent], rounds: int = 3) -> set[str]:
+def converge(model: Model, desired: list[Intent], rounds: int = 3) -> set[str]:
     """The loop of the agent, on the model; the answer is the ports that were refused."""
     refused: set[str] = set()
     for _ in range(rounds):
-        found = plan(model.settings, wanted, model.observe())
+        found = plan(model.settings, desired, model.observe())
         refused |= set(found.refused)
         model.apply(found.changes)
     return refused

@@ -25,15 +25,15 @@ def asked(model: Model) -> list[str]:
 def test_only_the_uplink_can_ask(vlan_id: int | None) -> None:
     model = Model()
     network: dict[str, Any] = {} if vlan_id is None else {"type": "vlan", "vlan_id": vlan_id}
-    wish = Intent("p1", plain_spec(physical_network="net2", mtu=1500, **network), follows_guest=True)
-    converge(model, [wish, Intent("p2", plain_spec(physical_network="net2", mtu=1500, **network))])
+    desired = Intent("p1", plain_spec(physical_network="net2", mtu=1500, **network), follows_guest=True)
+    converge(model, [desired, Intent("p2", plain_spec(physical_network="net2", mtu=1500, **network))])
     doors = model.observe().bridges["br2"].doors
     [match] = asked(model)
     assert len(doors) == 1 and f"in_port={doors[0]}" in match.split(",")
     assert ("dl_vlan=7" if vlan_id else "vlan_tci=0x0000/0x1fff") in match
-    converge(model, [Intent("p1", wish.spec)])
+    converge(model, [Intent("p1", desired.spec)])
     assert asked(model) == []
-    converge(model, [Intent("p1", wish.spec, closed=True, follows_guest=True)])
+    converge(model, [Intent("p1", desired.spec, closed=True, follows_guest=True)])
     assert asked(model) == [] and are_closed(flows(model))
 
 

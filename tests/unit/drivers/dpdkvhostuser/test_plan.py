@@ -36,11 +36,11 @@ from tests.unit.drivers.dpdkvhostuser.scenes import (
 
 @given(scenes())
 def test_planning_after_applying_gives_nothing(scene: tuple[Model, list[Intent]]) -> None:
-    host, wanted = scene
-    refused = converge(host, wanted)
+    host, desired = scene
+    refused = converge(host, desired)
     seen = host.observe()
-    assert plan(SETTINGS, wanted, seen).changes == ()
-    for intent in wanted:
+    assert plan(SETTINGS, desired, seen).changes == ()
+    for intent in desired:
         if intent.port_id not in refused:
             assert (intent.port_id in seen.rows) == (intent.spec is not None)
 
@@ -49,15 +49,15 @@ def test_planning_after_applying_gives_nothing(scene: tuple[Model, list[Intent]]
 def test_a_column_that_others_change_is_what_ovs_needs_again(what: str) -> None:
     """But the MTU of an uplink, which is the operator's once it is there."""
     host, rate = Model(), {"ingress_kbps": 8000, "egress_kbps": 8000}
-    wanted = [
+    desired = [
         Intent("one", plain_spec(qos=rate)),
         Intent("two", plain_spec(type="vlan", physical_network="net3", vlan_id=5)),
         on_network(overlay(1), "three"),
     ]
-    converge(host, wanted)
+    converge(host, desired)
     for bridge in host.bridges.values():
         bridge.ports = {name: BREAKS[what](row) for name, row in bridge.ports.items()}
-    converge(host, wanted)
+    converge(host, desired)
     rows = {name: row for bridge in host.bridges.values() for name, row in bridge.ports.items()}
     assert len(rows) == 7
     wrong = [found for name, row in rows.items() for found in columns.wrong(row, host.made[name])]
@@ -67,18 +67,18 @@ def test_a_column_that_others_change_is_what_ovs_needs_again(what: str) -> None:
 
 @given(scenes(), st.randoms())
 def test_the_order_of_intents_does_not_matter(scene: tuple[Model, list[Intent]], dice: Any) -> None:
-    host, wanted = scene
-    shuffled = list(wanted)
+    host, desired = scene
+    shuffled = list(desired)
     dice.shuffle(shuffled)
     seen = host.observe()
-    assert plan(SETTINGS, wanted, seen).changes == plan(SETTINGS, shuffled, seen).changes
+    assert plan(SETTINGS, desired, seen).changes == plan(SETTINGS, shuffled, seen).changes
 
 
 @given(scenes())
 def test_what_is_not_ours_is_never_changed(scene: tuple[Model, list[Intent]]) -> None:
-    host, wanted = scene
+    host, desired = scene
     before, qos = copy.deepcopy(host.foreign()), {u: q for u, q in host.qos.items() if not q.owner}
-    converge(host, wanted)
+    converge(host, desired)
     after = host.foreign()
     for name, (kind, ports, flows) in before.items():
         assert name in after, f"bridge {name} has gone"
@@ -92,8 +92,8 @@ def test_a_bridge_of_ours_takes_nothing_from_a_port_without_a_mark(
     scene: tuple[Model, list[Intent]],
 ) -> None:
     """But from those that the operator names."""
-    host, wanted = scene
-    converge(host, wanted)
+    host, desired = scene
+    converge(host, desired)
     for name, bridge in host.bridges.items():
         if not bridge.ours or name in LAYOUT.base:
             continue
@@ -107,17 +107,17 @@ def test_a_bridge_of_ours_takes_nothing_from_a_port_without_a_mark(
 @given(scenes())
 def test_a_partial_look_does_no_harm(scene: tuple[Model, list[Intent]]) -> None:
     """Converging some ports leaves all others as they are, and the flows of their networks."""
-    host, wanted = scene
-    ids = [intent.port_id for intent in wanted]
+    host, desired = scene
+    ids = [intent.port_id for intent in desired]
     others = {i: row for i, row in host.observe().rows.items() if i not in ids}
-    theirs = _networks_of(others) - {i.overlay.network_id for i in wanted if i.overlay}
+    theirs = _networks_of(others) - {i.overlay.network_id for i in desired if i.overlay}
     flows = _network_flows(host, theirs)
     for _ in range(3):
-        host.apply(plan(SETTINGS, wanted, host.observe(ids)).changes)
+        host.apply(plan(SETTINGS, desired, host.observe(ids)).changes)
     after = host.observe().rows
     assert {i: after.get(i) for i in others} == others
     assert _network_flows(host, theirs) == flows
-    assert plan(SETTINGS, wanted, host.observe(ids)).changes == ()
+    assert plan(SETTINGS, desired, host.observe(ids)).changes == ()
 
 
 def _networks_of(rows: dict[str, OvsPort]) -> set[str]:
@@ -134,18 +134,18 @@ def _network_flows(host: Model, networks: set[str]) -> set[Flow]:
 @given(scenes(), st.data())
 def test_a_crash_at_any_boundary_is_healed(scene: tuple[Model, list[Intent]], data: st.DataObject) -> None:
     """The rows are one transaction; what follows it (flows, a bridge at a time) may be cut off."""
-    host, wanted = scene
+    host, desired = scene
     straight = host.copy()
-    converge(straight, wanted)
+    converge(straight, desired)
     for _ in range(2):
-        changes = plan(SETTINGS, wanted, host.observe()).changes
+        changes = plan(SETTINGS, desired, host.observe()).changes
         rows = [ch for ch in changes if not _is_of_flows(ch)]
         cut = data.draw(st.integers(0, len(changes) - len(rows)))
         host.apply(rows)
         flows = [ch for ch in changes if _is_of_flows(ch)]
         host.apply([ch for ch in flows[:cut] if getattr(ch, "bridge", "") in host.bridges])
-    converge(host, wanted)
-    assert plan(SETTINGS, wanted, host.observe()).changes == ()
+    converge(host, desired)
+    assert plan(SETTINGS, desired, host.observe()).changes == ()
     assert _summary(host) == _summary(straight)
 
 
@@ -180,8 +180,8 @@ def test_removing_all_leaves_no_trace(scene: tuple[Model, list[Intent]]) -> None
 def test_the_last_vhost_sockets_go_to_the_first_ports() -> None:
     model = Model()
     seen = replace(model.observe(), vhost_sockets=MAX_VHOST_SOCKETS - 2)
-    wanted = [Intent(f"p{n}", plain_spec()) for n in range(4)]
-    found = plan(SETTINGS, wanted, seen)
+    desired = [Intent(f"p{n}", plain_spec()) for n in range(4)]
+    found = plan(SETTINGS, desired, seen)
     assert {i: e.code for i, e in found.refused.items()} == {
         "p2": "capacity_exhausted",
         "p3": "capacity_exhausted",
@@ -198,11 +198,11 @@ def test_a_kernel_bridge_in_the_way_is_a_conflict() -> None:
 def test_no_port_changes_the_mtu_of_an_uplink() -> None:
     for network in ("net2", "net3"):
         model = Model()
-        wanted = [
+        desired = [
             Intent("p1", plain_spec(physical_network=network, mtu=1500)),
             Intent("p2", plain_spec(physical_network=network, mtu=9000)),
         ]
-        converge(model, wanted)
+        converge(model, desired)
         (uplink,) = model.observe().bridges[SETTINGS.bridge_mappings[network]].uplinks.values()
         assert {i.mtu_request for i in uplink.interfaces} == {9000}
         found = plan(SETTINGS, [Intent("p2", None)], model.observe(["p2"]))
@@ -360,24 +360,24 @@ def test_a_nic_of_the_operator_with_too_small_an_mtu_is_refused_before() -> None
 
 
 def test_one_device_becomes_a_bond_and_its_mode_changes() -> None:
-    wanted = [Intent("p1", plain_spec(physical_network="net2"))]
+    desired = [Intent("p1", plain_spec(physical_network="net2"))]
     model = Model()
-    converge(model, wanted)
+    converge(model, desired)
     two = ("0000:03:00.0", "0000:03:00.1")
     model.settings = replace(SETTINGS, uplinks={"net2": two})
-    changes = plan(model.settings, wanted, model.observe()).changes
+    changes = plan(model.settings, desired, model.observe()).changes
     assert kinds(changes) == ["RemovePort uplink", "AddPort uplink", "SetBridgeFlows"]
-    converge(model, wanted)
+    converge(model, desired)
     (uplink,) = model.observe().bridges["br2"].uplinks.values()
     assert (uplink.bond_mode, uplink.lacp, len(uplink.interfaces)) == ("active-backup", "off", 2)
     base = [f for f in model.bridges["br2"].flows if f.cookie & 0xFFFF_FFFF_FFFF == 0]
     assert len([f for f in base if f.match.startswith("in_port=")]) == 2
     model.settings = replace(model.settings, bonds={"net2": "lacp"})
-    assert kinds(plan(model.settings, wanted, model.observe()).changes)[0] == "SetPort uplink"
-    converge(model, wanted)
+    assert kinds(plan(model.settings, desired, model.observe()).changes)[0] == "SetPort uplink"
+    converge(model, desired)
     (uplink,) = model.observe().bridges["br2"].uplinks.values()
     assert (uplink.bond_mode, uplink.lacp) == ("balance-tcp", "active")
-    assert plan(model.settings, wanted, model.observe()).changes == ()
+    assert plan(model.settings, desired, model.observe()).changes == ()
 
 
 def test_changing_one_direction_leaves_the_other() -> None:
@@ -392,10 +392,10 @@ def test_changing_one_direction_leaves_the_other() -> None:
 def test_no_row_of_qos_is_left_behind() -> None:
     """Somebody deletes the port: its row of QoS stays, without a port."""
     model = Model()
-    wanted = [Intent("p1", plain_spec({"ingress_kbps": 1000}))]
-    converge(model, wanted)
+    desired = [Intent("p1", plain_spec({"ingress_kbps": 1000}))]
+    converge(model, desired)
     model.bridges["br1"].ports.clear()
-    converge(model, wanted)
+    converge(model, desired)
     assert len(model.qos) == 1
     converge(model, [Intent("p1", None)])
     assert model.qos == {} and model.bridges == {}

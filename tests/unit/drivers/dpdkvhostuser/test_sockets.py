@@ -58,7 +58,7 @@ def test_no_port_is_made_whose_path_dpdk_would_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "user", "wish"),
+    ("path", "user", "desired"),
     [
         (f"/run/vhost/{OWN}/{NAME}", None, Directory(f"/run/vhost/{OWN}", 0, 7, 0o2770)),
         (f"/run/vhost/{OWN}/{NAME}", 40001, Directory(f"/run/vhost/{OWN}", 40001, 0, 0o700)),
@@ -67,10 +67,10 @@ def test_no_port_is_made_whose_path_dpdk_would_cut() -> None:
         (f"/run/vhost/nps00000000000/{NAME}", None, None),
     ],
 )
-def test_for_whom_a_directory_is(path: str, user: int | None, wish: Directory | None) -> None:
+def test_for_whom_a_directory_is(path: str, user: int | None, desired: Directory | None) -> None:
     intent = Intent("p", plain_spec().model_copy(update={"qemu_user": user}))
     port = VhostPort.of("dpdkvhostuser", intent, "br1", 0, socket=path, tso=False)
-    made = [MakeSocketDirectory(("p",), wish, "/run/vhost", (wish.path,))] if wish else []
+    made = [MakeSocketDirectory(("p",), desired, "/run/vhost", (desired.path,))] if desired else []
     assert arrivals(port, ObservedSockets({}, {}, 7)) == made
 
 
@@ -83,13 +83,13 @@ def test_a_directory_comes_and_goes_with_its_port() -> None:
         observed = replace(model.observe(["p"]), **there)
         return [type(change) for change in make_plan(SETTINGS, [intent], observed).changes]
 
-    wish = sockets.directory_for(f"/run/vhost/{OWN}", None, 7)
+    desired = sockets.directory_for(f"/run/vhost/{OWN}", None, 7)
     assert MakeSocketDirectory in seen(sockets=ObservedSockets({}, {}, 7))
     converge(model, [intent])
-    there = ObservedSockets({"p": (wish.path,)}, {wish.path: wish}, 7)
+    there = ObservedSockets({"p": (desired.path,)}, {desired.path: desired}, 7)
     assert seen(sockets=there) == []
-    open_to_all = replace(wish, mode=0o777)
-    assert seen(sockets=replace(there, directories={wish.path: open_to_all})) == [MakeSocketDirectory]
+    open_to_all = replace(desired, mode=0o777)
+    assert seen(sockets=replace(there, directories={desired.path: open_to_all})) == [MakeSocketDirectory]
     intent = Intent("p", None)
     assert RemoveSocketDirectory in seen(sockets=there)
 

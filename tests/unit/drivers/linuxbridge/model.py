@@ -247,7 +247,7 @@ class ModelMembers(BridgeMembers):
     def __init__(self, links: ModelLinks) -> None:
         self._model = links
 
-    def read(self, *, anew: bool) -> Mapping[str, Mapping[str, int]]:
+    def read(self, *, again: bool) -> Mapping[str, Mapping[str, int]]:
         return self._model.members()
 
 
@@ -393,8 +393,8 @@ class ModelNftables(Nftables):
         if not self.there:
             return None
         found = {n: replace(c, rules=tuple(self.rules[n])) for n, c in self.chains.items()}
-        wanted = {name: chain for name, chain in found.items() if chains is None or name in chains}
-        return Table(frozenset(found), wanted, {name: dict(keys) for name, keys in self.maps.items()})
+        desired = {name: chain for name, chain in found.items() if chains is None or name in chains}
+        return Table(frozenset(found), desired, {name: dict(keys) for name, keys in self.maps.items()})
 
     def commit(self, commands: Sequence[Command], deadline: float) -> None:
         before = (self.there, dict(self.chains), {k: list(v) for k, v in self.rules.items()})

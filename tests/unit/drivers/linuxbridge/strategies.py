@@ -113,23 +113,23 @@ def as_service(port_id: str, spec: PortSpec | None) -> PortSpec | None:
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> list[Intent]:
-    wanted = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs)))
-    wanted = {port_id: as_service(port_id, spec) for port_id, spec in wanted.items()}
+def all_desired(draw: st.DrawFn) -> list[Intent]:
+    desired = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs)))
+    desired = {port_id: as_service(port_id, spec) for port_id, spec in desired.items()}
     peers = st.lists(st.sampled_from(PEERS), unique=True)
     overlays = {name: make_overlay(name, draw(peers)) for name in VNIS}
     named = draw(st.sets(st.sampled_from(IDS)))
-    for port_id, spec in wanted.items():
+    for port_id, spec in desired.items():
         if spec is not None and spec.device is None and port_id in named:
-            wanted[port_id] = spec.model_copy(update={"port_name": f"nic.{port_id}"})
-    return [make_intent(port_id, spec, overlays) for port_id, spec in wanted.items()]
+            desired[port_id] = spec.model_copy(update={"port_name": f"nic.{port_id}"})
+    return [make_intent(port_id, spec, overlays) for port_id, spec in desired.items()]
 
 
 @st.composite
 def hosts(draw: st.DrawFn) -> Model:
     """A host with ports of ours, with what is not ours, and with drift of every kind."""
     model = Model()
-    converge(model, draw(wishes()))
+    converge(model, draw(all_desired()))
     for prefix, names in (
         (TAP, IDS),
         (SHAPER, IDS),
@@ -329,17 +329,17 @@ def drift_of_table(model: Model, what: str) -> None:
         nft.maps.get("services", {}).clear()
 
 
-def converge(model: Model, wanted: Sequence[Intent], *, whole: bool = True) -> Converged:
+def converge(model: Model, desired: Sequence[Intent], *, whole: bool = True) -> Converged:
     """The agent's own loop; nothing may fail but what the plan refuses."""
-    result = converge_alone(model.driver, wanted, whole=whole)
+    result = converge_alone(model.driver, desired, whole=whole)
     for error in result.failed.values():
         assert error.code in ("conflict", "backend_unavailable"), str(error)
     return result
 
 
-def planned(model: Model, wanted: Sequence[Intent], *, whole: bool = True) -> tuple[Change, ...]:
-    ids = None if whole else [intent.port_id for intent in wanted]
-    return model.driver.plan(wanted, model.driver.observe(ids, time.monotonic() + 60)).changes
+def planned(model: Model, desired: Sequence[Intent], *, whole: bool = True) -> tuple[Change, ...]:
+    ids = None if whole else [intent.port_id for intent in desired]
+    return model.driver.plan(desired, model.driver.observe(ids, time.monotonic() + 60)).changes
 
 
 def queueing(model: Model, name: str) -> Queueing:

@@ -116,10 +116,10 @@ def test_an_unfit_interface_is_refused_with_its_name(drift: str, code: str, word
 @pytest.mark.parametrize("network", ["net2", VLAN], ids=["flat", "vlan"])
 def test_a_port_in_place_is_faulty_when_its_interface_goes(network: Any) -> None:
     model = Model()
-    wanted = [Intent("p", make_spec(network=network))]
-    converge(model, wanted)
+    desired = [Intent("p", make_spec(network=network))]
+    converge(model, desired)
     drift_of_interface(model, "eth2", "down")
-    result = converge(model, wanted)
+    result = converge(model, desired)
     assert result.changes == () and result.failed == {}
     assert "is down" in str(result.observed["p"].fault)
 
@@ -147,8 +147,8 @@ def test_a_bridge_without_mark_and_address_is_in_the_way() -> None:
 def test_flat_and_vlans_share_an_interface() -> None:
     model = Model()
     networks: list[Any] = ["net2", VLAN, {**VLAN, "vlan_id": 8}]
-    wanted = [Intent(f"p{n}", make_spec(network=each)) for n, each in enumerate(networks)]
-    converge(model, wanted)
+    desired = [Intent(f"p{n}", make_spec(network=each)) for n, each in enumerate(networks)]
+    converge(model, desired)
     links = model.links.links
     assert links["eth2"].master == device_name(BRIDGE, "net2")
     for tag in (7, 8):
@@ -176,11 +176,11 @@ def test_a_port_with_too_large_an_mtu_does_not_keep_the_uplink_of_others_from_re
     model.links.links["eth2"] = replace(model.links.links["eth2"], mtu=1600)
     before = model.links.links[segment.device]
     drift_of_device(model, segment.device, drift)
-    wanted = [small, large] if whole else [small]
-    result = converge(model, wanted, whole=whole)
+    desired = [small, large] if whole else [small]
+    result = converge(model, desired, whole=whole)
     repaired = model.links.links[segment.device]
     assert repaired == replace(before, mtu=1600, index=repaired.index), "it has no more than its parent"
-    assert result.observed["1500"].fault is None and planned(model, wanted, whole=whole) == ()
+    assert result.observed["1500"].fault is None and planned(model, desired, whole=whole) == ()
     fault = converge(model, [small, large]).observed["9000"].fault
     assert fault is not None and "MTU 1600" in fault, "the port whose frames do not fit says so"
 
@@ -287,14 +287,14 @@ def test_a_network_that_is_not_known_is_refused() -> None:
 def test_one_direction_changes_without_the_other() -> None:
     model = Model()
     converge(model, [Intent("p", make_spec(qos={"ingress_kbps": 1000, "egress_kbps": 2000}))])
-    wanted = [Intent("p", make_spec(qos={"ingress_kbps": 1000, "egress_kbps": 3000}))]
-    (change,) = planned(model, wanted)
+    desired = [Intent("p", make_spec(qos={"ingress_kbps": 1000, "egress_kbps": 3000}))]
+    (change,) = planned(model, desired)
     assert isinstance(change, SetRate) and change.rate.kbps == 3000
     assert change.name.startswith("npi")
-    converge(model, wanted)
-    wanted = [Intent("p", make_spec(qos={"ingress_kbps": 1000}))]
-    assert names(planned(model, wanted)) == ["RemoveRedirect", "RemoveDevice"]
-    assert converge(model, wanted).observed["p"].details["egress_kbps"] is None
+    converge(model, desired)
+    desired = [Intent("p", make_spec(qos={"ingress_kbps": 1000}))]
+    assert names(planned(model, desired)) == ["RemoveRedirect", "RemoveDevice"]
+    assert converge(model, desired).observed["p"].details["egress_kbps"] is None
 
 
 # -- what is reported -----------------------------------------------------------------------------
@@ -314,16 +314,16 @@ def set_bond(model: Model, mode: str, policy: str, *states: str, partner: str = 
 
 def test_a_bond_with_a_link_down_is_reported_and_works() -> None:
     model = Model()
-    wanted = [Intent("p", make_spec(network="net4"))]
+    desired = [Intent("p", make_spec(network="net4"))]
     set_bond(model, "balance-xor", "layer2", "up", "down")
-    result = converge(model, wanted)
+    result = converge(model, desired)
     assert result.failed == {} and result.observed["p"].fault is None
     members = result.observed["p"].details["uplink"]["bond"]["members"]
     assert [member["link"] for member in members.values()] == ["up", "down"]
     reported = findings(model)["bond-link-down"]
     assert reported.status == "warn" and "eth5 is down" in reported.found
     set_bond(model, "balance-xor", "layer2", "down", "down")
-    assert "no link left" in str(converge(model, wanted).observed["p"].fault)
+    assert "no link left" in str(converge(model, desired).observed["p"].fault)
     assert findings(model)["bond-link-down"].status == "fail"
 
 
@@ -337,24 +337,24 @@ def test_a_bond_without_an_lacp_partner_is_reported() -> None:
 
 def test_an_uplink_that_became_too_small_is_the_fault_of_its_ports() -> None:
     model = Model()
-    wanted = [Intent("p", make_spec(2000, "net2")), overlay_intent("q")]
-    converge(model, wanted)
+    desired = [Intent("p", make_spec(2000, "net2")), overlay_intent("q")]
+    converge(model, desired)
     assert findings(model) == {}
     drift_of_interface(model, "eth2", "small")
-    result = converge(model, wanted)
+    result = converge(model, desired)
     assert "MTU 1450" in str(result.observed["p"].fault) and result.changes == ()
     assert "ip link set eth2 mtu 2000" in str(result.observed["p"].fault)
 
 
 def test_a_kernel_without_a_limit_for_what_bridges_learn_is_reported() -> None:
     model = Model()
-    wanted = [Intent("p", make_spec())]
-    converge(model, wanted)
+    desired = [Intent("p", make_spec())]
+    converge(model, desired)
     assert findings(model) == {}
     name = device_name(BRIDGE, "net1")
     link = model.links.links[name]
     model.links.links[name] = replace(link, data=Bridge(fdb_max_learned=None))
-    assert planned(model, wanted) == (), "nothing can be done about it"
+    assert planned(model, desired) == (), "nothing can be done about it"
     reported = findings(model)["mac-table"]
     assert reported.status == "warn" and "6.8" in reported.expected
 

@@ -20,11 +20,11 @@ from netplugin.host.tc import Tbf
 from netplugin.host.vxlan_filter import VxlanKey
 from tests.unit.drivers.linuxbridge.model import DEVICES, INTERFACES, LOCAL_IP, Model
 from tests.unit.drivers.linuxbridge.strategies import (
+    all_desired,
     converge,
     hosts,
     planned,
     queueing,
-    wishes,
 )
 
 many = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -101,13 +101,13 @@ def kept_by_others(model: Model) -> set[str | None]:
 
 
 @many
-@given(hosts(), wishes(), st.booleans())
-def test_planning_after_applying_gives_nothing(model: Model, wanted: list[Intent], whole: bool) -> None:
-    result = converge(model, wanted, whole=whole)
-    assert planned(model, wanted, whole=whole) == ()
-    if any(intent.spec and intent.port_id not in result.failed for intent in wanted):
+@given(hosts(), all_desired(), st.booleans())
+def test_planning_after_applying_gives_nothing(model: Model, desired: list[Intent], whole: bool) -> None:
+    result = converge(model, desired, whole=whole)
+    assert planned(model, desired, whole=whole) == ()
+    if any(intent.spec and intent.port_id not in result.failed for intent in desired):
         check_foreign(model)
-    for intent in wanted:
+    for intent in desired:
         port_id, spec = intent.port_id, intent.spec
         if port_id in result.failed:
             continue
@@ -126,26 +126,26 @@ def test_planning_after_applying_gives_nothing(model: Model, wanted: list[Intent
 
 
 @many
-@given(hosts(), wishes(), st.randoms())
-def test_the_order_of_intents_does_not_matter(model: Model, wanted: list[Intent], random: Any) -> None:
-    shuffled = list(wanted)
+@given(hosts(), all_desired(), st.randoms())
+def test_the_order_of_intents_does_not_matter(model: Model, desired: list[Intent], random: Any) -> None:
+    shuffled = list(desired)
     random.shuffle(shuffled)
-    assert planned(model, wanted) == planned(model, shuffled)
+    assert planned(model, desired) == planned(model, shuffled)
 
 
 @many
-@given(hosts(), wishes(), st.booleans())
-def test_what_is_not_ours_is_never_changed(model: Model, wanted: list[Intent], whole: bool) -> None:
+@given(hosts(), all_desired(), st.booleans())
+def test_what_is_not_ours_is_never_changed(model: Model, desired: list[Intent], whole: bool) -> None:
     before = model.foreign()
-    converge(model, wanted, whole=whole)
+    converge(model, desired, whole=whole)
     assert model.foreign() == before
 
 
 @many
-@given(hosts(), wishes())
-def test_a_partial_look_leaves_the_other_ports_alone(model: Model, wanted: list[Intent]) -> None:
-    names = {device_name(prefix, intent.port_id) for intent in wanted for prefix in (TAP, SHAPER)}
-    names |= {DEVICES[intent.port_id] for intent in wanted if intent.port_id in DEVICES}
+@given(hosts(), all_desired())
+def test_a_partial_look_leaves_the_other_ports_alone(model: Model, desired: list[Intent]) -> None:
+    names = {device_name(prefix, intent.port_id) for intent in desired for prefix in (TAP, SHAPER)}
+    names |= {DEVICES[intent.port_id] for intent in desired if intent.port_id in DEVICES}
 
     def others() -> dict[str, Any]:
         return {
@@ -156,31 +156,31 @@ def test_a_partial_look_leaves_the_other_ports_alone(model: Model, wanted: list[
         }
 
     before = others()
-    converge(model, wanted, whole=False)
+    converge(model, desired, whole=False)
     assert others() == before
 
 
 @many
-@given(hosts(), wishes(), st.booleans(), st.integers(0, 40))
-def test_what_was_cut_off_is_finished(model: Model, wanted: list[Intent], whole: bool, stage: int) -> None:
+@given(hosts(), all_desired(), st.booleans(), st.integers(0, 40))
+def test_what_was_cut_off_is_finished(model: Model, desired: list[Intent], whole: bool, stage: int) -> None:
     """An agent that dies between any two changes; the next looks at everything."""
-    model.driver.apply(planned(model, wanted, whole=whole)[:stage], time.monotonic() + 60)
-    result = converge(model, wanted)
-    assert planned(model, wanted) == ()
-    for intent in wanted:
+    model.driver.apply(planned(model, desired, whole=whole)[:stage], time.monotonic() + 60)
+    result = converge(model, desired)
+    assert planned(model, desired) == ()
+    for intent in desired:
         gone = intent.spec and intent.spec.device not in (None, *model.links.links)
         if intent.spec is not None and intent.port_id not in result.failed and not gone:
             check(model, intent.port_id, intent.spec)
 
 
 @many
-@given(hosts(), wishes(), st.integers(0, 40))
-def test_what_was_cut_off_can_be_given_up(model: Model, wanted: list[Intent], stage: int) -> None:
+@given(hosts(), all_desired(), st.integers(0, 40))
+def test_what_was_cut_off_can_be_given_up(model: Model, desired: list[Intent], stage: int) -> None:
     """As an agent does that could not make a port: it looks at that port alone."""
     orphans = model.driver.observe(None, time.monotonic() + 60).ports
     converge(model, [Intent(port_id, None) for port_id in orphans])
-    model.driver.apply(planned(model, wanted)[:stage], time.monotonic() + 60)
-    converge(model, [Intent(intent.port_id, None) for intent in wanted], whole=False)
+    model.driver.apply(planned(model, desired)[:stage], time.monotonic() + 60)
+    converge(model, [Intent(intent.port_id, None) for intent in desired], whole=False)
     assert set(model.ours()) <= kept_by_others(model)
 
 
@@ -195,9 +195,11 @@ def test_removing_all_leaves_no_trace(model: Model) -> None:
 
 
 @many
-@given(hosts(), wishes(), st.booleans())
-def test_a_tap_is_put_to_use_after_its_rates_are_set(model: Model, wanted: list[Intent], whole: bool) -> None:
-    changes = planned(model, wanted, whole=whole)
+@given(hosts(), all_desired(), st.booleans())
+def test_a_tap_is_put_to_use_after_its_rates_are_set(
+    model: Model, desired: list[Intent], whole: bool
+) -> None:
+    changes = planned(model, desired, whole=whole)
     opened = {ch.tap.port_id: n for n, ch in enumerate(changes) if isinstance(ch, SetTap)}
     for place, change in enumerate(changes):
         if isinstance(change, SetRate | SetRedirect):

@@ -19,7 +19,7 @@ from tests.unit.drivers.linuxbridge.strategies import OTHERS, converge, make_spe
 
 TAPS = [device_name(TAP, each) for each in ("p", "q")]
 BR = device_name(BRIDGE, "net2")
-WANTED = [
+DESIRED = [
     Intent(each, make_spec(network="net2", mac=f"52:54:00:00:00:0{n}", qos={"ingress_kbps": 1000}))
     for n, each in enumerate(("p", "q"))
 ]
@@ -28,7 +28,7 @@ WANTED = [
 def damaged() -> Model:
     """Everything that a port and its bridge have is otherwise, and a tap is off its bridge."""
     model = Model()
-    converge(model, WANTED)
+    converge(model, DESIRED)
     links = model.links.links
     links[BR] = replace(links[BR], mtu=1000, address=None, data=Bridge(stp_state=1, ageing_time=0))
     for name in TAPS:
@@ -42,14 +42,14 @@ def damaged() -> Model:
     return model
 
 
-CLOSING = {type(change).__name__ for change in planned(damaged(), WANTED) if change.closes}
-OTHER = sorted({type(change).__name__ for change in planned(damaged(), WANTED)} - CLOSING)
+CLOSING = {type(change).__name__ for change in planned(damaged(), DESIRED) if change.closes}
+OTHER = sorted({type(change).__name__ for change in planned(damaged(), DESIRED)} - CLOSING)
 
 
 def test_what_keeps_frames_in_is_first() -> None:
-    closes = [change.closes for change in planned(damaged(), WANTED)]
+    closes = [change.closes for change in planned(damaged(), DESIRED)]
     assert closes == sorted(closes, reverse=True) and set(closes) == {True, False}
-    kinds = [type(change).__name__ for change in planned(damaged(), WANTED)]
+    kinds = [type(change).__name__ for change in planned(damaged(), DESIRED)]
     assert kinds[:4] == ["SetGuard", "SetGuard", "SetFilter", "SetFilter"]
 
 
@@ -62,11 +62,11 @@ def test_a_refused_change_keeps_no_other_from_the_host(refused: str, monkeypatch
     def refuse(change: BridgeChange, *_: object) -> None:
         raise HostError("the kernel refuses it", step="test")
 
-    kind = next(type(change) for change in planned(model, WANTED) if type(change).__name__ == refused)
+    kind = next(type(change) for change in planned(model, DESIRED) if type(change).__name__ == refused)
     monkeypatch.setattr(kind, "apply", refuse)
-    result = converge_alone(model.driver, WANTED)
+    result = converge_alone(model.driver, DESIRED)
     assert result.failed.keys() <= {"p", "q"} and (result.failed or result.of_networks)
-    left = {type(change).__name__ for change in planned(model, WANTED)}
+    left = {type(change).__name__ for change in planned(model, DESIRED)}
     kinds = {each.__name__ for each in (kind, *kind.__subclasses__())}
     of_tap = {"SetMacs"} if refused == "SetTap" else set()  # a tap off its bridge has no MACs there
     assert left <= kinds | of_tap
@@ -78,7 +78,7 @@ def test_a_tap_is_not_opened_without_its_guard(monkeypatch: pytest.MonkeyPatch) 
     def refuse(change: Change, *_: object) -> None:
         raise HostError("the kernel refuses it", step="test")
 
-    kind = next(type(change) for change in planned(model, WANTED) if type(change).__name__ == "SetGuard")
+    kind = next(type(change) for change in planned(model, DESIRED) if type(change).__name__ == "SetGuard")
     monkeypatch.setattr(kind, "apply", refuse)
-    converge_alone(model.driver, WANTED)
+    converge_alone(model.driver, DESIRED)
     assert model.links.links[TAPS[1]].master is None, "it is as the operator left it: off the bridge"

@@ -38,8 +38,8 @@ def test_the_mac_follows_the_vf_and_nothing_has_drifted(whole: bool) -> None:
     for intent in (IN_USE, FREE, IN_USE):
         (change,) = planned(model, [intent], whole=whole)
         assert change.follows_guest, "no operator has to look"
-        told = "left to the VF" if intent is IN_USE else "fixed"
-        assert f"MAC {MAC} {told}" in change.describe()
+        reported = "left to the VF" if intent is IN_USE else "fixed"
+        assert f"MAC {MAC} {reported}" in change.describe()
         converge(model, [intent], whole=whole)
         assert is_fixed(model) is (intent is FREE)
         assert planned(model, [intent], whole=whole) == ()

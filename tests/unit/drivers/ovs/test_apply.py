@@ -102,14 +102,14 @@ KINDS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("wish", KINDS)
-def test_every_kind_of_port_has_the_columns_that_ovs_needs(ports: Ports, wish: Any) -> None:
+@pytest.mark.parametrize("desired", KINDS)
+def test_every_kind_of_port_has_the_columns_that_ovs_needs(ports: Ports, desired: Any) -> None:
     """Whether OVS can make its device or not: the rows are there."""
     ports.ovs.db.write([bridge(BRIDGE)], soon())
-    assert ports.apply(c.AddPort(("p9",), wish)).failed == {}
-    row = ports.ovs.view.port(wish.name)
-    assert row and columns.wrong(row, columns.of_port(wish)) == []
-    assert not wish.differs(row)
+    assert ports.apply(c.AddPort(("p9",), desired)).failed == {}
+    row = ports.ovs.view.port(desired.name)
+    assert row and columns.wrong(row, columns.of_port(desired)) == []
+    assert not desired.differs(row)
 
 
 def test_the_flows_of_a_port_are_its_filter(ports: Ports) -> None:
@@ -132,8 +132,8 @@ def test_a_port_changes_in_place_and_keeps_what_others_wrote(ports: Ports) -> No
     ports.plug(made)
     ports.switch.vsctl("set", "Port", made.name, "external_ids:theirs=1")
     network = made.spec.network.model_copy(update={"mtu": 2000})
-    wish = replace(made, tag=9, spec=made.spec.model_copy(update={"network": network}))
-    assert ports.apply(c.SetPort(("p1",), wish)).failed == {}
+    desired = replace(made, tag=9, spec=made.spec.model_copy(update={"network": network}))
+    assert ports.apply(c.SetPort(("p1",), desired)).failed == {}
     assert _columns(ports, "Port", made.name, "tag", "external_ids") == [
         9,
         {"netplugin-port": "p1", "netplugin-backend": "dpdkvhostuser", "theirs": "1"},

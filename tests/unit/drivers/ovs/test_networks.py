@@ -63,20 +63,20 @@ def test_the_mtu_of_an_uplink_is_set_if_the_api_gave_it(ports: Ports) -> None:
     """Dummy devices are no DPDK devices: the rows are what counts."""
     ports.plug(vhost("p1"))
 
-    def wish(mtu: int, sets_mtu: bool) -> OvsUplink:
+    def desired(mtu: int, sets_mtu: bool) -> OvsUplink:
         return OvsUplink(UPLINK, BRIDGE, "net1", (NIC,), None, mtu, sets_mtu)
 
     def asked() -> str:
         return ports.switch.vsctl("get", "Interface", UPLINK, "mtu_request").strip()
 
-    assert ports.apply(c.AddPort((), wish(1500, True))).of_networks == {}
+    assert ports.apply(c.AddPort((), desired(1500, True))).of_networks == {}
     assert asked() == "1500"
     row = ports.ovs.view.port(UPLINK)
-    assert row and not wish(1500, True).differs(row)
-    assert wish(9000, True).differs(row) and not wish(9000, False).differs(row)
-    assert ports.apply(c.SetPort((), wish(9000, True))).of_networks == {}
+    assert row and not desired(1500, True).differs(row)
+    assert desired(9000, True).differs(row) and not desired(9000, False).differs(row)
+    assert ports.apply(c.SetPort((), desired(9000, True))).of_networks == {}
     assert asked() == "9000"
-    ports.apply(c.SetPort((), wish(1400, False)))
+    ports.apply(c.SetPort((), desired(1400, False)))
     assert asked() == "9000", "it is the operator's"
 
 

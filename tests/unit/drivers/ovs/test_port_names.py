@@ -23,8 +23,8 @@ def test_a_port_has_the_name_that_was_chosen(ports: Ports) -> None:
     assert "vnic0.1" in ports.switch.vsctl("list-ports", "br-net1").split()
     seen = ports.seen()
     assert seen.rows["p1"].name == "vnic0.1"
-    wanted = {"p1": named, "p2": vhost("p2")}
-    changes = port_changes(wanted, set(), seen)
+    desired = {"p1": named, "p2": vhost("p2")}
+    changes = port_changes(desired, set(), seen)
     assert [change.describe() for change in changes if "vnic0.1" in change.describe()] == []
     removal = port_changes({}, {"p1"}, seen)
     assert "remove port vnic0.1 from br-net1" in [change.describe() for change in removal]

@@ -143,10 +143,10 @@ def test_a_port_is_added_again_for_another_device_of_its_name(
 
 
 def test_the_port_is_marked_with_the_device_that_is_there_when_it_is_added() -> None:
-    wish = VhostPort.of("dpdkvhostuser", Intent("svc", SPEC), "br1", 0, socket="", tso=False)
-    ids = replace(wish, ifindex=7).interfaces()["veth5"]["external_ids"]
+    desired = VhostPort.of("dpdkvhostuser", Intent("svc", SPEC), "br1", 0, socket="", tso=False)
+    ids = replace(desired, ifindex=7).interfaces()["veth5"]["external_ids"]
     assert ids["netplugin-ifindex"] == "7"
-    assert "netplugin-ifindex" not in wish.interfaces()["veth5"]["external_ids"]
+    assert "netplugin-ifindex" not in desired.interfaces()["veth5"]["external_ids"]
     assert service_ports.index_of("lo") == 1 and service_ports.index_of("no-such-device") == 0
 
 

@@ -59,7 +59,7 @@ class Side:
     ovs: OvsHost
     settings: OvsSettings
     layout: Layout
-    wanted: dict[str, VhostPort] = field(default_factory=dict)
+    desired: dict[str, VhostPort] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.reader, self.applier = OvsReader(self.ovs, self.layout), Applier(self.ovs)
@@ -68,18 +68,18 @@ class Side:
     def ask(self, **networks: Overlay | None) -> None:
         """For ports on networks, or (None) that they go."""
         for port_id, network in networks.items():
-            self.wanted.pop(port_id, None)
+            self.desired.pop(port_id, None)
             if network is not None:
-                self.wanted[port_id] = port_on(self.layout, network, port_id)
+                self.desired[port_id] = port_on(self.layout, network, port_id)
         self.leaving = {port_id for port_id, network in networks.items() if network is None}
 
     def seen(self, *, whole: bool = False) -> OvsObservation:
-        scope = self.reader.scope(None if whole else [*self.wanted, *self.leaving], soon())
+        scope = self.reader.scope(None if whole else [*self.desired, *self.leaving], soon())
         return self.reader.seen(scope, self.reader.bridges(scope))
 
     def plan(self, *, whole: bool = False) -> list[Change]:
         seen = self.seen(whole=whole)
-        return ovs_changes(self.settings, self.layout, self.wanted, self.leaving, seen)
+        return ovs_changes(self.settings, self.layout, self.desired, self.leaving, seen)
 
     def apply(self, changes: Sequence[Change]) -> bool:
         """Whether nothing is to be tried again."""
@@ -104,17 +104,17 @@ def sides(switch: PrivateOvs, ovs: OvsHost, ports: Ports) -> Iterator[tuple[Side
 
 def assert_right(ovs: OvsHost, *sides: Side) -> None:
     """Bridges, tunnels and flows are those of the networks that have ports, and no others."""
-    networks = {o.network_id: o for s in sides for p in s.wanted.values() if (o := p.overlay)}
+    networks = {o.network_id: o for s in sides for p in s.desired.values() if (o := p.overlay)}
     bridges = {bridge.name for bridge in ovs.view.bridges()}
     assert bridges == ({OVERLAY, TUNNELS} if networks else set())
     if not networks:
         return
     there = {port.name for port in ovs.view.ports()} - bridges
-    vms = {port.name for side in sides for port in side.wanted.values()}
+    vms = {port.name for side in sides for port in side.desired.values()}
     assert there == vms | {*PATCHES} | {vxlan_name(o.spec.udp_port) for o in networks.values()}
-    assert flows_of_networks(ovs) == {f for o in networks.values() for f in flows_wanted(ovs, o)}
+    assert flows_of_networks(ovs) == {f for o in networks.values() for f in flows_desired(ovs, o)}
     for side in sides:
-        assert all(side.seen().flows[port_id] for port_id in side.wanted), "each has its filter"
+        assert all(side.seen().flows[port_id] for port_id in side.desired), "each has its filter"
         assert side.plan(whole=True) == []
 
 
@@ -123,7 +123,7 @@ def flows_of_networks(ovs: OvsHost) -> set[Flow]:
     return {flow for flow in found if flow.cookie != COOKIE_MARK}
 
 
-def flows_wanted(ovs: OvsHost, network: Overlay) -> frozenset[Flow]:
+def flows_desired(ovs: OvsHost, network: Overlay) -> frozenset[Flow]:
     rows = [ovs.view.port(name) for name in (vxlan_name(network.spec.udp_port), TO_OVERLAY)]
     tunnel, patch = (row.interface.ofport if row and row.interface else None for row in rows)
     assert tunnel and patch
@@ -177,7 +177,7 @@ def test_neither_cuts_the_other_and_nothing_is_left(
             side.go_on()
     assert_right(ovs, *sides)
     for side in sides:
-        side.ask(**dict.fromkeys(side.wanted))
+        side.ask(**dict.fromkeys(side.desired))
         side.go_on()
     assert_right(ovs)
 
@@ -189,9 +189,9 @@ def test_a_look_of_before_takes_no_flows_of_a_port_that_has_come(
     one, other = sides
     one.ask(a=NET, c=NEAR)
     one.go_on()
-    name = one.wanted["c"].name
+    name = one.desired["c"].name
     ovs.db.write([c.RemovePort((), OVERLAY, name, "")], soon())
-    del one.wanted["c"]
+    del one.desired["c"]
     stale = one.plan(whole=True)
     assert DropNetwork((), TUNNELS, network_cookie(NEAR.network_id)) in stale
     assert "DropFlows" in [type(change).__name__ for change in stale]

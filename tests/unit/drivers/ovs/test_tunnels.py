@@ -64,8 +64,8 @@ def test_a_networks_flows_have_a_cookie_of_their_own_and_what_is_learned_another
     alone = network_flows(_overlay("10.9.0.1"), "10.9.0.1", 2, 1)
     assert len(alone) == 2, "a host without peers sends nothing"
     assert not [f for f in alone if "in_port=2" in f.match and "table=" not in f.match]
-    heard = {f.match for f in flows if f.actions == resubmit(5)}
-    assert heard == {f"in_port=2,tun_id=0x1389,tun_src={peer}" for peer in ("10.9.0.2", "10.9.0.3")}
+    received = {f.match for f in flows if f.actions == resubmit(5)}
+    assert received == {f"in_port=2,tun_id=0x1389,tun_src={peer}" for peer in ("10.9.0.2", "10.9.0.3")}
     six = network_flows(_overlay("fd00::2", "fd00::1"), "fd00::1", 2, 1)
     assert [f.match for f in six if f.actions == resubmit(5)] == [
         "in_port=2,tun_id=0x1389,tun_ipv6_src=fd00::2"

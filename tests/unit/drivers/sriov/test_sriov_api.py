@@ -127,13 +127,13 @@ def test_a_domain_with_a_vf_that_is_not_its_vm_s(running: Running) -> None:
         client.put_port("b", make_spec(2))
         client.put_port("c", make_spec(1, mac="52:54:00:00:00:77"))
         taken = ("fail", "<interface> on 0000:03:10.0, a VF that port b of another VM has")
-        anew = client.render_domain("vm1", once).xml
-        assert strange(once) == strange(anew) == [taken]
+        again = client.render_domain("vm1", once).xml
+        assert strange(once) == strange(again) == [taken]
         client.delete_port("b")
         free = ("fail", "<interface> on 0000:03:10.0, a VF that no port has")
-        assert strange(anew) == [free]
+        assert strange(again) == [free]
         running.model.pfs["0000:03:00.0"].numbers = VfNumbers(excluded=((0, 0),))
-        assert strange(anew) == [], "[sriov] devices leaves it out: the operator gives it to VMs"
+        assert strange(again) == [], "[sriov] devices leaves it out: the operator gives it to VMs"
 
 
 def test_a_domain_is_checked_while_the_vfs_cannot_be_read(
@@ -165,9 +165,9 @@ def test_a_quarantine_is_seen_and_ended(
     assert main(["vf", "release", "0000:03:10.0"]) == 0
     assert main(["vf", "release", "0000:03:10.0"]) == 0, "a second time is no error"
     assert main(["vf", "release", "0000:99:10.0"]) == 1
-    said = capsys.readouterr().err
-    assert "not_found at lookup: there is no virtual function 0000:99:10.0" in said
-    assert "Fix: netplugin vf list has them all" in said
+    printed = capsys.readouterr().err
+    assert "not_found at lookup: there is no virtual function 0000:99:10.0" in printed
+    assert "Fix: netplugin vf list has them all" in printed
     with Client(running.url) as client:
         assert {vf.state for vf in client.list_vfs()} == {"available"}
         with pytest.raises(InvalidRequest, match="pci_address"):

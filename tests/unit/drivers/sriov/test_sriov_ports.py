@@ -84,13 +84,13 @@ def test_a_change_on_a_live_port_keeps_its_vf(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("enabled", "spoofchk", "wanted"),
+    ("enabled", "spoofchk", "desired"),
     [(True, None, True), (True, True, True), (False, None, False), (False, True, True)],
 )
-def test_spoofchk_is_port_security(world: World, enabled: bool, spoofchk: bool | None, wanted: bool) -> None:
+def test_spoofchk_is_port_security(world: World, enabled: bool, spoofchk: bool | None, desired: bool) -> None:
     spec = make_spec(port_security={"enabled": enabled}, vf={"spoofchk": spoofchk})
     assert world.plug("a", spec) is None
-    assert world.vf_of("a").attributes.spoofchk is wanted
+    assert world.vf_of("a").attributes.spoofchk is desired
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_vf_has_the_queues_that_its_driver_can_give_it(
     assert world.driver.offered().max_queues == most
     assert {vf.max_queues for vf in world.reconciler.claims.vfs()} == {most}
     if most < 128:
-        for wish in ({}, {"vf": {"pci_address": "0000:03:10.1"}}):
-            refused = world.plug("a", make_spec(queues=most + 1, **wish))
+        for request in ({}, {"vf": {"pci_address": "0000:03:10.1"}}):
+            refused = world.plug("a", make_spec(queues=most + 1, **request))
             assert isinstance(refused, Unsupported) and f"{most} at most" in refused.detail
             assert [error.field for error in refused.errors] == ["queues"]
         world.assert_settled()

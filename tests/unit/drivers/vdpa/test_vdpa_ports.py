@@ -480,14 +480,14 @@ def test_what_dpdk_says_when_it_keeps_a_vf_is_the_error_of_the_port(world: VdpaW
 def test_only_a_vf_that_dpdk_does_not_have_is_in_use_by_others(
     monkeypatch: pytest.MonkeyPatch, world: VdpaWorld
 ) -> None:
-    said = "ovs-appctl: Device '0000:03:10.1' not found in DPDK"
+    printed = "ovs-appctl: Device '0000:03:10.1' not found in DPDK"
 
     def appctl(*_: Any, **__: Any) -> str:
-        raise HostError(said, step="vswitchd")
+        raise HostError(printed, step="vswitchd")
 
     monkeypatch.setattr(switch, "appctl", appctl)
     assert not Switch.detach(world.switch, "0000:03:10.1", 0.0)
-    said = "ovs-appctl: connection refused"
+    printed = "ovs-appctl: connection refused"
     with pytest.raises(HostError, match="refused"):
         Switch.detach(world.switch, "0000:03:10.1", 0.0)
 

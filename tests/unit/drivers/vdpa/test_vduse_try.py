@@ -59,7 +59,7 @@ class Kernel:
 
 
 @pytest.fixture
-def said(
+def printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[Kernel], str]:
     (tmp_path / "control").touch()
@@ -74,20 +74,20 @@ def said(
     return ask
 
 
-def test_a_kernel_that_refuses_a_control_queue(said: Callable[[Kernel], str]) -> None:
+def test_a_kernel_that_refuses_a_control_queue(printed: Callable[[Kernel], str]) -> None:
     kernel = Kernel()
-    assert said(kernel) == "1"
+    assert printed(kernel) == "1"
     several, one = kernel.requests
     assert several == (_CTRL_VQ | _MQ | _VERSION_1 | _PLATFORM, 2 * MOST_PAIRS + 1)
     assert one == (_VERSION_1 | _PLATFORM, 2)
 
 
-def test_a_kernel_that_takes_it(said: Callable[[Kernel], str]) -> None:
-    assert said(Kernel(control_queues=True)) == str(MOST_PAIRS)
+def test_a_kernel_that_takes_it(printed: Callable[[Kernel], str]) -> None:
+    assert printed(Kernel(control_queues=True)) == str(MOST_PAIRS)
 
 
-def test_a_kernel_whose_devices_are_disks(said: Callable[[Kernel], str]) -> None:
-    assert said(Kernel(kinds=(2,))) == "0"
+def test_a_kernel_whose_devices_are_disks(printed: Callable[[Kernel], str]) -> None:
+    assert printed(Kernel(kinds=(2,))) == "0"
 
 
 def test_a_kernel_that_is_not_to_be_asked(

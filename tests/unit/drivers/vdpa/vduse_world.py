@@ -298,14 +298,14 @@ class VduseWorld(VdpaWorld):
         networks = {i: self.store.network(i) for i in {spec.overlay_id for spec in specs} if i}
         assert (OVERLAY in bridges) == bool(networks)
         found = {flow for flow in bridges[TUNNELS].flows if flow.cookie != COOKIE_MARK} if networks else set()
-        wanted: set[Flow] = set()
+        desired: set[Flow] = set()
         for network in networks.values():
             assert network is not None
             names = (vxlan_name(network.spec.udp_port), TO_OVERLAY)
             tunnel, patch = (row.interface for row in (bridges[TUNNELS].ports[name] for name in names))
             assert tunnel and patch and tunnel.ofport and patch.ofport
-            wanted |= network_flows(network, LOCAL_IP, tunnel.ofport, patch.ofport)
-        assert found == wanted
+            desired |= network_flows(network, LOCAL_IP, tunnel.ofport, patch.ofport)
+        assert found == desired
 
 
 def plugged(world: VduseWorld, ports: Sequence[str] = ("a",)) -> None:

@@ -73,7 +73,7 @@ def spec(**fields: Any) -> PortSpec:
 
 # -- the choice ----------------------------------------------------------------------------------
 
-wishes = st.builds(
+all_desired = st.builds(
     spec,
     numa_node=st.none() | st.integers(0, 2),
     network=st.sampled_from(
@@ -91,21 +91,21 @@ pools = st.builds(
 )
 
 
-@given(inventory=pools, asked=st.lists(wishes, max_size=12))
+@given(inventory=pools, asked=st.lists(all_desired, max_size=12))
 def test_a_vf_is_never_given_twice_and_always_as_asked(inventory: Inventory, asked: list[PortSpec]) -> None:
     taken: dict[str, str] = {}
-    for number, wish in enumerate(asked):
+    for number, desired in enumerate(asked):
         try:
-            vf = choose(inventory, wish, taken)
+            vf = choose(inventory, desired, taken)
         except (CapacityExhausted, Conflict, InvalidRequest, BackendUnavailable) as refused:
             assert refused.detail and refused.step
             continue
         pf = inventory.pf_of(vf)
         assert vf.address not in taken
-        assert wish.vf.pci_address in (None, vf.address)
-        assert wish.numa_node in (None, vf.numa_node)
-        assert pf.network == wish.network.physical_network
-        assert pf.link is not None and pf.link.up and pf.link.mtu >= wish.network.mtu
+        assert desired.vf.pci_address in (None, vf.address)
+        assert desired.numa_node in (None, vf.numa_node)
+        assert pf.network == desired.network.physical_network
+        assert pf.link is not None and pf.link.up and pf.link.mtu >= desired.network.mtu
         taken[vf.address] = f"p{number}"
 
 
@@ -121,8 +121,8 @@ def test_ports_are_balanced_over_the_nics(count: int) -> None:
 def test_the_vfs_of_one_vm_are_on_different_nics() -> None:
     inventory = pool(make_pf(3), make_pf(4), make_pf(5, carrier=False))
     taken = {Claim("vf", f"0000:04:10.{n}"): f"other{n}" for n in range(3)}
-    for port_id, wish in (("a", spec()), ("b", spec()), ("c", spec(vm_id="vm2"))):
-        taken[claim_vf(inventory, Intent(port_id, wish), taken)] = port_id
+    for port_id, desired in (("a", spec()), ("b", spec()), ("c", spec(vm_id="vm2"))):
+        taken[claim_vf(inventory, Intent(port_id, desired), taken)] = port_id
     had = {port_id: inventory.vfs[claim.key].pf for claim, port_id in taken.items()}
     assert (had["a"], had["b"]) == ("0000:03:00.0", "0000:04:00.0"), "though it has more in use"
     assert had["c"] == "0000:03:00.0"

@@ -175,12 +175,12 @@ def vf_nic(at: str = "0000:03:10.1", **vf: str) -> DomainNic:
 def test_a_vf_of_which_libvirt_sets_nothing_is_known_by_its_alias() -> None:
     xml, place = good()
 
-    def wrong(asked_for: DomainNic, has: DomainNic | None, alias: str = "ua-") -> dict[str, str]:
+    def wrong(requested: DomainNic, has: DomainNic | None, alias: str = "ua-") -> dict[str, str]:
         domain = parse_domain(xml, "t")
         complete(domain, [has.binding] if has else [])
         domain = parse_domain(written(domain).replace('"ua-', f'"{alias}'), "t")
         nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
-        case = Case(domain, (*nics, asked_for), TWO_NODES, place)
+        case = Case(domain, (*nics, requested), TWO_NODES, place)
         return {f.id: f"{f.status} {f.found}" for f in check(case) if f.status != "ok"}
 
     stacked, usual = vf_nic(vlan_proto="802.1ad"), vf_nic()

@@ -113,9 +113,9 @@ def test_places_outlive_the_agent(tmp_path: Path) -> None:
     with agent(tmp_path, view=view_of(machine(), tmp_path, more)) as second:
         assert set(second.store.placements.all()) == {"vm-1"}
         assert {f.id for f in findings(second, Vm(1), once)} >= {"vcpu-cpus"}
-        anew = render(second, Vm(1), once)
-        assert not pins(anew) & pins(once), "those are for PMD threads and emulators now"
-        assert findings(second, Vm(1), anew) == []
+        again = render(second, Vm(1), once)
+        assert not pins(again) & pins(once), "those are for PMD threads and emulators now"
+        assert findings(second, Vm(1), again) == []
 
 
 def test_many_at_once_get_different_cpus(tmp_path: Path) -> None:
