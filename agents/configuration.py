@@ -24,8 +24,6 @@ from netplugin.host.safe_files import open_own
 
 #: What reading a configuration raises.
 UNUSABLE = (cfg.Error, ValueError, OSError)
-#: The entry points of modules with options, as oslo-config-generator reads them.
-_OPTIONS = "oslo.config.opts"
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def mistakes(files: Sequence[Path]) -> list[str]:
     groups: list[tuple[str, list[Any]]] = []
     packages = {backend.dist.name: backend.dist for backend in entry_points(group=GROUP) if backend.dist}
     for package in packages.values():
-        for entry in package.entry_points.select(group=_OPTIONS):
+        for entry in package.entry_points.select(group="oslo.config.opts"):  # as oslo-config-generator does
             groups += entry.load()()
     found: dict[str, None] = {}
 

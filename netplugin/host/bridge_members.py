@@ -36,7 +36,7 @@ class BridgeMembers:
     def read(self, *, whole: bool) -> Mapping[str, Mapping[str, int]]:
         """The MTU of each bridge port, by bridge name and device name.
 
-        ``anew``: list all, instead of using the notifications. Raises: HostError, OperationTimeout.
+        ``whole``: list all, instead of using the notifications. Raises: HostError, OperationTimeout.
         """
         events = list(self._queued())
         if whole or None in events or self._events is None:

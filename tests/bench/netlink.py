@@ -61,7 +61,7 @@ def main() -> None:
     def kept_members() -> None:
         links.set("bench0", mtu=1400)
         links.set("bench0", mtu=1500)
-        members.read(again=False)
+        members.read(whole=False)
 
     pairs: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
         "read one device": (

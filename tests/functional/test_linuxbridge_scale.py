@@ -223,14 +223,14 @@ def test_members_are_what_the_kernel_has(
     if queue is not None:
         monkeypatch.setattr(bridge_members, "_QUEUE", queue)
     kept, fresh = BridgeMembers(Links()), BridgeMembers(Links())
-    kept.read(again=False)
+    kept.read(whole=False)
     seen = []
     for step in STEPS:
         run(["ip", *step.split()])
         if each:
-            assert kept.read(again=False) == fresh.read(again=True), step
-            seen.append(kept.read(again=False))
-    assert kept.read(again=False) == fresh.read(again=True)
+            assert kept.read(whole=False) == fresh.read(whole=True), step
+            seen.append(kept.read(whole=False))
+    assert kept.read(whole=False) == fresh.read(whole=True)
     assert not each or {"lbt9": 1400} in [one.get("lba") for one in seen], "there was something to see"
     for one in (kept, fresh):
         one.close()
@@ -242,7 +242,7 @@ def test_nothing_is_listed_again_without_a_reason(bridges: None, monkeypatch: py
     monkeypatch.setattr(ports, "bridge_ports", lambda: listed.append(1) or real())
     members = BridgeMembers(ports)
     for step in STEPS:
-        members.read(again=False)
+        members.read(whole=False)
         run(["ip", *step.split()])
     assert listed == [1]
     members.close()

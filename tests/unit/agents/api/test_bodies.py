@@ -114,7 +114,7 @@ SERVICE = {"device": "x", "mac": "52:54:00:00:00:01", "backend": "fake", "networ
         ("POST", "/v1/reconcile", {"dry_run": "no"}, "dry_run: must be true or false"),
     ],
 )
-def test_what_is_wrong_with_a_call_is_said_in_our_words(
+def test_a_wrong_call_gets_an_error_without_words_of_pydantic(
     url: str, method: str, path: str, body: Any, words: str
 ) -> None:
     with caller(url) as client:

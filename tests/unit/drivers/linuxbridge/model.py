@@ -247,7 +247,7 @@ class ModelMembers(BridgeMembers):
     def __init__(self, links: ModelLinks) -> None:
         self._model = links
 
-    def read(self, *, again: bool) -> Mapping[str, Mapping[str, int]]:
+    def read(self, *, whole: bool) -> Mapping[str, Mapping[str, int]]:
         return self._model.members()
 
 
