@@ -411,8 +411,9 @@ _NUMBER = re.compile(r"(invalid literal for int\(\) with base 10|could not conve
 
 def error_text(error: BaseException) -> str:
     """The error's message, without the words of Python and oslo.config's repr of the place of a value."""
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {reason(error)}"
+    if isinstance(error, OSError):
+        text = reason(error)
+        return f"{error.filename}: {text}" if error.filename and text == error.strerror else text
     return _NUMBER.sub("no number: ", _WHERE.sub(r"option \1 in \2", str(error)))
 
 

@@ -236,7 +236,8 @@ def reason(error: BaseException) -> str:
     """The text of an error of the system or of a library, without the words of Python."""
     if isinstance(error, UnicodeError):
         return "it is not text in UTF-8"
-    if isinstance(error, OSError) and error.strerror:
+    # A subclass that prints itself (``UnsafeFile``) names the file and a fix.
+    if isinstance(error, OSError) and error.strerror and type(error).__str__ is OSError.__str__:
         return error.strerror
     return str(error) or type(error).__name__
 
