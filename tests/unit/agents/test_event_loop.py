@@ -24,7 +24,7 @@ from agents.api.application import Application
 from agents.api.audit import AuditLog
 from agents.api.roles import Role, needs
 from agents.off_loop import OffLoop
-from agents.service import Service
+from agents.operations.ports import PortOperations
 from agents.store import database
 from netplugin.api.batch_models import Batch
 from netplugin.host.usability import Usability
@@ -233,7 +233,7 @@ def test_long_lists_and_bodies_are_made_elsewhere(
     def is_long(text: Any, *_: Any) -> bool:
         return isinstance(text, str | bytes) and len(text) > bodies.SMALL
 
-    noted(Service, "_describe", lambda *_: True)
+    noted(PortOperations, "describe_alone", lambda *_: True)
     noted(json, "loads", is_long)
     noted(Batch, "model_validate", lambda *_: True)
     noted(tasks, "_fingerprint", lambda *_: True)
@@ -245,8 +245,8 @@ def test_long_lists_and_bodies_are_made_elsewhere(
         body = large_batch()
         assert len(json.dumps(body)) > bodies.SMALL
         assert client.post("/v1/ports:batch", json=body).status_code == 200
-        made = on_loop.count("_describe")
-        assert made == 500 and set(on_loop) == {"_describe"}, "one for each answer, between other calls"
+        made = on_loop.count("describe_alone")
+        assert made == 500 and set(on_loop) == {"describe_alone"}, "one for each answer, between other calls"
         assert len(client.get("/v1/ports").json()) == 500
         assert client.get("/v1/ports", params={"state": "failed"}).json() == []
         wrong = {"put": [{"port_id": "x", "spec": {}}] * 3000}
@@ -255,7 +255,7 @@ def test_long_lists_and_bodies_are_made_elsewhere(
         _Receiver.taken.clear()
         assert client.post("/v1/ports:batch", json=body, headers=task).status_code == 200
         assert _Receiver.taken.wait(DEADLINE_S)
-        assert on_loop.count("_describe") == 1000 and set(on_loop) == {"_describe"}, set(on_loop)
+        assert on_loop.count("describe_alone") == 1000 and set(on_loop) == {"describe_alone"}, set(on_loop)
 
 
 class Hanging(FakeBackend):
