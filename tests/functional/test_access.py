@@ -104,7 +104,7 @@ CALLS: tuple[tuple[str, str, str, Any, int], ...] = (
     ("operate", "PUT", "/v1/ports/p2", TRUSTED, 409),
     ("operate", "POST", "/v1/ports:batch", {"put": [{"port_id": "p1", "spec": OPEN}]}, 200),
     ("operate", "POST", "/v1/reconcile", {"remove_orphans": True}, 200),
-    ("operate", "DELETE", "/v1/vfs/0000:03:00.1/quarantine", None, 204),
+    ("operate", "DELETE", "/v1/vfs/0000:03:00.1/quarantine", None, 404),
     ("operate", "PUT", "/v1/pmd", {"count": 1}, 503),
     ("plug", "DELETE", "/v1/ports/p1", None, 204),
 )

@@ -284,7 +284,7 @@ def test_queues_that_nobody_polls_are_found(ovs: PrivateOvs, agent: PrivateAgent
     assert not [f for f in agent.get("/v1/host/checks")[1] if f["id"] == "pmd-unpolled"]
     pin_by_hand(ovs, "idle0", "0:0,1:1")
     assert ("idle1", 0) not in places(ovs)
-    assert show(agent)["unpolled"] == [{"port": "idle1", "queue": 0}]
+    assert show(agent)["unpolled"] == [{"port": "idle1", "queue": 0, "port_id": None, "vm_id": None}]
     [finding] = [f for f in agent.get("/v1/host/checks")[1] if f["id"] == "pmd-unpolled"]
     assert finding["status"] == "fail" and "idle1 queue 0" in finding["found"]
     assert "netplugin_pmd_unpolled_queues 1.0" in metrics(agent)

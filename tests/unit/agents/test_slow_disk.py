@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from agents.store.store import Store
+from netplugin.backend import Claim
 from tests.unit.agent import DEADLINE_S, SPEC, agent, caller, served_agent
 from tests.unit.fakes import FakeBackend
 
@@ -67,6 +68,7 @@ def test_all_else_goes_on(tmp_path: Path, writes: Call) -> None:
         # A plug is answered before its last commit; the same again, which writes nothing, after that.
         for _ in range(2):
             assert client.put("/v1/ports/p1", json=other).is_success
+        running.store.quarantine({Claim("vf", "0000:01:10.0"): "it keeps no MAC"})
         with slow(running.store) as disk:
             written = pool.submit(writes, client)
             assert disk.holds.wait(DEADLINE_S)

@@ -236,7 +236,7 @@ HOPELESS = {
     ),
     "no JSON": ("def answer(q): return 'hello yourself\\n'", "no JSON"),
     "half a line": ("def answer(q): return '{\"ok\": true'", "no answer within"),
-    "no object": ("def answer(q): return [1]", "valid dictionary"),
+    "no object": ("def answer(q): return [1]", "an object with named fields"),
     "unwilling": ("def answer(q): return {'ok': False}", "ok: false"),
     "with words": ("def answer(q): return {'ok': False, 'error': 'the port is taken'}", "the port is taken"),
     "nothing in it": (f"def answer(q): return {HELLO} if q['op'] == 'hello' else {{}}", "tx_packets"),

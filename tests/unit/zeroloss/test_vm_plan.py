@@ -138,7 +138,7 @@ def test_packages_are_those_of_the_options() -> None:
         (["--memory-mb", "1"], "--memory-mb: "),
         (["--driver", "igb_uio"], "--driver: "),
         (["--snapshot", "yesterday"], "--snapshot: "),
-        (["--snapshot", "20261340T000000Z"], "does not match format"),
+        (["--snapshot", "20261340T000000Z"], "there is no time 20261340T000000Z"),
         (["--no-install"], "only a base can have all packages already"),
         (["--base", "/b", "--no-install", "--package", "x1"], "none is to be installed"),
         (["--base", "/b", "--snapshot", "20261101T000000Z"], "only without sources and base"),

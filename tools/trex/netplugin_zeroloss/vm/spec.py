@@ -23,7 +23,7 @@ LAYOUT = 1
 #: Time of the files of an image without SOURCE_DATE_EPOCH and snapshot, in seconds.
 EPOCH = 1_700_000_000
 #: Time of a snapshot, as snapshot.debian.org has it in its URLs.
-_SNAPSHOT = "%Y%m%dT%H%M%SZ"
+_TIME = "%Y%m%dT%H%M%SZ"
 _ARCHIVE = "snapshot.debian.org/archive"
 
 Package = Annotated[
@@ -40,6 +40,14 @@ Package = Annotated[
 _SUITE = worded(r"^[a-z][a-z0-9-]{0,30}$", "must be a release of Debian such as bookworm")
 Suite = Annotated[str, StringConstraints(pattern=_SUITE, strict=True)]
 _SNAPSHOT = worded(r"^\d{8}T\d{6}Z$", "must be a time such as 20260131T120000Z")
+
+
+def _seconds(snapshot: str) -> int:
+    """The time of a snapshot in seconds since 1970. Raises: ValueError, for a day that there is not."""
+    try:
+        return int(datetime.strptime(snapshot, _TIME).replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        raise ValueError(f"snapshot: there is no time {snapshot}") from None
 
 
 class VmSpec(Value):
@@ -70,7 +78,7 @@ class VmSpec(Value):
         if self.snapshot and (self.sources or self.base):
             raise ValueError("snapshot: it is of use only without sources and base")
         if self.snapshot:
-            datetime.strptime(self.snapshot, _SNAPSHOT)
+            _seconds(self.snapshot)
         if not self.install and self.base is None:
             raise ValueError("install: only a base can have all packages already")
         if not self.install and (self.packages or self.vpp_packages):
@@ -83,7 +91,7 @@ class VmSpec(Value):
         if self.epoch is not None:
             return self.epoch
         if self.snapshot:
-            return int(datetime.strptime(self.snapshot, _SNAPSHOT).replace(tzinfo=UTC).timestamp())
+            return _seconds(self.snapshot)
         return EPOCH
 
     @property
