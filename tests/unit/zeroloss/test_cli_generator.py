@@ -89,7 +89,7 @@ def test_trex() -> None:
         (
             "tcpreplay --tx-interface a --rx-interface b --source-mac 01:00:00:00:00:01",
             "--source-mac",
-            "match",
+            "unicast MAC address",
         ),
         ("tcpreplay --tx-interface a --rx-interface b --source-ip 300.1.1.1", "--source-ip", "300"),
         (
@@ -105,8 +105,8 @@ def test_trex() -> None:
         ("trex-stl --trex-path 0", "--trex-path", "is not like 0:1"),
         ("trex-stl --trex-path 0:1 --trex-path 2:1", "--trex-path", "no two paths may receive"),
         ("trex-stf", "--trex-dir", "needs it"),
-        ("trex-stf --trex-dir /x --trex-ssh gen:0", "--trex-ssh", "greater than or equal to 1"),
-        ("trex-stf --trex-dir /x --trex-ssh=-oProxyCommand=x", "--trex-ssh", "match pattern"),
+        ("trex-stf --trex-dir /x --trex-ssh gen:0", "--trex-ssh", "at least 1"),
+        ("trex-stf --trex-dir /x --trex-ssh=-oProxyCommand=x", "--trex-ssh", "name or address of a host"),
         ("trex-stf --trex-dir /x --trex-ssh-key /k", "--trex-ssh-key", "for --trex-ssh"),
         ("trex-stf --trex-dir /x --source-mac 02:00:00:00:00:01", "--source-mac", "0 of --destination-mac"),
         ("sim --trex-dir /x", "--trex-dir", "not for --generator sim"),

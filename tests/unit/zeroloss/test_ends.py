@@ -66,7 +66,7 @@ def test_paths_have_the_names_of_their_ports() -> None:
     assert paths.names(2, PORTS) == ("zeroloss-1 to zeroloss-2", "zeroloss-3 to zeroloss-4")
     assert paths.names(4, PORTS)[3] == "zeroloss-4 to zeroloss-3"
     assert paths.names(3, PORTS) == paths.names(2, ()) == ()
-    assert paths.printed([1, 7], paths.names(4, PORTS)) == "path 1 (zeroloss-2 to zeroloss-1) and path 7"
+    assert paths.described([1, 7], paths.names(4, PORTS)) == "path 1 (zeroloss-2 to zeroloss-1) and path 7"
 
 
 # -- the description -----------------------------------------------------------------------------
