@@ -111,7 +111,7 @@ class LinkNews:
         return wakes
 
     def wakes_of_port(self, name: str, options: PortOptions, own: frozenset[str]) -> list[Wake]:
-        """Decide what a bridge says of its port. ``own``: see ``heard``."""
+        """Decide what a bridge says of its port. ``own``: see ``wakes_of``."""
         known = self._known.get(name)
         if known is not None:
             return self.wakes_of(LinkEvent(replace(known, port=options)), own)

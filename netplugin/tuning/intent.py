@@ -131,4 +131,5 @@ def intent_of(conf: Any) -> HostIntent | None:
     try:
         return HostIntent.model_validate(values)
     except ValidationError as wrong:
-        raise ValueError(f"[{GROUP}] {first_mistake(wrong)}") from None
+        field, _, mistake = first_mistake(wrong).partition(": ")
+        raise ValueError(f"[{GROUP}] {field.partition('.')[0]}: {mistake}") from None  # the option of an item

@@ -168,7 +168,7 @@ def test_a_mistake_of_the_agent_is_a_problem_document_too(
     def broken(port_id: str) -> None:
         raise RuntimeError("secret of the agent")
 
-    monkeypatch.setattr(running.service, "port", broken)
+    monkeypatch.setattr(running.service.ports, "get", broken)
     with pytest.raises(errors.HostError) as caught:
         client.get_port("p1")
     assert caught.value.step == "agent"

@@ -193,7 +193,7 @@ def test_the_watch_wakes_for_devices_whose_names_the_agent_did_not_choose() -> N
     def woken(name: str, alias: str | None = None, master: str | None = None) -> list[frozenset[str] | None]:
         news = LinkNews(frozenset, Links())
         assert news.observed(0, frozenset({DEVICE}), frozenset({BRIDGE})) == []
-        return [wake.ports for wake in news.received(_event(name, alias, master), frozenset())]
+        return [wake.ports for wake in news.wakes_of(_event(name, alias, master), frozenset())]
 
     assert woken(DEVICE, ServiceMark("svc", DEVICE, 1500).alias + " store=a/1") == [frozenset({"svc"})]
     assert woken(DEVICE) == woken("any0", master=BRIDGE) == [None]
@@ -207,8 +207,8 @@ def test_an_event_during_an_observation_is_decided_by_what_it_found(event: LinkE
     """Otherwise a device that leaves a bridge as the agent looks keeps the rules of its place there."""
     news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({BRIDGE}))
     before = news.number
-    assert news.received(event, frozenset()) == []
-    assert news.received(_event("other0"), frozenset()) == []
+    assert news.wakes_of(event, frozenset()) == []
+    assert news.wakes_of(_event("other0"), frozenset()) == []
     during = news.number
     (wake,) = news.observed(before, *seen)
     assert event.link.name in wake.reason and wake.ports is None
@@ -220,27 +220,27 @@ def test_a_carrier_that_changes_during_an_observation_counts_for_what_it_found_a
     tap = _event(device_name(TAP, "p"), f"{PORT_MARK}p", BRIDGE)
     news, seen = LinkNews(frozenset, Links()), (frozenset({DEVICE}), frozenset({BRIDGE}))
     for event in (_event(), tap):
-        news.received(event, frozenset())
+        news.wakes_of(event, frozenset())
     before = news.number
     for event in (_event(), tap):
-        assert news.received(LinkEvent(replace(event.link, carrier=True)), frozenset()) == []
+        assert news.wakes_of(LinkEvent(replace(event.link, carrier=True)), frozenset()) == []
     (wake,) = news.observed(before, *seen)
     assert DEVICE in wake.reason
-    assert [w.reason for w in news.received(_event(), frozenset())] == [wake.reason], (
+    assert [w.reason for w in news.wakes_of(_event(), frozenset())] == [wake.reason], (
         "and from now on at once"
     )
-    assert news.received(tap, frozenset()) == []
+    assert news.wakes_of(tap, frozenset()) == []
 
 
 def test_more_events_than_are_kept_wake_a_look_at_everything() -> None:
     news = LinkNews(frozenset, Links())
     for i in range(_MOST_PASSED + 1):
-        assert news.received(_event(f"other{i}"), frozenset()) == []
+        assert news.wakes_of(_event(f"other{i}"), frozenset()) == []
     assert news.observed(0, frozenset(), frozenset()) == [LOST]
     assert news.observed(1, frozenset(), frozenset()) == []
 
 
 def test_the_changes_of_the_agent_itself_wake_nobody_later() -> None:
     news = LinkNews(frozenset, Links())
-    assert news.received(_event(), frozenset({DEVICE})) == []
+    assert news.wakes_of(_event(), frozenset({DEVICE})) == []
     assert news.observed(0, frozenset({DEVICE}), frozenset()) == []

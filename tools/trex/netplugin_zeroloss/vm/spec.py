@@ -22,8 +22,7 @@ from netplugin_zeroloss.vm.contents import Contents, Identity, contents
 LAYOUT = 1
 #: Time of the files of an image without SOURCE_DATE_EPOCH and snapshot, in seconds.
 EPOCH = 1_700_000_000
-#: Time of a snapshot, as snapshot.debian.org has it in its URLs.
-_TIME = "%Y%m%dT%H%M%SZ"
+_TIME = "%Y%m%dT%H%M%SZ"  # of a snapshot, as snapshot.debian.org has it in its URLs
 _ARCHIVE = "snapshot.debian.org/archive"
 
 Package = Annotated[
