@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 from oslo_config import cfg
+from stevedore.extension import ExtensionManager
 
 from agents import backends
 from agents.ports.call import delete_call, put_call
@@ -242,6 +243,8 @@ def test_a_package_by_the_book_is_a_backend_of_the_agent(
     install = "-m pip install -q --no-compile --no-index --no-deps --no-build-isolation --target"
     subprocess.run([sys.executable, *install.split(), site, package], check=True)
     monkeypatch.syspath_prepend(str(site))
+    # Of the whole process: a test before this one may have filled it, without the package.
+    monkeypatch.setattr(ExtensionManager, "ENTRY_POINT_CACHE", {})
     (text,) = (text for text in code_of("ini") if "enabled_backends" in text)
     (tmp_path / "agent.conf").write_text(text.replace("/var/lib/files", str(directory)))
     conf = options.load([tmp_path / "agent.conf"])
