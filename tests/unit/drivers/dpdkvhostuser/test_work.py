@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable
@@ -49,12 +50,15 @@ def _steps(work: Callable[[], object]) -> int:
         found += event == "opcode"
         return count
 
+    # A collection may run functions of others here: finalizers, Hypothesis's callback.
+    gc.disable()
     before = sys.gettrace()
     sys.settrace(count)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return found
 
 
