@@ -32,17 +32,13 @@ class BridgeKernel:
     nft: Nftables = field(default_factory=lambda: Nftables(filters.FAMILY, filters.TABLE))
     vxlan: VxlanFilter = field(default_factory=lambda: VxlanFilter(""))
     members: BridgeMembers = field(default_factory=lambda: BridgeMembers(Links()))
-    obstacles: ObstacleReader = field(default_factory=lambda: ObstacleReader(Nfnetlink()))
+    obstacles: ObstacleReader = field(default_factory=ObstacleReader)
 
     @classmethod
     def make(cls, local_ip: str) -> BridgeKernel:
         """``local_ip``: where the tunnels of this host end; empty if it has none."""
         kernel = Nfnetlink()
-        return cls(
-            nft=Nftables(filters.FAMILY, filters.TABLE, kernel),
-            vxlan=VxlanFilter(local_ip, kernel),
-            obstacles=ObstacleReader(kernel),
-        )
+        return cls(nft=Nftables(filters.FAMILY, filters.TABLE, kernel), vxlan=VxlanFilter(local_ip, kernel))
 
     def ours(self, name: str) -> Link | None:
         """Return the link, read just before it is changed; None if it is missing or not ours."""

@@ -38,6 +38,7 @@ from netplugin.backend import (
     unknown_network,
 )
 from netplugin.data_path import DataPath
+from netplugin.host.foreign_filters import ForeignWatch
 from netplugin.host.links import TUN_DEVICE, kind_unavailable
 from netplugin.host.names import CarriedMark
 from netplugin.host.nfnetlink import unavailable as nftables_unavailable
@@ -101,6 +102,7 @@ class LinuxBridge(
         #: The mark found with the rules at the last read of the whole host; None before that.
         self._mark_there: str | None = None
         self._watch: BridgeWatch | None = None
+        self._foreign: ForeignWatch | None = None
         self._makeable: frozenset[str] = frozenset()
         #: When the MACs of taps were set back, by port.
         self._set_back: dict[str, deque[float]] = {}
@@ -302,6 +304,10 @@ class LinuxBridge(
             self._watch = BridgeWatch(wake, self._interfaces, self._supervisor)
         except OSError as refused:
             LOG.warning("linuxbridge: no kernel events, so only periodic reads find drift: %s", refused)
+        try:
+            self._foreign = ForeignWatch(wake, self._kernel.obstacles.reader, self._supervisor)
+        except OSError as refused:
+            LOG.warning("linuxbridge: the packet filters of others are read only periodically: %s", refused)
         super().watch(wake)
 
     def _interfaces(self) -> frozenset[str]:
@@ -311,4 +317,7 @@ class LinuxBridge(
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        if self._foreign is not None:
+            self._foreign.close()
+            self._foreign = None
         self._kernel.members.close()

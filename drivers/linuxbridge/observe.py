@@ -72,7 +72,7 @@ class BridgeReader:
         )
         shaped = {i for link in seen.shapers.values() if (i := port_of(link)) is not None}
         there = {*seen.taps, *filtered, *shaped}
-        obstacles = self.kernel.obstacles.read(deadline)
+        obstacles = self.kernel.obstacles.read(deadline, fresh=self.ports is None)
         seen = replace(seen, foreign_filters=obstacles.filters, obstacles=obstacles_of(obstacles, seen))
         return replace(seen, ports={i: observed_port(seen, i) for i in there})
 

@@ -22,9 +22,8 @@ from netplugin.api.models import Finding
 from netplugin.host import vxlan_filter
 from netplugin.host.foreign_filters import SWITCHES, ForeignFilters, ForeignReader
 from netplugin.host.frame_filters import BaseChain, Frame, Key, Then, device, judge
-from netplugin.host.link_values import Link, Vlan, Vxlan
+from netplugin.host.link_values import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import TAP, device_name
-from netplugin.host.nfnetlink import Nfnetlink
 
 _OURS = frozenset({(filters.FAMILY, filters.TABLE), (vxlan_filter.FAMILY, vxlan_filter.TABLE)})
 #: How many peers of a VXLAN network are judged one by one, and how many devices or rules a finding names.
@@ -80,13 +79,15 @@ _FAMILIES = {0: "arp", 4: "ip", 6: "ip6"}
 class PortPath:
     """Where the frames of a port pass: its device, its bridge, the uplink there, and what that is stacked on.
 
-    ``versions`` of IP that the port's own filter lets through.
+    ``families``: those that br_netfilter adds to the rules of IP and ARP. ``versions`` of IP that the port's
+    own filter lets through.
     """
 
     tap: Link
     bridge: Link
     uplink: Link | None
     below: Link | None
+    families: frozenset[str]
     versions: frozenset[int]
 
 
@@ -102,12 +103,13 @@ class Tunnels(NamedTuple):
 class ObstacleReader:
     """Reads the filters of other programs. What was judged is kept while they stay the same."""
 
-    def __init__(self, kernel: Nfnetlink) -> None:
-        self._reader = ForeignReader(_OURS, kernel)
+    def __init__(self) -> None:
+        self.reader = ForeignReader(_OURS)
         self._last: Obstacles | None = None
 
-    def read(self, deadline: float) -> Obstacles:
-        found = self._reader.read(deadline)
+    def read(self, deadline: float, *, fresh: bool) -> Obstacles:
+        """``fresh`` False: what was read last will do."""
+        found = self.reader.read(deadline, fresh=fresh)
         if self._last is None or self._last.filters != found:
             self._last = Obstacles(found)
         return self._last
@@ -129,7 +131,7 @@ class Obstacles:
         """Return the obstacles on the port's bridge, those that are sure first."""
         devices = (path.tap, path.bridge, path.uplink, path.below)
         answers = (each and self._distinguished(each.name, each.index) for each in devices)
-        same = (*answers, path.versions)
+        same = (*answers, path.families, path.versions)
         if same not in self._judged:
             self._judged[same] = self._drops(path)
         found = [
@@ -152,7 +154,7 @@ class Obstacles:
         others = dict.fromkeys((path.uplink, None))
         ends = [end for other in others for end in ((path.tap, other), (other, path.tap))]
         for chain, kind, (into, out) in product(self.filters.chains, kinds, ends):
-            then, where = judge(chain, _frame(chain, kind, path, self.filters.bridged, into, out))
+            then, where = judge(chain, _frame(chain, kind, path, into, out))
             if then is not Then.ACCEPT:
                 found[chain, then is Then.DROP, where].append(kind)
         return found
@@ -170,7 +172,7 @@ class Obstacles:
         obstacles = []
         for (chain, where), peers in found.items():
             of_peers = "" if "" in peers else f" of {', '.join(sorted(peers))}"
-            fix = _insert(chain, f"udp dport {port}")
+            fix = _insert(chain, f"udp dport {port}", f"-p udp --dport {port}")
             what = f"VXLAN packets (UDP port {port}){of_peers}"
             obstacles.append(Obstacle(True, where, what, fix, tunnels.underlay.name))
         return tuple(obstacles)
@@ -183,30 +185,32 @@ class Obstacles:
         sides = [side for side, without in (("i", _LEAVING), ("o", _COMING)) if chain.hook not in without]
         if chain.table.family == "bridge":
             taps = f"{TAP}*" if path.tap.name.startswith(TAP) else path.tap.name
-            return " && ".join(_insert(chain, f'{side}ifname "{taps}"') for side in sides)
+            return " && ".join(_insert(chain, f'{side}ifname "{taps}"', "") for side in sides)
         if chain.table.name == "firewalld":  # nobody else may change its table
             zone = f"firewall-cmd --permanent --zone=trusted --add-interface={bridge}"
             return f"{zone} && firewall-cmd --reload"
-        rule = _insert(chain, " ".join(f'{side}ifname "{bridge}"' for side in sides))
-        switches = " ".join(
-            f"net.bridge.{SWITCHES[f]}=0" for f in sorted({_FAMILIES[k.version] for k in kinds})
+        names, options = (
+            " ".join(each.format(side, bridge) for side in sides) for each in ('{}ifname "{}"', "-{} {}")
         )
-        unless = "if nothing else on this host needs it (container engines may)"
-        return f"{rule}; or, {unless}, sysctl -w {switches}"
+        rule = _insert(chain, names, options)
+        families = sorted({_FAMILIES[kind.version] for kind in kinds})
+        switches = [SWITCHES[family] for family in families]
+        on = [
+            f"net.bridge.{switch}=0"
+            for f, switch in zip(families, switches, strict=True)
+            if f in self.filters.bridged
+        ]
+        if on:
+            unless = "if nothing else on this host needs it (container engines may)"
+            return f"{rule}; or, {unless}, sysctl -w {' '.join(on)}"
+        off = [f"{switch.removeprefix('bridge-').replace('-', '_')} 0" for switch in switches]
+        return f"ip link set {bridge} type bridge {' '.join(off)}; or {rule}"
 
 
 # -- What is known of a frame in a chain; None if it does not pass it. -----------------------------
 
 
-def _frame(
-    chain: BaseChain,
-    kind: Kind,
-    path: PortPath,
-    bridged: frozenset[str],
-    into: Link | None,
-    out: Link | None,
-) -> Frame | None:
-    """``bridged``: the families to whose rules br_netfilter adds the frames of bridges."""
+def _frame(chain: BaseChain, kind: Kind, path: PortPath, into: Link | None, out: Link | None) -> Frame | None:
     known, family, hook = _KNOWN[kind], _FAMILIES[kind.version], chain.hook
     if chain.devices:
         own = out if hook in _LEAVING else into
@@ -217,7 +221,7 @@ def _frame(
         return _devices(hook, below, below) if below and below.name in chain.devices else None
     if chain.table.family == "bridge" and hook in _FORWARDED:
         return known | _devices(hook, into, out) | dict.fromkeys(_BRIDGE_NAMES, device(path.bridge.name))
-    if family not in bridged or hook not in _FORWARDED:
+    if family not in path.families or hook not in _FORWARDED:
         return None
     if kind is _ARP:
         return known | _devices(hook, into, out) if (chain.table.family, hook) == ("arp", "forward") else None
@@ -261,7 +265,7 @@ def obstacles_of(obstacles: Obstacles, seen: BridgeObservation) -> Mapping[str, 
         if bridge is None:
             continue
         made = seen.uplinks.get(bridge.segment.device) if bridge.segment else None
-        met = obstacles.of_port(_path(port_id, tap, bridge, made, seen))
+        met = obstacles.of_port(_path(port_id, tap, bridge, made, seen, obstacles.filters.bridged))
         if made and isinstance(made.data, Vxlan) and seen.underlay:
             peers = tuple(sorted(seen.peers.get(made.name, ())))
             tunnels = Tunnels(seen.underlay.link, seen.settings.local_ip, made.data.port, peers)
@@ -272,16 +276,23 @@ def obstacles_of(obstacles: Obstacles, seen: BridgeObservation) -> Mapping[str, 
 
 
 def _path(
-    port_id: str, tap: Link, bridge: ObservedBridge, made: Link | None, seen: BridgeObservation
+    port_id: str,
+    tap: Link,
+    bridge: ObservedBridge,
+    made: Link | None,
+    seen: BridgeObservation,
+    bridged: frozenset[str],
 ) -> PortPath:
     """``made``: the uplink that we made."""
     whole = seen.interfaces.get(bridge.uplink)
     parent = seen.interfaces.get(made.data.parent) if made and isinstance(made.data, Vlan) else None
+    options = bridge.link.data
     return PortPath(
         tap,
         replace(bridge.link, name=bridge.given or bridge.link.name),
         made or (whole.link if whole else None),
         parent.link if parent else None,
+        bridged | (options.nf_call if isinstance(options, Bridge) else frozenset()),
         filters.versions(seen.table.chains.get(device_name(TAP, port_id)) if seen.table else None),
     )
 
@@ -289,10 +300,13 @@ def _path(
 # -- What is reported ------------------------------------------------------------------------------
 
 
-def _insert(chain: BaseChain, match: str) -> str:
+def _insert(chain: BaseChain, nft: str, iptables: str) -> str:
     """The command that adds a rule in front, which accepts what matches."""
     table = chain.table
-    return f"nft insert rule {table.family} {table.name} {chain.chain} {match} accept"
+    if table.legacy:
+        program = {"ip": "iptables-legacy", "ip6": "ip6tables-legacy"}[table.family]
+        return f"{program} -t {table.name} -I {chain.chain} {iptables} -j ACCEPT"
+    return f"nft insert rule {table.family} {table.name} {chain.chain} {nft} accept"
 
 
 def _frames(kinds: Collection[Kind]) -> str:
@@ -340,5 +354,4 @@ def findings(filters: ForeignFilters, obstacles: Collection[Obstacle]) -> Iterat
             status="warn",
             found=f"not all packet filters of other programs are known: {filters.unread}",
             expected="the agent can read them, to tell whether they drop frames of VMs",
-            fix="if they are of iptables-legacy, use iptables-nft: update-alternatives --config iptables",
         )

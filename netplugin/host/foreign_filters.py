@@ -7,22 +7,40 @@ host forwards (net/bridge/br_netfilter_hooks.c). Nothing here changes any of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from pyroute2.netlink import NETLINK_ADD_MEMBERSHIP, NETLINK_NETFILTER, SOL_NETLINK
+from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
+
 from netplugin.api.errors import NetpluginError
 from netplugin.host.frame_filters import BaseChain
-from netplugin.host.netlink import Channel
-from netplugin.host.nfnetlink import Nfnetlink
-from netplugin.host.nft_foreign import read_foreign
+from netplugin.host.kernel_events import KernelEventListener, queued
+from netplugin.host.netlink import Channel, attributes, messages, text
+from netplugin.host.nfnetlink import HEAD, Nfnetlink
+from netplugin.host.nft_foreign import FAMILIES, read_foreign
+from netplugin.host.supervisor import Supervisor
+from netplugin.host.usability import Wake
+from netplugin.host.xtables import legacy_tables, read_legacy
 
-_PROC, _PROC_BRIDGE = Path("/proc/net"), Path("/proc/sys/net/bridge")
+_PROC = Path("/proc/sys/net/bridge")
 #: The switches of br_netfilter, by nft's name of the family whose rules they add bridged frames to.
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {"ip": "bridge-nf-call-iptables", "ip6": "bridge-nf-call-ip6tables", "arp": "bridge-nf-call-arptables"}
 )
+_NEWGEN, _TABLE_NAME = 15, 1
+#: How often the switches of br_netfilter are read, and the tables of iptables-legacy: the kernel reports
+#: no change of them.
+_SWITCHES_S, _LEGACY_S = 1.0, 10.0
+_READ_S = 30.0
+#: Reading takes one part of this of the watch's time at most, however often others change their rules.
+_PAUSE = 10
 
 
 @dataclass(frozen=True)
@@ -39,31 +57,46 @@ class ForeignFilters:
 
 
 class ForeignReader:
-    """Reads them. The rules are read again only if others have changed nftables. Not thread-safe."""
+    """Reads them. What is known is used again while nothing of nftables has changed. Thread-safe."""
 
-    def __init__(self, ours: frozenset[tuple[str, str]], kernel: Nfnetlink) -> None:
-        """``ours``: the tables of the agent, by family and name. ``kernel``: what it writes them with."""
-        self._ours = ours
-        self._kernel = kernel
+    def __init__(self, ours: frozenset[tuple[str, str]]) -> None:
+        """``ours``: the tables of the agent, by family and name."""
+        self.ours = ours
+        self._lock = threading.Lock()
+        self._kernel = Nfnetlink()
         self._chains: tuple[BaseChain, ...] = ()
         self._stamp: int | None = None
+        self._last: ForeignFilters | None = None
 
-    def read(self, deadline: float) -> ForeignFilters:
-        """An error is returned in ``unread``."""
+    def read(self, deadline: float, *, fresh: bool = True) -> ForeignFilters:
+        """``fresh`` False: what was read last will do. An error is returned in ``unread``."""
+        with self._lock:
+            if self._last is None or fresh:
+                self._last = self._read(deadline)
+            return self._last
+
+    def _read(self, deadline: float) -> ForeignFilters:
         chains, unread = tuple[BaseChain, ...](), list[str]()
         try:
-            chains = self._kernel.read("foreign-filters", deadline, self._read)
+            chains = self._nftables(deadline)
         except NetpluginError as error:
             self._stamp = None
             unread.append(error.detail)
-        if legacy := legacy_tables():
-            unread.append(f"{', '.join(legacy)} of iptables-legacy or arptables-legacy are not judged")
+        try:
+            chains += read_legacy()
+        except (OSError, LookupError, ValueError, struct.error) as error:
+            unread.append(f"the tables of iptables-legacy: {error}")
+        arp = [name for name in legacy_tables() if name.startswith("arp ")]
+        unread += [f"{name} of arptables-legacy is not judged" for name in arp]
         return ForeignFilters(chains, bridged_families(), "; ".join(unread))
 
-    def _read(self, channel: Channel, stamp: int) -> tuple[BaseChain, ...]:
-        if stamp != self._stamp:
-            self._chains, self._stamp = read_foreign(channel, self._ours), stamp
-        return self._chains
+    def _nftables(self, deadline: float) -> tuple[BaseChain, ...]:
+        def look(channel: Channel, stamp: int) -> tuple[BaseChain, ...]:
+            if stamp != self._stamp:
+                self._chains, self._stamp = read_foreign(channel, self.ours), stamp
+            return self._chains
+
+        return self._kernel.read("foreign-filters", deadline, look)
 
 
 def bridged_families() -> frozenset[str]:
@@ -71,16 +104,48 @@ def bridged_families() -> frozenset[str]:
     found = set()
     for family, name in SWITCHES.items():
         with contextlib.suppress(OSError):  # without br_netfilter
-            if int((_PROC_BRIDGE / name).read_text()):
+            if int((_PROC / name).read_text()):
                 found.add(family)
     return frozenset(found)
 
 
-def legacy_tables() -> list[str]:
-    """Return the tables for filters of the programs before nftables, each with its family: ``ip filter``."""
-    found = []
-    for family in ("ip", "ip6", "arp"):
-        with contextlib.suppress(OSError):  # the kernel has no such tables
-            names = (_PROC / f"{family}_tables_names").read_text().split()
-            found += [f"{family} {each}" for each in sorted(names) if each != "nat"]
-    return found
+class ForeignWatch(KernelEventListener):
+    """Wakes the agent when other programs change what a frame meets.
+
+    The kernel reports changes of nftables. The rest is read again and again.
+    """
+
+    def __init__(self, wake: Callable[[Wake], None], reader: ForeignReader, supervisor: Supervisor) -> None:
+        """Raises: OSError if the kernel refuses the socket."""
+        self._reader = reader
+        self._known: ForeignFilters | None = None
+        #: When it is read again at the latest, and at the earliest.
+        self._due = self._rested = 0.0
+        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        self._changes.bind((0, 0))
+        self._changes.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES)
+        super().__init__("foreign-filters", wake, [self._changes], supervisor, _SWITCHES_S)
+
+    def decode(self, own: frozenset[str] | None) -> list[Wake]:
+        changed = self._is_changed() or bridged_families() != (self._known and self._known.bridged)
+        if not changed and time.monotonic() < self._due:
+            return []
+        if self._stopped.wait(self._rested - time.monotonic()):
+            return []
+        begun = time.monotonic()
+        before = self._known or self._reader.read(begun + _READ_S, fresh=False)
+        self._known = self._reader.read(begun + _READ_S)
+        ended = time.monotonic()
+        self._due, self._rested = ended + _LEGACY_S, ended + _PAUSE * (ended - begun)
+        return [Wake("the packet filters of other programs have changed")] if before != self._known else []
+
+    def _is_changed(self) -> bool:
+        """Whether another program has changed nftables, or it is not known."""
+        changed = False
+        for data in queued(self._changes):
+            changed = changed or not data
+            for kind, _, payload in messages(data):
+                if kind >> 8 == NFNL_SUBSYS_NFTABLES and kind & 0xFF != _NEWGEN:
+                    name = text(dict(attributes(payload, HEAD)).get(_TABLE_NAME))
+                    changed = changed or (FAMILIES.get(payload[0], ""), name) not in self._reader.ours
+        return changed

@@ -89,14 +89,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Filters:
-    """A table of another program, of a family as nft names it."""
+    """A table of another program, of a family as nft names it. ``legacy``: of iptables-legacy."""
 
     family: str
     name: str
+    legacy: bool = False
     chains: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
-        return f"table {self.family} {self.name}"
+        return f"table {self.family} {self.name}{' (legacy)' * self.legacy}"
 
     def conditions(self) -> Iterator[Condition]:
         return (each for rules in self.chains.values() for rule in rules for each in rule.conditions)

@@ -28,8 +28,11 @@ class KernelEventListener(ABC):
         wake: Callable[[Wake], None],
         sources: Iterable[socket.socket],
         supervisor: Supervisor,
+        period_s: float | None = None,
     ) -> None:
+        """``period_s``: how long no event may come until ``decode`` is called all the same."""
         self._name = name
+        self._timeout_ms = None if period_s is None else period_s * 1000
         self._wake = wake
         self._sources = tuple(sources)
         self._supervisor = supervisor
@@ -65,7 +68,7 @@ class KernelEventListener(ABC):
         for end in (*self._sources, self._stop_reader):
             poll.register(end, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll()}
+            ready = {descriptor for descriptor, _ in poll.poll(self._timeout_ms)}
             if self._stop_reader.fileno() in ready:
                 return
             with self._lock:

@@ -39,6 +39,12 @@ class Bridge:
     nf_call_ip6tables: int = 0
     nf_call_arptables: int = 0
 
+    @property
+    def nf_call(self) -> frozenset[str]:
+        """The families to whose rules br_netfilter adds the frames of this bridge: nft's names."""
+        calls = {"ip": self.nf_call_iptables, "ip6": self.nf_call_ip6tables, "arp": self.nf_call_arptables}
+        return frozenset(family for family, called in calls.items() if called)
+
     def differences(self, found: Bridge) -> tuple[str, ...]:
         """The options that a bridge has otherwise, except those that its kernel does not support."""
         both = ((each.name, getattr(self, each.name), getattr(found, each.name)) for each in fields(self))

@@ -174,9 +174,9 @@ def _rules(number: int, expressions: bytes, elements_of: Callable[[str], _Elemen
                 found.append(replace(loaded, ranges=ranges, inside=not _number(fifth) & 1))
                 registers.pop(third, None)
             case "match":
-                found += _matched(text(first), third)
+                found += matched(text(first), third)
             case "target":
-                if (then := _ended_by(text(first))) is not None:
+                if (then := ended_by(text(first))) is not None:
                     yield Rule(number, tuple(found), Verdict(then))
                     return
             case "objref" if _number(first) in (_COUNTER, _HELPER):
@@ -212,7 +212,7 @@ _CONNTRACK, _BY_STATE = 146, 1
 _PHYSDEV_BYTES = 66
 
 
-def _matched(name: str, info: bytes) -> Iterator[Condition]:
+def matched(name: str, info: bytes) -> Iterator[Condition]:
     """Translate a match of iptables, by its name and its data."""
     match name:
         case "conntrack" if len(info) >= _CONNTRACK + 6:
@@ -240,7 +240,7 @@ def _matched(name: str, info: bytes) -> Iterator[Condition]:
             yield Condition()
 
 
-def _ended_by(target: str) -> Then | None:
+def ended_by(target: str) -> Then | None:
     """Return what a target of iptables does with a frame; None if the rule goes on."""
     return None if target in _PASSING else _ENDING.get(target, Then.OTHER)
 

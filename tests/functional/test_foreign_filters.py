@@ -26,7 +26,7 @@ TAP_B = device_name(TAP, "b")
 def hypervisor() -> Iterator[Host]:
     with ExitStack() as stack:
         stack.enter_context(switch())
-        yield stack.enter_context(host(1, reconcile_s=2))
+        yield stack.enter_context(host(1))
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +116,12 @@ def test_the_switches_of_br_netfilter_are_seen(hypervisor: Host, vms: tuple[TapV
         sysctl(on, "iptables", 1)
 
 
-def test_rules_of_iptables_nft_are_judged(hypervisor: Host, vms: tuple[TapVm, TapVm]) -> None:
+@pytest.mark.parametrize(("program", "mark"), [("iptables-legacy", " (legacy)"), ("iptables-nft", "")])
+def test_rules_of_iptables_are_judged(
+    hypervisor: Host, vms: tuple[TapVm, TapVm], program: str, mark: str
+) -> None:
     a, _ = vms
-    on, program = hypervisor, "iptables-nft"
+    on = hypervisor
     rules = [
         "-P FORWARD DROP",
         "-N OTHERS",
@@ -135,7 +138,7 @@ def test_rules_of_iptables_nft_are_judged(hypervisor: Host, vms: tuple[TapVm, Ta
         on.repair()
         assert states(on) == {"degraded"} and not a.pings("10.0.0.2")
         found = findings(on)["foreign-filter"]
-        policy = "the policy of chain FORWARD of table ip filter"
+        policy = f"the policy of chain FORWARD of table ip filter{mark}"
         assert found["found"].startswith(
             f"{policy} drops frames with UDP over IPv4, ICMP over IPv4, on {BRIDGE}"
         )
@@ -266,9 +269,3 @@ def test_a_program_at_an_uplink_is_a_warning(hypervisor: Host) -> None:
     assert "tc filters" in programs()[0]
     hypervisor.sh("tc", "qdisc", "del", "dev", WIRE, "clsact")
     assert programs() == []
-
-
-def test_tables_of_iptables_legacy_are_reported(hypervisor: Host) -> None:
-    hypervisor.sh("iptables-legacy", "-t", "filter", "-L")  # makes the table, which stays
-    found = findings(hypervisor)["foreign-filter-unread"]
-    assert "ip filter of iptables-legacy" in found["found"] and "iptables-nft" in found["fix"]

@@ -32,7 +32,6 @@ from netplugin.host.link_values import (
 from netplugin.host.links import Links, Made
 from netplugin.host.locks import NoLocks
 from netplugin.host.names import TAP
-from netplugin.host.nfnetlink import Nfnetlink
 from netplugin.host.nft_rules import ACCEPT, IIFNAME, Match, Rule
 from netplugin.host.nftables import (
     AddElement,
@@ -236,10 +235,7 @@ class ModelLinks(Links):
 class ModelObstacles(ObstacleReader):
     """No other program has packet filters."""
 
-    def __init__(self) -> None:
-        super().__init__(Nfnetlink())
-
-    def read(self, deadline: float) -> Obstacles:
+    def read(self, deadline: float, *, fresh: bool) -> Obstacles:
         return Obstacles(ForeignFilters())
 
 
