@@ -134,11 +134,15 @@ def with_interface(xml: str, interface_xml: str) -> str:
 
 
 def apply_tcg_workaround(xml: str, migrates: bool = False) -> str:
-    """The domain with `vectors=0` on its vhost-user NICs; unchanged if KVM runs it.
+    """The domain as QEMU 7.2 runs it under TCG with vhost-user NICs; unchanged if KVM runs it.
 
-    QEMU 7.2 crashes under TCG when a vhost-user device uses MSI-X. NICs plugged in later get
-    the default, which must be 0 too; libvirt overrides it if they have several queues, so such
-    a NIC cannot be plugged in under TCG.
+    QEMU 7.2 crashes under TCG when a vhost-user device uses MSI-X, so they have `vectors=0`. NICs
+    plugged in later get the default, which must be 0 too; libvirt overrides it if they have several
+    queues, so such a NIC cannot be plugged in under TCG.
+
+    Of a guest with one vCPU it leaves out the memory barriers (`tcg_gen_mb`, until 8.1), as if nobody
+    else had the memory. So guest and vswitchd can miss each other's last write of a ring; no interrupt
+    follows then, and the NIC never receives again. With room for a second vCPU all barriers are there.
 
     ``migrates``: also with a little more memory, without which QEMU 7.2 loses some of it under
     TCG (`tests.bench.copied_memory`). libvirt rounds to MiB, so this is memory beside libvirt's own.
@@ -149,6 +153,9 @@ def apply_tcg_workaround(xml: str, migrates: bool = False) -> str:
     # libvirt looks for the namespace on the root.
     root = etree.Element(domain.tag, dict(domain.attrib), nsmap={"qemu": QEMU_NS})
     root.extend(each for each in domain if each.tag not in (_name("override"), _name("commandline")))
+    if (vcpus := root.find("vcpu")) is not None and vcpus.text == "1":
+        vcpus.set("current", vcpus.text)
+        vcpus.text = "2"
     for number, nic in enumerate(root.findall("devices/interface[@type='vhostuser']")):
         device = etree.SubElement(_qemu(root, "override"), _name("device"))
         device.set("alias", _own_alias(nic, f"ua-nic{number}"))
