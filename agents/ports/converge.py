@@ -309,14 +309,14 @@ def converge(
     unfit: dict[Claim, str] = {}
     done: list[Change] = []
     of_networks: dict[str, NetpluginError] = {}
-    todo = list(intents)
+    remaining = list(intents)
     scope = None if whole else [intent.port_id for intent in intents]
     ports.require_lock()
     if observation is None:
         observation = observe(ports, scope, deadline, watch)
     if plan is None:
         with watch.part("plan"):
-            plan = backend.plan(todo, observation)
+            plan = backend.plan(remaining, observation)
     for _ in range(_ROUNDS):
         failed.update({p: e.for_port(p) for p, e in plan.refused.items()})
         if not plan.changes:
@@ -328,16 +328,16 @@ def converge(
         failed.update(applied.failed)
         unfit.update(applied.unfit)
         of_networks = {**applied.of_networks, **of_networks}
-        todo = [intent for intent in todo if intent.port_id not in failed]
-        if not todo and not whole:
+        remaining = [intent for intent in remaining if intent.port_id not in failed]
+        if not remaining and not whole:
             break  # no port is left to verify
         with watch.part("verify"):
             observation = backend.read_back(observation, plan.changes, scope, deadline)
         watch.add(observation.timings_ms)
         with watch.part("plan"):
-            plan = backend.plan(todo, observation)
-    if todo:
-        left_over = _leftovers(todo, plan, failed)
+            plan = backend.plan(remaining, observation)
+    if remaining:
+        left_over = _leftovers(remaining, plan, failed)
         failed.update(left_over)
         for change in plan.changes:
             if change.claimed is not None and change in done and {*change.ports} & {*left_over}:

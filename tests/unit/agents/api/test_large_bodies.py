@@ -105,8 +105,6 @@ def special() -> Iterator[tuple[str, str, bytes]]:
     check = {"port_id": "p", "port": SPEC, "source": SPEC, "domain": {"xml": DOMAINS["pins of each"]}}
     yield "migrate-check", "/v1/ports:migrate-check", _json(check)
     yield "render", "/v1/vms/vm-1:render-domain", _json({"xml": DOMAINS["pins of each"]})
-    bridge = {"name": "b", "physicalInterface": "eth0", "ports": [{}] * 4000}
-    yield "sync", "/network/ovsdpdk/sync", _json({"ovsBridgeInfo": [bridge] * 5})
     yield "batch", "/v1/ports:batch", _json({"put": [{}] * 4096, "delete": [""] * 4096})
     addresses = [{"ip": f"10.0.0.{n}/31"} for n in range(4096)]
     wrong = {**SPEC, "port_security": {"allowed_addresses": addresses}}
