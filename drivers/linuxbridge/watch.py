@@ -1,4 +1,4 @@
-"""Wake the agent when another process changes our links, rate limits or nftables rules.
+"""Wake the agent when another process changes our links, static FDB entries, rate limits or nftables rules.
 
 Without it, a flushed table (a reload of the system's own rules begins with ``nft flush ruleset``) would
 leave every VM without its nftables rules until the next periodic check of the whole host.
@@ -20,11 +20,13 @@ from pyroute2.netlink import (
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
 from pyroute2.netlink.rtnl import (
     RTM_DELLINK,
+    RTM_DELNEIGH,
     RTM_DELQDISC,
     RTM_DELTFILTER,
     RTM_NEWLINK,
     RTM_NEWNEIGH,
     RTMGRP_LINK,
+    RTMGRP_NEIGH,
     RTMGRP_TC,
     RTNLGRP_NEIGH,
 )
@@ -41,15 +43,14 @@ from drivers.linuxbridge.segments import (
     port_of,
     service_of,
 )
-from netplugin.host import vxlan_filter
-from netplugin.host.fdb import changed_port
+from netplugin.host import fdb, vxlan_filter
 from netplugin.host.kernel_events import KernelEventListener, queued
 from netplugin.host.link_messages import link_event, name_of, port_event
 from netplugin.host.link_values import Bridge, Link, LinkEvent, PortOptions
 from netplugin.host.links import Links
-from netplugin.host.names import TAP, device_name, provisional_mac
+from netplugin.host.names import provisional_mac
 from netplugin.host.netlink import attributes, messages, text
-from netplugin.host.rtnetlink_messages import received
+from netplugin.host.rtnetlink_messages import Message, received
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
@@ -58,6 +59,7 @@ _TABLE_NAME = 1  # the first attribute of every message about something in a tab
 
 #: The messages that are received. The kernel reports a qdisc when one is read, too.
 _OF_LINKS = (RTM_NEWLINK, RTM_DELLINK, RTM_DELQDISC, RTM_DELTFILTER)
+_OF_ENTRIES = (RTM_NEWNEIGH, RTM_DELNEIGH)
 
 LOST = Wake("events of links were lost")
 #: Number of events that are kept for the observations under way: enough for some hundred new devices.
@@ -118,6 +120,9 @@ class LinkNews:
         link = self._devices.get(name) if name not in own else None
         return self._wakes(LinkEvent(link), only_carrier=False) if link else []
 
+    def is_on_bridge(self, bridge: str) -> bool:
+        return bridge in self._bridges
+
     def _wakes(self, event: LinkEvent, only_carrier: bool) -> list[Wake]:
         link, gone = event.link, event.gone
         # Who may open a tap is set right when no process has it open any more.
@@ -128,11 +133,7 @@ class LinkNews:
         alias = link.alias or ""
         for mark in (PORT_MARK, SHAPER_MARK, SERVICE_MARK):
             if alias.startswith(mark):
-                port_id = marked_port(alias, mark)
-                own = provisional_mac(device_name(TAP, port_id))
-                # A bridge drops its static entry of a MAC that a tap takes, so that of another port.
-                is_another = mark == PORT_MARK and not gone and link.address not in (None, own)
-                return [Wake(f"device {link.name} changed", None if is_another else frozenset({port_id}))]
+                return [Wake(f"device {link.name} changed", frozenset({marked_port(alias, mark)}))]
         if alias.startswith(UPLINK_MARK) or link.name in self._interfaces():
             return [Wake(f"uplink {link.name} changed")]
         if link.name in self._services:
@@ -157,7 +158,7 @@ def _settings(link: Link) -> Link:
 
 
 class BridgeWatch(KernelEventListener):
-    """Listener for events of links, tc and nftables.
+    """Listener for events of links, FDBs, tc and nftables.
 
     Own changes are given as links; rule changes within ``suppress_own_events`` count as own. Events that the
     kernel dropped count as changes by others.
@@ -177,9 +178,12 @@ class BridgeWatch(KernelEventListener):
         #: Bridges report the MACs that they learn; it listens while the agent waits for a guest.
         self._learned = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         self._learned.bind((0, 0))
+        self._entries = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        fdb.of_static_entries().attach(self._entries)
+        self._entries.bind((0, RTMGRP_NEIGH))
         #: By the index of its tap: the ports whose guests the agent waits for, with the name of the tap.
         self._waiting: dict[int, tuple[str, str]] = {}
-        sources = (self._links, self._rules, self._learned)
+        sources = (self._links, self._entries, self._rules, self._learned)
         super().__init__("linuxbridge-watch", wake, sources, supervisor)
 
     def follow(self, waiting: Mapping[int, tuple[str, str]]) -> None:
@@ -210,10 +214,12 @@ class BridgeWatch(KernelEventListener):
                 yield from self._news.wakes_of(event, own or frozenset())
             elif (of_port := port_event(message)) is not None:
                 yield from self._news.wakes_of_port(*of_port, own or frozenset())
+        for message in received(queued(self._entries), _OF_ENTRIES):
+            yield from self._of_entry(message, own or frozenset()) if message is not None else [LOST]
         for message in received(queued(self._learned), (RTM_NEWNEIGH,)):
             ports = {port_id for port_id, _ in self._waiting.values()}
             if message is not None:
-                ports &= {self._waiting.get(changed_port(message) or 0, ("",))[0]}
+                ports &= {self._waiting.get(fdb.changed_port(message) or 0, ("",))[0]}
             if ports:
                 yield Wake("a VM that comes sends frames", frozenset(ports))
         for data in queued(self._rules):
@@ -221,6 +227,20 @@ class BridgeWatch(KernelEventListener):
                 yield Wake("events of nftables were lost")
             elif own is None and any(_is_ours(kind, payload) for kind, _, payload in messages(data)):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
+
+    def _of_entry(self, entry: Message, own: frozenset[str]) -> list[Wake]:
+        """Report a static entry that others have made or removed, of a bridge or a VXLAN device.
+
+        Each device has one of its own MAC. If another port had an entry of that, it is removed.
+        """
+        name, gone = name_of(entry["ifindex"]), entry.kind == RTM_DELNEIGH
+        link = self._devices.get(name) if name not in own else None
+        if link is None or entry.attributes.mac("NDA_LLADDR") == link.address:
+            return []  # a device that is removed has an event of its own
+        if not (is_ours(link) or self._news.is_on_bridge(name_of(entry.attributes.number("NDA_MASTER")))):
+            return []
+        ports = _ports_of(link) if gone else None
+        return [Wake(f"a static entry of {name} was {'removed' if gone else 'made'}", ports)]
 
     def _of_rate(self, index: int, own: frozenset[str]) -> list[Wake]:
         """Report a removed qdisc or filter. Additions are ignored, because the kernel also sends them when

@@ -10,6 +10,8 @@ tc this means "pass", so a program must check the length first (``Assembler.need
 
 from __future__ import annotations
 
+import ctypes
+import socket
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from enum import IntEnum
 _SIZES = {4: 0x20, 2: 0x28, 1: 0x30}  # BPF_LD with BPF_ABS; with BPF_IND it is 0x20 more
 _INSTRUCTION = struct.Struct("=HBBI")
 _MOST = 4096  # BPF_MAXINSNS
+_SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h
 #: The offset at which a load finds whether the skb has a VLAN tag in its metadata (hardware-accelerated):
 #: SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT.
 VLAN_TAG_PRESENT = 0xFFFFF000 + 48
@@ -55,6 +58,16 @@ class BpfProgram:
     @property
     def length(self) -> int:
         return len(self.code) // _INSTRUCTION.size
+
+    def attach(self, to: socket.socket) -> None:
+        """Let a socket take only the messages for which the program does not end with 0.
+
+        Raises: OSError if the kernel refuses it.
+        """
+        code = ctypes.create_string_buffer(self.code)
+        to.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", self.length, ctypes.addressof(code))
+        )
 
 
 @dataclass

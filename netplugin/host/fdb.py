@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from collections.abc import Iterator
 
 from pyroute2.netlink.rtnl import RTM_DELNEIGH, RTM_GETNEIGH, RTM_NEWNEIGH
 from pyroute2.netlink.rtnl.ndmsg import NTF_MASTER, NTF_SELF, NTF_STICKY, NUD_NOARP, NUD_PERMANENT, ndmsg
 
+from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.links import words
 from netplugin.host.netlink import ignored
 from netplugin.host.rtnetlink import APPEND, DUMP, REPLACE, Request, Rtnetlink, nest
 from netplugin.host.rtnetlink_messages import Message
 
+#: Where a message has its family, and the byte of its state that these bits are in (struct nlmsghdr, ndmsg).
+_FAMILY_AT, _STATE_AT = 16, 24 + (sys.byteorder == "big")
 _STATIC = NUD_PERMANENT | NUD_NOARP
 _ALL = "00:00:00:00:00:00"
 
@@ -102,6 +106,23 @@ def _entry(index: int, mac: str = "", address: str = "", *, flags: int = 0, stat
     named += [("NDA_DST", address)] if address else []
     fields = {"family": socket.AF_BRIDGE, "ifindex": index, "flags": flags, "state": state}
     return ndmsg().load({**fields, **nest(named)})
+
+
+def of_static_entries() -> BpfProgram:
+    """A filter for a socket (SO_ATTACH_FILTER) of RTNLGRP_NEIGH: static entries of bridges and VXLAN devices.
+
+    Those that a bridge learns come as fast as a VM sends from new MACs.
+    """
+    program = Assembler()
+    program.load(_FAMILY_AT, 1)
+    program.unequal(socket.AF_BRIDGE, "other")
+    program.load(_STATE_AT, 1)
+    program.mask(_STATIC)
+    program.equal(0, "other")
+    program.end(-1)
+    program.label("other")
+    program.end(0)
+    return program.program()
 
 
 def changed_port(message: Message) -> int | None:

@@ -1,7 +1,6 @@
-"""What others change of bridges, their ports and taps is set back, counted and told.
+"""What others change of bridges, their ports and taps is set back at the kernel's notice, counted and told.
 
-The agent looks at the whole host once an hour here, so it acts on the kernel's notice. Of static entries and
-peers it takes none: they are set back with the next look.
+The agent looks at the whole host once an hour here, so it is the notice that it acts on.
 """
 
 from __future__ import annotations
@@ -103,9 +102,6 @@ CHANGED = {
     "several at once": [of_port(TAP_A, "guard", "on", "neigh_suppress", "on", "group_fwd_mask", "0xfff8")],
     "the uplink's port": [["bridge", "link", "set", "dev", WIRE, "learning", "off", "hairpin", "on"]],
     "the tunnel's port": [["bridge", "link", "set", "dev", OVERLAY, "isolated", "on"]],
-}
-#: The same, of forwarding entries.
-ENTRIES = {
     "a fixed MAC removed": [["bridge", "fdb", "del", MAC_A, "dev", TAP_A, "master"]],
     "a fixed MAC moved": [["bridge", "fdb", "replace", MAC_A, "dev", TAP_B, "master", "static"]],
     "a fixed MAC for the host": [["bridge", "fdb", "replace", MAC_A, "dev", TAP_B, "master", "permanent"]],
@@ -123,17 +119,6 @@ def test_what_others_set_is_set_back_at_the_kernels_notice(
     for command in commands:
         one.sh(*command)
     wait_for(lambda: repaired(one) > made and state(one) == before, SOON_S, "it is as before")
-
-
-@pytest.mark.parametrize("commands", ENTRIES.values(), ids=ENTRIES)
-def test_entries_that_others_set_are_set_back_with_the_next_look(
-    one: Host, before: dict[str, int], commands: list[list[str]]
-) -> None:
-    made = repaired(one)
-    for command in commands:
-        one.sh(*command)
-    one.repair()
-    assert repaired(one) > made and state(one) == before
 
 
 def drop_privileges() -> None:

@@ -192,7 +192,7 @@ def _news(
 ) -> list[Wake]:
     watch: Any = BridgeWatch.__new__(BridgeWatch)  # without sockets and thread
     watch._news, watch._links, watch._rules = LinkNews(frozenset, Links()), _Source(*links), _Source(*rules)
-    watch._learned, watch._waiting = _Source(), {}
+    watch._entries, watch._learned, watch._waiting = _Source(), _Source(), {}
     watch._devices = Links()
     return list(watch.decode(own))
 
