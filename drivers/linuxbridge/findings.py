@@ -16,7 +16,19 @@ from netplugin.host.link_values import Bridge, Link
 from netplugin.host.names import DERIVED, SHAPER, TAP, device_name
 from netplugin.host.tc import Queueing
 
-# -- Bonds made by the operator: the state of their links. ``netplugin host check`` judges their hash. ----
+# -- Bonds made by the operator: the state of their links, and whether traffic spreads over the links.
+# A hash selects the link of a frame (``xmit_hash_policy`` in the kernel's
+# Documentation/networking/bonding.rst). Frames of VMs have many MAC addresses, so every policy spreads
+# them. VXLAN between two hosts always has the same MAC addresses (of the hosts, or of a router) and the
+# same two IP addresses. Only the UDP source port differs, because VXLAN derives it from the inner flow
+# (RFC 7348, section 5). The policy must therefore include ports: ``layer3+4``, or ``encap3+4``, which
+# hashes the inner flow where the kernel has the hash (``bond_xmit_hash`` in
+# drivers/net/bonding/bond_main.c). ``encap2+3`` does not spread tunnels: it decodes only some tunnel types,
+# not VXLAN, and ignores ports. Neither does ``vlan+srcmac``: the host has one VLAN and one MAC.
+
+
+_HASHING = ("balance-xor", "802.3ad")
+_SPREADS_TUNNELS = ("layer3+4", "encap3+4")
 
 
 def bond_details(bond: ObservedBond) -> dict[str, Any]:
@@ -29,8 +41,8 @@ def bond_details(bond: ObservedBond) -> dict[str, Any]:
     }
 
 
-def bond_findings(bond: ObservedBond) -> Iterator[Finding]:
-    """Return the findings about one bond."""
+def bond_findings(bond: ObservedBond, *, tunnels: bool) -> Iterator[Finding]:
+    """Return the findings about one bond. ``tunnels``: VXLAN traffic uses the bond."""
     down = [member for member in bond.members if not member.up]
     if down:
         states = ", ".join(f"{member.name} is {member.state}" for member in down)
@@ -48,6 +60,28 @@ def bond_findings(bond: ObservedBond) -> Iterator[Finding]:
             found=f"{bond.name}: nobody speaks LACP at the other end",
             expected="the switch has its ports in one LACP group",
             fix="configure the switch",
+        )
+    yield from _hash(bond, tunnels)
+
+
+def _hash(bond: ObservedBond, tunnels: bool) -> Iterator[Finding]:
+    mode, policy = bond.bond.mode, bond.bond.hash_policy
+    if mode == "active-backup":
+        active = ", ".join(member.name for member in bond.members if member.active) or "none"
+        yield Finding(
+            id="bond-hash",
+            status="ok",
+            found=f"{bond.name} is active-backup: one link ({active}) carries all, by choice",
+            expected="another link takes over when it fails",
+        )
+    elif tunnels and mode in _HASHING and policy not in _SPREADS_TUNNELS:
+        yield Finding(
+            id="bond-hash",
+            status="warn",
+            found=f"{bond.name} has xmit_hash_policy {policy}: one link carries all VXLAN traffic "
+            "between two hosts, as their addresses are always the same",
+            expected="xmit_hash_policy layer3+4: the UDP ports of a tunnel differ by flow",
+            fix=f"ip link set {bond.name} type bond xmit_hash_policy layer3+4",
         )
 
 
@@ -143,9 +177,11 @@ def host_findings(seen: BridgeObservation) -> list[Finding]:
     all_obstacles = [each for of_port in seen.obstacles.values() for each in of_port]
     found += obstacles.findings(seen.foreign_filters, all_obstacles)
     found += [*_programs(seen), *_managers(seen)]
-    interfaces = [*seen.interfaces.values(), *([seen.underlay] if seen.underlay else [])]
-    bonds = {interface.bond.name: interface.bond for interface in interfaces if interface.bond}
-    return [*found, *(each for _, bond in sorted(bonds.items()) for each in bond_findings(bond))]
+    tunnels = seen.underlay.bond if seen.underlay else None
+    of_interfaces = [each.bond for each in (*seen.interfaces.values(), seen.underlay) if each and each.bond]
+    for name, bond in sorted({bond.name: bond for bond in of_interfaces}.items()):
+        found += bond_findings(bond, tunnels=tunnels is not None and tunnels.name == name)
+    return found
 
 
 def _programs(seen: BridgeObservation) -> Iterator[Finding]:

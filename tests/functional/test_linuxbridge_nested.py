@@ -166,19 +166,24 @@ def wait_for_link(hypervisor: Driven, link: str, state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "options"),
+    ("mode", "options", "reported"),
     [
-        ("active-backup", []),
-        ("balance-xor", ["xmit_hash_policy", "layer2"]),
-        ("802.3ad", ["xmit_hash_policy", "layer3+4", "lacp_rate", "fast"]),
+        ("active-backup", [], "ok"),
+        ("balance-xor", ["xmit_hash_policy", "layer2"], None),
+        ("802.3ad", ["xmit_hash_policy", "layer3+4", "lacp_rate", "fast"], None),
     ],
 )
-def test_a_bond_carries_on_with_one_link(hypervisor: Driven, mode: str, options: list[str]) -> None:
+def test_a_bond_carries_on_with_one_link(
+    hypervisor: Driven, mode: str, options: list[str], reported: str | None
+) -> None:
     with (
         bond(hypervisor, mode, *options),
         hypervisor.vm("a", make_spec(1, BONDED), "10.1.0.1") as a,
     ):
         assert a.reaches("10.1.0.50", deadline_s=60)
+        assert ("bond-hash" in hypervisor.findings()) == (reported is not None)
+        if reported:
+            assert hypervisor.findings()["bond-hash"].status == reported
         far("link", "set", "far-link0", "down")
         wait_for_link(hypervisor, "link0", "DOWN")
         assert a.reaches("10.1.0.50")
@@ -199,6 +204,17 @@ def test_a_bond_carries_on_with_one_link(hypervisor: Driven, mode: str, options:
         port = hypervisor.port("a")
         assert port["state"] == "degraded" and "no link left" in port["error"]["detail"]
         assert hypervisor.findings()["bond-link-down"].status == "fail"
+
+
+def test_a_bond_under_tunnels_is_reported_when_one_link_carries_all(hypervisor: Driven) -> None:
+    with bond(hypervisor, "balance-xor", "xmit_hash_policy", "layer2+3"):
+        assert "bond-hash" not in hypervisor.findings()
+        hypervisor.sh("ip", "addr", "flush", "dev", "eth1")
+        hypervisor.sh("ip", "addr", "add", f"{hypervisor.address}/24", "dev", "bond0")
+        reported = hypervisor.findings()["bond-hash"]
+        assert reported.status == "warn" and "one link carries all" in reported.found
+        hypervisor.sh(*str(reported.fix).split())  # the fix is a command that works
+        assert "bond-hash" not in hypervisor.findings()
 
 
 # -- vhost -----------------------------------------------------------------------------------------

@@ -327,6 +327,41 @@ def test_a_bond_with_a_link_down_is_reported_and_works() -> None:
     assert findings(model)["bond-link-down"].status == "fail"
 
 
+def test_a_bond_of_which_one_link_carries_all_by_choice() -> None:
+    model = Model()
+    set_bond(model, "active-backup", "layer2", "up", "up")
+    reported = findings(model)["bond-hash"]
+    assert reported.status == "ok" and "one link (eth4) carries all" in reported.found
+
+
+@pytest.mark.parametrize(
+    ("policy", "spreads"),
+    [
+        ("layer2", False),
+        ("layer2+3", False),
+        ("encap2+3", False),
+        ("vlan+srcmac", False),
+        ("layer3+4", True),
+        ("encap3+4", True),
+    ],
+)
+def test_whether_a_bond_spreads_tunnels(policy: str, spreads: bool) -> None:
+    model = Model()
+    set_bond(model, "balance-xor", policy, "up", "up")
+    assert findings(model) == {}, "the VMs' own frames have many addresses"
+    # The tunnels' interface is a VLAN on the bond.
+    model.links.delete(UNDERLAY)
+    vlan = Link(0, "bond0.5", "vlan", mtu=9000, up=True, data=Vlan("bond0", 5))
+    model.links.add(vlan)
+    model.links.ips["bond0.5"] = (f"{LOCAL_IP}/24",)
+    reported = findings(model)
+    assert ("bond-hash" not in reported) == spreads
+    if not spreads:
+        found = reported["bond-hash"]
+        assert found.status == "warn" and "one link carries all" in found.found
+        assert "xmit_hash_policy layer3+4" in str(found.fix)
+
+
 def test_a_bond_without_an_lacp_partner_is_reported() -> None:
     model = Model()
     set_bond(model, "802.3ad", "layer3+4", "up", "up")
