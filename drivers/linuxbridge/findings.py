@@ -9,7 +9,7 @@ from typing import Any
 from drivers.linuxbridge import obstacles
 from drivers.linuxbridge.model import BridgeObservation, ObservedBond
 from drivers.linuxbridge.segments import Segment, service_of, stamp_of
-from drivers.linuxbridge.uplink_path import in_the_way, uplink_path_of, uplink_problem
+from drivers.linuxbridge.uplink_path import in_the_way, small_mtu, uplink_path_of, uplink_problem
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
 from netplugin.host.link_values import Bridge, Link
@@ -173,7 +173,7 @@ def _uplink_details(segment: Segment, mtu: int, seen: BridgeObservation) -> dict
 
 def host_findings(seen: BridgeObservation) -> list[Finding]:
     """Return the findings about the host; ``seen`` must cover the whole host."""
-    found = [*_vhost_net(seen), *_limitless(seen), *_tap_users(seen), *_flushing(seen)]
+    found = [*_vhost_net(seen), *_limitless(seen), *_tap_users(seen), *_flushing(seen), *_mtus(seen)]
     all_obstacles = [each for of_port in seen.obstacles.values() for each in of_port]
     found += obstacles.findings(seen.foreign_filters, all_obstacles)
     found += [*_programs(seen), *_managers(seen)]
@@ -263,6 +263,21 @@ def _flushing(seen: BridgeObservation) -> Iterator[Finding]:
             expected="a firewall that replaces its own tables",
             fix=f"in {seen.flushing}, delete the tables that it makes instead of `flush ruleset`",
         )
+
+
+def _mtus(seen: BridgeObservation) -> Iterator[Finding]:
+    """Report interfaces of the operator whose MTU is too small for their segments."""
+    for _, bridge in sorted(seen.bridges.items()):
+        segment = bridge.segment
+        path = uplink_path_of(segment, bridge.link.mtu, seen) if segment else None
+        if path is not None and (small := small_mtu(path)):
+            yield Finding(
+                id="mtu",
+                status="fail",
+                found=f"{path.name}, the uplink of {segment}, has {small}",
+                expected=f"{path.name} has MTU {path.mtu} at least",
+                fix=f"ip link set {path.name} mtu {path.mtu}",
+            )
 
 
 # -- Detect a host firewall service that flushes all nftables rules, and so the agent's, when it starts.

@@ -131,9 +131,9 @@ def _unfit(path: UplinkPath, interface: ObservedInterface, segment: Segment) -> 
         return BackendUnavailable(
             f"interface {name} of {segment} is down", step=path.step, fix=f"ip link set {name} up"
         )
-    if link.mtu < path.mtu:
+    if small := small_mtu(path):
         return Conflict(
-            f"interface {name} of {segment} has MTU {link.mtu}, and the network wants {path.mtu} there",
+            f"interface {name} of {segment} has {small}",
             step=path.step,
             fix=f"ip link set {name} mtu {path.mtu}, or give the network a smaller MTU",
         )
@@ -145,6 +145,13 @@ def _unfit(path: UplinkPath, interface: ObservedInterface, segment: Segment) -> 
             fix=f"look at cables and switch: cat /proc/net/bonding/{bond.name}",
         )
     return None
+
+
+def small_mtu(path: UplinkPath) -> str | None:
+    """Describe how the MTU of a path's interface is too small; None if it is not."""
+    if path.interface is None or path.interface.link.mtu >= path.mtu:
+        return None
+    return f"MTU {path.interface.link.mtu}, and the network wants {path.mtu} there"
 
 
 def in_the_way(segment: Segment, overlay: Overlay | None, seen: BridgeObservation) -> NetpluginError | None:

@@ -370,7 +370,7 @@ def test_a_bond_without_an_lacp_partner_is_reported() -> None:
     assert findings(model) == {}
 
 
-def test_an_uplink_that_became_too_small_is_the_fault_of_its_ports() -> None:
+def test_an_uplink_that_became_too_small_is_reported_and_the_fault_of_its_ports() -> None:
     model = Model()
     desired = [Intent("p", make_spec(2000, "net2")), overlay_intent("q")]
     converge(model, desired)
@@ -379,6 +379,8 @@ def test_an_uplink_that_became_too_small_is_the_fault_of_its_ports() -> None:
     result = converge(model, desired)
     assert "MTU 1450" in str(result.observed["p"].fault) and result.changes == ()
     assert "ip link set eth2 mtu 2000" in str(result.observed["p"].fault)
+    reported = findings(model)["mtu"]
+    assert reported.status == "fail" and reported.fix == "ip link set eth2 mtu 2000"
 
 
 def test_a_kernel_without_a_limit_for_what_bridges_learn_is_reported() -> None:
