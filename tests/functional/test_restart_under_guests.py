@@ -138,8 +138,25 @@ def killed_and_started(trio: Trio) -> Recovery:
         up = time.monotonic() - start
         wait_for(lambda: flows(trio) == before, DEADLINE_S, "the flows are back")
         back = time.monotonic() - start
-        wait_for(lambda: answers_received(listener) > received, DEADLINE_S, "the honest guest is heard")
+        wait_for(
+            lambda: answers_received(listener) > received,
+            DEADLINE_S,
+            "the honest guest is heard",
+            partial(counted, trio),
+        )
         return Recovery(up, back, time.monotonic() - start)
+
+
+def counted(trio: Trio) -> str:
+    """What OVS and the guests have counted: where frames end."""
+    ovs = trio.host.ovs
+    of_ovs = [
+        ovs.ofctl("dump-ports", BRIDGE),
+        ovs.ofctl("dump-flows", BRIDGE),
+        ovs.appctl("fdb/show", BRIDGE),
+    ]
+    guests = (trio.honest, trio.listener)
+    return "\n".join([*of_ovs, *(guest.run("cat /proc/net/dev; ip neigh").output for guest in guests)])
 
 
 def wait_answers(guest: Guest) -> None:
