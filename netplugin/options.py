@@ -392,7 +392,7 @@ def register(conf: Any) -> None:
 def load(files: list[Path], argv: list[str] | None = None) -> Any:
     """Read the options from these files into a new ConfigOpts, not the global one.
 
-    Raises: oslo_config.cfg.Error naming the option and the file (``said``); ValueError.
+    Raises: oslo_config.cfg.Error naming the option and the file (``error_text``); ValueError.
     """
     for file in files:
         if file.is_dir():

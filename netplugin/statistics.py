@@ -76,7 +76,7 @@ class RelativeChange:
     confidence: float
 
 
-def change(before: Sequence[float], after: Sequence[float], desired: float = 0.95) -> RelativeChange:
+def change(before: Sequence[float], after: Sequence[float], requested: float = 0.95) -> RelativeChange:
     """Return the Hodges-Lehmann estimate of the ratio, with the interval of the rank test.
 
     The interval ends are ordered pairwise ratios; how many are cut at each end follows from the rank
@@ -85,7 +85,7 @@ def change(before: Sequence[float], after: Sequence[float], desired: float = 0.9
     ratios = sorted(_over(b, a) for b in before for a in after)
     out, confidence = 0, max(0.0, 1 - 2 * least_p(len(before), len(after)))
     for steps, covered in _coverage(len(before), len(after)):
-        if covered < desired or 2 * steps >= len(ratios):
+        if covered < requested or 2 * steps >= len(ratios):
             break
         out, confidence = steps, covered
     middle = (ratios[(len(ratios) - 1) // 2] + ratios[len(ratios) // 2]) / 2

@@ -51,17 +51,17 @@ class StoreMarks:
             return
         identity, number, _ = _split(found)
         if identity == self._store.identity:
-            reported = f"the store is an older copy: it lacks commit {number}, which changed the host last"
+            report = f"the store is an older copy: it lacks commit {number}, which changed the host last"
         else:
-            reported = f"another store changed the host last: {identity}"
+            report = f"another store changed the host last: {identity}"
         ports = sorted(plugged_again)
         if ports:
             more = " and others" if len(ports) > _NAMED else ""
-            reported += f". It lists {len(ports)} ports that were not on the host, which are plugged again: "
-            reported += ", ".join(ports[:_NAMED]) + more
-        LOG.warning("%s: %s", backend, reported)
+            report += f". It lists {len(ports)} ports that were not on the host, which are plugged again: "
+            report += ", ".join(ports[:_NAMED]) + more
+        LOG.warning("%s: %s", backend, report)
         try:
-            self._store.note_older(backend, reported, found[:_LENGTH])
+            self._store.note_older(backend, report, found[:_LENGTH])
         except HostError as refused:
             LOG.error("this is not remembered: %s", refused)
 
@@ -73,14 +73,14 @@ class StoreMarks:
             self._store.forget_older(backend)
 
     def findings(self, backend: str) -> list[Finding]:
-        reported = self._store.older.get(backend)
-        if reported is None:
+        report = self._store.older.get(backend)
+        if report is None:
             return []
         return [
             Finding(
                 id=f"store-older-{backend}",
                 status="warn",
-                found=reported,
+                found=report,
                 expected="the store that changed the host last",
                 fix="PUT every port that the platform has and DELETE those that it no longer has; "
                 'then: POST /v1/reconcile {"remove_orphans": true}',

@@ -190,12 +190,12 @@ class Store:
         """The last noted mark of a newer copy, or of another store, by backend."""
         return self._compared
 
-    def note_older(self, backend: str, reported: str, mark: str) -> None:
+    def note_older(self, backend: str, report: str, mark: str) -> None:
         """Save the report and its mark. Raises: HostError; in memory it is saved nevertheless."""
         with self._lock:
-            self._older = {**self._older, backend: reported}
+            self._older = {**self._older, backend: report}
             self._compared = {**self._compared, backend: mark}
-            rows = {_OLDER + backend: reported, _COMPARED + backend: mark}
+            rows = {_OLDER + backend: report, _COMPARED + backend: mark}
             with self.database.transaction():
                 self.database.sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
                 self.events.skip_numbers()
@@ -205,7 +205,7 @@ class Store:
         with self._lock:
             with self.database.transaction():
                 self.database.sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
-            self._older = {b: reported for b, reported in self._older.items() if b != backend}
+            self._older = {b: report for b, report in self._older.items() if b != backend}
 
     def stamp(self, port_id: str) -> str:
         """The stamp of a port on the host: the identity of this store and the commit of its record.

@@ -67,9 +67,9 @@ class Observer:
     ) -> tuple[BondUse, ...]:
         """Return the bonds that ports or tunnels use as uplinks, including the operator's own."""
         tunnels_by = underlay.device if underlay else None
-        vf_port = self._view.bridge(tunnels_by) if tunnels_by else None
+        tunnel_bridge = self._view.bridge(tunnels_by) if tunnels_by else None
         where: dict[str, OvsBridge] = {}
-        for bridge in (*bridges.values(), *((vf_port,) if vf_port else ())):
+        for bridge in (*bridges.values(), *((tunnel_bridge,) if tunnel_bridge else ())):
             ports = self._view.unmanaged_on(bridge)
             where |= {port.name: bridge for port in ports if len(port.interfaces) > 1}
         if not where:

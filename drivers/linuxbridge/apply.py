@@ -82,8 +82,8 @@ class Writer:
                 self._commit([change])
             return []
         for change in bad or changes:
-            error_text = HostError(f"{error.detail}: {change.describe()}", step=error.step, fix=error.fix)
-            self._fail(change, error_text)
+            failure = HostError(f"{error.detail}: {change.describe()}", step=error.step, fix=error.fix)
+            self._fail(change, failure)
         return [change for change in changes if bad and change not in bad]
 
     def _hopeless(self, change: BridgeChange) -> bool:

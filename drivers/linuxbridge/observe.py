@@ -84,7 +84,7 @@ class BridgeReader:
         names = BridgeNames.among(links, self.settings.bridge_names)
         members = names.members(self.kernel.members.read(whole=self.ports is None))
         found = {link.name: link for link in map(names.link, links)}
-        found |= {n: names.link(link) for n, link in self._bystanders({*found, *far}, members).items()}
+        found |= {n: names.link(link) for n, link in self._other_members({*found, *far}, members).items()}
         ours = {name: link for name, link in found.items() if is_ours(link)}
         marked = {
             name: port_id
@@ -174,7 +174,7 @@ class BridgeReader:
         found = [link for name in names if (link := links.get(name)) is not None]
         return found + [link for kind in ("bridge", "vlan", "vxlan") for link in links.of_kind(kind)]
 
-    def _bystanders(
+    def _other_members(
         self, known: Collection[str], members: Mapping[str, Mapping[str, int]]
     ) -> dict[str, Link]:
         """Return the members of our bridges whose names the agent did not choose, if they are not known.

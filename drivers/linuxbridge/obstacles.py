@@ -124,13 +124,13 @@ class Obstacles:
         keys = {*_INDICES, *_NAMES, *_BRIDGE_NAMES, *_PORT_NAMES}
         conditions = {each for chain in filters.chains for each in chain.table.conditions()}
         self._of_devices = [each for each in conditions if each.key in keys]
-        self._distinguished = lru_cache(_KEPT)(self._answers)
+        self._cached_answers = lru_cache(_KEPT)(self._answers)
         self.of_tunnels = lru_cache(_KEPT)(self._of_tunnels)
 
     def of_port(self, path: PortPath) -> tuple[Obstacle, ...]:
         """Return the obstacles on the port's bridge, those that are sure first."""
         devices = (path.tap, path.bridge, path.uplink, path.below)
-        answers = (each and self._distinguished(each.name, each.index) for each in devices)
+        answers = (each and self._cached_answers(each.name, each.index) for each in devices)
         same = (*answers, path.families, path.versions)
         if same not in self._judged:
             self._judged[same] = self._drops(path)

@@ -108,8 +108,8 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
         return None
 
 
-def relay_flows(port_id: str, ofport: int, vf_port: int, spec: PortSpec) -> frozenset[Flow]:
-    """The flows of a VM's port that exchanges frames only with the relay's VF port ``beside``.
+def relay_flows(port_id: str, ofport: int, vf_ofport: int, spec: PortSpec) -> frozenset[Flow]:
+    """The flows of a VM's port that exchanges frames only with the relay's VF port (``vf_ofport``).
 
     As on an access port, frames with a VLAN tag are dropped: the NIC sets the tag. Frames to the VM
     must have its MAC or a group address, unless the port has ``vf.trusted`` and no port security,
@@ -117,10 +117,10 @@ def relay_flows(port_id: str, ofport: int, vf_port: int, spec: PortSpec) -> froz
     lib/netdev-dpdk.c).
     """
     cookie = port_cookie(port_id)
-    out = {*port_flows(port_id, ofport, spec, output(vf_port))}
+    out = {*port_flows(port_id, ofport, spec, output(vf_ofport))}
     takes_all = spec.vf.trusted and not spec.port_security.enabled
     for match in ("",) if takes_all else (f",dl_dst={spec.mac}", f",{_GROUP}"):
-        out.add(Flow.make(cookie, PORT, f"in_port={vf_port},{_NO_VLAN}{match}", output(ofport)))
+        out.add(Flow.make(cookie, PORT, f"in_port={vf_ofport},{_NO_VLAN}{match}", output(ofport)))
     return frozenset(out)
 
 

@@ -154,8 +154,8 @@ def of_sockets(
     settings: OvsSettings, rows: Mapping[str, OvsPort], seen: sockets.ObservedSockets
 ) -> list[Finding]:
     """Findings on the sockets of all ports of a backend (pure)."""
-    error_text = {port_id: sockets.path_of(row) for port_id, row in rows.items()}
-    paths = {port_id: Path(path) for port_id, path in error_text.items() if path}
+    socket_paths = {port_id: sockets.path_of(row) for port_id, row in rows.items()}
+    paths = {port_id: Path(path) for port_id, path in socket_paths.items() if path}
     base = settings.vhost_socket_dir
     old = sorted(i for i, path in paths.items() if path.parent.parent != base and sockets.fits(str(path), i))
     found = _too_long(base)

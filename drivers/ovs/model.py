@@ -74,7 +74,7 @@ class OvsObservation(Observation):
 
     rows: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The relay VF ports of the ports in scope, by port id.
-    vf_port: Mapping[str, OvsPort] = field(default_factory=dict)
+    vf_ports: Mapping[str, OvsPort] = field(default_factory=dict)
     #: The flows of ports that have rows.
     flows: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
     #: The ports to which their bridge is known to forward nothing; it is read if the scope is the whole

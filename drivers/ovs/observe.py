@@ -45,7 +45,7 @@ class Scope:
 
     ports: Collection[str] | None
     rows: Mapping[str, OvsPort]
-    vf_port: Mapping[str, OvsPort]
+    vf_ports: Mapping[str, OvsPort]
     deadline: float
 
     @property
@@ -100,11 +100,11 @@ class OvsReader:
         if ports is None:
             return Scope(None, view.all_owned(backend), view.vf_ports(backend), deadline)
         rows = {port_id: view.owned(backend, port_id) for port_id in ports}
-        vf_port = {port_id: view.vf_port(backend, port_id) for port_id in ports}
+        vf_ports = {port_id: view.vf_port(backend, port_id) for port_id in ports}
         return Scope(
             ports,
             {port_id: row for port_id, row in rows.items() if row is not None},
-            {port_id: row for port_id, row in vf_port.items() if row is not None},
+            {port_id: row for port_id, row in vf_ports.items() if row is not None},
             deadline,
         )
 
@@ -146,7 +146,7 @@ class OvsReader:
         return OvsObservation(
             ports={},
             rows=rows,
-            vf_port=scope.vf_port,
+            vf_ports=scope.vf_ports,
             flows=of_ports,
             shut=frozenset(i for i, row in rows.items() if _is_shut(row, settings.get(str(row.bridge)))),
             bridges={
@@ -169,7 +169,7 @@ class OvsReader:
 
     def facts(self, scope: Scope, seen: OvsObservation) -> VswitchdFacts:
         """What vswitchd tells of the ports in scope, and of NICs that would drop large segments of VMs."""
-        nics = seen.vf_port or any(bridge.uplinks for bridge in seen.bridges.values())
+        nics = seen.vf_ports or any(bridge.uplinks for bridge in seen.bridges.values())
         cannot_segment: frozenset[str] = frozenset()
         if nics and scope.rows and usability.nic_must_segment(self._view.root):
             cannot_segment = usability.cannot_segment(self.appctl(scope, "dpctl/show"))
@@ -299,9 +299,9 @@ class OvsReader:
             names = self._view.names().items()
             found = {name for name, serves in names if (serves or ("",))[0] != backend}
             return frozenset(name for name in found if name.startswith(prefixes))
-        desired = {device_name(prefix, i): i for prefix in prefixes for i in ports}
-        rows = {name: self._view.port(name) for name in desired}
-        return frozenset(n for n, row in rows.items() if row and row.serves != (backend, desired[n]))
+        by_name = {device_name(prefix, i): i for prefix in prefixes for i in ports}
+        rows = {name: self._view.port(name) for name in by_name}
+        return frozenset(n for n, row in rows.items() if row and row.serves != (backend, by_name[n]))
 
     # -- VXLAN networks --------------------------------------------------------------------------
 
@@ -386,5 +386,5 @@ def _is_shut(port: OvsPort, settings: Settings | None) -> bool:
 
 def _is_shared(port: OvsPort, scope: Scope) -> bool:
     """Whether a port that does not belong to a VM is ours: a tunnel or a relay VF port."""
-    vf_port = port.external_ids.get(VF_PORT_MARK)
-    return TUNNEL_MARK in port.external_ids or (vf_port is not None and vf_port in scope.vf_port)
+    port_id = port.external_ids.get(VF_PORT_MARK)
+    return TUNNEL_MARK in port.external_ids or (port_id is not None and port_id in scope.vf_ports)

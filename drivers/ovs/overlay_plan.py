@@ -28,7 +28,7 @@ def network_changes(
     """Return the changes to make before the port changes (tunnels that come or change), and after them
     (tunnels that go, network flows).
 
-    ``wanted``: the overlays of the desired ports. ``planned``: all ports that this plan changes.
+    ``desired``: the overlays of the desired ports. ``planned``: all ports that this plan changes.
     """
     local_ip = tunnel_address(settings, seen)
     here = {o.network_id: o.spec.udp_port for o in desired.values()}

@@ -152,7 +152,7 @@ def port_changes(
         changes += _removal(port_id, seen)
         changes += departures(port_id, seen.sockets)
     for port_id, port in sorted(desired.items()):
-        row, vf_port = seen.rows.get(port_id), seen.vf_port.get(port_id)
+        row, vf_port = seen.rows.get(port_id), seen.vf_ports.get(port_id)
         changes += arrivals(port, seen.sockets)
         if row and port.must_be_remade(row):
             # The next round adds it again, after OVS has released the old one.
@@ -220,7 +220,7 @@ def _unused_qos(seen: OvsObservation) -> list[Change]:
 
 def _removal(port_id: str, seen: OvsObservation) -> list[Change]:
     changes: list[Change] = []
-    row, vf_port = seen.rows.get(port_id), seen.vf_port.get(port_id)
+    row, vf_port = seen.rows.get(port_id), seen.vf_ports.get(port_id)
     if row is not None:
         bridge, owner = str(row.bridge), row.owner
         assert owner is not None
@@ -241,7 +241,7 @@ def _drop_flows(port_id: str, bridge: str) -> Change:
 def has_its_flows(port: VhostPort, seen: OvsObservation) -> bool:
     """Whether the observed flows of the port are exactly the desired ones."""
     port_id = port.port_id
-    row, vf_port = seen.rows.get(port_id), seen.vf_port.get(port_id)
+    row, vf_port = seen.rows.get(port_id), seen.vf_ports.get(port_id)
     flows = _set_filter(port, seen).flows(_works_at(row), _works_at(vf_port), _doors(port, seen))
     return bool(flows) and not port.closed and flows == seen.flows.get(port_id)
 

@@ -69,8 +69,8 @@ class Directory:
 def socket_path(settings: OvsSettings, intent: Intent, row: OvsPort | None) -> str:
     """The path where QEMU creates the socket: the claimed one, or the one in its row, or a new one."""
     claimed = next((claim.key for claim in intent.claims if claim.kind == KIND), None)
-    reported = path_of(row) if row else None
-    fitting = reported if reported and fits(reported, intent.port_id) else None
+    row_path = path_of(row) if row else None
+    fitting = row_path if row_path and fits(row_path, intent.port_id) else None
     return claimed or fitting or new_path(settings, intent.port_id)
 
 
@@ -245,10 +245,10 @@ def look(settings: OvsSettings, ports: Collection[str], rows: Mapping[str, OvsPo
     directories: dict[str, Directory] = {}
     for port_id in ports:
         row = rows.get(port_id)
-        reported = path_of(row) if row else None
+        row_path = path_of(row) if row else None
         paths = {new_path(settings, port_id)}
-        if reported and fits(reported, port_id):
-            paths.add(reported)
+        if row_path and fits(row_path, port_id):
+            paths.add(row_path)
         for directory in sorted(map(os.path.dirname, paths)):
             if found := observed_directory(directory):
                 directories[directory] = found

@@ -271,7 +271,7 @@ class Vdpa(
         start = time.monotonic()
         inventory = look()
         timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}
-        marked = dict.fromkeys(ovs.vf_port, ObservedPort())
+        marked = dict.fromkeys(ovs.vf_ports, ObservedPort())
         marked |= {i: ObservedPort(stamp=row.stamp) for i, row in ovs.rows.items()}
         return VdpaObservation(
             marked,

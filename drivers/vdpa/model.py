@@ -51,7 +51,7 @@ class VdpaObservation(VfObservation):
 class Steps:
     """What one port needs, as the plan of its mode says: the plan of the backend joins those of all ports.
 
-    ``wish``: the desired rows. ``leaves``: its rows are removed. ``before`` and ``after``: the changes of
+    ``desired``: the desired rows. ``leaves``: its rows are removed. ``before`` and ``after``: the changes of
     its VF or vDPA device, made before and after those of OVS.
     """
 
@@ -112,7 +112,7 @@ def mode_on_host(port_id: str, seen: VdpaObservation) -> Mode | None:
         return Mode.VDUSE
     if row is not None and row.interface is not None:
         return Mode.NATIVE if row.interface.type == NATIVE_TYPE else Mode.RELAY
-    return Mode.RELAY if port_id in seen.ovs.vf_port else None
+    return Mode.RELAY if port_id in seen.ovs.vf_ports else None
 
 
 def claim_vduse(intent: Intent, taken: Mapping[Claim, str]) -> Claim:
@@ -174,7 +174,7 @@ DEVICE_OPTIONS = ("dpdk-devargs", ACCELERATOR)
 
 def vf_on_host(port_id: str, ovs: OvsObservation) -> str | None:
     """Return the PCI address of the VF that a port's rows name."""
-    row = ovs.vf_port.get(port_id) or ovs.rows.get(port_id)
+    row = ovs.vf_ports.get(port_id) or ovs.rows.get(port_id)
     options = row.interface.options if row and row.interface else {}
     return options.get(ACCELERATOR) or options.get("dpdk-devargs")
 

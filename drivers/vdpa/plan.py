@@ -101,7 +101,7 @@ def _vf_steps(settings: OvsSettings, intent: Intent, seen: VdpaObservation, room
     try:
         if intent.spec is not None:
             desired, kept = _desired(settings, intent, seen, room)
-        elif port_id in seen.ovs.rows or port_id in seen.ovs.vf_port:
+        elif port_id in seen.ovs.rows or port_id in seen.ovs.vf_ports:
             return Steps(leaves=leaves)  # OVS must release the VF first
         elif detach := _detach(intent, seen):
             return Steps(leaves=leaves, before=(detach,))
@@ -130,7 +130,7 @@ def _detach(intent: Intent, seen: VdpaObservation) -> DetachVf | None:
 def _keeps_other_mac(intent: Intent, desired: VhostPort, seen: VdpaObservation) -> bool:
     """Whether what has a relay's VF open without a row must close it, so that the VF gets another MAC."""
     vf = vf_of(intent, seen.inventory)
-    if vf is None or vf.attributes is None or desired.vf_port is None or intent.port_id in seen.ovs.vf_port:
+    if vf is None or vf.attributes is None or desired.vf_port is None or intent.port_id in seen.ovs.vf_ports:
         return False
     return vf.attributes.mac != mac_of(intent) and opens_again(seen.inventory.pf_of(vf), vf, desired.spec)
 
@@ -165,7 +165,7 @@ def _want(desired: VhostPort | None, ovs: OvsObservation, intent: Intent, pf: Pf
 
 def _is_live(desired: VhostPort, ovs: OvsObservation) -> bool:
     """Whether OVS may have the VF open, or has flows that lead from it to the VM."""
-    return desired.port_id in ovs.vf_port or bool(ovs.flows.get(desired.port_id))
+    return desired.port_id in ovs.vf_ports or bool(ovs.flows.get(desired.port_id))
 
 
 def _trust(intent: Intent, desired: VhostPort | None, seen: VdpaObservation) -> list[Change]:
@@ -235,7 +235,7 @@ def _native_port(intent: Intent, claim: Claim, socket: str, tso: bool, bridge: s
 
 def _opened_with(intent: Intent, seen: VdpaObservation) -> str:
     """Return ``RelayVfPort.opened_with`` of a port; while its VF is not reported, what the row has."""
-    vf, vf_port = vf_of(intent, seen.inventory), seen.ovs.vf_port.get(intent.port_id)
+    vf, vf_port = vf_of(intent, seen.inventory), seen.ovs.vf_ports.get(intent.port_id)
     if vf is not None and vf.attributes is not None:
         return opened_with(intent, seen.inventory.pf_of(vf), vf)
     return vf_port.interface.external_ids.get(MAC_MARK, "") if vf_port and vf_port.interface else ""
@@ -244,7 +244,7 @@ def _opened_with(intent: Intent, seen: VdpaObservation) -> str:
 def _must_reopen(intent: Intent, seen: VdpaObservation) -> bool:
     """Whether OVS has a port for a VF but not the VF itself open: the VF was away and came back."""
     claim, vf = claim_of(intent), vf_of(intent, seen.inventory)
-    vf_port = seen.ovs.vf_port.get(intent.port_id)
+    vf_port = seen.ovs.vf_ports.get(intent.port_id)
     if claim is None or vf_port is None or vf is None:
         return False
     memory = Memory.of(claim)
@@ -268,15 +268,15 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
             found[intent.port_id] = vduse_plan.observed(intent, seen)
             continue
         vf = observed_vf(intent, seen.inventory, mode.use) or ObservedPort()
-        row, vf_port = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.vf_port))
-        reported = {
+        row, vf_port = (m.get(intent.port_id) for m in (seen.ovs.rows, seen.ovs.vf_ports))
+        details = {
             "mode": mode.value,
             "pci_address": vf.details.get("pci_address"),
             "vf": dict(vf.details),
             **(findings.details(row) if row else {}),
         }
         if vf_port is not None and vf_port.interface is not None:
-            reported["relay"] = {
+            details["relay"] = {
                 "device": vf_port.name,
                 "ofport": vf_port.interface.ofport,
                 "mtu": vf_port.interface.mtu,
@@ -289,7 +289,7 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
             vlan_id = intent.spec.network.vlan_id
             impaired = impaired or lost_by(seen.inventory.pf_of(there), there, vlan_id)
         guest = row.interface.connection if row and row.interface and mode is Mode.RELAY else None
-        found[intent.port_id] = ObservedPort(fault, reported, impaired=impaired, passes=passes, guest=guest)
+        found[intent.port_id] = ObservedPort(fault, details, impaired=impaired, passes=passes, guest=guest)
     return found
 
 

@@ -55,7 +55,7 @@ def opened_with(intent: Intent, pf: Pf, vf: Vf) -> str:
 
 def mac_for_now(intent: Intent, vf: Vf, desired: VhostPort, seen: OvsObservation) -> str:
     """Return the MAC that a relay's VF gets now: another one not before OVS has closed the VF, if it must."""
-    row = seen.vf_port.get(intent.port_id)
+    row = seen.vf_ports.get(intent.port_id)
     assert vf.attributes is not None
     is_to_be_closed = row is not None and desired.vf_port is not None and desired.vf_port.must_be_remade(row)
     return vf.attributes.mac if is_to_be_closed else mac_of(intent)

@@ -56,14 +56,14 @@ class Events(Command):
         """Exit status 0; 1 with ``--until`` if the state did not come."""
         fields = {"port_id": parsed_args.port, "follow": not parsed_args.no_follow}
         fields |= {name: getattr(parsed_args, name) for name in ("after", "kind", "backend")}
-        desired = valid(EventFilter, fields)
+        event_filter = valid(EventFilter, fields)
         deadline = None if parsed_args.timeout is None else time.monotonic() + parsed_args.timeout
         while True:
             if deadline is not None:
                 left = max(0.001, deadline - time.monotonic())
-                desired = desired.model_copy(update={"seconds": left})
+                event_filter = event_filter.model_copy(update={"seconds": left})
             with Client.from_environment() as client:
-                events = client.events(desired)
+                events = client.events(event_filter)
                 try:
                     for event in events:
                         self.app.stdout.write(f"{_line(event, parsed_args.format)}\n")
@@ -74,8 +74,8 @@ class Events(Command):
                     if events.last is None:
                         raise  # the agent was never there
                     self.app.LOG.warning("%s; continuing after event %d", failed.detail, events.last)
-            desired = desired.model_copy(update={"after": events.last})
-            if not desired.follow or (deadline is not None and time.monotonic() >= deadline):
+            event_filter = event_filter.model_copy(update={"after": events.last})
+            if not event_filter.follow or (deadline is not None and time.monotonic() >= deadline):
                 return 1 if parsed_args.until else 0
             time.sleep(_AGAIN_S)
 

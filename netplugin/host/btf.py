@@ -29,10 +29,10 @@ def fields(name: str, data: bytes) -> dict[str, int]:
         raise ValueError("BTF of an unknown format")
     texts = length + text_at
     places = [0, *_types(data, length + type_at, length + type_at + type_length)]
-    desired = name.encode() + b"\0"
+    encoded = name.encode() + b"\0"
     for at in places[1:]:
         text, info, _ = _TYPE.unpack_from(data, at)
-        if info >> 24 & 0x1F == _STRUCT and data.startswith(desired, texts + text):
+        if info >> 24 & 0x1F == _STRUCT and data.startswith(encoded, texts + text):
             return dict(_members(data, texts, places, at, 0))
     raise ValueError(f"BTF has no struct {name}")
 

@@ -118,12 +118,12 @@ def _holder(name: str) -> Holder:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asker:
             asker.connect(name)
-            reported = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
         # It does not listen, its queue is full, it has just ended, or we are out of file
         # descriptors.
         return Holder()
-    pid, uid, _ = _CREDENTIALS.unpack(reported)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return Holder(pid, uid)
 
 

@@ -224,11 +224,11 @@ class Nftables:
             table = self._refreshed(channel, listing[1], changed)
         if table is None:
             return None
-        desired = table.names if chains is None else table.names.intersection(chains)
-        rules = self._rules(channel, None if chains is None else desired)
+        listed = table.names if chains is None else table.names.intersection(chains)
+        rules = self._rules(channel, None if chains is None else listed)
         self._listing = (stamp, table) if self._kernel.stamp(channel) == stamp else None
         return replace(
-            table, chains={name: replace(table.chains[name], rules=tuple(rules[name])) for name in desired}
+            table, chains={name: replace(table.chains[name], rules=tuple(rules[name])) for name in listed}
         )
 
     def _list(self, channel: Channel) -> Table | None:

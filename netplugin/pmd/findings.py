@@ -94,14 +94,14 @@ def _unpolled(state: PmdState) -> Iterator[Finding]:
 def _uneven(proposal: PmdProposal) -> Finding:
     view = proposal.auto_load_balance
     fix = 'PUT /v1/pmd {"proposed": true}'
-    reported = next((a.text for a in proposal.advice if a.id == "auto-load-balance"), None)
+    advice = next((a.text for a in proposal.advice if a.id == "auto-load-balance"), None)
     return Finding(
         id="pmd-balance",
         status="warn",
         found=f"the fullest PMD thread has a load of {proposal.now.largest_percent} %",
         expected=f"{proposal.proposed.largest_percent} %, with {proposal.moves} queues elsewhere "
         "(GET /v1/pmd/proposal)",
-        fix=reported if reported and view.preferred else fix,
+        fix=advice if advice and view.preferred else fix,
     )
 
 

@@ -340,13 +340,13 @@ def _unpolled(shown: PmdThreads, interfaces: Mapping[str, OvsInterface]) -> tupl
     if not shown.threads or not all(thread.isolated for thread in shown.threads):
         return ()
     polled = {(queue.port, queue.queue) for thread in shown.threads for queue in thread.queues}
-    desired = [
+    to_poll = [
         (name, queue)
         for name, interface in sorted(interfaces.items())
         if interface.type.startswith("dpdk") and interface.works_at
         for queue in range(_count(interface))
     ]
-    lost = ((name, queue) for name, queue in desired if (name, queue) not in polled)
+    lost = ((name, queue) for name, queue in to_poll if (name, queue) not in polled)
     return tuple(UnpolledQueue(port=name, queue=queue, **_owner(interfaces[name])) for name, queue in lost)
 
 

@@ -177,7 +177,7 @@ Target: TypeAlias = (
 
 @dataclass(frozen=True)
 class Step:
-    """``now`` and ``wanted`` are plan values; None: not set. ``source`` is the document with the rule, or
+    """``now`` and ``desired`` are plan values; None: not set. ``source`` is the document with the rule, or
     states that it is the project's choice."""
 
     group: Group

@@ -46,7 +46,7 @@ class Row:
     ratio: float
     low: float
     high: float
-    companions: str
+    yardstick: str
     verdict: Verdict
 
 
@@ -56,7 +56,7 @@ class _Pair:
     new: Series
     before: tuple[float, ...]
     after: tuple[float, ...]
-    companions: str
+    yardstick: str
 
 
 def compare(old: Run, new: Run) -> list[Row]:
@@ -95,17 +95,17 @@ def _pairs(old: Run, new: Run) -> Iterator[_Pair]:
         there = old.find(*series.key)
         if there is None or there.unit != series.unit or not (there.samples and series.samples):
             continue
-        companions = _companions(old, there), _companions(new, series)
-        if companions[0] and companions[1]:
-            name = companions[1].way
+        yardsticks = _yardstick(old, there), _yardstick(new, series)
+        if yardsticks[0] and yardsticks[1]:
+            name = yardsticks[1].way
             yield _Pair(
-                there, series, _quotients(there, companions[0]), _quotients(series, companions[1]), name
+                there, series, _quotients(there, yardsticks[0]), _quotients(series, yardsticks[1]), name
             )
         else:
             yield _Pair(there, series, blocks(there.samples), blocks(series.samples), "")
 
 
-def _companions(run: Run, series: Series) -> Series | None:
+def _yardstick(run: Run, series: Series) -> Series | None:
     way = YARDSTICKS.get(series.workload)
     if way is None or way == series.way or series.unit != "ms" or series.figure != "plug":
         return None
@@ -113,8 +113,8 @@ def _companions(run: Run, series: Series) -> Series | None:
     return found if found and len(found.samples) == len(series.samples) else None
 
 
-def _quotients(series: Series, companions: Series) -> tuple[float, ...]:
-    pairs = zip(blocks(series.samples), blocks(companions.samples), strict=True)
+def _quotients(series: Series, yardstick: Series) -> tuple[float, ...]:
+    pairs = zip(blocks(series.samples), blocks(yardstick.samples), strict=True)
     return tuple(one / other for one, other in pairs)
 
 
@@ -141,6 +141,6 @@ def _row(pair: _Pair) -> Row:
         change.ratio + 1,
         change.low + 1,
         change.high + 1,
-        pair.companions,
+        pair.yardstick,
         _verdict(pair),
     )

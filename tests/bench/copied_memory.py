@@ -118,8 +118,8 @@ class Qemu(Running):
         pages = set()
         for queue in range(2):
             path = "/machine/peripheral/nic0/virtio-backend"
-            printed = self.ask("x-query-virtio-queue-status", path=path, queue=queue)
-            pages.add(printed["vring-used"] // PAGE)
+            status = self.ask("x-query-virtio-queue-status", path=path, queue=queue)
+            pages.add(status["vring-used"] // PAGE)
         return pages
 
     def _answers_to_qmp(self) -> bool:

@@ -43,8 +43,8 @@ def _space(unit: str) -> str:
 def goals() -> tuple[Goal, ...]:
     """Of several numbers of ports the worst counts."""
     return (
-        Goal("plug p50, 1 address, relative to os-vif without a filter", 1.45, _companions("os-vif")),
-        Goal("the same relative to ovsdbapp and ovs-ofctl", 0.4, _companions("usual-tools")),
+        Goal("plug p50, 1 address, relative to os-vif without a filter", 1.45, _relative_to("os-vif")),
+        Goal("the same relative to ovsdbapp and ovs-ofctl", 0.4, _relative_to("usual-tools")),
         Goal("64 at once, faster than os-vif in turn by", 5.0, _at_once, "times", more=True),
         Goal("start to ready, 1,000 ports", 3.0, _median(names.START, "to ready", ports=1000), "s"),
         Goal("drift and writes of such a start", 0, _touched),
@@ -71,13 +71,13 @@ def _worst(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _companions(other: str) -> _Find:
+def _relative_to(other: str) -> _Find:
     def found(run: Run) -> float | None:
         ratios = []
         for series in run.of(names.ONE_PORT, "plug", "agent"):
-            companions = run.find(names.ONE_PORT, "plug", other, series.ports)
-            if series.addresses == 1 and companions:
-                ratios.append(statistics.median(series.samples) / statistics.median(companions.samples))
+            reference = run.find(names.ONE_PORT, "plug", other, series.ports)
+            if series.addresses == 1 and reference:
+                ratios.append(statistics.median(series.samples) / statistics.median(reference.samples))
         return _worst(ratios)
 
     return found

@@ -64,7 +64,7 @@ def comparison_table(rows: Iterable[Row]) -> str:
                 three_digits(row.before),
                 three_digits(row.after),
                 f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f})"
-                + (f", beside {row.companions}" if row.companions else ""),
+                + (f", beside {row.yardstick}" if row.yardstick else ""),
                 str(row.verdict),
             ]
             for row in rows

@@ -147,7 +147,7 @@ class Intruder:
 
 
 @contextmanager
-def unmanaged(number: int, family: int = 4) -> Iterator[Intruder]:
+def intruder(number: int, family: int = 4) -> Iterator[Intruder]:
     name = f"np-s{number}"
     address, prefix = (f"10.9.0.{number}", 24) if family == 4 else (f"fd09::{number}", 64)
     nodad = [] if family == 4 else ["nodad"]
@@ -173,11 +173,11 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
     for each in (one, other):
         each.network("blue", 5001, *both, mtu=1430)
         each.network("red", 5002, *both, f"{'10.9.0.' if family == 4 else 'fd09::'}9", mtu=1430)
-    lied, reported, known = (isolation_frames.plain(mac(n), "ff:ff:ff:ff:ff:ff") for n in (3, 4, 2))
+    lied, admitted, known = (isolation_frames.plain(mac(n), "ff:ff:ff:ff:ff:ff") for n in (3, 4, 2))
     with (
         one.vm("a", spec_on("blue", 1), "10.0.0.1") as a,
         other.vm("b", spec_on("blue", 2), "10.0.0.2") as b,
-        unmanaged(9, family) as third,
+        intruder(9, family) as third,
         hearing(a.name, NIC) as ear,
         mouth(b.name, NIC) as out,
     ):
@@ -202,7 +202,7 @@ def let_in_by_peers_alone(one: Host, other: Host, family: int = 4) -> None:
         one.network("blue", 5001, *both, third.address, mtu=1430)
 
         def comes() -> bool:
-            third.sends(one.address, 5001, marked(reported, 3))
+            third.sends(one.address, 5001, marked(admitted, 3))
             return received(3)
 
         wait_for(comes, 60, "once it is a peer its frames come")

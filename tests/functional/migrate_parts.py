@@ -84,10 +84,10 @@ def comes(sender: Nic, spec: dict[str, Any], ear: Ear, *others: Ear) -> list[byt
 
 
 def receives_announcement(ear: Ear, mac: str, unwrap: Callable[[bytes], bytes | None]) -> None:
-    desired = announcement(mac)
+    expected = announcement(mac)
 
     def received() -> bool:
-        return any((unwrap(each) or b"").startswith(desired[:42]) for each in ear.received())
+        return any((unwrap(each) or b"").startswith(expected[:42]) for each in ear.received())
 
     wait_for(received, DEADLINE_S, f"{mac} is announced")
 

@@ -335,8 +335,8 @@ def _read(connection: socket.socket) -> bytes:
 
 
 def test_the_agent_is_who_its_certificate_says(with_token: SecureAgent, pki: Pki) -> None:
-    unmanaged = ssl.create_default_context(cafile=str(pki.other_ca))
-    assert with_token.call("GET", "/healthz", context=unmanaged)[0] == 0
+    other_context = ssl.create_default_context(cafile=str(pki.other_ca))
+    assert with_token.call("GET", "/healthz", context=other_context)[0] == 0
 
 
 def test_clients_that_say_nothing_hold_up_nobody(with_token: SecureAgent) -> None:
@@ -361,10 +361,10 @@ def test_half_a_handshake_is_a_connection_and_has_a_deadline(pki: Pki, tokens: P
     api = {"token_file": str(tokens), **pki.tls(), "max_connections": "8", "header_timeout": "3600"}
     with SecureAgent(ADDRESS, pki.client(), api, TOKEN) as agent:
 
-        def silent(printed: bytes) -> socket.socket:
+        def silent(sent: bytes) -> socket.socket:
             made = opened.enter_context(closing(socket.create_connection((ADDRESS, agent.port))))
             made.settimeout(DEADLINE_S / 2)  # asyncio itself waits for 60 s
-            made.sendall(printed)
+            made.sendall(sent)
             return made
 
         with ExitStack() as opened:
@@ -377,8 +377,8 @@ def test_half_a_handshake_is_a_connection_and_has_a_deadline(pki: Pki, tokens: P
         agent.groups["api"]["header_timeout"] = "1"
         agent.start(ready=False)
         with ExitStack() as opened:
-            for printed in (b"", b"\x16\x03\x01"):
-                assert _read(silent(printed)) == b"", printed
+            for sent in (b"", b"\x16\x03\x01"):
+                assert _read(silent(sent)) == b"", sent
         # A caller without a CPU may not be through its handshake in a second either.
         wait_for(lambda: agent.get("/v1/ports") == (200, []), DEADLINE_S, "others are served")
 
@@ -400,10 +400,10 @@ def test_with_mutual_tls_a_client_needs_a_certificate(pki: Pki) -> None:
     with SecureAgent(ADDRESS, mine, {"client_ca": str(pki.ca), **pki.tls()}) as agent:
         assert agent.get("/v1/ports") == (200, [])
         assert agent.call("DELETE", "/v1/ports/p1")[0] == 204
-        for unmanaged in (pki.client(), pki.client("stranger", "other")):
+        for untrusted in (pki.client(), pki.client("stranger", "other")):
             for path in ("/v1/ports", "/healthz"):
                 # TLS 1.3: the client takes the handshake for done and then finds itself cut off
-                assert agent.call("GET", path, context=unmanaged)[0] == 0
+                assert agent.call("GET", path, context=untrusted)[0] == 0
         assert agent.get("/v1/ports") == (200, [])
 
 

@@ -14,8 +14,6 @@ from tests.lab.namespaces import ANSWER_S
 from tests.lab.processes import wait_for
 from tests.lab.service import Service, service
 from tests.lab.traffic import (
-    accept,
-    accepted,
     another_address,
     another_mac,
     claim_by_arp,
@@ -24,6 +22,8 @@ from tests.lab.traffic import (
     fragments_made,
     know,
     leased,
+    neighbour_mac,
+    set_neighbour,
 )
 
 DEVICE = "eth0"
@@ -150,14 +150,14 @@ def test_a_spoofed_address_is_not_received(pair: Pair) -> None:
 def test_a_spoofed_arp_changes_no_neighbour(pair: Pair) -> None:
     own, listener = pair.speaker_nic.address, pair.listener
     pair.secure(own)
-    accept(listener, DEVICE, OTHER_ADDRESS, OTHER_MAC)
+    set_neighbour(listener, DEVICE, OTHER_ADDRESS, OTHER_MAC)
     with another_address(pair.speaker, DEVICE, OTHER_ADDRESS):
         claim_by_arp(pair.speaker, DEVICE, OTHER_ADDRESS)
-        assert accepted(listener, DEVICE, OTHER_ADDRESS) == OTHER_MAC
+        assert neighbour_mac(listener, DEVICE, OTHER_ADDRESS) == OTHER_MAC
         pair.secure(own, OTHER_ADDRESS)
         claim_by_arp(pair.speaker, DEVICE, OTHER_ADDRESS)
         wait_for(
-            lambda: accepted(listener, DEVICE, OTHER_ADDRESS) == pair.speaker_nic.mac,
+            lambda: neighbour_mac(listener, DEVICE, OTHER_ADDRESS) == pair.speaker_nic.mac,
             30,
             "it is believed once allowed",
         )

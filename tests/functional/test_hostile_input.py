@@ -331,7 +331,7 @@ def test_every_field_of_a_step_of_a_migration(client: httpx.Client) -> None:
 
 
 def test_every_field_of_a_check_before_a_migration(client: httpx.Client) -> None:
-    desired = {
+    check = {
         "port_id": "p1",
         "port": WHOLE_SPEC,
         "source": WHOLE_SPEC,
@@ -340,7 +340,7 @@ def test_every_field_of_a_check_before_a_migration(client: httpx.Client) -> None
     }
     # Facts have the names that a backend gives them, so an unknown one is no error.
     for part in ("port", "source"):
-        assert attack(client, "POST", "/v1/ports:migrate-check", desired, PortSpec, (part,)) > 1_000
+        assert attack(client, "POST", "/v1/ports:migrate-check", check, PortSpec, (part,)) > 1_000
 
 
 def test_every_field_of_a_service_port(client: httpx.Client) -> None:

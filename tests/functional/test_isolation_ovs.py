@@ -289,18 +289,18 @@ def test_a_vm_that_invents_macs_crowds_out_its_own_alone(lab: Lab) -> None:
     """OVS evicts from the port that has most entries (lib/mac-learning.c)."""
     lab.plug(UNFILTERED)
     lab.ovs.vsctl("set", "bridge", BRIDGE, "other_config:mac-table-size=512")
-    vf_port, far = "52:54:00:00:aa:01", "52:54:00:00:aa:02"
+    near, far = "52:54:00:00:aa:01", "52:54:00:00:aa:02"
     with added(lab.ovs, SERVICE), ExitStack() as stack:
         lab.agent.call("POST", "/v1/reconcile", {})
         service = stack.enter_context(mouth(None, SERVICE))
         wire = stack.enter_context(mouth(FAR, "wire0"))
         nosy = stack.enter_context(hearing("vm-p1", NIC))
         victim = stack.enter_context(hearing(None, SERVICE))
-        known = lambda: {vf_port, far} <= set(lab.ovs.appctl("fdb/show", BRIDGE).split())  # noqa: E731
+        known = lambda: {near, far} <= set(lab.ovs.appctl("fdb/show", BRIDGE).split())  # noqa: E731
 
         def learnt() -> bool:
             # Again each time: the first frames may come before the new port forwards.
-            for out, mac in ((service, vf_port), (wire, far)):
+            for out, mac in ((service, near), (wire, far)):
                 out.send(frames.plain(mac, frames.EVERYBODY))
             return known()
 
@@ -314,7 +314,7 @@ def test_a_vm_that_invents_macs_crowds_out_its_own_alone(lab: Lab) -> None:
 
         wait_for(crowd, 90, "the table is full")
         assert known(), "the entries of others are there"
-        wire.send(marked(frames.plain(far, vf_port), 1 << 20))
+        wire.send(marked(frames.plain(far, near), 1 << 20))
         arrived = lambda: victim.listen(time.monotonic() + 0.2) or victim.of(1 << 20)  # noqa: E731
         wait_for(lambda: bool(arrived()), 60, "the frame is where it should be")
         nosy.listen(time.monotonic() + 0.5)

@@ -128,21 +128,21 @@ def test_what_is_not_ours_stays_as_it_is(hypervisor: Machine, attribute: Attribu
     try:
         # The kernel sees a moment later that the other end of the pair is down.
         wait_for(lambda: hypervisor.link("theirs0")["operstate"] == "LOWERLAYERDOWN", 30, "it is seen")
-        before = unmanaged(hypervisor)
+        before = theirs(hypervisor)
         hypervisor.plug(PORT, spec_of(attribute.spec_fields))
-        assert unmanaged(hypervisor) == before
+        assert theirs(hypervisor) == before
         attribute.break_it(hypervisor)
         hypervisor.repair()
-        assert unmanaged(hypervisor) == before
+        assert theirs(hypervisor) == before
         hypervisor.unplug(PORT)
-        assert unmanaged(hypervisor) == before
+        assert theirs(hypervisor) == before
     finally:
         for device in ("theirs-br", "theirs0", "theirs-vx", "theirs-ifb", "theirs-tap"):
             hypervisor.sh("ip", "link", "delete", device)
         hypervisor.sh("nft", "delete table bridge theirs")
 
 
-def unmanaged(host: Machine) -> object:
+def theirs(host: Machine) -> object:
     """All that is theirs, as the system's tools tell it."""
     volatile = ("hello_timer", "gc_timer", "tcn_timer", "topology_change_timer")
     links = [e for e in host.json("ip", "-j", "-d", "link") if e["ifname"].startswith("theirs")]

@@ -253,12 +253,12 @@ def test_a_kernel_without_vlans_refuses_vlans_alone(
     alone = Network.model_validate({**vlan, "physical_network": "net1"})
     driver.validate(make_spec().model_copy(update={"network": alone}))  # it needs no device
     with monkeypatch.context() as patched:
-        printed = kind_unavailable("vlan") or "Unknown device type"
-        patched.setattr("drivers.linuxbridge.driver.kind_unavailable", lambda _: printed)
+        reason = kind_unavailable("vlan") or "Unknown device type"
+        patched.setattr("drivers.linuxbridge.driver.kind_unavailable", lambda _: reason)
         with pytest.raises(BackendUnavailable) as refused:
             driver.validate(spec)
     assert refused.value.step == "vlan" and refused.value.fix == "modprobe 8021q"
-    assert printed in refused.value.detail and "Unknown device type" in printed
+    assert reason in refused.value.detail and "Unknown device type" in reason
     if kind_unavailable("vlan") is None:
         driver.validate(spec)
 
@@ -582,7 +582,7 @@ def check(
     with vms(a, b):
         until_open(a, b, lambda: marker)
         found = {name: passes(a, b, sent, marker) for name, (sent, _) in expected.items()}
-        assert found == {name: desired for name, (_, desired) in expected.items()}
+        assert found == {name: arrives for name, (_, arrives) in expected.items()}
 
 
 VLAN = struct.pack("!HH", 100, 0x0800)
@@ -672,7 +672,7 @@ def test_a_vm_may_send_from_its_ipv4_addresses_only(driver: LinuxBridge) -> None
 
 def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None:
     own, prefix = "2001:db8::5", "2001:db8:1:ff80::/57"
-    inside, vf_port = "2001:db8:1:ff85::1", "2001:db8:1:ff05::1"
+    inside, outside = "2001:db8:1:ff85::1", "2001:db8:1:ff05::1"
     plain = struct.pack("!HHHH", 1, 2, 8, 0)
 
     def data(source: str) -> bytes:
@@ -690,7 +690,7 @@ def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None
         {
             "own": (data(own), True),
             "inside": (data(inside), True),
-            "beside": (data(vf_port), False),
+            "beside": (data(outside), False),
             "spoofed": (data("2001:db8::6"), False),
             "own advertisement": (message(136, own, own), True),
             "unicast own advertisement": (frame(0x86DD, neighbour(136, own, own), to=MAC_B), True),
@@ -705,7 +705,7 @@ def test_a_vm_may_send_from_its_ipv6_addresses_only(driver: LinuxBridge) -> None
             "advertised from link-local": (message(136, LINK_LOCAL, own), True),
             "link-local advertised": (message(136, LINK_LOCAL, LINK_LOCAL), True),
             "prefix advertised": (message(136, inside, inside), True),
-            "beside prefix advertised": (message(136, inside, vf_port), False),
+            "beside prefix advertised": (message(136, inside, outside), False),
             "prefix from link-local": (message(136, LINK_LOCAL, inside), True),
             "solicitation": (message(135, own, "2001:db8::1"), True),
             "solicitation from link-local": (message(135, LINK_LOCAL, "2001:db8::1"), True),

@@ -448,8 +448,8 @@ def packet(source: str, target: str, vni: int, inner: Packet, name: bytes = b"")
 @contextmanager
 def senders(family: int = 4) -> Iterator[tuple[Sender, Sender]]:
     """A peer, and who is none."""
-    with bare_machine(2, family=family) as peer, bare_machine(3, family=family) as unmanaged:
-        yield Sender(*peer), Sender(*unmanaged)
+    with bare_machine(2, family=family) as peer, bare_machine(3, family=family) as non_peer:
+        yield Sender(*peer), Sender(*non_peer)
 
 
 @contextmanager
@@ -494,24 +494,24 @@ def fragments(whole: Packet, family: int) -> list[Packet]:
 def test_only_peers_send_into_a_vxlan_network(one: Host, family: int) -> None:
     with ExitStack() as stack:
         each = one if family == 4 else stack.enter_context(host(4, family=6))
-        peer, unmanaged = stack.enter_context(senders(family))
+        peer, non_peer = stack.enter_context(senders(family))
         _, received = stack.enter_context(blue(each, peer))
         received()
         name = new_name()
-        whole = packet(unmanaged.address, each.address, VNI, marker(OTHER), name)
+        whole = packet(non_peer.address, each.address, VNI, marker(OTHER), name)
         whole[UDP].chksum = 0 if family == 4 else None
-        unmanaged.send(whole)
+        non_peer.send(whole)
         for piece in fragments(whole.__class__(bytes(whole)), family):
-            unmanaged.send(piece)
+            non_peer.send(piece)
         assert not [frame for frame in received() if name in frame]
         learned = each.sh("bridge", "fdb", "show", "dev", BLUE.device)
-        assert unmanaged.address not in learned and f"{C} dst {peer.address}" in learned
+        assert non_peer.address not in learned and f"{C} dst {peer.address}" in learned
         # Frames of a new peer are accepted at once, and those of a former peer are not.
-        each.network("blue", VNI, [unmanaged.address], mtu=1400)
-        peer.address, unmanaged.address = unmanaged.address, peer.address
-        peer.name, unmanaged.name = unmanaged.name, peer.name
+        each.network("blue", VNI, [non_peer.address], mtu=1400)
+        peer.address, non_peer.address = non_peer.address, peer.address
+        peer.name, non_peer.name = non_peer.name, peer.name
         received()
-        unmanaged.send(packet(unmanaged.address, each.address, VNI, marker(OTHER), name))
+        non_peer.send(packet(non_peer.address, each.address, VNI, marker(OTHER), name))
         assert not [frame for frame in received() if name in frame]
 
 
@@ -534,11 +534,11 @@ def test_networks_of_the_operator_are_none_of_our_business(one: Host) -> None:
         one.address,
     )
     try:
-        with senders() as (peer, unmanaged):
+        with senders() as (peer, non_peer):
             with blue(one, peer) as (_, received), opened(ear := RawWire(one.name, "theirs")):
                 name = new_name()
-                theirs = packet(unmanaged.address, one.address, THEIR_VNI, marker(OTHER), name)
-                until_received(lambda: unmanaged.send(theirs), ear, name)
+                theirs = packet(non_peer.address, one.address, THEIR_VNI, marker(OTHER), name)
+                until_received(lambda: non_peer.send(theirs), ear, name)
                 received()
             rules = one.sh("nft", "list", "ruleset")
             assert "table inet theirs" in rules and "table inet netplugin" not in rules
@@ -561,19 +561,19 @@ def test_a_vm_does_not_send_into_a_network_through_the_host(one: Host) -> None:
 
 
 def test_rules_for_peers_that_are_flushed_come_back(one: Host) -> None:
-    with senders() as (peer, unmanaged), blue(one, peer) as (_, received):
+    with senders() as (peer, non_peer), blue(one, peer) as (_, received):
         for command in (
             "flush ruleset",
             "flush chain inet netplugin input",
-            f"add element inet netplugin peers4 {{ {UDP_PORT} . {VNI} . {unmanaged.address} }}",
+            f"add element inet netplugin peers4 {{ {UDP_PORT} . {VNI} . {non_peer.address} }}",
             f"delete element inet netplugin networks {{ {UDP_PORT} . {VNI} }}",
         ):
             one.sh("nft", command)
             wait_for(lambda: one.changes() == [], 20, "nothing is left to change")
             rules = one.sh("nft", "list table inet netplugin")
-            assert peer.address in rules and unmanaged.address not in rules, command
+            assert peer.address in rules and non_peer.address not in rules, command
             name = new_name()
-            unmanaged.send(packet(unmanaged.address, one.address, VNI, marker(OTHER), name))
+            non_peer.send(packet(non_peer.address, one.address, VNI, marker(OTHER), name))
             assert not [frame for frame in received() if name in frame], command
 
 

@@ -355,8 +355,8 @@ def test_a_new_network_waits_until_ovsdb_was_read(one: Host) -> None:
         90,
         "the agent has looked at the host",
     )
-    status, printed = one.agent.get("/readyz")
-    assert status == 503 and "another store made them" in " ".join(printed["reasons"]), printed
+    status, body = one.agent.get("/readyz")
+    assert status == 503 and "another store made them" in " ".join(body["reasons"]), body
     assert one.network("green", 5002)["local_vlan"] != blue
     assert one.network("blue", 5001)["local_vlan"] == blue
     one.plug("p", spec_on("blue", 1))

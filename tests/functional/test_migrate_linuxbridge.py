@@ -60,10 +60,10 @@ def test_a_destination_is_closed_until_it_is_activated(clean: Site, security: di
     here = clean.host
     mover = Side(here.agent, "mover", make_spec(1, FLAT, port_security=security))
     near = make_spec(2, FLAT)
-    prepared, vf_port = mover.prepare(), here.plug("near", near)
+    prepared, near_body = mover.prepare(), here.plug("near", near)
     with (
         tap_nic(here.name, prepared["binding"]["device"]) as vm,
-        tap_nic(here.name, vf_port["binding"]["device"]) as neighbour,
+        tap_nic(here.name, near_body["binding"]["device"]) as neighbour,
     ):
         for disturb in ("nothing", "agent", "flags"):
             if disturb == "agent":
@@ -94,10 +94,10 @@ def test_a_source_is_closed_and_can_return_or_go(clean: Site, security: dict[str
     here = clean.host
     mover = Side(here.agent, "mover", make_spec(1, FLAT, port_security=security))
     near = make_spec(2, FLAT)
-    body, vf_port = here.plug("mover", mover.spec), here.plug("near", near)
+    body, near_body = here.plug("mover", mover.spec), here.plug("near", near)
     with (
         tap_nic(here.name, body["binding"]["device"]) as vm,
-        tap_nic(here.name, vf_port["binding"]["device"]) as neighbour,
+        tap_nic(here.name, near_body["binding"]["device"]) as neighbour,
     ):
         comes(vm, mover.spec, neighbour)
         comes(neighbour, near, vm)
@@ -124,8 +124,8 @@ def test_the_agent_follows_the_guest(clean: Site, security: dict[str, bool]) -> 
     here = clean.host
     mover = Side(here.agent, "mover", make_spec(1, overlay("blue"), port_security=security))
     near = make_spec(2, overlay("blue"))
-    prepared, vf_port = mover.prepare("auto"), here.plug("near", near)
-    with tap_nic(here.name, vf_port["binding"]["device"]) as neighbour:
+    prepared, near_body = mover.prepare("auto"), here.plug("near", near)
+    with tap_nic(here.name, near_body["binding"]["device"]) as neighbour:
         with tap_nic(here.name, prepared["binding"]["device"]) as vm:
             comes(neighbour, near, clean.peer, vm)
             assert not of(comes(neighbour, near, clean.peer, vm), near)

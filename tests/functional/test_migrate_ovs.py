@@ -74,11 +74,11 @@ def guests(*bodies: dict[str, Any]) -> Iterator[list[PacketNic]]:
 def test_a_destination_is_closed_until_it_is_activated(clean: Site) -> None:
     here = clean.host
     mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
-    prepared, vf_port = mover.prepare(), here.plug("near", near)
+    prepared, near_body = mover.prepare(), here.plug("near", near)
     assert mover.prepare() == prepared | {"timings_ms": mover.prepare()["timings_ms"]}
     assert (prepared["state"], mover.phase) == ("active", "prepared")
-    with guests(prepared, vf_port) as (vm, neighbour):
-        for body in (prepared, vf_port):
+    with guests(prepared, near_body) as (vm, neighbour):
+        for body in (prepared, near_body):
             here.ovs.wait_connected(body["binding"]["device"], 90.0)
         comes(neighbour, near, clean.wire, vm, neighbour)
         for sent in (frame(mover.spec), frame(mover.spec, bytes.fromhex("525400000002"))):
@@ -109,9 +109,9 @@ def test_a_destination_is_closed_until_it_is_activated(clean: Site) -> None:
 def test_a_source_is_closed_and_can_return_or_go(clean: Site) -> None:
     here = clean.host
     mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
-    body, vf_port = here.plug("mover", mover.spec), here.plug("near", near)
-    with guests(body, vf_port) as (vm, neighbour):
-        for each in (body, vf_port):
+    body, near_body = here.plug("mover", mover.spec), here.plug("near", near)
+    with guests(body, near_body) as (vm, neighbour):
+        for each in (body, near_body):
             here.ovs.wait_connected(each["binding"]["device"], 90.0)
         comes(vm, mover.spec, neighbour)
         comes(neighbour, near, vm)
@@ -136,15 +136,15 @@ def test_a_source_is_closed_and_can_return_or_go(clean: Site) -> None:
 def test_a_closed_port_stays_closed_whatever_dies_or_is_changed(clean: Site) -> None:
     here = clean.host
     mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
-    prepared, vf_port = mover.prepare(), here.plug("near", near)
+    prepared, near_body = mover.prepare(), here.plug("near", near)
     bridge, device = prepared["binding"]["bridge"], prepared["binding"]["device"]
     # Before the VMs run: testpmd does not come back to a vswitchd that was restarted.
     here.ovs.kill_vswitchd()
     here.ovs.start_vswitchd()
     wait_for(lambda: here.agent.get("/readyz")[0] == 200, DEADLINE_S, "the agent has seen it")
     wait_for(lambda: here.planned() == [], DEADLINE_S, "the agent has repaired it")
-    with guests(prepared, vf_port) as (vm, neighbour):
-        for each in (prepared, vf_port):
+    with guests(prepared, near_body) as (vm, neighbour):
+        for each in (prepared, near_body):
             here.ovs.wait_connected(each["binding"]["device"], 90.0)
         for disturb in ("nothing", "agent", "mod-port", "del-flows"):
             if disturb == "agent":
@@ -183,9 +183,9 @@ def test_vxlan_peers_learn_at_once(clean: Site) -> None:
 
 def passed_on(ear: PacketNic, mac: str, unwrap: Unwrap) -> int:
     """How many requests of the VM have come since the last look that were passed on."""
-    desired = bytes.fromhex(group_of(mac).replace(":", "")) + handover(mac)[6:42]
+    expected = bytes.fromhex(group_of(mac).replace(":", "")) + handover(mac)[6:42]
     frames = (unwrap(each) or b"" for each in ear.received())
-    return sum(each[:42] == desired for each in frames)
+    return sum(each[:42] == expected for each in frames)
 
 
 def receives_once(ear: PacketNic, mac: str, unwrap: Unwrap) -> None:
@@ -207,10 +207,10 @@ def in_vlan(sent: bytes) -> bytes:
 def test_a_vm_is_announced_when_the_host_that_it_left_asks(clean: Site) -> None:
     here, mover, near = clean.host, Side(clean.host.agent, "mover", make_spec(1)), make_spec(2)
     mac, other = mover.spec["mac"], near["mac"]
-    vf_port = here.plug("near", near | {"port_security": {"enabled": False}})
+    near_body = here.plug("near", near | {"port_security": {"enabled": False}})
     mover.prepare("auto")
-    with guests(vf_port) as (neighbour,):
-        here.ovs.wait_connected(vf_port["binding"]["device"], 90.0)
+    with guests(near_body) as (neighbour,):
+        here.ovs.wait_connected(near_body["binding"]["device"], 90.0)
         comes(neighbour, near, clean.wire, clean.wire, neighbour)
         # Not another VM, not of another VM, not on another network.
         neighbour.send(handover(mac))
@@ -257,10 +257,10 @@ def asks(ear: PacketNic, mac: str) -> bool:
 def test_the_agent_follows_the_guest(clean: Site) -> None:
     here = clean.host
     mover, near = Side(here.agent, "mover", make_spec(1)), make_spec(2)
-    vf_port = here.plug("near", near)
+    near_body = here.plug("near", near)
     prepared = mover.prepare("auto")
     assert mover.phase == "prepared"
-    with guests(prepared, vf_port) as (vm, neighbour):
+    with guests(prepared, near_body) as (vm, neighbour):
         wait_for(lambda: mover.phase == "activated", DEADLINE_S, "the guest runs here")
         receives_announcement(clean.wire, mover.spec["mac"], tagged(VLAN))
         comes(vm, mover.spec, neighbour)
@@ -272,7 +272,7 @@ def test_the_agent_follows_the_guest(clean: Site) -> None:
         assert not asks(clean.wire, mover.spec["mac"])
     wait_for(lambda: asks(clean.wire, mover.spec["mac"]), DEADLINE_S, "the guest has stopped here")
     wait_for(lambda: mover.phase == "left", DEADLINE_S, "the port is closed")
-    with guests(prepared, vf_port) as (vm, neighbour):
+    with guests(prepared, near_body) as (vm, neighbour):
         wait_for(lambda: mover.phase == "leaving", DEADLINE_S, "the guest goes on here")
         comes(vm, mover.spec, neighbour)
         comes(neighbour, near, vm)

@@ -179,13 +179,13 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
         book = written(replace(plan, steps=steps), facts, tmp_path / "tune.yml")
         env = {**ovs.env, "PATH": f"{grub.programs}:{os.environ['PATH']}"}
         first = play(tmp_path, book, env=env)
-        desired = {
+        expected = {
             "Set hugepages and masks, now and at boot",
             "Set sysctls",
             "Set other_config of OVS",
         }
-        desired |= {"Tell irqbalance which CPUs to leave alone", "Restart irqbalance"}
-        assert desired | {"Set the kernel's arguments", "Write kernel files"} <= first.changes
+        expected |= {"Tell irqbalance which CPUs to leave alone", "Restart irqbalance"}
+        assert expected | {"Set the kernel's arguments", "Write kernel files"} <= first.changes
 
         after = make_plan(read_facts(Root()), intent, this_machine(ovs)[1])
         done = {step.target for step in after.steps if step.done}

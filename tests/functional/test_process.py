@@ -308,10 +308,10 @@ def test_connections_that_keep_the_agent_waiting_are_closed(process: PrivateAgen
     process.restart_with({"api": {"header_timeout": "1", "body_timeout": "1", "idle_timeout": "1"}})
     begun = b"PUT /v1/ports/p1 HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    for printed in (b"", b"\r\n", begun, begun + b"content-length: 9\r\n\r\n{", whole):
+    for sent in (b"", b"\r\n", begun, begun + b"content-length: 9\r\n\r\n{", whole):
         with closing(connect(process)) as connection:
-            connection.sendall(printed)
-            assert is_ended(connection), printed
+            connection.sendall(sent)
+            assert is_ended(connection), sent
     # A caller without a CPU may not send its request in a second either.
     wait_for(lambda: process.get("/readyz")[0] == 200, DEADLINE_S, "others are served")
 
@@ -374,8 +374,8 @@ def test_the_heartbeat_is_sent_to_systemd(tmp_path: Path) -> None:
         notify.bind(str(path))
 
         def listen() -> None:
-            while (printed := notify.recv(100)) != b"END":
-                received.append(printed)
+            while (message := notify.recv(100)) != b"END":
+                received.append(message)
 
         # Like systemd, all the time: the socket has room for ten.
         listener = threading.Thread(target=listen, daemon=True)
@@ -397,7 +397,7 @@ def test_the_heartbeat_is_sent_to_systemd(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"END", str(path))
         listener.join(DEADLINE_S)
-    assert [printed for printed in received if printed != b"WATCHDOG=1"] == [b"READY=1", b"STOPPING=1"]
+    assert [message for message in received if message != b"WATCHDOG=1"] == [b"READY=1", b"STOPPING=1"]
     shutil.rmtree(BASE / "watched")
 
 

@@ -17,8 +17,7 @@ from tests.lab.guest import Guest
 from tests.lab.hypervisor import OVS_BACKEND, Hypervisor, Nic
 from tests.lab.processes import LabError, wait_for
 from tests.lab.traffic import (
-    accept_anything,
-    accepted,
+    accept_gratuitous_arp,
     another_address,
     another_mac,
     answers_received,
@@ -26,6 +25,7 @@ from tests.lab.traffic import (
     echoes_received,
     in_background,
     know,
+    neighbour_mac,
     sent,
 )
 
@@ -87,7 +87,7 @@ def trio() -> Iterator[Trio]:
             guest.wait_pings(nics[2].address)
         know(liar, DEVICE, nics[2])
         know(listener, DEVICE, nics[0])
-        accept_anything(listener, DEVICE)
+        accept_gratuitous_arp(listener, DEVICE)
         yield Trio(host, nics[0], nics[1], nics[2], honest, liar, listener)
         host.destroy(nics)
         host.unplug(nics)
@@ -181,7 +181,7 @@ def tags(trio: Trio) -> list[str]:
 def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
     """Kill and start vswitchd, and tell of each time, while the liar lies and nobody receives it."""
     trio.plug()
-    desired = tags(trio)
+    before = tags(trio)
     with lying(trio, how):
         trio.host.plug(trio.liar_nic, port_security=OPEN)
         wait_for(lambda: spoofed_received(trio, how), DEADLINE_S, "lies are heard without a filter")
@@ -194,8 +194,8 @@ def check_restarts(trio: Trio, how: str, times: int) -> Iterator[Recovery]:
             yield killed_and_started(trio)
             trio.wait_liar()
             assert echoes_received(trio.listener) == received, "a filter was open"
-            assert accepted(trio.listener, DEVICE, OTHER_ADDRESS) == ""
-    assert tags(trio) == desired
+            assert neighbour_mac(trio.listener, DEVICE, OTHER_ADDRESS) == ""
+    assert tags(trio) == before
     assert trio.host.call("POST", "/v1/reconcile", {"dry_run": True})["changes"] == []
     states = [trio.host.call("GET", f"/v1/ports/{nic.port_id}")["state"] for nic in trio.nics]
     assert states == ["active"] * 3
@@ -206,14 +206,14 @@ def spoofed_received(trio: Trio, how: str) -> bool:
     """Whether the listener hears pings of the liar now, and (`address`) accepts its ARP."""
     start = echoes_received(trio.listener)
     trio.wait_liar()
-    accepts = accepted(trio.listener, DEVICE, OTHER_ADDRESS) == trio.liar_nic.mac
-    return echoes_received(trio.listener) > start and (accepts or how == "mac")
+    is_misled = neighbour_mac(trio.listener, DEVICE, OTHER_ADDRESS) == trio.liar_nic.mac
+    return echoes_received(trio.listener) > start and (is_misled or how == "mac")
 
 
 def forget(guest: Guest) -> None:
     """Make the guest forget what it assumes of addresses; what it knows for good stays."""
     guest.check(f"ip neigh flush dev {DEVICE} nud all; arp -i {DEVICE} -d {OTHER_ADDRESS}; true")
-    wait_for(lambda: not accepted(guest, DEVICE, OTHER_ADDRESS), DEADLINE_S, "it is forgotten")
+    wait_for(lambda: not neighbour_mac(guest, DEVICE, OTHER_ADDRESS), DEADLINE_S, "it is forgotten")
 
 
 @pytest.mark.parametrize("how", ["mac", "address"])
@@ -235,10 +235,10 @@ def test_no_spoofed_frame_passes_through_many_kills(trio: Trio, how: str) -> Non
 def test_vlans_are_apart_after_a_restart(trio: Trio) -> None:
     trio.plug()
     trio.host.plug(trio.honest_nic, vlan_id=OTHER_VLAN)
-    desired = flows(trio)
+    before = flows(trio)
     trio.host.ovs.kill_vswitchd()
     trio.host.ovs.start_vswitchd()
-    wait_for(lambda: flows(trio) == desired, DEADLINE_S, "the flows are back")
+    wait_for(lambda: flows(trio) == before, DEADLINE_S, "the flows are back")
     trio.liar.wait_pings(trio.listener_nic.address)
     before = echoes_received(trio.honest)
     echo_requests(trio.listener, trio.honest_nic.address, 3)

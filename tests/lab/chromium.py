@@ -21,7 +21,7 @@ from tests.lab.processes import LabError, LabTimeout, wait_for
 #: Chromium without a window: it needs no GTK.
 _PROGRAM = "chromium-headless-shell"
 #: Where Chromium reads commands, and writes answers.
-_REPORTED, _ANSWERS = 3, 4
+_COMMANDS, _ANSWERS = 3, 4
 _OPTIONS = (
     "--remote-debugging-pipe",
     "--no-sandbox",
@@ -168,7 +168,7 @@ class Chromium:
         program = shutil.which(_PROGRAM)
         if program is None:
             raise LabError(f"{_PROGRAM} is not installed (a Debian package of this name)")
-        reported, self._to = _high_pipe()
+        commands, self._to = _high_pipe()
         self._from, answers = _high_pipe()
         log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         home = {
@@ -182,7 +182,7 @@ class Chromium:
                 [program, *_OPTIONS, f"--user-data-dir={folder / 'profile'}"],
                 {**os.environ, **home},
                 file_actions=[
-                    (os.POSIX_SPAWN_DUP2, reported, _REPORTED),
+                    (os.POSIX_SPAWN_DUP2, commands, _COMMANDS),
                     (os.POSIX_SPAWN_DUP2, answers, _ANSWERS),
                     (os.POSIX_SPAWN_DUP2, log, 1),
                     (os.POSIX_SPAWN_DUP2, log, 2),
@@ -191,7 +191,7 @@ class Chromium:
                 setpgroup=0,
             )
         finally:
-            for file in (reported, answers, log):
+            for file in (commands, answers, log):
                 os.close(file)
 
     def close(self) -> None:

@@ -75,8 +75,8 @@ def _incomplete(frame: bytes, at: int) -> bytes:
     """RFC 1071: the bytes are such that their sum with all that follows is what the frame has there."""
     rest = frame[at + 2 :] + bytes(len(frame) % 2 ^ at % 2)
     total = sum(struct.unpack(f"!{len(rest) // 2}H", rest))
-    [desired] = struct.unpack("!H", frame[at : at + 2])
-    return frame[:at] + struct.pack("!H", (-desired - total) % 0xFFFF) + frame[at + 2 :]
+    [checksum] = struct.unpack("!H", frame[at : at + 2])
+    return frame[:at] + struct.pack("!H", (-checksum - total) % 0xFFFF) + frame[at + 2 :]
 
 
 @contextmanager

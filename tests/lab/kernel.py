@@ -43,9 +43,9 @@ class Kernel:
 
     def module(self, name: str) -> Path:
         """A module's file by its name, whose dashes and underscores mean the same."""
-        desired = re.compile(name.replace("_", "[-_]") + r"\.ko(\.xz)?")
+        file_name = re.compile(name.replace("_", "[-_]") + r"\.ko(\.xz)?")
         for path in sorted(self.modules.rglob("*.ko*")):
-            if desired.fullmatch(path.name):
+            if file_name.fullmatch(path.name):
                 return path
         raise LabError(f"{self.modules} has no module {name}")
 

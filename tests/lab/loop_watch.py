@@ -60,7 +60,7 @@ class LoopWatch:
 
     def install(self) -> None:
         """Also for names of users and groups, which may be asked of a server."""
-        sys.addaudithook(self._received)
+        sys.addaudithook(self._audited)
         for module in (grp, pwd):
             for name in [name for name in dir(module) if name.startswith("get")]:
                 setattr(module, name, self.wrapped(getattr(module, name), f"{module.__name__}.{name}"))
@@ -82,7 +82,7 @@ class LoopWatch:
         """A lock that notes who takes it on an event loop."""
         return WatchedLock(self)
 
-    def _received(self, event: str, args: tuple[Any, ...]) -> None:
+    def _audited(self, event: str, args: tuple[Any, ...]) -> None:
         if event in WAITS:
             self.note(event, args)
 

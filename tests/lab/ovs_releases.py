@@ -124,8 +124,8 @@ def driver_packages(needed: Iterable[Missing]) -> list[str]:
 
 def unpacked(needed: Iterable[Missing]) -> list[Missing]:
     """Libraries and Open vSwitch; programs of others are the machine's own."""
-    desired = ("lib", "zlib", "openvswitch", "patchelf")
-    return [one for one in needed if one.name.startswith(desired) and not one.name.startswith("libpython")]
+    prefixes = ("lib", "zlib", "openvswitch", "patchelf")
+    return [one for one in needed if one.name.startswith(prefixes) and not one.name.startswith("libpython")]
 
 
 def _bind(draft: Path, target: Path) -> None:

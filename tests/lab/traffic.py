@@ -41,17 +41,17 @@ def know(guest: Guest, device: str, nic: Nic) -> None:
     guest.check(f"arp -i {device} -s {nic.address} {nic.mac}")
 
 
-def accept(guest: Guest, device: str, address: str, mac: str) -> None:
+def set_neighbour(guest: Guest, device: str, address: str, mac: str) -> None:
     """Let the guest hold an entry that any ARP frame about the address would change."""
     guest.check(f"arp -i {device} -s {address} {mac} temp")
 
 
-def accept_anything(guest: Guest, device: str) -> None:
+def accept_gratuitous_arp(guest: Guest, device: str) -> None:
     """Let the guest accept addresses from gratuitous ARP."""
     guest.check(f"echo 1 > /proc/sys/net/ipv4/conf/{device}/arp_accept")
 
 
-def accepted(guest: Guest, device: str, address: str) -> str:
+def neighbour_mac(guest: Guest, device: str, address: str) -> str:
     """The MAC that the guest takes to be the address's; empty if it knows none."""
     words = guest.check(f"ip neigh show {address} dev {device}").split()
     return words[words.index("lladdr") + 1] if "lladdr" in words else ""

@@ -13,7 +13,7 @@ ANSWER_S = 30.0
 _PANIC_S = 45.0
 _COMMANDS = ("info status", "info cpus", "info registers -a")
 # Of the registers those that say which code runs, and whether the CPU is halted.
-_DESIRED = re.compile(r"CPU#|[RE]IP=|VM status|thread_id")
+_RELEVANT = re.compile(r"CPU#|[RE]IP=|VM status|thread_id")
 
 
 def examine(channel: socket.socket) -> str:
@@ -27,7 +27,7 @@ def examine(channel: socket.socket) -> str:
         for command in _COMMANDS:
             line = {"command-line": command}
             answer = str(_ask(channel, lines, "human-monitor-command", line))
-            printed += [f"{command}:", *filter(_DESIRED.search, answer.splitlines())]
+            printed += [f"{command}:", *filter(_RELEVANT.search, answer.splitlines())]
         channel.settimeout(_PANIC_S)
         _ask(channel, lines, "inject-nmi")
         for _event in lines:

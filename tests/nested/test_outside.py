@@ -211,12 +211,12 @@ def test_an_interrupt_outside_ends_the_guest(tmp_path: Path) -> None:
         assert running.returncode == pytest.ExitCode.INTERRUPTED, printed
 
 
-def wait_for_line(running: subprocess.Popen[str], desired: str) -> None:
+def wait_for_line(running: subprocess.Popen[str], words: str) -> None:
     """Wait until a test is reported to be set up: pytest prints its name without a newline."""
     assert running.stdout is not None
     printed = b""
-    while desired.encode() not in printed:
+    while words.encode() not in printed:
         ready, _, _ = select.select([running.stdout], [], [], DEADLINE_S)
         more = os.read(running.stdout.fileno(), 4096) if ready else b""
-        assert more, f"{desired} did not come:\n{printed.decode()}"
+        assert more, f"{words} did not come:\n{printed.decode()}"
         printed += more

@@ -88,12 +88,12 @@ class Hypervisor:
         """With the virtio NIC. Gives the downtime in ms."""
         xml = other.render(self.domain().XMLDesc(libvirt.VIR_DOMAIN_XML_MIGRATABLE))
         other.guest.prepare()
-        desired = {
+        parameters = {
             libvirt.VIR_MIGRATE_PARAM_URI: f"unix://{URI_SOCKET}",
             libvirt.VIR_MIGRATE_PARAM_DEST_XML: xml,
         }
         with closing(libvirt.open(self.libvirt.uri)) as own:
-            own.lookupByName(VM).migrateToURI3(other.libvirt.uri, desired, FLAGS)
+            own.lookupByName(VM).migrateToURI3(other.libvirt.uri, parameters, FLAGS)
         return int(other.domain().jobStats(libvirt.VIR_DOMAIN_JOB_STATS_COMPLETED)["downtime"])
 
     def to_virtio(self) -> int:

@@ -126,7 +126,7 @@ def test_no_device_is_made_when_the_kernel_is_asked(process: Driven, ovs: Privat
         host.close()
 
 
-def test_a_host_without_the_driver_reports_it(process: Driven) -> None:
+def test_a_missing_bus_driver_is_the_reason_for_no_vduse(process: Driven) -> None:
     vdpa = process.backend
     assert isinstance(vdpa, Vdpa)
     run(["modprobe", "-r", "vhost_vdpa"])

@@ -87,14 +87,14 @@ def test_qemu_gets_what_the_guest_needs() -> None:
     parts = Parts(Emulator(Path("/q")), kernel)
     ends = Ends(*(cast(socket.socket, SimpleNamespace(fileno=lambda n=n: n)) for n in (7, 8, 9)))
     args = machine.qemu_args(Needs(4, 2048, 100), parts, Path("/share"), ends)
-    reported = " ".join(args)
-    assert "-smp 4 -m 2048" in reported
+    command_line = " ".join(args)
+    assert "-smp 4 -m 2048" in command_line
     assert "hugepages=100" in args[-1]
-    assert "local,path=/,mount_tag=root,security_model=none,multidevs=remap,readonly=on" in reported
-    assert "path=/share,mount_tag=share" in reported
+    assert "local,path=/,mount_tag=root,security_model=none,multidevs=remap,readonly=on" in command_line
+    assert "path=/share,mount_tag=share" in command_line
     for word in ("id=channel,fd=7", "id=pulse,fd=8", "id=monitor,fd=9"):
-        assert f"socket,{word}" in reported
-    assert reported.count("-device igb,") == 2
+        assert f"socket,{word}" in command_line
+    assert command_line.count("-device igb,") == 2
 
 
 @pytest.mark.parametrize("asked", [{"memory_mb": 4096}, {"cpus": 0}, {"memory_mb": 1024, "hugepages": 512}])
@@ -136,11 +136,11 @@ def test_the_inner_pytest_has_the_options_of_the_outer_one_and_the_tests_by_name
         rootpath=Path("/c"),
     )
     command = plugin.inner_command(cast(pytest.Config, config), ["tests/functional/x.py::y[1]"])
-    reported = command[command.index("pytest") + 1 :]
-    assert reported[:4] == ["-m", "nested", "-x", "--junit-xml=out.xml"]
-    assert reported.index("--junit-xml=") > 3, "the outer one alone writes it"
-    assert "tests/functional" not in reported
-    assert reported[-1] == "/c/tests/functional/x.py::y[1]"
+    inner_args = command[command.index("pytest") + 1 :]
+    assert inner_args[:4] == ["-m", "nested", "-x", "--junit-xml=out.xml"]
+    assert inner_args.index("--junit-xml=") > 3, "the outer one alone writes it"
+    assert "tests/functional" not in inner_args
+    assert inner_args[-1] == "/c/tests/functional/x.py::y[1]"
 
 
 def test_the_inner_environment_reaches_the_checkout_and_the_systems_programs() -> None:
@@ -177,10 +177,10 @@ class Says:
         return "the console's end"
 
 
-@pytest.mark.parametrize("printed", [(), ("up",), ("up", LabTimeout("silence"))])
-def test_a_guest_that_does_not_come_to_pytest_may_be_tried_again(printed: Any) -> None:
+@pytest.mark.parametrize("events", [(), ("up",), ("up", LabTimeout("silence"))])
+def test_a_guest_that_does_not_come_to_pytest_may_be_tried_again(events: Any) -> None:
     with pytest.raises(BootError, match="the guest did not boot"):
-        plugin.boot(cast(Machine, Says(*printed)), plugin.Run(Needs(), []))
+        plugin.boot(cast(Machine, Says(*events)), plugin.Run(Needs(), []))
 
 
 def test_a_pytest_that_ends_before_it_has_begun_is_not_tried_again() -> None:
@@ -283,10 +283,10 @@ def test_a_guest_without_a_heartbeat_is_given_up_and_reported(
             watched.receive(600)
         monitor.join(30)
     assert pulse.SILENCE_S <= watch.now < 2 * pulse.SILENCE_S
-    printed = str(caught.value)
+    error_text = str(caught.value)
     for words in ("its clock said 42.5 s", "RIP=ffffffff81000000", "the kernel's last words"):
-        assert words in printed
-    assert "RAX" not in printed
+        assert words in error_text
+    assert "RAX" not in error_text
 
 
 def test_what_a_monitor_does_not_answer_is_no_error_of_the_test(

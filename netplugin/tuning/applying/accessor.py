@@ -36,7 +36,7 @@ class SettingAccessor(Protocol[T]):
         ...
 
     def write(self, target: T, desired: str | None) -> None:
-        """Set ``wanted``, a plan value."""
+        """Set ``desired``, a plan value."""
         ...
 
     def restore(self, target: T, raw: Raw) -> None:

@@ -53,7 +53,7 @@ class Event(StrEnum):
 
 
 class JournalLine(BaseModel):
-    """``before`` is a raw value, ``wanted`` a plan value; only ``writing`` lines have them."""
+    """``before`` is a raw value, ``desired`` a plan value; only ``writing`` lines have them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -194,7 +194,7 @@ class ApplyJournal:
         return _read(self.path, self._data(), self._boot)
 
     def writing(self, group: Group, target: Target, before: Raw, desired: str | None) -> None:
-        """Log that ``target`` is about to be set to ``wanted``; ``before`` is its raw value."""
+        """Log that ``target`` is about to be set to ``desired``; ``before`` is its raw value."""
         self._append(line(Event.WRITING, self._boot, group, target, before=before, desired=desired))
 
     def withdraw(self) -> None:

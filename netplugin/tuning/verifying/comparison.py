@@ -95,7 +95,7 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> MeasurementComparison:
     return MeasurementComparison(
         before,
         after,
-        tuple(judged.get(r.figure.name) or _unreported(r, r.why or "too few rounds") for r in rows),
+        tuple(judged.get(r.figure.name) or _undecided(r, r.why or "too few rounds") for r in rows),
         tuple(_differences(before.conditions, after.conditions)),
     )
 
@@ -107,13 +107,13 @@ def _row(figure: MeasuredFigure, before: MeasuredRun, after: MeasuredRun) -> Fig
     if values == (None, None):
         return None
     if None in values:
-        return _unreported(row, "not measured in both")
+        return _undecided(row, "not measured in both")
     if apart := _apart(figure, before, after):
-        return _unreported(row, apart)
-    return row if all(row.samples) else _unreported(row, "too few samples in a round")
+        return _undecided(row, apart)
+    return row if all(row.samples) else _undecided(row, "too few samples in a round")
 
 
-def _unreported(row: FigureRow, why: str) -> FigureRow:
+def _undecided(row: FigureRow, why: str) -> FigureRow:
     return replace(row, finding=FigureVerdict.UNDECIDED, why=why)
 
 

@@ -284,8 +284,8 @@ def test_check_finds_what_is_missing_here(machine: Machine) -> None:
     status, findings = _command(machine, "check", "--pmd-cores", "1", *SMALL_PAGES, *desired)
     found = _by_id(findings)
     assert status == 1
-    reported = {f"NUMA node 0 has {n} pages of 2048 KB" for n in (before, PAGES.read_text().strip())}
-    assert found["hugepages"]["found"] in reported
+    expected = {f"NUMA node 0 has {n} pages of 2048 KB" for n in (before, PAGES.read_text().strip())}
+    assert found["hugepages"]["found"] in expected
     assert found["hugepages"]["status"] == "fail"
     assert found["pmd-isolated"]["found"] == "PMD threads on CPUs 0, isolated are none"
     assert found["plan-kernel-arguments"]["status"] == "warn"

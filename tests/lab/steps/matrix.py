@@ -275,24 +275,24 @@ class Matrix:
 
     def _settle(self) -> None:
         """Reconciled: the agent itself finds nothing to do and nothing wrong."""
-        printed: Any = None
+        answer: Any = None
 
         def settled() -> bool:
-            nonlocal printed
-            printed = self.agent.call("POST", "/v1/reconcile", {})
-            if printed[0] != 200 or printed[1]["errors"]:
+            nonlocal answer
+            answer = self.agent.call("POST", "/v1/reconcile", {})
+            if answer[0] != 200 or answer[1]["errors"]:
                 return False
-            printed = self.agent.call("POST", "/v1/reconcile", {"dry_run": True})
-            if printed[0] != 200 or printed[1]["errors"] or printed[1]["changes"]:
+            answer = self.agent.call("POST", "/v1/reconcile", {"dry_run": True})
+            if answer[0] != 200 or answer[1]["errors"] or answer[1]["changes"]:
                 return False
-            printed = self.agent.get("/readyz")
+            answer = self.agent.get("/readyz")
             states = {entry.get("state", "active") for entry in self._asked_now()}
-            return bool(printed[0] == 200 and states <= {"active"})
+            return bool(answer[0] == 200 and states <= {"active"})
 
         try:
             wait_for(settled, SETTLED_S, "the host is as its intents say")
         except LabError as late:
-            raise Wrong(f"{late}; last: {printed}; {self._asked_now()}") from late
+            raise Wrong(f"{late}; last: {answer}; {self._asked_now()}") from late
 
     def _asked_now(self) -> list[dict[str, Any]]:
         return [entry for kind in _LISTS for entry in self.agent.get(f"/v1/{kind}")[1] or ()]

@@ -101,9 +101,9 @@ def _sending(stopped: Stopped, own_port: int) -> Step | None:
     if not link.startswith("socket:"):
         kernel = link.startswith(("/proc/", "/sys/"))
         data = stopped.data()
-        printed = f" {data[:24].decode(errors='replace').strip()}" if kernel else ""
+        written = f" {data[:24].decode(errors='replace').strip()}" if kernel else ""
         kind = Kind.KERNEL_FILE if kernel else Kind.DATA
-        return Step(f"{stopped.call} {_plain(link)}{printed}", kind, data)
+        return Step(f"{stopped.call} {_plain(link)}{written}", kind, data)
     with stopped.taken() as end:
         domain = end.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
         protocol = end.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)

@@ -52,7 +52,7 @@ class History:
         self._open: dict[int, Call] = {}
         self._now: frozenset[Configuration] = frozenset({(None, frozenset())})
         #: All that came about, oldest first.
-        self.reported: list[str] = []
+        self.happened: list[str] = []
 
     @property
     def is_full(self) -> bool:
@@ -61,11 +61,11 @@ class History:
     def begins(self, call: Call) -> None:
         assert not self.is_full
         self._open[call.number] = call
-        self.reported.append(f"{call.number} begins: {call.what}")
+        self.happened.append(f"{call.number} begins: {call.what}")
 
     def ends(self, number: int, outcome: Outcome) -> None:
         """A call was answered. Raises: NoOrder."""
-        self.reported.append(f"{number} ends: {outcome.value}")
+        self.happened.append(f"{number} ends: {outcome.value}")
         now = self._reachable()
         took_effect, was_unmet = (number, True), (number, False)
         if outcome is Outcome.DONE:
@@ -79,13 +79,13 @@ class History:
 
     def is_cut_off(self) -> None:
         """The process has ended: open calls have no answer and take no effect any more."""
-        self.reported.append("the process ends")
+        self.happened.append("the process ends")
         self._keep({(value, frozenset[tuple[int, bool]]()) for value, _ in self._reachable()})
         self._open.clear()
 
     def is_seen_as(self, *values: Any) -> None:
         """Somebody saw it as one of these. Raises: NoOrder."""
-        self.reported.append(f"seen: {' or '.join(map(str, values))}")
+        self.happened.append(f"seen: {' or '.join(map(str, values))}")
         self._keep({(value, before) for value, before in self._reachable() if value in values})
 
     def may_be(self) -> set[Any]:
@@ -109,5 +109,5 @@ class History:
 
     def _keep(self, now: Collection[Configuration]) -> None:
         if not now:
-            raise NoOrder("no order explains:\n" + "\n".join(self.reported))
+            raise NoOrder("no order explains:\n" + "\n".join(self.happened))
         self._now = frozenset(now)

@@ -96,9 +96,9 @@ def test_a_misspelled_backend_is_reported_with_those_that_exist(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     conf = options.load([])
-    printed = backends.load(["linuxbrigde"], conf, Host(conf)).broken["linuxbrigde"]
-    assert "correct [agent] enabled_backends" in printed and "linuxbridge" in printed
-    assert printed in caplog.text
+    reason = backends.load(["linuxbrigde"], conf, Host(conf)).broken["linuxbrigde"]
+    assert "correct [agent] enabled_backends" in reason and "linuxbridge" in reason
+    assert reason in caplog.text
 
 
 def test_a_check_names_all_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

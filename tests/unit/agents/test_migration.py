@@ -117,13 +117,13 @@ def test_what_is_announced() -> None:
         there = state(name)
         return there[1] if there else None
 
-    reported = {
+    opened = {
         (one, other)
         for one, other in product(TABLE, TABLE)
         if opens(phase(one), phase(other)) and "gone" not in (one, other)
     }
     ends = ("activated", "committed", "leaving", "returned")
-    assert reported == {(one, other) for one in ("prepared", "left") for other in ends} | {
+    assert opened == {(one, other) for one in ("prepared", "left") for other in ends} | {
         ("leaving", "returned")
     }
     assert is_news(phase("activated"), LATER) and not is_news(phase("prepared"), LATER)
@@ -466,8 +466,8 @@ def test_an_announcement_that_fails_is_sent_again(
 # -- before a migration --------------------------------------------------------------------------------
 
 
-def failed(desired: MigrateCheck, info: BackendInfo | None, refused: str | None = None) -> set[str]:
-    found = compared(desired, info, refused)
+def failed(check: MigrateCheck, info: BackendInfo | None, refused: str | None = None) -> set[str]:
+    found = compared(check, info, refused)
     assert all(bool(finding.fix) == (finding.status == "fail") for finding in found)
     return {finding.id for finding in found if finding.status == "fail"}
 

@@ -329,7 +329,7 @@ class Machine(RuleBasedStateMachine):
                 unsure = record.state in (PortState.PENDING, PortState.REMOVING)
                 values = {record.spec, record.previous} if unsure else {record.spec}
                 values |= {None} if unsure and record.previous is None else set()
-            assert values & self.histories[port_id].may_be(), "\n".join(self.histories[port_id].reported)
+            assert values & self.histories[port_id].may_be(), "\n".join(self.histories[port_id].happened)
 
     @invariant()
     def claims_are_unique(self) -> None:

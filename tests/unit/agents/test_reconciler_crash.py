@@ -264,12 +264,12 @@ def may_be(op: Call, before: PortSpec | None) -> set[PortSpec | None]:
     if op.kind == "delete":
         return {before, None} if answer(op) == "none" else {None}  # a failed one is gone later
     spec = op.record.spec if op.record else op.port.spec  # as it was accepted: with the MTU of its network
-    reported: dict[str, set[PortSpec | None]] = {
+    outcomes: dict[str, set[PortSpec | None]] = {
         "ok": {spec},
         "error": {before},
         "none": {before, spec},
     }
-    return reported[answer(op)]
+    return outcomes[answer(op)]
 
 
 # -- every boundary of every kind of call --------------------------------------------------------

@@ -128,8 +128,8 @@ def test_a_list_is_by_backend_and_vm(store: Store) -> None:
 def test_the_file_and_its_directory_are_ours_alone(store: Store, path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    for companions in path.parent.iterdir():  # the write-ahead log holds the same
-        assert stat.S_IMODE(companions.stat().st_mode) == 0o600, companions
+    for file in path.parent.iterdir():  # the write-ahead log holds the same
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
 
 
 def test_a_newer_version_is_refused_and_left_as_it_is(path: Path) -> None:

@@ -52,7 +52,7 @@ def test_the_mark_follows_the_commits_of_the_same_store(store: Store) -> None:
     assert marks.findings("b") == []
 
 
-def test_an_older_copy_reports_it_until_somebody_has_compared(
+def test_an_older_copy_is_reported_until_somebody_has_compared(
     store: Store, path: Path, tmp_path: Path
 ) -> None:
     commit(store, "p1")

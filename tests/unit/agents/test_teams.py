@@ -49,7 +49,7 @@ SPEC = PortSpec.model_validate(
         "vf": {"teaming": True, "trusted": True},
     }
 )
-COMPANIONS = standby_id("p1")
+STANDBY = standby_id("p1")
 
 
 class Card(FakeBackend):
@@ -114,7 +114,7 @@ def refusing(*ports: str, why: str = "it does not go") -> Any:
     return refuse
 
 
-def test_the_standby_is_requested_what_a_virtio_nic_can_do() -> None:
+def test_the_standby_gets_what_a_virtio_nic_can_do() -> None:
     spec = standby_spec(SPEC, "soft")
     assert (spec.backend, spec.mac, spec.network) == ("soft", SPEC.mac, SPEC.network)
     assert (spec.vm_id, spec.numa_node, spec.port_security) == ("vm-1", 1, SPEC.port_security)
@@ -127,7 +127,7 @@ def test_the_standby_is_requested_what_a_virtio_nic_can_do() -> None:
 
 def test_both_come_and_are_reported_as_one(running: Agent, hosts: Hosts) -> None:
     port = put(running)
-    assert (set(hosts.soft.ports), set(hosts.card.ports)) == ({COMPANIONS}, {"p1"})
+    assert (set(hosts.soft.ports), set(hosts.card.ports)) == ({STANDBY}, {"p1"})
     assert port.state is PortState.ACTIVE and port.standby_of is None
     stays, goes = etree.fromstring(f"<a>{port.binding.interface_xml}</a>")
     assert (stays.get("type"), goes.get("type")) == ("ethernet", "hostdev")
@@ -138,8 +138,8 @@ def test_both_come_and_are_reported_as_one(running: Agent, hosts: Hosts) -> None
     assert stays.find("mac").get("address") == goes.find("mac").get("address") == SPEC.mac
     needs = port.binding.domain_requirements
     assert needs.vfio and needs.numa_node == 1
-    assert port.binding.model_extra["standby_port_id"] == COMPANIONS
-    assert running.service.ports.get(COMPANIONS).standby_of == "p1"
+    assert port.binding.model_extra["standby_port_id"] == STANDBY
+    assert running.service.ports.get(STANDBY).standby_of == "p1"
 
 
 def test_a_domain_gets_the_pair_once(running: Agent) -> None:
@@ -156,7 +156,7 @@ def test_both_go_and_the_vf_first(running: Agent, hosts: Hosts) -> None:
     order: list[str] = []
     hosts.card.on_apply = hosts.soft.on_apply = lambda change: order.extend(change.ports)
     delete(running)
-    assert order == ["p1", COMPANIONS] and hosts.ports() == set()
+    assert order == ["p1", STANDBY] and hosts.ports() == set()
     assert running.store.records() == []
     delete(running)  # there is nothing to do
 
@@ -166,7 +166,7 @@ def test_a_batch_has_teams_and_single_ports(running: Agent, hosts: Hosts) -> Non
     puts = (BatchPut(port_id="p1", spec=SPEC), BatchPut(port_id="p2", spec=alone))
     results = asyncio.run(running.service.ports.batch(Batch(put=puts))).results
     assert [(r.port_id, r.status) for r in results] == [("p1", 200), ("p2", 200)]
-    assert hosts.ports() == {"p1", "p2", COMPANIONS}
+    assert hosts.ports() == {"p1", "p2", STANDBY}
     results = asyncio.run(running.service.ports.batch(Batch(delete=("p1", "p2", "p3")))).results
     assert [r.status for r in results] == [204, 204, 204]
     assert hosts.ports() == set()
@@ -192,10 +192,10 @@ def test_a_change_that_fails_on_the_vf_goes_back_on_both(running: Agent, hosts: 
     with pytest.raises(HostError, match="no such VLAN"):
         put(running, other)
     assert hosts.card.ports["p1"].network.vlan_id == 100
-    assert hosts.soft.ports[COMPANIONS].network.vlan_id == 100
+    assert hosts.soft.ports[STANDBY].network.vlan_id == 100
     hosts.card.on_apply = lambda change: None
     assert put(running, other).spec.network.vlan_id == 200
-    assert hosts.soft.ports[COMPANIONS].network.vlan_id == 200
+    assert hosts.soft.ports[STANDBY].network.vlan_id == 200
 
 
 def test_a_vf_that_is_in_use_keeps_its_standby(running: Agent, hosts: Hosts) -> None:
@@ -205,7 +205,7 @@ def test_a_vf_that_is_in_use_keeps_its_standby(running: Agent, hosts: Hosts) -> 
         delete(running)
     assert running.service.ports.get("p1").state is PortState.REMOVING
     asyncio.run(running.service.ports.teams.settle())
-    assert hosts.ports() == {"p1", COMPANIONS}
+    assert hosts.ports() == {"p1", STANDBY}
     hosts.card.on_apply = lambda change: None
     delete(running)
     assert hosts.ports() == set()
@@ -226,10 +226,10 @@ def test_a_team_that_goes_and_is_requested_again_alone_leaves_no_standby(
 
 def test_a_standby_that_fails_degrades_the_port(running: Agent) -> None:
     put(running)
-    companions = running.store.get(COMPANIONS)
-    assert companions is not None
+    standby = running.store.get(STANDBY)
+    assert standby is not None
     problem = HostError("its bridge has gone", step="verify").problem()
-    running.store.save([replace(companions, state=PortState.FAILED, error=problem)])
+    running.store.save([replace(standby, state=PortState.FAILED, error=problem)])
     reported = running.service.ports.get("p1")
     assert reported.state is PortState.DEGRADED and reported.error == problem
 
@@ -237,8 +237,8 @@ def test_a_standby_that_fails_degrades_the_port(running: Agent) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda a: put(a, SPEC, COMPANIONS), "standby of port p1"),
-        (lambda a: delete(a, COMPANIONS), "standby of port p1"),
+        (lambda a: put(a, SPEC, STANDBY), "standby of port p1"),
+        (lambda a: delete(a, STANDBY), "standby of port p1"),
         (
             lambda a: put(a, SPEC.model_copy(update={"vf": PortSpec.model_fields["vf"].default})),
             "cannot change on a live port",
@@ -255,10 +255,10 @@ def test_half_a_team_cannot_be_had(running: Agent, hosts: Hosts, call: Any, word
 
 def test_a_platforms_own_port_of_that_name_is_not_taken(running: Agent, hosts: Hosts) -> None:
     mine = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
-    put(running, mine, COMPANIONS)
-    with pytest.raises(Conflict, match=f"port {COMPANIONS} is in use"):
+    put(running, mine, STANDBY)
+    with pytest.raises(Conflict, match=f"port {STANDBY} is in use"):
         put(running)
-    assert hosts.ports() == {COMPANIONS} and hosts.soft.ports[COMPANIONS] == mine
+    assert hosts.ports() == {STANDBY} and hosts.soft.ports[STANDBY] == mine
 
 
 def test_without_a_chosen_backend_it_is_refused(tmp_path: Path, hosts: Hosts) -> None:
@@ -278,7 +278,7 @@ def test_calls_for_one_team_take_turns(running: Agent, hosts: Hosts) -> None:
     asyncio.run(all_at_once())
     assert running.service.ports.teams.unsettled() == []
     assert hosts.ports() == {r.port_id for r in running.store.records()}
-    assert hosts.ports() in (set(), {"p1", COMPANIONS})
+    assert hosts.ports() in (set(), {"p1", STANDBY})
 
 
 _STATES = [None, PortState.PENDING, PortState.ACTIVE, PortState.REMOVING]
@@ -292,11 +292,11 @@ def test_whatever_a_crash_left_is_settled(
     tmp_path: Path, hosts: Hosts, first: PortState | None, second: PortState | None, old: bool
 ) -> None:
     """Each half may be missing, half made, made, or going; the standby may be as it was before."""
-    companions = standby_spec(SPEC, "soft")
+    standby = standby_spec(SPEC, "soft")
     if old:
-        companions = companions.model_copy(update={"network": SPEC.network.model_copy(update={"vlan_id": 7})})
+        standby = standby.model_copy(update={"network": SPEC.network.model_copy(update={"vlan_id": 7})})
     left = [Record("p1", SPEC, state=first)] if first else []
-    left += [Record(COMPANIONS, companions, state=second, standby_of="p1")] if second else []
+    left += [Record(STANDBY, standby, state=second, standby_of="p1")] if second else []
     store = Store(tmp_path / "agent.db")
     store.save(left)
     store.close()
@@ -306,10 +306,10 @@ def test_whatever_a_crash_left_is_settled(
         assert asyncio.run(running.service.ports.reconcile(whole)).errors == []
         asyncio.run(running.service.ports.teams.settle())
         assert running.service.ports.teams.unsettled() == []
-        desired = {"p1", COMPANIONS} if first not in (None, PortState.REMOVING) else set()
+        desired = {"p1", STANDBY} if first not in (None, PortState.REMOVING) else set()
         assert hosts.ports() == desired == {r.port_id for r in running.store.records()}
         if desired:
-            assert hosts.soft.ports[COMPANIONS] == standby_spec(SPEC, "soft")
+            assert hosts.soft.ports[STANDBY] == standby_spec(SPEC, "soft")
 
 
 def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, hosts: Hosts) -> None:
@@ -319,10 +319,10 @@ def test_what_cannot_be_settled_now_is_settled_later(tmp_path: Path, hosts: Host
     store.save([], forget=["p1"])  # its agent died when the VF was gone and the standby was not
     store.close()
     hosts.card.ports.clear()
-    hosts.soft.on_apply = refusing(COMPANIONS)
+    hosts.soft.on_apply = refusing(STANDBY)
     with on(tmp_path, hosts) as running:
         asyncio.run(running.service.ports.teams.settle())
-        assert hosts.ports() == {COMPANIONS}
+        assert hosts.ports() == {STANDBY}
         hosts.soft.on_apply = lambda change: None
         # A standby that its worker still has available is left for the next comparison.
         deadline = time.monotonic() + DEADLINE_S
@@ -357,8 +357,8 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
                 assert "teams" in (await running.service.health.unready())[0]
                 broken = False
                 # Somebody takes the standby away: it comes back only if the comparing goes on.
-                running.store.save([], forget=[COMPANIONS])
-                while running.store.get(COMPANIONS) is None:
+                running.store.save([], forget=[STANDBY])
+                while running.store.get(STANDBY) is None:
                     await asyncio.sleep(0.01)
                 # It counts as going on from the end of that turn, which the standby comes before.
                 while await running.service.health.unready():
@@ -401,7 +401,7 @@ def kinds(port: Any) -> list[str | None]:
 def test_a_team_migrates_with_its_standby_and_has_its_vf_before(running: Agent, hosts: Hosts) -> None:
     port = prepare(running)
     assert port.migration.phase == "prepared" and kinds(port) == ["ethernet"]
-    assert (set(hosts.card.ports), hosts.soft.shut) == ({"p1"}, {COMPANIONS})
+    assert (set(hosts.card.ports), hosts.soft.shut) == ({"p1"}, {STANDBY})
     assert prepare(running).migration == port.migration
     with pytest.raises(Conflict, match="being migrated"):
         put(running)
@@ -409,7 +409,7 @@ def test_a_team_migrates_with_its_standby_and_has_its_vf_before(running: Agent, 
     port = step(running, "commit")
     assert port.migration is None and kinds(port) == ["ethernet", "hostdev"]
     left = step(running, "leave")
-    assert left.migration.phase == "left" and hosts.soft.shut == {COMPANIONS} and kinds(left) == ["ethernet"]
+    assert left.migration.phase == "left" and hosts.soft.shut == {STANDBY} and kinds(left) == ["ethernet"]
     assert step(running, "abort").migration is None and hosts.soft.shut == set()
     step(running, "leave")
     assert step(running, "commit") is None and hosts.ports() == set()
@@ -449,9 +449,7 @@ def test_a_team_that_was_prepared_is_still_so_after_a_kill(hosts: Hosts, tmp_pat
         prepare(first)
     with on(tmp_path, hosts) as second:
         asyncio.run(second.service.ports.teams.settle())
-        assert second.service.ports.get("p1").migration.phase == "prepared" and hosts.soft.shut == {
-            COMPANIONS
-        }
+        assert second.service.ports.get("p1").migration.phase == "prepared" and hosts.soft.shut == {STANDBY}
         assert step(second, "abort") is None and hosts.ports() == set()
 
 
@@ -473,20 +471,20 @@ def test_the_standby_learns_of_the_vf_that_its_vm_takes_and_releases(
     other = SPEC.model_copy(update={"backend": "soft", "vf": PortSpec.model_fields["vf"].default})
     asyncio.run(running.service.ports.put("alone", other))
     card = running.service._workers["card"]
-    assert (seen[COMPANIONS], seen["p1"], seen["alone"]) == (TeamVf.UNKNOWN, TeamVf.NONE, TeamVf.NONE)
+    assert (seen[STANDBY], seen["p1"], seen["alone"]) == (TeamVf.UNKNOWN, TeamVf.NONE, TeamVf.NONE)
     for has_it in (False, True, False):
         hosts.card.guests["p1"] = has_it
         card.wake(Wake("a NIC changed"))
         expected = TeamVf.IN_USE if has_it else TeamVf.FREE
-        wait_for(lambda: seen[COMPANIONS] is expected, DEADLINE_S, "the standby is looked at")  # noqa: B023
+        wait_for(lambda: seen[STANDBY] is expected, DEADLINE_S, "the standby is looked at")  # noqa: B023
         assert (seen["p1"], seen["alone"]) == (TeamVf.NONE, TeamVf.NONE)
     del hosts.card.guests["p1"]
     seen.clear()
     card.wake(Wake("the VF is not reported"))
     running.service._workers["soft"].wake(Wake("a look"))
-    wait_for(lambda: {"p1", COMPANIONS} <= seen.keys(), DEADLINE_S, "both are looked at")
-    assert seen[COMPANIONS] is TeamVf.FREE, "a NIC that is reset says nothing of its VFs"
+    wait_for(lambda: {"p1", STANDBY} <= seen.keys(), DEADLINE_S, "both are looked at")
+    assert seen[STANDBY] is TeamVf.FREE, "a NIC that is reset says nothing of its VFs"
     delete(running)
     hosts.card.guests["p1"] = True
     put(running)
-    wait_for(lambda: seen[COMPANIONS] is TeamVf.IN_USE, DEADLINE_S, "a team of the same name begins anew")
+    wait_for(lambda: seen[STANDBY] is TeamVf.IN_USE, DEADLINE_S, "a team of the same name begins anew")

@@ -466,12 +466,12 @@ def settle(worker: BackendWorker, clock: Clock) -> None:
 
 
 def test_the_first_look_comes_with_the_backends_word_or_without(scripted: Scripted, clock: Clock) -> None:
-    reported, unreported = make(scripted, clock=clock), make(scripted, clock=clock)
-    reported.wake(Wake("connected"))
-    assert turn(reported) and reported.looked_once.is_set()
-    assert not turn(unreported) and not unreported.looked_once.is_set()
-    settle(unreported, clock)
-    assert unreported.looked_once.is_set()
+    woken, quiet = make(scripted, clock=clock), make(scripted, clock=clock)
+    woken.wake(Wake("connected"))
+    assert turn(woken) and woken.looked_once.is_set()
+    assert not turn(quiet) and not quiet.looked_once.is_set()
+    settle(quiet, clock)
+    assert quiet.looked_once.is_set()
     assert scripted.looks == [None, None]
 
 

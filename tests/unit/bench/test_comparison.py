@@ -37,7 +37,7 @@ def test_a_change_of_a_fifth_is_found_in_both_directions() -> None:
 
 def test_a_slower_machine_is_no_slower_agent() -> None:
     row = compare(plugs(1), plugs(2, machine=1.5))[0]
-    assert row.verdict is Verdict.SAME and row.companions == "os-vif"
+    assert row.verdict is Verdict.SAME and row.yardstick == "os-vif"
     assert row.after > 1.3 * row.before, "the milliseconds are shown as they are"
 
 
@@ -64,8 +64,8 @@ def test_blocks_follow_each_other() -> None:
 def test_what_else_differs_is_reported() -> None:
     record = Recorder()
     other = MACHINE.model_copy(update={"kernel": "6.12", "load": 2.0})
-    printed = doubts(run_of(record), run_of(record, form="quick", machine=other))
-    assert printed == [
+    found = doubts(run_of(record), run_of(record, form="quick", machine=other))
+    assert found == [
         "form: full, then quick",
         "kernel: 6.1, then 6.12",
         "the machine was not idle (new run): load 2",

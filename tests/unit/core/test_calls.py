@@ -81,12 +81,14 @@ def test_each_call_in_a_text_of_the_agent_is_a_command_that_there_is() -> None:
     named = [text for text in texts() if CALL.search(text)]
     assert len(named) > 30
     for text in named:
-        reported = as_commands(text)
-        assert "/v1/" not in reported, text
-        for words, options in COMMAND.findall(reported):
+        command_text = as_commands(text)
+        assert "/v1/" not in command_text, text
+        for words, options in COMMAND.findall(command_text):
             factory, name, _ = app.command_manager.find_command(command_of(app, words))
             known = factory(app, None).get_parser(name)._option_string_actions
-            assert {word for word in shlex.split(options) if word.startswith("--")} <= set(known), reported
+            assert {word for word in shlex.split(options) if word.startswith("--")} <= set(known), (
+                command_text
+            )
 
 
 def command_of(app: Netplugin, words: str) -> list[str]:

@@ -229,7 +229,7 @@ def test_network_type_follows_from_the_options(run: Run, running: Agent) -> None
 
 def test_networks(run: Run, running: Agent) -> None:
     put = "network put net-1 --vni 5001 --peer 10.0.0.2 --peer 10.0.0.3 --mtu 1400"
-    desired = {
+    expected = {
         "network_id": "net-1",
         "vni": 5001,
         "udp_port": 4789,
@@ -238,8 +238,8 @@ def test_networks(run: Run, running: Agent) -> None:
         "local_vlan": 1,
         "ports": 0,
     }
-    assert run.json(put) == desired
-    assert run.json("network list") == [desired]
+    assert run.json(put) == expected
+    assert run.json("network list") == [expected]
     assert run("network put net-2 --vni 5001") == 1
     assert "VNI 5001 is network net-1's" in run.err
     assert run("network put net-2 --vni 5002 --peer 224.0.0.1") == 1

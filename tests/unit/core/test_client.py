@@ -55,8 +55,8 @@ def test_list_filters(client: Client) -> None:
     client.put_port("p1", SPEC_MODEL)
     client.put_port("p2", other)
 
-    def ids(**desired: Any) -> list[str]:
-        return [port.port_id for port in client.list_ports(**desired)]
+    def ids(**filters: Any) -> list[str]:
+        return [port.port_id for port in client.list_ports(**filters)]
 
     assert ids() == ["p1", "p2"]
     assert ids(vm_id="vm-2") == ["p2"]
@@ -208,11 +208,11 @@ def test_token(running: Agent, tmp_path: Path) -> None:
         with Client.from_environment(environment) as client:
             assert client.list_ports() == []
         for token in (None, "wrong"):
-            with Client(url, token=token) as unmanaged:
+            with Client(url, token=token) as unauthorized:
                 with pytest.raises(errors.Unauthorized) as caught:
-                    unmanaged.list_ports()
+                    unauthorized.list_ports()
                 assert caught.value.fix
-                assert unmanaged.ready().ready
+                assert unauthorized.ready().ready
 
 
 def test_nobody_there() -> None:

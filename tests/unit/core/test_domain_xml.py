@@ -165,7 +165,7 @@ def test_a_domain_that_says_its_user_keeps_what_fits(seclabel: str, fits: bool) 
 
 
 @pytest.mark.parametrize("kind", ["none", "dynamic"])
-def test_no_label_is_used_without_a_model(kind: str) -> None:
+def test_a_label_is_not_added_to_one_without_a_model(kind: str) -> None:
     xml = DOMAIN.replace("</domain>", f"<seclabel type='{kind}'/></domain>")
     with pytest.raises(Conflict, match="without a model") as refused:
         render(xml, vhost(qemu_user=64101))

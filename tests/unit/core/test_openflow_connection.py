@@ -292,8 +292,8 @@ def test_a_thread_that_waits_for_another_has_its_own_deadline(directory: Path) -
 
 def test_without_a_socket_the_error_says_where_and_a_dead_vswitchd_is_preferred(directory: Path) -> None:
     missing = BackendUnavailable("ovs-vswitchd does not run", step="vswitchd")
-    printed: list[BackendUnavailable | None] = [None, missing]
-    flows = OpenFlow(OvsSockets.below(directory), lambda: printed.pop(0))
+    problems: list[BackendUnavailable | None] = [None, missing]
+    flows = OpenFlow(OvsSockets.below(directory), lambda: problems.pop(0))
     with pytest.raises(HostError, match=r"br0\.mgmt: No such file.*Fix: .*ovs-ofctl show br0"):
         flows.dump(BRIDGE, [7], soon())
     with pytest.raises(BackendUnavailable, match="does not run"):

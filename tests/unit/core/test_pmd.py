@@ -13,9 +13,9 @@ from netplugin.pmd.change import named
 
 
 @given(st.sets(st.integers(0, 300)))
-def test_lists_and_masks_go_both_ways(desired: set[int]) -> None:
-    assert set(cpus.parse_list(cpus.format_list(desired))) == desired
-    assert set(cpus.from_mask(cpus.to_mask(desired))) == desired
+def test_lists_and_masks_go_both_ways(numbers: set[int]) -> None:
+    assert set(cpus.parse_list(cpus.format_list(numbers))) == numbers
+    assert set(cpus.from_mask(cpus.to_mask(numbers))) == numbers
 
 
 def test_cpus_that_are_named() -> None:

@@ -172,8 +172,8 @@ def _of_links(data: bytes) -> None:
                     reader(message)
 
 
-def _refused(printed: str, code: int) -> NetpluginError:
-    return NetpluginError(printed, step="read")
+def _refused(error_text: str, code: int) -> NetpluginError:
+    return NetpluginError(error_text, step="read")
 
 
 @cache

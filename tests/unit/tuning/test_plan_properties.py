@@ -88,8 +88,8 @@ def test_the_partition(case: Case) -> None:
     near = nics or {min(share.node for share in partition.nodes)}
     for share in partition.nodes:
         if share.node not in near:
-            companions = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
-            assert len(share.pmd) == companions
+            relay_cores = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
+            assert len(share.pmd) == relay_cores
     on_nics = sum(len(share.pmd) for share in partition.nodes if share.node in near)
     if are_sure(plan.nics, case.intent):
         assert on_nics == case.intent.pmd_cores
@@ -108,8 +108,8 @@ def test_the_partition(case: Case) -> None:
 def test_pmd_threads_are_on_the_nodes_of_nics_and_vms(case: Case) -> None:
     plan = planned(case)
     nodes = {known(nic.node, None) for nic in plan.nics} & {share.node for share in plan.partition.nodes}
-    desired = nodes or {min(share.node for share in plan.partition.nodes)}
-    assert set(plan.partition.pmd_nodes) <= desired | set(plan.partition.vm_nodes)
+    expected = nodes or {min(share.node for share in plan.partition.nodes)}
+    assert set(plan.partition.pmd_nodes) <= expected | set(plan.partition.vm_nodes)
 
 
 @SOME

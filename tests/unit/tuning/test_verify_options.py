@@ -172,7 +172,7 @@ def test_each_argument_of_the_kernel_stands_alone() -> None:
     }
 
 
-def test_what_cannot_be_read_reports_it() -> None:
+def test_what_cannot_be_read_is_reported_as_unknown() -> None:
     facts = facts_of("small")
     facts = replace(facts, memory=replace(facts.memory, ksm=Unknown("/sys/ksm", "not allowed")))
     found = conditions(facts, Live(ovs=Unknown("db.sock", "it hangs")), frozenset())

@@ -103,7 +103,7 @@ def test_a_profile_has_its_own_streams(trex: Trex) -> None:
 # -- exec and sim --------------------------------------------------------------------------------
 
 
-def test_a_program_is_requested_bursts_if_it_has_them(tmp_path: Path) -> None:
+def test_bursts_are_requested_of_a_program_that_has_them(tmp_path: Path) -> None:
     able = Program(tmp_path, MEASURING.replace('"latency": True', '"bursts": True'))
     with ExecGenerator(able.command, 10) as generator:
         generator.info.check_burst(64, "imix")

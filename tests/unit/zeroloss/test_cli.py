@@ -308,7 +308,7 @@ def test_evaluate_refuses_what_it_does_not_know(
     assert "./tools/trex[evaluate]" in capsys.readouterr().err
 
 
-def test_mlrsearch_is_evaluated_on_the_same_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mlrsearch_finds_the_rate_in_less_traffic_if_it_aborts(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         algorithms.usable(["mlrsearch"])
     except UnusableInput as error:

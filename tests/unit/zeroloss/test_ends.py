@@ -202,9 +202,9 @@ ASKED = TrialRequest(1000, 1.0)
 def test_the_path_that_does_not_forward_is_named_before_the_search() -> None:
     with pytest.raises(GeneratorError) as failed:
         wait_until_forwarding(Scripted([(100, 100), (100, 90), (100, 0), (100, 100)]), ASKED, 0.0, PORTS)
-    printed = str(failed.value)
-    assert "on path 2 (zeroloss-3 to zeroloss-4): of 100 sent none came back" in printed
-    assert "on 3 of 4 paths some did" in printed
+    error_text = str(failed.value)
+    assert "on path 2 (zeroloss-3 to zeroloss-4): of 100 sent none came back" in error_text
+    assert "on 3 of 4 paths some did" in error_text
 
 
 def test_all_paths_that_do_not_forward_are_named() -> None:

@@ -38,8 +38,8 @@ class Counted(DropCounters):
         return self._readings.pop(0) if len(self._readings) > 1 else self._readings[0]
 
 
-class Reported(Generator):
-    """A generator that measures what it is asked to."""
+class FixedGenerator(Generator):
+    """Answers each trial with the same measurement."""
 
     def __init__(self, measured: Measurement) -> None:
         self.measured, self.closed = measured, 0
@@ -63,13 +63,13 @@ def _lost(**counts: int) -> CounterReading:
     return CounterReading(counts)
 
 
-def _attribution(measured: Measurement, *places: DropCounters, settle_s: float = 0.0) -> Measurement:
-    with AttributedGenerator(Reported(measured), places, settle_s) as attributed:
+def _attributed(measured: Measurement, *places: DropCounters, settle_s: float = 0.0) -> Measurement:
+    with AttributedGenerator(FixedGenerator(measured), places, settle_s) as attributed:
         return attributed.run(ASKED)
 
 
 def test_what_places_found_and_what_nobody_explains() -> None:
-    measured = _attribution(
+    measured = _attributed(
         Measurement(1000, 900, 1.0),
         Counted("ovs", _lost(vm0=5, vm1=7), _lost(vm0=65, vm1=7)),
         Counted("vnf", _lost(port0=0), _lost(port0=30)),
@@ -78,7 +78,7 @@ def test_what_places_found_and_what_nobody_explains() -> None:
 
 
 def test_more_found_than_missing_is_not_hidden() -> None:
-    measured = _attribution(Measurement(1000, 990, 1.0), Counted("ovs", _lost(a=0), _lost(a=25)))
+    measured = _attributed(Measurement(1000, 990, 1.0), Counted("ovs", _lost(a=0), _lost(a=25)))
     assert measured.evidence == {"ovs.a": 25, UNEXPLAINED: -15}
 
 
@@ -90,7 +90,7 @@ def test_the_generators_own_losses_are_not_the_devices() -> None:
 
 def test_a_count_that_comes_late_is_waited_for() -> None:
     late = Counted("ovs", _lost(a=0), _lost(a=0), _lost(a=0), _lost(a=100))
-    measured = _attribution(Measurement(1000, 900, 1.0), late, settle_s=30.0)
+    measured = _attributed(Measurement(1000, 900, 1.0), late, settle_s=30.0)
     assert measured.evidence == {"ovs.a": 100, UNEXPLAINED: 0}
 
 
@@ -112,7 +112,7 @@ def test_counts_that_went_back(before: CounterReading, after: CounterReading, wo
         place.between(before, after, 1.0)
     # In a search it ends with the reason, and not with a number.
     with pytest.raises(GeneratorError, match=word):
-        _attribution(Measurement(1000, 1000, 1.0), place)
+        _attributed(Measurement(1000, 1000, 1.0), place)
 
 
 def test_a_counter_that_appears_began_at_nothing() -> None:
@@ -121,18 +121,18 @@ def test_a_counter_that_appears_began_at_nothing() -> None:
 
 def test_readings_are_recorded_with_those_of_the_generator() -> None:
     place = Counted("host", CounterReading({}, {"cpu_s": 1.0}), CounterReading({}, {"cpu_s": 3.0}))
-    measured = _attribution(Measurement(10, 10, 1.0, readings={"generator.burst": 4.0}), place)
+    measured = _attributed(Measurement(10, 10, 1.0, readings={"generator.burst": 4.0}), place)
     assert measured.readings == {"generator.burst": 4.0, "host.cpu_s": 2.0}
 
 
 def test_it_is_the_generator_to_all_others() -> None:
-    reported = Reported(Measurement(1, 1, 1.0))
-    with AttributedGenerator(reported, []) as attributed:
+    generator = FixedGenerator(Measurement(1, 1, 1.0))
+    with AttributedGenerator(generator, []) as attributed:
         assert attributed.info.max_pps == 7.0
         attributed.recall(ASKED)
-    assert (reported.closed, reported.recalled) == (1, [ASKED])
+    assert (generator.closed, generator.recalled) == (1, [ASKED])
     with pytest.raises(ValueError, match="one name"):
-        AttributedGenerator(reported, [Counted("ovs", _lost()), Counted("ovs", _lost())])
+        AttributedGenerator(generator, [Counted("ovs", _lost()), Counted("ovs", _lost())])
 
 
 class Half(DropCounters):

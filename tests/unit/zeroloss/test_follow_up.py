@@ -36,10 +36,10 @@ from netplugin_zeroloss.values import (
 from tests.unit.zeroloss.helpers import hard_cap, plan
 from tests.unit.zeroloss.report_runs import device, record, result, run_of
 
-DESIRED: Mapping[str, Any] = {"latency_s": 5.0, "soak_s": 600.0, "measures_latency": True}
+OPTIONS: Mapping[str, Any] = {"latency_s": 5.0, "soak_s": 600.0, "measures_latency": True}
 
 
-class Reported(Generator):
+class RecordingGenerator(Generator):
     """Forwards everything, and keeps what it was asked. ``spoilt``: so many trials are short at first."""
 
     def __init__(self, spoilt: int = 0, **answers: Any) -> None:
@@ -58,7 +58,7 @@ class Reported(Generator):
 
 
 def followed(tool: Generator, rate: float | None = 4e6, **options: Any) -> tuple[SearchPlan, FollowUp]:
-    whole = plan(**DESIRED | options)
+    whole = plan(**OPTIONS | options)
     return whole, carry_out(follow_up(whole, rate), tool)
 
 
@@ -70,7 +70,7 @@ def described(tool: Generator, rate: float | None = 4e6, **options: Any) -> dict
 
 
 def test_latency_at_parts_of_the_rate_and_then_a_soak() -> None:
-    tool = Reported()
+    tool = RecordingGenerator()
     followed(tool, flows=7, frame_size=128)
     assert [(a.rate_pps, a.duration_s, a.latency, a.readings) for a in tool.asked] == [
         (0.4e6, 5, True, 0),
@@ -85,7 +85,7 @@ def test_latency_at_parts_of_the_rate_and_then_a_soak() -> None:
     ("options", "rate"), [({"latency_s": 0.0, "soak_s": 0.0}, 4e6), ({}, None)], ids=["not-asked", "no-rate"]
 )
 def test_nothing_is_sent(options: dict[str, float], rate: float | None) -> None:
-    tool = Reported()
+    tool = RecordingGenerator()
     found = described(tool, rate, **options)
     assert tool.asked == []
     if options:
@@ -95,8 +95,8 @@ def test_nothing_is_sent(options: dict[str, float], rate: float | None) -> None:
         assert (found["soak"]["verdict"], found["soak"]["reason"]) == (None, "there is no rate")
 
 
-def test_a_generator_without_latency_reports_it_and_soaks() -> None:
-    tool = Reported()
+def test_a_generator_without_latency_is_reported_and_soaks() -> None:
+    tool = RecordingGenerator()
     found = described(tool, measures_latency=False)
     assert [asked.purpose for asked in tool.asked] == ["soak"]
     assert found["latency"] == {"reason": "the generator measures no latency", "loads": []}
@@ -104,10 +104,10 @@ def test_a_generator_without_latency_reports_it_and_soaks() -> None:
 
 
 def test_an_invalid_trial_is_repeated_a_few_times() -> None:
-    tool = Reported(spoilt=1)
+    tool = RecordingGenerator(spoilt=1)
     _, found = followed(tool, soak_s=0.0)
     assert [t.valid for t in found.trials] == [False, True, True, True]
-    tool = Reported(spoilt=100)
+    tool = RecordingGenerator(spoilt=100)
     found_ = described(tool, latency_s=0.0)
     assert len(tool.asked) == 3
     assert found_["soak"]["verdict"] == "invalid"
@@ -118,7 +118,7 @@ def test_an_invalid_trial_is_repeated_a_few_times() -> None:
 
 def test_the_slower_direction_counts() -> None:
     fast, slow = LatencySummary(10, 1, 5, 6, 7), LatencySummary(20, 2, 3, 9, 99)
-    load = described(Reported(latencies=(fast, slow)))["latency"]["loads"][0]
+    load = described(RecordingGenerator(latencies=(fast, slow)))["latency"]["loads"][0]
     assert [load[n] for n in ("part", "samples", "p50_us", "p90_us", "p99_us", "max_us")] == [
         0.1,
         30,
@@ -131,13 +131,13 @@ def test_the_slower_direction_counts() -> None:
 
 
 def test_a_load_without_samples_has_no_percentile() -> None:
-    load = described(Reported())["latency"]["loads"][0]
+    load = described(RecordingGenerator())["latency"]["loads"][0]
     assert (load["samples"], load["p50_us"]) == (0, None)
 
 
 def test_missing_frames_over_time_end_with_what_was_lost() -> None:
     readings = (Progress(200, 100, 90), Progress(400, 200, 180), Progress(600, 300, 250))
-    soak = described(Reported(rx_packets=2_399_999_950, progress=readings))["soak"]
+    soak = described(RecordingGenerator(rx_packets=2_399_999_950, progress=readings))["soak"]
     assert (soak["verdict"], soak["lost_packets"]) == ("lossy", 50)
     assert [(r["elapsed_s"], r["missing_packets"]) for r in soak["readings"]] == [
         (200, 10),
@@ -232,7 +232,7 @@ def test_a_result_of_an_earlier_version_is_replayed() -> None:
 
 
 def test_a_recording_of_something_else_is_refused() -> None:
-    whole, found = followed(Reported())
+    whole, found = followed(RecordingGenerator())
     recorded = [(t.request, t.measured) for t in found.trials]
     assert replayed(follow_up(whole, 4e6), recorded) == found
     with pytest.raises(ReplayError):
@@ -242,7 +242,7 @@ def test_a_recording_of_something_else_is_refused() -> None:
 @pytest.mark.parametrize("left_out", range(5))
 def test_a_run_that_was_killed_repeats_no_trial(left_out: int) -> None:
     """At each step of what follows: the trials that were recorded are those of the whole run."""
-    whole = plan(**DESIRED)
+    whole = plan(**OPTIONS)
 
     def run(past: list[PastTrial]) -> tuple[list[PastTrial], FollowUpRun]:
         trials = list(past)
@@ -269,7 +269,7 @@ def reported(*found: dict[str, Any]) -> Any:
 
 
 def test_the_report_has_latency_and_soak_with_the_rate() -> None:
-    with_all = result(device("noisy"), **DESIRED)
+    with_all = result(device("noisy"), **OPTIONS)
     without = result(device(), latency_s=5.0)
     run = reported(with_all, without, result(device()))
     report = report_of(run)

@@ -259,9 +259,9 @@ def test_a_mask_that_cannot_be_removed_is_reported(
     with bench.stand(search_of(run)):
         assert agent.cpus == "2-3" and bench.not_restored() == []
     assert agent.cpus == left
-    [printed] = bench.not_restored()
-    assert f"stays set to CPUs {left}" in printed and words in printed
-    assert "ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask" in printed
+    [warning] = bench.not_restored()
+    assert f"stays set to CPUs {left}" in warning and words in warning
+    assert "ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask" in warning
 
 
 def test_where_there_was_no_mask_none_is_made_by_a_cell_that_was_refused(

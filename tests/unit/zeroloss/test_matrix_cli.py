@@ -191,9 +191,9 @@ def test_a_terminal_has_a_bar_with_the_time_left(tmp_path: Path) -> None:
 
 def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> None:
     path = write(tmp_path, described(controls={"loopback": {"generator": {"type": "sim"}}}))
-    printed = call(path, "--folder", tmp_path / "run", "--dry-run")
-    assert printed.returncode == 0 and "2 of 2 to do" in printed.stdout
-    assert "control: the generator, 64 bytes" in printed.stdout
+    done = call(path, "--folder", tmp_path / "run", "--dry-run")
+    assert done.returncode == 0 and "2 of 2 to do" in done.stdout
+    assert "control: the generator, 64 bytes" in done.stdout
     assert not (tmp_path / "run").exists()
 
 

@@ -345,9 +345,9 @@ def test_a_difference_is_reported_by_field() -> None:
     other = description(search={"precision": 0.01}, matrix={"backends": ["a", "b"]})
     with pytest.raises(UnusableInput) as refused:
         check_same(one, other, "folder")
-    printed = str(refused.value)
-    assert "search.precision: 0.005 before, 0.01 now" in printed
-    assert "matrix.backends" in printed and "seed" not in printed
+    error_text = str(refused.value)
+    assert "search.precision: 0.005 before, 0.01 now" in error_text
+    assert "matrix.backends" in error_text and "seed" not in error_text
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "tools/trex").glob("matrix*.yaml")))

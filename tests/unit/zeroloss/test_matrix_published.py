@@ -259,11 +259,14 @@ def test_all_that_is_missing_is_one_list(host: PublishedHost) -> None:
     )
     with pytest.raises(UnusableInput) as refused:
         host.check(host.description())
-    printed = str(refused.value)
-    assert printed.count("\n  fix: ") >= 6 and f"{printed.count(chr(10) + '  fix: ')} findings" in printed
+    error_text = str(refused.value)
+    assert (
+        error_text.count("\n  fix: ") >= 6
+        and f"{error_text.count(chr(10) + '  fix: ')} findings" in error_text
+    )
     for words in ("vpp-papi", "vm build", "ixgbe", "sriov part", "no DPDK"):
-        assert words in printed
-    assert "ssh-keygen" not in printed, "the image has the keys too"
+        assert words in error_text
+    assert "ssh-keygen" not in error_text, "the image has the keys too"
 
 
 @pytest.mark.parametrize(
@@ -328,10 +331,10 @@ def test_what_testpmd_lacks_in_the_vm_is_found_before_anything_is_sent(host: Pub
     host.guest(GUEST | {"program": "", "python": "", "free": "255"})
     with pytest.raises(UnusableInput) as refused:
         host.check(host.description(*_TESTPMD))
-    printed = str(refused.value)
+    error_text = str(refused.value)
     for words in ("no program dpdk-testpmd", "apt-get install dpdk-dev", "no python3", "255 MB of free"):
-        assert words in printed
-    assert "VPP" not in printed and printed.count("\n  fix: ") == 3
+        assert words in error_text
+    assert "VPP" not in error_text and error_text.count("\n  fix: ") == 3
 
 
 def test_a_host_without_a_plan_is_found_before_the_vm_is_started(host: PublishedHost) -> None:

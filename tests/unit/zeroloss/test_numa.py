@@ -155,8 +155,8 @@ def test_the_shipped_run_with_both_placements_passes_its_checks(host: PublishedH
     run = host.description(AXIS)
     host.check(run)
     found = [f for f in host.bench(run).findings(host.tasks(run)) if f.part == "numa"]
-    printed = {f.found.partition(";")[0] for f in found}
-    assert printed == {"local is NUMA node 0", "remote is NUMA node 1"} and not any(f.missing for f in found)
+    places = {f.found.partition(";")[0] for f in found}
+    assert places == {"local is NUMA node 0", "remote is NUMA node 1"} and not any(f.missing for f in found)
 
 
 def test_pages_are_needed_on_both_nodes(host: PublishedHost) -> None:
@@ -171,9 +171,9 @@ def test_a_host_with_one_node_has_nothing_remote(host: PublishedHost) -> None:
     host.machine(replace(one, nodes=[{**one.nodes[0], "cpus": "0-31"}]))
     with pytest.raises(UnusableInput) as refused:
         host.check(host.description(AXIS))
-    printed = str(refused.value)
-    assert "remote: this host has one NUMA node with CPUs, 0: nothing on it is remote to the NICs" in printed
-    assert "fix: leave remote out of matrix.numa" in printed
+    refusal = str(refused.value)
+    assert "remote: this host has one NUMA node with CPUs, 0: nothing on it is remote to the NICs" in refusal
+    assert "fix: leave remote out of matrix.numa" in refusal
     host.check(host.description((AXIS[0], "  numa: [local]\n")))
 
 

@@ -99,8 +99,8 @@ def test_it_refers_to_nothing_outside(outline: Outline) -> None:
 def test_no_script_runs_but_its_own(run: RunRecord, report: Report) -> None:
     text = page(run, report)
     [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    desired = b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{desired}'" in text
+    expected = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{expected}'" in text
 
 
 def test_every_number_of_the_table_leads_to_its_cell(outline: Outline, report: Report) -> None:
@@ -241,7 +241,7 @@ def test_bars_are_the_interval_or_the_bounds(report: Report) -> None:
     assert len({line.colour for line in lines.values()}) == len({line.marker for line in lines.values()}) == 4
 
 
-def test_a_run_without_any_rate_has_a_picture_that_reports_it() -> None:
+def test_a_run_without_any_rate_has_a_picture_that_shows_it() -> None:
     report = report_of(run_of([record(Cell("sriov"), None, error="no NIC")]))
     assert "No cell has an NDR." in plot.svg(report)
     assert plot.png(report)[:4] == b"\x89PNG"

@@ -147,7 +147,7 @@ def test_elapsed_time_of_a_run_that_was_stretched() -> None:
     assert elapsed(slow, 2_200)[0] == pytest.approx(3.3)
 
 
-def test_a_run_that_was_over_before_it_was_seen_reports_it() -> None:
+def test_the_doubt_covers_a_run_that_was_over_before_it_was_seen() -> None:
     seconds, doubt = elapsed(looks((0.0, 0), (0.02, 0), (0.04, 50)), 50)
     assert seconds - doubt <= 0 and seconds + doubt >= 0.04
 

@@ -394,14 +394,12 @@ def test_an_overlay_is_empty_and_its_base_is_not_written(programs: Path) -> None
     made = _build(programs)
     before = made.disk.read_bytes()
     made.make_overlay("x")
-    reported = json.loads(
+    info = json.loads(
         subprocess.run(
             ["qemu-img", "info", "--output=json", str(made.overlay("x"))], capture_output=True, check=True
         ).stdout
     )
-    assert (
-        reported["full-backing-filename"] == str(made.disk) and reported["backing-filename-format"] == "qcow2"
-    )
+    assert info["full-backing-filename"] == str(made.disk) and info["backing-filename-format"] == "qcow2"
     subprocess.run(
         ["qemu-io", "-c", "write -P 7 0 1M", str(made.overlay("x"))], capture_output=True, check=True
     )

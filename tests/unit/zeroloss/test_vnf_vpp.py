@@ -78,11 +78,11 @@ class Stand:
 
     def __init__(self, queues: int = 8, interfaces: int = 2) -> None:
         self.queues, self.interfaces = queues, interfaces
-        self.printed: list[tuple[str, dict[str, Any]]] = []
+        self.sent: list[tuple[str, dict[str, Any]]] = []
         self.link, self.closed = 3, 0
 
     def call(self, message: str, **fields: Any) -> Any:
-        self.printed.append((message, fields))
+        self.sent.append((message, fields))
         return SimpleNamespace(version="26.06", reply=f"<{fields.get('cmd')}>", sw_if_index=7)
 
     def dump(self, message: str, **fields: Any) -> list[Any]:
@@ -101,7 +101,7 @@ class Stand:
         self.closed += 1
 
     def fields(self, message: str) -> list[dict[str, Any]]:
-        return [fields for printed, fields in self.printed if printed == message]
+        return [fields for sent, fields in self.sent if sent == message]
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_vpp_on_this_machine_makes_its_interfaces(
     stand = Stand()
     # Both would be interface 7: as many links and queues as are requested of it.
     monkeypatch.setattr(stand, "dump", lambda message, **fields: _details(fields["sw_if_index"]))
-    monkeypatch.setattr(vpp, "StatsSegment", lambda socket: Reported("", DUMP))
+    monkeypatch.setattr(vpp, "StatsSegment", lambda socket: ScriptedCounters("", DUMP))
     ports = (
         VnfPort(Attachment.VHOST_BACKEND, str(tmp_path / "v.sock"), "52:54:00:00:0a:00", "", 2),
         VnfPort(Attachment.NETDEV, "lo", "52:54:00:00:0a:01", "", 2),
@@ -301,7 +301,7 @@ def test_rows_of_threads_are_summed() -> None:
     assert vpp_api.summed([3, 4]) == {0: 7}, "an error's, by thread alone"
 
 
-class Reported(vpp_api.VppCounters):
+class ScriptedCounters(vpp_api.VppCounters):
     def __init__(self, *texts: str) -> None:
         self.texts = list(texts)
 
@@ -313,7 +313,7 @@ class Reported(vpp_api.VppCounters):
 
 def test_the_place_of_vpp() -> None:
     runtimes = ["", RUNTIME + WORKER, ""]
-    place = vpp_api.VppPlace(Reported("", DUMP), [1, 2], lambda: runtimes.pop(0))
+    place = vpp_api.VppPlace(ScriptedCounters("", DUMP), [1, 2], lambda: runtimes.pop(0))
     before, after = place.read(), place.read()
     found = place.between(before, after, 1.0)
     assert found.lost["port1.drops"] == 90 and found.lost["port0.drops"] == 0

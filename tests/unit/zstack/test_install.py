@@ -27,7 +27,7 @@ class Kvm:
         return self.base / "site-packages/kvmagent/plugins"
 
     @property
-    def reported(self) -> list[str]:
+    def calls(self) -> list[str]:
         path = self.base / "told"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -70,13 +70,13 @@ def test_install_status_and_remove(kvm: Kvm) -> None:
         )
     assert (kvm.plugins / NAME).read_bytes() == (PLUGINS / NAME).read_bytes()
     assert [path.name for path in kvm.plugins.iterdir()] == [NAME], "kvmagent loads what is in there"
-    assert kvm.reported[-2:] == ["daemon-reload", "enable --now netplugin-zstack.path"]
+    assert kvm.calls[-2:] == ["daemon-reload", "enable --now netplugin-zstack.path"]
     assert "installed" in kvm.run("--status")
     (kvm.plugins / f"{NAME}c").touch()
     assert "no longer replaces" in kvm.run("--remove")
     assert list(kvm.plugins.iterdir()) == [] and not (kvm.base / "library").exists()
     assert list((kvm.base / "units").iterdir()) == []
-    assert kvm.reported[-2:] == ["disable --now netplugin-zstack.path", "daemon-reload"]
+    assert kvm.calls[-2:] == ["disable --now netplugin-zstack.path", "daemon-reload"]
     kvm.run("--remove")
 
 
@@ -129,15 +129,15 @@ def test_an_upgrade_of_kvmagent(kvm: Kvm) -> None:
     (kvm.plugins / NAME).unlink()
     assert "missing" in kvm.run("--status", status=1)
     kvm.run("--restore", script=copy)
-    assert (kvm.plugins / NAME).exists() and "try-restart zstack-kvmagent.service" not in kvm.reported
+    assert (kvm.plugins / NAME).exists() and "try-restart zstack-kvmagent.service" not in kvm.calls
     (kvm.plugins / NAME).unlink()
     kvm.run("--restore", "--restart", "--watch", "0.1", script=copy)
-    assert kvm.reported[-1] == "try-restart zstack-kvmagent.service"
-    reported = len(kvm.reported)
+    assert kvm.calls[-1] == "try-restart zstack-kvmagent.service"
+    calls = len(kvm.calls)
     kvm.plugins.joinpath(NAME).unlink()
     kvm.plugins.rmdir()
     kvm.run("--restore", script=copy)
-    assert len(kvm.reported) == reported, "kvmagent is not there for a while"
+    assert len(kvm.calls) == calls, "kvmagent is not there for a while"
 
 
 def test_an_upgrade_of_the_plugin(kvm: Kvm) -> None:

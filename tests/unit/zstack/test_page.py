@@ -64,7 +64,7 @@ def test_each_field_of_a_port_is_mapped_or_listed_as_not(plugin: Any) -> None:
     mapped = {path.partition(".")[0] for _, path, _, _ in plugin.MAPPING} | {"vm_id"}
     assert mapped <= set(PortSpec.model_fields)
     _, _, unmapped = PAGE.partition("The PortSpec fields ")
-    printed = unmapped.partition(":")[0]
-    assert {name for name in PortSpec.model_fields if f"`{name}`" in printed} == set(
+    sentence = unmapped.partition(":")[0]
+    assert {name for name in PortSpec.model_fields if f"`{name}`" in sentence} == set(
         PortSpec.model_fields
     ) - mapped

@@ -399,7 +399,7 @@ class Journal:
         )
 
     def end(self, record: CellRecord, restart: bool = False) -> None:
-        """Record the end of a part; ``anew``: a failed part starts over, without its trials."""
+        """Record the end of a part; ``restart``: a failed part starts over, without its trials."""
         self._append(
             "end",
             **_where(record.cell, record.part),

@@ -22,7 +22,7 @@ def refused(document: Any, model: Any = Batch) -> InvalidRequest:
     return error.value
 
 
-def test_what_is_fitted_are_the_figures_of_the_model() -> None:
+def test_a_valid_body_is_validated_as_by_its_model() -> None:
     document = {"put": [{"port_id": "p1", "spec": SPEC}], "delete": ["p2"]}
     assert validated(json.dumps(document).encode(), Batch) == Batch.model_validate(document)
     assert validated(b'{"dry_run": true}', ReconcileRequest | None) == ReconcileRequest(dry_run=True)

@@ -174,7 +174,7 @@ class Calls:
         monkeypatch.setattr(JsonRoute, "handle", noted)
         tokens = tuple(Token(str(role).encode(), str(role), role) for role in Role)
         access = Access(tokens)
-        rules = BodyRules(moved=lambda desired: {"open": PortSpec.model_validate(OPEN)})
+        rules = BodyRules(moved=lambda retag: {"open": PortSpec.model_validate(OPEN)})
         self._app = running.app
         journal: Any = self
         self._gate = RequestGuard(

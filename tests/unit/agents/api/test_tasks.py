@@ -269,10 +269,10 @@ class ReportingJournal(TaskJournal):
         super().update(task)
         self.moves.put(task)
 
-    async def until(self, desired: Callable[[JournalledTask], bool]) -> JournalledTask:
+    async def until(self, is_met: Callable[[JournalledTask], bool]) -> JournalledTask:
         while True:
             task = await asyncio.to_thread(self.moves.get, timeout=DEADLINE_S)
-            if desired(task):
+            if is_met(task):
                 return task
 
     async def until_state(self, state: TaskState) -> JournalledTask:

@@ -186,9 +186,9 @@ def test_a_full_disk_loses_events_and_nothing_else(tmp_path: Path, caplog: pytes
 class Follower:
     """Follows in a thread of its own."""
 
-    def __init__(self, url: str, desired: EventFilter) -> None:
+    def __init__(self, url: str, criteria: EventFilter) -> None:
         self._client = Client(url)
-        self.reader = self._client.events(desired)
+        self.reader = self._client.events(criteria)
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self._changed = threading.Condition()
@@ -354,11 +354,11 @@ def test_the_command_waits_for_a_state(
     with served_agent(running) as url, Client(url) as client:
         monkeypatch.setenv("NETPLUGIN_URL", url)
         client.put_port("p1", SPEC_MODEL)
-        desired = ["events", "--after", "0", "--port", "p1", "--timeout"]
-        assert main([*desired, "20", "--until", "active", "-f", "json"]) == 0
+        command = ["events", "--after", "0", "--port", "p1", "--timeout"]
+        assert main([*command, "20", "--until", "active", "-f", "json"]) == 0
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert [event["state"] for event in found] == ["pending", "active"]
-        assert main([*desired, "0.1", "--until", "connected"]) == 1
+        assert main([*command, "0.1", "--until", "connected"]) == 1
         assert " port fake p1 active" in capsys.readouterr().out
         assert main(["events", "--after", "0", "--no-follow"]) == 0
 

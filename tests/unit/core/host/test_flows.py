@@ -126,7 +126,7 @@ def test_no_bridge_and_a_stopped_vswitchd(switch: PrivateOvs, table: OvsHost) ->
     assert table.flows.dump(BRIDGE, None, soon()) == []
 
 
-def test_without_vswitchd_the_error_reports_it(switch: PrivateOvs, table: OvsHost) -> None:
+def test_without_vswitchd_the_error_names_it(switch: PrivateOvs, table: OvsHost) -> None:
     switch.kill_vswitchd()
     try:
         wait_for(lambda: not table.vswitchd.alive(), PATIENCE_S, "its end is noticed")
@@ -274,10 +274,10 @@ def test_the_most_peers_of_a_network_fit_into_one_flow(table: OvsHost) -> None:
 
 
 def test_what_is_read_with_a_commit_is_what_is_there_after_it(table: OvsHost) -> None:
-    desired = [ONE, TWO, COOKIE_MARK]
-    assert table.flows.replace(BRIDGE, [], [BASE, FIRST], soon(), read=desired) == [FIRST, BASE]
-    found = table.flows.replace(BRIDGE, [ONE], [SECOND], soon(), read=desired)
-    assert {*found} == {SECOND, BASE} == {*table.flows.dump(BRIDGE, desired, soon())}
+    cookies = [ONE, TWO, COOKIE_MARK]
+    assert table.flows.replace(BRIDGE, [], [BASE, FIRST], soon(), read=cookies) == [FIRST, BASE]
+    found = table.flows.replace(BRIDGE, [ONE], [SECOND], soon(), read=cookies)
+    assert {*found} == {SECOND, BASE} == {*table.flows.dump(BRIDGE, cookies, soon())}
     many = [Flow.make(ONE, 9, f"in_port={number}", DROP) for number in range(1, 3000)]
     found = table.flows.replace(BRIDGE, [], many, soon(), read=[ONE])
     assert {*found} == {*many} and len(found) == len(many), "in several parts"

@@ -187,13 +187,13 @@ class Model:
         """As the backends on OVS do."""
         named = self._named()
         backend = (layout or self.layout).backend
-        rows, vf_port = (
+        rows, vf_ports = (
             {
                 owner[1]: p
                 for p in named.values()
                 if (owner := whose(p)) and owner[0] == backend and (ports is None or owner[1] in ports)
             }
-            for whose in (_owner, _companions)
+            for whose in (_owner, _served)
         )
         taken = {
             name
@@ -205,7 +205,7 @@ class Model:
         return OvsObservation(
             ports={i: ObservedPort() for i in rows},
             rows=rows,
-            vf_port=vf_port,
+            vf_ports=vf_ports,
             flows={i: self._port_flows(i, row) for i, row in rows.items()},
             bridges={
                 name: self._seen_bridge(name, b, rows, whole=ports is None)
@@ -375,7 +375,7 @@ def _owner(port: OvsPort) -> tuple[str, str] | None:
     return port.owner
 
 
-def _companions(port: OvsPort) -> tuple[str, str] | None:
+def _served(port: OvsPort) -> tuple[str, str] | None:
     return None if port.owner else port.serves
 
 

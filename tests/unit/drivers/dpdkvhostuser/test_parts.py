@@ -212,9 +212,9 @@ def test_an_uplink_that_is_narrower_than_its_port_is_a_fault() -> None:
     ],
 )
 def test_a_device_that_dpdk_cannot_take_may_be_for_vfio_that_was_loaded_late(error: str, late: bool) -> None:
-    printed = str(of_interface(_row("npr1", "br1", error=error).interfaces[0]))
-    assert printed.startswith(f"OVS says of npr1: {error}")
-    assert ("restart ovs-vswitchd" in printed) is late
+    problem = str(of_interface(_row("npr1", "br1", error=error).interfaces[0]))
+    assert problem.startswith(f"OVS says of npr1: {error}")
+    assert ("restart ovs-vswitchd" in problem) is late
 
 
 def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:

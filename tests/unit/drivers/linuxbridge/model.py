@@ -389,8 +389,8 @@ class ModelNftables(Nftables):
         if not self.there:
             return None
         found = {n: replace(c, rules=tuple(self.rules[n])) for n, c in self.chains.items()}
-        desired = {name: chain for name, chain in found.items() if chains is None or name in chains}
-        return Table(frozenset(found), desired, {name: dict(keys) for name, keys in self.maps.items()})
+        listed = {name: chain for name, chain in found.items() if chains is None or name in chains}
+        return Table(frozenset(found), listed, {name: dict(keys) for name, keys in self.maps.items()})
 
     def commit(self, commands: Sequence[Command], deadline: float) -> None:
         before = (self.there, dict(self.chains), {k: list(v) for k, v in self.rules.items()})

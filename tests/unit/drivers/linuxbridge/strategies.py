@@ -113,7 +113,7 @@ def as_service(port_id: str, spec: PortSpec | None) -> PortSpec | None:
 
 
 @st.composite
-def all_desired(draw: st.DrawFn) -> list[Intent]:
+def intent_lists(draw: st.DrawFn) -> list[Intent]:
     desired = draw(st.dictionaries(st.sampled_from(IDS), st.one_of(st.none(), specs)))
     desired = {port_id: as_service(port_id, spec) for port_id, spec in desired.items()}
     peers = st.lists(st.sampled_from(PEERS), unique=True)
@@ -129,7 +129,7 @@ def all_desired(draw: st.DrawFn) -> list[Intent]:
 def hosts(draw: st.DrawFn) -> Model:
     """A host with ports of ours, with what is not ours, and with drift of every kind."""
     model = Model()
-    converge(model, draw(all_desired()))
+    converge(model, draw(intent_lists()))
     for prefix, names in (
         (TAP, IDS),
         (SHAPER, IDS),

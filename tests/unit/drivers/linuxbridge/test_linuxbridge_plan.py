@@ -20,9 +20,9 @@ from netplugin.host.tc import Tbf
 from netplugin.host.vxlan_filter import VxlanKey
 from tests.unit.drivers.linuxbridge.model import DEVICES, INTERFACES, LOCAL_IP, Model
 from tests.unit.drivers.linuxbridge.strategies import (
-    all_desired,
     converge,
     hosts,
+    intent_lists,
     planned,
     queueing,
 )
@@ -101,7 +101,7 @@ def kept_by_others(model: Model) -> set[str | None]:
 
 
 @many
-@given(hosts(), all_desired(), st.booleans())
+@given(hosts(), intent_lists(), st.booleans())
 def test_planning_after_applying_gives_nothing(model: Model, desired: list[Intent], whole: bool) -> None:
     result = converge(model, desired, whole=whole)
     assert planned(model, desired, whole=whole) == ()
@@ -126,7 +126,7 @@ def test_planning_after_applying_gives_nothing(model: Model, desired: list[Inten
 
 
 @many
-@given(hosts(), all_desired(), st.randoms())
+@given(hosts(), intent_lists(), st.randoms())
 def test_the_order_of_intents_does_not_matter(model: Model, desired: list[Intent], random: Any) -> None:
     shuffled = list(desired)
     random.shuffle(shuffled)
@@ -134,7 +134,7 @@ def test_the_order_of_intents_does_not_matter(model: Model, desired: list[Intent
 
 
 @many
-@given(hosts(), all_desired(), st.booleans())
+@given(hosts(), intent_lists(), st.booleans())
 def test_what_is_not_ours_is_never_changed(model: Model, desired: list[Intent], whole: bool) -> None:
     before = model.foreign()
     converge(model, desired, whole=whole)
@@ -142,7 +142,7 @@ def test_what_is_not_ours_is_never_changed(model: Model, desired: list[Intent], 
 
 
 @many
-@given(hosts(), all_desired())
+@given(hosts(), intent_lists())
 def test_a_partial_look_leaves_the_other_ports_alone(model: Model, desired: list[Intent]) -> None:
     names = {device_name(prefix, intent.port_id) for intent in desired for prefix in (TAP, SHAPER)}
     names |= {DEVICES[intent.port_id] for intent in desired if intent.port_id in DEVICES}
@@ -161,7 +161,7 @@ def test_a_partial_look_leaves_the_other_ports_alone(model: Model, desired: list
 
 
 @many
-@given(hosts(), all_desired(), st.booleans(), st.integers(0, 40))
+@given(hosts(), intent_lists(), st.booleans(), st.integers(0, 40))
 def test_what_was_cut_off_is_finished(model: Model, desired: list[Intent], whole: bool, stage: int) -> None:
     """An agent that dies between any two changes; the next looks at everything."""
     model.driver.apply(planned(model, desired, whole=whole)[:stage], time.monotonic() + 60)
@@ -174,7 +174,7 @@ def test_what_was_cut_off_is_finished(model: Model, desired: list[Intent], whole
 
 
 @many
-@given(hosts(), all_desired(), st.integers(0, 40))
+@given(hosts(), intent_lists(), st.integers(0, 40))
 def test_what_was_cut_off_can_be_given_up(model: Model, desired: list[Intent], stage: int) -> None:
     """As an agent does that could not make a port: it looks at that port alone."""
     orphans = model.driver.observe(None, time.monotonic() + 60).ports
@@ -195,7 +195,7 @@ def test_removing_all_leaves_no_trace(model: Model) -> None:
 
 
 @many
-@given(hosts(), all_desired(), st.booleans())
+@given(hosts(), intent_lists(), st.booleans())
 def test_a_tap_is_put_to_use_after_its_rates_are_set(
     model: Model, desired: list[Intent], whole: bool
 ) -> None:

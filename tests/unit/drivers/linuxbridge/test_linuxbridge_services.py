@@ -82,7 +82,7 @@ def test_a_renamed_device_is_no_port_any_more() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_smaller_mtu_of_a_neighbour_does_not_make_its_bridge_smaller(whole: bool) -> None:
+def test_a_port_with_a_smaller_mtu_does_not_make_its_bridge_smaller(whole: bool) -> None:
     model = placed()
     small = Intent("p", make_spec(mtu=1400))
     converge(model, [small, Intent("svc", service())] if whole else [small], whole=whole)

@@ -90,9 +90,9 @@ def test_an_unusable_database_is_reported_with_what_it_lacks(lacks: str) -> None
     with _server(needs) as switch:
         host = OvsHost(settings_of(switch), Supervisor())
         try:
-            printed = f"its schema 8.3.0 has no .*{lacks}"
+            reason = f"its schema 8.3.0 has no .*{lacks}"
             wait_for(lambda: lacks in str(host.usable().reason), PATIENCE_S, "the reason")
-            with pytest.raises(BackendUnavailable, match=printed) as unusable:
+            with pytest.raises(BackendUnavailable, match=reason) as unusable:
                 host.db.commit(PLUG, soon())
             assert unusable.value.step == "ovsdb-connect"
         finally:

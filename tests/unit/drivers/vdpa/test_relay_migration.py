@@ -104,7 +104,7 @@ class Relays(VdpaWorld):
     def forwards(self) -> bool:
         """Whether there are flows from the VF to the VM."""
         seen = self.switch.ovs.common([PORT])
-        if PORT not in seen.rows or PORT not in seen.vf_port:
+        if PORT not in seen.rows or PORT not in seen.vf_ports:
             return False
         interface = seen.rows[PORT].interface
         assert interface is not None and interface.ofport is not None
@@ -137,11 +137,11 @@ class Relays(VdpaWorld):
         self.assert_as_before()
         record, seen = self.store.get(PORT), self.switch.ovs.common()
         if record is None:
-            assert not self.has_mac and not seen.rows and not seen.vf_port
+            assert not self.has_mac and not seen.rows and not seen.vf_ports
             return "gone"
         assert (record.state, record.error) == (PortState.ACTIVE, None)
         vf, mac = self.vf_of(PORT), self.kind.spec.mac
-        row, vf_port = seen.rows[PORT], seen.vf_port[PORT]
+        row, vf_port = seen.rows[PORT], seen.vf_ports[PORT]
         assert row.interface and vf_port.interface
         assert seen.bridges[str(row.bridge)].neighbours == 0
         if self.kind.opens_again:
@@ -288,12 +288,12 @@ def test_a_closed_relay_stays_closed(name: str) -> None:
 def test_a_nic_that_is_away_or_in_reset_for_a_while_changes_nothing(name: str) -> None:
     with relays(name) as world:
         prepared(world)
-        rows, [pf] = world.switch.ovs.common().vf_port, world.model.pfs.values()
+        rows, [pf] = world.switch.ovs.common().vf_ports, world.model.pfs.values()
         pf.away = True
-        assert world.check() and world.switch.ovs.common().vf_port == rows
+        assert world.check() and world.switch.ovs.common().vf_ports == rows
         pf.away = False
         pf.unreported = {*pf.vfs}
-        assert world.check() and world.switch.ovs.common().vf_port == rows
+        assert world.check() and world.switch.ovs.common().vf_ports == rows
         pf.unreported = set()
         assert world.check() and world.look() == "closed"
 

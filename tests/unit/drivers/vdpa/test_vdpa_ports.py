@@ -692,7 +692,7 @@ def test_a_port_keeps_its_mode_whatever_ovs_becomes(native: VdpaWorld) -> None:
     assert native.check()
     assert native.state("a") is PortState.DEGRADED
     assert NATIVE_TYPE in problem_of(native) and "stays so" in problem_of(native)
-    assert native.switch.ovs.common().vf_port == {} and binding_of(native)["mode"] == "native"
+    assert native.switch.ovs.common().vf_ports == {} and binding_of(native)["mode"] == "native"
     assert native.reconciler.check(dry_run=True).changes == []
     native.switch.reported = NATIVE_ROOT
     assert native.check()

@@ -280,7 +280,7 @@ class VduseWorld(VdpaWorld):
                     record.spec.network.mtu,
                 )
         seen = self.switch.ovs.common()
-        of_vfs = seen.vf_port.keys()
+        of_vfs = seen.vf_ports.keys()
         assert seen.rows.keys() == {*ports, *of_vfs}
         for port_id in ports:
             assert path_of(seen.rows[port_id]) == f"{self.vduse.directory}/{vduse_name(port_id)}"

@@ -232,10 +232,10 @@ class VdpaWorld(World):
         """Each port that is active has its two ports and their flows, and nothing else is there."""
         ports = [r.port_id for r in self.store.records() if r.spec.backend == "vdpa"]
         seen = self.switch.ovs.common()
-        assert seen.rows.keys() == seen.vf_port.keys() == set(ports)
+        assert seen.rows.keys() == seen.vf_ports.keys() == set(ports)
         for port_id in ports:
-            assert self.switch.devices()[self.address_of(port_id)] == seen.vf_port[port_id].name
-            vm, vf = (m[port_id].interface.ofport for m in (seen.rows, seen.vf_port))  # type: ignore[union-attr]
+            assert self.switch.devices()[self.address_of(port_id)] == seen.vf_ports[port_id].name
+            vm, vf = (m[port_id].interface.ofport for m in (seen.rows, seen.vf_ports))  # type: ignore[union-attr]
             ways = {(f"in_port={a},", output(b)) for a, b in ((vm, vf), (vf, vm))}
             flows = seen.flows[port_id]
             assert {w for w in ways for f in flows if w[0] in f.match and w[1] == f.actions} == ways

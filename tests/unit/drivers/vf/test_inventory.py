@@ -285,16 +285,16 @@ def test_unusable_says_the_reason_and_the_fix(
     tmp_path: Path, devices: list[str], nic: Nic, vfio: bool, step: str, fix: str
 ) -> None:
     build(tmp_path, nic, vfio=vfio)
-    printed = usability(tmp_path, parse_devices(devices))
-    assert not printed.usable and printed.step == step and fix in str(printed.fix)
+    found = usability(tmp_path, parse_devices(devices))
+    assert not found.usable and found.step == step and fix in str(found.fix)
 
 
 def test_without_an_iommu(tmp_path: Path) -> None:
     build(tmp_path, FIRST)
     for group in (tmp_path / "kernel/iommu_groups").iterdir():
         shutil.rmtree(group)
-    printed = usability(tmp_path, parse_devices(["net1:eth0"]))
-    assert printed.step == "iommu" and "intel_iommu=on" in str(printed.fix)
+    found = usability(tmp_path, parse_devices(["net1:eth0"]))
+    assert found.step == "iommu" and "intel_iommu=on" in str(found.fix)
 
 
 def test_dpdk_on_mlx5_needs_neither_an_iommu_nor_vfio(tmp_path: Path) -> None:

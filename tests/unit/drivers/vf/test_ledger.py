@@ -73,7 +73,7 @@ def spec(**fields: Any) -> PortSpec:
 
 # -- the choice ----------------------------------------------------------------------------------
 
-all_desired = st.builds(
+specs = st.builds(
     spec,
     numa_node=st.none() | st.integers(0, 2),
     network=st.sampled_from(
@@ -91,7 +91,7 @@ pools = st.builds(
 )
 
 
-@given(inventory=pools, asked=st.lists(all_desired, max_size=12))
+@given(inventory=pools, asked=st.lists(specs, max_size=12))
 def test_a_vf_is_never_given_twice_and_always_as_asked(inventory: Inventory, asked: list[PortSpec]) -> None:
     taken: dict[str, str] = {}
     for number, desired in enumerate(asked):
@@ -307,7 +307,7 @@ def test_a_nic_that_was_renamed_is_the_same(tmp_path: Path) -> None:
     assert not isinstance(vf, Lost) and vf.address == claim.key
 
 
-def test_a_nic_that_has_lost_its_vfs_reports_it(tmp_path: Path) -> None:
+def test_a_vf_that_its_nic_has_lost_is_reported(tmp_path: Path) -> None:
     before = Nic()
     claim = claimed(build(tmp_path / "before", before), before)
     inventory = after_reboot(tmp_path / "after", Nic(vfs=()))

@@ -184,8 +184,8 @@ def test_cores_of_emulator_and_io_threads_are_not_taken() -> None:
     shared = DomainLive("shared", (every,), frozenset(range(8)), frozenset(), (frozenset((0, 5)), every))
     assert cpus(2, host(live=Live(domains=(pinned, shared)))) == (5, 6)
     alone = placed(0, 1).model_copy(update={"emulator": (2,)})
-    companions = placed(0, 3).model_copy(update={"emulator": (0, 4), "emulator_alone": False})
-    assert cpus(1, host(vms={"a": alone, "b": companions})) == (4,)
+    sharing = placed(0, 3).model_copy(update={"emulator": (0, 4), "emulator_alone": False})
+    assert cpus(1, host(vms={"a": alone, "b": sharing})) == (4,)
 
 
 def test_a_libvirt_that_does_not_answer_may_have_vms_on_any_core() -> None:

@@ -85,14 +85,14 @@ def _matrix(options: argparse.Namespace) -> int:
 @contextmanager
 def ends_cleanly() -> Iterator[None]:
     """Raise KeyboardInterrupt on the first signal; later ones do not interrupt the cleanup."""
-    reported = False
+    interrupted = False
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal reported
-        if reported:
+        nonlocal interrupted
+        if interrupted:
             print("\nRestoring the host's settings ...", file=sys.stderr)
             return
-        reported = True
+        interrupted = True
         raise KeyboardInterrupt
 
     before = {

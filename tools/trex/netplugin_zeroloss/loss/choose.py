@@ -55,7 +55,7 @@ def make(
 
     ``timeout_s``: seconds that OVS has to answer with its counters.
 
-    Raises: EvidenceError if a device does not exist.
+    Raises: AttributionError if a device does not exist.
     """
     bridges = set(description.ovs_bridges)
     vhost_ports: set[str] = set()

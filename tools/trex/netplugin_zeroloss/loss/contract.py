@@ -46,12 +46,12 @@ class DropCounters(ABC):
 
     @abstractmethod
     def read(self) -> CounterReading:
-        """Read all counters. Raises: EvidenceError if the component cannot be read."""
+        """Read all counters. Raises: AttributionError if the component cannot be read."""
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         """Return the differences of two readings. Override it where counters need arithmetic.
 
-        Raises: EvidenceError if a counter decreased or disappeared, so the component restarted during
+        Raises: AttributionError if a counter decreased or disappeared, so the component restarted during
         the trial.
         """
         return CounterChanges(

@@ -27,7 +27,7 @@ class LinkCounters(DropCounters):
     """Kernel devices by name; of a bridge also its members at construction time."""
 
     def __init__(self, devices: Iterable[str]) -> None:
-        """Raises: EvidenceError if a device does not exist."""
+        """Raises: AttributionError if a device does not exist."""
         self._names = tuple(sorted(_with_members(set(devices), _dump()[0])))
 
     @property
@@ -40,19 +40,19 @@ class LinkCounters(DropCounters):
 
 
 def lost_at(names: Iterable[str], links: Iterable[Any], qdiscs: Iterable[Any]) -> dict[str, int]:
-    """Return lost frames from netlink messages (pure). Raises: EvidenceError if a device disappeared."""
+    """Return lost frames from netlink messages (pure). Raises: AttributionError if a device disappeared."""
     lost: dict[str, int] = {}
     names_of: dict[int, str] = {}
-    desired = set(names)
+    devices = set(names)
     for link in links:
         name = link.get_attr("IFLA_IFNAME")
-        if name not in desired:
+        if name not in devices:
             continue
         names_of[link["index"]] = name
         counts: Mapping[str, int] = link.get_attr("IFLA_STATS64") or {}
         for count in _COUNTS:
             lost[f"{name}.{count}"] = int(counts.get(count, 0))
-    if missing := desired - set(names_of.values()):
+    if missing := devices - set(names_of.values()):
         raise AttributionError(f"links: there is no device {', '.join(sorted(missing))}")
     for qdisc in qdiscs:
         device = names_of.get(qdisc["index"])

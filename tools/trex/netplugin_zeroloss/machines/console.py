@@ -210,7 +210,7 @@ class Console(Machine):
             raise MachineError(f"{file}: {error.strerror}") from error
 
     def _until(self, is_last: Callable[[str], bool], deadline: float) -> str | None:
-        """Return the next line that ``wanted`` accepts, and drop those before it; None at the deadline."""
+        """Return the next line that ``is_last`` accepts, and drop those before it; None at the deadline."""
         while (left := deadline - time.monotonic()) > 0:
             *lines, self._received = self._received.split("\n")
             for number, line in enumerate(lines):

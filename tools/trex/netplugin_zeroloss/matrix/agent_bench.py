@@ -66,9 +66,9 @@ def client(description: RunDescription) -> Client:
         "NETPLUGIN_CERT": agent.cert,
         "NETPLUGIN_KEY": agent.key,
     }
-    reported = {name: str(value) for name, value in given.items() if value is not None}
+    settings = {name: str(value) for name, value in given.items() if value is not None}
     try:
-        return Client.from_environment({**os.environ, **reported}, description.timeouts.agent)
+        return Client.from_environment({**os.environ, **settings}, description.timeouts.agent)
     except NetpluginError as error:
         raise UnusableInput("agent", str(error)) from error
 

@@ -178,8 +178,8 @@ class Comparison:
             return 2
         if CellVerdict.REGRESSION in findings:
             return 1
-        reported = findings - {CellVerdict.NO_BASELINE}
-        return 2 if CellVerdict.UNDECIDED in reported or not reported else 0
+        compared = findings - {CellVerdict.NO_BASELINE}
+        return 2 if CellVerdict.UNDECIDED in compared or not compared else 0
 
 
 def compare(before: RunRecord, after: RunRecord, limits: ComparisonLimits | None = None) -> Comparison:

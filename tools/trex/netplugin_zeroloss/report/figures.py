@@ -356,7 +356,7 @@ def report_of(
     published: PublishedTable | None = None,
     relation: PublishedRelation = PublishedRelation.NOT_SHOWN,
 ) -> Report:
-    """Return the figures of a run, with published figures as ``beside`` says."""
+    """Return the figures of a run, with published figures as ``relation`` says."""
     figures = [_figure(run, cell) for cell in run.cells]
     if published is not None and relation is not PublishedRelation.NOT_SHOWN:
         figures = [replace(f, published_pps=published.rate_pps(f.cell)) for f in figures]

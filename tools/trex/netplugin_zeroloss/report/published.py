@@ -73,7 +73,7 @@ _CONDITIONS: Final = (
 _LONGEST: Final = 1 << 16
 
 
-def relation_of(run: RunRecord, table: PublishedTable, desired: bool) -> PublishedRelation:
+def relation_of(run: RunRecord, table: PublishedTable, requested: bool) -> PublishedRelation:
     """Return how to label the table; comparable only if the run description sets it.
 
     It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
@@ -93,7 +93,7 @@ def relation_of(run: RunRecord, table: PublishedTable, desired: bool) -> Publish
     named = next((value for key, value in fields if key.value == "comparable_to"), None)
     if isinstance(named, SequenceNode) and table.name in [each.value for each in named.value]:
         return PublishedRelation.COMPARABLE
-    return PublishedRelation.OTHER if desired else PublishedRelation.NOT_SHOWN
+    return PublishedRelation.OTHER if requested else PublishedRelation.NOT_SHOWN
 
 
 def zstack() -> PublishedTable:

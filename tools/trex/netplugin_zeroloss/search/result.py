@@ -274,7 +274,7 @@ class ResultSpread:
     relative_std: float | None
 
 
-def spread(answers: Sequence[float], desired: float = 0.95) -> ResultSpread | None:
+def spread(answers: Sequence[float], requested: float = 0.95) -> ResultSpread | None:
     """Return the narrowest order-statistic interval for the median; None without answers.
 
     Each answer is above the true median with probability 1/2 for any distribution, so the number above
@@ -286,7 +286,7 @@ def spread(answers: Sequence[float], desired: float = 0.95) -> ResultSpread | No
     if not count:
         return None
     out, confidence = 0, _covers(count, 0)
-    while 2 * (out + 1) < count and _covers(count, out + 1) >= desired:
+    while 2 * (out + 1) < count and _covers(count, out + 1) >= requested:
         out += 1
         confidence = _covers(count, out)
     mean = statistics.fmean(ordered)
