@@ -142,7 +142,8 @@ def apply_tcg_workaround(xml: str, migrates: bool = False) -> str:
 
     Of a guest with one vCPU it leaves out the memory barriers (`tcg_gen_mb`, until 8.1), as if nobody
     else had the memory. So guest and vswitchd can miss each other's last write of a ring; no interrupt
-    follows then, and the NIC never receives again. With room for a second vCPU all barriers are there.
+    follows then, and the NIC never receives again. With room for a second vCPU all barriers are there;
+    a domain with a topology has no such room.
 
     ``migrates``: also with a little more memory, without which QEMU 7.2 loses some of it under
     TCG (`tests.bench.copied_memory`). libvirt rounds to MiB, so this is memory beside libvirt's own.
@@ -153,7 +154,8 @@ def apply_tcg_workaround(xml: str, migrates: bool = False) -> str:
     # libvirt looks for the namespace on the root.
     root = etree.Element(domain.tag, dict(domain.attrib), nsmap={"qemu": QEMU_NS})
     root.extend(each for each in domain if each.tag not in (_name("override"), _name("commandline")))
-    if (vcpus := root.find("vcpu")) is not None and vcpus.text == "1":
+    vcpus = root.find("vcpu")
+    if vcpus is not None and vcpus.text == "1" and root.find("cpu/topology") is None:
         vcpus.set("current", vcpus.text)
         vcpus.text = "2"
     for number, nic in enumerate(root.findall("devices/interface[@type='vhostuser']")):
