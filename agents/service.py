@@ -23,7 +23,7 @@ from agents.store.store import Store
 from agents.telemetry.event_streams import EventStreams
 from agents.telemetry.metrics import Metrics
 from agents.worker import BackendWorker
-from netplugin.api.models import RenderRequest
+from netplugin.api.domain_models import RenderRequest
 from netplugin.backend import Backend, Observation
 from netplugin.host.shared import Host
 

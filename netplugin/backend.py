@@ -217,8 +217,8 @@ class Backend(ABC, Generic[ObservationT]):
         from any thread.
 
         The agent calls it before it observes the host. While the result is not usable, nothing is
-        observed for a plan and nothing is applied. Locks are held until ``close``. A backend that
-        could lock only a part is usable and does not touch the rest.
+        observed for a plan and nothing is applied. Locks are held until the agent ends, which
+        releases them. A backend that could lock only a part is usable and does not touch the rest.
         """
         return Usability(True)
 

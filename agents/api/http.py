@@ -36,12 +36,12 @@ from agents.telemetry.event_streams import MEDIA_TYPE
 from agents.telemetry.metrics import Metrics
 from netplugin.api.batch_models import Batch, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import intent_tag
+from netplugin.api.domain_models import CheckRequest, RenderedDomain, RenderRequest
 from netplugin.api.event_models import EventFilter, EventKind
 from netplugin.api.fields import Name, PciAddress
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import (
     BackendInfo,
-    CheckRequest,
     Finding,
     HostState,
     NetworkInfo,
@@ -50,8 +50,6 @@ from netplugin.api.models import (
     PortSpec,
     ReconcileReport,
     ReconcileRequest,
-    RenderedDomain,
-    RenderRequest,
     VfInfo,
 )
 from netplugin.api.page_models import Page

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from agents.host.view import HostView
 from agents.off_loop import OffLoop
 from agents.store.store import Store
+from netplugin.api.domain_models import CheckRequest, DomainPolicy, RenderedDomain, RenderRequest
 from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
@@ -18,17 +19,7 @@ from netplugin.api.errors import (
     NetpluginError,
     NotFound,
 )
-from netplugin.api.models import (
-    Binding,
-    CheckRequest,
-    DomainPolicy,
-    Finding,
-    Port,
-    PortState,
-    RenderedDomain,
-    RenderRequest,
-    VfInfo,
-)
+from netplugin.api.models import Binding, Finding, Port, PortState, VfInfo
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import (
     RENDER,

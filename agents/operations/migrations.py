@@ -12,9 +12,10 @@ from agents.operations.ports import PortOperations
 from agents.ports.call import migrate_call
 from agents.ports.migration import outcome
 from agents.store.port_table import Record
+from netplugin.api.domain_models import RenderRequest
 from netplugin.api.errors import Conflict, NetpluginError
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
-from netplugin.api.models import BackendInfo, Finding, Port, RenderRequest
+from netplugin.api.models import BackendInfo, Finding, Port
 
 #: Fields of a spec that the guest's device has, or that are the VM itself: the same on both hosts.
 _SAME = ("vm_id", "mac", "backend", "queues", "rx_queue_size", "tx_queue_size")

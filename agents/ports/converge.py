@@ -446,5 +446,5 @@ def _stays(call: Call) -> bool:
         return True
     if before.state is PortState.REMOVING or (before.state is PortState.PENDING and before.previous is None):
         return False
-    unchanged_but_filter = call.record.spec.differing(before.spec) <= {"port_security"}
-    return before.state is not PortState.ACTIVE or unchanged_but_filter
+    only_the_filter = call.record.spec.differing(before.spec) <= {"port_security"}
+    return before.state is not PortState.ACTIVE or only_the_filter

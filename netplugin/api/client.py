@@ -25,6 +25,7 @@ from netplugin.api.client_settings import (
     tls,
 )
 from netplugin.api.conditions import ANY
+from netplugin.api.domain_models import CheckRequest, DomainPolicy, RenderedDomain, RenderRequest
 from netplugin.api.errors import (
     BackendUnavailable,
     HostError,
@@ -41,8 +42,6 @@ from netplugin.api.fields import Name, PciAddress
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import (
     BackendInfo,
-    CheckRequest,
-    DomainPolicy,
     Finding,
     HostState,
     NetworkInfo,
@@ -52,8 +51,6 @@ from netplugin.api.models import (
     PortState,
     ReconcileReport,
     ReconcileRequest,
-    RenderedDomain,
-    RenderRequest,
     VfInfo,
 )
 from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec

@@ -6,9 +6,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from netplugin.api.domain_models import RenderRequest
 from netplugin.api.fields import Flag, Name, PortId, Value
 from netplugin.api.migration import Activation
-from netplugin.api.models import PortSpec, RenderRequest
+from netplugin.api.models import PortSpec
 
 #: What a caller asks of a port.
 MigrationStep = Literal["prepare", "activate", "commit", "abort", "leave"]

@@ -9,14 +9,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from netplugin.api.errors import Problem
 from netplugin.api.fields import (
@@ -478,32 +471,3 @@ class ReconcileReport(BaseModel):
     changes: list[PlannedChange]
     orphans_kept: list[str] = []
     errors: list[Problem] = []
-
-
-class DomainPolicy(Value):
-    """The placement of a domain.
-
-    ``pin``: each vCPU on a CPU of its own, according to the CPU plan of the host; ``realtime``:
-    pinned, with the settings that real-time guests need; ``numa_node``: the NUMA node to use.
-    """
-
-    pin: Flag = False
-    realtime: Flag = False
-    numa_node: Annotated[int, Field(ge=0, le=1023, strict=True)] | None = None
-
-
-class RenderRequest(Value):
-    """A libvirt domain XML to complete with the VM's interfaces and the elements that they require."""
-
-    xml: Annotated[str, StringConstraints(max_length=1_000_000)]
-    policy: DomainPolicy = DomainPolicy()
-
-
-class CheckRequest(Value):
-    """The XML of an existing libvirt domain to check."""
-
-    xml: Annotated[str, StringConstraints(max_length=1_000_000)]
-
-
-class RenderedDomain(Value):
-    xml: str

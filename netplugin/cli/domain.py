@@ -11,8 +11,9 @@ from cliff.command import Command
 from cliff.show import ShowOne
 
 from netplugin.api.client import Client
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.field_errors import valid
-from netplugin.api.models import DomainPolicy, Finding
+from netplugin.api.models import Finding
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
 from netplugin.tuning.guest.plan import GuestPlan, guest_text, plan_guest

@@ -38,7 +38,7 @@ MAX_SOCKET_PATH = 107
 
 # First byte of a MAC: locally administered and unicast (IEEE 802). The other bytes are a digest, so
 # no random MAC of the kernel matches by chance.
-_BIRTH = 0x0E
+_FIRST_BYTE = 0x0E
 
 # IFNAMSIZ is 16 with the final NUL (include/uapi/linux/if.h): 3 letters and 11 hex digits fit.
 # With 44 bits, a clash among 10,000 ports of one host has a probability of 1 in 350,000; who chooses the
@@ -84,7 +84,7 @@ def provisional_mac(name: str) -> str:
     between the two, the name and this MAC identify the device as ours.
     """
     digest = hashlib.sha256(name.encode()).digest()
-    return ":".join(f"{byte:02x}" for byte in (_BIRTH, *digest[:5]))
+    return ":".join(f"{byte:02x}" for byte in (_FIRST_BYTE, *digest[:5]))
 
 
 # -- Addresses derived from others. ---------------------------------------------------------------

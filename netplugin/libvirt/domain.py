@@ -10,8 +10,9 @@ from typing import Final
 
 from lxml import etree
 
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest
-from netplugin.api.models import Binding, DomainPolicy, DomainRequirements
+from netplugin.api.models import Binding, DomainRequirements
 from netplugin.libvirt.interfaces import Element, fragments, mac_of_hostdev, parser, text
 from netplugin.libvirt.values import bitmap, content, mac, pci_address, unsigned
 

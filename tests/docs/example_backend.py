@@ -59,7 +59,7 @@ class Files(Backend[FilesSeen]):
     def validate(self, spec: PortSpec) -> None:
         super().validate(spec)
         if spec.port_security.enabled:
-            raise Unsupported("a file has no filter", step="validate")
+            raise Unsupported("a file has no filter", step="validate", fix="plug it without port_security")
 
     def observe(self, ports: Collection[str] | None, deadline: float) -> FilesSeen:
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict
-from netplugin.api.models import Binding, DomainPolicy
+from netplugin.api.models import Binding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import RENDER, complete, invalid, nodes_asked
 from netplugin.libvirt.interfaces import Element

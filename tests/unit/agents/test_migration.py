@@ -19,6 +19,7 @@ from agents.ports.reconciler import Reconciler
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin.api.client import Client
+from netplugin.api.domain_models import DomainPolicy, RenderRequest
 from netplugin.api.errors import (
     CapacityExhausted,
     Conflict,
@@ -30,7 +31,7 @@ from netplugin.api.errors import (
 )
 from netplugin.api.migration import Activation, Migration, MigrationPhase
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest, MigrationStep
-from netplugin.api.models import BackendInfo, DomainPolicy, Features, PortSpec, PortState, RenderRequest
+from netplugin.api.models import BackendInfo, Features, PortSpec, PortState
 from netplugin.backend import Intent
 from tests.lab.processes import wait_for
 from tests.unit.agent import DEADLINE_S, SPEC, Agent, agent, caller, served_agent

@@ -18,6 +18,7 @@ from agents.ports.teams import standby_id, standby_spec
 from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.batch_models import Batch, BatchPut
+from netplugin.api.domain_models import RenderRequest
 from netplugin.api.errors import Conflict, HostError, Unsupported
 from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import (
@@ -27,7 +28,6 @@ from netplugin.api.models import (
     PortSpec,
     PortState,
     ReconcileRequest,
-    RenderRequest,
     VfInfo,
 )
 from netplugin.backend import Intent, TeamVf

@@ -8,8 +8,9 @@ import re
 import pytest
 from lxml import etree
 
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict, InvalidRequest
-from netplugin.api.models import Binding, DomainPolicy, DomainRequirements, PortSpec
+from netplugin.api.models import Binding, DomainRequirements, PortSpec
 from netplugin.libvirt.domain import (
     address,
     complete,

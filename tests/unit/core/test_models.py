@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from netplugin.api.batch_models import Batch, BatchPut
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.fields import Mac, Name, PciAddress
-from netplugin.api.models import DomainPolicy, Network, PortSpec, ReconcileRequest
+from netplugin.api.models import Network, PortSpec, ReconcileRequest
 from netplugin.api.pmd_models import PmdRequest
 from tests.unit.agent import SPEC, agent, caller, served_agent
 

@@ -12,19 +12,9 @@ from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription, read
 
 from netplugin.api.client import Client, Readiness
+from netplugin.api.domain_models import DomainPolicy, RenderedDomain
 from netplugin.api.errors import Conflict, HostError
-from netplugin.api.models import (
-    BackendInfo,
-    Binding,
-    DomainPolicy,
-    Features,
-    Finding,
-    Port,
-    PortSpec,
-    PortState,
-    RenderedDomain,
-    VfInfo,
-)
+from netplugin.api.models import BackendInfo, Binding, Features, Finding, Port, PortSpec, PortState, VfInfo
 from netplugin.api.physical_models import (
     BridgeUplinkSpec,
     OvsUplinkSpec,

@@ -15,8 +15,8 @@ from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.domain import DomainRunner, source_of, wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
 
+from netplugin.api.domain_models import DomainPolicy, RenderedDomain
 from netplugin.api.errors import HostError
-from netplugin.api.models import DomainPolicy, RenderedDomain
 from netplugin.libvirt.guest import read_domain
 from netplugin.libvirt.image_domain import NICS
 from netplugin.libvirt.vm_image import Image

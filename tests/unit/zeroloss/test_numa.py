@@ -26,8 +26,8 @@ from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vnf import choose as vnfs
 from netplugin_zeroloss.vnf.contract import VnfCores
 
+from netplugin.api.domain_models import DomainPolicy, RenderedDomain
 from netplugin.api.errors import Conflict, HostError, NetpluginError
-from netplugin.api.models import DomainPolicy, RenderedDomain
 from tests.unit.tuning.golden import facts_of
 from tests.unit.tuning.machines import load
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from lxml import etree
 
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import InvalidRequest
-from netplugin.api.models import Binding, DomainPolicy, DomainRequirements
+from netplugin.api.models import Binding, DomainRequirements
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.libvirt.domain import complete, parse_domain, written
 from netplugin.libvirt.image_domain import HOST, NICS, USER, add, domain, place

@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import InvalidRequest
-from netplugin.api.models import Binding, DomainPolicy, DomainRequirements, PortSpec
+from netplugin.api.models import Binding, DomainRequirements, PortSpec
 from netplugin.libvirt.domain import parse_domain
 from netplugin.libvirt.interfaces import Element, tap_interface, vhostuser_interface
 from netplugin.tuning.placing.capacity import HostCapacity, ground_of

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from netplugin.api.client import Client
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict, InvalidRequest, NotFound
-from netplugin.api.models import DomainPolicy, PortSpec
+from netplugin.api.models import PortSpec
 from netplugin.cli.main import main
 from tests.unit.agent import SPEC, Agent, agent, served_agent, view_of
 from tests.unit.tuning.placing.strategies import Vm

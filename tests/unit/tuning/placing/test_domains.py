@@ -16,6 +16,7 @@ import pytest
 
 import agents.host.pmd
 from agents.host import domains
+from netplugin.api.domain_models import CheckRequest, DomainPolicy, RenderRequest
 from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
@@ -23,14 +24,7 @@ from netplugin.api.errors import (
     HostError,
     NotFound,
 )
-from netplugin.api.models import (
-    CheckRequest,
-    DomainPolicy,
-    Finding,
-    PortSpec,
-    PortState,
-    RenderRequest,
-)
+from netplugin.api.models import Finding, PortSpec, PortState
 from netplugin.api.pmd_models import PmdChoice, PmdCore, PmdRequest, PmdState
 from netplugin.host.ovs_rows import OvsRoot
 from netplugin.host.shared import Host

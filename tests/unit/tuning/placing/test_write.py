@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from lxml import etree
 
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict
-from netplugin.api.models import DomainPolicy
 from netplugin.libvirt.domain import parse_domain, written
 from netplugin.libvirt.pins import is_marked, is_marked_realtime
 from netplugin.tuning.placing.capacity import Held, HostCapacity

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.fields import Mac, Name
-from netplugin.api.models import DomainPolicy, Network
+from netplugin.api.models import Network
 from netplugin.host.cpus import parse_list
 from netplugin.libvirt.image_domain import HOST, NICS, SSH_PORT, USER
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS
