@@ -31,7 +31,7 @@ _LOOK_GAP, _LOOK_GAP_MOST_S = 4.0, 5.0
 
 
 @dataclass(frozen=True)
-class Batch:
+class CallBatch:
     """Calls to carry out together: new ones, or ones to retry, whose deadlines are nearer."""
 
     calls: list[Call]
@@ -54,7 +54,7 @@ class Look:
     ports: frozenset[str] | None
 
 
-Work: TypeAlias = Batch | Job | Look
+Work: TypeAlias = CallBatch | Job | Look
 
 
 class Turn(Enum):
@@ -193,15 +193,15 @@ class Schedule:
         due = [retry for retry in self._retries.values() if retry.due <= now]
         return [retry.call for retry in sorted(due, key=lambda retry: retry.due)[:_RETRIES]]
 
-    def _take_calls(self, now: float) -> Batch:
+    def _take_calls(self, now: float) -> CallBatch:
         due, ready = self._due_again(now), self._ready()
         self._retried_last = bool(due) and not (self._retried_last and ready)
         if self._retried_last:
-            return Batch(due, is_retry=True)
+            return CallBatch(due, is_retry=True)
         batch = next_batch(ready, self.sizes, now)
         taken = set(map(id, batch))
         self.waiting = [call for call in self.waiting if id(call) not in taken]
-        return Batch(batch)
+        return CallBatch(batch)
 
 
 # -- how many ------------------------------------------------------------------------------------

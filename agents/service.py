@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.host.health import Health
 from agents.host.pmd import Pmd
-from agents.host.vfs import Vfs
+from agents.host.vfs import SharedVfs
 from agents.host.view import HostView
 from agents.networks.physical import PhysicalNetworkService
 from agents.networks.vxlan import Networks
@@ -70,7 +70,7 @@ class Service:
         self._domains: Domains | None = None
         self.events = EventStreams(store.events, store.database, max(1, conf.api.max_connections // 4))
         self.pmd = Pmd(host, view, store.placements)
-        self.vfs = Vfs(store, workers, timeout_s)
+        self.vfs = SharedVfs(store, workers, timeout_s)
         self.networks = Networks(store, workers, timeout_s)
         self.physical_networks = PhysicalNetworkService(store, host.networks, workers, timeout_s)
         self.health = Health(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
-from agents.schedule import Batch, Job, Look, Schedule
+from agents.schedule import CallBatch, Job, Look, Schedule
 from netplugin.api.errors import (
     BackendUnavailable,
     NetpluginError,
@@ -234,7 +234,7 @@ class BackendWorker:
                 self._supervisor.failed(self._name, error)
             job.future.set_exception(as_host_error(error, "agent"))
 
-    def _serve(self, batch: Batch) -> None:
+    def _serve(self, batch: CallBatch) -> None:
         start, plug = self._clock(), self.reconciler.plug
         self._run_calls(batch.calls, partial(plug.resume if batch.is_retry else plug.serve, batch.calls))
         if not batch.is_retry:

@@ -30,7 +30,7 @@ _MAX_PATH = 512
 
 
 @dataclass
-class Call:
+class AuditedCall:
     """What is known about a call so far."""
 
     peer: Peer
@@ -69,7 +69,7 @@ class AuditLog:
         except OSError as wrong:
             raise ValueError(f"[api] audit_log: {wrong}") from None
 
-    async def called(self, call: Call, status: int, code: str | None = None) -> None:
+    async def called(self, call: AuditedCall, status: int, code: str | None = None) -> None:
         """Log a call; status 200 with a ``taskuuid`` means that it was journalled for later."""
         entry: dict[str, Any] = {
             "event": "accepted" if call.taskuuid and status == 200 else "call",

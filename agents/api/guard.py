@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from agents.api import roles
 from agents.api.access import STATE, UNKNOWN, Access, Peer, require
-from agents.api.audit import AuditLog, Call
+from agents.api.audit import AuditedCall, AuditLog
 from agents.api.bodies import SMALL, refuse_conditions
 from agents.api.problems import problem_response
 from agents.api.roles import NO_DEVICES, BodyRules, Right, Role
@@ -63,7 +63,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = Call(scope.get("state", {}).get(STATE, UNKNOWN), scope["method"], scope["path"])
+        call = AuditedCall(scope.get("state", {}).get(STATE, UNKNOWN), scope["method"], scope["path"])
         try:
             await self._pass(call, scope, receive, send)
             return
@@ -77,7 +77,7 @@ class RequestGuard:
         await self._audit.called(call, error.status, error.code)
         await problem_response(error)(scope, receive, send)
 
-    async def _pass(self, call: Call, scope: Any, receive: Any, send: Any) -> None:
+    async def _pass(self, call: AuditedCall, scope: Any, receive: Any, send: Any) -> None:
         """Raises: NetpluginError or sqlite3.Error if the call must not reach the application."""
         headers = Headers(scope=scope)
         access = self._access()
@@ -116,7 +116,7 @@ class RequestGuard:
             return right.more(body, self._rules)
         return await self._off_loop.compute(right.more, body, self._rules)
 
-    async def _journal(self, call: Call, scope: Any, headers: Headers) -> None:
+    async def _journal(self, call: AuditedCall, scope: Any, headers: Headers) -> None:
         """The journal keeps no headers, and a condition must not get lost."""
         fix = "send the call without taskuuid, or without the condition"
         refuse_conditions(headers, "is not for asynchronous calls", step="journal", fix=fix)
@@ -129,7 +129,7 @@ class RequestGuard:
         call.taskuuid, call.callback = taskuuid, callback
         await self._tasks.accept(taskuuid, callback, call.method, target, call.body)
 
-    def _audited(self, call: Call, send: Any) -> Any:
+    def _audited(self, call: AuditedCall, send: Any) -> Any:
         """Write the audit entry when the response starts, before the caller receives it."""
 
         async def sent(message: Any) -> None:

@@ -13,7 +13,7 @@ from netplugin.api.models import PortState, VfInfo
 from netplugin.backend import NOBODY, Claim
 
 
-class Vfs:
+class SharedVfs:
     """The pool that the backends on VFs share; ``timeout_s`` is that of a look at it."""
 
     def __init__(self, store: Store, workers: Mapping[str, BackendWorker], timeout_s: float) -> None:

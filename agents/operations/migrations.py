@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 
 from agents.host.health import Health
-from agents.host.vfs import Vfs
+from agents.host.vfs import SharedVfs
 from agents.operations.ports import PortOperations
 from agents.ports.call import migrate_call
 from agents.ports.migration import outcome
@@ -31,7 +31,7 @@ class Migrations:
         self,
         ports: PortOperations,
         health: Health,
-        vfs: Vfs,
+        vfs: SharedVfs,
         would_place: Callable[[str, RenderRequest], Awaitable[None]],
         timeout_s: float,
     ) -> None:

@@ -45,7 +45,7 @@ _BRIDGED: Frame = {("physdev", flag): b"\1" for flag in (4, 8, 16)}
 _NEW: Frame = {("ct", 0): struct.pack("=I", 1 << 3), ("ct", 1): b"\0", ("ct", 2): bytes(4)}
 
 
-class Kind(NamedTuple):
+class FrameKind(NamedTuple):
     """A kind of frames. ``version``: of IP; 0 for ARP."""
 
     version: int
@@ -65,9 +65,9 @@ def _ip(version: int, protocol: int) -> Frame:
     return _ethertype(ethertype) | _NEW | known
 
 
-_ARP = Kind(0, "ARP")
-_KNOWN: Mapping[Kind, Frame] = {
-    Kind(version, name): _ip(version, number)
+_ARP = FrameKind(0, "ARP")
+_KNOWN: Mapping[FrameKind, Frame] = {
+    FrameKind(version, name): _ip(version, number)
     for version, icmp in ((4, 1), (6, 58))
     for name, number in (("TCP", 6), ("UDP", 17), ("ICMP", icmp))
 } | {_ARP: _ethertype(b"\x08\x06")}
@@ -120,7 +120,7 @@ class Obstacles:
 
     def __init__(self, filters: ForeignFilters) -> None:
         self.filters = filters
-        self._judged: dict[Hashable, Mapping[tuple[BaseChain, bool, str], Collection[Kind]]] = {}
+        self._judged: dict[Hashable, Mapping[tuple[BaseChain, bool, str], Collection[FrameKind]]] = {}
         keys = {*_INDICES, *_NAMES, *_BRIDGE_NAMES, *_PORT_NAMES}
         conditions = {each for chain in filters.chains for each in chain.table.conditions()}
         self._of_devices = [each for each in conditions if each.key in keys]
@@ -147,8 +147,8 @@ class Obstacles:
         listed = tuple(name in chain.devices for chain in self.filters.chains)
         return listed, tuple(each.holds(known) for each in self._of_devices)
 
-    def _drops(self, path: PortPath) -> Mapping[tuple[BaseChain, bool, str], Collection[Kind]]:
-        found = defaultdict[tuple[BaseChain, bool, str], list[Kind]](list)
+    def _drops(self, path: PortPath) -> Mapping[tuple[BaseChain, bool, str], Collection[FrameKind]]:
+        found = defaultdict[tuple[BaseChain, bool, str], list[FrameKind]](list)
         kinds = [each for each in _KNOWN if each is _ARP or each.version in path.versions]
         # To and from the uplink, and other ports of the bridge.
         others = dict.fromkeys((path.uplink, None))
@@ -177,7 +177,7 @@ class Obstacles:
             obstacles.append(Obstacle(True, where, what, fix, tunnels.underlay.name))
         return tuple(obstacles)
 
-    def _fix(self, chain: BaseChain, path: PortPath, kinds: Collection[Kind]) -> str:
+    def _fix(self, chain: BaseChain, path: PortPath, kinds: Collection[FrameKind]) -> str:
         bridge = path.bridge.name
         if chain.devices:
             return f"delete the rule, or take the device out of {chain}"
@@ -210,7 +210,9 @@ class Obstacles:
 # -- What is known of a frame in a chain; None if it does not pass it. -----------------------------
 
 
-def _frame(chain: BaseChain, kind: Kind, path: PortPath, into: Link | None, out: Link | None) -> Frame | None:
+def _frame(
+    chain: BaseChain, kind: FrameKind, path: PortPath, into: Link | None, out: Link | None
+) -> Frame | None:
     known, family, hook = _KNOWN[kind], _FAMILIES[kind.version], chain.hook
     if chain.devices:
         own = out if hook in _LEAVING else into
@@ -243,7 +245,7 @@ def _tunnel_frame(chain: BaseChain, tunnels: Tunnels, peer: str, incoming: bool)
     addresses = zip((at, at + length), ends if incoming else ends[::-1], strict=True)
     known = {("payload", 1, where, length): address for where, address in addresses if address}
     known |= {("payload", 2, 2, 2): struct.pack(">H", tunnels.udp_port)}
-    return _KNOWN[Kind(local.version, "UDP")] | _devices(chain.hook, own, own) | known
+    return _KNOWN[FrameKind(local.version, "UDP")] | _devices(chain.hook, own, own) | known
 
 
 def _devices(hook: str, into: Link | None, out: Link | None) -> Frame:
@@ -309,7 +311,7 @@ def _insert(chain: BaseChain, nft: str, iptables: str) -> str:
     return f"nft insert rule {table.family} {table.name} {chain.chain} {nft} accept"
 
 
-def _frames(kinds: Collection[Kind]) -> str:
+def _frames(kinds: Collection[FrameKind]) -> str:
     names: list[str] = []
     for version in (4, 6):
         of_version = [kind for kind in _KNOWN if kind.version == version]

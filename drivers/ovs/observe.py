@@ -16,7 +16,7 @@ from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
 from netplugin.host.names import device_name
-from netplugin.host.openflow import Settings
+from netplugin.host.openflow import BridgeSettings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
@@ -220,7 +220,7 @@ class OvsReader:
         self,
         bridge: OvsBridge,
         flows: Mapping[str, list[Flow]],
-        settings: Settings | None,
+        settings: BridgeSettings | None,
         scope: Scope,
         addressed: bool,
     ) -> ObservedOvsBridge:
@@ -266,7 +266,7 @@ class OvsReader:
             stray_cookies=self._strays(bridge, read, scope),
         )
 
-    def _tunnel_ends(self, ports: Sequence[OvsPort], settings: Settings | None) -> tuple[str, ...]:
+    def _tunnel_ends(self, ports: Sequence[OvsPort], settings: BridgeSettings | None) -> tuple[str, ...]:
         """Those of these ports at which OVS ends tunnels: they have an address, at least the link-local one
         of a device that is up. None where there are no tunnels, or if addresses cannot be read."""
         if not self._view.tunnels():
@@ -362,7 +362,7 @@ class OvsReader:
 
     def _bridge_settings(
         self, bridges: Mapping[str, OvsBridge], flows: Mapping[str, frozenset[Flow]], scope: Scope
-    ) -> dict[str, Settings]:
+    ) -> dict[str, BridgeSettings]:
         """The settings of bridges: of ours and those of all ports, or of those with a port that is closed."""
         closed = {str(scope.rows[i].bridge) for i, found in flows.items() if filters.are_closed(found)}
         ours = {n for n, bridge in bridges.items() if scope.on[n] or self._layout.is_ours(bridge)}
@@ -379,7 +379,7 @@ class OvsReader:
         return {i: frozenset(by_cookie.get(filters.port_cookie(i), ())) for i in rows}
 
 
-def _is_shut(port: OvsPort, settings: Settings | None) -> bool:
+def _is_shut(port: OvsPort, settings: BridgeSettings | None) -> bool:
     """Whether the bridge of the port, which has these settings, is known to forward nothing to it."""
     return bool(settings and port.interface and port.interface.works_at in settings.shut)
 

@@ -30,7 +30,7 @@ from drivers.vdpa.model import (
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
 from drivers.vdpa.switch import Switch
-from drivers.vdpa.vduse_commands import DeviceChange
+from drivers.vdpa.vduse_commands import VduseChange
 from drivers.vdpa.vduse_host import VHOST_VDPA, VduseHost
 from drivers.vf.backend import VfBackend
 from drivers.vf.commands import KIND, VfChange
@@ -51,7 +51,7 @@ from netplugin.libvirt.interfaces import vhostuser_interface
 from netplugin.optional import HasFacts, HasLocalVlans, Migrates
 
 #: Changes that affect neither OVS's database nor its flows.
-_ELSEWHERE = (VfChange, DetachVf, DeviceChange)
+_ELSEWHERE = (VfChange, DetachVf, VduseChange)
 
 
 class Vdpa(
@@ -320,7 +320,7 @@ class Vdpa(
     ) -> float:
         """Apply the changes of vDPA devices, add to ``failed``, and return the milliseconds it took."""
         start = time.monotonic()
-        own = [c for c in changes if isinstance(c, DeviceChange) and c.before_rows is before_rows]
+        own = [c for c in changes if isinstance(c, VduseChange) and c.before_rows is before_rows]
         for change in own:
             if _hopeless(change, failed):
                 continue

@@ -11,7 +11,7 @@ from netplugin.backend import Change
 
 
 @dataclass(frozen=True)
-class DeviceChange(Change, ABC):
+class VduseChange(Change, ABC):
     """A change of a device."""
 
     @property
@@ -25,7 +25,7 @@ class DeviceChange(Change, ABC):
 
 
 @dataclass(frozen=True)
-class RunStep(DeviceChange):
+class RunStep(VduseChange):
     """Create a vDPA device for the VDUSE device that OVS has made with its port, bind its driver, delete it
     unless somebody holds it, or destroy a VDUSE device that no vswitchd serves."""
 
@@ -49,7 +49,7 @@ class RunStep(DeviceChange):
 
 
 @dataclass(frozen=True)
-class SetInterface(DeviceChange):
+class SetInterface(VduseChange):
     """Give the network interface of a device the MAC and MTU of its port, while it is in our namespace."""
 
     name: str

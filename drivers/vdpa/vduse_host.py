@@ -31,7 +31,7 @@ _VIRTIO = "virtio"
 
 
 @dataclass(frozen=True)
-class Interface:
+class VduseInterface:
     """A network interface."""
 
     name: str
@@ -53,7 +53,7 @@ class VduseDevice:
     driver: str | None = None
     character: str | None = None
     networked: bool = False
-    interface: Interface | None = None
+    interface: VduseInterface | None = None
 
 
 NO_DEVICE = VduseDevice()
@@ -207,10 +207,10 @@ def _identity(file: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_ctime_ns
 
 
-def _interface(directory: Path) -> Interface | None:
+def _interface(directory: Path) -> VduseInterface | None:
     """The interface of a virtio device. /sys shows those of the namespace that it was mounted in only."""
     for name in names_in(directory):
         mac, mtu = (read_text(directory / name / what) for what in ("address", "mtu"))
         if mac and mtu:
-            return Interface(name, mac, int(mtu))
+            return VduseInterface(name, mac, int(mtu))
     return None

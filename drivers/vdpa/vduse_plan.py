@@ -15,7 +15,7 @@ from drivers.ovs.placing import place_port
 from drivers.ovs.ports import VhostPort, access_vlan, port_name
 from drivers.vdpa.model import BACKEND, Mode, Steps, VdpaObservation
 from drivers.vdpa.vduse_commands import RunStep, SetInterface
-from drivers.vdpa.vduse_host import NO_DEVICE, VHOST_VDPA, VIRTIO_VDPA, Interface, VduseDevice
+from drivers.vdpa.vduse_host import NO_DEVICE, VHOST_VDPA, VIRTIO_VDPA, VduseDevice, VduseInterface
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin.api.errors import HostError, NetpluginError
 from netplugin.api.models import Binding, DomainRequirements, PortSpec
@@ -83,7 +83,7 @@ def driver_of(spec: PortSpec) -> str:
     return VIRTIO_VDPA if spec.attachment == "netdev" else VHOST_VDPA
 
 
-def _differs(desired: VhostPort, found: Interface | None) -> bool:
+def _differs(desired: VhostPort, found: VduseInterface | None) -> bool:
     """Whether an interface in our namespace differs. One that was moved away is its owner's."""
     return found is not None and (found.mac, found.mtu) != (desired.spec.mac, desired.mtu)
 

@@ -21,7 +21,7 @@ from typing import Any
 from drivers.vf.abilities import max_queues, refusal
 from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
-from drivers.vf.memory import KEPT_BY_DPDK, Lost, Memory, claim_of, holders_of, locate, new_claim
+from drivers.vf.memory import KEPT_BY_DPDK, LostVf, Memory, claim_of, holders_of, locate, new_claim
 from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
@@ -90,7 +90,7 @@ def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
     """
     asked = spec.vf.pci_address
     found = locate(inventory, claim)
-    pf = None if isinstance(found, Lost) else inventory.pf_of(found)
+    pf = None if isinstance(found, LostVf) else inventory.pf_of(found)
     elsewhere = pf is not None and pf.network != spec.network.physical_network
     if asked not in (None, claim.key) or elsewhere:
         requested = asked or f"one on {spec.network.physical_network}"
@@ -335,7 +335,7 @@ def list_vfs(inventory: Inventory, taken: Mapping[Claim, str], unfit: Mapping[Cl
         else:
             assert claim is not None
             lost, memory = locate(inventory, claim), Memory.of(claim)
-            state, reason = "stale", lost.reason if isinstance(lost, Lost) else None
+            state, reason = "stale", lost.reason if isinstance(lost, LostVf) else None
             place = {"pf": memory.pf_name, "vf_index": memory.number}
         listed.append(VfInfo(pci_address=address, state=state, port_id=port_id, reason=reason, **place))
     return listed
@@ -349,7 +349,7 @@ def _state(
         return "quarantined", quarantined
     if claim is not None:
         lost = locate(inventory, claim)
-        if isinstance(lost, Lost):
+        if isinstance(lost, LostVf):
             return "stale", lost.reason
         return "allocated" if vf.is_open else "claimed", None
     pf = inventory.pf_of(vf)

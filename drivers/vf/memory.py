@@ -193,7 +193,7 @@ def attributes_before(memory: Memory, pf: Pf, vf: Vf) -> VfAttributes:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostVf:
     """Why a claim's VF was not found.
 
     ``moved``: the address belongs to another VF, or the VF has another address. ``away``: the NIC is not
@@ -206,7 +206,7 @@ class Lost:
     away: bool = False
 
 
-def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
+def locate(inventory: Inventory, claim: Claim) -> Vf | LostVf:
     """Find the VF of a claim in the inventory, or return why it is missing."""
     memory, vf = Memory.of(claim), inventory.vfs.get(claim.key)
     if vf is not None and memory.is_place(inventory.pf_of(vf), vf):
@@ -216,13 +216,13 @@ def locate(inventory: Inventory, claim: Claim) -> Vf | Lost:
     of = f"VF {memory.number} of {memory.pf_name}"
     if vf is not None or elsewhere is not None:
         now = elsewhere.address if elsewhere else "gone"
-        return Lost(f"{claim.key} was {of}, which is now {now}", moved=True)
+        return LostVf(f"{claim.key} was {of}, which is now {now}", moved=True)
     pf = inventory.pfs.get(memory.pf_address)
     why = f"there is no NIC {memory.pf_address} in [sriov] devices"
     if pf is not None:
         why = f"{pf.name} has {pf.desired_vfs} VFs (sriov_numvfs of {pf.address})"
     away = not any(memory.is_nic(each) for each in inventory.pfs.values())
-    return Lost(f"{claim.key}, {of}, is gone: {why}", away=away)
+    return LostVf(f"{claim.key}, {of}, is gone: {why}", away=away)
 
 
 def holders_of(claims: Mapping[Claim, str]) -> dict[str, str]:

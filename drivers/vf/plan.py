@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from drivers.vf.commands import BindVf, SetVf, UnbindVf
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf, libvirt_file
 from drivers.vf.ledger import Use, not_reported, pf_problem
-from drivers.vf.memory import Lost, Memory, attributes_before, claim_of, locate, no_mac
+from drivers.vf.memory import LostVf, Memory, attributes_before, claim_of, locate, no_mac
 from netplugin.api.errors import Conflict, OperationTimeout, TryAgain, Unsupported
 from netplugin.api.models import PortSpec
 from netplugin.backend import Change, Intent, ObservedPort
@@ -125,7 +125,7 @@ def vf_changes(
             return []
         raise no_vf()
     vf = locate(inventory, claim)
-    if isinstance(vf, Lost):
+    if isinstance(vf, LostVf):
         if intent.spec is None and vf.away:
             release = f"if it is gone for good: DELETE /v1/vfs/{claim.key}/quarantine"
             raise _waits(vf.reason, f"bring the NIC back; {release}")
@@ -199,7 +199,7 @@ def observed_vf(intent: Intent, inventory: Inventory, use: Use = Use.VM) -> Obse
     if claim is None or intent.spec is None:
         return None
     vf = locate(inventory, claim)
-    if isinstance(vf, Lost):
+    if isinstance(vf, LostVf):
         return ObservedPort(vf.reason, {"pci_address": claim.key})
     pf = inventory.pf_of(vf)
     problem = pf_problem(pf, intent.spec.network.mtu, use)

@@ -27,7 +27,7 @@ _ANSWER_S = 5.0
 _GAP_S, _MOST_GAP_S = 1.0, 60.0
 
 
-class BridgeWatch:
+class OvsBridgeWatch:
     """Watches the flows of some bridges by notices of OVS, and their settings by reading them each second.
 
     A change is reported at once, if the report before was long enough ago.

@@ -32,7 +32,7 @@ class Then(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class FrameCondition:
     """Whether what ``key`` says is in one of ``ranges`` (first, last) or, with ``inside`` False, in none.
 
     Of the frame's bytes as many as those of a range are compared. By default it may be true or not.
@@ -57,7 +57,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FrameVerdict:
     """``chain``: go through it first. ``leaves``: do not come back to this one, or leave it (``return``)."""
 
     then: Then
@@ -66,15 +66,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FrameRule:
     """What becomes of frames that meet all conditions. ``number``: its place in the chain, from 1.
 
     A map of verdicts becomes one of these for each of its keys.
     """
 
     number: int
-    conditions: tuple[Condition, ...]
-    verdict: Verdict
+    conditions: tuple[FrameCondition, ...]
+    verdict: FrameVerdict
 
     def applies(self, frame: Frame) -> bool | None:
         """Return None if it may apply or not."""
@@ -94,12 +94,12 @@ class Filters:
     family: str
     name: str
     legacy: bool = False
-    chains: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict, hash=False)
+    chains: Mapping[str, tuple[FrameRule, ...]] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
         return f"table {self.family} {self.name}{' (legacy)' * self.legacy}"
 
-    def conditions(self) -> Iterator[Condition]:
+    def conditions(self) -> Iterator[FrameCondition]:
         return (each for rules in self.chains.values() for rule in rules for each in rule.conditions)
 
 

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Message:
+class NfMessage:
     """One request: its kind (NFT_MSG_*), its attributes, its flags."""
 
     kind: int
@@ -107,13 +107,15 @@ class Nfnetlink:
 
         The kernel counts the transactions of all tables (NFTA_GEN_ID). Raises: OSError, TimeoutError.
         """
-        [answer] = ask(channel, _ANY_FAMILY, Message(_GETGEN, b""))
+        [answer] = ask(channel, _ANY_FAMILY, NfMessage(_GETGEN, b""))
         found = dict(attributes(answer, HEAD))
         return (int.from_bytes(found[_GEN_ID], "big") - self._generations) % (1 << 32)
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def commit(self, family: int, commands: Sequence[Iterable[Message]], step: str, deadline: float) -> None:
+    def commit(
+        self, family: int, commands: Sequence[Iterable[NfMessage]], step: str, deadline: float
+    ) -> None:
         """Make all of the changes, or none. Each command is one message or several.
 
         After OperationTimeout the kernel may still make them; until that is known, all calls raise it.
@@ -164,7 +166,7 @@ class Nfnetlink:
         self._late = None
 
 
-def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
+def ask(channel: Channel, family: int, message: NfMessage) -> list[bytes]:
     """Return the object that a request asks for; empty if there is none. Raises: OSError, TimeoutError."""
     answers = channel.request(_KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_ACK)
     with contextlib.suppress(FileNotFoundError):
@@ -172,7 +174,7 @@ def ask(channel: Channel, family: int, message: Message) -> list[bytes]:
     return []
 
 
-def dump(channel: Channel, family: int, message: Message) -> Iterator[bytes]:
+def dump(channel: Channel, family: int, message: NfMessage) -> Iterator[bytes]:
     """Yield all objects that a request asks for. Raises: OSError, TimeoutError, netlink.Interrupted."""
     answers = channel.request(_KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_DUMP)
     for _, answer in answers:
@@ -218,7 +220,7 @@ def _head(family: int, resource: int = 0) -> bytes:
     return _GENMSG.pack(family, 0, socket.htons(resource))
 
 
-def _batch(family: int, commands: Sequence[Iterable[Message]]) -> bytes:
+def _batch(family: int, commands: Sequence[Iterable[NfMessage]]) -> bytes:
     """The messages of a transaction, with the number of their command, from 1.
 
     The kernel acknowledges the last, or says what is wrong with which number. With NLM_F_ECHO on the first,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from netplugin.host.frame_filters import BaseChain, Condition, Filters, Rule, Then, Verdict
+from netplugin.host.frame_filters import BaseChain, Filters, FrameCondition, FrameRule, FrameVerdict, Then
 from netplugin.host.netlink import Channel, attributes, text
-from netplugin.host.nfnetlink import HEAD, Message, dump, packed, unpacked
+from netplugin.host.nfnetlink import HEAD, NfMessage, dump, packed, unpacked
 
 #: Of the kernel (NFPROTO_*): its number, and nft's name.
 FAMILIES: Mapping[int, str] = MappingProxyType(
@@ -50,9 +50,9 @@ _CODES = MappingProxyType(
 )
 
 #: The elements of a set: first and last key, and of a map of verdicts the verdict.
-_Elements = tuple[tuple[bytes, bytes, Verdict], ...]
+_Elements = tuple[tuple[bytes, bytes, FrameVerdict], ...]
 #: No frame is known by a key of this length, so it may be in the set or not.
-_UNKNOWN: _Elements = ((b"", bytes(128), Verdict(Then.OTHER)),)
+_UNKNOWN: _Elements = ((b"", bytes(128), FrameVerdict(Then.OTHER)),)
 
 
 def read_foreign(channel: Channel, ours: Collection[tuple[str, str]]) -> tuple[BaseChain, ...]:
@@ -62,7 +62,7 @@ def read_foreign(channel: Channel, ours: Collection[tuple[str, str]]) -> tuple[B
     Raises: OSError, TimeoutError, netlink.Interrupted.
     """
     bases: dict[tuple[str, str], list[tuple[bytes, bytes, bytes]]] = defaultdict(list)
-    for each in dump(channel, _ANY, Message(_GETCHAIN, b"")):
+    for each in dump(channel, _ANY, NfMessage(_GETCHAIN, b"")):
         owner, _, name, hook, policy, _, kind = unpacked(each, 7, HEAD)
         table = FAMILIES.get(each[0], ""), text(owner)
         if hook and table[0] and table not in ours and text(kind) != "nat":
@@ -87,11 +87,11 @@ def _base(name: bytes, hook: bytes, policy: bytes, table: Filters) -> BaseChain:
     )
 
 
-def _chains(channel: Channel, family: str, table: str) -> Mapping[str, tuple[Rule, ...]]:
+def _chains(channel: Channel, family: str, table: str) -> Mapping[str, tuple[FrameRule, ...]]:
     number_of = {name: number for number, name in FAMILIES.items()}
 
     def listed(kind: int, count: int, name: str | None = None) -> list[list[bytes]]:
-        request = Message(kind, packed(table, name))
+        request = NfMessage(kind, packed(table, name))
         return [unpacked(each, count, HEAD) for each in dump(channel, number_of[family], request)]
 
     rules: dict[str, list[bytes]] = defaultdict(list)
@@ -119,7 +119,7 @@ def _elements(found: list[list[bytes]], flags: int, length: int) -> _Elements:
     for key, data, mark in found:
         if _number(mark) & _CATCH_ALL:
             return _UNKNOWN
-        then = _verdict(data) if flags & _MAP else Verdict(Then.NEXT)
+        then = _verdict(data) if flags & _MAP else FrameVerdict(Then.NEXT)
         keys.append((_value(key), _number(mark) & _INTERVAL_END, then))
     if not flags & _INTERVAL:
         return tuple((key, key, then) for key, _, then in keys)
@@ -136,22 +136,22 @@ def _elements(found: list[list[bytes]], flags: int, length: int) -> _Elements:
 # -- expressions -----------------------------------------------------------------------------------
 
 
-def _rules(number: int, expressions: bytes, elements_of: Callable[[str], _Elements]) -> Iterator[Rule]:
+def _rules(number: int, expressions: bytes, elements_of: Callable[[str], _Elements]) -> Iterator[FrameRule]:
     """Translate a rule; none if it has no verdict."""
-    found: list[Condition] = []
+    found: list[FrameCondition] = []
     #: By register: what of the frame it has, as a condition that has nothing to compare with yet.
-    registers: dict[bytes, Condition] = {}
+    registers: dict[bytes, FrameCondition] = {}
     for _, expression in attributes(expressions):
         name, data = unpacked(expression, 2)
         first, second, third, fourth, fifth, sixth, *more = unpacked(data, 10)
-        loaded, kind = registers.get(first, Condition()), text(name)
+        loaded, kind = registers.get(first, FrameCondition()), text(name)
         match kind:
             case "meta" | "ct" | "payload":
                 if first:  # otherwise it sets something, and goes on
                     key = (_number(each) for each in (second, third, fourth) if each)
-                    registers[first] = Condition((kind, *key))
+                    registers[first] = FrameCondition((kind, *key))
             case "immediate" if not _number(first):
-                yield Rule(number, tuple(found), _verdict(second))
+                yield FrameRule(number, tuple(found), _verdict(second))
                 return
             case "immediate":
                 registers.pop(first, None)
@@ -162,13 +162,13 @@ def _rules(number: int, expressions: bytes, elements_of: Callable[[str], _Elemen
                 found.append(replace(loaded, ranges=(between,), inside=not _number(second)))
             case "bitwise":
                 is_mask = not (_number(sixth) or any(_value(fifth)) or loaded.mask)
-                registers[second] = replace(loaded, mask=_value(fourth)) if is_mask else Condition()
+                registers[second] = replace(loaded, mask=_value(fourth)) if is_mask else FrameCondition()
             case "lookup":
-                loaded = registers.get(second, Condition())
+                loaded = registers.get(second, FrameCondition())
                 elements = elements_of(text(first))
                 if third and not _number(third):
                     for low, high, verdict in elements:
-                        yield Rule(number, (*found, replace(loaded, ranges=((low, high),))), verdict)
+                        yield FrameRule(number, (*found, replace(loaded, ranges=((low, high),))), verdict)
                     return
                 ranges = tuple((low, high) for low, high, _ in elements)
                 found.append(replace(loaded, ranges=ranges, inside=not _number(fifth) & 1))
@@ -177,31 +177,31 @@ def _rules(number: int, expressions: bytes, elements_of: Callable[[str], _Elemen
                 found += matched(text(first), third)
             case "target":
                 if (then := ended_by(text(first))) is not None:
-                    yield Rule(number, tuple(found), Verdict(then))
+                    yield FrameRule(number, tuple(found), FrameVerdict(then))
                     return
             case "objref" if _number(first) in (_COUNTER, _HELPER):
                 pass
             case "dynset" if not (more[0] or more[3]):  # expressions with conditions, such as a limit
                 pass
             case _ if kind in _ENDING:
-                yield Rule(number, tuple(found), Verdict(_ENDING[kind]))
+                yield FrameRule(number, tuple(found), FrameVerdict(_ENDING[kind]))
                 return
             case _ if kind not in _PASSING:
                 registers.clear()
-                found.append(Condition())
+                found.append(FrameCondition())
 
 
-def _compared(loaded: Condition, operation: int, value: bytes) -> Condition:
+def _compared(loaded: FrameCondition, operation: int, value: bytes) -> FrameCondition:
     """``operation``: equal, not equal, less, less or equal, greater, greater or equal."""
     low = bytes(len(value)) if operation in (3, 4) else value
     high = b"\xff" * len(value) if operation in (2, 5) else value
     return replace(loaded, ranges=((low, high),), inside=operation in (0, 3, 5))
 
 
-def _verdict(data: bytes) -> Verdict:
+def _verdict(data: bytes) -> FrameVerdict:
     code, chain = unpacked(unpacked(data, 2)[1], 2)
     then, leaves = _CODES.get(int.from_bytes(code, "big", signed=True), (Then.OTHER, False))
-    return Verdict(then, text(chain), leaves)
+    return FrameVerdict(then, text(chain), leaves)
 
 
 # -- matches and targets of iptables ---------------------------------------------------------------
@@ -212,16 +212,16 @@ _CONNTRACK, _BY_STATE = 146, 1
 _PHYSDEV_BYTES = 66
 
 
-def matched(name: str, info: bytes) -> Iterator[Condition]:
+def matched(name: str, info: bytes) -> Iterator[FrameCondition]:
     """Translate a match of iptables, by its name and its data."""
     match name:
         case "conntrack" if len(info) >= _CONNTRACK + 6:
             by, inverted, states = struct.unpack_from("=HHH", info, _CONNTRACK)
             if by & _BY_STATE:
                 none, mask = bytes(4), struct.pack("=I", states)
-                yield Condition(("ct", 0), ((none, none),), bool(inverted & _BY_STATE), mask)
+                yield FrameCondition(("ct", 0), ((none, none),), bool(inverted & _BY_STATE), mask)
             if by != _BY_STATE:
-                yield Condition()
+                yield FrameCondition()
         case "physdev" if len(info) >= _PHYSDEV_BYTES:
             inside, in_mask, outside, out_mask = (info[at : at + 16] for at in (0, 16, 32, 48))
             inverted, flags = info[64:66]
@@ -229,15 +229,15 @@ def matched(name: str, info: bytes) -> Iterator[Condition]:
             asked = {1: inside[: in_mask.count(255)], 2: outside[: out_mask.count(255)]}
             for flag in (each for each in (1, 2, 4, 8, 16) if each & flags):
                 value = asked.get(flag, b"\1")
-                yield Condition(("physdev", flag), ((value, value),), not inverted & flag)
+                yield FrameCondition(("physdev", flag), ((value, value),), not inverted & flag)
         case "udp" if len(info) >= 9:  # struct xt_udp
             yield from _ports(info, info[8])
         case "tcp" if len(info) >= 12:  # struct xt_tcp
             yield from _ports(info, info[11])
             if any(info[8:11]):  # options and flags
-                yield Condition()
+                yield FrameCondition()
         case _ if name not in _PASSING:
-            yield Condition()
+            yield FrameCondition()
 
 
 def ended_by(target: str) -> Then | None:
@@ -245,13 +245,13 @@ def ended_by(target: str) -> Then | None:
     return None if target in _PASSING else _ENDING.get(target, Then.OTHER)
 
 
-def _ports(info: bytes, inverted: int) -> Iterator[Condition]:
+def _ports(info: bytes, inverted: int) -> Iterator[FrameCondition]:
     """Match ranges of ports: from, and to."""
     from_low, from_high, low, high = struct.unpack_from("=4H", info)
     if (from_low, from_high) != (0, 0xFFFF):
-        yield Condition()
+        yield FrameCondition()
     to = struct.pack(">H", low), struct.pack(">H", high)
-    yield Condition(("payload", 2, 2, 2), (to,), not inverted & 2)
+    yield FrameCondition(("payload", 2, 2, 2), (to,), not inverted & 2)
 
 
 def _value(data: bytes) -> bytes:

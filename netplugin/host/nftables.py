@@ -15,7 +15,16 @@ from typing import Any, ClassVar
 from pyroute2.netlink import NLM_F_APPEND, NLM_F_CREATE
 
 from netplugin.host.netlink import Channel, attribute, attributes, text
-from netplugin.host.nfnetlink import HEAD, Message, Nfnetlink, TransactionRefused, ask, dump, packed, unpacked
+from netplugin.host.nfnetlink import (
+    HEAD,
+    NfMessage,
+    Nfnetlink,
+    TransactionRefused,
+    ask,
+    dump,
+    packed,
+    unpacked,
+)
 from netplugin.host.nft_rules import Rule, jump, jump_target, verdict
 from netplugin.host.nft_sets import INTERFACE_NAME, KeyType
 
@@ -63,14 +72,14 @@ class Table:
 class AddTable:
     """Create the table if it is missing."""
 
-    def messages(self, table: str) -> Iterator[Message]:
-        yield Message(_NEWTABLE, packed(table), NLM_F_CREATE)
+    def messages(self, table: str) -> Iterator[NfMessage]:
+        yield NfMessage(_NEWTABLE, packed(table), NLM_F_CREATE)
 
 
 @dataclass(frozen=True)
 class DeleteTable:
-    def messages(self, table: str) -> Iterator[Message]:
-        yield Message(_DELTABLE, packed(table))
+    def messages(self, table: str) -> Iterator[NfMessage]:
+        yield NfMessage(_DELTABLE, packed(table))
 
 
 @dataclass(frozen=True)
@@ -82,11 +91,11 @@ class AddSet:
     #: The set's flags, and the type and length of the data of its elements.
     data: ClassVar[tuple[int, int | None, int | None]] = (0, None, None)
 
-    def messages(self, table: str) -> Iterator[Message]:
+    def messages(self, table: str) -> Iterator[NfMessage]:
         flags, *data = self.data
         kind = self.keys.number, self.keys.length, *data, None, None
         body = packed(table, self.name, flags, *kind, _SET_ID, None, None, self.keys.userdata)
-        yield Message(_NEWSET, body, NLM_F_CREATE)
+        yield NfMessage(_NEWSET, body, NLM_F_CREATE)
 
 
 @dataclass(frozen=True)
@@ -103,12 +112,12 @@ class SetChain:
     name: str
     chain: Chain
 
-    def messages(self, table: str) -> Iterator[Message]:
-        yield Message(_NEWCHAIN, packed(table, None, self.name) + self.chain.base, NLM_F_CREATE)
-        yield Message(_DELRULE, packed(table, self.name))
+    def messages(self, table: str) -> Iterator[NfMessage]:
+        yield NfMessage(_NEWCHAIN, packed(table, None, self.name) + self.chain.base, NLM_F_CREATE)
+        yield NfMessage(_DELRULE, packed(table, self.name))
         for rule in self.chain.rules:
             body = packed(table, self.name, None, rule.code, None, None, rule.userdata or None)
-            yield Message(_NEWRULE, body, NLM_F_CREATE | NLM_F_APPEND)
+            yield NfMessage(_NEWRULE, body, NLM_F_CREATE | NLM_F_APPEND)
 
 
 @dataclass(frozen=True)
@@ -117,9 +126,9 @@ class DeleteChain:
 
     name: str
 
-    def messages(self, table: str) -> Iterator[Message]:
-        yield Message(_DELRULE, packed(table, self.name))
-        yield Message(_DELCHAIN, packed(table, None, self.name))
+    def messages(self, table: str) -> Iterator[NfMessage]:
+        yield NfMessage(_DELRULE, packed(table, self.name))
+        yield NfMessage(_DELCHAIN, packed(table, None, self.name))
 
 
 @dataclass(frozen=True)
@@ -133,10 +142,10 @@ class AddElement:
     key: str | bytes
     target: str | None = None
 
-    def messages(self, table: str) -> Iterator[Message]:
+    def messages(self, table: str) -> Iterator[NfMessage]:
         then = verdict(_DROP) if self.target is None else jump(self.target)
         data = then if isinstance(self.key, str) else None
-        yield Message(_NEWSETELEM, _element(table, self.set, self.key, data), NLM_F_CREATE)
+        yield NfMessage(_NEWSETELEM, _element(table, self.set, self.key, data), NLM_F_CREATE)
 
 
 @dataclass(frozen=True)
@@ -146,8 +155,8 @@ class DeleteElement:
     set: str
     key: str | bytes
 
-    def messages(self, table: str) -> Iterator[Message]:
-        yield Message(_DELSETELEM, _element(table, self.set, self.key))
+    def messages(self, table: str) -> Iterator[NfMessage]:
+        yield NfMessage(_DELSETELEM, _element(table, self.set, self.key))
 
 
 Command = AddTable | DeleteTable | AddSet | SetChain | DeleteChain | AddElement | DeleteElement
@@ -232,7 +241,7 @@ class Nftables:
         )
 
     def _list(self, channel: Channel) -> Table | None:
-        if not ask(channel, self._family, Message(_GETTABLE, packed(self.table))):
+        if not ask(channel, self._family, NfMessage(_GETTABLE, packed(self.table))):
             return None
         # The kernel lists the chains and the sets of all tables of the family.
         chains = dict(_chain(each) for each in self._all(channel, _GETCHAIN) if self._has(each))
@@ -258,12 +267,12 @@ class Nftables:
             match each:
                 case SetChain(name) | DeleteChain(name):
                     chains.pop(name, None)
-                    request = Message(_GETCHAIN, packed(self.table, None, name))
+                    request = NfMessage(_GETCHAIN, packed(self.table, None, name))
                     chains.update(map(_chain, ask(channel, self._family, request)))
                 case AddElement(name, key) | DeleteElement(name, key):
                     keys = (maps if isinstance(key, str) else sets)[name]
                     keys.pop(key, None)
-                    request = Message(_GETSETELEM, _element(self.table, name, key))
+                    request = NfMessage(_GETSETELEM, _element(self.table, name, key))
                     found = _elements(ask(channel, self._family, request))
                     keys.update((key, target) for _, target in found)
                 case _:
@@ -281,7 +290,7 @@ class Nftables:
 
     def _all(self, channel: Channel, kind: int, name: str | None = None) -> list[bytes]:
         """What the kernel lists of the table, or of the chain or set of this name."""
-        return list(dump(channel, self._family, Message(kind, packed(self.table, name))))
+        return list(dump(channel, self._family, NfMessage(kind, packed(self.table, name))))
 
     def _has(self, payload: bytes) -> bool:
         return text(unpacked(payload, 1, HEAD)[0]) == self.table

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BridgeSettings:
     """The settings of a bridge that OpenFlow can change and the database does not have.
 
     They last until vswitchd ends or the bridge is deleted ("set-frags", "mod-port" in ovs-ofctl(8)).
@@ -50,7 +50,7 @@ class _Kept:
     #: Whether vswitchd has closed the last one: what others changed since was not noticed.
     lost: bool = False
     #: The settings that were read or written last.
-    settings: Settings | None = None
+    settings: BridgeSettings | None = None
 
     def drop(self) -> None:
         if self.connection is not None:
@@ -142,7 +142,7 @@ class OpenFlow:
         filled = m.bundle([*flow_mods, *map(m.add, added.values())])
         asked = {xid: m.request_flows(xid, cookie, m.WHOLE_COOKIE) for xid, cookie in enumerate(read, 2)}
 
-        def committed(answers: Sequence[m.Message]) -> list[Flow]:
+        def committed(answers: Sequence[m.OpenFlowMessage]) -> list[Flow]:
             if [answer.kind for answer in answers[:1]] != [m.BUNDLE_CONTROL]:
                 raise Malformed("nothing to the commit of a bundle")
             return m.read_flows(answers[1:], asked)
@@ -159,7 +159,7 @@ class OpenFlow:
 
     # -- settings --------------------------------------------------------------------------------
 
-    def settings(self, bridge: str, deadline: float) -> Settings:
+    def settings(self, bridge: str, deadline: float) -> BridgeSettings:
         """The settings as they are."""
         return self._settings(bridge, deadline)[0]
 
@@ -173,7 +173,7 @@ class OpenFlow:
         """
         kept = self._kept(bridge)
 
-        def compare(known: Settings | None, found: Settings) -> Settings:
+        def compare(known: BridgeSettings | None, found: BridgeSettings) -> BridgeSettings:
             differs = known not in (None, found)
             if (differs or kept.lost) and self.changed is not None:
                 self.changed(bridge, m.Changed.OURS if differs else m.Changed.OTHERS)
@@ -192,7 +192,7 @@ class OpenFlow:
         Read back.
         """
 
-        def update(known: Settings | None, found: Settings) -> Settings:
+        def update(known: BridgeSettings | None, found: BridgeSettings) -> BridgeSettings:
             return replace(known or found, matches_fragments=found.matches_fragments)
 
         found, _ = self._settings(bridge, deadline, [m.match_fragments(1)], update)
@@ -209,10 +209,10 @@ class OpenFlow:
         Ports that the bridge does not have are left out.
         """
 
-        def wrong(ports: Iterable[m.PortState]) -> list[m.PortState]:
+        def wrong(ports: Iterable[m.OfPortState]) -> list[m.OfPortState]:
             return [port for port in ports if port.ofport in ofports and port.is_shut is on]
 
-        def update(known: Settings | None, found: Settings) -> Settings:
+        def update(known: BridgeSettings | None, found: BridgeSettings) -> BridgeSettings:
             shut = (known or found).shut
             return replace(known or found, shut=shut - those if on else shut | those)
 
@@ -232,18 +232,20 @@ class OpenFlow:
         bridge: str,
         deadline: float,
         changes: Sequence[bytes] = (),
-        update: Callable[[Settings | None, Settings], Settings] = lambda known, found: known or found,
-    ) -> tuple[Settings, list[m.PortState]]:
+        update: Callable[[BridgeSettings | None, BridgeSettings], BridgeSettings] = lambda known, found: (
+            known or found
+        ),
+    ) -> tuple[BridgeSettings, list[m.OfPortState]]:
         """Send changes, which have no answer, and return the settings and the ports then.
 
         ``update`` returns what is to be compared with next.
         """
         kept, xid = self._kept(bridge), len(changes) + 1
 
-        def read(answers: Sequence[m.Message]) -> tuple[Settings, list[m.PortState]]:
+        def read(answers: Sequence[m.OpenFlowMessage]) -> tuple[BridgeSettings, list[m.OfPortState]]:
             ports = m.read_ports(answers[1:], xid + 1)
             shut = frozenset(port.ofport for port in ports if port.is_shut)
-            known, found = kept.settings, Settings(m.fragments_matched(answers[0]), shut)
+            known, found = kept.settings, BridgeSettings(m.fragments_matched(answers[0]), shut)
             if known is not None:  # the database tells of ports that have gone
                 known = replace(known, shut=known.shut & {port.ofport for port in ports})
             kept.settings = update(known, found)
@@ -284,7 +286,7 @@ class OpenFlow:
         bridge: str,
         steps: Sequence[Sequence[bytes]],
         deadline: float,
-        read: Callable[[Sequence[m.Message]], _T],
+        read: Callable[[Sequence[m.OpenFlowMessage]], _T],
         flows: Mapping[int, Flow] | None = None,
     ) -> _T:
         """Send each step when the one before was answered without an error, and ``read`` the last answers.
@@ -298,7 +300,7 @@ class OpenFlow:
             raise OperationTimeout(f"{bridge}: another exchange has not ended in time", step=STEP)
         try:
             connection = self._connection(bridge, kept, deadline)
-            answers: list[m.Message] = []
+            answers: list[m.OpenFlowMessage] = []
             for requests in steps:
                 answers = connection.exchange(requests, deadline)
                 for refused in (answer for answer in answers if answer.kind == m.ERROR):

@@ -73,7 +73,7 @@ class Connection:
             return False
         return False
 
-    def exchange(self, requests: Sequence[bytes], deadline: float) -> list[m.Message]:
+    def exchange(self, requests: Sequence[bytes], deadline: float) -> list[m.OpenFlowMessage]:
         """Send the requests, whose transaction ids are 1, 2 and so on, and return all answers to them.
 
         A barrier follows them, so the end is known of answers of which there may be several, or none.
@@ -84,7 +84,7 @@ class Connection:
         """
         last = len(requests) + 1
         self._unsent += b"".join(requests) + m.barrier(last)
-        answers: list[m.Message] = []
+        answers: list[m.OpenFlowMessage] = []
         answered = False
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
@@ -116,7 +116,7 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
-    def _receive(self) -> list[m.Message]:
+    def _receive(self) -> list[m.OpenFlowMessage]:
         """The messages that have come whole. Raises: HostError."""
         try:
             data = self._socket.recv(_CHUNK)
@@ -132,7 +132,7 @@ class Connection:
         except Malformed as error:
             raise self._failed(str(error)) from error
 
-    def _serve(self, message: m.Message) -> bool:
+    def _serve(self, message: m.OpenFlowMessage) -> bool:
         """Do what a message asks for that is no answer; False if it may be one.
 
         Raises: HostError, Malformed.

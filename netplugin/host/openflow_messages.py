@@ -75,7 +75,7 @@ _ERRORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class OpenFlowMessage:
     """A message that was received; ``body`` is without the header."""
 
     kind: int
@@ -83,7 +83,7 @@ class Message:
     body: bytes
 
 
-def split(data: bytearray) -> list[Message]:
+def split(data: bytearray) -> list[OpenFlowMessage]:
     """Take the messages that are whole from the beginning of what has come. Raises: Malformed."""
     found, at = [], 0
     while len(data) - at >= _HEADER.size:
@@ -92,7 +92,7 @@ def split(data: bytearray) -> list[Message]:
             raise Malformed(f"no OpenFlow 1.4: {bytes(data[at : at + 16]).hex(' ')}")
         if len(data) - at < length:
             break
-        found.append(Message(kind, xid, bytes(data[at + _HEADER.size : at + length])))
+        found.append(OpenFlowMessage(kind, xid, bytes(data[at + _HEADER.size : at + length])))
         at += length
     del data[:at]
     return found
@@ -176,7 +176,9 @@ def _request(kind: int, xid: int, body: bytes = b"") -> bytes:
     return message(_MULTIPART_REQUEST, xid, struct.pack(">HH4x", kind, 0) + body)
 
 
-def _parts(answers: Sequence[Message], kind: int, requests: Collection[int], what: str) -> list[bytes]:
+def _parts(
+    answers: Sequence[OpenFlowMessage], kind: int, requests: Collection[int], what: str
+) -> list[bytes]:
     """The bodies of the parts that answer the requests with these transaction ids. Raises: Malformed."""
     incomplete = set(requests)
     for answer in answers:
@@ -189,7 +191,7 @@ def _parts(answers: Sequence[Message], kind: int, requests: Collection[int], wha
     return [answer.body[_PART:] for answer in answers]
 
 
-def _is_part(answer: Message, kind: int) -> bool:
+def _is_part(answer: OpenFlowMessage, kind: int) -> bool:
     return len(answer.body) >= _PART and answer.body[:2] == kind.to_bytes(2, "big")
 
 
@@ -218,7 +220,7 @@ def request_flows(xid: int, cookie: int, mask: int, *, counted: bool = False) ->
     return _request(_AGGREGATE if counted else _FLOW_STATS, xid, body)
 
 
-def read_counts(answers: Sequence[Message], requests: Collection[int]) -> list[int]:
+def read_counts(answers: Sequence[OpenFlowMessage], requests: Collection[int]) -> list[int]:
     """The numbers of flows that answer these requests. Raises: Malformed."""
     counts = _parts(answers, _AGGREGATE, requests, "number of flow")
     if any(len(each) != _AGGREGATE_STATS.size for each in counts) or len(counts) != len(requests):
@@ -226,7 +228,7 @@ def read_counts(answers: Sequence[Message], requests: Collection[int]) -> list[i
     return [_AGGREGATE_STATS.unpack(each)[2] for each in counts]
 
 
-def read_flows(answers: Sequence[Message], requests: Collection[int]) -> list[Flow]:
+def read_flows(answers: Sequence[OpenFlowMessage], requests: Collection[int]) -> list[Flow]:
     """The flows that answer ``request_flows`` with these transaction ids. Raises: Malformed."""
     flows = []
     for part in _parts(answers, _FLOW_STATS, requests, "flow"):
@@ -275,12 +277,12 @@ def monitor_flows() -> bytes:
     return _request(_FLOW_MONITOR, 0, body + _match(b""))
 
 
-def is_of_monitor(reply: Message) -> bool:
+def is_of_monitor(reply: OpenFlowMessage) -> bool:
     """Whether it has notices of ``monitor_flows``."""
     return reply.kind == _MULTIPART_REPLY and _is_part(reply, _FLOW_MONITOR)
 
 
-def read_changes(reply: Message) -> Changed:
+def read_changes(reply: OpenFlowMessage) -> Changed:
     """The gravest change of those in a part of ``monitor_flows``. Raises: Malformed.
 
     Flows that vswitchd learns, which alone have a timeout and are not in table 0, are left out.
@@ -305,7 +307,7 @@ _NO_FORWARD = 1 << 5  # OFPPC_NO_FWD
 
 
 @dataclass(frozen=True, slots=True)
-class PortState:
+class OfPortState:
     """A port of a bridge. ``ofport``: its number as the database has it, in 16 bits. ``is_shut``: whether
     frames that are forwarded to it are dropped.
     """
@@ -320,14 +322,14 @@ def request_ports(xid: int) -> bytes:
     return _request(_PORT_DESC, xid)
 
 
-def read_ports(answers: Sequence[Message], request: int) -> list[PortState]:
+def read_ports(answers: Sequence[OpenFlowMessage], request: int) -> list[OfPortState]:
     """The answer to ``request_ports`` with this transaction id. Raises: Malformed."""
     parts = _parts(answers, _PORT_DESC, [request], "port")
     found = [head for part in parts for head, _ in _entries(part, _PORT, 1, "port")]
-    return [PortState(head[0] & 0xFFFF, head[2], bool(head[4] & _NO_FORWARD)) for head in found]
+    return [OfPortState(head[0] & 0xFFFF, head[2], bool(head[4] & _NO_FORWARD)) for head in found]
 
 
-def set_port(xid: int, port: PortState, *, shut: bool) -> bytes:
+def set_port(xid: int, port: OfPortState, *, shut: bool) -> bytes:
     """Set whether frames that are forwarded to the port are dropped (OFPT_PORT_MOD)."""
     config = _NO_FORWARD if shut else 0
     body = struct.pack(">I4x6s2xII", port_number(port.ofport), port.address, config, _NO_FORWARD)
@@ -348,7 +350,7 @@ def match_fragments(xid: int) -> bytes:
     return message(SET_CONFIG, xid, _CONFIG.pack(_FRAGMENTS_MATCHED, 0))
 
 
-def fragments_matched(reply: Message) -> bool:
+def fragments_matched(reply: OpenFlowMessage) -> bool:
     """Read OFPT_GET_CONFIG_REPLY. Raises: Malformed."""
     if reply.kind != GET_CONFIG_REPLY or len(reply.body) != _CONFIG.size:
         raise Malformed("no configuration")
@@ -358,12 +360,12 @@ def fragments_matched(reply: Message) -> bool:
 # -- Errors. -------------------------------------------------------------------------------------------
 
 
-def refuses_version(reply: Message) -> bool:
+def refuses_version(reply: OpenFlowMessage) -> bool:
     """Whether an OFPT_ERROR says that the bridge does not speak our version (OFPET_HELLO_FAILED)."""
     return reply.body[:2] == b"\0\0"
 
 
-def error_name(reply: Message) -> str:
+def error_name(reply: OpenFlowMessage) -> str:
     """The name of an OFPT_ERROR, such as ``OFPBAC_BAD_OUT_GROUP``; numbers if it has none here.
 
     Raises: Malformed.

@@ -15,7 +15,7 @@ from typing import Any
 
 from netplugin.api.errors import BackendUnavailable, NetpluginError
 from netplugin.api.physical_models import UPLINK_MTU, OvsUplinkSpec, PhysicalNetworkSpec
-from netplugin.host.bridge_watch import BridgeWatch
+from netplugin.host.bridge_watch import OvsBridgeWatch
 from netplugin.host.names import Claimed, Mark, nothing_claimed, unmarked
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.ovs_rows import BRIDGE_MARK
@@ -198,7 +198,7 @@ class OvsHost:
             settings.connection, self._drifted, self._db_changed, holder, mark, self._connection_changed
         )
         self.vswitchd = VswitchdWatch(settings.sockets, self._vswitchd_changed, supervisor)
-        self._bridge_watch = BridgeWatch(self.flows, self._watched, self._announce, supervisor)
+        self._bridge_watch = OvsBridgeWatch(self.flows, self._watched, self._announce, supervisor)
         self.db.start()  # its callbacks need all of the above
 
     @property

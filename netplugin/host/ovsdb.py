@@ -33,7 +33,16 @@ from netplugin.host.names import CarriedMark, Mark, unmarked
 from netplugin.host.ovs_rows import HOLDER_MARK, STORE_MARK
 from netplugin.host.ovs_rpc import TimedConnection, connect, milliseconds
 from netplugin.host.ovs_view import Drift, OvsView, VmConnection
-from netplugin.host.ovsdb_replica import Api, Change, Lost, ReplicaIdl, Transaction, replica, root, set_key
+from netplugin.host.ovsdb_replica import (
+    Api,
+    ConnectionLost,
+    ReplicaIdl,
+    Transaction,
+    Writable,
+    replica,
+    root,
+    set_key,
+)
 from netplugin.host.processes import remaining
 
 LOG = logging.getLogger(__name__)
@@ -172,14 +181,14 @@ class Ovsdb:
 
     # -- transactions ----------------------------------------------------------------------------
 
-    def write(self, changes: Sequence[Change], deadline: float) -> None:
+    def write(self, changes: Sequence[Writable], deadline: float) -> None:
         """Commit the changes and wait until vswitchd has applied them.
 
         Raises: as ``commit`` and ``wait_configured``.
         """
         self.wait_configured(self.commit(changes, deadline), deadline)
 
-    def commit(self, changes: Sequence[Change], deadline: float) -> int:
+    def commit(self, changes: Sequence[Writable], deadline: float) -> int:
         """Commit all changes in one transaction and return the ``next_cfg`` to wait for; 0: no change.
 
         If the connection is lost before the answer, or others have changed what was read, they are composed
@@ -196,7 +205,7 @@ class Ovsdb:
                 raise _late()
             try:
                 return self._commit(changes, deadline, is_second)
-            except Lost:
+            except ConnectionLost:
                 is_second = True
             finally:
                 self._committing.release()
@@ -204,10 +213,10 @@ class Ovsdb:
             if not remaining(deadline):
                 raise _late()
 
-    def _commit(self, changes: Sequence[Change], deadline: float, is_second: bool) -> int:
+    def _commit(self, changes: Sequence[Writable], deadline: float, is_second: bool) -> int:
         """As ``commit``, one transaction at a time: each is composed of the rows after the last one.
 
-        ``is_second``: whether it is made again. Raises: Lost too.
+        ``is_second``: whether it is made again. Raises: ConnectionLost too.
         """
         # The store is asked without the lock.
         mark = self._carried.after(self.view.root.found_mark)
@@ -242,9 +251,9 @@ class Ovsdb:
             raise self.other_holder()
         if status == txn.ERROR:
             raise _refusal(txn, is_second)
-        raise Lost(status)
+        raise ConnectionLost(status)
 
-    def _composed(self, changes: Sequence[Change], mark: str) -> Transaction:
+    def _composed(self, changes: Sequence[Writable], mark: str) -> Transaction:
         """Raises: HostError, TryAgain if a row is gone, and the typed errors of the changes."""
         txn = Transaction(self._api.idl)
         try:
@@ -314,7 +323,7 @@ class Ovsdb:
             try:
                 self._serve(next(remotes))
                 failures, pause_s, self._reason = 0, _PAUSE_S[0], ""
-            except Lost as lost:
+            except ConnectionLost as lost:
                 self._reason = f": {lost}"
                 if failures == 2:
                     LOG.warning("the OVS database at %s cannot be used yet: %s", self.remote, lost)
@@ -330,7 +339,7 @@ class Ovsdb:
         self._wake_writer.close()
 
     def _serve(self, remote: str) -> None:
-        """Make a connection, and keep its rows current until it is lost. Raises: Lost if none were read."""
+        """Connect, and keep the rows current until it is lost. Raises: ConnectionLost if none were read."""
         api = replica(remote, self._schema(remote), self._changed)
         idl = api.idl
         view = OvsView(idl, self._changed, self._carried.found, self.view.connections())
@@ -361,7 +370,7 @@ class Ovsdb:
                 idl.close()
                 self._changed.notify_all()
         if view is not self.view:
-            raise Lost("the connection ended before its rows were read")
+            raise ConnectionLost("the connection ended before its rows were read")
 
     def _answer_due(self, idl: ReplicaIdl, connected_by: float) -> float:
         """When a connection that is not answered ends (``time.monotonic``)."""
@@ -390,11 +399,11 @@ class Ovsdb:
         self._report()
 
     def _schema(self, remote: str) -> Any:
-        """The schema of the server's database. Raises: Lost."""
+        """The schema of the server's database. Raises: ConnectionLost."""
         deadline = time.monotonic() + _ANSWER_S
         failed, stream = connect(remote, deadline)
         if failed:
-            raise Lost(os.strerror(failed))
+            raise ConnectionLost(os.strerror(failed))
         rpc = TimedConnection(stream, deadline)
         try:
             failed, reply = rpc.transact_block(jsonrpc.Message.create_request("get_schema", [_DATABASE]))
@@ -403,7 +412,7 @@ class Ovsdb:
         finally:
             rpc.close()
         if failed or reply.result is None:
-            raise Lost(f"it does not tell the schema of {_DATABASE}")
+            raise ConnectionLost(f"it does not tell the schema of {_DATABASE}")
         return reply.result
 
     def _wake(self) -> None:

@@ -25,7 +25,7 @@ Row = Any
 Api = Any
 
 
-class Lost(Exception):
+class ConnectionLost(Exception):
     """The connection has ended, or could not be made. The text is the reason."""
 
 
@@ -33,7 +33,7 @@ class ReplicaIdl(connection.OvsdbIdl):  # type: ignore[misc]
     """The replica of one connection: the columns that are read, of those that the schema has."""
 
     def __init__(self, remote: str, schema: Any) -> None:
-        """Raises: Lost if it lacks others than ``MAY_LACK``."""
+        """Raises: ConnectionLost if it lacks others than ``MAY_LACK``."""
         helper = idlutils.create_schema_helper(schema)
         lacks: set[str] = set()
         for table, columns in COLUMNS.items():
@@ -41,7 +41,7 @@ class ReplicaIdl(connection.OvsdbIdl):  # type: ignore[misc]
             lacks |= {f"{table}.{name}" for name in columns if name not in declared}
             helper.register_columns(table, [name for name in columns if name in declared])
         if needed := lacks - MAY_LACK:
-            raise Lost(f"its schema {schema.get('version')} has no {', '.join(sorted(needed))}")
+            raise ConnectionLost(f"its schema {schema.get('version')} has no {', '.join(sorted(needed))}")
         super().__init__(remote, helper)
         self.closed = False
 
@@ -78,7 +78,7 @@ class _Api(OvsdbIdl):  # type: ignore[misc]
 def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -> Api:
     """ovsdbapp's API on an Idl that has not connected yet. ``lock`` is held by whom the Idl runs.
 
-    Raises: Lost if the schema cannot be used.
+    Raises: ConnectionLost if the schema cannot be used.
     """
     carrier = connection.Connection(ReplicaIdl(remote, schema), 0)  # its own thread is not started
     carrier.lock = lock or carrier.lock
@@ -92,7 +92,7 @@ def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -
 # -- transactions and rows -------------------------------------------------------------------------
 
 
-class Change(Protocol):
+class Writable(Protocol):
     """A change of the database, as a part of a transaction."""
 
     def write(self, api: Api, txn: Transaction) -> None: ...

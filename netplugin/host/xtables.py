@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from netplugin.host.frame_filters import BaseChain, Condition, Filters, Rule, Then, Verdict
+from netplugin.host.frame_filters import BaseChain, Filters, FrameCondition, FrameRule, FrameVerdict, Then
 from netplugin.host.netlink import text
 from netplugin.host.nft_foreign import ended_by, matched
 
@@ -38,7 +38,11 @@ _IN, _OUT, _PROTOCOL = 1, 2, 0x40
 _FRAGMENT, _GOTO = {"ip": 1, "ip6": 0}, {"ip": 2, "ip6": 4}
 _L4PROTO, _IIFNAME, _OIFNAME = (("meta", key) for key in (16, 6, 7))
 #: Verdicts of the standard target; those from 0 are jumps.
-_VERDICTS = {-1: Verdict(Then.DROP), -2: Verdict(Then.ACCEPT), -5: Verdict(Then.NEXT, leaves=True)}
+_VERDICTS = {
+    -1: FrameVerdict(Then.DROP),
+    -2: FrameVerdict(Then.ACCEPT),
+    -5: FrameVerdict(Then.NEXT, leaves=True),
+}
 
 
 def legacy_tables() -> tuple[str, ...]:
@@ -76,7 +80,7 @@ def _table(family: str, name: str) -> Iterator[BaseChain]:
     chains |= {
         after: text(data.partition(b"\0")[0]) for _, after, _, kind, data, _ in entries if kind == _ERROR
     }
-    rules: dict[str, list[Rule]] = {}
+    rules: dict[str, list[FrameRule]] = {}
     policies: dict[int, Then] = {}
     for at, after, conditions, kind, data, is_goto in entries:
         if at in chains:
@@ -84,21 +88,23 @@ def _table(family: str, name: str) -> Iterator[BaseChain]:
         number += 1
         if kind:
             then = ended_by(kind)
-            verdict = Verdict(then) if then else None
+            verdict = FrameVerdict(then) if then else None
         elif (code := struct.unpack_from("=i", data)[0]) < 0:
-            verdict = _VERDICTS.get(code, Verdict(Then.OTHER))
+            verdict = _VERDICTS.get(code, FrameVerdict(Then.OTHER))
         else:
-            verdict = Verdict(Then.NEXT, chains[code], is_goto) if code != after else None
+            verdict = FrameVerdict(Then.NEXT, chains[code], is_goto) if code != after else None
         if at in numbers[5:10]:
             policies[at] = verdict.then if verdict else Then.ACCEPT
         elif verdict and kind != _ERROR:
-            current.append(Rule(number, conditions, verdict))
+            current.append(FrameRule(number, conditions, verdict))
     table = Filters(family, name, True, {chain: tuple(each) for chain, each in rules.items()})
     for hook, number in hooks:
         yield BaseChain(hook, hook.upper(), policies[numbers[5 + number]], table)
 
 
-def _entries(family: str, block: bytes) -> Iterator[tuple[int, int, tuple[Condition, ...], str, bytes, bool]]:
+def _entries(
+    family: str, block: bytes
+) -> Iterator[tuple[int, int, tuple[FrameCondition, ...], str, bytes, bool]]:
     """Yield where it and the next begin, its conditions, name and data of its target, whether it is a goto.
 
     The standard target has no name.
@@ -108,13 +114,13 @@ def _entries(family: str, block: bytes) -> Iterator[tuple[int, int, tuple[Condit
         addresses, *names, protocol, flags, inverted, target, following = form.unpack_from(block, at)
         conditions = []
         if any(addresses[len(addresses) // 2 :]) or flags & _FRAGMENT[family]:
-            conditions.append(Condition())
+            conditions.append(FrameCondition())
         for key, bit, name, mask in zip((_IIFNAME, _OIFNAME), (_IN, _OUT), names[:2], names[2:], strict=True):
             if length := mask.count(255):
-                conditions.append(Condition(key, ((name[:length], name[:length]),), not inverted & bit))
+                conditions.append(FrameCondition(key, ((name[:length], name[:length]),), not inverted & bit))
         if protocol:
             number = bytes((protocol,))
-            conditions.append(Condition(_L4PROTO, ((number, number),), not inverted & _PROTOCOL))
+            conditions.append(FrameCondition(_L4PROTO, ((number, number),), not inverted & _PROTOCOL))
         place, end = at + form.size, at + target
         while place < end:
             size, name, _ = _ELEMENT.unpack_from(block, place)

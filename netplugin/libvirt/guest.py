@@ -18,7 +18,7 @@ from netplugin.libvirt.values import content, pci_address, unsigned
 STEP: Final = "guest-plan"
 
 
-class Kind(StrEnum):
+class NicKind(StrEnum):
     VIRTIO = "virtio"
     VF = "VF"
     #: A NIC that QEMU emulates.
@@ -33,7 +33,7 @@ class GuestNic:
     """
 
     mac: str
-    kind: Kind
+    kind: NicKind
     address: str | None
     queues: int
     mtu: int | None
@@ -141,11 +141,11 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
         )
 
 
-def _kind(interface: Element) -> Kind:
+def _kind(interface: Element) -> NicKind:
     if "hostdev" in (interface.tag, interface.get("type")):
-        return Kind.VF
+        return NicKind.VF
     model = _attribute(interface, "model", "type")
-    return Kind.VIRTIO if model.startswith("virtio") else Kind.EMULATED
+    return NicKind.VIRTIO if model.startswith("virtio") else NicKind.EMULATED
 
 
 def _address(interface: Element) -> str | None:

@@ -12,7 +12,7 @@ from drivers.ovs.ports import PortRows
 from drivers.ovs.row_changes import AddPort, CreateBridge
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
-from netplugin.host.ovsdb_replica import Api, Change, Transaction
+from netplugin.host.ovsdb_replica import Api, Transaction, Writable
 from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import wait_for
@@ -65,7 +65,7 @@ class _Bridge:
         api.db_set("Bridge", self.name, ("external_ids", dict(self.external_ids))).run_idl(txn)
 
 
-def bridge(name: str, **external_ids: str) -> Change:
+def bridge(name: str, **external_ids: str) -> Writable:
     """Make a bridge, as the backends do."""
     return _Bridge(name, {key.replace("_", "-"): value for key, value in external_ids.items()})
 
@@ -87,6 +87,6 @@ class _Port(PortRows):
         return self.type
 
 
-def port(on: str, name: str, kind: str = "dummy", **columns: Any) -> Change:
+def port(on: str, name: str, kind: str = "dummy", **columns: Any) -> Writable:
     """Make a port with a device that works without root."""
     return AddPort((), _Port(on, name, kind, columns))

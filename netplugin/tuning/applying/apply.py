@@ -16,7 +16,7 @@ from netplugin.tuning.applying.accessor import (
     WriteIgnored,
     run_program,
 )
-from netplugin.tuning.applying.journal import AppliedChange, ApplyJournal, Event, History
+from netplugin.tuning.applying.journal import AppliedChange, ApplyJournal, History, JournalEvent
 from netplugin.tuning.applying.kernel import (
     KernelFiles,
     KernelThreads,
@@ -152,7 +152,7 @@ def _take(step: Step, machine: TunedMachine, journal: ApplyJournal) -> Result | 
         _require(machine, step.target, step.desired)
     except (NetpluginError, WriteIgnored) as refused:
         return _taken_back(_because(result, refused), before, machine, journal)
-    journal.mark(Event.WRITTEN, step.group, step.target)
+    journal.mark(JournalEvent.WRITTEN, step.group, step.target)
     return replace(result, outcome=StepOutcome.SET)
 
 
@@ -222,7 +222,7 @@ def undo(machine: TunedMachine, journal: ApplyJournal, force: bool) -> Iterator[
     for change in reversed(history.changes):
         result = _undone(change, machine, journal, force)
         if result.outcome in (StepOutcome.RESTORED, StepOutcome.GONE):
-            journal.mark(Event.UNDONE, change.group, change.target)
+            journal.mark(JournalEvent.UNDONE, change.group, change.target)
         yield result
     yield from _gone(history)
     if not journal.history().changes:
@@ -253,7 +253,7 @@ def _undone(
     if journal is None:
         return replace(result, outcome=StepOutcome.WOULD_RESTORE)
     # Not in a try: an error of the journal is not one of this change, and must end the undo.
-    journal.mark(Event.UNDOING, change.group, change.target)
+    journal.mark(JournalEvent.UNDOING, change.group, change.target)
     try:
         _restore(change, machine)
     except (NetpluginError, WriteIgnored) as refused:

@@ -43,7 +43,7 @@ _KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Target) if 
 _ON_DISK = (OtherConfig, TunedProfile, TunedVariable, BannedCpus)
 
 
-class Event(StrEnum):
+class JournalEvent(StrEnum):
     """``WRITING`` and ``UNDOING`` are logged before the host is changed, the other two after."""
 
     WRITING = "writing"
@@ -57,7 +57,7 @@ class JournalLine(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    event: Event
+    event: JournalEvent
     boot: str
     group: Group
     target: dict[str, Any]
@@ -98,7 +98,7 @@ class History:
     gone: tuple[tuple[Group, Target], ...] = ()
 
 
-def line(event: Event, boot: str, group: Group, target: Target, **more: Raw) -> str:
+def line(event: JournalEvent, boot: str, group: Group, target: Target, **more: Raw) -> str:
     return json.dumps({"event": event, "boot": boot, "group": group, "target": as_json(target), **more})
 
 
@@ -116,7 +116,7 @@ def history(lines: Iterable[str], boot: str) -> History:
         profile_set |= isinstance(target, TunedProfile)
         if entry.boot != boot and not isinstance(target, _ON_DISK):
             gone[target] = entry.group
-            if entry.event is Event.UNDONE:
+            if entry.event is JournalEvent.UNDONE:
                 del gone[target]
         else:
             gone.pop(target, None)
@@ -135,16 +135,16 @@ def _as_profile_leaves_it(change: AppliedChange) -> AppliedChange:
 
 def _take(changes: dict[Target, AppliedChange], entry: JournalLine, target: Target) -> None:
     there = changes.get(target)
-    if entry.event is Event.WRITING:
+    if entry.event is JournalEvent.WRITING:
         before = there.before if there else entry.before
         ours = (there.ours if there else frozenset()) | {entry.desired}
         changes[target] = AppliedChange(entry.group, target, before, ours, open=True)
     elif there is None:
         raise ValueError(f"{entry.event} of {target}, which nothing was written to")
-    elif entry.event is Event.UNDONE:
+    elif entry.event is JournalEvent.UNDONE:
         del changes[target]
     else:
-        changes[target] = replace(there, open=entry.event is Event.UNDOING)
+        changes[target] = replace(there, open=entry.event is JournalEvent.UNDOING)
 
 
 # -- Journal of original values: a file of lines, each synced to disk before the host is changed. -
@@ -195,13 +195,13 @@ class ApplyJournal:
 
     def writing(self, group: Group, target: Target, before: Raw, desired: str | None) -> None:
         """Log that ``target`` is about to be set to ``desired``; ``before`` is its raw value."""
-        self._append(line(Event.WRITING, self._boot, group, target, before=before, desired=desired))
+        self._append(line(JournalEvent.WRITING, self._boot, group, target, before=before, desired=desired))
 
     def withdraw(self) -> None:
         """Remove the last line: its change left no trace on the host."""
         self._cut(self._last)
 
-    def mark(self, event: Event, group: Group, target: Target) -> None:
+    def mark(self, event: JournalEvent, group: Group, target: Target) -> None:
         """Log an event without values."""
         self._append(line(event, self._boot, group, target))
 

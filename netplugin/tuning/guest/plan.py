@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.guest import STEP, GuestDomain, GuestNic, Kind, read_domain
+from netplugin.libvirt.guest import STEP, GuestDomain, GuestNic, NicKind, read_domain
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.guest.settings import UIO, VFIO, GuestOptions, GuestPages, plan_pages, settings
 from netplugin.tuning.steps import Effect, Step, impossible
@@ -80,7 +80,7 @@ def plan_guest(xml: str, options: GuestOptions) -> GuestPlan:
 def _nics(domain: GuestDomain, options: GuestOptions) -> tuple[PlannedNic, ...]:
     chosen = _chosen(domain, options)
     for nic in domain.nics:
-        if nic.mac in chosen and nic.kind is Kind.VF and options.driver == UIO:
+        if nic.mac in chosen and nic.kind is NicKind.VF and options.driver == UIO:
             raise impossible(
                 "driver",
                 f"{nic.mac} is a VF, which has no interrupts of the old kind (INTx) for {UIO}",
@@ -98,7 +98,7 @@ def _nics(domain: GuestDomain, options: GuestOptions) -> tuple[PlannedNic, ...]:
 def _channels(nic: GuestNic, domain: GuestDomain) -> int | None:
     """Queue pairs to enable on a virtio NIC: those of the domain, at most one per vCPU."""
     count = min(nic.queues, domain.vcpus)
-    return count if nic.kind is Kind.VIRTIO and count > 1 else None
+    return count if nic.kind is NicKind.VIRTIO and count > 1 else None
 
 
 def _chosen(domain: GuestDomain, options: GuestOptions) -> frozenset[str]:
@@ -164,12 +164,12 @@ def _nic(nic: GuestNic, domain: GuestDomain, isolated: Cpus, bound: bool) -> Ite
             f"{nic.mac} has {nic.queues} queues, and {counted(len(isolated), 'vCPU')} for DPDK: "
             "some has to poll more than one"
         )
-    if nic.kind is Kind.VF and not domain.pcie:
+    if nic.kind is NicKind.VF and not domain.pcie:
         yield (
             f"{nic.mac} is a VF in a machine without PCI Express ({domain.machine}), where its driver "
             "lacks the extended configuration space: take q35"
         )
-    if nic.kind is Kind.EMULATED:
+    if nic.kind is NicKind.EMULATED:
         yield f"{nic.mac} is a NIC that QEMU emulates: a virtio NIC passes many times as many packets"
 
 

@@ -17,7 +17,7 @@ from netplugin.tuning.verifying.guest import frames, link, vm
 from netplugin.tuning.verifying.guest import latency as guest_latency
 from netplugin.tuning.verifying.guest import tcp as guest_tcp
 from netplugin.tuning.verifying.guest.machine import Machine, machines_on
-from netplugin.tuning.verifying.options import GuestOptions, MeasurementOptions
+from netplugin.tuning.verifying.options import MeasurementOptions, VerifyOptions
 from netplugin.tuning.verifying.result import (
     GuestMeasurement,
     GuestVm,
@@ -43,7 +43,7 @@ def require(asked: MeasurementOptions) -> None:
         loop.require()
 
 
-def require_guest(asked: GuestOptions) -> None:
+def require_guest(asked: VerifyOptions) -> None:
     """Check this host and the image before a VM is started. Raises: BackendUnavailable."""
     vm.require(asked.emulate)
     guest_latency.require(asked.image)
@@ -76,7 +76,7 @@ def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Me
 
 
 def measure_guest(
-    asked: GuestOptions, plan: TuningPlan | None, facts: Facts, live: Live, uri: str, say: Say
+    asked: VerifyOptions, plan: TuningPlan | None, facts: Facts, live: Live, uri: str, say: Say
 ) -> MeasuredRun:
     """Start the VM, measure in it and end it; then with a second one, TCP. ``uri`` is libvirt's.
 
@@ -116,7 +116,7 @@ def measure_guest(
 
 
 def _guest_frames(
-    asked: GuestOptions,
+    asked: VerifyOptions,
     machine: Machine,
     plan: TuningPlan | None,
     facts: Facts,

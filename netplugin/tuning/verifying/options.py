@@ -104,7 +104,7 @@ class MeasurementOptions:
 
 
 @dataclass(frozen=True)
-class GuestOptions:
+class VerifyOptions:
     """What to measure in a VM on ``image``. The CPUs of ``latency`` are vCPUs."""
 
     label: str
@@ -120,14 +120,14 @@ class GuestOptions:
     boot_s: int
 
 
-def guest_asked_of(options: Options) -> GuestOptions:
+def guest_asked_of(options: Options) -> VerifyOptions:
     """Derive the settings of a measurement in a VM; ``options.guest`` is set.
 
     Raises: InvalidRequest if there is no such image, or naming the option.
     """
     assert options.guest is not None
     image = read(options.guest)
-    return GuestOptions(
+    return VerifyOptions(
         options.label,
         options.rounds,
         image,

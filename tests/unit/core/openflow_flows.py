@@ -81,9 +81,9 @@ def statistics(*flows: Flow, xid: int = 1, more: bool = False) -> bytes:
     return m.message(19, xid, body)
 
 
-def messages(data: bytes, size: int) -> list[m.Message]:
+def messages(data: bytes, size: int) -> list[m.OpenFlowMessage]:
     """The messages in bytes that come in parts of this size."""
-    received, found = bytearray(), list[m.Message]()
+    received, found = bytearray(), list[m.OpenFlowMessage]()
     for at in range(0, len(data), size):
         received += data[at : at + size]
         found += m.split(received)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from netplugin.api.errors import OperationTimeout
 from netplugin.host import nft_rules as nft
 from netplugin.host.netlink import attribute, attributes
-from netplugin.host.nfnetlink import Message, Nfnetlink
+from netplugin.host.nfnetlink import NfMessage, Nfnetlink
 from netplugin.host.nft_rules import ACCEPT, COUNTER, DROP, Match, Payload, Rule, verdict_map
 from netplugin.host.nftables import Nftables
 
@@ -129,9 +129,9 @@ def test_a_transaction_that_hangs_ends_at_the_deadline(stuck: tuple[Nfnetlink, t
     before = len(list(Path("/proc/self/fd").iterdir()))
     table = Nftables("bridge", "netplugin", kernel)
     with pytest.raises(OperationTimeout, match="did not end"):
-        kernel.commit(7, [[Message(0, b"")]], "nftables", time.monotonic() + 0.1)
+        kernel.commit(7, [[NfMessage(0, b"")]], "nftables", time.monotonic() + 0.1)
     with pytest.raises(OperationTimeout, match="earlier transaction"):
-        kernel.commit(7, [[Message(0, b"")]], "nftables", time.monotonic() + 0.1)
+        kernel.commit(7, [[NfMessage(0, b"")]], "nftables", time.monotonic() + 0.1)
     with pytest.raises(OperationTimeout, match="earlier transaction"):
         table.read(None, time.monotonic() + 0.1)
     go_on.set()
@@ -143,4 +143,4 @@ def test_a_transaction_without_an_answer_is_no_success(stuck: tuple[Nfnetlink, t
     kernel, go_on = stuck
     go_on.set()
     with pytest.raises(Exception, match="did not answer"):
-        kernel.commit(7, [[Message(0, struct.pack("=I", 0))]], "nftables", time.monotonic() + 60)
+        kernel.commit(7, [[NfMessage(0, struct.pack("=I", 0))]], "nftables", time.monotonic() + 60)

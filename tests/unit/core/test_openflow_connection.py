@@ -26,7 +26,7 @@ from tests.unit.ovs import PATIENCE_S, soon
 BRIDGE = "br0"
 SHORT_S = 0.3
 FLOW = Flow.make(7, 100, "in_port=1")
-Peer = Callable[[socket.socket, list[m.Message]], None]
+Peer = Callable[[socket.socket, list[m.OpenFlowMessage]], None]
 
 
 @pytest.fixture
@@ -63,9 +63,9 @@ def served(directory: Path, *peers: Peer) -> Iterator[OpenFlow]:
     assert not thread.is_alive(), "each peer was connected to"
 
 
-def asked(connection: socket.socket) -> list[m.Message]:
+def asked(connection: socket.socket) -> list[m.OpenFlowMessage]:
     """What comes until a barrier; less if the connection is closed."""
-    received, found = bytearray(), list[m.Message]()
+    received, found = bytearray(), list[m.OpenFlowMessage]()
     while not found or found[-1].kind != 20:
         data = connection.recv(65536)
         if not data:
@@ -75,7 +75,7 @@ def asked(connection: socket.socket) -> list[m.Message]:
     return found
 
 
-def end(messages: list[m.Message]) -> bytes:
+def end(messages: list[m.OpenFlowMessage]) -> bytes:
     """The answer to the barrier."""
     return m.message(m.BARRIER_REPLY, messages[-1].xid)
 
@@ -86,15 +86,15 @@ def gone(connection: socket.socket) -> None:
         pass
 
 
-def good(connection: socket.socket, messages: list[m.Message]) -> None:
+def good(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(m.hello(1) + statistics(FLOW) + end(messages))
     gone(connection)
 
 
 def test_an_answer_may_come_byte_by_byte_and_between_other_messages(directory: Path) -> None:
-    echoed: list[m.Message] = []
+    echoed: list[m.OpenFlowMessage] = []
 
-    def peer(connection: socket.socket, messages: list[m.Message]) -> None:
+    def peer(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
         assert [message.kind for message in messages] == [m.HELLO, 18, 20]
         echo, port_status = m.message(m.ECHO_REQUEST, 77, b"there?"), m.message(12, 0, bytes(72))
         parts = statistics(FLOW, more=True) + port_status + statistics(FLOW)
@@ -116,7 +116,7 @@ def test_an_answer_may_come_byte_by_byte_and_between_other_messages(directory: P
 def test_a_notice_behind_the_last_answer_is_not_lost(directory: Path) -> None:
     noticed: list[m.Changed] = []
 
-    def peer(connection: socket.socket, messages: list[m.Message]) -> None:
+    def peer(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
         update = struct.pack(">HHBxHHH4xQHH4x", 32, 2, 0, 0, 0, 100, COOKIE_MARK, 1, 4)
         notice = m.message(19, 0, struct.pack(">HH4x", 16, 0) + update)
         connection.sendall(m.hello(1) + statistics(FLOW, xid=1) + end(messages) + notice)
@@ -128,45 +128,45 @@ def test_a_notice_behind_the_last_answer_is_not_lost(directory: Path) -> None:
     assert noticed == [m.Changed.NOTHING, m.Changed.OURS]
 
 
-def _closes(connection: socket.socket, messages: list[m.Message]) -> None:
+def _closes(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     pass
 
 
-def _greets_and_closes(connection: socket.socket, messages: list[m.Message]) -> None:
+def _greets_and_closes(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(m.hello(1))
 
 
-def _half(connection: socket.socket, messages: list[m.Message]) -> None:
+def _half(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(m.hello(1) + statistics(FLOW)[:30])
 
 
-def _garbage(connection: socket.socket, messages: list[m.Message]) -> None:
+def _garbage(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
     gone(connection)
 
 
-def _older(connection: socket.socket, messages: list[m.Message]) -> None:
+def _older(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     hello = struct.pack(">BBHIHHI", 4, m.HELLO, 16, 1, 1, 8, 1 << 4)
     connection.sendall(hello + struct.pack(">BBHIHH", 4, m.ERROR, 12, 1, 0, 0))  # OFPHFC_INCOMPATIBLE
     gone(connection)
 
 
-def _no_last_part(connection: socket.socket, messages: list[m.Message]) -> None:
+def _no_last_part(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(m.hello(1) + statistics(FLOW, more=True) + end(messages))
     gone(connection)
 
 
-def _no_part(connection: socket.socket, messages: list[m.Message]) -> None:
+def _no_part(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(m.hello(1) + end(messages))
     gone(connection)
 
 
-def _another_kind(connection: socket.socket, messages: list[m.Message]) -> None:
+def _another_kind(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(m.hello(1) + m.message(m.GET_CONFIG_REPLY, 1, bytes(4)) + end(messages))
     gone(connection)
 
 
-def _refuses(connection: socket.socket, messages: list[m.Message]) -> None:
+def _refuses(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
     connection.sendall(m.hello(1) + m.message(m.ERROR, 1, b"\0\1\0\5") + end(messages))
     gone(connection)
 
@@ -197,7 +197,7 @@ def test_what_is_no_answer_is_an_error_and_the_next_exchange_connects_again(
 
 @pytest.mark.parametrize("answer", [b"", m.hello(1), m.hello(1) + statistics(FLOW)[:30]])
 def test_a_silent_peer_takes_no_longer_than_the_deadline(directory: Path, answer: bytes) -> None:
-    def peer(connection: socket.socket, messages: list[m.Message]) -> None:
+    def peer(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
         connection.sendall(answer)
         gone(connection)
 
@@ -233,7 +233,7 @@ def test_a_peer_that_does_not_read_takes_no_longer_than_the_deadline(directory: 
 def test_a_send_that_fails_is_not_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel may refuse it, with the connection open at both ends."""
 
-    def first(connection: socket.socket, messages: list[m.Message]) -> None:
+    def first(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
         assert messages == []
         gone(connection)
 
@@ -252,9 +252,9 @@ class _Refused(socket.socket):
 
 def test_a_bundle_is_not_committed_after_an_error(directory: Path) -> None:
     """OVS would commit it without the flow that it has refused."""
-    after: list[m.Message] = []
+    after: list[m.OpenFlowMessage] = []
 
-    def peer(connection: socket.socket, messages: list[m.Message]) -> None:
+    def peer(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
         # Opened, a deletion, two flows, a barrier.
         assert [message.kind for message in messages] == [m.HELLO, m.BUNDLE_CONTROL, 34, 34, 34, 20]
         refused = m.message(m.ERROR, messages[4].xid, b"\0\2\0\4" + messages[4].body)
@@ -271,7 +271,7 @@ def test_a_bundle_is_not_committed_after_an_error(directory: Path) -> None:
 def test_a_thread_that_waits_for_another_has_its_own_deadline(directory: Path) -> None:
     begun = threading.Event()
 
-    def peer(connection: socket.socket, messages: list[m.Message]) -> None:
+    def peer(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
         begun.set()
         waited.wait(PATIENCE_S)
         connection.sendall(m.hello(1) + statistics(FLOW) + end(messages))

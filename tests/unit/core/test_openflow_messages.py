@@ -56,8 +56,8 @@ def test_ovs_ofctl_reads_the_other_messages_that_we_write(tmp_path: Path) -> Non
         m.message(m.GET_CONFIG_REQUEST, 5),
         m.barrier(6),
         m.request_ports(7),
-        m.set_port(8, m.PortState(5, bytes.fromhex("020000000001"), False), shut=True),
-        m.set_port(9, m.PortState(5, bytes.fromhex("020000000001"), True), shut=False),
+        m.set_port(8, m.OfPortState(5, bytes.fromhex("020000000001"), False), shut=True),
+        m.set_port(9, m.OfPortState(5, bytes.fromhex("020000000001"), True), shut=False),
         m.packet_out(10, 7, announcement("52:54:00:00:00:01")),
     ]
     file = tmp_path / "messages"
@@ -86,14 +86,14 @@ def test_ovs_ofctl_reads_the_other_messages_that_we_write(tmp_path: Path) -> Non
 def test_ports_are_read_in_parts_and_nothing_else_is_taken_for_them() -> None:
     one = struct.pack(">IH2x6s2x16sII", 3, 48, b"\2\0\0\0\0\3", b"p3", 1 << 5, 0) + bytes(8)
     other = struct.pack(">IH2x6s2x16sII", 4, 40, b"\2\0\0\0\0\4", b"p4", 0, 0)
-    first, last = (m.Message(19, 1, struct.pack(">HH4x", 13, more) + one + other) for more in (1, 0))
+    first, last = (m.OpenFlowMessage(19, 1, struct.pack(">HH4x", 13, more) + one + other) for more in (1, 0))
     found = [(port.ofport, port.is_shut) for port in m.read_ports([first, last], 1)]
     assert found == [(3, True), (4, False)] * 2
     whole = last.body
     for cut in (*range(1, 8), *range(9, 56), *range(57, len(whole))):
         with pytest.raises(Malformed):
-            m.read_ports([m.Message(19, 1, whole[:cut])], 1)
-    for wrong in (m.Message(18, 1, whole), m.Message(19, 1, b"\0\1" + whole[2:]), first):
+            m.read_ports([m.OpenFlowMessage(19, 1, whole[:cut])], 1)
+    for wrong in (m.OpenFlowMessage(18, 1, whole), m.OpenFlowMessage(19, 1, b"\0\1" + whole[2:]), first):
         with pytest.raises(Malformed):
             m.read_ports([wrong], 1)
 
@@ -102,12 +102,14 @@ def test_errors_have_the_names_that_ovs_gives_them(tmp_path: Path) -> None:
     codes = [(kind, code) for kind in (1, 2, 3, 4, 5, 17) for code in range(9)]
     bodies = [struct.pack(">HH", *code) for code in codes]
     lines = _by_ofctl(tmp_path, b"".join(m.message(m.ERROR, n, body) for n, body in enumerate(bodies)))
-    assert [line.split()[-1] for line in lines] == [m.error_name(m.Message(m.ERROR, 1, b)) for b in bodies]
-    assert m.error_name(m.Message(m.ERROR, 1, b"\0\2\0\x09data")) == "OFPBAC_BAD_OUT_GROUP"
+    assert [line.split()[-1] for line in lines] == [
+        m.error_name(m.OpenFlowMessage(m.ERROR, 1, b)) for b in bodies
+    ]
+    assert m.error_name(m.OpenFlowMessage(m.ERROR, 1, b"\0\2\0\x09data")) == "OFPBAC_BAD_OUT_GROUP"
     for unknown in (b"\0\2\0\x70", b"\xff\xff\0\1"):
-        assert m.error_name(m.Message(m.ERROR, 1, unknown)).startswith("error type ")
+        assert m.error_name(m.OpenFlowMessage(m.ERROR, 1, unknown)).startswith("error type ")
     with pytest.raises(Malformed):
-        m.error_name(m.Message(m.ERROR, 1, b"\0\2\0"))
+        m.error_name(m.OpenFlowMessage(m.ERROR, 1, b"\0\2\0"))
 
 
 # -- matches ------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def test_garbage_is_no_message(data: bytes, size: int) -> None:
 @given(st.binary(max_size=200))
 def test_garbage_is_no_answer(body: bytes) -> None:
     for kind in (m.ERROR, m.GET_CONFIG_REPLY, 19):
-        answer = m.Message(kind, 1, body)
+        answer = m.OpenFlowMessage(kind, 1, body)
         for read in (m.fragments_matched, m.error_name, m.read_changes):
             with suppress(Malformed):
                 read(answer)

@@ -267,7 +267,7 @@ def _run_journal(data: bytes) -> None:
 
 @cache
 def _tuning_journals() -> list[bytes]:
-    event, group = tuning_journal.Event, Group.OVS
+    event, group = tuning_journal.JournalEvent, Group.OVS
     target = OtherConfig("pmd-cpu-mask")
     written = tuning_journal.line(event.WRITING, "b1", group, target, before="0x3", desired="0xc")
     return ["\n".join([written, tuning_journal.line(event.WRITTEN, "b1", group, target), ""]).encode()]

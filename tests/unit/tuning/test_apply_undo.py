@@ -11,7 +11,7 @@ import pytest
 
 from netplugin.api.errors import Conflict, HostError
 from netplugin.tuning.applying.apply import BAD, StepOutcome, apply, undo
-from netplugin.tuning.applying.journal import ApplyJournal, Event
+from netplugin.tuning.applying.journal import ApplyJournal, JournalEvent
 from netplugin.tuning.steps import (
     BannedCpus,
     File,
@@ -177,7 +177,7 @@ def test_undo_ends_where_the_journal_has_no_room(
         assert written.startswith(whole) and written.endswith(b"\n"), "whole lines only"
         assert written.count(b"\n") == whole.count(b"\n") + room
         monkeypatch.undo()
-        held.mark(Event.UNDOING, Group.HUGEPAGES, File(PAGES))
+        held.mark(JournalEvent.UNDOING, Group.HUGEPAGES, File(PAGES))
         assert held.history().changes, "a later line stands alone"
     assert outcomes(host.undo(journal)) == {StepOutcome.RESTORED}
     assert host.state() == before and journal.read_bytes() == b""

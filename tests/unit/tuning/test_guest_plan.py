@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from netplugin.api.errors import InvalidRequest
 from netplugin.cli.main import main
-from netplugin.libvirt.guest import Kind
+from netplugin.libvirt.guest import NicKind
 from netplugin.tuning.guest.plan import GuestPlan, plan_guest
 from netplugin.tuning.guest.settings import GuestOptions
 from netplugin.tuning.steps import KernelArgument
@@ -201,15 +201,20 @@ def test_nics_that_cannot_be_for_dpdk(guest: str, options: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("attributes", "inner", "kind", "ours"),
     [
-        ("type='vhostuser'", "<model type='virtio'/>", Kind.VIRTIO, True),
-        ("type='ethernet'", "<target managed='no'/><model type='virtio-transitional'/>", Kind.VIRTIO, True),
-        ("type='ethernet'", "<model type='virtio'/>", Kind.VIRTIO, False),
-        ("type='hostdev'", "", Kind.VF, True),
-        ("type='network'", "<model type='e1000e'/>", Kind.EMULATED, False),
-        ("type='bridge'", "", Kind.EMULATED, False),
+        ("type='vhostuser'", "<model type='virtio'/>", NicKind.VIRTIO, True),
+        (
+            "type='ethernet'",
+            "<target managed='no'/><model type='virtio-transitional'/>",
+            NicKind.VIRTIO,
+            True,
+        ),
+        ("type='ethernet'", "<model type='virtio'/>", NicKind.VIRTIO, False),
+        ("type='hostdev'", "", NicKind.VF, True),
+        ("type='network'", "<model type='e1000e'/>", NicKind.EMULATED, False),
+        ("type='bridge'", "", NicKind.EMULATED, False),
     ],
 )
-def test_kinds_of_nics(attributes: str, inner: str, kind: Kind, ours: bool) -> None:
+def test_kinds_of_nics(attributes: str, inner: str, kind: NicKind, ours: bool) -> None:
     [found] = plan(domain(rest=nic(attributes, inner))).domain.nics
     assert (found.mac, found.kind, found.ours) == ("52:54:00:00:00:0a", kind, ours)
 
@@ -219,7 +224,7 @@ def test_a_vf_of_which_libvirt_has_no_mac_is_known_by_its_alias() -> None:
     device = f"<hostdev mode='subsystem' type='pci'>{inner}<alias name='{{}}'/></hostdev>"
     ours, other = device.format("ua-netplugin-52-54-00-00-00-0a"), device.format("ua-gpu")
     [found] = plan(domain(rest=f"<devices>{other}{ours}</devices>")).domain.nics
-    assert (found.mac, found.kind, found.ours) == ("52:54:00:00:00:0a", Kind.VF, True)
+    assert (found.mac, found.kind, found.ours) == ("52:54:00:00:00:0a", NicKind.VF, True)
     assert (found.address, found.queues, found.vhostuser) == ("0000:05:00.0", 1, False)
 
 

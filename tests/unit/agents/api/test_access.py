@@ -11,7 +11,7 @@ import pytest
 
 from agents.api import roles
 from agents.api.access import Access, Peer, Rules, Token
-from agents.api.audit import MAX_BODY, AuditLog, Call
+from agents.api.audit import MAX_BODY, AuditedCall, AuditLog
 from agents.api.guard import Limits, LimitSettings
 from agents.api.roles import NO_DEVICES, OfBody, Right, Role
 from netplugin import options
@@ -196,7 +196,7 @@ def entries(path: Path) -> list[dict[str, Any]]:
 
 
 def write(log: AuditLog, **more: Any) -> None:
-    call = Call(Peer("192.0.2.1:5"), **{"method": "PUT", "path": "/v1/ports/p1", **more})
+    call = AuditedCall(Peer("192.0.2.1:5"), **{"method": "PUT", "path": "/v1/ports/p1", **more})
     asyncio.run(log.called(call, 200))
 
 

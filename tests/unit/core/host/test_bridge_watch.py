@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from netplugin.host.bridge_watch import BridgeWatch
+from netplugin.host.bridge_watch import OvsBridgeWatch
 from netplugin.host.openflow import OpenFlow
 from netplugin.host.openflow_messages import Changed
 from netplugin.host.supervisor import Supervisor
@@ -21,7 +21,7 @@ from tests.unit.ovs import PATIENCE_S
 @pytest.mark.parametrize("changed", [Changed.OURS, Changed.OTHERS])
 def test_changes_that_go_on_are_reported_at_once_and_then_rarely(changed: Changed) -> None:
     flows, reports = SimpleNamespace(changed=None, descriptors=dict), list[float]()
-    watch = BridgeWatch(
+    watch = OvsBridgeWatch(
         cast(OpenFlow, flows), list, lambda reason: reports.append(time.monotonic()), Supervisor()
     )
     with closing(watch):

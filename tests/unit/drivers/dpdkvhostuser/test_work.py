@@ -18,7 +18,7 @@ from drivers.ovs.row_changes import AddPort, RemovePort
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
 from netplugin.host.names import UPLINK, device_name
-from netplugin.host.openflow import Settings
+from netplugin.host.openflow import BridgeSettings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import UPLINK_MARK
 from netplugin.host.ovs_view import OvsView
@@ -88,7 +88,9 @@ def _observer(view: OvsView, settings: OvsSettings) -> Observer:
         view=view,
         settings=settings,
         flows=SimpleNamespace(
-            dump=lambda *_: [], count_of_others=lambda *_: 0, settings=lambda *_: Settings(True, frozenset())
+            dump=lambda *_: [],
+            count_of_others=lambda *_: 0,
+            settings=lambda *_: BridgeSettings(True, frozenset()),
         ),
         claimed=lambda kind: {},
         purge_failed=False,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from drivers.vf.inventory import Inventory, Pf, Vf, read_inventory
 from drivers.vf.ledger import Use, choose, claim_vf, list_vfs
-from drivers.vf.memory import ANY_DRIVER, Lost, Memory, locate, new_claim
+from drivers.vf.memory import ANY_DRIVER, LostVf, Memory, locate, new_claim
 from drivers.vf.options import parse_devices
 from netplugin.api.errors import (
     BackendUnavailable,
@@ -283,7 +283,7 @@ def test_renumbered_a_vf_is_recognised_and_not_followed(tmp_path: Path) -> None:
     before, nic = Nic(), Nic(address="0000:04:00.0", vf_bus="04")
     claim = claimed(build(tmp_path / "before", before), before)
     lost = locate(after_reboot(tmp_path / "after", nic), claim)
-    assert isinstance(lost, Lost) and lost.moved
+    assert isinstance(lost, LostVf) and lost.moved
     assert lost.reason == "0000:03:10.2 was VF 2 of eth0, which is now 0000:04:10.2"
 
 
@@ -294,7 +294,7 @@ def test_an_address_that_another_nic_has_now_is_not_ours(tmp_path: Path) -> None
     new = Nic(mac="52:54:00:00:bb:01")
     inventory = after_reboot(tmp_path / "after", new, moved)
     lost = locate(inventory, claim)
-    assert isinstance(lost, Lost) and lost.moved
+    assert isinstance(lost, LostVf) and lost.moved
     assert lost.reason == "0000:03:10.2 was VF 2 of eth0, which is now 0000:04:10.2"
     [info] = [i for i in list_vfs(inventory, {claim: "p"}, {}) if i.pci_address == claim.key]
     assert (info.state, info.port_id) == ("stale", "p")
@@ -304,7 +304,7 @@ def test_a_nic_that_was_renamed_is_the_same(tmp_path: Path) -> None:
     before = Nic()
     claim = claimed(build(tmp_path / "before", before), before)
     vf = locate(after_reboot(tmp_path / "after", Nic(interface="enp3s0")), claim)
-    assert not isinstance(vf, Lost) and vf.address == claim.key
+    assert not isinstance(vf, LostVf) and vf.address == claim.key
 
 
 def test_a_vf_that_its_nic_has_lost_is_reported(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_vf_that_its_nic_has_lost_is_reported(tmp_path: Path) -> None:
     claim = claimed(build(tmp_path / "before", before), before)
     inventory = after_reboot(tmp_path / "after", Nic(vfs=()))
     lost = locate(inventory, claim)
-    assert isinstance(lost, Lost) and not lost.moved
+    assert isinstance(lost, LostVf) and not lost.moved
     assert lost.reason == (
         "0000:03:10.2, VF 2 of eth0, is gone: eth0 has 0 VFs (sriov_numvfs of 0000:03:00.0)"
     )
