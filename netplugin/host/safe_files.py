@@ -31,6 +31,9 @@ _KINDS = {
 # call is the same on all architectures that Debian has.
 _OPENAT2: Final = 437
 _NO_MAGICLINKS, _IN_ROOT = 0x02, 0x10
+#: Of a path with a way up, the kernel gives up (EAGAIN) whenever anybody on the host renames or mounts
+#: something meanwhile, and leaves it to the caller to try again.
+_TRIES = 1000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -209,9 +212,12 @@ def open_within(root: Path, name: str, flags: int) -> int:
     how = _OpenHow(flags, 0, _IN_ROOT | _NO_MAGICLINKS)
     with opened(os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as top:
         path = os.fsencode(name.lstrip("/") or ".")
-        found = int(_LIBC.syscall(_OPENAT2, top, path, ctypes.byref(how), ctypes.sizeof(how)))
-    if found < 0:
-        failed = ctypes.get_errno()
+        for _ in range(_TRIES):
+            found = int(_LIBC.syscall(_OPENAT2, top, path, ctypes.byref(how), ctypes.sizeof(how)))
+            failed = ctypes.get_errno() if found < 0 else 0
+            if failed != errno.EAGAIN:
+                break
+    if failed:
         raise OSError(failed, os.strerror(failed), str(root / name.lstrip("/")))
     return found
 

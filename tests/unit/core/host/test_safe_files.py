@@ -177,3 +177,16 @@ def test_another_who_swaps_a_link_and_a_file_gets_nothing(secret: Path) -> None:
             with replacing(folder / "name", 0o644) as file:
                 file.write(b"new")
     assert secret.read_text() == SECRET and stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_a_tree_with_ways_up_is_read_while_others_rename(secret: Path) -> None:
+    folder, tree = secret.with_name("folder"), secret.with_name("tree")
+    folder.mkdir()
+    (tree / "bus").mkdir(parents=True)
+    (tree / "devices").mkdir()
+    (tree / "devices/class").write_text("inside")
+    (tree / "bus/device").symlink_to("../devices")
+    with swapped_by_another(folder, secret):
+        for _ in range(5000):
+            with open_file_within(tree, "bus/device/class") as file:
+                assert file.read() == b"inside"
