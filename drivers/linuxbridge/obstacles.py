@@ -356,4 +356,5 @@ def findings(filters: ForeignFilters, obstacles: Collection[Obstacle]) -> Iterat
             status="warn",
             found=f"not all packet filters of other programs are known: {filters.unread}",
             expected="the agent can read them, to tell whether they drop frames of VMs",
+            fix="if they are of arptables-legacy, use arptables-nft: update-alternatives --config arptables",
         )
