@@ -1,7 +1,7 @@
 # `make demo` shows the agent at its work, `make test` runs all the tests: Debian 12, as root.
 #
 # Both install the Debian packages that are missing, keep what they make in .venv, .tox and .lab,
-# and leave nothing else behind.
+# and leave nothing else behind but the files of failed tests (/tmp/pytest-of-root).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

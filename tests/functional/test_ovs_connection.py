@@ -69,9 +69,15 @@ def write(database: Ovsdb) -> int:
     return database.commit([Touch()], time.monotonic() + DEADLINE_S)
 
 
+def holder_in(ovs: PrivateOvs) -> str:
+    """The holder of the lock that is recorded in the database, after it has the lock."""
+    return ovs.get("Open_vSwitch", ".", "external_ids:netplugin-agent")
+
+
 def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None:
     with connected(ovs, "the first") as first:
         write(first)
+        wait_for(lambda: holder_in(ovs) == "the first", DEADLINE_S, "it says who it is")
         with connected(ovs, "the second") as second, connected(ovs, None) as tool:
             with pytest.raises(BackendUnavailable, match="last taken by: 'the first'") as refused:
                 write(second)
@@ -87,11 +93,7 @@ def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None
             first.close()
             second.require_lock(DEADLINE_S)
             write(second)
-            wait_for(
-                lambda: ovs.get("Open_vSwitch", ".", "external_ids:netplugin-agent") == "the second",
-                DEADLINE_S,
-                "it says who it is",
-            )
+            wait_for(lambda: holder_in(ovs) == "the second", DEADLINE_S, "so does the next")
 
 
 def reasons(agent: PrivateAgent) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -333,14 +333,13 @@ def test_new_ports_in_relay_mode_alone_migrate(tmp_path: Path, mode: str, moves:
 
 def test_a_port_keeps_the_mode_in_which_it_migrates(tmp_path: Path) -> None:
     """The mode of the port decides, not that of new ports."""
-    world = VduseWorld(tmp_path)
-    assert world.plug("a", vduse_spec()) is None
-    operation = migrate_call("a", "leave", None, time.monotonic() + 30)
-    world.mode = "relay"
-    world.restart()
-    assert world.serve(operation)
-    refused = operation.future.exception(0)
-    assert isinstance(refused, Unsupported) and "shadow virtqueues" in refused.detail
-    record = world.store.get("a")
-    assert record is not None and record.migration is None
-    world.store.close()
+    with closing(VduseWorld(tmp_path)) as world:
+        assert world.plug("a", vduse_spec()) is None
+        operation = migrate_call("a", "leave", None, time.monotonic() + 30)
+        world.mode = "relay"
+        world.restart()
+        assert world.serve(operation)
+        refused = operation.future.exception(0)
+        assert isinstance(refused, Unsupported) and "shadow virtqueues" in refused.detail
+        record = world.store.get("a")
+        assert record is not None and record.migration is None
