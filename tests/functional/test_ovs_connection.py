@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,22 @@ def holder_in(ovs: PrivateOvs) -> str:
     return ovs.get("Open_vSwitch", ".", "external_ids:netplugin-agent")
 
 
-def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None:
+@contextmanager
+def mistaken(database: Ovsdb, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Thinks that it has the lock. Its thread reports nothing of that, or it would not do so later."""
+    turned = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_report", turned.set)
+        database._wake()
+        assert turned.wait(DEADLINE_S)
+        database._api.idl.has_lock = True
+        yield
+        database._api.idl.has_lock = False
+
+
+def test_no_transaction_is_carried_out_without_the_lock(
+    ovs: PrivateOvs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with connected(ovs, "the first") as first:
         write(first)
         wait_for(lambda: holder_in(ovs) == "the first", DEADLINE_S, "it says who it is")
@@ -85,10 +101,8 @@ def test_no_transaction_is_carried_out_without_the_lock(ovs: PrivateOvs) -> None
             write(tool)  # an operator's: it needs no lock
             # The one who thinks that it has it is refused by the server's word.
             before = ovs.get("Open_vSwitch", ".", "external_ids:netplugin-settled")
-            second._api.idl.has_lock = True
-            with pytest.raises(BackendUnavailable, match="another agent has the lock"):
+            with mistaken(second, monkeypatch), pytest.raises(BackendUnavailable, match="has the lock"):
                 write(second)
-            second._api.idl.has_lock = False
             assert ovs.get("Open_vSwitch", ".", "external_ids:netplugin-settled") == before
             first.close()
             second.require_lock(DEADLINE_S)
