@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.host import openflow_messages as m
 from netplugin.host.flow import COOKIE_MARK, MARK_MASK, Flow
 from netplugin.host.openflow_connection import STEP, Connection
@@ -68,8 +68,8 @@ class OpenFlow:
     """The flows of the bridges of one vswitchd. Thread-safe: the workers of several backends share it.
 
     A connection is made when it is first needed, and again after vswitchd or the bridge was. Threads
-    that use the same bridge wait for each other. What has a deadline raises BackendUnavailable, HostError
-    and OperationTimeout.
+    that use the same bridge wait for each other. What has a deadline raises BackendUnavailable, HostError,
+    OperationTimeout, and TryAgain if vswitchd ends within an exchange.
     """
 
     def __init__(
@@ -312,7 +312,7 @@ class OpenFlow:
             kept.drop()
             if isinstance(failed, Malformed):
                 raise HostError(f"{bridge}: vswitchd answered with {failed}", step=STEP, fix=_FIX) from failed
-            if isinstance(failed, HostError) and (gone := self._gone()) is not None:
+            if isinstance(failed, HostError | TryAgain) and (gone := self._gone()) is not None:
                 raise gone from failed
             raise
         finally:

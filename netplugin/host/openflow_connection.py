@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.host import openflow_messages as m
 from netplugin.host.oxm import Malformed
 from netplugin.host.processes import remaining
@@ -35,7 +35,7 @@ class Connection:
     ) -> None:
         """Connect; call ``changed`` when others change flows, if that is given.
 
-        Raises: HostError, OperationTimeout.
+        Raises: HostError, OperationTimeout, TryAgain if vswitchd has just ended or started.
         """
         self._path = path
         self._received = bytearray()
@@ -51,7 +51,10 @@ class Connection:
             self._socket.close()
             if isinstance(error, TimeoutError):
                 raise self._late() from error
-            raise self._failed(error.strerror or str(error)) from error
+            why = error.strerror or str(error)
+            # A socket that nobody listens at is of the last vswitchd: of this one it is made anew.
+            refused = isinstance(error, ConnectionRefusedError)
+            raise (self._closed(why) if refused else self._failed(why)) from error
 
     def close(self) -> None:
         self._socket.close()
@@ -79,8 +82,8 @@ class Connection:
         A barrier follows them, so the end is known of answers of which there may be several, or none.
         Answers may be errors, also to what was sent before: a commit brings those of its bundle.
 
-        Raises: HostError if vswitchd closes the connection or does not speak OpenFlow 1.4,
-        OperationTimeout.
+        Raises: TryAgain if vswitchd closes the connection, as it does when it ends, HostError if it does not
+        speak OpenFlow 1.4, OperationTimeout.
         """
         last = len(requests) + 1
         self._unsent += b"".join(requests) + m.barrier(last)
@@ -117,15 +120,15 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> list[m.OpenFlowMessage]:
-        """The messages that have come whole. Raises: HostError."""
+        """The messages that have come whole. Raises: HostError, TryAgain."""
         try:
             data = self._socket.recv(_CHUNK)
         except BlockingIOError:
             return []
         except OSError as error:
-            raise self._failed(os.strerror(error.errno or 0)) from error
+            raise self._closed(os.strerror(error.errno or 0)) from error
         if not data:
-            raise self._failed("vswitchd has closed the connection")
+            raise self._closed("vswitchd has closed the connection")
         self._received += data
         try:
             return m.split(self._received)
@@ -153,9 +156,15 @@ class Connection:
         return True
 
     def _failed(self, why: str) -> HostError:
+        return HostError(f"{self._path}: {why}", step=STEP, fix=self._fix)
+
+    def _closed(self, why: str) -> TryAgain:
+        return TryAgain(f"{self._path}: {why}", step=STEP, fix=self._fix)
+
+    @property
+    def _fix(self) -> str:
         bridge = self._path.stem
-        fix = f"look whether ovs-vswitchd runs and has the bridge {bridge}: ovs-ofctl show {bridge}"
-        return HostError(f"{self._path}: {why}", step=STEP, fix=fix)
+        return f"look whether ovs-vswitchd runs and has the bridge {bridge}: ovs-ofctl show {bridge}"
 
     def _late(self) -> OperationTimeout:
         return OperationTimeout(f"ovs-vswitchd did not answer at {self._path} in time", step=STEP)

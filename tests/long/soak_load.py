@@ -28,7 +28,7 @@ CALLERS, EVERY_S = 4, 1.0
 #: The first port's number. Each has its own id, VM and addresses: what is kept of one that is gone grows.
 _FIRST = 1500
 #: What the agent answers while vswitchd is away, or has just come.
-AWAY = {"backend_unavailable", "host_error", "timeout", "no answer"}
+AWAY = {"backend_unavailable", "timeout", "no answer"}
 
 _TABLES = ("ports", "claims", "events", "event_states", "tasks", "quarantine", "set_aside")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout, TryAgain
 from netplugin.host import openflow_connection
 from netplugin.host import openflow_messages as m
 from netplugin.host.flow import COOKIE_MARK, Flow
@@ -174,9 +174,6 @@ def _refuses(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> No
 @pytest.mark.parametrize(
     ("peer", "words"),
     [
-        (_closes, "closed the connection"),
-        (_greets_and_closes, "closed the connection"),
-        (_half, "closed the connection"),
         (_garbage, "no OpenFlow 1.4: 48 54 54 50"),
         (_older, "br0 does not speak OpenFlow 1.4.*Fix: ovs-vsctl add bridge br0 protocols OpenFlow14"),
         (_no_last_part, "an answer without its last part"),
@@ -193,6 +190,27 @@ def test_what_is_no_answer_is_an_error_and_the_next_exchange_connects_again(
             flows.dump(BRIDGE, [7], soon())
         assert error.value.step == "openflow"
         assert flows.dump(BRIDGE, [7], soon()) == [FLOW]
+
+
+@pytest.mark.parametrize("peer", [_closes, _greets_and_closes, _half])
+def test_a_vswitchd_that_ends_within_an_exchange_is_asked_again(directory: Path, peer: Peer) -> None:
+    """The call waits for the next one, rather than fail for good."""
+    with served(directory, peer, good) as flows:
+        with pytest.raises(TryAgain, match="closed the connection") as error:
+            flows.dump(BRIDGE, [7], soon())
+        assert error.value.step == "openflow"
+        assert flows.dump(BRIDGE, [7], soon()) == [FLOW]
+
+
+def test_a_vswitchd_that_has_not_made_the_bridge_yet_is_asked_again(directory: Path) -> None:
+    """The socket of the one before it, which was killed, is still there."""
+    path = directory / f"{BRIDGE}.mgmt"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+    flows = OpenFlow(OvsSockets.below(directory))
+    with pytest.raises(TryAgain, match=r"br0\.mgmt: Connection refused.*Fix: .*ovs-ofctl show br0"):
+        flows.dump(BRIDGE, [7], soon())
+    flows.close()
 
 
 @pytest.mark.parametrize("answer", [b"", m.hello(1), m.hello(1) + statistics(FLOW)[:30]])
@@ -240,7 +258,7 @@ def test_a_send_that_fails_is_not_waited_for(directory: Path, monkeypatch: pytes
     with served(directory, first, good) as flows:
         with monkeypatch.context() as patch:
             patch.setattr("netplugin.host.openflow_connection.socket.socket", _Refused)
-            with pytest.raises(HostError, match="closed the connection"):
+            with pytest.raises(TryAgain, match="closed the connection"):
                 flows.dump(BRIDGE, [7], soon())
         assert flows.dump(BRIDGE, [7], soon()) == [FLOW]
 
