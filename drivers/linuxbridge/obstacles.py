@@ -25,7 +25,8 @@ from netplugin.host.frame_filters import BaseChain, Frame, Key, Then, device, ju
 from netplugin.host.link_values import Bridge, Link, Vlan, Vxlan
 from netplugin.host.names import TAP, device_name
 
-_OURS = frozenset({(filters.FAMILY, filters.TABLE), (vxlan_filter.FAMILY, vxlan_filter.TABLE)})
+#: The tables of the agent, by family and name.
+OURS = frozenset({(filters.FAMILY, filters.TABLE), (vxlan_filter.FAMILY, vxlan_filter.TABLE)})
 #: How many peers of a VXLAN network are judged one by one, and how many devices or rules a finding names.
 _MOST_PEERS, _MOST_NAMES = 32, 5
 #: Devices and networks whose answers are kept while the filters stay the same.
@@ -104,7 +105,7 @@ class ObstacleReader:
     """Reads the filters of other programs. What was judged is kept while they stay the same."""
 
     def __init__(self) -> None:
-        self.reader = ForeignReader(_OURS)
+        self.reader = ForeignReader(OURS)
         self._last: Obstacles | None = None
 
     def read(self, deadline: float, *, fresh: bool) -> Obstacles:

@@ -6,7 +6,6 @@ leave every VM without its nftables rules until the next periodic check of the w
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -15,9 +14,10 @@ from pyroute2.netlink import (
     NETLINK_ADD_MEMBERSHIP,
     NETLINK_DROP_MEMBERSHIP,
     NETLINK_NETFILTER,
+    NETLINK_ROUTE,
     SOL_NETLINK,
 )
-from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
+from pyroute2.netlink.nfnetlink import NFNLGRP_NFTABLES
 from pyroute2.netlink.rtnl import (
     RTM_DELLINK,
     RTM_DELNEIGH,
@@ -25,13 +25,13 @@ from pyroute2.netlink.rtnl import (
     RTM_DELTFILTER,
     RTM_NEWLINK,
     RTM_NEWNEIGH,
-    RTMGRP_LINK,
-    RTMGRP_NEIGH,
-    RTMGRP_TC,
+    RTNLGRP_LINK,
     RTNLGRP_NEIGH,
+    RTNLGRP_TC,
 )
 
 from drivers.linuxbridge import filters
+from drivers.linuxbridge.obstacles import OURS
 from drivers.linuxbridge.segments import (
     PORT_MARK,
     SERVICE_MARK,
@@ -43,19 +43,16 @@ from drivers.linuxbridge.segments import (
     port_of,
     service_of,
 )
-from netplugin.host import fdb, vxlan_filter
-from netplugin.host.kernel_events import KernelEventListener, queued
+from netplugin.host import fdb
+from netplugin.host.kernel_events import KernelEventListener, queued, subscribed
 from netplugin.host.link_messages import link_event, name_of, port_event
 from netplugin.host.link_values import Bridge, Link, LinkEvent, PortOptions
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
-from netplugin.host.netlink import attributes, messages, text
+from netplugin.host.nfnetlink import changed_tables
 from netplugin.host.rtnetlink_messages import Message, received
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
-
-_TABLES = {(7, filters.TABLE), (1, vxlan_filter.TABLE)}  # NFPROTO_BRIDGE, NFPROTO_INET
-_TABLE_NAME = 1  # the first attribute of every message about something in a table
 
 #: The messages that are received. The kernel reports a qdisc when one is read, too.
 _OF_LINKS = (RTM_NEWLINK, RTM_DELLINK, RTM_DELQDISC, RTM_DELTFILTER)
@@ -170,17 +167,11 @@ class BridgeWatch(KernelEventListener):
         """``interfaces`` returns the uplinks. Raises: OSError if the kernel refuses the sockets."""
         self._devices = Links()
         self._news = LinkNews(interfaces, self._devices)
-        self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
-        self._links.bind((0, RTMGRP_LINK | RTMGRP_TC))
-        self._rules.bind((0, 0))
-        self._rules.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES)
+        self._links = subscribed(NETLINK_ROUTE, RTNLGRP_LINK, RTNLGRP_TC)
+        self._rules = subscribed(NETLINK_NETFILTER, NFNLGRP_NFTABLES)
         #: Bridges report the MACs that they learn; it listens while the agent waits for a guest.
-        self._learned = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._learned.bind((0, 0))
-        self._entries = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        fdb.of_static_entries().attach(self._entries)
-        self._entries.bind((0, RTMGRP_NEIGH))
+        self._learned = subscribed(NETLINK_ROUTE)
+        self._entries = subscribed(NETLINK_ROUTE, RTNLGRP_NEIGH, only=fdb.of_static_entries())
         #: By the index of its tap: the ports whose guests the agent waits for, with the name of the tap.
         self._waiting: dict[int, tuple[str, str]] = {}
         sources = (self._links, self._entries, self._rules, self._learned)
@@ -225,7 +216,7 @@ class BridgeWatch(KernelEventListener):
         for data in queued(self._rules):
             if not data:  # also after a change of our own: those of others may be among the lost
                 yield Wake("events of nftables were lost")
-            elif own is None and any(_is_ours(kind, payload) for kind, _, payload in messages(data)):
+            elif own is None and not OURS.isdisjoint(changed_tables(data)):
                 yield Wake(f"nftables tables named {filters.TABLE} were changed")
 
     def _of_entry(self, entry: Message, own: frozenset[str]) -> list[Wake]:
@@ -263,10 +254,3 @@ def _names(link: Link) -> frozenset[str]:
     """The names by which a change knows the device: a bridge by its derived one too."""
     mark = bridge_mark(link.alias)
     return frozenset({link.name, *((mark[0].bridge,) if mark else ())})
-
-
-def _is_ours(kind: int, payload: bytes) -> bool:
-    if kind >> 8 != NFNL_SUBSYS_NFTABLES:
-        return False
-    names = [text(v) for a, v in attributes(payload, 4) if a == _TABLE_NAME]
-    return any((payload[0], name) in _TABLES for name in names)

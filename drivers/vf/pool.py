@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from pyroute2.netlink import NETLINK_KOBJECT_UEVENT
-from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
+from pyroute2.netlink import NETLINK_KOBJECT_UEVENT, NETLINK_ROUTE
+from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK
 
 from drivers.vf.commands import SetVf, VfChange
 from drivers.vf.inventory import Inventory, Setting
 from drivers.vf.kernel import VfKernel
 from netplugin.api.errors import NetpluginError, OperationTimeout, TryAgain, Unsupported
 from netplugin.backend import Change, Claim
-from netplugin.host.kernel_events import KernelEventListener, queued
+from netplugin.host.kernel_events import KernelEventListener, queued, subscribed
 from netplugin.host.locks import Locks, NoLocks
 from netplugin.host.rtnetlink_messages import received
 from netplugin.host.supervisor import Supervisor
@@ -46,10 +45,8 @@ class VfWatch(KernelEventListener):
     ) -> None:
         """``interfaces`` returns the names of the PFs. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
-        self._links = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        self._devices = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_KOBJECT_UEVENT)
-        self._links.bind((0, RTMGRP_LINK))
-        self._devices.bind((0, _UEVENT_GROUP))
+        self._links = subscribed(NETLINK_ROUTE, RTNLGRP_LINK)
+        self._devices = subscribed(NETLINK_KOBJECT_UEVENT, _UEVENT_GROUP)
         super().__init__("vf-watch", wake, (self._links, self._devices), supervisor)
 
     def decode(self, own: frozenset[str] | None) -> Iterator[Wake]:

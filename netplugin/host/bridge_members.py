@@ -8,11 +8,13 @@ everything is listed again.
 from __future__ import annotations
 
 import socket
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
+from pyroute2.netlink import NETLINK_ROUTE
+from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK
 
-from netplugin.host.kernel_events import queued
+from netplugin.host.kernel_events import queued, subscribed
 from netplugin.host.link_messages import bridge_port_event, name_of
 from netplugin.host.link_values import BridgePort
 from netplugin.host.links import Links, words
@@ -29,9 +31,8 @@ class BridgeMembers:
     def __init__(self, links: Links) -> None:
         self._links = links
         self._events: socket.socket | None = None
-        #: Each port by its index, and the MTU of each by its name, by the index of the bridge.
+        #: By the index of its device.
         self._ports: dict[int, BridgePort] = {}
-        self._on: dict[int, dict[str, int]] = {}
 
     def read(self, *, whole: bool) -> Mapping[str, Mapping[str, int]]:
         """The MTU of each bridge port, by bridge name and device name.
@@ -42,10 +43,13 @@ class BridgeMembers:
         if whole or None in events or self._events is None:
             self._list()
         else:
-            for index, port in filter(None, events):
-                self._set(index, port)
+            changed = {**self._ports, **dict(filter(None, events))}
+            self._ports = {index: port for index, port in changed.items() if port is not None}
+        found: dict[int, dict[str, int]] = defaultdict(dict)
+        for port in self._ports.values():
+            found[port.bridge][port.name] = port.mtu
         with words("list-members", "bridges"):
-            return {name_of(bridge): dict(ports) for bridge, ports in self._on.items() if ports}
+            return {name_of(bridge): ports for bridge, ports in found.items()}
 
     def close(self) -> None:
         if self._events is not None:
@@ -65,23 +69,10 @@ class BridgeMembers:
     def _list(self) -> None:
         """Subscribe, then list: a change in between is in both."""
         if self._events is None:
-            events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+            events = subscribed(NETLINK_ROUTE, RTNLGRP_LINK)
             try:
                 events.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
             except PermissionError:
                 events.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE)
-            events.bind((0, RTMGRP_LINK))
             self._events = events
-        found = self._links.bridge_ports()
-        self._ports.clear()
-        self._on.clear()
-        for index, port in found:
-            self._set(index, port)
-
-    def _set(self, index: int, port: BridgePort | None) -> None:
-        before = self._ports.pop(index, None)
-        if before is not None:
-            self._on[before.bridge].pop(before.name, None)
-        if port is not None:
-            self._ports[index] = port
-            self._on.setdefault(port.bridge, {})[port.name] = port.mtu
+        self._ports = dict(self._links.bridge_ports())

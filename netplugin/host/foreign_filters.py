@@ -7,7 +7,6 @@ host forwards (net/bridge/br_netfilter_hooks.c). Nothing here changes any of it.
 from __future__ import annotations
 
 import contextlib
-import socket
 import struct
 import threading
 import time
@@ -16,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from pyroute2.netlink import NETLINK_ADD_MEMBERSHIP, NETLINK_NETFILTER, SOL_NETLINK
-from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES, NFNLGRP_NFTABLES
+from pyroute2.netlink import NETLINK_NETFILTER
+from pyroute2.netlink.nfnetlink import NFNLGRP_NFTABLES
 
 from netplugin.api.errors import NetpluginError
 from netplugin.host.frame_filters import BaseChain
-from netplugin.host.kernel_events import KernelEventListener, queued
-from netplugin.host.netlink import Channel, attributes, messages, text
-from netplugin.host.nfnetlink import HEAD, Nfnetlink
-from netplugin.host.nft_foreign import FAMILIES, read_foreign
+from netplugin.host.kernel_events import KernelEventListener, queued, subscribed
+from netplugin.host.netlink import Channel
+from netplugin.host.nfnetlink import Nfnetlink, changed_tables
+from netplugin.host.nft_foreign import read_foreign
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 from netplugin.host.xtables import legacy_tables, read_legacy
@@ -34,7 +33,6 @@ _PROC = Path("/proc/sys/net/bridge")
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {"ip": "bridge-nf-call-iptables", "ip6": "bridge-nf-call-ip6tables", "arp": "bridge-nf-call-arptables"}
 )
-_NEWGEN, _TABLE_NAME = 15, 1
 #: How often the switches of br_netfilter are read, and the tables of iptables-legacy: the kernel reports
 #: no change of them.
 _SWITCHES_S, _LEGACY_S = 1.0, 10.0
@@ -121,9 +119,7 @@ class ForeignWatch(KernelEventListener):
         self._known: ForeignFilters | None = None
         #: When it is read again at the latest, and at the earliest.
         self._due = self._rested = 0.0
-        self._changes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
-        self._changes.bind((0, 0))
-        self._changes.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NFNLGRP_NFTABLES)
+        self._changes = subscribed(NETLINK_NETFILTER, NFNLGRP_NFTABLES)
         super().__init__("foreign-filters", wake, [self._changes], supervisor, _SWITCHES_S)
 
     def decode(self, own: frozenset[str] | None) -> list[Wake]:
@@ -143,9 +139,5 @@ class ForeignWatch(KernelEventListener):
         """Whether another program has changed nftables, or it is not known."""
         changed = False
         for data in queued(self._changes):
-            changed = changed or not data
-            for kind, _, payload in messages(data):
-                if kind >> 8 == NFNL_SUBSYS_NFTABLES and kind & 0xFF != _NEWGEN:
-                    name = text(dict(attributes(payload, HEAD)).get(_TABLE_NAME))
-                    changed = changed or (FAMILIES.get(payload[0], ""), name) not in self._reader.ours
+            changed |= not data or not self._reader.ours.issuperset(changed_tables(data))
         return changed

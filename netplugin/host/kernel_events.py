@@ -10,6 +10,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 
+from pyroute2.netlink import NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
+
+from netplugin.host.cbpf import BpfProgram
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
@@ -93,6 +96,20 @@ class KernelEventListener(ABC):
     def _tell(self, news: Iterable[Wake]) -> None:
         for why in dict.fromkeys(news):
             self._wake(why)
+
+
+def subscribed(protocol: int, *groups: int, only: BpfProgram | None = None) -> socket.socket:
+    """Return a socket for the events of these multicast groups. ``only``: what the kernel lets through.
+
+    Raises: OSError if the kernel refuses it.
+    """
+    events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
+    if only is not None:
+        only.attach(events)
+    events.bind((0, 0))
+    for group in groups:
+        events.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+    return events
 
 
 def queued(source: socket.socket) -> Iterator[bytes]:

@@ -288,13 +288,11 @@ class Links:
         (``netdev_run_todo`` in net/core/dev.c): ten times as long, and without end if a reference has
         leaked. So a thread makes the call, and the waits of several devices overlap.
         """
-        index = self._find("delete-link", name)
-        if not index:
-            return
         deadline = time.monotonic() + _DELETE_S
-        call = ThreadedCall("delete-link", partial(self._delete, name, index))
         with contextlib.suppress(NoSuchLink):
-            while not call.ended(_LOOK_S) and self._find("delete-link", name) == index:
+            index = self._index(name, "delete-link")
+            call = ThreadedCall("delete-link", partial(self._delete, name, index))
+            while not call.ended(_LOOK_S) and self._index(name, "delete-link") == index:
                 if not remaining(deadline):
                     raise OperationTimeout(
                         f"{name}: the kernel did not delete it in time", step="delete-link"
@@ -343,12 +341,6 @@ class Links:
         """The index of a device. Raises: NoSuchLink if there is none."""
         with words(step, name):
             return self._named(name)["index"]
-
-    def _find(self, step: str, name: str) -> int:
-        """The index of a device; 0 if there is none."""
-        with contextlib.suppress(NoSuchLink):
-            return self._index(name, step)
-        return 0
 
     def _listed(
         self, *filters: tuple[Any, ...], fits: Callable[[Message], bool] = lambda _: True

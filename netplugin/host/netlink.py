@@ -12,10 +12,10 @@ import struct
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Generic, Self, TypeVar
 
 from pyroute2.netlink import (
     NETLINK_EXT_ACK,
+    NETLINK_GET_STRICT_CHK,
     NLM_F_ACK_TLVS,
     NLM_F_CAPPED,
     NLM_F_DUMP_INTR,
@@ -81,25 +81,19 @@ def wait_at_most(end: socket.socket, timeout_s: float) -> None:
 class Channel:
     """A socket of one netlink protocol, in the network namespace of the thread that makes it.
 
-    It may be used by another thread, and by one at a time. A context manager, which closes it.
+    It may be used by another thread, and by one at a time.
     """
 
-    def __init__(self, protocol: int = socket.NETLINK_ROUTE, timeout_s: float = ANSWER_S) -> None:
+    def __init__(self, protocol: int) -> None:
         """Raises: OSError."""
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
-        for option in (_CAP_ACK, NETLINK_EXT_ACK):
+        for option in (_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK):
             self.socket.setsockopt(SOL_NETLINK, option, 1)
-        wait_at_most(self.socket, timeout_s)
+        wait_at_most(self.socket, ANSWER_S)
         self.process = os.getpid()
         #: Whether nothing more will come: all answers to the last request are read.
         self.idle = True
         self._number = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self.socket.close()
@@ -141,23 +135,20 @@ class Channel:
             raise TimeoutError from late
 
 
-C = TypeVar("C", bound=Channel)
-
-
-class Kept(Generic[C]):
+class Kept:
     """An open channel, kept for the next request: to open and close one takes six system calls.
 
     A thread that finds the kept one in use opens another one. A channel is closed if an answer may still
     come (a timeout, a list that was not read to its end), and a process that was forked opens its own.
     """
 
-    def __init__(self, make: Callable[[], C]) -> None:
-        self._make = make
-        self._kept: list[C] = []
+    def __init__(self, protocol: int) -> None:
+        self._protocol = protocol
+        self._kept: list[Channel] = []
         weakref.finalize(self, _close, self._kept)
 
     @contextlib.contextmanager
-    def use(self) -> Iterator[C]:
+    def use(self) -> Iterator[Channel]:
         """Take the kept channel, or open one. Raises: OSError."""
         channel = self._take()
         try:
@@ -168,16 +159,16 @@ class Kept(Generic[C]):
             else:
                 channel.close()
 
-    def _take(self) -> C:
+    def _take(self) -> Channel:
         with contextlib.suppress(IndexError):
             channel = self._kept.pop()
             if channel.process == os.getpid():
                 return channel
             channel.close()
-        return self._make()
+        return Channel(self._protocol)
 
 
-def _close(channels: list[C]) -> None:
+def _close(channels: list[Channel]) -> None:
     for channel in channels:
         channel.close()
 
@@ -200,12 +191,6 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
 def with_header(kind: int, flags: int, number: int, body: bytes) -> bytes:
     """One netlink message."""
     return _HEADER.pack(HEADER_BYTES + len(body), kind, flags, number, 0) + body
-
-
-def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Yield type, flags and payload of each netlink message."""
-    for _, kind, flags, message in numbered(data):
-        yield kind, flags, message[HEADER_BYTES:]
 
 
 def numbered(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:

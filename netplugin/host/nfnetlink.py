@@ -40,10 +40,17 @@ from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/netfilter: nfnetlink.h, nf_tables.h
 _KINDS, _BEGIN, _END = NFNL_SUBSYS_NFTABLES << 8, 0x10, 0x11
-_NEWGEN, _GETGEN, _GEN_ID = 15, 16, 1
+_NEWGEN, _GETGEN = 15, 16
+#: The highest number of an attribute that is read of an object.
+_ATTRIBUTES = 7
 _GENMSG = struct.Struct("=BBH")
 #: The length of the header that follows netlink's own.
 HEAD = _GENMSG.size
+#: By nft's name: the kernel's number (NFPROTO_*).
+FAMILIES: Mapping[str, int] = MappingProxyType(
+    {"inet": 1, "ip": 2, "arp": 3, "netdev": 5, "bridge": 7, "ip6": 10}
+)
+FAMILY_NAMES: Mapping[int, str] = MappingProxyType({number: name for name, number in FAMILIES.items()})
 _ANY_FAMILY = 0
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 #: For the answers of the kernel about a transaction: one for each refused message.
@@ -54,7 +61,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NfMessage:
-    """One request: its kind (NFT_MSG_*), its attributes, its flags."""
+    """One change: its kind (NFT_MSG_*), its attributes, its flags."""
 
     kind: int
     body: bytes
@@ -77,9 +84,7 @@ class Nfnetlink:
 
     #: How a socket is sent to; tests replace it by one that hangs.
     send: Callable[[socket.socket, bytes], object] = socket.socket.send
-    _channels: Kept[Channel] = field(
-        default_factory=lambda: Kept(lambda: Channel(NETLINK_NETFILTER)), repr=False
-    )
+    _channels: Kept = field(default_factory=lambda: Kept(NETLINK_NETFILTER), repr=False)
     #: How many generations our own transactions have made.
     _generations: int = 0
     _late: ThreadedCall | None = field(default=None, repr=False)
@@ -107,9 +112,8 @@ class Nfnetlink:
 
         The kernel counts the transactions of all tables (NFTA_GEN_ID). Raises: OSError, TimeoutError.
         """
-        [answer] = ask(channel, _ANY_FAMILY, NfMessage(_GETGEN, b""))
-        found = dict(attributes(answer, HEAD))
-        return (int.from_bytes(found[_GEN_ID], "big") - self._generations) % (1 << 32)
+        [[_, generation, *_]] = ask(channel, _ANY_FAMILY, _GETGEN, b"")
+        return (int.from_bytes(generation, "big") - self._generations) % (1 << 32)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -166,19 +170,31 @@ class Nfnetlink:
         self._late = None
 
 
-def ask(channel: Channel, family: int, message: NfMessage) -> list[bytes]:
-    """Return the object that a request asks for; empty if there is none. Raises: OSError, TimeoutError."""
-    answers = channel.request(_KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_ACK)
+def ask(channel: Channel, family: int, kind: int, body: bytes) -> list[list[bytes]]:
+    """Return the object that a request asks for, as ``dump`` does; empty if there is none."""
     with contextlib.suppress(FileNotFoundError):
-        return [answer[HEADER_BYTES:] for _, answer in answers]
+        return list(dump(channel, family, kind, body, NLM_F_ACK))
     return []
 
 
-def dump(channel: Channel, family: int, message: NfMessage) -> Iterator[bytes]:
-    """Yield all objects that a request asks for. Raises: OSError, TimeoutError, netlink.Interrupted."""
-    answers = channel.request(_KINDS | message.kind, _head(family) + message.body, NLM_F_REQUEST | NLM_F_DUMP)
-    for _, answer in answers:
-        yield answer[HEADER_BYTES:]
+def dump(
+    channel: Channel, family: int, kind: int, body: bytes = b"", flags: int = NLM_F_DUMP
+) -> Iterator[list[bytes]]:
+    """Yield all objects that a request asks for: of each its family, and its attributes by their numbers.
+
+    Raises: OSError, TimeoutError, netlink.Interrupted.
+    """
+    for _, answer in channel.request(_KINDS | kind, _head(family) + body, NLM_F_REQUEST | flags):
+        head = answer[HEADER_BYTES : HEADER_BYTES + 1]
+        yield [head, *unpacked(answer, _ATTRIBUTES, HEADER_BYTES + HEAD)]
+
+
+def changed_tables(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yield family and name of the table that each of the kernel's notices (NFNLGRP_NFTABLES) is about."""
+    for _, kind, _, message in netlink.numbered(data):
+        if kind >> 8 == NFNL_SUBSYS_NFTABLES and kind & 0xFF != _NEWGEN:
+            family = FAMILY_NAMES.get(message[HEADER_BYTES], "")
+            yield family, netlink.text(unpacked(message, 1, HEADER_BYTES + HEAD)[0])
 
 
 def unavailable() -> NetpluginError | None:

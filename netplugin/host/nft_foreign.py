@@ -14,12 +14,8 @@ from types import MappingProxyType
 
 from netplugin.host.frame_filters import BaseChain, Filters, FrameCondition, FrameRule, FrameVerdict, Then
 from netplugin.host.netlink import Channel, attributes, text
-from netplugin.host.nfnetlink import HEAD, NfMessage, dump, packed, unpacked
+from netplugin.host.nfnetlink import FAMILIES, FAMILY_NAMES, dump, packed, unpacked
 
-#: Of the kernel (NFPROTO_*): its number, and nft's name.
-FAMILIES: Mapping[int, str] = MappingProxyType(
-    {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
-)
 _ANY = 0
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting", "ingress")
 _HOOKS_OF = MappingProxyType({"arp": ("input", "output", "forward"), "netdev": ("ingress", "egress")})
@@ -62,9 +58,8 @@ def read_foreign(channel: Channel, ours: Collection[tuple[str, str]]) -> tuple[B
     Raises: OSError, TimeoutError, netlink.Interrupted.
     """
     bases: dict[tuple[str, str], list[tuple[bytes, bytes, bytes]]] = defaultdict(list)
-    for each in dump(channel, _ANY, NfMessage(_GETCHAIN, b"")):
-        owner, _, name, hook, policy, _, kind = unpacked(each, 7, HEAD)
-        table = FAMILIES.get(each[0], ""), text(owner)
+    for family, owner, _, name, hook, policy, _, kind in dump(channel, _ANY, _GETCHAIN):
+        table = FAMILY_NAMES.get(family[0], ""), text(owner)
         if hook and table[0] and table not in ours and text(kind) != "nat":
             bases[table].append((name, hook, policy))
     found: list[BaseChain] = []
@@ -88,24 +83,21 @@ def _base(name: bytes, hook: bytes, policy: bytes, table: Filters) -> BaseChain:
 
 
 def _chains(channel: Channel, family: str, table: str) -> Mapping[str, tuple[FrameRule, ...]]:
-    number_of = {name: number for number, name in FAMILIES.items()}
-
-    def listed(kind: int, count: int, name: str | None = None) -> list[list[bytes]]:
-        request = NfMessage(kind, packed(table, name))
-        return [unpacked(each, count, HEAD) for each in dump(channel, number_of[family], request)]
+    def listed(kind: int, name: str | None = None) -> Iterator[list[bytes]]:
+        return dump(channel, FAMILIES[family], kind, packed(table, name))
 
     rules: dict[str, list[bytes]] = defaultdict(list)
-    for _, chain, _, expressions in listed(_GETRULE, 4):
+    for _, _, chain, _, expressions, *_ in listed(_GETRULE):
         rules[text(chain)].append(expressions)
-    sets = {text(name): of for owner, name, *of in listed(_GETSET, 5) if text(owner) == table}
+    sets = {text(each[2]): each[3:6] for each in listed(_GETSET) if text(each[1]) == table}
 
     def elements_of(name: str) -> _Elements:
         flags, kind, length = map(_number, sets.get(name, [b"", b"", b""]))
         of_unknown = kind >= _CONCATENATED or kind in _ADDRESSES or flags & (_EVAL | _CONCATENATION)
         if of_unknown or name not in sets:
             return _UNKNOWN  # its keys are not worth reading
-        lists = (elements for _, _, elements in listed(_GETSETELEM, 3, name))
-        found = [unpacked(each, 3) for elements in lists for _, each in attributes(elements)]
+        lists = (attributes(each[3]) for each in listed(_GETSETELEM, name))
+        found = [unpacked(element, 3) for elements in lists for _, element in elements]
         return _elements(found, flags, length)
 
     return {

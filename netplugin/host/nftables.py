@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pyroute2.netlink import NLM_F_APPEND, NLM_F_CREATE
 
 from netplugin.host.netlink import Channel, attribute, attributes, text
 from netplugin.host.nfnetlink import (
-    HEAD,
+    FAMILIES,
     NfMessage,
     Nfnetlink,
     TransactionRefused,
@@ -31,7 +30,6 @@ from netplugin.host.nft_sets import INTERFACE_NAME, KeyType
 # include/uapi/linux/netfilter/nf_tables.h
 _NEWTABLE, _GETTABLE, _DELTABLE, _NEWCHAIN, _GETCHAIN, _DELCHAIN, _NEWRULE, _GETRULE, _DELRULE = range(9)
 _NEWSET, _GETSET, _NEWSETELEM, _GETSETELEM, _DELSETELEM = 9, 10, 12, 13, 14
-_FAMILIES = MappingProxyType({"inet": 1, "bridge": 7})
 _ELEMENT, _SET_ID, _MAP, _VERDICTS = 1, 1, 8, 0xFFFFFF00
 _DROP, _ACCEPT = 0, 1
 _HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
@@ -187,7 +185,7 @@ class Nftables:
         """
         self.table = table
         self._kernel = kernel or Nfnetlink()
-        self._family = _FAMILIES[family]
+        self._family = FAMILIES[family]
         self._step = step
         #: The stamp of the listing (``Nfnetlink.stamp``), and all chains without their rules.
         self._listing: tuple[int, Table] | None = None
@@ -241,14 +239,12 @@ class Nftables:
         )
 
     def _list(self, channel: Channel) -> Table | None:
-        if not ask(channel, self._family, NfMessage(_GETTABLE, packed(self.table))):
+        if not ask(channel, self._family, _GETTABLE, packed(self.table)):
             return None
-        # The kernel lists the chains and the sets of all tables of the family.
-        chains = dict(_chain(each) for each in self._all(channel, _GETCHAIN) if self._has(each))
+        chains = dict(map(_chain, self._all(channel, _GETCHAIN)))
         maps: dict[str, dict[str, str | None]] = {}
         sets: dict[str, dict[bytes, str | None]] = {}
-        for each in filter(self._has, self._all(channel, _GETSET)):
-            _, name, flags = unpacked(each, 3, HEAD)
+        for _, _, name, flags, *_ in self._all(channel, _GETSET):
             keys = dict(_elements(self._all(channel, _GETSETELEM, text(name))))
             if int.from_bytes(flags, "big") & _MAP:
                 maps[text(name)] = {text(key.partition(b"\0")[0]): target for key, target in keys.items()}
@@ -267,13 +263,13 @@ class Nftables:
             match each:
                 case SetChain(name) | DeleteChain(name):
                     chains.pop(name, None)
-                    request = NfMessage(_GETCHAIN, packed(self.table, None, name))
-                    chains.update(map(_chain, ask(channel, self._family, request)))
+                    request = packed(self.table, None, name)
+                    chains.update(map(_chain, ask(channel, self._family, _GETCHAIN, request)))
                 case AddElement(name, key) | DeleteElement(name, key):
                     keys = (maps if isinstance(key, str) else sets)[name]
                     keys.pop(key, None)
-                    request = NfMessage(_GETSETELEM, _element(self.table, name, key))
-                    found = _elements(ask(channel, self._family, request))
+                    request = _element(self.table, name, key)
+                    found = _elements(ask(channel, self._family, _GETSETELEM, request))
                     keys.update((key, target) for _, target in found)
                 case _:
                     return self._list(channel)
@@ -283,31 +279,31 @@ class Nftables:
         """The rules of each of these chains (None: of all)."""
         found: dict[str, list[Rule]] = defaultdict(list)
         for name in [None] if chains is None else chains:
-            for each in self._all(channel, _GETRULE, name):
-                _, chain, _, code, _, _, userdata = unpacked(each, 7, HEAD)
+            for _, _, chain, _, code, _, _, userdata in self._all(channel, _GETRULE, name):
                 found[text(chain)].append(Rule.read(code, userdata))
         return found
 
-    def _all(self, channel: Channel, kind: int, name: str | None = None) -> list[bytes]:
-        """What the kernel lists of the table, or of the chain or set of this name."""
-        return list(dump(channel, self._family, NfMessage(kind, packed(self.table, name))))
+    def _all(self, channel: Channel, kind: int, name: str | None = None) -> list[list[bytes]]:
+        """What the kernel lists of the table, or of the chain or set of this name.
 
-    def _has(self, payload: bytes) -> bool:
-        return text(unpacked(payload, 1, HEAD)[0]) == self.table
+        It lists the chains and the sets of all tables of the family.
+        """
+        listed = dump(channel, self._family, kind, packed(self.table, name))
+        return [each for each in listed if text(each[1]) == self.table]
 
 
 # -- what the kernel reports -----------------------------------------------------------------------
 
 
-def _chain(payload: bytes) -> tuple[str, Chain]:
-    _, _, name, hook, policy, _, kind = unpacked(payload, 7, HEAD)
+def _chain(found: Sequence[bytes]) -> tuple[str, Chain]:
+    _, _, _, name, hook, policy, _, kind = found
     at = packed(*unpacked(hook, 2))
     return text(name), Chain((), packed(None, None, None, at, policy, None, kind) if hook else b"")
 
 
-def _elements(payloads: Iterable[bytes]) -> Iterator[tuple[bytes, str | None]]:
+def _elements(lists: Iterable[Sequence[bytes]]) -> Iterator[tuple[bytes, str | None]]:
     """The keys of a set or a map, each with the chain that its verdict jumps to."""
-    for payload in payloads:
-        for _, element in attributes(unpacked(payload, 3, HEAD)[2]):
+    for listed in lists:
+        for _, element in attributes(listed[3]):
             key, data = unpacked(element, 2)
             yield unpacked(key, 1)[0], jump_target(data)

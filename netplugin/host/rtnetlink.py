@@ -7,12 +7,11 @@ request, which takes several times as long as the rest of it. So their messages 
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from pyroute2.netlink import (
-    NETLINK_GET_STRICT_CHK,
+    NETLINK_ROUTE,
     NLM_F_ACK,
     NLM_F_APPEND,
     NLM_F_CREATE,
@@ -20,11 +19,10 @@ from pyroute2.netlink import (
     NLM_F_EXCL,
     NLM_F_REPLACE,
     NLM_F_REQUEST,
-    SOL_NETLINK,
 )
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from netplugin.host.netlink import ANSWER_S, HEADER_BYTES, Channel, Interrupted, Kept
+from netplugin.host.netlink import HEADER_BYTES, Interrupted, Kept
 from netplugin.host.rtnetlink_messages import Message
 
 #: A message of pyroute2 to send: its fields, and its attributes with their names.
@@ -41,9 +39,8 @@ _ATTEMPTS = 5
 class Rtnetlink:
     """Requests to rtnetlink, in the network namespace of the calling thread, which must not change."""
 
-    def __init__(self, answer_s: float = ANSWER_S) -> None:
-        """``answer_s``: how long each part of an answer may take."""
-        self._channels = Kept(lambda: _connect(answer_s))
+    def __init__(self) -> None:
+        self._channels = Kept(NETLINK_ROUTE)
 
     def ask(
         self, kind: int, request: Request, flags: int = DO, fits: Callable[[Message], bool] = lambda _: True
@@ -67,14 +64,6 @@ class Rtnetlink:
                         return []
                 return found
         raise Interrupted
-
-
-def _connect(answer_s: float) -> Channel:
-    """Raises: OSError."""
-    channel = Channel(socket.NETLINK_ROUTE, answer_s)
-    with contextlib.suppress(OSError):  # kernels before 4.20 filter fewer lists
-        channel.socket.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
-    return channel
 
 
 def nest(attributes: Iterable[tuple[Any, ...]]) -> dict[str, Any]:

@@ -7,24 +7,25 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pyroute2.netlink import NETLINK_ADD_MEMBERSHIP, NETLINK_NETFILTER, SOL_NETLINK
+from pyroute2.netlink import NETLINK_NETFILTER, NETLINK_ROUTE
+from pyroute2.netlink.nfnetlink import NFNLGRP_NFTABLES
 from pyroute2.netlink.rtnl import (
     RTM_DELNEIGH,
     RTM_NEWNEIGH,
     RTM_NEWQDISC,
-    RTMGRP_LINK,
-    RTMGRP_NEIGH,
-    RTMGRP_TC,
+    RTNLGRP_LINK,
+    RTNLGRP_NEIGH,
+    RTNLGRP_TC,
 )
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 from pyroute2.netlink.rtnl.ndmsg import NUD_PERMANENT
 
-from netplugin.host.netlink import messages
+from netplugin.host.kernel_events import subscribed
+from netplugin.host.netlink import numbered
 from netplugin.host.rtnetlink_messages import Message, received
 from tests.lab.namespaces import entered
 
 _QUIET_S = 0.5
-_NFTABLES = 7  # NFNLGRP_NFTABLES of include/uapi/linux/netfilter/nfnetlink.h
 
 
 class News:
@@ -43,7 +44,7 @@ class News:
                 if source is routes:
                     found += sum(map(_counts, filter(None, received([data], MarshalRtnl.msg_map))))
                 else:
-                    found += len(list(messages(data)))
+                    found += len(list(numbered(data)))
         return found
 
 
@@ -57,10 +58,7 @@ def _counts(message: Message) -> bool:
 @contextmanager
 def news(name: str | None) -> Iterator[News]:
     with entered(name):
-        routes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        rules = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        routes = subscribed(NETLINK_ROUTE, RTNLGRP_LINK, RTNLGRP_NEIGH, RTNLGRP_TC)
+        rules = subscribed(NETLINK_NETFILTER, NFNLGRP_NFTABLES)
     with routes, rules:
-        routes.bind((0, RTMGRP_LINK | RTMGRP_NEIGH | RTMGRP_TC))
-        rules.bind((0, 0))
-        rules.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, _NFTABLES)
         yield News(routes, rules)

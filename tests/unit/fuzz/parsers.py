@@ -189,12 +189,12 @@ def _rules() -> list[bytes]:
 
 
 def _of_rules(data: bytes) -> None:
-    for *_, payload in netlink.messages(data):
+    for *_, message in netlink.numbered(data):
         with suppress(NetpluginError), netlink.translated("read", "nftables", _refused):
-            found = unpacked(payload, 7, HEAD)
-            nft_rules.Rule.read(found[3], found[6])
-            nftables._chain(payload)
-            list(nftables._elements([payload]))
+            found = [b"", *unpacked(message, 7, netlink.HEADER_BYTES + HEAD)]
+            nft_rules.Rule.read(found[4], found[7])
+            nftables._chain(found)
+            list(nftables._elements([found]))
 
 
 def _cpus(data: bytes) -> None:

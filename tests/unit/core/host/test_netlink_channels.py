@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyroute2.netlink.rtnl import RTM_GETLINK
 
+from netplugin.host import netlink
 from netplugin.host.links import Links
 from netplugin.host.netlink import Channel, Interrupted, Kept
 from netplugin.host.rtnetlink import DUMP, Request, Rtnetlink, about_link
@@ -123,17 +124,18 @@ def test_an_answer_that_comes_too_late_or_is_lost_ends_the_socket(
 
 
 def test_an_answer_is_waited_for_no_longer_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netlink, "ANSWER_S", 0.05)
     monkeypatch.setattr(Channel, "send", lambda *_: 0)  # the kernel has no request to answer
     begun = time.monotonic()
     with pytest.raises(TimeoutError):
-        Rtnetlink(answer_s=0.05).ask(*get("lo"))
-    with Channel(timeout_s=0.05) as channel, pytest.raises(TimeoutError):
+        Rtnetlink().ask(*get("lo"))
+    with closing(Channel(socket.NETLINK_ROUTE)) as channel, pytest.raises(TimeoutError):
         channel._receive()
     assert time.monotonic() - begun < 60
 
 
 def test_two_threads_have_a_socket_each() -> None:
-    kept, at_once = Kept(Channel), threading.Barrier(2)
+    kept, at_once = Kept(socket.NETLINK_ROUTE), threading.Barrier(2)
     found: list[int] = []
 
     def use() -> None:

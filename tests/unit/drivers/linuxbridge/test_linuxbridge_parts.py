@@ -28,7 +28,7 @@ from netplugin.host.link_messages import link_event
 from netplugin.host.link_values import Ifb, Link
 from netplugin.host.links import Links
 from netplugin.host.names import provisional_mac
-from netplugin.host.netlink import attribute, attributes, messages
+from netplugin.host.netlink import attribute, attributes, numbered
 from netplugin.host.tc import Tbf
 from netplugin.host.usability import Wake
 from tests.unit.drivers.linuxbridge.model import Model
@@ -219,6 +219,6 @@ def test_our_own_rules_are_no_news() -> None:
 
 
 def test_broken_netlink_ends_the_reading() -> None:
-    assert list(messages(bytes(16))) == []
-    assert list(messages(b"\1")) == []
+    assert list(numbered(bytes(16))) == []
+    assert list(numbered(b"\1")) == []
     assert list(attributes(bytes(8), 0)) == []
