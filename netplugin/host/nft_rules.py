@@ -207,8 +207,6 @@ def _normal(expression: bytes) -> bytes:
     if kind not in _ATTRIBUTES:
         return attribute(_ELEMENT, expression)
     values = unpacked(data, _ATTRIBUTES[kind])
-    if kind == "bitwise" and not values[-1]:
-        values[-1] = bytes(4)  # kernels before 5.6 have no other operation
     found = (_plain(each) if (kind, at) in _DATA else each for at, each in enumerate(values, 1))
     return _expression(kind, *(each or None for each in found))
 

@@ -15,18 +15,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
-from pyroute2.netlink import nla, nlmsg_base, nlmsg_decoder_generic
+from pyroute2.netlink import nla, nlmsg_base
 from pyroute2.netlink.exceptions import NetlinkDecodeError
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
-from pyroute2.netlink.rtnl.tcmsg import plugins, sched_bpf, sched_tbf
-from pyroute2.netlink.rtnl.tcmsg.act_police import nla_plus_police
+from pyroute2.netlink.rtnl.tcmsg import sched_bpf, sched_tbf
 
 from netplugin.host.netlink import HEADER_BYTES, attribute, attributes, numbered, text
 
 #: A class of pyroute2 that describes a message or an attribute.
 Definition = Any
-_GENERIC = (nlmsg_base.decode, nla.decode)
+_GENERIC, _NUMBERS = (nlmsg_base.decode, nla.decode), frozenset("bBhHiIqQ")
 
 
 class Attributes:
@@ -154,71 +153,47 @@ def _class(definition: Definition, words: str) -> Definition | None:
 
 @cache
 def _plain(definition: Definition) -> tuple[struct.Struct, tuple[str, ...]] | None:
-    """Format and names of a number or structure that its class decodes as most do; None for another."""
-    formats = [form for _, form in definition.fields]
-    is_plain = (
-        definition.decode in _GENERIC
-        and definition.ft_decode is nlmsg_decoder_generic.ft_decode
-        and not (definition.nla_map or definition.value_map)
-        and not any(form[-1] == "s" or form[:-1].isdigit() for form in formats)
-        and not (len(formats) > 1 and any(form[0] in "<>" for form in formats))
-    )
-    return _structure(definition) if is_plain else None
+    """Format and names of a number or structure of numbers, as the machine has them; None for another."""
+    is_decoded = definition.decode not in _GENERIC or definition.nla_map or definition.value_map
+    are_numbers = all(form in _NUMBERS for _, form in definition.fields)
+    return _structure(definition) if are_numbers and not is_decoded else None
 
 
 @cache
 def _structure(definition: Definition) -> tuple[struct.Struct, tuple[str, ...]]:
     names = tuple(name for name, form in definition.fields if form[-1] != "x")
-    formats = "".join(form for _, form in definition.fields)
-    return struct.Struct(formats if formats[0] in "<>=" else f"={formats}"), names
+    return struct.Struct("=" + "".join(form for _, form in definition.fields)), names
 
 
 # -- what pyroute2 lacks ---------------------------------------------------------------------------
 
 
-_bridge = ifinfmsg.ifinfo.bridge_data
+class _BooleanOptions(nla):  # type: ignore[misc]
+    fields = (("optval", "I"), ("optmask", "I"))
 
 
-class _Bridge(nla):  # type: ignore[misc]
-    """Bridge options up to Linux 6.8 (include/uapi/linux/if_link.h)."""
-
-    prefix = _bridge.prefix
-    br_id = _bridge.br_id
-    nla_map = (
-        *_bridge.nla_map,
-        ("IFLA_BR_VLAN_STATS_PER_PORT", "uint8"),
-        ("IFLA_BR_MULTI_BOOLOPT", "boolopt"),
-        ("IFLA_BR_MCAST_QUERIER_STATE", "hex"),
-        ("IFLA_BR_FDB_N_LEARNED", "uint32"),
-        ("IFLA_BR_FDB_MAX_LEARNED", "uint32"),
+def _extended(definition: Definition, attributes: Mapping[str, str], **classes: Definition) -> Definition:
+    """A class of pyroute2 with more attributes, or others: a copy, as a class is numbered once for all."""
+    own = {name: value for name, value in vars(definition).items() if not name.startswith("_")}
+    named = {**dict(definition.nla_map), **attributes}
+    return type(
+        definition.__name__, definition.__bases__, {**own, **classes, "nla_map": tuple(named.items())}
     )
 
-    class boolopt(nla):  # type: ignore[misc]
-        fields = (("optval", "I"), ("optmask", "I"))
 
-
-class _Tbf(nla):  # type: ignore[misc]
-    """Options of sch_tbf with rates of 64 bits."""
-
-    nla_map = (*sched_tbf.options.nla_map, ("TCA_TBF_RATE64", "uint64"))
-    tbf_parms = sched_tbf.options.tbf_parms
-    rtab = sched_tbf.options.rtab
-    ptab = sched_tbf.options.ptab
-
-
-class _Bpf(nla, nla_plus_police):  # type: ignore[misc]
-    """Options of cls_bpf with classic programs as bytes."""
-
-    nla_map = tuple(
-        {**dict(sched_bpf.options.nla_map), "TCA_BPF_OPS_LEN": "uint16", "TCA_BPF_OPS": "cdata"}.items()
-    )
-    bpf_act = sched_bpf.options.bpf_act
-
-
+# Up to Linux 6.8 (include/uapi/linux/if_link.h).
+_OF_BRIDGES = {
+    "IFLA_BR_VLAN_STATS_PER_PORT": "uint8",
+    "IFLA_BR_MULTI_BOOLOPT": "boolean_options",
+    "IFLA_BR_MCAST_QUERIER_STATE": "hex",
+    "IFLA_BR_FDB_N_LEARNED": "uint32",
+    "IFLA_BR_FDB_MAX_LEARNED": "uint32",
+}
+_kinds = ifinfmsg.ifinfo.data_map
+_kinds["bridge"] = _extended(_kinds["bridge"], _OF_BRIDGES, boolean_options=_BooleanOptions)
+# Rates of 64 bits; classic programs as bytes.
+sched_tbf.options = _extended(sched_tbf.options, {"TCA_TBF_RATE64": "uint64"})
+sched_bpf.options = _extended(sched_bpf.options, {"TCA_BPF_OPS_LEN": "uint16", "TCA_BPF_OPS": "cdata"})
 # struct ifla_vf_vlan_info has 16 bytes, and the kernel refuses a shorter one.
 _vlan = ifinfmsg.vflist.vfinfo.vf_vlist.ivvi
 _vlan.fields = (*_vlan.fields, ("__align", "2x"))
-
-ifinfmsg.ifinfo.register_link_kind(module={"bridge": _Bridge})
-plugins["tbf"] = types.SimpleNamespace(**{**vars(sched_tbf), "options": _Tbf})
-plugins["bpf"] = types.SimpleNamespace(**{**vars(sched_bpf), "options": _Bpf})

@@ -44,7 +44,7 @@ LIBRARIES = [
     ),
     *("route_class", "handleError", "ovsdb_connection"),
     # pyroute2: attributes of messages.
-    *("nla_map", "prefix", "fields", "boolopt", "br_id", "bpf_act", "tbf_parms", "rtab", "ptab"),
+    "fields",
     # The last argument of __exit__.
     "trace",
     "traceback",
