@@ -53,6 +53,8 @@ TUN_DEVICE = "/dev/net/tun"
 _TUNSETIFF, _TUNSETPERSIST, _TUNSETOWNER, _TUNSETGROUP = 0x400454CA, 0x400454CB, 0x400454CC, 0x400454CE
 _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
+#: What a new bridge has otherwise than ours.
+_NEW_BRIDGE = Bridge(forward_delay=1500, mcast_snooping=1, booleans=0, fdb_max_learned=0)
 _WITHOUT_STATISTICS = ("IFLA_EXT_MASK", SKIP_STATISTICS)
 #: How long a deletion may take until the device is gone, and after which time to look.
 _DELETE_S, _LOOK_S = 30.0, 0.0005
@@ -137,22 +139,19 @@ class Links:
         """
         kind = type(made).__name__.lower()
         step = f"create-{kind}"
-        parent = [("IFLA_LINK", self._index(made.parent, step))] if isinstance(made, Vlan) else []
-        request = about_link(
-            ("IFLA_IFNAME", name), ("IFLA_ADDRESS", address), *parent, _info(kind, _options(made))
-        )
+        attributes: list[tuple[Any, ...]] = [("IFLA_IFNAME", name), ("IFLA_ADDRESS", address)]
+        if isinstance(made, Vlan):
+            attributes.append(("IFLA_LINK", self._index(made.parent, step)))
+        if isinstance(made, Bridge):
+            # It follows the lowest MTU of its ports until an MTU is set, and setting the current value has
+            # no effect. So it begins with another one.
+            attributes.append(("IFLA_MTU", mtu - 1))
         with words(step, name):
-            self._kernel.ask(RTM_NEWLINK, request, CREATE)
-        # A bridge follows the lowest MTU of its ports until an MTU is set, and setting the current
-        # value has no effect. So set another value first.
-        first = mtu - 1 if isinstance(made, Bridge) else mtu
-        self._set(step, name, ("IFLA_IFALIAS", alias), ("IFLA_MTU", first))
+            self._kernel.ask(RTM_NEWLINK, about_link(*attributes, _info(kind, _options(made))), CREATE)
+        self._set(step, name, ("IFLA_IFALIAS", alias), ("IFLA_MTU", mtu))
         if altname:
             self.add_altname(name, altname)
         self.refuse_ipv6(name)
-        if isinstance(made, Bridge):
-            self._set_bridge(step, name, made)
-            self._set(step, name, ("IFLA_MTU", mtu))
 
     def create_tap(
         self,
@@ -252,7 +251,11 @@ class Links:
 
     def set_bridge_option(self, name: str, desired: Bridge, option: str) -> None:
         """Set one option of a bridge, a field of ``Bridge``."""
-        self._set_bridge("set-bridge", name, desired, option)
+        link = self._there(name, "set-bridge")
+        if isinstance(link.data, Bridge):
+            options = _bridge_options(desired, link.data, [option])
+            with words("set-bridge", name):
+                self._kernel.ask(RTM_NEWLINK, about_link(_info("bridge", options), index=link.index))
 
     def reset_port_option(self, name: str, option: str) -> None:
         """Set an option of a bridge port (``PortOptions``) as the kernel does for a new one."""
@@ -310,17 +313,6 @@ class Links:
         with words(step, name):
             self._kernel.ask(RTM_SETLINK, about_link(_called(name), *attributes, **fields))
 
-    def _set_bridge(self, step: str, name: str, desired: Bridge, *options: str) -> None:
-        """Set these options of a bridge (none: all), if it has them otherwise."""
-        link = self._there(name, step)
-        if isinstance(link.data, Bridge):
-            changed = [each for each in desired.differences(link.data) if each in options or not options]
-            request = about_link(
-                _info("bridge", _bridge_options(desired, link.data, changed)), index=link.index
-            )
-            with words(step, name):
-                self._kernel.ask(RTM_NEWLINK, request)
-
     def _set_port(self, step: str, name: str, options: Mapping[str, int]) -> None:
         """Set options of a bridge port: IFLA_BRPORT_* and the value of each."""
         nested = nest((f"IFLA_BRPORT_{option}", value) for option, value in options.items())
@@ -355,7 +347,9 @@ def _called(name: str) -> tuple[str, str]:
 
 
 def _options(made: Made) -> dict[str, Any]:
-    """The options of a device to create. Those of a bridge are set by another request."""
+    """The options of a device to create; of a bridge, those that a new one has otherwise."""
+    if isinstance(made, Bridge):
+        return _bridge_options(made, _NEW_BRIDGE, made.differences(_NEW_BRIDGE))
     options = {attribute: getattr(made, name) for name, attribute in OPTIONS.get(type(made), {}).items()}
     if isinstance(made, Vxlan):
         options["IFLA_VXLAN_LOCAL6" if ":" in made.local else "IFLA_VXLAN_LOCAL"] = made.local
