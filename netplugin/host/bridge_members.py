@@ -7,6 +7,7 @@ everything is listed again.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -69,10 +70,7 @@ class BridgeMembers:
     def _list(self) -> None:
         """Subscribe, then list: a change in between is in both."""
         if self._events is None:
-            events = subscribed(NETLINK_ROUTE, RTNLGRP_LINK)
-            try:
-                events.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
-            except PermissionError:
-                events.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _QUEUE)
-            self._events = events
+            self._events = subscribed(NETLINK_ROUTE, RTNLGRP_LINK)
+            with contextlib.suppress(PermissionError):  # then the system's limit is left
+                self._events.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _QUEUE)
         self._ports = dict(self._links.bridge_ports())
