@@ -118,7 +118,11 @@ class Tc:
         return self._queueing(index, root, self._get(index, TC_H_INGRESS))
 
     def read_all(self) -> Mapping[int, Queueing]:
-        """Read all devices that have a qdisc, by index."""
+        """Read all devices that have a qdisc, by index.
+
+        By one list, because a request for one of them may be answered to all listeners (``_get``): our own
+        would lose events of links when it gets as many at once.
+        """
         with words("list-qdiscs", "qdiscs"):
             found = self._kernel.ask(RTM_GETQDISC, tcmsg(), DUMP)
         at = {(qdisc["index"], qdisc["parent"]): qdisc for qdisc in found}
