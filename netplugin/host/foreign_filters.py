@@ -84,8 +84,8 @@ class ForeignReader:
             chains += read_legacy()
         except (OSError, LookupError, ValueError, struct.error) as error:
             unread.append(f"the tables of iptables-legacy: {error}")
-        arp = [name for name in legacy_tables() if name.startswith("arp ")]
-        unread += [f"{name} of arptables-legacy is not judged" for name in arp]
+        arp = [name for family, name in legacy_tables() if family == "arp"]
+        unread += [f"arp {name} of arptables-legacy is not judged" for name in arp]
         return ForeignFilters(chains, bridged_families(), "; ".join(unread))
 
     def _nftables(self, deadline: float) -> tuple[BaseChain, ...]:

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg, protinfo_bridge
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg, protinfo_bridge
 
 from netplugin.host.link_values import (
     BondMember,
@@ -29,7 +29,6 @@ from netplugin.host.rtnetlink_messages import Attributes, Message
 
 #: RTEXT_FILTER_SKIP_STATS of include/uapi/linux/rtnetlink.h.
 SKIP_STATISTICS = 8
-_IFF_UP = 1
 FLOODS = ("flood", "mcast_flood", "bcast_flood")  # of unknown unicast, multicast, broadcast
 _FORWARDING = 3  # BR_STATE_FORWARDING
 #: Options of a bridge port by iproute2's names: the kernel's name (IFLA_BRPORT_*), and what a new port has.
@@ -106,7 +105,7 @@ def read_link(message: Message) -> Link:
         name=found.text("IFLA_IFNAME"),
         kind=kind,
         mtu=found.number("IFLA_MTU"),
-        up=bool(message["flags"] & _IFF_UP),
+        up=bool(message["flags"] & IFF_UP),
         carrier=bool(found.number("IFLA_CARRIER")),
         master=name_of(found.number("IFLA_MASTER")) if "IFLA_MASTER" in found else None,
         alias=found.text("IFLA_IFALIAS") if "IFLA_IFALIAS" in found else None,

@@ -9,7 +9,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 
 from netplugin.api.models import VfCounters
 from netplugin.host.netlink import attributes, places
@@ -20,7 +20,6 @@ from netplugin.host.rtnetlink_messages import Attributes, Message
 _HEADER = 4
 _LIST, _INFO, _MAC = 22, 1, 1  # IFLA_VFINFO_LIST, IFLA_VF_INFO, IFLA_VF_MAC
 _UNKNOWN = 0xFFFFFFFF
-_IFF_UP = 1
 # include/uapi/linux/if_ether.h
 _ETH_P_8021AD = 0x88A8
 
@@ -110,7 +109,7 @@ def parse_link(message: Message) -> NicLink:
         index=message["index"],
         name=found.text("IFLA_IFNAME"),
         mtu=found.number("IFLA_MTU"),
-        up=bool(message["flags"] & _IFF_UP),
+        up=bool(message["flags"] & IFF_UP),
         carrier=found.number("IFLA_CARRIER") == 1,
         permanent_mac=permanent if len(permanent) == len(NO_MAC) else None,
         vfs=dict(map(_attributes, vfs)),

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_SETLINK
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError, Unsupported
 from netplugin.api.models import VfCounters
@@ -35,7 +36,6 @@ from netplugin.host.vf_messages import (
 SYS = Path("/sys")
 VFIO = "vfio-pci"
 
-_IFF_UP = 1  # include/uapi/linux/if.h
 # RTEXT_FILTER_VF of include/uapi/linux/rtnetlink.h. Older kernels apply SKIP_STATISTICS only to the
 # interface's own statistics, not to those of its VFs.
 _WITH_VFS = 1
@@ -238,7 +238,7 @@ def read_interfaces(device: Path | str) -> tuple[HostInterface, ...]:
     return tuple(
         HostInterface(
             name=name,
-            up=bool(int(read_text(f"{device}/net/{name}/flags") or "0", 16) & _IFF_UP),
+            up=bool(int(read_text(f"{device}/net/{name}/flags") or "0", 16) & IFF_UP),
             enslaved=os.path.islink(f"{device}/net/{name}/master"),
             own_mac=read_text(f"{device}/net/{name}/addr_assign_type") not in ("", "0"),
             mac=read_text(f"{device}/net/{name}/address"),

@@ -45,8 +45,8 @@ _VERDICTS = {
 }
 
 
-def legacy_tables() -> tuple[str, ...]:
-    """Return the tables that exist in this network namespace, each with its family: ``ip filter``.
+def legacy_tables() -> list[tuple[str, str]]:
+    """Return family and name of each table that exists in this network namespace.
 
     To ask the kernel for another one would make it. ``arp``: of arptables-legacy.
     """
@@ -56,14 +56,14 @@ def legacy_tables() -> tuple[str, ...]:
             names = (_PROC / f"{family}_tables_names").read_text().split()
         except OSError:  # the kernel has no such tables
             continue
-        found += [f"{family} {each}" for each in sorted(names) if each != _NAT]
-    return tuple(found)
+        found += [(family, each) for each in sorted(names) if each != _NAT]
+    return found
 
 
 def read_legacy() -> tuple[BaseChain, ...]:
     """Read all tables of iptables-legacy and ip6tables-legacy but those for NAT. Raises: OSError."""
     found: list[BaseChain] = []
-    for family, _, table in (name.partition(" ") for name in legacy_tables()):
+    for family, table in legacy_tables():
         if family in _SOCKETS:
             found += _table(family, table)
     return tuple(found)
