@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import chain
 from typing import Any, ClassVar
 
 from drivers.ovs import filters, tunnels
@@ -41,19 +42,10 @@ class FlowEdit:
     @staticmethod
     def joined(edits: Collection[FlowEdit]) -> FlowEdit:
         """All of these updates as one."""
-
-        def every(name: str) -> tuple[Any, ...]:
-            return tuple(each for edit in edits for each in getattr(edit, name))
-
-        return FlowEdit(
-            every("cookies"),
-            every("flows"),
-            every("gone"),
-            any(edit.match_fragments for edit in edits),
-            every("shut"),
-            every("opened"),
-            every("sealed"),
-        )
+        of_all = {f.name: [getattr(edit, f.name) for edit in edits] for f in fields(FlowEdit)}
+        match_fragments = any(of_all.pop("match_fragments"))
+        joined: dict[str, Any] = {name: tuple(chain(*each)) for name, each in of_all.items()}
+        return FlowEdit(**joined, match_fragments=match_fragments)
 
 
 @dataclass(frozen=True)
@@ -82,6 +74,8 @@ class SetBridgeFlows(FlowChange):
     ports of first fragments, and the bridge forward nothing to ``shut_ports``.
     """
 
+    described_as = "set the base flows of {self.bridge}"
+
     fixed: frozenset[Flow] | None = field(default=None, repr=False)
 
     def edit(self, ovs: OvsHost, deadline: float) -> FlowEdit:
@@ -96,9 +90,6 @@ class SetBridgeFlows(FlowChange):
             opened=doors(ovs.view, row, services),
             sealed=shut_ports(ovs.view, row, services),
         )
-
-    def describe(self) -> str:
-        return f"set the base flows of {self.bridge}"
 
 
 @dataclass(frozen=True)
@@ -200,16 +191,16 @@ class SetNetwork(FlowChange):
         return FlowEdit(flows=tuple(f for f in desired if f not in own), gone=tuple(gone))
 
     def describe(self) -> str:
-        spec = self.overlay.spec
-        return (
-            f"set flows of network {self.overlay.network_id}: VNI {spec.vni} is VLAN "
-            f"{self.overlay.local_vlan}, {len(spec.peers)} peers"
-        )
+        overlay, spec = self.overlay, self.overlay.spec
+        what = f"VNI {spec.vni} is VLAN {overlay.local_vlan}, {len(spec.peers)} peers"
+        return f"set flows of network {overlay.network_id}: {what}"
 
 
 @dataclass(frozen=True)
 class DropNetwork(FlowChange):
     """Remove the flows of a network without ports, with those that were learned."""
+
+    described_as = "remove the flows of a network without ports from {self.bridge} ({self.cookie:#x})"
 
     cookie: int
 
@@ -220,13 +211,9 @@ class DropNetwork(FlowChange):
             return FlowEdit()  # another backend has got a port on it meanwhile
         return FlowEdit(tunnels.with_learned(self.cookie))
 
-    def describe(self) -> str:
-        return f"remove the flows of a network without ports from {self.bridge} ({self.cookie:#x})"
-
 
 @dataclass(frozen=True)
 class PurgeDatapath(Change):
     """Repeat a purge of the datapath flows that failed (``old_actions``)."""
 
-    def describe(self) -> str:
-        return "purge the datapath flows: some may go on by flows that were changed"
+    described_as = "purge the datapath flows: some may go on by flows that were changed"

@@ -8,7 +8,7 @@ from drivers.ovs.findings import of_interface
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.uplinks import OvsUplink
 from drivers.ovs.usability import refuse_tunnels
-from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
+from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginError
 from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
 from netplugin.host.links import Links
 from netplugin.host.names import UPLINK, device_name, is_our_device
@@ -27,25 +27,17 @@ def check_network(view: OvsView, name: str, spec: PhysicalNetworkSpec) -> None:
         return
     if is_our_device(bridge) and bridge != bridge_of(name, spec.model_copy(update={"bridge": None})):
         message = f"{bridge} is, or looks like, a name of the agent's own devices"
-        raise InvalidRequest(
-            f"bridge: {message}", step="validate", errors=[FieldError(field="bridge", message=message)]
-        )
+        raise InvalidRequest.of_field("bridge", message)
     _check_bridge(view, name, spec, bridge)
     if view.root.next_cfg and view.bridge(bridge) is None and has_interface(bridge):
-        raise _conflict(
-            "bridge",
-            f"the host has an interface named {bridge}, and a bridge has one too",
-            "name the bridge differently",
-        )
+        message = f"the host has an interface named {bridge}, and a bridge has one too"
+        raise Conflict.of_field("bridge", message, fix="name the bridge differently")
     used = {identity_of(device): port for device, port in view.devices("dpdk-devargs").items()}
     for device in spec.ovs.devices:
         port = used.get(identity_of(device))
         if port is not None and port != device_name(UPLINK, device):
-            raise _conflict(
-                "ovs.devices",
-                f"{device} is that of port {port} in OVS",
-                f"remove the port: ovs-vsctl del-port {port}; or name another device",
-            )
+            fix = f"remove the port: ovs-vsctl del-port {port}; or name another device"
+            raise Conflict.of_field("ovs.devices", f"{device} is that of port {port} in OVS", fix=fix)
 
 
 def check_vxlan(settings: OvsSettings, root: OvsRoot) -> None:
@@ -98,34 +90,24 @@ def _check_bridge(view: OvsView, name: str, spec: PhysicalNetworkSpec, bridge: s
     there = view.bridge(bridge)
     if there is None:
         if view.port(bridge) is not None:
-            raise _conflict("bridge", f"OVS has a port named {bridge}", "name the bridge differently")
+            message = f"OVS has a port named {bridge}"
+            raise Conflict.of_field("bridge", message, fix="name the bridge differently")
         return
     mark = there.external_ids.get(BRIDGE_MARK)
     if mark not in (None, name):
-        raise _conflict("bridge", f"{bridge} was made for {mark}", "name another bridge")
+        raise Conflict.of_field("bridge", f"{bridge} was made for {mark}", fix="name another bridge")
     if there.datapath_type != "netdev":
-        raise _conflict(
-            "bridge",
-            f"{bridge} has datapath_type {there.datapath_type or 'system'!r} and cannot have DPDK ports",
-            "name another bridge",
-        )
+        kind = there.datapath_type or "system"
+        message = f"{bridge} has datapath_type {kind!r} and cannot have DPDK ports"
+        raise Conflict.of_field("bridge", message, fix="name another bridge")
     if mark is None and spec.bridge is None:
-        raise _conflict(
-            "bridge",
-            f"{bridge}, the default for {name}, is there and is not ours",
-            "name it in bridge if the network is on it, or name another",
-        )
+        message = f"{bridge}, the default for {name}, is there and is not ours"
+        fix = "name it in bridge if the network is on it, or name another"
+        raise Conflict.of_field("bridge", message, fix=fix)
     if mark is None and spec.ovs is not None and spec.ovs.devices:
-        raise _conflict(
-            "ovs.devices",
-            f"bridge {bridge} is not ours, and the agent adds no uplink to it",
-            "leave ovs.devices out and use the uplink that the bridge has, or name another bridge",
-        )
-
-
-def _conflict(field: str, message: str, fix: str) -> Conflict:
-    errors = [FieldError(field=field, message=message)]
-    return Conflict(f"{field}: {message}", step="validate", fix=fix, errors=errors)
+        message = f"bridge {bridge} is not ours, and the agent adds no uplink to it"
+        fix = "leave ovs.devices out and use the uplink that the bridge has, or name another bridge"
+        raise Conflict.of_field("ovs.devices", message, fix=fix)
 
 
 def network_faults(settings: OvsSettings, seen: OvsObservation) -> dict[str, NetpluginError]:

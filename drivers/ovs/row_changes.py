@@ -50,6 +50,8 @@ class RowChange(Change, ABC):
 class CreateBridge(RowChange):
     """Create a bridge with its internal port, unless it is there with this mark."""
 
+    described_as = "create bridge {self.name} for {self.mark}"
+
     name: str
     mark: str
 
@@ -72,21 +74,17 @@ class CreateBridge(RowChange):
         )
         root(api).addvalue("bridges", bridge)
 
-    def describe(self) -> str:
-        return f"create bridge {self.name} for {self.mark}"
-
 
 @dataclass(frozen=True)
 class SecureBridge(RowChange):
     """Restore ``fail_mode``: in standalone mode, filters would be open after a restart of vswitchd."""
 
+    described_as = "set fail_mode of bridge {self.name} to secure"
+
     name: str
 
     def write(self, api: Api, txn: Transaction) -> None:
         api.set_fail_mode(self.name, "secure").run_idl(txn)
-
-    def describe(self) -> str:
-        return f"set fail_mode of bridge {self.name} to secure"
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,8 @@ class RemoveBridge(RowChange):
 
     No error if it is gone, or of others by now.
     """
+
+    described_as = "remove bridge {self.name}, which nothing needs any more"
 
     name: str
     home: str = ""
@@ -106,9 +106,6 @@ class RemoveBridge(RowChange):
         bridge = find(api, "Bridge", self.name)
         if bridge is not None and BRIDGE_MARK in bridge.external_ids:
             api.del_br(self.name).run_idl(txn)
-
-    def describe(self) -> str:
-        return f"remove bridge {self.name}, which nothing needs any more"
 
 
 # -- ports, of VMs and others ------------------------------------------------------------------------
@@ -247,14 +244,13 @@ class SetQos(RowChange):
 class DropQos(RowChange):
     """Remove one of our QoS rows that no port uses."""
 
+    described_as = "remove QoS {self.row}, which no port uses"
+
     row: str
 
     def write(self, api: Api, txn: Transaction) -> None:
         if UUID(self.row) in api.tables["QoS"].rows:
             api.db_destroy("QoS", self.row).run_idl(txn)
-
-    def describe(self) -> str:
-        return f"remove QoS {self.row}, which no port uses"
 
 
 # -- rows --------------------------------------------------------------------------------------------

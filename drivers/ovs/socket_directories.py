@@ -56,6 +56,11 @@ class MakeSocketDirectory(SocketChange):
     """
 
     before_rows: ClassVar[bool] = True
+    described_as = (
+        "make directory {self.directory.path} (user {self.directory.uid}, group {self.directory.gid}, "
+        "mode {self.directory.mode:o})"
+    )
+
     directory: Directory
     root: str
     made: tuple[str, ...]
@@ -80,32 +85,26 @@ class MakeSocketDirectory(SocketChange):
                         fix="remove it, and the agent makes it; or give QEMU write access to it",
                     )
 
-    def describe(self) -> str:
-        made = self.directory
-        return f"make directory {made.path} (user {made.uid}, group {made.gid}, mode {made.mode:o})"
-
 
 @dataclass(frozen=True)
 class RemoveSocketDirectory(SocketChange):
     """Remove the directory of a port, with the socket that QEMU left in it."""
+
+    described_as = "remove directory {self.path}"
 
     path: str
 
     def apply(self) -> None:
         set_aside(self.path)
 
-    def describe(self) -> str:
-        return f"remove directory {self.path}"
-
 
 @dataclass(frozen=True)
 class RemoveChosenSocket(SocketChange):
     """Remove the socket that QEMU left, and the directories of ours that are empty without it."""
 
-    socket: ChosenSocket
+    described_as = "remove socket {self.socket.path}"
 
-    def describe(self) -> str:
-        return f"remove socket {self.socket.path}"
+    socket: ChosenSocket
 
     def apply(self) -> None:
         path = Path(self.socket.path)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.ovs.remains import ASIDE, REMOVER
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import PortSpec
 from netplugin.backend import NOBODY, Claim, Intent
 from netplugin.host.names import DERIVED, SOCKETS, VHOST, device_name, vhost_socket
@@ -127,8 +127,7 @@ def check(settings: OvsSettings, spec: PortSpec) -> None:
         message = f"names in {root} that begin with {DERIVED} are those that the agent chooses"
     else:
         return
-    errors = [FieldError(field="vhost_user_socket", message=message)]
-    raise InvalidRequest(f"vhost_user_socket: {message}", step="validate", errors=errors)
+    raise InvalidRequest.of_field("vhost_user_socket", message)
 
 
 def _roots(settings: OvsSettings) -> tuple[Path, ...]:

@@ -58,11 +58,10 @@ class DetachVf(Change):
     lib/netdev-dpdk.c).
     """
 
+    described_as = "have DPDK let go of VF {self.address}"
+
     address: str
     group: str | None
-
-    def describe(self) -> str:
-        return f"have DPDK let go of VF {self.address}"
 
 
 def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VdpaObservation) -> Plan:

@@ -29,6 +29,8 @@ class RunStep(VduseChange):
     """Create a vDPA device for the VDUSE device that OVS has made with its port, bind its driver, delete it
     unless somebody holds it, or destroy a VDUSE device that no vswitchd serves."""
 
+    described_as = "{self.step}"
+
     step: DeviceStep
 
     @property
@@ -44,13 +46,12 @@ class RunStep(VduseChange):
         if there.get(self.step.verb, True):
             host.run(self.step, deadline)
 
-    def describe(self) -> str:
-        return str(self.step)
-
 
 @dataclass(frozen=True)
 class SetInterface(VduseChange):
     """Give the network interface of a device the MAC and MTU of its port, while it is in our namespace."""
+
+    described_as = "set MAC {self.mac} and MTU {self.mtu} of the interface of vDPA device {self.name}"
 
     name: str
     mac: str
@@ -60,6 +61,3 @@ class SetInterface(VduseChange):
         found = host.device(self.name).interface
         if found is not None:
             host.links.set(found.name, mtu=self.mtu, address=self.mac)
-
-    def describe(self) -> str:
-        return f"set MAC {self.mac} and MTU {self.mtu} of the interface of vDPA device {self.name}"
