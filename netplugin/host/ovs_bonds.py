@@ -35,11 +35,11 @@ class BondUse:
 
 
 _TITLE = re.compile(r"^---- (\S+) ----$")
-_MEMBER = re.compile(r"^(?:member|slave) (\S+): (enabled|disabled)$")
+_MEMBER = re.compile(r"^member (\S+): (enabled|disabled)$")
 
 
 def parse_bonds(text: str) -> tuple[OvsBond, ...]:
-    """Parse the output of ``bond/show`` (OVS 2.17 to 4.0; before 2.16 a member was called slave)."""
+    """Parse the output of ``bond/show`` (OVS 3.1 to 4.0)."""
     bonds: list[OvsBond] = []
     for line in text.splitlines():
         if title := _TITLE.match(line):
