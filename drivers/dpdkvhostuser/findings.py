@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from drivers.dpdkvhostuser.model import VhostUserObservation
-from drivers.ovs.findings import VswitchdFacts, of_bridges, of_path, of_port, of_underlay
+from drivers.ovs.findings import details, of_bridges, of_path, of_port, of_underlay, without_link
+from drivers.ovs.model import OvsObservation
 from drivers.ovs.overlays import OVERLAY
 from drivers.ovs.ports import QUEUES_MARK
 from netplugin.api.models import Finding
+from netplugin.backend import ObservedPort
 from netplugin.host import ovs_bonds
 from netplugin.host.ovs_rows import OvsPort
 
 
-def findings(seen: VhostUserObservation, local_ip: str | None) -> list[Finding]:
+def findings(seen: OvsObservation, local_ip: str | None) -> list[Finding]:
     """Return the findings; ``seen`` must cover the whole host. Pure."""
     of_bonds = ovs_bonds.findings(seen.bonds)
     return [*of_bonds, *of_bridges(seen), *_queues(seen), *of_underlay(seen, local_ip)]
 
 
-def _queues(seen: VhostUserObservation) -> list[Finding]:
+def _queues(seen: OvsObservation) -> list[Finding]:
     """Report ports with more queues than PMD threads that may poll them: their queues then share threads."""
     asked = {
         row.name: (int(row.interface.external_ids.get(QUEUES_MARK, "1")), row.interface.numa_node)
@@ -60,12 +62,27 @@ def _threads_near(node: int | None, threads: Mapping[int, int]) -> int:
 # -- Faults that OVS reports for a port whose rows are correct, and for its uplinks, tunnels and bonds.
 
 
-def fault(row: OvsPort, seen: VhostUserObservation, word: VswitchdFacts) -> str | None:
+def with_ports(seen: OvsObservation) -> OvsObservation:
+    """Add the state of each port with a row."""
+    ports = {
+        port_id: ObservedPort(
+            fault(row, seen),
+            details(row),
+            row.stamp,
+            without_link(row),
+            guest=row.interface.connection if row.interface else None,
+        )
+        for port_id, row in seen.rows.items()
+    }
+    return replace(seen, ports=ports)
+
+
+def fault(row: OvsPort, seen: OvsObservation) -> str | None:
     """Return why the port does not work; None if OVS reports no fault."""
-    return of_port(row, word.starved) or of_path(row, seen, word) or _of_bonds(row, seen)
+    return of_port(row, seen) or of_path(row, seen) or _of_bonds(row, seen)
 
 
-def _of_bonds(row: OvsPort, seen: VhostUserObservation) -> str | None:
+def _of_bonds(row: OvsPort, seen: OvsObservation) -> str | None:
     """Return the fault of a bond that the port depends on.
 
     ``seen.bonds`` is empty unless the whole host was observed: a new bond may negotiate for a while."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from drivers.dpdkvhostuser.model import BACKEND, LAYOUT, VhostUserObservation
+from drivers.dpdkvhostuser.model import BACKEND, LAYOUT
+from drivers.ovs.model import OvsObservation
 from drivers.ovs.placing import MAX_VHOST_SOCKETS, place_port
 from drivers.ovs.plan import ovs_changes
 from drivers.ovs.ports import VhostPort, access_vlan
 from drivers.ovs.sockets import socket_path
+from drivers.ovs.usability import tso_enabled
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Intent, Plan
 from netplugin.host.ovs import OvsSettings
 
 
-def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserObservation) -> Plan:
+def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: OvsObservation) -> Plan:
     """See ``netplugin.backend.Backend.plan``."""
     desired: dict[str, VhostPort] = {}
     refused: dict[str, NetpluginError] = {}
@@ -37,7 +39,9 @@ def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: VhostUserO
     return Plan(tuple(ovs_changes(settings, LAYOUT, desired, leaving, seen)), refused, kept)
 
 
-def _port_on(settings: OvsSettings, intent: Intent, seen: VhostUserObservation, bridge: str) -> VhostPort:
+def _port_on(settings: OvsSettings, intent: Intent, seen: OvsObservation, bridge: str) -> VhostPort:
     row, is_service = seen.rows.get(intent.port_id), intent.spec is not None and intent.spec.device
     socket = "" if is_service else socket_path(settings, intent, row)
-    return VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=socket, tso=seen.tso)
+    return VhostPort.of(
+        BACKEND, intent, bridge, access_vlan(intent), socket=socket, tso=tso_enabled(seen.root)
+    )

@@ -14,11 +14,11 @@ from drivers.ovs.pace import Pace
 from drivers.ovs.ports import VhostPort, policer_refused
 from drivers.ovs.row_changes import AddPort, PortChange, RemovePort, RowChange, SetPort, SetQos
 from drivers.ovs.socket_directories import SocketChange
-from drivers.ovs.usability import keeps_old_actions
 from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.backend import Applied, Change, chosen_name
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.ovs import OvsHost
+from netplugin.host.ovs_versions import keeps_old_actions
 from netplugin.host.vswitchd import appctl, appctl_each
 
 LOG = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class Applier:
         forgotten after it stays so.
         """
         sockets = self._ovs.settings.sockets
-        if self._retagged or keeps_old_actions(self._ovs.view.root):
+        if self._retagged or keeps_old_actions(self._ovs.view.root.version):
             self._ovs.purge_failed = True
             until = max(deadline, time.monotonic() + _PURGE_S)
             for _ in range(_PURGES):

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from drivers.ovs import sockets, usability
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
-from drivers.ovs.overlays import OVERLAY, network_of, vxlan_name
+from drivers.ovs.overlays import OVERLAY, vxlan_name
 from drivers.ovs.ports import QUEUES_MARK, SERVICE_TYPE
 from netplugin.api.models import Finding
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket, vhost_socket
 from netplugin.host.ovs import OvsSettings
-from netplugin.host.ovs_rows import NETWORK_MARK, OvsInterface, OvsPort, OvsRoot
+from netplugin.host.ovs_rows import NETWORK_MARK, OvsInterface, OvsPort
 from netplugin.host.ovs_underlay import problem, too_narrow
+from netplugin.host.ovs_versions import keeps_old_actions
 
 #: Begins the error of OVS for a NIC or VF that DPDK cannot take (lib/netdev-dpdk.c).
 _NOT_ATTACHED = "Error attaching device"
@@ -32,8 +32,8 @@ def of_bridges(seen: OvsObservation) -> list[Finding]:
     """All findings; ``seen`` must cover the whole host."""
     bridges = [seen.bridges[name] for name in sorted(seen.bridges)]
     found = [_service(port) for bridge in bridges for port in _sorted(bridge.services)]
-    if seen.keeps_old_actions and bridges:
-        found.append(usability.old_actions_finding(seen.keeps_old_actions))
+    if bridges and keeps_old_actions(seen.root.version):
+        found.append(usability.old_actions_finding(seen.root))
     found += _unmanaged([port for bridge in bridges for port in _sorted(bridge.unmanaged)])
     found += [_tunnel_ends(bridge) for bridge in bridges if bridge.tunnel_ends]
     found += [_flows_of_others(bridge) for bridge in bridges if bridge.flows_of_others]
@@ -230,17 +230,6 @@ def _is_of_group(seen: sockets.ObservedSockets, directory: Path) -> bool:
 # -- Faults of a port and its bridge as reported by OVS, the same for all backends. ---------------
 
 
-@dataclass(frozen=True)
-class VswitchdFacts:
-    """Facts from ovs-vswitchd about the ports in scope that the database does not hold."""
-
-    root: OvsRoot
-    #: Ports with a connected VM that no PMD thread polls.
-    starved: frozenset[str] = frozenset()
-    #: NICs without segmentation offload, where OVS would need it.
-    cannot_segment: frozenset[str] = frozenset()
-
-
 def details(row: OvsPort) -> dict[str, Any]:
     """The details of a port's status for the API."""
     interface = row.interface
@@ -260,7 +249,7 @@ def details(row: OvsPort) -> dict[str, Any]:
     }
 
 
-def of_port(row: OvsPort, starved: Collection[str]) -> str | None:
+def of_port(row: OvsPort, seen: OvsObservation) -> str | None:
     """The fault of the port itself; None if there is none."""
     interface = row.interface
     if interface is None:
@@ -271,7 +260,7 @@ def of_port(row: OvsPort, starved: Collection[str]) -> str | None:
         return f"device {row.name} is not on this host any more, or OVS cannot use it{error_text}"
     if broken:
         return broken
-    if row.name in starved:
+    if row.name in seen.starved:
         return (
             f"the VM is connected and OVS has not set up {row.name}: it found no memory for its "
             "buffers (look for 'memory pool' in ovs-vswitchd.log; more dpdk-socket-mem, or "
@@ -304,44 +293,45 @@ def of_interface(interface: OvsInterface) -> str | None:
     return None
 
 
-def of_segments(interface: OvsInterface, word: VswitchdFacts) -> str | None:
+def of_segments(interface: OvsInterface, seen: OvsObservation) -> str | None:
     """The fault of a NIC that drops large segments; None if there is none."""
-    if interface.name not in word.cannot_segment:
+    if interface.name not in seen.cannot_segment:
         return None
     return (
         f"userspace-tso-enable is on, the NIC of {interface.name} cannot segment, and OVS "
-        f"{word.root.ovs_version} drops what it cannot (OVS 3.3 segments by itself)"
+        f"{seen.root.ovs_version} drops what it cannot (OVS 3.3 segments by itself)"
     )
 
 
-def of_path(row: OvsPort, seen: OvsObservation, word: VswitchdFacts) -> str | None:
+def of_path(row: OvsPort, seen: OvsObservation) -> str | None:
     """The fault of the uplinks of the port's bridge, or of the tunnels of its VXLAN network; None if there
     is none."""
-    bridge = seen.bridges.get(str(row.bridge))
-    found = of_uplinks(row, bridge, word) if bridge else None
-    return found or (_of_tunnels(row, seen, word) if row.bridge == OVERLAY else None)
+    return of_uplinks(row, seen) or (_of_tunnels(row, seen) if row.bridge == OVERLAY else None)
 
 
-def _of_tunnels(row: OvsPort, seen: OvsObservation, word: VswitchdFacts) -> str | None:
-    for udp_port in network_of(row.external_ids).values():
+def _of_tunnels(row: OvsPort, seen: OvsObservation) -> str | None:
+    if row.network:
+        _, udp_port = row.network
         tunnel = seen.tunnels.ports.get(vxlan_name(udp_port))
         broken = of_interface(tunnel.interface) if tunnel and tunnel.interface else None
         if broken:
             return f"{broken} (has somebody else tunnels on UDP port {udp_port}?)"
     mtu = (row.interface and row.interface.needed_mtu) or None
-    error = problem(seen.tunnels.underlay, mtu) or usability.refuse_tunnels(word.root)
+    error = problem(seen.tunnels.underlay, mtu) or usability.refuse_tunnels(seen.root)
     return f"{error.detail}. Fix: {error.fix}" if error else None
 
 
-def of_uplinks(row: OvsPort, bridge: ObservedOvsBridge, word: VswitchdFacts) -> str | None:
+def of_uplinks(row: OvsPort, seen: OvsObservation) -> str | None:
     """The fault of the uplinks of the port's bridge; None if there is none."""
+    if (bridge := seen.bridges.get(str(row.bridge))) is None:
+        return None
     mtu = (row.interface and row.interface.needed_mtu) or 0
     for _, uplink in sorted(bridge.uplinks.items()):
         for interface in uplink.interfaces:
             broken = of_interface(interface)
             if broken:
                 return f"uplink of {bridge.name}: {broken}"
-            segments = of_segments(interface, word)
+            segments = of_segments(interface, seen)
             if segments:
                 return f"uplink of {bridge.name}: {segments}"
     uplinks = [i for uplink in bridge.uplinks.values() for i in uplink.interfaces]

@@ -11,6 +11,7 @@ from drivers.ovs.sockets import NOTHING, ObservedSockets
 from netplugin.backend import Observation
 from netplugin.host.flow import Flow
 from netplugin.host.names import VHOST
+from netplugin.host.ovs_bonds import BondUse
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
     TUNNEL_MARK,
@@ -19,6 +20,7 @@ from netplugin.host.ovs_rows import (
     OvsBridge,
     OvsPort,
     OvsQos,
+    OvsRoot,
 )
 from netplugin.host.ovs_view import OvsView
 
@@ -90,13 +92,18 @@ class OvsObservation(Observation):
     #: port whose ``port_name`` it is; None: it is that of others.
     given_names: Mapping[str, tuple[str, str] | None] = field(default_factory=dict)
     vhost_sockets: int = 0
-    #: Whether VMs may send segments of 64 KiB (userspace-tso-enable).
-    tso: bool = False
-    #: The version of OVS if it may keep datapath flows with old actions (``old_actions``).
-    keeps_old_actions: str = ""
+    root: OvsRoot = field(default_factory=OvsRoot)
+    #: Ports with a connected VM that no PMD thread polls.
+    starved: frozenset[str] = frozenset()
+    #: NICs without segmentation offload, where OVS would need it.
+    cannot_segment: frozenset[str] = frozenset()
     #: Whether a purge of datapath flows has failed and is still due.
     purge_failed: bool = False
     sockets: ObservedSockets = NOTHING
+    #: Read by one backend (``Layout.keeps``) and for the whole host only, as are PMD threads.
+    bonds: tuple[BondUse, ...] = ()
+    #: The number of PMD threads on each NUMA node that has some.
+    pmd_threads: Mapping[int, int] = field(default_factory=dict)
 
     def is_used(self, bridge: str, planned: Collection[str]) -> bool:
         """Whether the bridge has ports without planned changes: ports out of scope, kept orphans."""
@@ -127,8 +134,8 @@ class Layout:
     base: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
     #: The name prefixes of its ports.
     prefixes: tuple[str, ...] = (VHOST,)
-    #: Whether it makes and repairs what ``OvsSettings.kept`` has. One backend does, so that no two add an
-    #: uplink at once; all leave it there.
+    #: Whether it makes and repairs what ``OvsSettings.kept`` has, and reports on bonds and PMD threads. One
+    #: backend does, so that no two add an uplink at once; all leave it there.
     keeps: bool = False
 
     def home(self, bridge: str) -> str:

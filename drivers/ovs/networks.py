@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from drivers.ovs.findings import of_interface
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.uplinks import OvsUplink
@@ -12,7 +10,7 @@ from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginE
 from netplugin.api.physical_models import PhysicalNetworkSpec, identity_of
 from netplugin.host.links import Links
 from netplugin.host.names import UPLINK, device_name, is_our_device
-from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import BRIDGE_MARK, TUNNEL_MARK, UPLINK_MARK, VF_PORT_MARK, OvsRoot
 from netplugin.host.ovs_underlay import problem, read_underlay
 from netplugin.host.ovs_view import OvsView
@@ -49,14 +47,6 @@ def check_vxlan(settings: OvsSettings, root: OvsRoot) -> None:
     refusal = (None if settings.local_ip else problem(None)) or refuse_tunnels(root)
     if refusal:
         raise refusal
-
-
-def held_vlans(ovs: OvsHost) -> Mapping[int, str]:
-    """See ``netplugin.optional.HasLocalVlans``; those of all backends, which share the bridge."""
-    if ovs.settings.local_ip is not None:
-        # Until the database has been read, networks would appear to have no local VLANs.
-        ovs.db.require_online()
-    return ovs.view.networks()
 
 
 def network_holders(settings: OvsSettings, view: OvsView, name: str) -> list[str]:

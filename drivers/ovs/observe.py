@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from drivers.ovs import filters, sockets, tunnels, usability
-from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors, shut_ports
 from drivers.ovs.overlays import OVERLAY, SHARED_NAMES, TUNNELS, ObservedTunnels
 from netplugin.api.errors import HostError, OperationTimeout
+from netplugin.host import cpus
 from netplugin.host.flow import COOKIE_MARK, Flow
 from netplugin.host.links import Links
 from netplugin.host.names import device_name
 from netplugin.host.openflow import BridgeSettings
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.ovs_bonds import BondUse, OvsBond, parse_bonds
 from netplugin.host.ovs_rows import (
     BRIDGE_MARK,
     INTERNAL_TYPE,
@@ -27,10 +28,11 @@ from netplugin.host.ovs_rows import (
     OvsBridge,
     OvsPort,
 )
-from netplugin.host.ovs_underlay import read_underlay
+from netplugin.host.ovs_underlay import Underlay, read_underlay
 from netplugin.host.ovs_view import OvsView
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
+from netplugin.pmd.settings import MASK, threads_by_node
 
 _READ_S = 5.0  # per read, in seconds
 #: More for the flows of each port in scope: 200 of them, of 64 addresses, take 2 ms of CPU time.
@@ -108,9 +110,28 @@ class OvsReader:
             deadline,
         )
 
+    def observe(
+        self,
+        ports: Collection[str] | None,
+        deadline: float,
+        read: ReadFlows = NOT_READ,
+        *,
+        networks: bool = True,
+    ) -> OvsObservation:
+        """The observed state of these ports (None: of the whole host), without ``ports``.
+
+        ``read``: flows that were read when the last changes were applied. ``networks``: with the bridges of
+        all physical networks; else only if a port in scope is on one.
+        """
+        scope = self.scope(ports, deadline)
+        return self.seen(scope, self.bridges(scope, networks), read)
+
     def bridges(self, scope: Scope, mapped: bool = True) -> dict[str, OvsBridge]:
-        """The bridges in scope: our own, those of the ports, and (``mapped``) those of physical networks."""
-        known = {*self._layout.marks, *(str(row.bridge) for row in scope.rows.values())}
+        """The bridges in scope: our own, those of the ports, and (``mapped``, or if a port is on one) those
+        of physical networks."""
+        of_ports = {str(row.bridge) for row in scope.rows.values()}
+        mapped |= not of_ports <= self._layout.marks.keys()
+        known = {*self._layout.marks, *of_ports}
         if mapped:
             known |= {*self._settings.bridge_mappings.values()}
         return {
@@ -123,10 +144,7 @@ class OvsReader:
     def seen(
         self, scope: Scope, bridges: Mapping[str, OvsBridge], read: ReadFlows = NOT_READ
     ) -> OvsObservation:
-        """The observed state without ``ports``.
-
-        ``read``: flows that were read when the last changes were applied.
-        """
+        """See ``observe``."""
         start = time.monotonic()
         flows = self._flows(bridges, scope, read)
         flows_ms = (time.monotonic() - start) * 1e3
@@ -143,37 +161,42 @@ class OvsReader:
         of_ports = self._by_port(rows, flows)
         settings = self._bridge_settings(bridges, of_ports, scope)
         shared = view.ports_named(SHARED_NAMES)
+        seen = {
+            name: self._bridge(b, flows, settings.get(name), scope, name in addressed)
+            for name, b in bridges.items()
+        }
+        of_tunnels = self._tunnels(bridges, flows, scope, shared)
+        reports = scope.whole and self._layout.keeps
         return OvsObservation(
             ports={},
             rows=rows,
             vf_ports=scope.vf_ports,
             flows=of_ports,
             shut=frozenset(i for i, row in rows.items() if _is_shut(row, settings.get(str(row.bridge)))),
-            bridges={
-                name: self._bridge(b, flows, settings.get(name), scope, name in addressed)
-                for name, b in bridges.items()
-            },
-            tunnels=self._tunnels(bridges, flows, scope, shared),
+            bridges=seen,
+            tunnels=of_tunnels,
             qos=tuple(qos),
             taken_names=self._taken_names(scope.ports)
             | {port.name for port in shared if TUNNEL_MARK not in port.external_ids},
             given_names=view.given_names(),
             vhost_sockets=view.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
-            tso=usability.tso_enabled(view.root),
-            keeps_old_actions=usability.version_with_old_actions(view.root),
+            root=view.root,
+            starved=self._starved(scope),
+            cannot_segment=self._cannot_segment(scope, seen),
             purge_failed=self._ovs.purge_failed,
             sockets=sockets.look_at_chosen(sockets.look(self._settings, ids, rows), claimed, scope.ports),
+            bonds=self._bonds(bridges, of_tunnels.underlay, scope) if reports else (),
+            pmd_threads=threads_by_node(view.root.other_config.get(MASK), cpus.by_node()) if reports else {},
             timings_ms={"openflow": flows_ms},
             store_mark=view.root.store_mark if scope.whole else "",
         )
 
-    def facts(self, scope: Scope, seen: OvsObservation) -> VswitchdFacts:
-        """What vswitchd tells of the ports in scope, and of NICs that would drop large segments of VMs."""
-        nics = seen.vf_ports or any(bridge.uplinks for bridge in seen.bridges.values())
-        cannot_segment: frozenset[str] = frozenset()
-        if nics and scope.rows and usability.nic_must_segment(self._view.root):
-            cannot_segment = usability.cannot_segment(self.appctl(scope, "dpctl/show"))
-        return VswitchdFacts(self._view.root, self._starved(scope), cannot_segment)
+    def _cannot_segment(self, scope: Scope, bridges: Mapping[str, ObservedOvsBridge]) -> frozenset[str]:
+        """NICs that would drop large segments of VMs."""
+        nics = scope.vf_ports or any(bridge.uplinks for bridge in bridges.values())
+        if not (nics and scope.rows and usability.nic_must_segment(self._view.root)):
+            return frozenset()
+        return usability.cannot_segment(self.appctl(scope, "dpctl/show"))
 
     def _starved(self, scope: Scope) -> frozenset[str]:
         """Ports that have no mbufs according to the database and that indeed no PMD thread polls.
@@ -192,6 +215,27 @@ class OvsReader:
     def appctl(self, scope: Scope, command: str) -> str:
         """Run a command in vswitchd. Raises: BackendUnavailable, HostError, OperationTimeout."""
         return appctl(self._settings.sockets, command, deadline=scope.until())
+
+    def _bonds(
+        self, bridges: Mapping[str, OvsBridge], underlay: Underlay | None, scope: Scope
+    ) -> tuple[BondUse, ...]:
+        """The bonds that ports or tunnels use as uplinks, including the operator's own."""
+        tunnels_by = underlay.device if underlay else None
+        tunnel_bridge = self._view.bridge(tunnels_by) if tunnels_by else None
+        where: dict[str, OvsBridge] = {}
+        for bridge in (*bridges.values(), *((tunnel_bridge,) if tunnel_bridge else ())):
+            ports = self._view.unmanaged_on(bridge)
+            where |= {port.name: bridge for port in ports if len(port.interfaces) > 1}
+        shown = parse_bonds(self.appctl(scope, "bond/show")) if where else ()
+        return tuple(self._use(bond, where[bond.name], tunnels_by) for bond in shown if bond.name in where)
+
+    def _use(self, bond: OvsBond, bridge: OvsBridge, tunnels_by: str | None) -> BondUse:
+        senders = {
+            (port.interface.external_ids.get("attached-mac"), port.tag)
+            for port in self._view.owned_on(bridge)
+            if port.interface
+        }
+        return BondUse(bond, bridge.name, len(senders), bridge.name == tunnels_by)
 
     # -- rows ------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from drivers.ovs import tunnels
 from drivers.ovs.flow_changes import DropNetwork, SetBridgeFlows, SetNetwork
 from drivers.ovs.model import Layout, OvsObservation
-from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TUNNELS, TunnelPort, network_of, vxlan_name
+from drivers.ovs.overlays import OVERLAY, PATCHES, TO_OVERLAY, TUNNELS, TunnelPort, vxlan_name
 from drivers.ovs.row_changes import AddPort, RemovePort, SetPort
 from netplugin.backend import Change, Overlay
 from netplugin.host.flow import COOKIE_MARK
@@ -32,9 +32,8 @@ def network_changes(
     """
     local_ip = tunnel_address(settings, seen)
     here = {o.network_id: o.spec.udp_port for o in desired.values()}
-    for port_id, row in seen.rows.items():
-        if row.bridge == OVERLAY and port_id not in planned:
-            here |= network_of(row.external_ids)
+    rows = [row for port_id, row in seen.rows.items() if port_id not in planned]
+    here |= dict(row.network for row in rows if row.bridge == OVERLAY and row.network)
     in_use = {**seen.tunnels.neighbours, **here}
     before, after = _ports(local_ip, desired, in_use, seen)
     if before or after:
@@ -131,8 +130,8 @@ def _forgotten(
     kept = {tunnels.network_cookie(network_id) for network_id in in_use} | {COOKIE_MARK}
     users: dict[int, list[str]] = {}
     for port_id in sorted(planned & seen.rows.keys()):
-        for network_id in network_of(seen.rows[port_id].external_ids):
-            users.setdefault(tunnels.network_cookie(network_id), []).append(port_id)
+        if network := seen.rows[port_id].network:
+            users.setdefault(tunnels.network_cookie(network[0]), []).append(port_id)
     maybe = users.keys() & {tunnels.network_cookie(network_id) for network_id in of_others}
     gone = (users.keys() | seen.tunnels.flows.keys()) - kept | maybe
     return [DropNetwork(tuple(users.get(cookie, ())), TUNNELS, cookie) for cookie in sorted(gone)]

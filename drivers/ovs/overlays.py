@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from drivers.ovs.ports import PortRows
 from netplugin.host.flow import Flow
 from netplugin.host.names import VXLAN
-from netplugin.host.ovs_rows import NETWORK_MARK, TUNNEL_MARK, UDP_MARK, OvsPort
+from netplugin.host.ovs_rows import TUNNEL_MARK, OvsPort
 from netplugin.host.ovs_underlay import Underlay
 
 #: The bridges of VXLAN networks (for VM ports, and for tunnels) and the patch ports that join them.
@@ -90,9 +90,3 @@ class TunnelPort(PortRows):
 def vxlan_name(udp_port: int) -> str:
     """Return the name of a tunnel port. It stays within the 15 characters of an interface name."""
     return f"{VXLAN}{udp_port}"
-
-
-def network_of(external_ids: Mapping[str, str]) -> dict[str, int]:
-    """Return the network that a port's marks name, with its UDP port: one entry or none."""
-    network_id, udp_port = external_ids.get(NETWORK_MARK), external_ids.get(UDP_MARK, "")
-    return {network_id: int(udp_port)} if network_id and udp_port.isdecimal() else {}

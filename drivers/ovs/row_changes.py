@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from drivers.ovs.overlays import OVERLAY, PATCHES, TunnelPort, network_of, vxlan_name
+from drivers.ovs.overlays import OVERLAY, PATCHES, TunnelPort, vxlan_name
 from drivers.ovs.ports import RelayVfPort, VhostPort, is_marked
 from drivers.ovs.service_ports import index_of
 from drivers.ovs.uplinks import OvsUplink
 from netplugin.api.errors import TryAgain
 from netplugin.backend import Change
-from netplugin.host.ovs_rows import BACKEND_MARK, BRIDGE_MARK, PORT_MARK
+from netplugin.host.ovs_rows import BACKEND_MARK, BRIDGE_MARK, PORT_MARK, network_of
 from netplugin.host.ovsdb_replica import (
     Api,
     Row,
@@ -201,10 +201,8 @@ class RemovePort(RowChange):
         port.delete()
 
     def _is_needed(self, api: Api) -> bool:
-        networks: dict[str, int] = {}
-        for port in _owned_ports(api, OVERLAY):
-            networks |= network_of(port.external_ids)
-        return bool(networks) and self.name in {*PATCHES, *map(vxlan_name, networks.values())}
+        networks = [found for port in _owned_ports(api, OVERLAY) if (found := network_of(port.external_ids))]
+        return bool(networks) and self.name in {*PATCHES, *(vxlan_name(udp_port) for _, udp_port in networks)}
 
     def describe(self) -> str:
         device = f" ({self.device})" if self.device else ""

@@ -100,24 +100,14 @@ def cannot_segment(dpctl_show: str) -> frozenset[str]:
 # -- OVS versions that keep datapath flows with old actions. ---------------------------------------
 
 
-def keeps_old_actions(root: OvsRoot) -> bool:
-    """Whether this OVS is affected. An unknown version counts as affected."""
-    return ovs_versions.keeps_old_actions(root.version)
-
-
-def version_with_old_actions(root: OvsRoot) -> str:
-    """The version for the finding if OVS is affected; otherwise empty."""
-    return (root.ovs_version or "of an unknown version") if keeps_old_actions(root) else ""
-
-
-def old_actions_finding(ovs_version: str) -> Finding:
-    """The finding for an affected version."""
+def old_actions_finding(root: OvsRoot) -> Finding:
+    """The finding for an affected version (``ovs_versions.keeps_old_actions``)."""
     return Finding(
         id="ovs-old-actions",
         status="warn",
-        found=f"OVS {ovs_version} may leave datapath flows that overlap with old actions when a table "
-        "changes. After each change of a port's flows all datapath flows of the host are purged, which "
-        "costs every VM one translation for each of its flows",
+        found=f"OVS {root.ovs_version or 'of an unknown version'} may leave datapath flows that overlap with "
+        "old actions when a table changes. After each change of a port's flows all datapath flows of the "
+        "host are purged, which costs every VM one translation for each of its flows",
         expected="OVS modifies the datapath flow that it means to",
         fix="update OVS to 3.1.3 or later",
     )

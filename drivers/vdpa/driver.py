@@ -7,17 +7,22 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from drivers.ovs import networks, sockets, usability
+from drivers.ovs import networks, sockets
+from drivers.ovs.backend import OvsBackend
 from drivers.ovs.findings import of_sockets
 from drivers.ovs.placing import mapped_bridge
-from drivers.ovs.ports import RelayVfPort, port_name
+from drivers.ovs.ports import VHOST_TYPE, RelayVfPort
 from drivers.ovs.row_changes import AddPort, RemovePort
+from drivers.ovs.switch import Switch
 from drivers.vdpa import vduse_plan
 from drivers.vdpa.findings import findings
 from drivers.vdpa.mode_choice import ModeChoice, first_that_has
 from drivers.vdpa.model import (
     BACKEND,
     BRIDGE,
+    DEVICE_OPTIONS,
+    LAYOUT,
+    NATIVE_TYPE,
     Mode,
     VdpaObservation,
     check_migration,
@@ -29,7 +34,6 @@ from drivers.vdpa.model import (
 )
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.plan import DetachVf, make_plan, observed_ports
-from drivers.vdpa.switch import Switch
 from drivers.vdpa.vduse_commands import VduseChange
 from drivers.vdpa.vduse_host import VHOST_VDPA, VduseHost
 from drivers.vf.backend import VfBackend
@@ -41,25 +45,18 @@ from drivers.vf.memory import Memory, claim_of
 from drivers.vf.plan import check_vlan_qos, in_use, place
 from drivers.vf.pool import changed_vfs
 from netplugin.api.errors import NetpluginError, OperationTimeout
-from netplugin.api.models import Binding, DomainRequirements, Features, Finding, PortSpec
+from netplugin.api.models import Binding, Features, Finding, PortSpec
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Applied, Change, Claim, Intent, ObservedPort, Plan, claim_name, unknown_network
 from netplugin.data_path import DataPath
 from netplugin.host.shared import Host
 from netplugin.host.usability import Usability, Wake
-from netplugin.libvirt.interfaces import vhostuser_interface
-from netplugin.optional import HasFacts, HasLocalVlans, Migrates
 
 #: Changes that affect neither OVS's database nor its flows.
 _ELSEWHERE = (VfChange, DetachVf, VduseChange)
 
 
-class Vdpa(
-    VfBackend[VdpaObservation],
-    HasLocalVlans,
-    HasFacts,
-    Migrates,
-):
+class Vdpa(OvsBackend[VdpaObservation], VfBackend[VdpaObservation]):
     """See ``netplugin.backend.Backend``."""
 
     name: ClassVar[str] = BACKEND
@@ -102,12 +99,12 @@ class Vdpa(
         super().__init__(conf, host, kernel=kernel)
         if switch is None:
             assert host is not None
-            switch = Switch(host.ovs)
+            switch = Switch(host.ovs, LAYOUT, VHOST_TYPE, "dpdk")
         self._switch = switch
         self._vduse = vduse or VduseHost()
         self._choice = ModeChoice(conf[GROUP].mode, switch, self._kernel, self._vduse)
         #: The settings of OVS that the last observation was made with.
-        self._observed_with = switch.settings
+        self._observed_with = self._settings
 
     # -- without changing the host ----------------------------------------------------------------
 
@@ -115,10 +112,6 @@ class Vdpa(
     def _mode(self) -> Mode:
         """The mode of new ports, but for what ``ModeChoice.possible`` says."""
         return self._choice.preferred
-
-    def hold(self) -> Usability:
-        held = self._switch.hold()
-        return super().hold() if held.usable else held
 
     def probe(self) -> Usability:
         usable = self._switch.usable()
@@ -135,7 +128,7 @@ class Vdpa(
     def validate(self, spec: PortSpec) -> None:
         """Features that depend on the port's mode are checked with its claim."""
         super().validate(spec)
-        settings = self._switch.settings
+        settings = self._settings
         sockets.check(settings, spec)
         if spec.overlay_id is not None:
             if not self._has_vduse():
@@ -163,7 +156,7 @@ class Vdpa(
         check = partial(
             check_mode,
             intent.spec,
-            bridge_mappings=self._switch.settings.bridge_mappings,
+            bridge_mappings=self._settings.bridge_mappings,
             vf_networks=None if claim_of(intent) else self._vf_networks,
             here=observed.ovs.bridges.get(str(row.bridge)) if row else None,
             vduse_pairs=observed.vduse_pairs,
@@ -179,7 +172,7 @@ class Vdpa(
         used = {c: name for c, name in used.items() if c not in taken}
         taken_or_used = {**used, **taken}
         claim = claim_vf(observed.inventory, intent, taken_or_used, mode.use, had=had, notes=mode.notes)
-        socket = sockets.claim_socket(self._switch.settings, intent, row, taken)
+        socket = sockets.claim_socket(self._settings, intent, row, taken)
         return (claim, socket, *claim_name(intent, taken))
 
     def plan(self, intents: Sequence[Intent], observed: VdpaObservation) -> Plan:
@@ -192,26 +185,20 @@ class Vdpa(
 
     def findings(self, intents: Sequence[Intent], observed: VdpaObservation) -> Sequence[Finding]:
         ovs = observed.ovs
-        on_sockets = of_sockets(self._switch.settings, ovs.rows, ovs.sockets)
-        return [*findings(observed, self._mode, self._switch.settings.local_ip), *on_sockets]
+        on_sockets = of_sockets(self._settings, ovs.rows, ovs.sockets)
+        return [*findings(observed, self._mode, self._settings.local_ip), *on_sockets]
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        networks.check_network(self._switch.view, name, spec)
-        super().check_network(name, spec)
-
-    def network_holders(self, name: str) -> Sequence[str]:
-        return networks.network_holders(self._switch.settings, self._switch.view, name)
-
-    def held_vlans(self) -> Mapping[int, str]:
-        return self._switch.held_vlans()
+        OvsBackend.check_network(self, name, spec)
+        VfBackend.check_network(self, name, spec)
 
     def facts(self) -> Mapping[str, str | int | bool]:
-        return {**self._choice.facts(), **usability.facts(self._switch.root)}
+        return {**self._choice.facts(), **super().facts()}
 
     def binding(self, intent: Intent) -> Binding:
         """Raises: HostError if the device of a port in mode ``vduse`` is not there now."""
         assert intent.spec is not None
-        row, mode, settings = self._switch.row(intent.port_id), mode_of(intent), self._switch.settings
+        row, mode, settings = self._switch.row(intent.port_id), mode_of(intent), self._settings
         new = BRIDGE if mode is Mode.RELAY else mapped_bridge(settings, intent)
         bridge = row.bridge if row else new
         if mode is Mode.VDUSE:
@@ -219,24 +206,8 @@ class Vdpa(
             return vduse_plan.make_binding(intent, device, bridge, hugepages=self._guest_hugepages)
         claim, socket = claim_of(intent), sockets.socket_path(settings, intent, row)
         assert claim is not None and mode is not None
-        return Binding.model_validate(
-            {
-                "vif_type": "vhostuser",
-                "interface_xml": vhostuser_interface(intent.spec, socket),
-                "domain_requirements": DomainRequirements(
-                    shared_memory=True,
-                    hugepages=self._guest_hugepages,
-                    numa_node=intent.spec.numa_node,
-                    qemu_user=intent.spec.qemu_user,
-                ),
-                "mode": mode.value,
-                "socket_path": socket,
-                "bridge": bridge,
-                "device": port_name(intent.port_id, intent.spec),
-                "pci_address": claim.key,
-                **place(Memory.of(claim)),
-            }
-        )
+        of_vf = {"mode": mode.value, "pci_address": claim.key, **place(Memory.of(claim))}
+        return self._vhostuser_binding(intent, socket, bridge, **of_vf)
 
     # -- reading and changing the host ------------------------------------------------------------
 
@@ -263,11 +234,11 @@ class Vdpa(
         after_apply: bool = False,
     ) -> VdpaObservation:
         """Read OVS first, so that the VFs that its rows have opened show as open in the inventory."""
-        self._observed_with = self._switch.settings
+        self._observed_with = self._settings
         self._vduse.learn(deadline)
-        ovs, word, devices = self._switch.look(
-            ports, deadline, networks=self._has_vduse(), after_apply=after_apply
-        )
+        # Ports in mode ``relay`` do not use the bridges of networks.
+        mapped = self._has_vduse() or NATIVE_TYPE in self._switch.root.iface_types
+        ovs = self._switch.look(ports, deadline, networks=mapped, after_apply=after_apply)
         start = time.monotonic()
         inventory = look()
         timings = {**ovs.timings_ms, "vfs": (time.monotonic() - start) * 1e3}
@@ -277,8 +248,7 @@ class Vdpa(
             marked,
             inventory,
             ovs,
-            word,
-            devices,
+            self._switch.devices(*DEVICE_OPTIONS),
             # First the process, then what it may have done meanwhile.
             vduse_pending=self._vduse.pending(),
             vduse=self._vduse.look(),
@@ -340,16 +310,9 @@ class Vdpa(
             return error
         return in_use(change.address, change.group)  # another process than OVS has it open
 
-    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
-        """The frames leave by the VFs."""
-        self._switch.announce(intents, deadline)
-
-    def follow_connections(self, tell: Callable[[str, bool], None]) -> None:
-        self._switch.follow_connections(tell)
-
     def watch(self, wake: Callable[[Wake], None]) -> None:
         self._pool.watch(wake)
-        self._switch.subscribe(wake)
+        super().watch(wake)
 
     def close(self) -> None:
         super().close()

@@ -39,7 +39,7 @@ def findings(seen: VdpaObservation, mode: Mode, local_ip: str | None) -> list[Fi
     found += of_underlay(seen.ovs, local_ip if mode is Mode.VDUSE else None)
     if mode is Mode.NATIVE:
         return found
-    return [*found, _probing(seen.word.root), *multicast_findings(seen.inventory)]
+    return [*found, _probing(seen.ovs.root), *multicast_findings(seen.inventory)]
 
 
 def _own(seen: OvsObservation) -> OvsObservation:

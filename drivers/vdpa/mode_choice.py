@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from drivers.ovs.switch import Switch
 from drivers.vdpa.findings import no_pci
 from drivers.vdpa.model import NATIVE_TYPE, Mode, lacks_native, lacks_vduse
-from drivers.vdpa.switch import Switch
 from drivers.vdpa.vduse_host import VduseHost
 from drivers.vf.kernel import VfKernel
 from netplugin.api.errors import InvalidRequest, NetpluginError, Unsupported

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Any
 
 from drivers.ovs import filters
-from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlays import BRIDGE_MARKS, HOMES, TUNNELS
 from drivers.ovs.ports import VhostPort
@@ -35,7 +34,6 @@ class VdpaObservation(VfObservation):
     """OVS for the ports in scope, and the whole pool of VFs. ``ports`` has the ports with rows."""
 
     ovs: OvsObservation = field(default_factory=lambda: OvsObservation({}))
-    word: VswitchdFacts = field(default_factory=lambda: VswitchdFacts(OvsRoot()))
     #: Devices that any interface of OVS names, with the interface.
     devices: Mapping[str, str] = field(default_factory=dict)
     #: VDUSE devices and vDPA devices of our names, by name.

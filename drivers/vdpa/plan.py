@@ -19,6 +19,7 @@ from drivers.ovs.placing import MAX_VHOST_SOCKETS, place_port, require_place
 from drivers.ovs.plan import has_its_flows, ovs_changes
 from drivers.ovs.ports import RelayVfPort, VhostPort, access_vlan
 from drivers.ovs.sockets import socket_path
+from drivers.ovs.usability import tso_enabled
 from drivers.vdpa import vduse_plan
 from drivers.vdpa.model import (
     ACCELERATOR,
@@ -195,7 +196,7 @@ def _desired(
     socket = socket_path(settings, intent, seen.ovs.rows.get(intent.port_id))
     reopen = _must_reopen(intent, seen)
     if mode_of(intent) is Mode.NATIVE:
-        make = partial(_native_port, intent, claim, socket, seen.ovs.tso)
+        make = partial(_native_port, intent, claim, socket, tso_enabled(seen.ovs.root))
         port, kept = place_port(settings, intent, seen.ovs, room, make)
         return replace(port, reopen=reopen), kept
     relay = _relay_port(intent, claim, socket, seen)
@@ -204,7 +205,7 @@ def _desired(
 
 
 def _relay_port(intent: Intent, claim: Claim, socket: str, seen: VdpaObservation) -> VhostPort:
-    port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=seen.ovs.tso)
+    port = VhostPort.of(BACKEND, intent, BRIDGE, 0, socket=socket, tso=tso_enabled(seen.ovs.root))
     relay_vf = RelayVfPort(
         backend=BACKEND,
         port_id=intent.port_id,
@@ -294,21 +295,19 @@ def observed_ports(intents: Sequence[Intent], seen: VdpaObservation) -> Mapping[
 
 def _fault(mode: Mode, row: OvsPort | None, vf_port: OvsPort | None, seen: VdpaObservation) -> str | None:
     """Return why the rows do not work; None if OVS reports no fault."""
-    lost = lacks_native(seen.word.root) if mode is Mode.NATIVE else None
+    lost = lacks_native(seen.ovs.root) if mode is Mode.NATIVE else None
     if lost:
         return f"{lost.reason} (the port is in native mode and stays so)"
     if row is None:
         return None
-    broken = findings.of_port(row, seen.word.starved)
-    bridge = seen.ovs.bridges.get(str(row.bridge))
-    if broken:
+    if broken := findings.of_port(row, seen.ovs):
         return broken
     if mode is Mode.NATIVE:
-        return findings.of_uplinks(row, bridge, seen.word) if bridge else None
-    return _of_relay(vf_port, seen) if vf_port else None
+        return findings.of_uplinks(row, seen.ovs)
+    return _of_relay(vf_port, seen.ovs) if vf_port else None
 
 
-def _of_relay(vf_port: OvsPort, seen: VdpaObservation) -> str | None:
+def _of_relay(vf_port: OvsPort, ovs: OvsObservation) -> str | None:
     interface = vf_port.interface
     if interface is None:
         return f"{vf_port.name} has no interface"
@@ -317,6 +316,6 @@ def _of_relay(vf_port: OvsPort, seen: VdpaObservation) -> str | None:
     )
     return (
         findings.of_interface(interface)
-        or findings.of_segments(interface, seen.word)
+        or findings.of_segments(interface, ovs)
         or (f"{narrow.detail}: its VF takes no more" if narrow else None)
     )

@@ -13,6 +13,7 @@ from typing import Any
 from drivers.ovs import findings
 from drivers.ovs.placing import place_port
 from drivers.ovs.ports import VhostPort, access_vlan, port_name
+from drivers.ovs.usability import tso_enabled
 from drivers.vdpa.model import BACKEND, Mode, Steps, VdpaObservation
 from drivers.vdpa.vduse_commands import RunStep, SetInterface
 from drivers.vdpa.vduse_host import NO_DEVICE, VHOST_VDPA, VIRTIO_VDPA, VduseDevice, VduseInterface
@@ -38,7 +39,8 @@ def _port_on(intent: Intent, seen: VdpaObservation, bridge: str) -> VhostPort:
     """The desired rows: of a vhost-user port whose path is that of the VDUSE device."""
     assert intent.spec is not None
     path = f"{seen.vduse_directory}/{vduse_name(intent.port_id)}"
-    port = VhostPort.of(BACKEND, intent, bridge, access_vlan(intent), socket=path, tso=seen.ovs.tso)
+    vlan, tso = access_vlan(intent), tso_enabled(seen.ovs.root)
+    port = VhostPort.of(BACKEND, intent, bridge, vlan, socket=path, tso=tso)
     if (queues := intent.spec.queues) > 1:  # with one, OVS has it without the option
         port = replace(port, options={**port.options, _MAX_PAIRS: str(queues)})
     return port
@@ -148,7 +150,7 @@ def observed(intent: Intent, seen: VdpaObservation) -> ObservedPort:
 def _fault(row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> str | None:
     if row is None:
         return None  # planned
-    broken = findings.of_port(row, seen.word.starved)
+    broken = findings.of_port(row, seen.ovs)
     if not device.offered:
         why = f" ({broken})" if broken else ""
         return (
@@ -157,7 +159,7 @@ def _fault(row: OvsPort | None, device: VduseDevice, seen: VdpaObservation) -> s
         )
     if broken and device.networked:
         return f"{broken}; if it does not end: DELETE the port and PUT it again, for a new interface"
-    return broken or findings.of_path(row, seen.ovs, seen.word)
+    return broken or findings.of_path(row, seen.ovs)
 
 
 # -- how a VM or a container uses the port -----------------------------------------------------------

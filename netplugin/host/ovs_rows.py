@@ -235,8 +235,7 @@ class OvsPort:
     @property
     def network(self) -> tuple[str, int] | None:
         """The VXLAN network of a VM's port, and the UDP port of its tunnels."""
-        network, udp_port = self.external_ids.get(NETWORK_MARK), self.external_ids.get(UDP_MARK, "")
-        return (network, int(udp_port)) if network and udp_port.isdecimal() else None
+        return network_of(self.external_ids)
 
     @property
     def mapped_network(self) -> str:
@@ -248,6 +247,12 @@ class OvsPort:
     def serves(self) -> tuple[str, str] | None:
         """The backend and port id that the port belongs to, as the port itself or as a relay's VF port."""
         return self.owner or _owner(self.external_ids, VF_PORT_MARK)
+
+
+def network_of(external_ids: Mapping[str, str]) -> tuple[str, int] | None:
+    """The network that the marks of a port name, with its UDP port."""
+    network, udp_port = external_ids.get(NETWORK_MARK), external_ids.get(UDP_MARK, "")
+    return (network, int(udp_port)) if network and udp_port.isdecimal() else None
 
 
 def _owner(external_ids: Mapping[str, str], mark: str = PORT_MARK) -> tuple[str, str] | None:

@@ -38,6 +38,8 @@ def parse_version(text: str | None) -> Version:
 def keeps_old_actions(version: Version) -> bool:
     """Whether a datapath flow may keep its old actions when an OpenFlow table changes.
 
+    An unknown version counts as affected.
+
     OVS keeps overlapping megaflows as long as their actions agree, and modifies each when a table changes.
     The userspace datapath looks up the megaflow to modify with a packet that matches it; versions that are
     not fixed may find an overlapping one. The other keeps its old actions as long as it has traffic: a

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from drivers.dpdkvhostuser.model import LAYOUT, VhostUserObservation
+from drivers.dpdkvhostuser.model import LAYOUT
 from drivers.ovs import filters, tunnels
 from drivers.ovs import flow_changes as f
 from drivers.ovs import row_changes as r
@@ -22,7 +22,6 @@ from drivers.ovs.overlays import (
     TUNNELS,
     ObservedTunnels,
     TunnelPort,
-    network_of,
     vxlan_name,
 )
 from drivers.ovs.ports import VhostPort, is_marked
@@ -179,9 +178,9 @@ class Model:
             case _:
                 raise AssertionError(f"a change the model does not know: {change}")
 
-    def observe(self, ports: Collection[str] | None = None) -> VhostUserObservation:
+    def observe(self, ports: Collection[str] | None = None) -> OvsObservation:
         """As the dpdkvhostuser backend does."""
-        return VhostUserObservation(**vars(self.common(ports, LAYOUT)))
+        return self.common(ports, LAYOUT)
 
     def common(self, ports: Collection[str] | None = None, layout: Layout | None = None) -> OvsObservation:
         """As the backends on OVS do."""
@@ -252,7 +251,7 @@ class Model:
         """Those of the ports of VMs, each with its UDP port."""
         bridge = self.bridges.get(OVERLAY)
         ports = [port for port in bridge.ports.values() if port.owner] if bridge else []
-        return {name: udp for port in ports for name, udp in network_of(port.external_ids).items()}
+        return dict(port.network for port in ports if port.network)
 
     def _needed(self) -> set[str]:
         networks = self._networks()
@@ -304,7 +303,7 @@ class Model:
         self, rows: Mapping[str, OvsPort], named: Mapping[str, OvsPort], backend: str, *, whole: bool
     ) -> ObservedTunnels:
         here = [row for row in rows.values() if row.bridge == OVERLAY]
-        read = {tunnels.network_cookie(n) for row in here for n in network_of(row.external_ids)}
+        read = {tunnels.network_cookie(row.network[0]) for row in here if row.network}
         flows: dict[int, set[Flow]] = {cookie: set() for cookie in read}
         for flow in self.bridges[TUNNELS].flows if TUNNELS in self.bridges else ():
             ours = flow.cookie >> 48 == COOKIE_MARK >> 48 and not flow.cookie & tunnels.LEARNED_BIT
@@ -313,9 +312,9 @@ class Model:
         neighbours: dict[str, int] = {}
         own: set[str] = set()
         for port in self.bridges[OVERLAY].ports.values() if OVERLAY in self.bridges else ():
-            if port.owner and port.owner[1] not in rows:
-                neighbours |= network_of(port.external_ids)
-                own |= network_of(port.external_ids).keys() if port.owner[0] == backend else set()
+            if port.owner and port.owner[1] not in rows and port.network:
+                neighbours |= [port.network]
+                own |= {port.network[0]} if port.owner[0] == backend else set()
         return ObservedTunnels(
             ports={n: p for n, p in named.items() if TUNNEL_MARK in p.external_ids},
             flows={cookie: frozenset(found) for cookie, found in flows.items()}

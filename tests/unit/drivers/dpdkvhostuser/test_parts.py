@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from drivers.dpdkvhostuser.findings import fault, findings
-from drivers.dpdkvhostuser.model import VhostUserObservation
 from drivers.ovs import apply, usability
 from drivers.ovs.apply import Applier
-from drivers.ovs.findings import VswitchdFacts, of_interface
+from drivers.ovs.findings import of_interface
 from drivers.ovs.flow_changes import DropFlows, FlowEdit, PurgeDatapath
-from drivers.ovs.model import ObservedOvsBridge
+from drivers.ovs.model import ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlays import ObservedTunnels
 from drivers.ovs.ports import Policer, policer_refused
 from netplugin.api.errors import HostError
@@ -27,6 +26,7 @@ from netplugin.host.ovs_bonds import BondUse, OvsBond
 from netplugin.host.ovs_rows import OvsInterface, OvsPort, OvsRoot
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_underlay import Underlay
+from netplugin.host.ovs_versions import keeps_old_actions
 from netplugin.pmd.settings import threads_by_node
 
 # -- policers -------------------------------------------------------------------------------------
@@ -103,11 +103,11 @@ def test_without_tso_nothing_is_refused() -> None:
     ],
 )
 def test_which_ovs_keeps_old_actions(version: str | None, kept: bool) -> None:
-    assert usability.keeps_old_actions(OvsRoot(ovs_version=version)) == kept
-    seen = VhostUserObservation(
+    assert keeps_old_actions(OvsRoot(ovs_version=version).version) == kept
+    seen = OvsObservation(
         {},
         bridges={"br-phys1": ObservedOvsBridge("br-phys1", True, "netdev", "secure")},
-        keeps_old_actions=usability.version_with_old_actions(OvsRoot(ovs_version=version)),
+        root=OvsRoot(ovs_version=version),
     )
     assert ("ovs-old-actions" in [f.id for f in findings(seen, None)]) == kept
 
@@ -165,9 +165,10 @@ def test_a_nic_that_cannot_segment_is_found_and_reported() -> None:
     cannot = usability.cannot_segment(DPCTL_SHOW)
     assert cannot == {"npu1"}
     row = _row("npv1", "br1")
-    seen = VhostUserObservation({}, rows={"p": row}, bridges={"br1": _bridge(_row("npu1", "br1"))})
-    assert "cannot segment" in str(fault(row, seen, VswitchdFacts(_root("3.1.0"), frozenset(), cannot)))
-    assert fault(row, seen, VswitchdFacts(_root("3.3.0"))) is None
+    seen = OvsObservation({}, rows={"p": row}, bridges={"br1": _bridge(_row("npu1", "br1"))})
+    found = replace(seen, root=_root("3.1.0"), cannot_segment=cannot)
+    assert "cannot segment" in str(fault(row, found))
+    assert fault(row, replace(seen, root=_root("3.3.0"))) is None
 
 
 # -- what is reported -----------------------------------------------------------------------------
@@ -195,9 +196,9 @@ def _bridge(*uplinks: OvsPort) -> ObservedOvsBridge:
 def test_an_uplink_that_is_narrower_than_its_port_is_a_fault() -> None:
     row = _row("npv1", "br1", mtu=9000)
     wide, narrow = _bridge(_row("npu1", "br1", mtu=9000)), _bridge(_row("npu1", "br1", mtu=1500))
-    seen = VhostUserObservation({}, rows={"p": row}, bridges={"br1": wide})
-    assert fault(row, seen, VswitchdFacts(OvsRoot())) is None
-    reported = fault(row, replace(seen, bridges={"br1": narrow}), VswitchdFacts(OvsRoot()))
+    seen = OvsObservation({}, rows={"p": row}, bridges={"br1": wide})
+    assert fault(row, seen) is None
+    reported = fault(row, replace(seen, bridges={"br1": narrow}))
     assert "npu1 has 1500" in str(reported)
 
 
@@ -217,13 +218,13 @@ def test_a_device_that_dpdk_cannot_take_may_be_for_vfio_that_was_loaded_late(err
 def test_a_dead_bond_is_a_fault_of_what_it_carries() -> None:
     dead = BondUse(OvsBond("npu1", "balance-tcp", "configured", (("a", False),)), "br1", 1, False)
     row, other = _row("npv1", "br1"), _row("npv2", "br2")
-    seen = VhostUserObservation({}, rows={"p": row, "q": other}, bonds=(dead,))
-    assert "does not answer LACP" in str(fault(row, seen, VswitchdFacts(OvsRoot())))
-    assert fault(other, seen, VswitchdFacts(OvsRoot())) is None
+    seen = OvsObservation({}, rows={"p": row, "q": other}, bonds=(dead,))
+    assert "does not answer LACP" in str(fault(row, seen))
+    assert fault(other, seen) is None
 
 
 def test_more_queues_than_pmd_threads_are_reported() -> None:
-    seen = VhostUserObservation({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads={0: 2})
+    seen = OvsObservation({}, rows={"p": _row("npv1", "br1", queues=4)}, pmd_threads={0: 2})
     (reported,) = findings(seen, None)
     assert (reported.id, reported.status) == ("pmd-queues", "warn") and "4 queues" in reported.found
     assert findings(replace(seen, pmd_threads={0: 4}), None) == []
@@ -246,7 +247,7 @@ def test_a_queue_is_polled_on_the_node_of_its_port(
 ) -> None:
     for queues in (near, near + 1):
         row = _row("npv1", "br1", queues=queues, numa_node=node)
-        reported = findings(VhostUserObservation({}, rows={"p": row}, pmd_threads=threads), None)
+        reported = findings(OvsObservation({}, rows={"p": row}, pmd_threads=threads), None)
         assert [f.id for f in reported] == ["pmd-queues"] * (queues - near)
         assert all(f"as few as {near} PMD threads" in f.found for f in reported)
 
@@ -274,7 +275,7 @@ def test_a_kernel_without_numa_has_one_node(tmp_path: Path) -> None:
 
 def test_the_underlay_is_reported_once_it_is_configured() -> None:
     good = Underlay("10.9.0.1", "br", True, True, (("br", 1600),))
-    seen = VhostUserObservation({}, tunnels=ObservedTunnels(underlay=good))
+    seen = OvsObservation({}, tunnels=ObservedTunnels(underlay=good))
     assert [f.status for f in findings(seen, "10.9.0.1")] == ["ok"]
     gone = replace(seen, tunnels=ObservedTunnels(underlay=Underlay("10.9.0.1")))
     (reported,) = findings(gone, "10.9.0.1")

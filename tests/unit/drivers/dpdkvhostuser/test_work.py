@@ -12,8 +12,10 @@ from typing import Any, cast
 
 import pytest
 
-from drivers.dpdkvhostuser.observe import Observer
+from drivers.dpdkvhostuser.findings import with_ports
+from drivers.dpdkvhostuser.model import LAYOUT
 from drivers.dpdkvhostuser.plan import make_plan
+from drivers.ovs.observe import OvsReader
 from drivers.ovs.row_changes import AddPort, RemovePort
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
@@ -83,7 +85,7 @@ def _host(ports: int) -> Replica:
     return replica_of(tables)
 
 
-def _observer(view: OvsView, settings: OvsSettings) -> Observer:
+def _observer(view: OvsView, settings: OvsSettings) -> OvsReader:
     """With flows that are read at once: they are those of a real bridge elsewhere."""
     ovs = SimpleNamespace(
         db=SimpleNamespace(require_certain=lambda: None),
@@ -97,7 +99,7 @@ def _observer(view: OvsView, settings: OvsSettings) -> Observer:
         claimed=lambda kind: {},
         purge_failed=False,
     )
-    return Observer(cast(OvsHost, ovs))
+    return OvsReader(cast(OvsHost, ovs), LAYOUT)
 
 
 def _settings() -> OvsSettings:
@@ -145,10 +147,10 @@ def _plugged(ports: int) -> dict[str, int]:
     intent, deadline = _intent(NEW), time.monotonic() + 600
 
     def look() -> None:
-        make_plan(settings, [intent], observer.observe([NEW], deadline))
+        make_plan(settings, [intent], with_ports(observer.observe([NEW], deadline)))
 
     def write() -> None:
-        plan = make_plan(settings, [intent], observer.observe([NEW], deadline))
+        plan = make_plan(settings, [intent], with_ports(observer.observe([NEW], deadline)))
         txn = Transaction(replica.api.idl)
         for change in plan.changes:
             if isinstance(change, AddPort | RemovePort):

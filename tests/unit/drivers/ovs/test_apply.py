@@ -20,6 +20,7 @@ from drivers.ovs.uplinks import OvsUplink
 from netplugin.api.errors import TryAgain
 from netplugin.host.names import device_name
 from netplugin.host.ovs_sockets import OvsSockets
+from netplugin.host.ovs_versions import keeps_old_actions
 from netplugin.host.vswitchd import appctl
 from tests.lab.processes import wait_for
 from tests.unit.drivers.dpdkvhostuser import columns
@@ -280,7 +281,7 @@ def test_datapath_flows_are_purged_where_ovs_may_keep_old_actions(
     assert ports.apply(retag if change == "tag" else filter_of(made)).failed == {}
     gone = "in_port" not in ports.switch.appctl("dpif/dump-flows", BRIDGE)
     assert gone == (purged or change == "tag"), "flows of a VLAN that was left are purged on every OVS"
-    assert bool(ports.seen("p1").keeps_old_actions) == purged and not ports.ovs.purge_failed
+    assert keeps_old_actions(ports.seen("p1").root.version) == purged and not ports.ovs.purge_failed
 
 
 def test_what_is_learned_before_the_purge_is_forgotten(ports: Ports, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from drivers.linuxbridge.driver import LinuxBridge
 from drivers.ovs import findings, service_ports
 from drivers.ovs import row_changes as c
 from drivers.ovs.flow_changes import DropFlows, SetFilter
+from drivers.ovs.model import OvsObservation
 from drivers.ovs.plan import port_changes
 from drivers.ovs.ports import VhostPort
 from drivers.sriov.driver import Sriov
@@ -156,7 +157,7 @@ def test_faults_say_what_is_wrong_with_the_device() -> None:
 
     def fault(**columns: Any) -> str | None:
         row = row_of(model, **{"external_ids": ids, "ifindex": 7, "mtu": 1500, **columns})
-        return findings.of_port(row, ()) or findings.without_link(row)
+        return findings.of_port(row, OvsObservation({})) or findings.without_link(row)
 
     assert fault(link_state="up") is None
     assert "not on this host any more" in str(fault(ifindex=0, link_state="down", mtu=None))
@@ -180,7 +181,7 @@ def test_an_internal_port_is_made_and_deleted_with_its_row(ports: Ports) -> None
     assert ports.switch.get("Interface", "int0", "mtu_request") == "1400"
     seen = ports.seen()
     assert port_changes({"svc": port}, set(), seen) == []
-    assert findings.of_port(seen.rows["svc"], ()) is None, "it needs no device on this host"
+    assert findings.of_port(seen.rows["svc"], seen) is None, "it needs no device on this host"
     wider = replace(port, spec=spec_of(vm_id="svc", device="int0", internal=True, mac=OTHER_MAC))
     changes = port_changes({"svc": wider}, set(), seen)
     assert [type(change) for change in changes] == [c.SetPort, SetFilter], "not made again"
@@ -204,5 +205,5 @@ def test_an_internal_port_says_whether_it_was_moved(index: int, moved: bool) -> 
     spec = service_spec(plain_spec(), "int0", internal=True)
     assert converge(model, [Intent("svc", spec)]) == set()
     row = row_of(model, ifindex=index)
-    assert findings.details(row)["moved"] is moved and findings.of_port(row, ()) is None
+    assert findings.details(row)["moved"] is moved and findings.of_port(row, OvsObservation({})) is None
     assert "moved" not in findings.details(row_of(made()))

@@ -18,8 +18,8 @@ from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
 from agents.telemetry.metrics import Metrics
 from drivers.dpdkvhostuser.driver import DpdkVhostUser
-from drivers.dpdkvhostuser.model import VhostUserObservation
 from drivers.dpdkvhostuser.plan import make_plan
+from drivers.ovs.model import OvsObservation
 from drivers.ovs.overlays import OVERLAY, TUNNELS
 from netplugin.api.errors import BackendUnavailable, Unsupported
 from netplugin.api.models import Binding, Features, PortSpec
@@ -175,7 +175,7 @@ def test_a_port_on_a_vf_cannot_move_to_a_network() -> None:
 # -- with ports of another backend on the same networks ------------------------------------------
 
 
-class ModelVhostUser(Backend[VhostUserObservation], HasLocalVlans):
+class ModelVhostUser(Backend[OvsObservation], HasLocalVlans):
     """dpdkvhostuser over the model of OVS: its plan is the real one."""
 
     name: ClassVar[str] = "dpdkvhostuser"
@@ -190,12 +190,12 @@ class ModelVhostUser(Backend[VhostUserObservation], HasLocalVlans):
     def held_vlans(self) -> Mapping[int, str]:
         return self._switch.held_vlans()
 
-    def observe(self, ports: Collection[str] | None, deadline: float) -> VhostUserObservation:
+    def observe(self, ports: Collection[str] | None, deadline: float) -> OvsObservation:
         self._switch.kernel.tick()
         seen = self._switch.ovs.observe(ports)
         return replace(seen, ports={i: ObservedPort(stamp=row.stamp) for i, row in seen.rows.items()})
 
-    def plan(self, intents: Sequence[Intent], observed: VhostUserObservation) -> Plan:
+    def plan(self, intents: Sequence[Intent], observed: OvsObservation) -> Plan:
         return make_plan(self._switch.settings, intents, observed)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:

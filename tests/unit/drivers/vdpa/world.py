@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,14 @@ from typing import Any
 from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
 from agents.telemetry.metrics import Metrics
-from drivers.ovs.findings import VswitchdFacts
 from drivers.ovs.flow_changes import FlowChange
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.overlays import OVERLAY
 from drivers.ovs.ports import VHOST_TYPE
+from drivers.ovs.switch import Switch
 from drivers.vdpa.driver import Vdpa
 from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from drivers.vdpa.options import GROUP, OPTIONS
-from drivers.vdpa.switch import Switch
 from drivers.vdpa.vduse_host import VduseHost
 from drivers.vdpa.vduse_processes import DeviceProcesses
 from drivers.vf.memory import KEPT_BY_DPDK
@@ -97,13 +96,13 @@ class ModelSwitch(Switch):
         ports: Collection[str] | None,
         deadline: float,
         *,
-        networks: bool = False,
+        networks: bool = True,
         after_apply: bool = False,
-    ) -> tuple[OvsObservation, VswitchdFacts, Mapping[str, str]]:
+    ) -> OvsObservation:
         self.kernel.tick()
         seen = self.ovs.common(ports)
         rows = {i: self._with_guest(row, self.guests.get(i)) for i, row in seen.rows.items()}
-        return replace(seen, rows=rows), VswitchdFacts(self.reported), self.devices()
+        return replace(seen, rows=rows, root=self.reported)
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         """Rows are one transaction; flows come after, and a crash may come between any two."""
@@ -118,7 +117,7 @@ class ModelSwitch(Switch):
         self.kernel.tick()
         return Applied({})
 
-    def announce(self, intents: Sequence[Intent], deadline: float) -> None:
+    def send(self, intents: Sequence[Intent], frame: Callable[[str], bytes], deadline: float) -> None:
         self.kernel.tick()
         self.announced += [intent.port_id for intent in intents]
 
@@ -158,12 +157,12 @@ class ModelSwitch(Switch):
             for name, row in bridge.ports.items():
                 bridge.ports[name] = self._made(row)
 
-    def devices(self) -> dict[str, str]:
+    def devices(self, *options: str) -> dict[str, str]:
         found: dict[str, str] = {}
         for bridge in self.ovs.bridges.values():
             for row in bridge.ports.values():
                 for interface in row.interfaces:
-                    asked = (interface.options.get(option) for option in DEVICE_OPTIONS)
+                    asked = (interface.options.get(option) for option in options or DEVICE_OPTIONS)
                     found |= {device: interface.name for device in asked if device}
         return found
 
