@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
@@ -13,6 +12,7 @@ from drivers.ovs.flow_changes import FlowChange, FlowEdit, PurgeDatapath
 from drivers.ovs.pace import Pace
 from drivers.ovs.ports import VhostPort, policer_refused
 from drivers.ovs.row_changes import AddPort, PortChange, RemovePort, RowChange, SetPort, SetQos
+from drivers.ovs.service_ports import index_of
 from drivers.ovs.socket_directories import SocketChange
 from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout, TryAgain
 from netplugin.backend import Applied, Change, chosen_name
@@ -61,7 +61,7 @@ def _refuse_devices(changes: Sequence[Change], failures: _Failures) -> None:
     for change in changes:
         port = _added_port(change)
         name = chosen_name(port.spec) if port is not None and not port.opened else None
-        if name is not None and _is_device(name):
+        if name is not None and index_of(name):
             conflict = Conflict(
                 f"a device named {name} exists and is not ours",
                 step="plan",
@@ -73,13 +73,6 @@ def _refuse_devices(changes: Sequence[Change], failures: _Failures) -> None:
 def _added_port(change: Change) -> VhostPort | None:
     """The port of a VM that the change adds."""
     return change.port if isinstance(change, AddPort) and isinstance(change.port, VhostPort) else None
-
-
-def _is_device(name: str) -> bool:
-    try:
-        return socket.if_nametoindex(name) > 0
-    except OSError:
-        return False
 
 
 class Applier:

@@ -241,7 +241,7 @@ def details(row: OvsPort) -> dict[str, Any]:
         "ofport": interface.ofport if interface else None,
         "mtu": interface.mtu if interface else None,
         "link_state": interface.link_state if interface else None,
-        "connected": interface.connected if interface else False,
+        "connected": bool(interface and interface.connection),
         "queues_asked": int(asked) if asked.isdecimal() else None,
         "queues_found": interface.queues if interface else None,
         **({} if interface is None or interface.moved is None else {"moved": interface.moved}),
@@ -270,7 +270,7 @@ def of_port(row: OvsPort, seen: OvsObservation) -> str | None:
     if interface.type == SERVICE_TYPE and interface.mtu and interface.mtu < asked:
         fix = f"ip link set {row.name} mtu {asked}"
         return f"{row.name} has MTU {interface.mtu}, and its network {asked} ({fix})"
-    if interface.connected and interface.mtu and interface.mtu < asked:
+    if interface.connection and interface.mtu and interface.mtu < asked:
         return f"{row.name} has MTU {interface.mtu}, not {asked}: OVS found no memory for larger buffers"
     return None
 

@@ -86,11 +86,10 @@ class OvsObservation(Observation):
     tunnels: ObservedTunnels = NO_TUNNELS
     #: QoS rows with our mark, including those of deleted ports.
     qos: tuple[OvsQos, ...] = ()
-    #: Names of our ports that another port uses.
-    taken_names: frozenset[str] = frozenset()
-    #: Names of ports, bridges and interfaces that we did not derive, each with backend and id of the
-    #: port whose ``port_name`` it is; None: it is that of others.
-    given_names: Mapping[str, tuple[str, str] | None] = field(default_factory=dict)
+    #: Names that ports, bridges and interfaces have: those that ports in scope and networks derive, and all
+    #: that are not derived. Each with backend and id of the VM's port that it serves; None: it is that of
+    #: others.
+    names: Mapping[str, tuple[str, str] | None] = field(default_factory=dict)
     vhost_sockets: int = 0
     root: OvsRoot = field(default_factory=OvsRoot)
     #: Ports with a connected VM that no PMD thread polls.

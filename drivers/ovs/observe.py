@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,9 +176,7 @@ class OvsReader:
             bridges=seen,
             tunnels=of_tunnels,
             qos=tuple(qos),
-            taken_names=self._taken_names(scope.ports)
-            | {port.name for port in shared if TUNNEL_MARK not in port.external_ids},
-            given_names=view.given_names(),
+            names=ChainMap(self._derived_names(scope.ports, shared), view.given_names()),
             vhost_sockets=view.count_interfaces("dpdkvhostuser", "dpdkvhostuserclient"),
             root=view.root,
             starved=self._starved(scope),
@@ -333,19 +331,19 @@ class OvsReader:
         known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
         return frozenset(f.cookie for f in read) - known - {COOKIE_MARK}
 
-    def _taken_names(self, ports: Collection[str] | None) -> frozenset[str]:
-        """Names of these ports (None: any names with our prefixes) that ports of others use.
+    def _derived_names(
+        self, ports: Collection[str] | None, shared: Sequence[OvsPort]
+    ) -> dict[str, tuple[str, str] | None]:
+        """The names that these ports (None: any) and VXLAN networks derive, if a port has them.
 
         The name of a service port's device is checked when it is claimed.
         """
-        backend, prefixes = self._layout.backend, self._layout.prefixes
+        prefixes = self._layout.prefixes
+        found = {port.name: port.serves for port in shared if TUNNEL_MARK not in port.external_ids}
         if ports is None:
-            names = self._view.names().items()
-            found = {name for name, serves in names if (serves or ("",))[0] != backend}
-            return frozenset(name for name in found if name.startswith(prefixes))
-        by_name = {device_name(prefix, i): i for prefix in prefixes for i in ports}
-        rows = {name: self._view.port(name) for name in by_name}
-        return frozenset(n for n, row in rows.items() if row and row.serves != (backend, by_name[n]))
+            return found | {n: serves for n, serves in self._view.names().items() if n.startswith(prefixes)}
+        rows = [self._view.port(device_name(prefix, i)) for prefix in prefixes for i in ports]
+        return found | {row.name: row.serves for row in rows if row}
 
     # -- VXLAN networks --------------------------------------------------------------------------
 

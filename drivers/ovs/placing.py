@@ -202,13 +202,10 @@ def require_place(settings: OvsSettings, port: VhostPort, seen: OvsObservation, 
 
 def port_refusal(port: VhostPort, seen: OvsObservation, room: int) -> NetpluginError | None:
     """Why the port cannot be created; None if it can. ``room`` is the number of free vhost sockets."""
-    names = (port.name, *((port.vf_port.name,) if port.vf_port else ()))
-    for name in names:
-        if name in seen.taken_names:
-            return name_taken(name)
     mine = (port.backend, port.port_id)
-    if (owner := seen.given_names.get(port.name, mine)) != mine:
-        return name_taken(port.name, owner)
+    for name in (port.name, *((port.vf_port.name,) if port.vf_port else ())):
+        if (owner := seen.names.get(name, mine)) != mine:
+            return name_taken(name, owner)
     if port.port_id in seen.rows or port.spec.device:
         return None
     if not fits_socket(port.socket):  # a chosen one does, see PortSpec
@@ -304,7 +301,7 @@ def _of_overlay(
                 fix=f"remove it: ovs-vsctl del-br {name}",
             )
     for name in (*PATCHES, vxlan_name(overlay.spec.udp_port)):
-        if name in seen.taken_names:
+        if name in seen.names:
             return name_taken(name)
     version = ipaddress.ip_address(local_ip).version
     others = [p for p in overlay.spec.peers if ipaddress.ip_address(p).version != version]

@@ -17,6 +17,7 @@ from drivers.ovs.socket_directories import MakeSocketDirectory, RemoveChosenSock
 from drivers.ovs.sockets import MADE, ROOT, ObservedSockets, directory_for, is_own
 from drivers.ovs.uplinks import OvsUplink
 from netplugin.backend import Change
+from netplugin.host.flow import Flow
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
 
@@ -172,7 +173,7 @@ def port_changes(
             changes.append(r.AddPort((port_id,), port.vf_port))
         elif port.vf_port and vf_port and port.vf_port.differs(vf_port):
             changes.append(r.SetPort((port_id,), port.vf_port))
-        changes += _filter(port, row, vf_port, seen)
+        changes += _filter(port, seen)
     return changes + _unused_qos(seen)
 
 
@@ -240,10 +241,16 @@ def _drop_flows(port_id: str, bridge: str) -> Change:
 
 def has_its_flows(port: VhostPort, seen: OvsObservation) -> bool:
     """Whether the observed flows of the port are exactly the desired ones."""
-    port_id = port.port_id
-    row, vf_port = seen.rows.get(port_id), seen.vf_ports.get(port_id)
-    flows = _set_filter(port, seen).flows(_works_at(row), _works_at(vf_port), _doors(port, seen))
-    return bool(flows) and not port.closed and flows == seen.flows.get(port_id)
+    flows = _flows(_set_filter(port, seen), seen)
+    return bool(flows) and not port.closed and flows == seen.flows.get(port.port_id)
+
+
+def _flows(change: f.SetFilter, seen: OvsObservation) -> frozenset[Flow]:
+    """The flows that the change would make of what was observed."""
+    port_id, bridge = change.port.port_id, seen.bridges.get(change.bridge)
+    rows = seen.rows.get(port_id), seen.vf_ports.get(port_id)
+    own, other = (row.works_at if row else None for row in rows)
+    return change.flows(own, other, bridge.doors if bridge else ())
 
 
 def _set_filter(port: VhostPort, seen: OvsObservation) -> f.SetFilter:
@@ -256,22 +263,11 @@ def _set_filter(port: VhostPort, seen: OvsObservation) -> f.SetFilter:
     return f.SetFilter((port.port_id,), port.bridge, port, foreign, reopens)
 
 
-def _filter(
-    port: VhostPort, row: OvsPort | None, vf_port: OvsPort | None, seen: OvsObservation
-) -> list[Change]:
+def _filter(port: VhostPort, seen: OvsObservation) -> list[Change]:
     change = _set_filter(port, seen)
-    if row is None or (port.vf_port and vf_port is None):
+    if port.port_id not in seen.rows or (port.vf_port and port.port_id not in seen.vf_ports):
         return [change]
-    flows = change.flows(_works_at(row), _works_at(vf_port), _doors(port, seen))
+    flows = _flows(change, seen)
     # No flows: vswitchd could not create the port, which is reported as a fault.
     is_reached = port.vf_port or (port.port_id in seen.shut) == port.closed
     return [change] if flows and (not is_reached or flows != seen.flows.get(port.port_id)) else []
-
-
-def _doors(port: VhostPort, seen: OvsObservation) -> tuple[int, ...]:
-    bridge = seen.bridges.get(port.bridge)
-    return bridge.doors if bridge else ()
-
-
-def _works_at(row: OvsPort | None) -> int | None:
-    return row.works_at if row else None

@@ -118,17 +118,12 @@ class Policer:
 
     def qos_columns(self) -> dict[str, Any]:
         """The columns of a QoS row, in bytes (vswitch.xml, egress-policer)."""
-        return {"type": _QOS_TYPE, "other_config": {"cir": str(self.cir), "cbs": str(self.cbs)}}
+        return {"type": _QOS_TYPE, "other_config": self.other_config}
 
     @property
-    def cir(self) -> int:
-        """The committed information rate in bytes/s."""
-        return self.kbps * 1000 // 8
-
-    @property
-    def cbs(self) -> int:
-        """The committed burst size in bytes."""
-        return self.burst_kbit * 1000 // 8
+    def other_config(self) -> dict[str, str]:
+        """The committed information rate and burst size."""
+        return {"cir": str(self.kbps * 1000 // 8), "cbs": str(self.burst_kbit * 1000 // 8)}
 
 
 _SHOWN = re.compile(r"^(cir|cbs): (\d+)$", re.MULTILINE)
@@ -140,7 +135,7 @@ def policer_refused(shown: str, desired: Policer | None) -> str | None:
     vswitchd reports a refused policer only in its log, so this output is the only way to detect it.
     """
     found: Mapping[str, str] = dict(_SHOWN.findall(shown))
-    expected = {"cir": str(desired.cir), "cbs": str(desired.cbs)} if desired else {}
+    expected = desired.other_config if desired else {}
     if found == expected:
         return None
     return f"vswitchd did not take the policer {expected or 'away'}, it has {found or 'none'}"
@@ -310,14 +305,10 @@ class VhostPort(PortRows):
         return is_another or row.name != self.name or cannot_become(row, self.bridge, self.type, self.options)
 
     def qos_differs(self, row: OvsPort) -> bool:
-        if row.qos is None or self.receives is None:
-            return (row.qos is None) != (self.receives is None)
-        found = {
-            "type": row.qos.type,
-            "other_config": dict(row.qos.other_config),
-            "external_ids": dict(row.qos.external_ids),
-        }
-        return found != self.qos_columns()
+        columns = self.qos_columns()
+        if row.qos is None or columns is None:
+            return (row.qos is None) != (columns is None)
+        return any(getattr(row.qos, column) != value for column, value in columns.items())
 
 
 def access_vlan(intent: Intent) -> int:

@@ -51,14 +51,9 @@ def dpdk_usable(ovs: OvsHost, *types: str) -> Usability:
 _TSO = "userspace-tso-enable"
 
 
-def _postcopy_enabled(root: OvsRoot) -> bool:
-    """Whether it is configured that the memory of VMs with vhost-user ports may follow after them."""
-    return root.other_config.get("vhost-postcopy-support", "").lower() == "true"
-
-
 def tso_enabled(root: OvsRoot) -> bool:
     """Whether it is configured; vswitchd applies it at its next start at the latest."""
-    return root.other_config.get(_TSO, "").lower() == "true"
+    return root.has_on(_TSO)
 
 
 def refuse_tunnels(root: OvsRoot) -> NetpluginError | None:
@@ -79,7 +74,8 @@ def facts(root: OvsRoot) -> dict[str, str | int | bool]:
         "ovs_version": root.ovs_version or "unknown",
         "dpdk_version": root.dpdk_version or "none",
         "userspace_tso": tso_enabled(root),
-        "vhost_postcopy": _postcopy_enabled(root),
+        # Whether the memory of VMs with vhost-user ports may follow after them.
+        "vhost_postcopy": root.has_on("vhost-postcopy-support"),
     }
 
 

@@ -43,8 +43,8 @@ class OvsSettings:
     several, ``uplink_mtu`` the MTU that they are created with (bytes).
     """
 
-    connection: str
-    rundir: Path | None
+    #: Where its daemons listen.
+    sockets: OvsSockets
     vhost_socket_dir: Path
     vhost_socket_group: str
     #: Further directories below which callers may choose paths of sockets.
@@ -63,12 +63,6 @@ class OvsSettings:
     service_ports: frozenset[str] = frozenset()
     timeout_s: float = 10.0
     quiet_datapath_log: bool = False
-    control_socket: Path | None = None
-
-    @property
-    def sockets(self) -> OvsSockets:
-        """Where its daemons listen."""
-        return OvsSockets(self.connection, self.rundir, self.control_socket)
 
     def mtu_of_uplinks(self, network: str) -> int:
         """The MTU in bytes that the uplinks of a physical network are created with."""
@@ -126,11 +120,8 @@ class OvsSettings:
         bridges = list(conf.ovs.bridge_mappings.values())
         if len(bridges) != len(set(bridges)):
             raise ValueError("[ovs] bridge_mappings: two networks share a bridge")
-        sockets = OvsSockets.read(conf)
         return OvsSettings(
-            connection=sockets.connection,
-            rundir=sockets.rundir,
-            control_socket=sockets.control_socket,
+            sockets=OvsSockets.read(conf),
             vhost_socket_dir=Path(conf.ovs.vhost_socket_dir),
             vhost_socket_group=conf.ovs.vhost_socket_group,
             vhost_socket_roots=tuple(map(_root, conf.ovs.vhost_socket_roots)),
@@ -194,9 +185,8 @@ class OvsHost:
         self._was_alive = False
         #: Whether a purge of datapath flows has failed; of all backends together.
         self.purge_failed = False
-        self.db = Ovsdb(
-            settings.connection, self._drifted, self._db_changed, holder, mark, self._connection_changed
-        )
+        remote = settings.sockets.connection
+        self.db = Ovsdb(remote, self._drifted, self._db_changed, holder, mark, self._connection_changed)
         self.vswitchd = VswitchdWatch(settings.sockets, self._vswitchd_changed, supervisor)
         self._bridge_watch = OvsBridgeWatch(self.flows, self._watched, self._announce, supervisor)
         self.db.start()  # its callbacks need all of the above

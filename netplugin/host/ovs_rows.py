@@ -96,9 +96,8 @@ class OvsInterface:
     ofport: int | None
     error: str | None
     link_state: str | None
-    #: vhost-user: whether a VM is connected to the socket, and its number of queue pairs.
-    connected: bool = False
-    #: The same; None if vswitchd has not reported it yet, or the port is none of vhost-user.
+    #: vhost-user: whether a VM is connected to the socket, and its number of queue pairs; None if vswitchd
+    #: has not reported it yet, or the port is none of vhost-user.
     connection: bool | None = None
     queues: int | None = None
     #: kbit/s and kbit; 0 is no limit.
@@ -116,7 +115,6 @@ class OvsInterface:
         status = row["status"]
         return cls(
             **{name: value for name, value in row.items() if name != "status"},
-            connected=status.get("status") == "connected",
             connection={"connected": True, "disconnected": False}.get(status.get("status", "")),
             queues=_queues(status),
             numa_node=_numa_node(status),
@@ -130,7 +128,7 @@ class OvsInterface:
         database ``ofport`` and ``error`` do not change; only ``mtu`` stays empty (observed with OVS
         3.1).
         """
-        return self.connected and not self.mtu
+        return bool(self.connection and not self.mtu)
 
     @property
     def other_ifindex(self) -> int | None:
@@ -300,6 +298,10 @@ class OvsRoot:
             store_mark=found(mark),
             found_mark=mark,
         )
+
+    def has_on(self, key: str) -> bool:
+        """Whether ``other_config`` turns this on."""
+        return self.other_config.get(key, "").lower() == "true"
 
     @property
     def version(self) -> Version:

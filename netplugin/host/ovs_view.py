@@ -116,7 +116,7 @@ class OvsView:
         self._ports: _Index[OvsPort] = _Index(_port_keys)
         self._interfaces: _Index[OvsInterface] = _Index(_interface_keys)
         self._qos: _Index[OvsQos] = _Index(lambda qos: [("owner", qos.owner)] if qos.owner else [])
-        self._given: Mapping[str, Owner | None] | None = None
+        self._given: dict[str, Owner | None] | None = None
         #: The row that has another one as its own, by the table of the first.
         self._holder: dict[str, dict[UUID, UUID]] = {table: {} for table in _MEMBERS}
         #: Whether a VM is connected, by owner of the port, as far as vswitchd reported it.
@@ -210,7 +210,7 @@ class OvsView:
             members = dict.fromkeys(i.name for i in self._interfaces.values.values())
             return members | {port.name: port.serves for port in self._ports.values.values()}
 
-    def given_names(self) -> Mapping[str, Owner | None]:
+    def given_names(self) -> dict[str, Owner | None]:
         """Those of ``names`` that we did not derive."""
         with self._lock:
             if self._given is None:

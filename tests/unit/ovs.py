@@ -12,6 +12,7 @@ from drivers.ovs.ports import PortRows
 from drivers.ovs.row_changes import AddPort, CreateBridge
 from netplugin.host.names import Mark, unmarked
 from netplugin.host.ovs import OvsHost, OvsSettings
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovsdb_replica import Api, Transaction, Writable
 from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
@@ -21,10 +22,9 @@ from tests.lab.processes import wait_for
 PATIENCE_S = 90.0
 
 
-def settings_of(switch: PrivateOvs, timeout_s: float = PATIENCE_S) -> OvsSettings:
+def settings_of(switch: PrivateOvs, timeout_s: float = PATIENCE_S, connection: str = "") -> OvsSettings:
     return OvsSettings(
-        connection=switch.connection,
-        rundir=switch.rundir,
+        sockets=OvsSockets(connection or switch.connection, switch.rundir),
         vhost_socket_dir=switch.directory / "vhost",
         vhost_socket_group="root",
         bridge_mappings={"net1": "br-net1"},

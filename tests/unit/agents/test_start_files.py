@@ -20,6 +20,7 @@ from agents.store.database import Database
 from drivers.ovs import sockets
 from netplugin import store_file
 from netplugin.host.ovs import OvsSettings
+from netplugin.host.ovs_sockets import OvsSockets
 
 OTHER = 64101
 KEPT = "keep me\n"
@@ -169,7 +170,7 @@ def test_what_the_agent_makes_has_its_mode_whatever_the_umask(tmp_path: Path) ->
     with closing(sqlite3.connect(state / store_file.DATABASE)) as source:
         store_file.keep_backup(source, state)
     AuditLog(tmp_path / "audit.log").close()
-    sockets.make_directories(OvsSettings("", None, run / "vhost", "root"))
+    sockets.make_directories(OvsSettings(OvsSockets(""), run / "vhost", "root"))
     with LocalSocket(run / "agent.sock", 0).bind():
         modes = {
             str(path.relative_to(tmp_path)): stat.S_IMODE(path.lstat().st_mode)

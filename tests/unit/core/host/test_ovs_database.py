@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, repeat
 
 import pytest
@@ -363,7 +363,7 @@ def test_a_request_that_is_never_answered_is_made_again(
         return data.replace(word, b'"method":"unknown"')
 
     with between(switch, lost, lost, refused, refused) as address:
-        with started(replace(settings_of(switch), connection=address), holder="agent one") as host:
+        with started(settings_of(switch, connection=address), holder="agent one") as host:
             host.db.require_lock(PATIENCE_S)
             host.db.write([bridge(f"answered-{method}")], soon())
     assert f"answered-{method}" in _names(switch, "Bridge")
@@ -379,7 +379,7 @@ def test_a_transaction_that_is_never_answered_is_made_again(
         return b"" if b"never-answered" in data else data
 
     with between(switch, lost, lost) as address:
-        with started(replace(settings_of(switch), connection=address), holder="agent one") as host:
+        with started(settings_of(switch, connection=address), holder="agent one") as host:
             host.db.require_lock(PATIENCE_S)
             host.db.write([bridge("never-answered")], soon())
             host.db.require_certain()
@@ -406,7 +406,7 @@ def test_a_port_that_the_first_attempt_has_made_is_planned_again(
         return b"" if is_silent.is_set() else data
 
     with between(switch, sent, sent, sent_again, answered=answered) as address:
-        with started(replace(settings_of(switch), connection=address), holder="agent one") as host:
+        with started(settings_of(switch, connection=address), holder="agent one") as host:
             host.db.require_lock(PATIENCE_S)
             host.db.write([bridge("made")], soon())
             with pytest.raises(TryAgain, match="identical values"):
@@ -433,7 +433,7 @@ def test_a_transaction_that_arrives_after_the_lock_has_gone_changes_nothing(
 
     steal = ["ovsdb-client", "steal", switch.connection, "netplugin"]
     with between(switch, delayed, delayed, answered=answered) as address, ExitStack() as ends:
-        settings = replace(settings_of(switch), connection=address)
+        settings = settings_of(switch, connection=address)
         host = ends.enter_context(started(settings, holder="agent one"))
         host.db.require_lock(PATIENCE_S)
         with pytest.raises(OperationTimeout, match="did not answer the transaction"):

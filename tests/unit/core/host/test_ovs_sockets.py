@@ -59,7 +59,7 @@ def test_a_control_socket_of_another_name_is_found(renamed: Renamed) -> None:
     for sockets in (found_by(renamed), OvsSockets.below(renamed.rundir)):
         assert sockets.control() == renamed.rundir / OTHER
         assert "Open vSwitch" in appctl(sockets, "version", deadline=soon())
-    with started(replace(settings_of(renamed), rundir=None)) as host:
+    with started(replace(settings_of(renamed), sockets=OvsSockets(renamed.connection))) as host:
         usable(host)
         host.db.write([bridge("br-other")], soon())
         assert host.flows.dump("br-other", None, soon()) == []
@@ -112,7 +112,7 @@ def test_of_two_in_one_directory_the_option_names_one(renamed: Renamed) -> None:
         assert "[ovs] control_socket" in str(refused.value.fix)
         named = replace(found_by(renamed), control_socket=renamed.rundir / OTHER)
         assert appctl(named, "version", deadline=soon())
-        with started(replace(settings_of(renamed), rundir=None)) as host:
+        with started(replace(settings_of(renamed), sockets=OvsSockets(renamed.connection))) as host:
             reason = host.usable().reason
             assert second.name in str(reason), "readyz names them"
     assert found_by(renamed).control() == renamed.rundir / OTHER, "the second one's file may stay"

@@ -38,13 +38,13 @@ from netplugin.host.ovs_rows import (
     OvsPort,
     OvsQos,
 )
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_underlay import Underlay
 from tests.unit.drivers.dpdkvhostuser import columns
 from tests.unit.drivers.dpdkvhostuser.columns import LOCAL_IP
 
 SETTINGS = OvsSettings(
-    connection="unix:/nowhere",
-    rundir=Path("/nowhere"),
+    sockets=OvsSockets("unix:/nowhere", Path("/nowhere")),
     vhost_socket_dir=Path("/run/vhost"),
     vhost_socket_group="qemu",
     bridge_mappings={"net1": "br1", "net2": "br2", "net3": "br3"},
@@ -217,10 +217,8 @@ class Model:
                 for q in self.qos.values()
                 if q.owner and q.owner[0] == backend and (ports is None or q.owner[1] in ports)
             ),
-            taken_names=frozenset(
-                name for name, p in named.items() if name.startswith(self.layout.prefixes) and not p.serves
-            )
-            | taken,
+            names=dict.fromkeys(taken)
+            | {name: p.serves for name, p in named.items() if name.startswith(self.layout.prefixes)},
             vhost_sockets=len(rows),
         )
 

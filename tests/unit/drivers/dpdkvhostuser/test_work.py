@@ -23,6 +23,7 @@ from netplugin.host.names import UPLINK, device_name
 from netplugin.host.openflow import BridgeSettings
 from netplugin.host.ovs import OvsHost, OvsSettings
 from netplugin.host.ovs_rows import UPLINK_MARK
+from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_view import OvsView
 from netplugin.host.ovsdb_replica import Transaction, root
 from netplugin.host.physical_networks import PhysicalNetworks
@@ -105,8 +106,7 @@ def _observer(view: OvsView, settings: OvsSettings) -> OvsReader:
 def _settings() -> OvsSettings:
     made = PhysicalNetworks()
     settings = OvsSettings(
-        connection="unix:/nowhere",
-        rundir=SOCKETS,
+        sockets=OvsSockets("unix:/nowhere", SOCKETS),
         vhost_socket_dir=SOCKETS,
         vhost_socket_group="root",
         bridge_mappings={network: f"br-{network}" for network in NETWORKS},

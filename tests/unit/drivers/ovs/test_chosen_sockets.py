@@ -26,10 +26,11 @@ from netplugin.api.errors import Conflict, HostError, InvalidRequest
 from netplugin.backend import Change, Claim, Intent
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort
+from netplugin.host.ovs_sockets import OvsSockets
 from tests.unit.drivers.ovs.conftest import spec_of
 
 ME, GROUP, QEMU = os.geteuid(), 64055, 64101
-SETTINGS = OvsSettings("", None, Path("/run/vhost"), "qemu", vhost_socket_roots=(Path("/run/zs"),))
+SETTINGS = OvsSettings(OvsSockets(""), Path("/run/vhost"), "qemu", vhost_socket_roots=(Path("/run/zs"),))
 
 
 @dataclass

@@ -143,8 +143,9 @@ def test_a_bridge_of_others_is_known_if_a_network_is_mapped_to_it(ports: Ports) 
 def test_a_name_that_another_port_has_is_taken(ports: Ports) -> None:
     desired = vhost("p1").name
     ports.ovs.db.write([bridge(BRIDGE), port(BRIDGE, desired), port(BRIDGE, "other")], soon())
-    assert ports.seen("p1").taken_names == ports.seen().taken_names == {desired}
-    assert ports.seen("p2").taken_names == frozenset()
+    others = {BRIDGE: None, "other": None}
+    assert ports.seen("p1").names == ports.seen().names == {desired: None, **others}
+    assert ports.seen("p2").names == others
 
 
 def test_a_silent_vswitchd_hides_flows_of_ports_but_not_of_the_host(ports: Ports) -> None:
