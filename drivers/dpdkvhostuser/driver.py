@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from drivers.dpdkvhostuser.findings import findings, with_ports
-from drivers.dpdkvhostuser.model import BACKEND, LAYOUT
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
-from drivers.dpdkvhostuser.plan import make_plan
+from drivers.dpdkvhostuser.plan import BACKEND, LAYOUT, make_plan
 from drivers.ovs import networks, service_ports, sockets
 from drivers.ovs.backend import OvsBackend
 from drivers.ovs.findings import of_sockets

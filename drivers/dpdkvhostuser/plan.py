@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from drivers.dpdkvhostuser.model import BACKEND, LAYOUT
-from drivers.ovs.model import OvsObservation
+from drivers.ovs.model import Layout, OvsObservation
 from drivers.ovs.placing import MAX_VHOST_SOCKETS, place_port
 from drivers.ovs.plan import ovs_changes
 from drivers.ovs.ports import VhostPort, access_vlan
@@ -15,6 +14,9 @@ from drivers.ovs.usability import tso_enabled
 from netplugin.api.errors import NetpluginError
 from netplugin.backend import Intent, Plan
 from netplugin.host.ovs import OvsSettings
+
+BACKEND = "dpdkvhostuser"
+LAYOUT = Layout(BACKEND, keeps=True)
 
 
 def make_plan(settings: OvsSettings, intents: Sequence[Intent], seen: OvsObservation) -> Plan:

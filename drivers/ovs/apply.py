@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from drivers.ovs.flow_changes import FlowChange, FlowEdit, PurgeDatapath
@@ -28,7 +28,7 @@ _PURGES = 2
 
 
 @dataclass(frozen=True)
-class _Failures:
+class Failures:
     """The errors of ports, and those of networks for changes that are for no port."""
 
     of_ports: dict[str, NetpluginError] = field(default_factory=dict)
@@ -41,6 +41,11 @@ class _Failures:
                 self.of_ports.setdefault(port, error.for_port(port))
             if not change.ports:
                 self.of_networks.setdefault(change.physical_network, error)
+
+    def join(self, failed: Mapping[str, NetpluginError]) -> None:
+        """Add errors of ports."""
+        for port, error in failed.items():
+            self.of_ports.setdefault(port, error)
 
     def has(self, change: Change) -> bool:
         """Whether all the ports that the change is for have failed."""
@@ -56,7 +61,7 @@ def may_be_used(change: FlowChange, edit: FlowEdit, idle: Collection[str]) -> bo
     return bool(edit.gone) or (bool(edit.cookies) and of_others)
 
 
-def _refuse_devices(changes: Sequence[Change], failures: _Failures) -> None:
+def _refuse_devices(changes: Sequence[Change], failures: Failures) -> None:
     """Add no port with the chosen name of a device of the kernel: OVS opens devices by name."""
     for change in changes:
         port = _added_port(change)
@@ -91,7 +96,7 @@ class Applier:
 
     def apply(self, changes: Sequence[Change], deadline: float) -> Applied:
         self.read = {}
-        failures = _Failures()
+        failures = Failures()
         start = time.monotonic()
         self._write_files(changes, failures, before_rows=True)
         _refuse_devices(changes, failures)
@@ -112,7 +117,7 @@ class Applier:
         return Applied(failures.of_ports, timings, of_networks=failures.of_networks)
 
     @staticmethod
-    def _write_files(changes: Sequence[Change], failures: _Failures, *, before_rows: bool) -> None:
+    def _write_files(changes: Sequence[Change], failures: Failures, *, before_rows: bool) -> None:
         for change in changes:
             if isinstance(change, SocketChange) and change.before_rows is before_rows:
                 try:
@@ -122,7 +127,7 @@ class Applier:
 
     # -- rows ------------------------------------------------------------------------------------
 
-    def _write_rows(self, changes: Sequence[Change], deadline: float, failures: _Failures) -> None:
+    def _write_rows(self, changes: Sequence[Change], deadline: float, failures: Failures) -> None:
         """Commit the changes in transactions, each of which vswitchd carries out in a bounded time.
 
         After one that was not carried out in time none is begun.
@@ -145,7 +150,7 @@ class Applier:
                 failures.add(rest, error)
                 return
 
-    def _write_part(self, rows: Sequence[RowChange], deadline: float, failures: _Failures) -> None:
+    def _write_part(self, rows: Sequence[RowChange], deadline: float, failures: Failures) -> None:
         """Commit one transaction.
 
         If the database or a change refuses it, commit one per port, so that the error is attributed to the
@@ -190,7 +195,7 @@ class Applier:
             raise
         self._pace = self._pace.after(changes, time.monotonic() - start)
 
-    def _wait_for_mtu(self, changes: Sequence[Change], failures: _Failures, deadline: float) -> None:
+    def _wait_for_mtu(self, changes: Sequence[Change], failures: Failures, deadline: float) -> None:
         """Wait for the requested MTUs. A missing one is reported when the port is read back."""
         awaited = [
             (change.port.name, mtu, isinstance(change.port, VhostPort))
@@ -209,7 +214,7 @@ class Applier:
             for i in (port.interfaces if port else ())
         )
 
-    def _require_policers(self, changes: Sequence[Change], deadline: float, failures: _Failures) -> None:
+    def _require_policers(self, changes: Sequence[Change], deadline: float, failures: Failures) -> None:
         """Check that vswitchd has applied the changed policers, which the database does not show."""
         limited = []
         for change in changes:
@@ -234,7 +239,7 @@ class Applier:
 
     # -- flows -----------------------------------------------------------------------------------
 
-    def _write_flows(self, changes: Sequence[Change], deadline: float, failures: _Failures) -> None:
+    def _write_flows(self, changes: Sequence[Change], deadline: float, failures: Failures) -> None:
         by_bridge: dict[str, list[FlowChange]] = defaultdict(list)
         for change in changes:
             if isinstance(change, FlowChange) and (len(change.ports) > 1 or not failures.has(change)):
@@ -268,7 +273,7 @@ class Applier:
         self._retagged.add(port.bridge)
         return True
 
-    def _purge_if_due(self, changes: Sequence[Change], deadline: float, failures: _Failures) -> None:
+    def _purge_if_due(self, changes: Sequence[Change], deadline: float, failures: Failures) -> None:
         """``changes``: those that are not in effect before the purge."""
         if self._purge_due:
             try:

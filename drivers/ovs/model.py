@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from drivers.ovs import filters
-from drivers.ovs.overlays import NO_TUNNELS, ObservedTunnels
+from drivers.ovs.overlays import BRIDGE_MARKS, NO_TUNNELS, TUNNELS, ObservedTunnels
 from drivers.ovs.sockets import NOTHING, ObservedSockets
+from drivers.ovs.tunnels import BASE_FLOWS
 from netplugin.backend import Observation
 from netplugin.host.flow import Flow
 from netplugin.host.names import VHOST
@@ -118,28 +119,20 @@ class OvsObservation(Observation):
 
 @dataclass(frozen=True)
 class Layout:
-    """Bridges of physical networks are shared by all backends; a backend has others too.
-
-    These are its own, or (those of VXLAN networks) are in the layout of several backends: the last one with
-    a port there removes them.
+    """Bridges of physical networks and VXLAN networks are shared by all backends: the last one with a port
+    there removes them. A backend may have its own too.
     """
 
     backend: str
     #: Bridges of no physical network with their marks, which contain a colon, unlike physical networks.
-    marks: Mapping[str, str] = field(default_factory=dict)
-    #: Auxiliary bridges without VMs' ports, each with the bridge that it serves.
-    homes: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, str] = field(default_factory=lambda: BRIDGE_MARKS)
     #: Those bridges that do not switch, each with its base flows.
-    base: Mapping[str, frozenset[Flow]] = field(default_factory=dict)
+    base: Mapping[str, frozenset[Flow]] = field(default_factory=lambda: {TUNNELS: BASE_FLOWS})
     #: The name prefixes of its ports.
     prefixes: tuple[str, ...] = (VHOST,)
     #: Whether it makes and repairs what ``OvsSettings.kept`` has, and reports on bonds and PMD threads. One
     #: backend does, so that no two add an uplink at once; all leave it there.
     keeps: bool = False
-
-    def home(self, bridge: str) -> str:
-        """The bridge whose ports keep this one in existence."""
-        return self.homes.get(bridge, bridge)
 
     def is_foreign(self, bridge: OvsBridge) -> bool:
         """Whether the bridge belongs to other backends alone."""

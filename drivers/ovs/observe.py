@@ -10,7 +10,7 @@ from functools import cached_property
 
 from drivers.ovs import filters, sockets, tunnels, usability
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, base_flows, doors, shut_ports
-from drivers.ovs.overlays import OVERLAY, SHARED_NAMES, TUNNELS, ObservedTunnels
+from drivers.ovs.overlays import HOMES, OVERLAY, SHARED_NAMES, TUNNELS, ObservedTunnels
 from netplugin.api.errors import HostError, OperationTimeout
 from netplugin.host import cpus
 from netplugin.host.flow import COOKIE_MARK, Flow
@@ -245,7 +245,7 @@ class OvsReader:
         """
         settings = self._settings
         kept = {n for n, b in bridges.items() if settings.keeps(n, b.external_ids.get(BRIDGE_MARK, ""))}
-        homes = {name: self._view.bridge(self._layout.home(name)) for name in bridges.keys() - kept}
+        homes = {name: self._view.bridge(HOMES.get(name, name)) for name in bridges.keys() - kept}
         asked = {n for n, home in homes.items() if home is None or not self._neighbours(home, scope)}
         if not asked:
             return kept
@@ -325,7 +325,7 @@ class OvsReader:
         return tuple(sorted(ends))
 
     def _strays(self, bridge: OvsBridge, read: list[Flow] | None, scope: Scope) -> frozenset[int]:
-        if read is None or not scope.whole or bridge.name in self._layout.homes:
+        if read is None or not scope.whole or bridge.name in HOMES:
             return frozenset()
         owned = self._view.owned_on(bridge)
         known = {filters.port_cookie(p.owner[1]) for p in owned if p.owner}
@@ -416,7 +416,7 @@ class OvsReader:
     ) -> dict[str, frozenset[Flow]]:
         by_cookie: dict[int, set[Flow]] = defaultdict(set)
         for bridge, found in flows.items():
-            for flow in found if bridge not in self._layout.homes else ():
+            for flow in found if bridge not in HOMES else ():
                 by_cookie[flow.cookie].add(flow)
         return {i: frozenset(by_cookie.get(filters.port_cookie(i), ())) for i in rows}
 

@@ -11,6 +11,7 @@ from drivers.ovs import flow_changes as f
 from drivers.ovs import row_changes as r
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlay_plan import network_changes
+from drivers.ovs.overlays import HOMES
 from drivers.ovs.placing import uplinks_stay
 from drivers.ovs.ports import RelayVfPort, VhostPort
 from drivers.ovs.socket_directories import MakeSocketDirectory, RemoveChosenSocket, RemoveSocketDirectory
@@ -52,7 +53,7 @@ def bridge_changes(
     before: list[Change] = []
     after: list[Change] = []
     needed = {port.bridge for port in desired.values()}
-    needed |= {name for name, home in layout.homes.items() if home in needed}
+    needed |= {name for name, home in HOMES.items() if home in needed}
     networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
     if layout.keeps:
         needed |= {settings.bridge_mappings[network] for network in settings.kept}
@@ -81,7 +82,7 @@ def _of_bridge_changes(
     before: list[Change] = []
     after: list[Change] = []
     networks = {bridge: network for network, bridge in settings.bridge_mappings.items()}
-    home, fixed = layout.home(name), layout.base.get(name)
+    home, fixed = HOMES.get(name, name), layout.base.get(name)
     users = {i: port for i, port in desired.items() if port.bridge == home}
     ids = tuple(sorted(users))
     bridge = seen.bridges.get(name)
@@ -96,7 +97,7 @@ def _of_bridge_changes(
     elif not bridge.ours:
         return before, after
     elif not (used or stays or bridge.used_by_others):
-        after.append(r.RemoveBridge(tuple(sorted(leaving)), name, layout.homes.get(name, "")))
+        after.append(r.RemoveBridge(tuple(sorted(leaving)), name))
         return before, after
     else:
         # A bridge kept only because others use it is closed to their ports as well.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from drivers.ovs.overlays import OVERLAY, PATCHES, TunnelPort, vxlan_name
+from drivers.ovs.overlays import HOMES, OVERLAY, PATCHES, TunnelPort, vxlan_name
 from drivers.ovs.ports import RelayVfPort, VhostPort, is_marked
 from drivers.ovs.service_ports import index_of
 from drivers.ovs.uplinks import OvsUplink
@@ -89,7 +89,7 @@ class SecureBridge(RowChange):
 
 @dataclass(frozen=True)
 class RemoveBridge(RowChange):
-    """Remove a bridge of ours without ports of VMs, or (``home``) one that serves a bridge without.
+    """Remove a bridge of ours without ports of VMs, or one that serves a bridge without (``HOMES``).
 
     No error if it is gone, or of others by now.
     """
@@ -97,10 +97,9 @@ class RemoveBridge(RowChange):
     described_as = "remove bridge {self.name}, which nothing needs any more"
 
     name: str
-    home: str = ""
 
     def write(self, api: Api, txn: Transaction) -> None:
-        home = self.home or self.name
+        home = HOMES.get(self.name, self.name)
         if _owned_ports(api, home):
             raise TryAgain(f"bridge {home} has got a port meanwhile", step="plan")
         bridge = find(api, "Bridge", self.name)

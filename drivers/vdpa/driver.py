@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from drivers.ovs import networks, sockets
+from drivers.ovs.apply import Failures
 from drivers.ovs.backend import OvsBackend
 from drivers.ovs.findings import of_sockets
 from drivers.ovs.placing import mapped_bridge
@@ -264,42 +265,42 @@ class Vdpa(OvsBackend[VdpaObservation], VfBackend[VdpaObservation]):
         DPDK lets go of VFs first. The rest of the changes of a port that failed are skipped.
         """
         start = time.monotonic()
-        failed: dict[str, NetpluginError] = {}
+        failures = Failures()
         for change in changes:
             if isinstance(change, DetachVf) and (error := self._let_go(change, deadline)):
-                failed.update({port: error.for_port(port) for port in change.ports})
-        of_vfs = [c for c in changes if isinstance(c, VfChange) and not _hopeless(c, failed)]
+                failures.add([change], error)
+        of_vfs = [c for c in changes if isinstance(c, VfChange) and not failures.has(c)]
         of_pool, unfit = self._pool.apply(of_vfs, deadline)
-        failed = {**of_pool, **failed}
+        failures.join(of_pool)
         vf_ms = (time.monotonic() - start) * 1e3
-        device_ms = self._apply_devices(changes, failed, deadline, before_rows=True)
-        rest = [c for c in changes if not isinstance(c, _ELSEWHERE) and not _hopeless(c, failed)]
+        device_ms = self._apply_devices(changes, failures, deadline, before_rows=True)
+        rest = [c for c in changes if not isinstance(c, _ELSEWHERE) and not failures.has(c)]
         done = self._switch.apply(rest, deadline)
-        failed = {**done.failed, **failed}
-        device_ms += self._apply_devices(changes, failed, deadline, before_rows=False)
+        failures.join(done.failed)
+        device_ms += self._apply_devices(changes, failures, deadline, before_rows=False)
         timings = {**done.timings_ms, "vf": vf_ms, "vdpa-device": device_ms}
-        return Applied(failed, timings, unfit, done.of_networks)
+        return Applied(failures.of_ports, timings, unfit, done.of_networks)
 
     def _apply_devices(
         self,
         changes: Sequence[Change],
-        failed: dict[str, NetpluginError],
+        failures: Failures,
         deadline: float,
         *,
         before_rows: bool,
     ) -> float:
-        """Apply the changes of vDPA devices, add to ``failed``, and return the milliseconds it took."""
+        """Apply the changes of vDPA devices, add to ``failures``, and return the milliseconds it took."""
         start = time.monotonic()
         own = [c for c in changes if isinstance(c, VduseChange) and c.before_rows is before_rows]
         for change in own:
-            if _hopeless(change, failed):
+            if failures.has(change):
                 continue
             try:
                 if time.monotonic() >= deadline:
                     raise OperationTimeout("the time for the operation is over", step="vdpa-device")
                 change.apply(self._vduse, deadline)
             except NetpluginError as error:
-                failed.update({port: error.for_port(port) for port in change.ports})
+                failures.add([change], error)
         return (time.monotonic() - start) * 1e3
 
     def _let_go(self, change: DetachVf, deadline: float) -> NetpluginError | None:
@@ -317,10 +318,6 @@ class Vdpa(OvsBackend[VdpaObservation], VfBackend[VdpaObservation]):
     def close(self) -> None:
         super().close()
         self._vduse.close()
-
-
-def _hopeless(change: Change, failed: Mapping[str, NetpluginError]) -> bool:
-    return bool(change.ports) and all(port in failed for port in change.ports)
 
 
 def _opened_or_closed(changes: Sequence[Change]) -> list[str]:

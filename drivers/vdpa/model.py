@@ -9,7 +9,7 @@ from typing import Any
 
 from drivers.ovs import filters
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation
-from drivers.ovs.overlays import BRIDGE_MARKS, HOMES, TUNNELS
+from drivers.ovs.overlays import BRIDGE_MARKS, TUNNELS
 from drivers.ovs.ports import VhostPort
 from drivers.ovs.sockets import path_of
 from drivers.ovs.tunnels import BASE_FLOWS
@@ -161,7 +161,6 @@ BRIDGE = "np-relay"
 LAYOUT = Layout(
     BACKEND,
     {**BRIDGE_MARKS, BRIDGE: "vdpa:relay"},
-    homes=HOMES,
     base={TUNNELS: BASE_FLOWS, BRIDGE: frozenset({filters.DROP_THE_REST})},
     prefixes=(VHOST, RELAY),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from netplugin.api.models import Finding
 
@@ -34,25 +34,19 @@ class BondUse:
     tunnels: bool
 
 
-_TITLE = re.compile(r"^---- (\S+) ----$")
-_MEMBER = re.compile(r"^member (\S+): (enabled|disabled)$")
+_TITLE = re.compile(r"^---- (\S+) ----$", re.MULTILINE)
+_ATTRIBUTE = re.compile(r"^(bond_mode|lacp_status): (\S+)", re.MULTILINE)
+_MEMBER = re.compile(r"^member (\S+): (enabled|disabled)$", re.MULTILINE)
 
 
 def parse_bonds(text: str) -> tuple[OvsBond, ...]:
     """Parse the output of ``bond/show`` (OVS 3.1 to 4.0)."""
-    bonds: list[OvsBond] = []
-    for line in text.splitlines():
-        if title := _TITLE.match(line):
-            bonds.append(OvsBond(title[1], "", "off", ()))
-        elif not bonds:
-            continue
-        elif member := _MEMBER.match(line):
-            entry = (member[1], member[2] == "enabled")
-            bonds[-1] = replace(bonds[-1], members=(*bonds[-1].members, entry))
-        elif line.startswith("bond_mode: "):
-            bonds[-1] = replace(bonds[-1], mode=line.removeprefix("bond_mode: ").strip())
-        elif line.startswith("lacp_status: "):
-            bonds[-1] = replace(bonds[-1], lacp=line.removeprefix("lacp_status: ").strip())
+    _, *parts = _TITLE.split(text)
+    bonds = []
+    for name, shown in zip(parts[::2], parts[1::2], strict=True):
+        found = dict(_ATTRIBUTE.findall(shown))
+        members = tuple((member, state == "enabled") for member, state in _MEMBER.findall(shown))
+        bonds.append(OvsBond(name, found.get("bond_mode", ""), found.get("lacp_status", "off"), members))
     return tuple(bonds)
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from drivers.dpdkvhostuser.model import LAYOUT
+from drivers.dpdkvhostuser.plan import LAYOUT
 from drivers.ovs import filters, tunnels
 from drivers.ovs import flow_changes as f
 from drivers.ovs import row_changes as r
 from drivers.ovs.model import Layout, ObservedOvsBridge, OvsObservation, forwards
 from drivers.ovs.overlays import (
+    HOMES,
     OVERLAY,
     PATCHES,
     SHARED_NAMES,
@@ -120,7 +121,7 @@ class Model:
             case r.SecureBridge():
                 self.bridges[change.name].fail_mode = "secure"
             case r.RemoveBridge():
-                home = self.bridges.get(change.home or change.name)
+                home = self.bridges.get(HOMES.get(change.name, change.name))
                 if home and any(port.owner for port in home.ports.values()):
                     raise TryAgain("a port has come meanwhile", step="plan")
                 del self.bridges[change.name]
@@ -294,7 +295,7 @@ class Model:
             desired_flows=self._desired_flows(name) if bridge.ours else frozenset(),
             flows=frozenset(f for f in bridge.flows if f.cookie == COOKIE_MARK),
             matches_fragments=bridge.matches_fragments if whole else None,
-            stray_cookies=frozenset(strays if whole and name not in self.layout.homes else ()),
+            stray_cookies=frozenset(strays if whole and name not in HOMES else ()),
         )
 
     def _seen_tunnels(

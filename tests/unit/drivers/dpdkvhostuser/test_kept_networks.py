@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivers.dpdkvhostuser.model import LAYOUT
+from drivers.dpdkvhostuser.plan import LAYOUT
 from drivers.dpdkvhostuser.plan import make_plan as plan
 from drivers.ovs.model import Layout
 from drivers.ovs.networks import network_faults, network_remains

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.dpdkvhostuser.model import LAYOUT
+from drivers.dpdkvhostuser.plan import LAYOUT
 from drivers.dpdkvhostuser.plan import make_plan as plan
 from drivers.ovs.flow_changes import FlowChange
 from drivers.ovs.overlays import TUNNELS

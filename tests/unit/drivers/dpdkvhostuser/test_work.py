@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 from drivers.dpdkvhostuser.findings import with_ports
-from drivers.dpdkvhostuser.model import LAYOUT
-from drivers.dpdkvhostuser.plan import make_plan
+from drivers.dpdkvhostuser.plan import LAYOUT, make_plan
 from drivers.ovs.observe import OvsReader
 from drivers.ovs.row_changes import AddPort, RemovePort
 from netplugin.api.models import PortSpec

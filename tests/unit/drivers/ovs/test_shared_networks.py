@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from drivers.dpdkvhostuser.model import LAYOUT as OF_VHOST
+from drivers.dpdkvhostuser.plan import LAYOUT as OF_VHOST
 from drivers.ovs import row_changes as c
 from drivers.ovs.apply import Applier
 from drivers.ovs.flow_changes import DropNetwork, FlowChange, FlowEdit
