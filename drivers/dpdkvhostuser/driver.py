@@ -9,7 +9,7 @@ from drivers.dpdkvhostuser.findings import findings, with_ports
 from drivers.dpdkvhostuser.options import GROUP, OPTIONS
 from drivers.dpdkvhostuser.plan import BACKEND, LAYOUT, make_plan
 from drivers.ovs import networks, service_ports, sockets
-from drivers.ovs.backend import OvsBackend
+from drivers.ovs.backend import VHOST_USER, OvsBackend
 from drivers.ovs.findings import of_sockets
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.placing import mapped_bridge
@@ -44,9 +44,7 @@ class DpdkVhostUser(OvsBackend[OvsObservation], NeedsClaims[OvsObservation], Has
     # OVS neither takes frames from a port whose rings QEMU has not started nor puts any into them, and
     # QEMU starts them when the VM runs.
     shut_without_guest: ClassVar[bool] = True
-    data_path: ClassVar[DataPath] = DataPath(
-        "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
-    )
+    data_path: ClassVar[DataPath] = VHOST_USER
 
     def __init__(self, conf: Any, host: Host) -> None:
         conf.register_opts(OPTIONS, group=GROUP)

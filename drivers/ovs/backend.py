@@ -11,6 +11,7 @@ from drivers.ovs.switch import Switch
 from netplugin.api.models import Binding, DomainRequirements
 from netplugin.api.physical_models import PhysicalNetworkSpec
 from netplugin.backend import Backend, Intent, Observation
+from netplugin.data_path import DataPath
 from netplugin.host.announcement import announcement
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.usability import Usability, Wake
@@ -18,6 +19,9 @@ from netplugin.libvirt.interfaces import vhostuser_interface
 from netplugin.optional import HasFacts, HasLocalVlans, Migrates, UsesPhysicalNetworks
 
 ObservationT = TypeVar("ObservationT", bound=Observation)
+
+#: The data path of a port with a vhost-user socket.
+VHOST_USER = DataPath("vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True)
 
 
 class OvsBackend(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 from drivers.ovs import networks, sockets
 from drivers.ovs.apply import Failures
-from drivers.ovs.backend import OvsBackend
+from drivers.ovs.backend import VHOST_USER, OvsBackend
 from drivers.ovs.findings import of_sockets
 from drivers.ovs.placing import mapped_bridge
 from drivers.ovs.ports import VHOST_TYPE, RelayVfPort
@@ -77,12 +78,8 @@ class Vdpa(OvsBackend[VdpaObservation], VfBackend[VdpaObservation]):
     # The NIC of a relay delivers to its VF by the VM's MAC, whether or not a guest runs.
     shut_without_guest: ClassVar[bool] = False
     data_path: ClassVar[Mapping[str, DataPath]] = {
-        "vhostuser": DataPath(
-            "vhostuser", "socket_path", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
-        ),
-        VHOST_VDPA: DataPath(
-            "vhostvdpa", "vhost_vdpa_device", ovs_bridge="bridge", ovs_port="device", pmd_threads=True
-        ),
+        "vhostuser": VHOST_USER,
+        VHOST_VDPA: replace(VHOST_USER, vm_side="vhostvdpa", device="vhost_vdpa_device"),
     }
 
     def __init__(
