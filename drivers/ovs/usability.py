@@ -105,5 +105,5 @@ def old_actions_finding(root: OvsRoot) -> Finding:
         "old actions when a table changes. After each change of a port's flows all datapath flows of the "
         "host are purged, which costs every VM one translation for each of its flows",
         expected="OVS modifies the datapath flow that it means to",
-        fix="update OVS to 3.1.3 or later",
+        fix="update OVS to 2.17.8, 3.0.5, 3.1.3, 3.2 or later",
     )

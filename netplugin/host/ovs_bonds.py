@@ -36,11 +36,11 @@ class BondUse:
 
 _TITLE = re.compile(r"^---- (\S+) ----$", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^(bond_mode|lacp_status): (\S+)", re.MULTILINE)
-_MEMBER = re.compile(r"^member (\S+): (enabled|disabled)$", re.MULTILINE)
+_MEMBER = re.compile(r"^(?:member|slave) (\S+): (enabled|disabled)$", re.MULTILINE)
 
 
 def parse_bonds(text: str) -> tuple[OvsBond, ...]:
-    """Parse the output of ``bond/show`` (OVS 3.1 to 4.0)."""
+    """Parse the output of ``bond/show`` (OVS 2.17 to 4.0; before 2.16 a member was called slave)."""
     _, *parts = _TITLE.split(text)
     bonds = []
     for name, shown in zip(parts[::2], parts[1::2], strict=True):

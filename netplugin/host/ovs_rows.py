@@ -60,6 +60,15 @@ COLUMNS = {
         "QoS": "type other_config external_ids",
     }.items()
 }
+#: The columns that this can do without: releases of OVS have come to have them since 2.4.
+MAY_LACK = {
+    "Open_vSwitch.dpdk_initialized",
+    "Open_vSwitch.dpdk_version",
+    "Open_vSwitch.iface_types",
+    "Interface.error",
+    "Interface.ifindex",
+    "Interface.mtu_request",
+}
 #: The keys that are read of maps, by table and column; of others all.
 KEYS = {("Interface", "status"): ("status", "num_of_vrings", "n_rxq", "numa_id", "numa")}
 
@@ -67,14 +76,16 @@ KEYS = {("Interface", "status"): ("status", "num_of_vrings", "n_rxq", "numa_id",
 def values(row: Any) -> dict[str, Any]:
     """The columns of a row of the Idl, without those that refer to rows.
 
-    An optional column is None or its value; a map is a dictionary. The committed values: a transaction that
-    is being composed does not show.
+    An optional column is None or its value, as is one that the schema of this OVS does not have; a map is a
+    dictionary. The committed values: a transaction that is being composed does not show.
     """
     table = row._table
     found: dict[str, Any] = {}
     for name in COLUMNS[table.name]:
-        column = table.columns[name]
-        if column.type.is_map():
+        column = table.columns.get(name)
+        if column is None:
+            found[name] = None
+        elif column.type.is_map():
             keys, pairs = KEYS.get((table.name, name)), row._data[name].values.items()
             found[name] = {k.value: v.value for k, v in pairs if keys is None or k.value in keys}
         elif not column.type.key.is_ref():
@@ -292,8 +303,13 @@ class OvsRoot:
         """The values of the row of the database. ``found``: see ``CarriedMark.found``."""
         mark = row["external_ids"].get(STORE_MARK, "")
         return cls(
-            **{name: value for name, value in row.items() if name not in ("external_ids", "iface_types")},
-            iface_types=frozenset(row["iface_types"]),
+            next_cfg=row["next_cfg"],
+            cur_cfg=row["cur_cfg"],
+            dpdk_initialized=bool(row["dpdk_initialized"]),
+            dpdk_version=row["dpdk_version"],
+            ovs_version=row["ovs_version"],
+            iface_types=frozenset(row["iface_types"] or ()),
+            other_config=row["other_config"],
             holder=row["external_ids"].get(HOLDER_MARK),
             store_mark=found(mark),
             found_mark=mark,

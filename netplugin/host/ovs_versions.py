@@ -25,8 +25,9 @@ HAS_VDUSE = (3, 5)
 ASSIGNS_BY_GROUP = (2, 16)
 #: vswitchd probes only the devices of its ports, unless asked to (NEWS, v4.0.0).
 _PROBES_NO_MORE = (4, 0)
-#: "dpif-netdev: Fix dpif_netdev_flow_put": the first fixed release.
-_MENDED = (3, 1, 3)
+#: "dpif-netdev: Fix dpif_netdev_flow_put": the first fixed release of each series, and of all others.
+_MENDED = {(2, 17): 8, (3, 0): 5, (3, 1): 3}
+_ALL_MENDED = (3, 2)
 
 
 def parse_version(text: str | None) -> Version:
@@ -46,7 +47,10 @@ def keeps_old_actions(version: Version) -> bool:
     frame that a filter should drop still passes, or a VM stays disconnected. ``revalidator/purge`` deletes
     all megaflows; the next frame of each is translated again with the current tables.
     """
-    return version < _MENDED
+    major, minor, release = version
+    if (major, minor) >= _ALL_MENDED:
+        return False
+    return release < _MENDED.get((major, minor), release + 1)
 
 
 def sleep_max(other_config: Mapping[str, str]) -> str | None:
@@ -122,8 +126,8 @@ def setting_dpdk_extra(extra: str) -> str:
 
 
 def _allows(word: str) -> bool:
-    """Whether a word lists a device for DPDK."""
-    return word == "--allow" or word.startswith(("-a", "--allow="))
+    """Whether a word lists a device for DPDK; ``-w`` until DPDK 20.11."""
+    return word in ("--allow", "--pci-whitelist") or word.startswith(("-a", "-w", "--allow="))
 
 
 def _probes_at_init(other_config: Mapping[str, str]) -> bool:

@@ -17,7 +17,8 @@ from ovsdbapp.backend.ovs_idl import connection, idlutils
 from ovsdbapp.backend.ovs_idl.idlutils import RowNotFound, row_by_value
 from ovsdbapp.schema.open_vswitch.impl_idl import OvsdbIdl
 
-from netplugin.host.ovs_rows import COLUMNS
+from netplugin.api.errors import HostError
+from netplugin.host.ovs_rows import COLUMNS, MAY_LACK
 
 #: A row of the Idl, and ovsdbapp's API: their packages have no types.
 Row = Any
@@ -29,18 +30,18 @@ class ConnectionLost(Exception):
 
 
 class ReplicaIdl(connection.OvsdbIdl):  # type: ignore[misc]
-    """The replica of one connection: the columns that are read."""
+    """The replica of one connection: the columns that are read, of those that the schema has."""
 
     def __init__(self, remote: str, schema: Any) -> None:
-        """Raises: ConnectionLost if the schema lacks one of them."""
+        """Raises: ConnectionLost if it lacks others than ``MAY_LACK``."""
         helper = idlutils.create_schema_helper(schema)
-        lacks: list[str] = []
+        lacks: set[str] = set()
         for table, columns in COLUMNS.items():
             declared = schema["tables"].get(table, {}).get("columns", {})
-            lacks += [f"{table}.{name}" for name in columns if name not in declared]
-            helper.register_columns(table, columns)
-        if lacks:
-            raise ConnectionLost(f"its schema {schema.get('version')} has no {', '.join(sorted(lacks))}")
+            lacks |= {f"{table}.{name}" for name in columns if name not in declared}
+            helper.register_columns(table, [name for name in columns if name in declared])
+        if needed := lacks - MAY_LACK:
+            raise ConnectionLost(f"its schema {schema.get('version')} has no {', '.join(sorted(needed))}")
         super().__init__(remote, helper)
         self.closed = False
 
@@ -147,14 +148,22 @@ def insert(api: Api, txn: Transaction, table: str, **columns: Any) -> Row:
 def set_column(row: Row, column: str, value: Any) -> None:
     """Set all of a column.
 
-    Raises: ovs.db.error.Error for a value that the schema does not allow. The Idl only logs such a value, and
-    leaves the column as it is.
+    Raises: HostError if the schema of this OVS does not have it, ovs.db.error.Error for a value that the
+    schema does not allow. The Idl only logs such a value, and leaves the column as it is.
     """
+    declared = row._table.columns.get(column)
+    if declared is None:
+        raise HostError(
+            f"this Open vSwitch has no column {column} in table {row._table.name}",
+            step="ovsdb-commit",
+            fix="use a newer Open vSwitch",
+        )
     before = row._changes.get(column)
     setattr(row, column, value)
     if row._changes.get(column) is before:  # it was not taken: this says why
-        kind = row._table.columns[column].type
-        data.Datum.from_python(kind, value, lambda each: each.uuid if isinstance(each, idl.Row) else each)
+        data.Datum.from_python(
+            declared.type, value, lambda each: each.uuid if isinstance(each, idl.Row) else each
+        )
 
 
 def set_key(row: Row, column: str, key: str, value: str) -> None:

@@ -54,9 +54,16 @@ class Replica:
         return self.view.settle()
 
 
-def replica_of(tables: Tables) -> Replica:
-    """A replica that has read these rows; its transactions reach nobody."""
-    api = replica("unix:/nowhere", json.loads(_SCHEMA))
+def replica_of(tables: Tables, without: Mapping[str, Collection[str]] | None = None) -> Replica:
+    """A replica that has read these rows; its transactions reach nobody.
+
+    ``without``: columns that the schema does not have, by table.
+    """
+    schema = json.loads(_SCHEMA)
+    for table, columns in (without or {}).items():
+        for column in columns:
+            del schema["tables"][table]["columns"][column]
+    api = replica("unix:/nowhere", schema)
     api.idl.state = api.idl.IDL_S_MONITORING
     api.idl._session = SimpleNamespace(send=lambda message: 0)
     made = Replica(api, OvsView(api.idl))

@@ -63,6 +63,11 @@ def test_bonds_are_read() -> None:
     assert parse_bonds("") == ()
 
 
+def test_before_2_16_a_member_was_a_slave() -> None:
+    (old,) = parse_bonds("---- b ----\nbond_mode: balance-slb\nslave u0: enabled\n")
+    assert old.members == (("u0", True),)
+
+
 def test_a_link_that_is_down_is_a_warning_while_others_carry_on() -> None:
     assert _reported(_use("active-backup")) == {"bond-hash": "ok"}
     assert _reported(_use("active-backup", down=1)) == {"bond-link-down": "warn", "bond-hash": "ok"}

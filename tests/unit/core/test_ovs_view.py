@@ -169,3 +169,12 @@ def _sizes(replica: Replica) -> dict[str, int]:
 
 def _indices(view: OvsView) -> list[tuple[str, Any]]:
     return [(name, index) for name, index in vars(view).items() if hasattr(index, "_kinds")]
+
+
+def test_a_schema_that_lacks_a_column_is_read_without_it() -> None:
+    """As that of an older OVS: what is written of it fails, and nothing else."""
+    rows = vhost_rows("1", 1)
+    del rows["Interface"]["i-1"]["mtu_request"]
+    replica = replica_of(rows, {"Interface": ["mtu_request"], "Open_vSwitch": ["dpdk_version"]})
+    port = replica.view.port("npv1")
+    assert port and port.interface and port.interface.mtu_request is None and port.interface.mtu == 1500

@@ -94,7 +94,10 @@ def test_without_tso_nothing_is_refused() -> None:
     ("version", "kept"),
     [
         ("2.13.8", True),
-        ("3.0.5", True),
+        ("2.17.7", True),
+        ("2.17.8", False),
+        ("3.0.4", True),
+        ("3.0.5", False),
         ("3.1.0", True),
         ("3.1.3", False),
         ("3.2.0", False),

@@ -1,4 +1,4 @@
-"""An Open vSwitch whose schema is older, or lacks columns, which are named."""
+"""An Open vSwitch whose schema is older, or lacks columns: what it lacks fails by name, nothing else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from drivers.ovs.row_changes import AddPort, CreateBridge, RemovePort
+from drivers.ovs.row_changes import AddPort, CreateBridge, RemovePort, SetPort
 from drivers.ovs.usability import dpdk_usable
-from netplugin.api.errors import BackendUnavailable
+from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.ovs import OvsHost
-from netplugin.host.ovs_rows import COLUMNS
+from netplugin.host.ovs_rows import COLUMNS, MAY_LACK
 from netplugin.host.supervisor import Supervisor
 from tests.lab.ovs import PrivateOvs
 from tests.lab.processes import run, wait_for
@@ -57,8 +57,9 @@ def test_2_17_has_every_column() -> None:
     }
 
 
-def test_a_port_is_plugged_and_read() -> None:
-    with _server() as switch, started(settings_of(switch), holder="agent") as host:
+@pytest.mark.parametrize("lacks", ["", *sorted(MAY_LACK - {"Interface.mtu_request"})])
+def test_a_port_is_plugged_and_read_without_what_is_not_needed(lacks: str) -> None:
+    with _server([lacks] if lacks else []) as switch, started(settings_of(switch), holder="agent") as host:
         host.db.require_lock(PATIENCE_S)
         assert not dpdk_usable(host, VM.type).usable
         host.db.commit(PLUG, soon())
@@ -69,7 +70,21 @@ def test_a_port_is_plugged_and_read() -> None:
         assert host.view.owned(VM.backend, "p1") is None
 
 
-@pytest.mark.parametrize("lacks", ["Interface.mtu_request", "Port.tag", "Open_vSwitch.cur_cfg", "QoS"])
+def test_a_column_that_a_port_needs_is_named_in_its_error() -> None:
+    """What is written in the same transaction is not there either, and the next one is not hindered."""
+    with _server(["Interface.mtu_request"]) as switch, started(settings_of(switch)) as host:
+        with pytest.raises(HostError, match="has no column mtu_request in table Interface") as refused:
+            host.db.commit(PLUG, soon())
+        assert refused.value.step == "ovsdb-commit" and refused.value.fix
+        assert host.view.bridge(BRIDGE) is None
+        host.db.commit([CreateBridge(IDS, BRIDGE, "net1")], soon())
+        assert host.view.bridge(BRIDGE)
+        with pytest.raises(HostError, match="mtu_request"):
+            host.db.commit([AddPort(IDS, VM), SetPort(IDS, VM)], soon())
+        assert host.view.port(VM.name) is None
+
+
+@pytest.mark.parametrize("lacks", ["Port.tag", "Open_vSwitch.cur_cfg", "QoS"])
 def test_an_unusable_database_is_reported_with_what_it_lacks(lacks: str) -> None:
     needs = {"QoS": ["QoS", "Port.qos"]}.get(lacks, [lacks])
     with _server(needs) as switch:
