@@ -21,8 +21,7 @@ class Events(Command):
     States of ports, connections of VMs, drift, backends, findings, networks.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--after",
             type=whole,
@@ -50,7 +49,6 @@ class Events(Command):
             help="seconds to follow; with --until, exit status 1 if it did not come (default: no limit)",
         )
         add_form(parser, "json", words="json: an event a line")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
         """Exit status 0; 1 with ``--until`` if the state did not come."""

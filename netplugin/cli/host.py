@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from netplugin.api.client import Client
-from netplugin.api.models import Finding, ReconcileRequest
+from netplugin.api.models import BackendInfo, Finding, ReconcileRequest
 from netplugin.cli import show
 from netplugin.cli.show import FindingLister
-
-Columns = tuple[Sequence[str], show.Row]
 
 
 class BackendList(show.TableLister):
@@ -18,22 +15,8 @@ class BackendList(show.TableLister):
 
     empty = "no backend: name some in [agent] enabled_backends of the agent's configuration"
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        with Client.from_environment() as client:
-            backends = client.backends()
-        columns = ("name", "usable", "reason", "fix", "features", "facts")
-        rows = (backend.model_dump(mode="json") for backend in backends)
-        return columns, [
-            (
-                row["name"],
-                row["usable"],
-                row["reason"],
-                row["fix"],
-                show.Structure(row["features"]),
-                show.Structure(row["facts"]),
-            )
-            for row in rows
-        ]
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        return show.rows(self.agent.backends(), tuple(BackendInfo.model_fields))
 
 
 class BackendCheck(FindingLister):
@@ -43,8 +26,7 @@ class BackendCheck(FindingLister):
     """
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
-        with Client.from_environment() as client:
-            return client.checks()
+        return self.agent.checks()
 
 
 class Reconcile(show.ShowOne):
@@ -53,19 +35,16 @@ class Reconcile(show.ShowOne):
     Exit status 1 if something could not be repaired.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="print the plan without applying it")
         parser.add_argument(
             "--remove-orphans",
             action="store_true",
             help="also remove marked ports without an intent, after the agent's store was lost",
         )
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> Columns:
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
         request = ReconcileRequest(dry_run=parsed_args.dry_run, remove_orphans=parsed_args.remove_orphans)
-        with Client.from_environment() as client:
-            report = client.reconcile(request)
+        report = self.agent.reconcile(request)
         self.status = 1 if report.errors else 0
         return show.fields(report)

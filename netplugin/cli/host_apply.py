@@ -55,8 +55,7 @@ class HostApply(Command):
     Without --yes nothing is changed. Exit status 1 if a setting was refused or left unchanged.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--yes", action="store_true", help="apply the changes; without it they are only printed"
         )
@@ -70,17 +69,10 @@ class HostApply(Command):
             action="store_true",
             help="with --undo: also restore values that were changed since by something else",
         )
-        parser.add_argument(
-            "--journal",
-            type=Path,
-            default=DEFAULT,
-            metavar="FILE",
-            help=f"file that keeps the previous values (default: {DEFAULT})",
-        )
+        add_journal(parser, "file that keeps the previous values")
         add_form(parser, "json", words="text: a line per step as it is applied; json: all at the end")
         add_root(parser)
         add_intent(parser)
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
         with ExitStack() as opened:
@@ -120,6 +112,12 @@ class HostApply(Command):
         finally:  # report what was done, however the loop ends
             if form == "json":
                 self.app.stdout.write(json.dumps(rows, indent=2) + "\n")
+
+
+def add_journal(parser: ArgumentParser, words: str) -> None:
+    parser.add_argument(
+        "--journal", type=Path, default=DEFAULT, metavar="FILE", help=f"{words} (default: {DEFAULT})"
+    )
 
 
 @contextmanager
@@ -165,4 +163,4 @@ def result_line(result: Result) -> str:
 
 
 def _refused(field: str, message: str, fix: str) -> InvalidRequest:
-    return InvalidRequest.of(field, message, step="apply", fix=fix)
+    return InvalidRequest.of_field(field, message, step="apply", fix=fix)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,10 @@ class HostFacts(show.ShowOne):
     A summary, and all values of CPUs, memory, kernel, NICs, OVS and VMs.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         add_root(parser)
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
         facts, live = read_machine(parsed_args)
         values: dict[str, Any] = {"summary": summary(facts, live), **as_json(facts), "live": as_json(live)}
         cells = {name: show.Structure(value) for name, value in values.items()}
@@ -56,11 +54,9 @@ class HostCheck(FindingLister):
     the plan.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         add_root(parser)
         add_intent(parser)
-        return parser
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
         facts, live = read_machine(parsed_args)
@@ -77,15 +73,13 @@ class HostPlan(show.Command):
     As text, JSON or an Ansible playbook.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         show.add_form(parser, "json", "ansible")
         parser.add_argument(
             "--explain", action="store_true", help="print the source of each line, as in the JSON"
         )
         add_root(parser)
         add_intent(parser)
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
         facts, live = read_machine(parsed_args)
@@ -185,21 +179,17 @@ def _configured(parsed_args: Namespace) -> _Configured:
 
 def add_intent(parser: ArgumentParser) -> None:
     """Add an option for each field of the intent; the configuration supplies those that are not given."""
-    for name, field in HostIntent.model_fields.items():
-        option = "--" + _OPTIONS.get(name, name).replace("_", "-")
-        words: dict[str, Any] = {"dest": name, "help": field.description}
-        if field.annotation is bool:
-            words["action"] = BooleanOptionalAction
-        elif name in _SEVERAL:
-            words |= {"action": "append", "metavar": "X"}
-        else:
-            words |= {"metavar": "N"}
-        parser.add_argument(option, default=None, **words)
+    several = {name: {"action": "append", "metavar": "X"} for name in _SEVERAL}
+    show.add_fields(parser, HostIntent, several, option_of, BooleanOptionalAction)
 
 
 #: Fields whose options may be given several times, once per entry.
 _SEVERAL = ("nics", "mtus", "vfs")
-_OPTIONS = {"nics": "nic", "mtus": "mtu"}
+
+
+def option_of(field: str) -> str:
+    """The option of a field of the intent."""
+    return show.option_of({"nics": "nic", "mtus": "mtu"}.get(field, field))
 
 
 def intent_of(parsed_args: Namespace) -> HostIntent | None:
@@ -207,9 +197,5 @@ def intent_of(parsed_args: Namespace) -> HostIntent | None:
 
     Raises: InvalidRequest naming the field.
     """
-    options_given = {name: getattr(parsed_args, name) for name in HostIntent.model_fields}
-    given = _configured(parsed_args).intent
-    given |= {name: value for name, value in options_given.items() if value is not None}
-    if "pmd_cores" not in given:
-        return None
-    return valid(HostIntent, given)
+    asked = _configured(parsed_args).intent | show.given(parsed_args, HostIntent)
+    return valid(HostIntent, asked) if "pmd_cores" in asked else None

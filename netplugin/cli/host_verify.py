@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,7 +13,7 @@ from typing import Any
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.field_errors import valid
 from netplugin.cli.host_tuning import add_intent, add_root, intent_of, libvirt_uri, read_machine
-from netplugin.cli.show import Command, add_form
+from netplugin.cli.show import Command, add_fields, add_form, given
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.verifying import result, show
@@ -30,16 +30,14 @@ class HostVerify(Command):
     The run is stored, to be compared with others.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         add_output(parser)
         add_options(parser)
         add_root(parser)
         add_intent(parser)
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
-        options = options_of(given_options(parsed_args))
+        options = valid(Options, given(parsed_args, Options))
         if parsed_args.root != Path("/"):
             raise InvalidRequest(
                 "root: only this machine can be measured", step="verify", fix="leave --root away"
@@ -58,15 +56,13 @@ class HostVerifyCompare(Command):
     Exit status 1 if a figure is worse.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("before", metavar="BEFORE", help="a label (its newest run), or a file")
         parser.add_argument(
             "after", metavar="AFTER", help="the run to compare with BEFORE: a label or a file"
         )
         add_output(parser)
         parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot, .png or .svg")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
         if parsed_args.plot is not None:
@@ -106,25 +102,11 @@ _METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B"
 
 def add_options(parser: ArgumentParser) -> None:
     """Add an option for each field of ``Options``."""
+    special: dict[str, dict[str, Any]] = {name: {"metavar": each} for name, each in _METAVARS.items()}
     for name, field in Options.model_fields.items():
-        words: dict[str, Any] = {"default": None, "help": field.description}
-        if field.annotation is bool:
-            words["action"] = "store_true"
-        else:
-            words["metavar"] = _METAVARS.get(name, "N")
-            if field.default is not None:
-                words["help"] = f"{field.description} ({field.default})"
-        parser.add_argument("--" + name.replace("_", "-"), **words)
-
-
-def given_options(parsed_args: Namespace) -> dict[str, Any]:
-    given = {name: getattr(parsed_args, name) for name in Options.model_fields}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def options_of(given: Mapping[str, Any]) -> Options:
-    """Raises: InvalidRequest naming the option."""
-    return valid(Options, given)
+        if field.default not in (None, False):
+            special.setdefault(name, {})["help"] = f"{field.description} ({field.default})"
+    add_fields(parser, Options, special)
 
 
 def add_output(parser: ArgumentParser) -> None:

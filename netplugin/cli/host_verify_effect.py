@@ -11,20 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from netplugin.api.errors import Conflict, InvalidRequest
-from netplugin.cli.host_apply import boot_of, machine_to_tune, result_line
-from netplugin.cli.host_tuning import add_intent, add_root, intent_of, read_machine, required
-from netplugin.cli.host_verify import (
-    add_options,
-    add_output,
-    ended_by_signals,
-    given_options,
-    measured,
-    options_of,
-)
-from netplugin.cli.show import Command
+from netplugin.api.field_errors import valid
+from netplugin.cli.host_apply import add_journal, boot_of, machine_to_tune, result_line
+from netplugin.cli.host_tuning import add_intent, add_root, intent_of, option_of, read_machine, required
+from netplugin.cli.host_verify import add_options, add_output, ended_by_signals, measured
+from netplugin.cli.show import Command, given
 from netplugin.host.locks import Locks
 from netplugin.tuning.applying.apply import Result, apply
-from netplugin.tuning.applying.journal import DEFAULT, ApplyJournal
+from netplugin.tuning.applying.journal import ApplyJournal
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.verifying import effect, result, show
@@ -46,8 +40,7 @@ class HostVerifyEffect(Command):
     of OVS comes first.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--yes", action="store_true", help="required to begin: the plan is applied to this machine"
         )
@@ -57,19 +50,12 @@ class HostVerifyEffect(Command):
         parser.add_argument(
             "--discard", action="store_true", help="end the comparison that was begun; runs and settings stay"
         )
-        parser.add_argument(
-            "--journal",
-            type=Path,
-            default=DEFAULT,
-            metavar="FILE",
-            help=f"file with the values from before host apply (default: {DEFAULT})",
-        )
+        add_journal(parser, "file with the values from before host apply")
         parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot, .png or .svg")
         add_output(parser)
         add_options(parser)
         add_root(parser)
         add_intent(parser)
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
         if parsed_args.root != Path("/"):
@@ -130,11 +116,11 @@ def _state(parsed_args: Namespace) -> EffectState:
     """What was begun, or what begins now. Raises: InvalidRequest, Conflict, HostError."""
     if parsed_args.discard:
         (parsed_args.results / effect.STATE).unlink(missing_ok=True)
-    given, intent = given_options(parsed_args), intent_of(parsed_args)
-    options = options_of(given)
+    asked, intent = given(parsed_args, Options), intent_of(parsed_args)
+    options = valid(Options, asked)
     state = effect.kept(parsed_args.results)
     if state is not None:
-        effect.same(state, given, intent)
+        effect.same(state, asked, intent)
         return state
     if not parsed_args.yes:
         raise InvalidRequest(
@@ -167,7 +153,7 @@ def options_text(intent: HostIntent) -> str:
     """The options of the command line that give this intent (pure)."""
     words = []
     for name, value in intent.model_dump(exclude_defaults=True).items():
-        option = "--" + {"nics": "nic", "mtus": "mtu"}.get(name, name).replace("_", "-")
+        option = option_of(name)
         if isinstance(value, bool):
             words.append(option)
         elif isinstance(value, tuple | list):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from netplugin.api.client import Client
 from netplugin.api.field_errors import valid
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
 from netplugin.api.models import Finding
@@ -20,8 +19,7 @@ class PortMigrate(show.ShowOne):
     On the host that the VM leaves or comes to. `prepare` needs --spec. Prints nothing if the port is gone.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_id", metavar="ID", help="ID of the port")
         steps = ["prepare", "activate", "commit", "abort", "leave"]
         parser.add_argument("step", choices=steps, metavar="STEP", help="one of %(choices)s")
@@ -31,17 +29,15 @@ class PortMigrate(show.ShowOne):
         parser.add_argument(
             "--auto", action="store_true", help="open the port while its guest runs here, else close it"
         )
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
         fields = {"phase": parsed_args.step}
         if parsed_args.spec:
             fields["port"] = read_spec(parsed_args.spec)
         if parsed_args.auto:
             fields["activation"] = "auto"
         request = valid(MigrateRequest, fields)
-        with Client.from_environment() as client:
-            port = client.migrate_port(parsed_args.port_id, request)
+        port = self.agent.migrate_port(parsed_args.port_id, request)
         return show.fields(port) if port else ((), ())
 
 
@@ -51,8 +47,7 @@ class PortMigrateCheck(FindingLister):
     Compares it with the port that this host would have. Exit status 1 if a check fails.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_id", metavar="ID", help="ID of the port")
         parser.add_argument("--spec", metavar="FILE", required=True, help="the port on this host as JSON")
         parser.add_argument("--source", metavar="FILE", required=True, help="the port on the source as JSON")
@@ -63,7 +58,6 @@ class PortMigrateCheck(FindingLister):
             "--pin", action="store_true", help="the VM will be pinned, by this host's CPU plan"
         )
         parser.add_argument("--postcopy", action="store_true", help="the VM's memory follows it (post-copy)")
-        return parser
 
     def find(self, parsed_args: Namespace) -> Iterable[Finding]:
         fields = {
@@ -75,5 +69,4 @@ class PortMigrateCheck(FindingLister):
         if parsed_args.domain:
             fields["domain"] = {"xml": show.read_text(parsed_args.domain), "policy": {"pin": parsed_args.pin}}
         request = valid(MigrateCheck, fields)
-        with Client.from_environment() as client:
-            return client.check_migration(request)
+        return self.agent.check_migration(request)

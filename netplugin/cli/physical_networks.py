@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from netplugin.api.client import Client
 from netplugin.api.field_errors import valid
 from netplugin.api.physical_models import PhysicalNetworkInfo, PhysicalNetworkSpec
 from netplugin.cli import show
@@ -22,21 +20,18 @@ class PhysicalNetworkList(show.TableLister):
 
     empty = "no physical network: `netplugin physical-network put` creates one"
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        with Client.from_environment() as client:
-            networks = client.list_physical_networks()
-        return _COLUMNS, [_row(network) for network in networks]
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        return _COLUMNS, [_row(network) for network in self.agent.list_physical_networks()]
 
 
 class PhysicalNetworkShow(show.ShowOne):
     """Show a physical network and what is wrong with it."""
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        return _named(super().get_parser(prog_name))
+    def add_options(self, parser: ArgumentParser) -> None:
+        _add_name(parser)
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        with Client.from_environment() as client:
-            return show.fields(client.get_physical_network(parsed_args.name))
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        return show.fields(self.agent.get_physical_network(parsed_args.name))
 
 
 class PhysicalNetworkPut(show.ShowOne):
@@ -46,8 +41,8 @@ class PhysicalNetworkPut(show.ShowOne):
     ports use them.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = _named(super().get_parser(prog_name))
+    def add_options(self, parser: ArgumentParser) -> None:
+        _add_name(parser)
         parser.add_argument("--keep", action="store_true", help="keep bridge and uplink also without ports")
         parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the uplink")
         parser.add_argument("--ovs", action="store_true", help="a bridge of OVS, also without --ovs-device")
@@ -79,12 +74,9 @@ class PhysicalNetworkPut(show.ShowOne):
             metavar="DEVICE",
             help="NIC whose virtual functions ports get, as in [sriov] devices; may be given several times",
         )
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        spec = _spec(parsed_args)
-        with Client.from_environment() as client:
-            return show.fields(client.put_physical_network(parsed_args.name, spec))
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        return show.fields(self.agent.put_physical_network(parsed_args.name, _spec(parsed_args)))
 
 
 class PhysicalNetworkDelete(show.Command):
@@ -93,17 +85,15 @@ class PhysicalNetworkDelete(show.Command):
     No error if it does not exist.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        return _named(super().get_parser(prog_name))
+    def add_options(self, parser: ArgumentParser) -> None:
+        _add_name(parser)
 
     def take_action(self, parsed_args: Namespace) -> None:
-        with Client.from_environment() as client:
-            client.delete_physical_network(parsed_args.name)
+        self.agent.delete_physical_network(parsed_args.name)
 
 
-def _named(parser: ArgumentParser) -> ArgumentParser:
+def _add_name(parser: ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the physical network")
-    return parser
 
 
 def _spec(options: Namespace) -> PhysicalNetworkSpec:
@@ -124,13 +114,7 @@ def _row(network: PhysicalNetworkInfo) -> show.Row:
         *((network.linuxbridge.interface,) if network.linuxbridge and network.linuxbridge.interface else ()),
         *(network.sriov.devices if network.sriov else ()),
     ]
-    return (
-        network.name,
-        network.origin,
-        network.bridge,
-        network.mtu,
-        network.keep,
-        show.Structure(devices),
-        network.ports,
-        show.Structure([finding.found for finding in network.findings]),
-    )
+    findings = [finding.found for finding in network.findings]
+    shown = {"devices": show.Structure(devices), "findings": show.Structure(findings)}
+    values = {**dict(network), **shown}
+    return tuple(values[name] for name in _COLUMNS)

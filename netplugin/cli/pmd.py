@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from cliff.columns import FormattableColumn
 
-from netplugin.api.client import Client
 from netplugin.api.field_errors import valid
 from netplugin.api.pmd_models import PmdInterval, PmdProposal, PmdRequest, PmdState
 from netplugin.cli import show
 
-Columns = tuple[Sequence[str], show.Row]
-Shown = dict[str, Any]
+Values = dict[str, Any]
 
 
 class PmdShow(show.ShowOne):
@@ -23,8 +21,7 @@ class PmdShow(show.ShowOne):
     Or propose an assignment of queues.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--interval",
             type=show.seconds,
@@ -32,14 +29,12 @@ class PmdShow(show.ShowOne):
             help="measure for S seconds (at most 60) instead of since the threads started",
         )
         parser.add_argument("--propose", action="store_true", help="show a better assignment of queues")
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> Columns:
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
         interval = valid(PmdInterval, {"interval": parsed_args.interval}).interval
-        with Client.from_environment() as client:
-            if parsed_args.propose:
-                return _proposal(client.pmd_proposal(interval))
-            return _state(client.pmd(interval))
+        if parsed_args.propose:
+            return _proposal(self.agent.pmd_proposal(interval))
+        return _state(self.agent.pmd(interval))
 
 
 class PmdSet(show.ShowOne):
@@ -48,8 +43,7 @@ class PmdSet(show.ShowOne):
     Or configure auto load balancing.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         cores = parser.add_mutually_exclusive_group()
         cores.add_argument("--cpus", metavar="LIST", help="run PMD threads on these CPUs, such as 2-5,8")
         cores.add_argument(
@@ -94,12 +88,10 @@ class PmdSet(show.ShowOne):
         parser.add_argument(
             "--proposed", action="store_true", help="apply the assignment of `pmd show --propose`"
         )
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> Columns:
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
         request = valid(PmdRequest, _asked(parsed_args))
-        with Client.from_environment() as client:
-            return _state(client.set_pmd(request))
+        return _state(self.agent.set_pmd(request))
 
 
 def _asked(parsed_args: Namespace) -> dict[str, Any]:
@@ -135,13 +127,13 @@ def _pin(text: str) -> tuple[str, str, int]:
     return port, str(int(queue)), int(cpu)
 
 
-class _Cores(FormattableColumn[list[Shown]]):
+class _Cores(FormattableColumn[list[Values]]):
     """A line per PMD thread and per receive queue of the thread."""
 
     def human_readable(self) -> str:
         return "\n".join(line for core in self._value for line in self._lines(core))
 
-    def _lines(self, core: Shown) -> Iterator[str]:
+    def _lines(self, core: Values) -> Iterator[str]:
         isolated = ", isolated" if core["isolated"] else ""
         head = f"cpu {core['cpu']} (NUMA node {core['numa_node']}{isolated}): busy "
         yield head + ", ".join([_percent(core["busy_percent"]), *_figures(core)])
@@ -156,14 +148,14 @@ class _Cores(FormattableColumn[list[Shown]]):
             yield f"  {_name(queue)} queue {queue['queue']}{state}: {', '.join(words)}"
 
 
-class _Queues(FormattableColumn[list[Shown]]):
+class _Queues(FormattableColumn[list[Values]]):
     """A table of queues: load, current CPU and proposed CPU."""
 
     def human_readable(self) -> str:
         head = ("queue", "node", "load", "PMD now", "PMD proposed")
         return show.aligned([head, *map(self._cells, self._value)])
 
-    def _cells(self, queue: Shown) -> tuple[str, ...]:
+    def _cells(self, queue: Values) -> tuple[str, ...]:
         node, there = queue["port_numa_node"], queue["proposed_cpu"]
         proposed = "any" if there is None else str(there)
         return (
@@ -175,19 +167,19 @@ class _Queues(FormattableColumn[list[Shown]]):
         )
 
 
-class _Each(FormattableColumn[list[Shown]]):
+class _Each(FormattableColumn[list[Values]]):
     """A line per object: its text, its queue, or its values."""
 
     def human_readable(self) -> str:
         return "\n".join(map(self._line, self._value))
 
-    def _line(self, one: Shown) -> str:
+    def _line(self, one: Values) -> str:
         if "queue" in one:
             return f"{_name(one)} queue {one['queue']}"
         return str(one["text"]) if "text" in one else " ".join(map(str, one.values()))
 
 
-def _name(queue: Shown) -> str:
+def _name(queue: Values) -> str:
     """The port and the VM that a queue is of; of others, which are no ports of ours, the interface."""
     if not queue["port_id"]:
         return str(queue["port"])
@@ -195,27 +187,15 @@ def _name(queue: Shown) -> str:
     return f"port {queue['port_id']}{vm}"
 
 
-def _state(state: PmdState) -> Columns:
-    values = state.model_dump(mode="json")
-    columns = values | {
-        "cores": _Cores(values["cores"]),
-        "settings": show.Structure(values["settings"]),
-        "unpolled": _Each(values["unpolled"]),
-        "chosen": _Each(values["chosen"]),
-    }
-    return tuple(columns), tuple(columns.values())
+def _state(state: PmdState) -> show.Shown:
+    return show.fields(state, {"cores": _Cores, "unpolled": _Each, "chosen": _Each})
 
 
-def _proposal(proposal: PmdProposal) -> Columns:
-    values = proposal.model_dump(mode="json")
-    columns = {name: show.Structure(value) for name, value in values.items()} | {
-        "queues": _Queues(values["queues"]),
-        "advice": _Each(values["advice"]),
-    }
-    return tuple(columns), tuple(columns.values())
+def _proposal(proposal: PmdProposal) -> show.Shown:
+    return show.fields(proposal, {"queues": _Queues, "advice": _Each})
 
 
-def _figures(core: Shown) -> Iterator[str]:
+def _figures(core: Values) -> Iterator[str]:
     if core["overhead_percent"] is not None:
         yield f"overhead {core['overhead_percent']} %"
     if core["packets"] is not None:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from netplugin.api.batch_models import Batch, Retag
-from netplugin.api.client import Client
+from netplugin.api.batch_models import Batch, PortFilter, Retag
 from netplugin.api.errors import Conflict, InvalidRequest, from_problem
 from netplugin.api.field_errors import valid
-from netplugin.api.models import (
-    NetworkInfo,
-    NetworkSpec,
-    Port,
-    PortSpec,
-    PortState,
-    VfInfo,
-)
+from netplugin.api.models import Network, NetworkSpec, PortSpec, PortState, Qos, VfInfo
 from netplugin.cli import show
 from netplugin.programs import bounded
 
@@ -35,25 +26,16 @@ class PortList(show.TableLister):
         "--network all ports of this host are listed"
     )
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("--vm-id", metavar="ID", help="only the ports of this VM")
         parser.add_argument("--state", choices=[s.value for s in PortState], help="only ports in this state")
         parser.add_argument("--backend", metavar="NAME", help="only the ports of this backend")
         parser.add_argument(
             "--network", metavar="NAME", help="only the ports of this physical network or VXLAN network"
         )
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        with Client.from_environment() as client:
-            ports = client.list_ports(
-                vm_id=parsed_args.vm_id,
-                state=parsed_args.state,
-                backend=parsed_args.backend,
-                network=parsed_args.network,
-            )
-        return _COLUMNS, [_row(port) for port in ports]
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        return show.rows(self.agent.list_ports(**show.given(parsed_args, PortFilter)), _COLUMNS)
 
 
 class PortShow(show.ShowOne):
@@ -62,22 +44,19 @@ class PortShow(show.ShowOne):
     Its `etag` is for `port put --if-match`.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_id", metavar="ID", help="ID of the port")
         parser.add_argument(
             "--xml", action="store_true", help="only the interface for the VM's libvirt domain, as XML"
         )
-        return parser
 
     def run(self, parsed_args: Namespace) -> int:
         if parsed_args.xml and parsed_args.formatter == self.formatter_default:
             parsed_args.formatter = "value"
         return super().run(parsed_args)
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        with Client.from_environment() as client:
-            port = client.read_port(parsed_args.port_id)
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        port = self.agent.read_port(parsed_args.port_id)
         if parsed_args.xml:
             if port.value.binding is None:
                 state = f"the port is {port.value.state.value} and has no interface"
@@ -94,8 +73,7 @@ class PortPut(show.ShowOne):
     options override the file.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_id", metavar="ID", help="ID of the port")
         parser.add_argument("--spec", metavar="FILE", help="the spec as JSON; - reads standard input")
         parser.add_argument("--vm-id", metavar="ID", help="ID of the VM")
@@ -134,29 +112,26 @@ class PortPut(show.ShowOne):
             "--if-match", metavar="ETAG", help="only if nobody has changed the port since it was shown"
         )
         condition.add_argument("--create-only", action="store_true", help="only if there is no such port")
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        spec = spec_from(parsed_args)
-        with Client.from_environment() as client:
-            port = client.put_port(
-                parsed_args.port_id, spec, if_match=parsed_args.if_match, create_only=parsed_args.create_only
-            )
-            return show.fields(port)
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        port = self.agent.put_port(
+            parsed_args.port_id,
+            spec_from(parsed_args),
+            if_match=parsed_args.if_match,
+            create_only=parsed_args.create_only,
+        )
+        return show.fields(port)
 
 
 class PortDelete(show.Command):
     """Delete ports; no error for ports that do not exist."""
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_ids", metavar="ID", nargs="+", help="IDs of the ports")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
         batch = valid(Batch, {"delete": tuple(dict.fromkeys(parsed_args.port_ids))})
-        with Client.from_environment() as client:
-            results = client.batch(batch).results
+        results = self.agent.batch(batch).results
         failed = [result for result in results if result.error is not None]
         for result in failed:
             if result.error is not None:
@@ -172,25 +147,22 @@ class PortRetag(show.TableLister):
 
     empty = "no port was changed: none is on this VLAN of the network (see `netplugin port list --network`)"
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
-        parser.add_argument("port_ids", metavar="ID", nargs="*", help="IDs of the ports")
+    def add_options(self, parser: ArgumentParser) -> None:
+        parser.add_argument("ports", metavar="ID", nargs="*", help="IDs of the ports")
         parser.add_argument("--network", metavar="NAME", help="physical network of the ports")
         parser.add_argument("--from-vlan", type=show.whole, metavar="N", help="VLAN that the ports are on")
         parser.add_argument("--to-vlan", type=show.whole, metavar="N", required=True, help="their new VLAN")
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        fields = {name: getattr(parsed_args, name) for name in ("network", "from_vlan", "to_vlan")}
-        request = valid(Retag, {"ports": tuple(dict.fromkeys(parsed_args.port_ids)), **fields})
-        with Client.from_environment() as client:
-            results = client.retag(request).results
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        fields = show.given(parsed_args, Retag) | {"ports": tuple(dict.fromkeys(parsed_args.ports))}
+        request = valid(Retag, fields)
+        results = self.agent.retag(request).results
         self.status = 1 if any(result.error for result in results) else 0
         return ("port_id", "state", "error"), [
             (
                 result.port_id,
                 result.port and result.port.state.value,
-                show.Error(result.error.model_dump(mode="json") if result.error else None),
+                result.error and show.Error(result.error.model_dump(mode="json")),
             )
             for result in results
         ]
@@ -200,6 +172,7 @@ def add_network_options(parser: ArgumentParser) -> None:
     """Add the options that name the network of a port."""
     parser.add_argument(
         "--network-type",
+        dest="type",
         choices=["flat", "vlan", "vxlan"],
         help="default: vlan with --vlan-id, vxlan with --network-id, else flat",
     )
@@ -211,21 +184,18 @@ def add_network_options(parser: ArgumentParser) -> None:
 
 def network_from(options: Namespace, network: dict[str, Any]) -> dict[str, Any]:
     """Set the options of ``add_network_options`` in the network of a spec, and return it."""
-    for name in ("physical_network", "vlan_id", "network_id", "mtu"):
-        _set(network, name, getattr(options, name))
-    _set(network, "type", options.network_type or _network_type(network))
+    network |= show.given(options, Network)
+    network.setdefault("type", _network_type(network))
     return network
 
 
 def spec_from(options: Namespace) -> PortSpec:
     """The spec from the options of ``port put``. Raises: InvalidRequest naming the fields."""
     spec = read_spec(options.spec) if options.spec else {}
-    for name in ("vm_id", "mac", "backend", "queues", "port_name", "vhost_user_socket"):
-        _set(spec, name, getattr(options, name))
+    spec |= show.given(options, PortSpec)
     network_from(options, _part(spec, "network"))
-    for name in ("ingress_kbps", "egress_kbps"):
-        if getattr(options, name) is not None:
-            _part(spec, "qos")[name] = getattr(options, name)
+    if qos := show.given(options, Qos):
+        _part(spec, "qos").update(qos)
     if options.no_port_security:
         _part(spec, "port_security")["enabled"] = False
     if options.allowed_address:
@@ -254,31 +224,10 @@ def _part(spec: dict[str, Any], name: str) -> dict[str, Any]:
     return part if isinstance(part, dict) else {}
 
 
-def _set(target: dict[str, Any], name: str, value: Any) -> None:
-    if value is not None:
-        target[name] = value
-
-
-def _network_type(network: dict[str, Any]) -> str | None:
-    if "type" in network:
-        return None
+def _network_type(network: dict[str, Any]) -> str:
     if network.get("vlan_id") is not None:
         return "vlan"
     return "vxlan" if network.get("network_id") is not None else "flat"
-
-
-def _row(port: Port) -> show.Row:
-    values = port.model_dump(mode="json")
-    spec = values["spec"]
-    return (
-        port.port_id,
-        port.spec.vm_id,
-        port.spec.backend,
-        port.spec.mac,
-        show.NetworkColumn(spec["network"]),
-        port.state.value,
-        show.Error(values["error"]),
-    )
 
 
 # -- The commands ``netplugin network list|put|delete``. ------------------------------------------
@@ -292,10 +241,8 @@ class NetworkList(show.TableLister):
 
     empty = "no VXLAN network: `netplugin network put` creates one"
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        with Client.from_environment() as client:
-            networks = client.list_networks()
-        return _NETWORK_COLUMNS, [_network_row(network) for network in networks]
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        return show.rows(self.agent.list_networks(), _NETWORK_COLUMNS)
 
 
 class NetworkPut(show.ShowOne):
@@ -304,8 +251,7 @@ class NetworkPut(show.ShowOne):
     Changing its peers does not affect its ports.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("network_id", metavar="ID", help="ID of the network")
         parser.add_argument(
             "--vni",
@@ -316,6 +262,7 @@ class NetworkPut(show.ShowOne):
         )
         parser.add_argument(
             "--peer",
+            dest="peers",
             action="append",
             default=[],
             metavar="IP",
@@ -325,41 +272,21 @@ class NetworkPut(show.ShowOne):
             "--udp-port", type=show.whole, metavar="N", help="UDP port of the tunnel; default: 4789"
         )
         parser.add_argument("--mtu", type=show.whole, metavar="BYTES", help="MTU of the VMs; default: 1450")
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        fields: dict[str, Any] = {"type": "vxlan", "peers": tuple(parsed_args.peer)}
-        for name in ("vni", "udp_port", "mtu"):
-            _set(fields, name, getattr(parsed_args, name))
-        spec = valid(NetworkSpec, fields)
-        with Client.from_environment() as client:
-            return _NETWORK_COLUMNS, _network_row(client.put_network(parsed_args.network_id, spec))
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        spec = valid(NetworkSpec, {"type": "vxlan", **show.given(parsed_args, NetworkSpec)})
+        network = self.agent.put_network(parsed_args.network_id, spec)
+        return _NETWORK_COLUMNS, show.row(network, _NETWORK_COLUMNS)
 
 
 class NetworkDelete(show.Command):
     """Delete a network without ports; no error if it does not exist."""
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("network_id", metavar="ID", help="ID of the network")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
-        with Client.from_environment() as client:
-            client.delete_network(parsed_args.network_id)
-
-
-def _network_row(network: NetworkInfo) -> show.Row:
-    spec = network.spec.model_dump(mode="json")
-    return (
-        network.network_id,
-        spec["vni"],
-        spec["udp_port"],
-        spec["mtu"],
-        show.Structure(spec["peers"]),
-        network.local_vlan,
-        network.ports,
-    )
+        self.agent.delete_network(parsed_args.network_id)
 
 
 # -- The commands ``netplugin vf list|release``. --------------------------------------------------
@@ -373,11 +300,8 @@ class VfList(show.TableLister):
         "agent's configuration"
     )
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        with Client.from_environment() as client:
-            vfs = client.list_vfs()
-        rows = (vf.model_dump(mode="json").values() for vf in vfs)
-        return tuple(VfInfo.model_fields), [tuple(row) for row in rows]
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        return show.rows(self.agent.list_vfs(), tuple(VfInfo.model_fields))
 
 
 class VfRelease(show.Command):
@@ -387,11 +311,8 @@ class VfRelease(show.Command):
     is deleted from the store.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("pci_address", metavar="PCI-ADDRESS", help="such as 0000:03:10.1")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
-        with Client.from_environment() as client:
-            client.release_vf(parsed_args.pci_address)
+        self.agent.release_vf(parsed_args.pci_address)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
 from typing import Any
 
-from netplugin.api.client import Client
 from netplugin.api.field_errors import valid
-from netplugin.api.service_models import ServicePort, ServicePortSpec
+from netplugin.api.service_models import ServicePortSpec
 from netplugin.cli import show
 from netplugin.cli.ports import add_network_options, network_from
 
@@ -20,10 +18,8 @@ class ServicePortList(show.TableLister):
 
     empty = "no service port: `netplugin service-port put` puts a device of the host on a network"
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[show.Row]]:
-        with Client.from_environment() as client:
-            ports = client.list_service_ports()
-        return _COLUMNS, [_row(port) for port in ports]
+    def take_action(self, parsed_args: Namespace) -> show.Listed:
+        return show.rows(self.agent.list_service_ports(), _COLUMNS)
 
 
 class ServicePortPut(show.ShowOne):
@@ -32,8 +28,7 @@ class ServicePortPut(show.ShowOne):
     Or change its rules. Repeating the same request changes nothing.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_id", metavar="ID", help="ID of the service port")
         parser.add_argument("--device", metavar="NAME", required=True, help="a veth, tap or dummy device")
         parser.add_argument(
@@ -57,12 +52,9 @@ class ServicePortPut(show.ShowOne):
             metavar="IP",
             help="address or prefix that it may send from; may be given several times",
         )
-        return parser
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], show.Row]:
-        spec = spec_from(parsed_args)
-        with Client.from_environment() as client:
-            return show.fields(client.put_service_port(parsed_args.port_id, spec))
+    def take_action(self, parsed_args: Namespace) -> show.Shown:
+        return show.fields(self.agent.put_service_port(parsed_args.port_id, spec_from(parsed_args)))
 
 
 class ServicePortDelete(show.Command):
@@ -71,15 +63,12 @@ class ServicePortDelete(show.Command):
     Internal ports of OVS are deleted. No error for ports that do not exist.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument("port_ids", metavar="ID", nargs="+", help="IDs of the service ports")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
-        with Client.from_environment() as client:
-            for port_id in dict.fromkeys(parsed_args.port_ids):
-                client.delete_service_port(port_id)
+        for port_id in dict.fromkeys(parsed_args.port_ids):
+            self.agent.delete_service_port(port_id)
 
 
 def spec_from(options: Namespace) -> ServicePortSpec:
@@ -89,23 +78,7 @@ def spec_from(options: Namespace) -> ServicePortSpec:
         security["roles"] = options.role
     if options.allowed_address:
         security["allowed_addresses"] = [{"ip": ip} for ip in options.allowed_address]
-    spec: dict[str, Any] = {name: getattr(options, name) for name in ("device", "mac", "backend")}
-    spec["network"] = network_from(options, {})
-    spec |= {name: True for name in ("internal", "trusted") if getattr(options, name)}
+    spec = show.given(options, ServicePortSpec) | {"network": network_from(options, {})}
     if security:
         spec["port_security"] = security
     return valid(ServicePortSpec, spec)
-
-
-def _row(port: ServicePort) -> show.Row:
-    values = port.model_dump(mode="json")
-    spec = values["spec"]
-    return (
-        port.port_id,
-        port.spec.device,
-        port.spec.backend,
-        port.spec.mac,
-        show.NetworkColumn(spec["network"]),
-        port.state.value,
-        show.Error(values["error"]),
-    )

@@ -6,9 +6,11 @@ import json
 import sys
 from abc import abstractmethod
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 import cliff.command
 import cliff.show
@@ -24,25 +26,50 @@ from netplugin.calls import as_commands
 from netplugin.cli.tables import FittedTable
 from netplugin.spelling import Parser, did_you_mean
 
-# -- Commands: with the parser that knows what was meant by a misspelled option. -------------------
+if TYPE_CHECKING:
+    from netplugin.api.client import Client
+
+# -- Commands: with a client of the agent, and the parser that knows a misspelled option. -----------
 
 
-class Command(cliff.command.Command):
-    """The base of all commands."""
+class Base(cliff.command.Command):
+    """What all commands have."""
 
     #: The exit status, which the action may set.
     status = 0
 
     def get_parser(self, prog_name: str) -> ArgumentParser:
-        return Parser(prog=prog_name, description=self.get_description())
+        parser = super().get_parser(prog_name)
+        self.add_options(parser)
+        return parser
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        """Add the arguments of this command, after those of its output."""
 
     def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self.status
+        with ExitStack() as self._opened:
+            return super().run(parsed_args) or self.status
+
+    @cached_property
+    def agent(self) -> Client:
+        """A client of the agent until the command ends."""
+        from netplugin.api.client import Client  # the commands that ask no agent start faster without it
+
+        return self._opened.enter_context(Client.from_environment())
 
     def say(self, text: str) -> None:
         """Print a line on standard error, at once."""
         self.app.stderr.write(f"{text}\n")
         self.app.stderr.flush()
+
+
+class _Spelled(cliff.command.Command):
+    def get_parser(self, prog_name: str) -> ArgumentParser:
+        return Parser(prog=prog_name, description=self.get_description())
+
+
+class Command(Base, _Spelled):
+    """The base of commands that print neither an object nor a list."""
 
 
 def add_form(parser: ArgumentParser, *more: str, words: str = "%(choices)s; default: text") -> None:
@@ -66,10 +93,38 @@ def seconds(text: str) -> float:
         raise ArgumentTypeError(f"{text!r} is no number of seconds") from None
 
 
+def option_of(field: str) -> str:
+    """The option that is named like a field."""
+    return "--" + field.replace("_", "-")
+
+
+def add_fields(
+    parser: ArgumentParser,
+    model: type[BaseModel],
+    special: Mapping[str, Mapping[str, Any]],
+    option: Callable[[str], str] = option_of,
+    flag: Any = "store_true",
+) -> None:
+    """Add an option for each field of a model. ``special``: how some differ; ``flag``: how flags act."""
+    for name, field in model.model_fields.items():
+        kind = {"action": flag} if "bool" in str(field.annotation) else {"metavar": "N"}
+        words = {"dest": name, "default": None, "help": field.description, **kind, **special.get(name, {})}
+        parser.add_argument(option(name), **words)
+
+
+def given(parsed_args: Namespace, model: type[BaseModel]) -> dict[str, Any]:
+    """The options that have a value, of those that are named like fields of a model."""
+    values = ((name, getattr(parsed_args, name, None)) for name in model.model_fields)
+    return {name: value for name, value in values if value is not None}
+
+
 # -- Output formats of values: short text for humans, the API's values for ``-f json|yaml``. -------
 
 
 Row = tuple[Any, ...]
+#: What commands return: the names of columns, and the values of one object or of each.
+Shown = tuple[Sequence[str], Row]
+Listed = tuple[Sequence[str], Iterable[Row]]
 #: The formats that have values as the API does.
 _WHOLE = ("json", "yaml")
 
@@ -105,10 +160,13 @@ class Error(Text):
     """An error as ``code: detail``, and the fix if there is one."""
 
     def human_readable(self) -> str:
-        if self._value is None:
-            return ""
         fix = f"\nFix: {self._value['fix']}" if self._value.get("fix") else ""
         return f"{self._value['code']}: {self._value['detail']}{fix}"
+
+
+Columns = Mapping[str, type[FormattableColumn[Any]]]
+#: How people see nested values, by the name of the column; others are a ``Structure``.
+_COLUMNS: Columns = {"error": Error, "network": NetworkColumn}
 
 
 def word(value: Any) -> str:
@@ -175,11 +233,8 @@ def check_columns(asked: Sequence[str], names: Sequence[str]) -> None:
             )
 
 
-class ShowOne(cliff.show.ShowOne, Command):
+class ShowOne(Base, cliff.show.ShowOne, _Spelled):
     """A command that shows one object."""
-
-    def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self.status
 
     def produce_output(self, parsed_args: Namespace, column_names: Sequence[str], data: Sequence[Any]) -> int:
         check_columns(parsed_args.columns, column_names)
@@ -195,10 +250,22 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def fields(model: BaseModel) -> tuple[tuple[str, ...], Row]:
+def fields(model: BaseModel, columns: Columns = _COLUMNS) -> Shown:
     """All fields of a model as the columns of one object."""
+    names = tuple(type(model).model_fields)
+    return names, row(model, names, columns)
+
+
+def row(model: BaseModel, names: Sequence[str], columns: Columns = _COLUMNS) -> Row:
+    """These values of a model or, where it has none of the name, of its spec."""
     values = model.model_dump(mode="json")
-    return tuple(values), tuple(_column(name, value) for name, value in values.items())
+    values = {**values.get("spec", {}), **values}
+    return tuple(_column(values[name], columns.get(name, Structure)) for name in names)
+
+
+def rows(models: Iterable[BaseModel], names: Sequence[str]) -> Listed:
+    """A row for each of the models."""
+    return names, [row(model, names) for model in models]
 
 
 def read_text(name: str) -> str:
@@ -213,10 +280,8 @@ def read_text(name: str) -> str:
         ) from None
 
 
-def _column(name: str, value: Any) -> Any:
-    if name == "error":
-        return Error(value)
-    return Structure(value) if isinstance(value, dict | list) else value
+def _column(value: Any, kind: type[FormattableColumn[Any]]) -> Any:
+    return kind(value) if isinstance(value, dict | list) else value
 
 
 def _lines(value: Any, name: str) -> Iterator[str]:
@@ -236,7 +301,7 @@ def _lines(value: Any, name: str) -> Iterator[str]:
 # -- Base classes of commands that print a list. ---------------------------------------------------
 
 
-class TableLister(Lister, Command):
+class TableLister(Base, Lister, _Spelled):
     """A command that lists rows in a ``FittedTable``, with notes for people on standard error.
 
     The other formats (``-f json|yaml|csv|value``) are complete and have no notes.
@@ -252,9 +317,6 @@ class TableLister(Lister, Command):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._notes: list[str] = []
-
-    def run(self, parsed_args: Namespace) -> int:
-        return super().run(parsed_args) or self.status
 
     def note(self, text: str) -> None:
         """Print a sentence on standard error after the table."""
@@ -287,9 +349,7 @@ class FindingLister(TableLister):
     @abstractmethod
     def find(self, parsed_args: Namespace) -> Iterable[Finding]: ...
 
-    def take_action(self, parsed_args: Namespace) -> tuple[Sequence[str], Iterable[Row]]:
+    def take_action(self, parsed_args: Namespace) -> Listed:
         findings = list(self.find(parsed_args))
         self.status = 1 if any(finding.status == "fail" for finding in findings) else 0
-        return ("id", "status", "found", "expected", "fix"), [
-            (f.id, f.status, f.found, f.expected, f.fix) for f in findings
-        ]
+        return rows(findings, tuple(Finding.model_fields))

@@ -13,8 +13,7 @@ _STATE_PATH = Path("/var/lib/netplugin")
 
 
 class _StoreCommand(Command):
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--state-path",
             type=Path,
@@ -22,7 +21,6 @@ class _StoreCommand(Command):
             metavar="DIR",
             help="[DEFAULT] state_path of the agent (default: %(default)s)",
         )
-        return parser
 
     def run(self, parsed_args: Namespace) -> int:
         try:
@@ -35,10 +33,9 @@ class _StoreCommand(Command):
 class StoreBackup(_StoreCommand):
     """Back up the agent's store to a file; the agent may be running."""
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
         parser.add_argument("file", type=Path, help="the backup file; an existing file is replaced")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
         store_file.backup(parsed_args.state_path, parsed_args.file)
@@ -50,10 +47,9 @@ class StoreCheck(_StoreCommand):
     Exit status 1 if it is damaged.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
         parser.add_argument("file", type=Path, nargs="?", help="a backup; default: the store itself")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> int:
         path = parsed_args.file or parsed_args.state_path / store_file.DATABASE
@@ -69,10 +65,9 @@ class StoreRestore(_StoreCommand):
     Refused while an agent is running on it.
     """
 
-    def get_parser(self, prog_name: str) -> ArgumentParser:
-        parser = super().get_parser(prog_name)
+    def add_options(self, parser: ArgumentParser) -> None:
+        super().add_options(parser)
         parser.add_argument("file", type=Path, help="the backup file")
-        return parser
 
     def take_action(self, parsed_args: Namespace) -> None:
         before = store_file.restore(parsed_args.state_path, parsed_args.file)
