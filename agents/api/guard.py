@@ -90,7 +90,7 @@ class RequestGuard:
         if right is None or right.role is None:
             # The error does not repeat the path, which may have control characters.
             message = "is not in normal form: names, separated by single slashes, without percent-encoding"
-            raise InvalidRequest.of("path", message, step="route")
+            raise InvalidRequest.of_field("path", message, step="route")
         require(caller, right.role, f"{call.method} {call.path[:200]}")
         changes = call.method in _MUTATING
         with self._limits.call(caller.name, changes=changes):
@@ -122,7 +122,7 @@ class RequestGuard:
         refuse_conditions(headers, "is not for asynchronous calls", step="journal", fix=fix)
         taskuuid, callback = headers["taskuuid"], headers.get("callbackurl", "")
         if not _NAME.match(taskuuid):
-            raise InvalidRequest.of("taskuuid", PATTERN_WORDS[NAME_PATTERN], step="journal")
+            raise InvalidRequest.of_field("taskuuid", PATTERN_WORDS[NAME_PATTERN], step="journal")
         query = scope["query_string"].decode("latin-1")
         # The path is in normal form, so a ? in it can only start the query.
         target = call.path + (f"?{query}" if query else "")
@@ -177,7 +177,7 @@ async def _read(request: Request) -> bytes:
         parts.append(part)
         size += len(part)
         if size > MAX_BODY:
-            raise InvalidRequest.of("body", f"is larger than {MAX_BODY} bytes", step="read")
+            raise InvalidRequest.of_field("body", f"is larger than {MAX_BODY} bytes", step="read")
     return b"".join(parts)
 
 

@@ -94,7 +94,7 @@ class TaskRunner:
         Conflict if the uuid belongs to another call, Overloaded, sqlite3.Error.
         """
         if not callback_url:
-            raise InvalidRequest.of("callbackurl", "is required with taskuuid", step="journal")
+            raise InvalidRequest.of_field("callbackurl", "is required with taskuuid", step="journal")
         if not callback_allowed(callback_url, self._settings.callback_allow):
             raise Forbidden(
                 "callbackurl is not below an allowed prefix",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -65,7 +65,6 @@ _CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError)
 _ERRNO = re.compile(r"\[Errno -?[0-9]+\] ")
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 _PCI_ADDRESS: TypeAdapter[str] = TypeAdapter(PciAddress)
-_M = TypeVar("_M", bound=BaseModel)
 _T = TypeVar("_T")
 
 
@@ -162,15 +161,15 @@ class Client:
         """``if_match``: the tag from ``read_port``; if somebody has changed the port since, or with
         ``create_only`` if there is one, PreconditionFailed is raised and nothing is changed."""
         headers = _condition(if_match) | ({"If-None-Match": ANY} if create_only else {})
-        return self._model(Port, "PUT", _port(port_id), spec, headers)
+        return self._ask(Port, "PUT", _of("ports", port_id), spec, headers=headers)
 
     def get_port(self, port_id: str) -> Port:
-        return self._model(Port, "GET", _port(port_id))
+        return self._ask(Port, "GET", _of("ports", port_id))
 
     def read_port(self, port_id: str) -> Tagged[Port]:
         """The port with its entity tag."""
-        answer = self._call("GET", _port(port_id))
-        return Tagged(self._parsed(TypeAdapter(Port), answer), answer.headers.get("etag", ANY))
+        answer = self._call("GET", _of("ports", port_id))
+        return Tagged(_parsed(Port, answer), answer.headers.get("etag", ANY))
 
     def list_ports(
         self,
@@ -183,105 +182,103 @@ class Client:
         """``network``: a physical network, or the ID of a VXLAN network. All in one answer."""
         filters = {"vm_id": vm_id, "state": state and str(state), "backend": backend, "network": network}
         parameters = {name: value for name, value in filters.items() if value is not None}
-        return self._models(Port, "/v1/ports", parameters)
+        return self._ask(list[Port], "GET", "/v1/ports", parameters=parameters)
 
     def each_port(self, page: int = 500) -> Iterator[Port]:
         """All ports, read in pages of this size while they are used."""
         path, parameters = "/v1/ports", {"limit": str(page)}
         while path:
             answer = self._call("GET", path, parameters=parameters)
-            yield from self._parsed(TypeAdapter(list[Port]), answer)
+            yield from _parsed(list[Port], answer)
             path, parameters = answer.links.get("next", {}).get("url", ""), {}
 
     def delete_port(self, port_id: str, *, if_match: str | None = None) -> None:
         """``if_match``: as in ``put_port``."""
-        self._call("DELETE", _port(port_id), headers=_condition(if_match))
+        self._call("DELETE", _of("ports", port_id), headers=_condition(if_match))
 
     def migrate_port(self, port_id: str, step: MigrateRequest) -> Port | None:
         """Carry out one step of a live migration; None if the port was removed, or there is none."""
-        answer = self._call("POST", f"{_port(port_id)}:migrate", step)
-        return None if answer.status_code == 204 else self._parsed(TypeAdapter(Port), answer)
+        answer = self._call("POST", f"{_of('ports', port_id)}:migrate", step)
+        return None if answer.status_code == 204 else _parsed(Port, answer)
 
     def check_migration(self, request: MigrateCheck) -> list[Finding]:
         """Ask the destination what does not fit, before a migration."""
-        answer = self._call("POST", "/v1/ports:migrate-check", request)
-        return self._parsed(TypeAdapter(list[Finding]), answer)
+        return self._ask(list[Finding], "POST", "/v1/ports:migrate-check", request)
 
     def batch(self, batch: Batch) -> BatchResults:
         """Create, change and delete several ports.
 
         Raises only if the whole call failed: check each result.
         """
-        return self._model(BatchResults, "POST", "/v1/ports:batch", batch)
+        return self._ask(BatchResults, "POST", "/v1/ports:batch", batch)
 
     def retag(self, request: Retag) -> BatchResults:
         """Change the VLAN of ports. Raises only if the whole call failed: check each result."""
-        return self._model(BatchResults, "POST", "/v1/ports:retag", request)
+        return self._ask(BatchResults, "POST", "/v1/ports:retag", request)
 
     def render_domain(self, vm_id: str, xml: str, policy: DomainPolicy | None = None) -> RenderedDomain:
-        path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:render-domain"
+        path = f"{_of('vms', vm_id)}:render-domain"
         request = valid(RenderRequest, {"xml": xml, "policy": policy or DomainPolicy()})
-        return self._model(RenderedDomain, "POST", path, request)
+        return self._ask(RenderedDomain, "POST", path, request)
 
     def check_domain(self, vm_id: str, xml: str) -> list[Finding]:
         """Check the XML of an existing domain against the VM's ports and the host's CPU plan."""
-        path = f"/v1/vms/{_checked_name('vm_id', vm_id)}:check-domain"
-        answer = self._call("POST", path, valid(CheckRequest, {"xml": xml}))
-        return self._parsed(TypeAdapter(list[Finding]), answer)
+        path = f"{_of('vms', vm_id)}:check-domain"
+        return self._ask(list[Finding], "POST", path, valid(CheckRequest, {"xml": xml}))
 
     def put_service_port(self, port_id: str, spec: ServicePortSpec) -> ServicePort:
-        return self._model(ServicePort, "PUT", _service_port(port_id), spec)
+        return self._ask(ServicePort, "PUT", _of("service-ports", port_id), spec)
 
     def get_service_port(self, port_id: str) -> ServicePort:
-        return self._model(ServicePort, "GET", _service_port(port_id))
+        return self._ask(ServicePort, "GET", _of("service-ports", port_id))
 
     def list_service_ports(self) -> list[ServicePort]:
-        return self._models(ServicePort, "/v1/service-ports")
+        return self._ask(list[ServicePort], "GET", "/v1/service-ports")
 
     def delete_service_port(self, port_id: str) -> None:
-        self._call("DELETE", _service_port(port_id))
+        self._call("DELETE", _of("service-ports", port_id))
 
     # -- networks --------------------------------------------------------------------------------
 
     def put_network(self, network_id: str, spec: NetworkSpec) -> NetworkInfo:
-        return self._model(NetworkInfo, "PUT", _network(network_id), spec)
+        return self._ask(NetworkInfo, "PUT", _of("networks", network_id), spec)
 
     def get_network(self, network_id: str) -> NetworkInfo:
-        return self._model(NetworkInfo, "GET", _network(network_id))
+        return self._ask(NetworkInfo, "GET", _of("networks", network_id))
 
     def list_networks(self) -> list[NetworkInfo]:
-        return self._models(NetworkInfo, "/v1/networks")
+        return self._ask(list[NetworkInfo], "GET", "/v1/networks")
 
     def delete_network(self, network_id: str) -> None:
-        self._call("DELETE", _network(network_id))
+        self._call("DELETE", _of("networks", network_id))
 
     def put_physical_network(self, name: str, spec: PhysicalNetworkSpec) -> PhysicalNetworkInfo:
-        return self._model(PhysicalNetworkInfo, "PUT", _physical_network(name), spec)
+        return self._ask(PhysicalNetworkInfo, "PUT", _of("physical-networks", name), spec)
 
     def get_physical_network(self, name: str) -> PhysicalNetworkInfo:
-        return self._model(PhysicalNetworkInfo, "GET", _physical_network(name))
+        return self._ask(PhysicalNetworkInfo, "GET", _of("physical-networks", name))
 
     def list_physical_networks(self) -> list[PhysicalNetworkInfo]:
-        return self._models(PhysicalNetworkInfo, "/v1/physical-networks")
+        return self._ask(list[PhysicalNetworkInfo], "GET", "/v1/physical-networks")
 
     def delete_physical_network(self, name: str) -> None:
-        self._call("DELETE", _physical_network(name))
+        self._call("DELETE", _of("physical-networks", name))
 
     # -- the host --------------------------------------------------------------------------------
 
     def backends(self) -> list[BackendInfo]:
-        return self._models(BackendInfo, "/v1/backends")
+        return self._ask(list[BackendInfo], "GET", "/v1/backends")
 
     def host(self) -> HostState:
         """Facts about the host, as ``netplugin host facts`` prints them."""
-        return self._model(HostState, "GET", "/v1/host")
+        return self._ask(HostState, "GET", "/v1/host")
 
     def checks(self) -> list[Finding]:
         """The findings of the agent about the host."""
-        return self._models(Finding, "/v1/host/checks")
+        return self._ask(list[Finding], "GET", "/v1/host/checks")
 
     def list_vfs(self) -> list[VfInfo]:
-        return self._models(VfInfo, "/v1/vfs")
+        return self._ask(list[VfInfo], "GET", "/v1/vfs")
 
     def release_vf(self, pci_address: str) -> None:
         """End the quarantine of a virtual function; no error if it is not quarantined."""
@@ -290,17 +287,17 @@ class Client:
 
     def pmd(self, interval_s: float | None = None) -> PmdState:
         """The PMD threads, since they started or over the next ``interval_s`` seconds (at most 60)."""
-        return self._measured(PmdState, "/v1/pmd", interval_s)
+        return self._ask(PmdState, "GET", "/v1/pmd", **_over(interval_s))
 
     def pmd_proposal(self, interval_s: float | None = None) -> PmdProposal:
         """The proposed assignment of receive queues to PMD threads."""
-        return self._measured(PmdProposal, "/v1/pmd/proposal", interval_s)
+        return self._ask(PmdProposal, "GET", "/v1/pmd/proposal", **_over(interval_s))
 
     def set_pmd(self, request: PmdRequest) -> PmdState:
-        return self._model(PmdState, "PUT", "/v1/pmd", request)
+        return self._ask(PmdState, "PUT", "/v1/pmd", request)
 
     def reconcile(self, request: ReconcileRequest | None = None) -> ReconcileReport:
-        return self._model(ReconcileReport, "POST", "/v1/reconcile", request or ReconcileRequest())
+        return self._ask(ReconcileReport, "POST", "/v1/reconcile", request or ReconcileRequest())
 
     # -- the agent -------------------------------------------------------------------------------
 
@@ -309,66 +306,33 @@ class Client:
         return EventReader(self._http, selection or EventFilter(), _reported, self._unreached)
 
     def task(self, taskuuid: str) -> Task:
-        return self._model(Task, "GET", f"/v1/tasks/{_checked_name('taskuuid', taskuuid)}")
+        return self._ask(Task, "GET", _of("tasks", taskuuid))
 
     def ready(self) -> Readiness:
         """The readiness of the agent; "not ready" is a result, not an error."""
-        answer = self._send("GET", "/readyz")
-        if answer.status_code not in (200, 503):
-            raise _reported(answer)
-        return self._parsed(TypeAdapter(Readiness), answer)
+        return self._ask(Readiness, "GET", "/readyz", expected=(503,))
 
     # -- internals -------------------------------------------------------------------------------
 
-    def _model(
-        self,
-        kind: type[_M],
-        method: str,
-        path: str,
-        body: BaseModel | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> _M:
-        return self._parsed(TypeAdapter(kind), self._call(method, path, body, headers=headers))
-
-    def _models(self, kind: type[_M], path: str, parameters: Mapping[str, str] | None = None) -> list[_M]:
-        adapter: TypeAdapter[list[_M]] = TypeAdapter(list[kind])  # type: ignore[valid-type]
-        return self._parsed(adapter, self._call("GET", path, parameters=parameters))
-
-    def _measured(self, kind: type[_M], path: str, interval_s: float | None) -> _M:
-        parameters = {} if interval_s is None else {"interval": f"{interval_s:g}"}
-        answer = self._call("GET", path, parameters=parameters, more_s=interval_s or 0.0)
-        return self._parsed(TypeAdapter(kind), answer)
-
-    def _parsed(self, adapter: TypeAdapter[_T], answer: httpx.Response) -> _T:
-        try:
-            return adapter.validate_json(answer.content)
-        except ValidationError as wrong:
-            raise _foreign_answer(answer) from wrong
+    def _ask(self, kind: type[_T], method: str, path: str, body: BaseModel | None = None, **more: Any) -> _T:
+        """The answer of a call as a value of this type; for ``more`` see ``_call``."""
+        return _parsed(kind, self._call(method, path, body, **more))
 
     def _call(
         self,
         method: str,
         path: str,
         body: BaseModel | None = None,
+        *,
         parameters: Mapping[str, str] | None = None,
         more_s: float = 0.0,
         headers: Mapping[str, str] | None = None,
+        expected: Collection[int] = (),
     ) -> httpx.Response:
-        answer = self._send(method, path, body, parameters, more_s, headers)
-        if not answer.is_success:
-            raise _reported(answer)
-        return answer
+        """``more_s``: seconds that the call is expected to take, added to the read timeout.
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: BaseModel | None = None,
-        parameters: Mapping[str, str] | None = None,
-        more_s: float = 0.0,
-        headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
-        """``more_s``: seconds that the call is expected to take, added to the read timeout."""
+        ``expected``: statuses that are no error here.
+        """
         patience = httpx.Timeout(self._http.timeout)
         patience.read = patience.read and patience.read + more_s
         # Fields that were not set are not sent: a port on a VXLAN network takes the network's MTU.
@@ -376,11 +340,14 @@ class Client:
         headers = {**(headers or {}), **({} if body is None else {"Content-Type": "application/json"})}
         # Empty parameters would replace those of the path, which the link to a next page has.
         try:
-            return self._http.request(
+            answer = self._http.request(
                 method, path, content=content, headers=headers, params=parameters or None, timeout=patience
             )
         except httpx.HTTPError as failed:
             raise self._unreached(failed) from failed
+        if not answer.is_success and answer.status_code not in expected:
+            raise _reported(answer)
+        return answer
 
     def _unreached(self, failed: httpx.HTTPError) -> NetpluginError:
         """The error for a call without a response: the URL, the cause and what to check."""
@@ -416,28 +383,29 @@ def nobody_listens(error: BaseException) -> bool:
     return False
 
 
+def _over(interval_s: float | None) -> dict[str, Any]:
+    """How a call is made that takes so long."""
+    return {} if interval_s is None else {"parameters": {"interval": f"{interval_s:g}"}, "more_s": interval_s}
+
+
 def _condition(tag: str | None) -> dict[str, str]:
     return {} if tag is None else {"If-Match": tag}
 
 
-def _port(port_id: str) -> str:
-    return f"/v1/ports/{_checked_name('port_id', port_id)}"
+#: The field of requests that has the name of an object, by the collection of the object.
+_FIELDS = {
+    "ports": "port_id",
+    "service-ports": "port_id",
+    "networks": "network_id",
+    "physical-networks": "name",
+    "tasks": "taskuuid",
+    "vms": "vm_id",
+}
 
 
-def _service_port(port_id: str) -> str:
-    return f"/v1/service-ports/{_checked_name('port_id', port_id)}"
-
-
-def _network(network_id: str) -> str:
-    return f"/v1/networks/{_checked_name('network_id', network_id)}"
-
-
-def _physical_network(name: str) -> str:
-    return f"/v1/physical-networks/{_checked_name('name', name)}"
-
-
-def _checked_name(field: str, name: str) -> str:
-    return _checked(field, _NAME, name)
+def _of(collection: str, name: str) -> str:
+    """The path of an object."""
+    return f"/v1/{collection}/{_checked(_FIELDS[collection], _NAME, name)}"
 
 
 def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
@@ -445,7 +413,14 @@ def _checked(field: str, kind: TypeAdapter[str], text: str) -> str:
     try:
         return kind.validate_python(text)
     except ValidationError as wrong:
-        raise InvalidRequest.of(field, message(wrong.errors(include_url=False)[0]), step="validate") from None
+        raise InvalidRequest.of_field(field, message(wrong.errors(include_url=False)[0])) from None
+
+
+def _parsed(kind: type[_T], answer: httpx.Response) -> _T:
+    try:
+        return TypeAdapter(kind).validate_json(answer.content)
+    except ValidationError as wrong:
+        raise _foreign_answer(answer) from wrong
 
 
 def _reported(answer: httpx.Response) -> NetpluginError:

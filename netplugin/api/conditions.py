@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from pydantic import BaseModel
 
-from netplugin.api.errors import FieldError, InvalidRequest, PreconditionFailed
+from netplugin.api.errors import InvalidRequest, PreconditionFailed
 
 ANY = "*"
 _MATCH, _NONE_MATCH = "If-Match", "If-None-Match"
@@ -118,7 +118,5 @@ def _tags(header: str, values: Sequence[str]) -> tuple[str, ...] | None:
         at = found.end()
     if not tags or at < len(text):
         message = f'must be * or at most {_MOST} entity tags such as "abc", in {_LONGEST} characters'
-        raise InvalidRequest(
-            f"{header}: {message}", step="validate", errors=[FieldError(field=header, message=message)]
-        )
+        raise InvalidRequest.of_field(header, message)
     return tuple(tags)

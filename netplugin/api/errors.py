@@ -63,7 +63,7 @@ class NetpluginError(Exception):
     def of_field(cls, field: str, message: str, *, step: str = "validate", fix: str | None = None) -> Self:
         """The error for one field of a request; ``field`` is its path."""
         errors = [FieldError(field=field, message=message)]
-        return cls(f"{field}: {message}", step=step, fix=fix, errors=errors)
+        return cls(f"{field[:80]}: {message}", step=step, fix=fix, errors=errors)
 
     def __str__(self) -> str:
         fix = f". Fix: {self.fix}" if self.fix else ""
@@ -93,12 +93,6 @@ class InvalidRequest(NetpluginError):
     status = 422
     title = "The request is not valid"
     meaning = "A field is missing, unknown or out of range; `errors` names each. Nothing was changed."
-
-    @classmethod
-    def of(cls, field: str, message: str, *, step: str, fix: str | None = None) -> InvalidRequest:
-        """The error of one field."""
-        errors = [FieldError(field=field, message=message)]
-        return cls(f"{field}: {message}", step=step, fix=fix, errors=errors)
 
 
 class Unauthorized(NetpluginError):

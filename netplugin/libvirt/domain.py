@@ -11,7 +11,7 @@ from typing import Final
 from lxml import etree
 
 from netplugin.api.domain_models import DomainPolicy
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest
+from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import Binding, DomainRequirements
 from netplugin.libvirt.interfaces import Element, fragments, mac_of_hostdev, parser, text
 from netplugin.libvirt.values import bitmap, content, mac, pci_address, unsigned
@@ -140,8 +140,7 @@ def written(domain: Element) -> str:
 
 def invalid(message: str, step: str, fix: str | None = None) -> InvalidRequest:
     """The error for an invalid domain in a request."""
-    errors = [FieldError(field="xml", message=message)]
-    return InvalidRequest(f"xml: {message}", step=step, fix=fix, errors=errors)
+    return InvalidRequest.of_field("xml", message, step=step, fix=fix)
 
 
 def child(domain: Element, tag: str) -> Element:
