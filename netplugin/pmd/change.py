@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from netplugin.api.errors import Conflict, FieldError, HostError, InvalidRequest, NetpluginError
+from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginError
 from netplugin.api.pmd_models import (
     AutoLoadBalanceRequest,
     PmdChoice,
@@ -202,12 +202,7 @@ def _refuse_unpolled(
         )
 
 
-def _invalid(name: str, message: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{name[:80]}: {message}",
-        step="validate",
-        errors=[FieldError(field=name, message=message)],
-    )
+_invalid = InvalidRequest.of_field
 
 
 # -- Apply PMD settings in one transaction, verify them, and roll back on failure. ----------------

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from netplugin.api.errors import HostError
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue, UnpolledQueue
@@ -33,55 +34,38 @@ _OVERHEAD = re.compile(r"^  overhead:\s+(\d{1,20}) %$")
 
 
 @dataclass(frozen=True)
-class PolledQueue:
-    """A receive queue. ``usage_percent`` is None until OVS has measured it."""
-
-    port: str
-    queue: int
-    enabled: bool
-    usage_percent: int | None
-
-
-@dataclass(frozen=True)
-class Thread:
-    cpu: int
-    numa_node: int
-    isolated: bool = False
-    overhead_percent: int | None = None
-    queues: tuple[PolledQueue, ...] = ()
-
-
-@dataclass(frozen=True)
 class PmdThreads:
-    """All PMD threads. ``seconds`` is the period that the usage covers."""
+    """All PMD threads as they are printed. ``seconds`` is the period that the usage covers."""
 
-    threads: tuple[Thread, ...] = ()
+    threads: tuple[PmdCore, ...] = ()
     seconds: int | None = None
 
 
 def parse_threads(text: str) -> PmdThreads:
-    threads: list[Thread] = []
+    threads: list[PmdCore] = []
     seconds: int | None = None
     for line in text.splitlines():
         if shown := _SECONDS.match(line):
             seconds = int(shown[1])
-        elif thread := _THREAD.match(line):
-            threads.append(Thread(cpu=int(thread[2]), numa_node=int(thread[1])))
+        elif found := _THREAD.match(line):
+            node, cpu = int(found[1]), int(found[2])
+            threads.append(PmdCore(cpu=cpu, numa_node=node, isolated=False, busy_percent=None, queues=()))
         elif threads:
-            threads[-1] = _with(threads[-1], line)
+            threads[-1] = threads[-1].model_copy(update=_of_line(threads[-1], line))
     return PmdThreads(tuple(threads), seconds)
 
 
-def _with(thread: Thread, line: str) -> Thread:
-    isolated, overhead, queues = thread.isolated, thread.overhead_percent, thread.queues
+def _of_line(thread: PmdCore, line: str) -> dict[str, Any]:
+    """What a line of a thread changes of it."""
     if found := _ISOLATED.match(line):
-        isolated = found[1] == "true"
-    elif found := _OVERHEAD.match(line):
-        overhead = int(found[1])
-    elif found := _QUEUE.match(line):
-        usage = int(found[4]) if found[4] else None
-        queues += (PolledQueue(found[1], int(found[2]), found[3] == "enabled", usage),)
-    return Thread(thread.cpu, thread.numa_node, isolated, overhead, queues)
+        return {"isolated": found[1] == "true"}
+    if found := _OVERHEAD.match(line):
+        return {"overhead_percent": int(found[1])}
+    if found := _QUEUE.match(line):
+        usage, is_enabled = int(found[4]) if found[4] else None, found[3] == "enabled"
+        queue = RxQueue(port=found[1], queue=int(found[2]), enabled=is_enabled, usage_percent=usage)
+        return {"queues": (*thread.queues, queue)}
+    return {}
 
 
 # -- Parse the counters of PMD threads: ``pmd-stats-show`` of OVS 3, ``pmd-perf-show`` of OVS 4 (pure).
@@ -286,17 +270,9 @@ def between(before: PmdReading, after: PmdReading, interval_s: float) -> PmdStat
     return after.state.model_copy(update={"cores": tuple(cores), "interval_s": interval_s})
 
 
-def _core(thread: Thread, counters: PmdCounters | None, interfaces: Mapping[str, OvsInterface]) -> PmdCore:
-    queues = (_queue(queue, thread, interfaces.get(queue.port)) for queue in thread.queues)
-    core = PmdCore(
-        cpu=thread.cpu,
-        numa_node=thread.numa_node,
-        isolated=thread.isolated,
-        overhead_percent=thread.overhead_percent,
-        queues=tuple(queues),
-        busy_percent=None,
-    )
-    return _counted(core, counters)
+def _core(thread: PmdCore, counters: PmdCounters | None, interfaces: Mapping[str, OvsInterface]) -> PmdCore:
+    queues = tuple(_queue(queue, thread, interfaces.get(queue.port)) for queue in thread.queues)
+    return _counted(thread.model_copy(update={"queues": queues}), counters)
 
 
 def _counted(core: PmdCore, counted: PmdCounters | None) -> PmdCore:
@@ -311,19 +287,16 @@ def _counted(core: PmdCore, counted: PmdCounters | None) -> PmdCore:
     return core.model_copy(update={name: getattr(counted, name) if counted else None for name in names})
 
 
-def _queue(queue: PolledQueue, thread: Thread, interface: OvsInterface | None) -> RxQueue:
+def _queue(queue: RxQueue, thread: PmdCore, interface: OvsInterface | None) -> RxQueue:
+    """With what the database has of the interface."""
     node = interface.numa_node if interface else None
     pins = read_affinity(interface.other_config.get(AFFINITY)) if interface else {}
-    return RxQueue(
-        port=queue.port,
-        queue=queue.queue,
-        enabled=queue.enabled,
-        usage_percent=queue.usage_percent,
-        pinned_to=pins.get(queue.queue),
-        port_numa_node=node,
-        numa_mismatch=node is not None and node != thread.numa_node,
-        **_owner(interface),
-    )
+    known = {
+        "pinned_to": pins.get(queue.queue),
+        "port_numa_node": node,
+        "numa_mismatch": node is not None and node != thread.numa_node,
+    }
+    return queue.model_copy(update=known | _owner(interface))
 
 
 def _owner(interface: OvsInterface | None) -> dict[str, str | None]:
