@@ -52,9 +52,9 @@ class BridgeReader:
         first_read = time.monotonic()
         seen = self._devices(table)
         links_read = time.monotonic()
-        on_vxlan = any(self._is_on_vxlan(seen, tap) for tap in seen.taps.values())
-        ask_sources = self.ports is None or on_vxlan
-        sources = self.kernel.vxlan.read(deadline) if ask_sources else None
+        bridges = [seen.bridges.get(tap.master or "") for tap in seen.taps.values()]
+        on_vxlan = any(bridge and bridge.segment and bridge.segment.network_id for bridge in bridges)
+        sources = self.kernel.vxlan.read(deadline) if self.ports is None or on_vxlan else None
         rules_read = time.monotonic()
         filtered = _filtered_ports(table)
         seen = replace(
@@ -227,10 +227,6 @@ class BridgeReader:
             return {link.name: found.get(link.index, Queueing()) for link in devices}
         return {link.name: tc.read(link.index, link.qdisc) for link in devices}
 
-    def _is_on_vxlan(self, seen: BridgeObservation, tap: Link) -> bool:
-        bridge = seen.bridges.get(tap.master or "")
-        return bridge is not None and bridge.segment is not None and bool(bridge.segment.network_id)
-
     def _interfaces(
         self, used: Collection[str], bridges: BridgeNames
     ) -> tuple[dict[str, ObservedInterface], ObservedInterface | None]:
@@ -238,7 +234,7 @@ class BridgeReader:
         names = {*filter(None, self.settings.physical_interfaces.values()), *used}
         own = self.settings.local_ip
         addresses = self.kernel.links.addresses() if names or own else {}
-        holders = [n for n, each in sorted(addresses.items()) if own in _without_length(each)]
+        holders = [n for n, all_ in sorted(addresses.items()) if own in {a.partition("/")[0] for a in all_}]
         found: dict[str, ObservedInterface] = {}
         for name in sorted({*names, *holders}):
             link = self.kernel.links.get(name)
@@ -278,10 +274,6 @@ def _left_by(bridges: Mapping[str, ObservedBridge], uplinks: Mapping[str, Link])
     """Return the operator's interfaces that segments use as uplinks."""
     whole = {bridge.uplink for bridge in bridges.values()} - uplinks.keys() - {""}
     return whole | {link.data.parent for link in uplinks.values() if isinstance(link.data, Vlan)}
-
-
-def _without_length(addresses: Iterable[str]) -> set[str]:
-    return {address.partition("/")[0] for address in addresses}
 
 
 def _owners(table: Table | None, ports: Collection[str] | None) -> dict[str, str | None]:

@@ -153,8 +153,6 @@ def is_ours(link: Link) -> bool:
     if alias.startswith(UPLINK_MARK):
         segment = Segment.parse(alias.removeprefix(UPLINK_MARK))
         return segment is not None and link.name == segment.device
-    if alias.startswith(SHAPER_MARK):
-        return link.name == device_name(SHAPER, alias.removeprefix(SHAPER_MARK))
     return port_of(link) is not None or service_of(link) is not None
 
 

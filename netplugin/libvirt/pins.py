@@ -142,8 +142,7 @@ def _tune_cpus(domain: Element, placement: Placement, iothreads: tuple[int, ...]
 
 def _tune_numa(domain: Element, placement: Placement) -> None:
     numatune = child(domain, "numatune")
-    for old in list(numatune):
-        numatune.remove(old)
+    del numatune[:]
     nodeset = format_list(placement.nodes)
     etree.SubElement(numatune, "memory", mode="strict", nodeset=nodeset)
     for cell in placement.cells:
@@ -157,8 +156,7 @@ def _back_memory(domain: Element, placement: Placement, realtime: bool) -> None:
     if hugepages is None:
         hugepages = etree.Element("hugepages")
         backing.insert(0, hugepages)
-    for old in list(hugepages):
-        hugepages.remove(old)
+    del hugepages[:]
     cells = format_list(cell.number for cell in placement.cells)
     etree.SubElement(hugepages, "page", size=str(placement.page_kb), unit="KiB", nodeset=cells)
     if realtime and backing.find("locked") is None:

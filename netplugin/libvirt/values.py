@@ -29,8 +29,7 @@ def content(element: Element | None) -> str:
 
 def replace_content(element: Element, text: str) -> None:
     """Set the string value."""
-    for part in list(element):
-        element.remove(part)
+    del element[:]
     element.text = text
 
 

@@ -30,7 +30,6 @@ _STEP = "vm-image"
 
 _OVERLAYS = "overlays"
 _CALL_S = 60.0
-_CHUNK = 1 << 20
 _CONSOLE_LINES = 10
 #: Where they are looked for: the guest writes as much as it likes.
 _CONSOLE_BYTES = 1 << 16
@@ -158,8 +157,5 @@ def written(manifest: Manifest) -> str:
 
 def sha256(file: Path) -> str:
     """Return the digest of a file's content. Raises: OSError."""
-    digest = hashlib.sha256()
     with file.open("rb") as content:
-        while chunk := content.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(content, "sha256").hexdigest()
