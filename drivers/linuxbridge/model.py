@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Self
 
 from drivers.linuxbridge.filters import fixed_mac
@@ -210,24 +209,6 @@ def tap_name(port_id: str, spec: PortSpec) -> str:
     return spec.device or spec.port_name or device_name(TAP, port_id)
 
 
-class Gate(Enum):
-    """What passes a port.
-
-    ``CLOSED``: nothing. ``WAITING``: what the VM sends, so its first frame shows the bridge that it runs
-    here, and then what is sent to its MAC. It does not run yet, so nothing comes.
-    """
-
-    OPEN = "open"
-    CLOSED = "closed"
-    WAITING = "waiting"
-
-    @classmethod
-    def of(cls, intent: Intent) -> Gate:
-        if not intent.closed:
-            return cls.OPEN
-        return cls.WAITING if intent.follows_guest else cls.CLOSED
-
-
 @dataclass(frozen=True)
 class Tap:
     """The desired state of one port's device, with its rate limits: a tap that the agent makes.
@@ -259,25 +240,37 @@ class Tap:
     shut: bool = False
 
     @classmethod
-    def of(cls, port_id: str, spec: PortSpec, stamp: str = "", gate: Gate = Gate.OPEN) -> Tap:
-        """Make the desired tap of a spec. ``stamp``: the mark of the store to write to it."""
-        mtu = spec.network.mtu
+    def of(cls, intent: Intent, team_vf: TeamVf) -> Tap:
+        """Make the desired tap of a port that stays.
+
+        Nothing passes one that is closed. While it waits for its guest, what the VM sends does, so its first
+        frame shows the bridge that it runs here, and then what is sent to its MAC. It does not run yet, so
+        nothing comes.
+        """
+        spec = intent.spec
+        assert spec is not None
+        mtu, is_open = spec.network.mtu, not intent.closed
+        # The guest drops what comes to the standby then (``net_failover_handle_frame`` in
+        # drivers/net/net_failover.c). What it sends there until it has the VF must not be learned.
+        is_left = is_open and team_vf is TeamVf.IN_USE
 
         def rate(kbps: int | None) -> Tbf | None:
             return Tbf.of(kbps, mtu + _FRAME_HEADER) if kbps else None
 
         return cls(
-            port_id=port_id,
-            name=tap_name(port_id, spec),
+            port_id=intent.port_id,
+            name=tap_name(intent.port_id, spec),
             bridge=Segment.of(spec.network).bridge,
             mtu=mtu,
             multi_queue=spec.queues > 1,
-            guard=NOTHING if gate is Gate.CLOSED else port_guard(spec),
-            mac=fixed_mac(spec) if gate is Gate.OPEN else "",
-            shut=gate is not Gate.OPEN,
+            guard=port_guard(spec) if is_open or intent.follows_guest else NOTHING,
+            mac=fixed_mac(spec) if is_open and not is_left else "",
+            left_to_vf=spec.mac if is_left else "",
+            vf_unknown=is_open and team_vf is TeamVf.UNKNOWN,
+            shut=not is_open,
             ingress=rate(spec.qos.ingress_kbps),
             egress=rate(spec.qos.egress_kbps),
-            stamp=stamp,
+            stamp=intent.stamp,
             service=spec.device is not None,
         )
 
@@ -358,19 +351,11 @@ class DesiredPort:
     @classmethod
     def of(cls, intent: Intent) -> Self:
         assert intent.spec is not None
-        tap = _tap_of(intent, intent.team_vf)
         other = {TeamVf.IN_USE: TeamVf.FREE, TeamVf.FREE: TeamVf.IN_USE}.get(intent.team_vf)
-        otherwise = _tap_of(intent, other) if other else None
-        return cls(tap, intent.spec, Segment.of(intent.spec.network), intent.overlay, otherwise)
-
-
-def _tap_of(intent: Intent, team_vf: TeamVf) -> Tap:
-    assert intent.spec is not None
-    tap = Tap.of(intent.port_id, intent.spec, intent.stamp, Gate.of(intent))
-    if intent.closed:
-        return tap
-    if team_vf is TeamVf.IN_USE:
-        # The guest drops what comes to the standby then (``net_failover_handle_frame`` in
-        # drivers/net/net_failover.c). What it sends there until it has the VF must not be learned.
-        return replace(tap, mac="", left_to_vf=intent.spec.mac)
-    return replace(tap, vf_unknown=team_vf is TeamVf.UNKNOWN)
+        return cls(
+            Tap.of(intent, intent.team_vf),
+            intent.spec,
+            Segment.of(intent.spec.network),
+            intent.overlay,
+            Tap.of(intent, other) if other else None,
+        )
