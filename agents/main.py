@@ -32,7 +32,6 @@ from agents.api.server import Server
 from agents.api.tasks import TaskRunner
 from agents.configuration import UNUSABLE, Configuration, mistakes
 from agents.service import Service
-from agents.store.marks import StoreMarks
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin import options, store_file
@@ -134,14 +133,13 @@ def _check(files: list[Path]) -> int:
 
 def _run(read: Configuration, store: Store, audit: AuditLog) -> int:
     conf, credentials = read.conf, read.credentials
-    marks = StoreMarks(store)
-    host = Host(conf, store.identity, marks.after, store.claimed)
+    host = Host(conf, store.identity, store.marks.after, store.claimed)
     loaded = backends.load(conf.agent.enabled_backends, conf, host)
     ignored = tuple(options.unknown(conf))
     for finding in ignored:
         LOG.warning("%s", finding.found)
     metrics = Metrics(store)
-    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, read.view, marks)
+    service = Service(conf, store, metrics, host, loaded.backends, loaded.broken, read.view)
     service.health.ignored = ignored
     tasks = TaskRunner(read.tasks, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
     app = http.build(service, tasks, metrics)
@@ -196,9 +194,9 @@ async def _serve(
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, server.read_credentials_again)
     await asyncio.to_thread(service.start)  # it writes events
-    service.ports.teams.start()
+    loops = [asyncio.create_task(each) for each in (service.ports.teams.keep(),)]
     await tasks.start(app)
-    heartbeat = asyncio.create_task(_heartbeat(service, supervisor))
+    loops.append(asyncio.create_task(_heartbeat(service, supervisor)))
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)
     # What was made until now stays: a collection that visits all of it takes tens of milliseconds, and
     # every call waits for it.
@@ -206,19 +204,17 @@ async def _serve(
     gc.set_threshold(10_000, 20, 20)
     gc.enable()
     usability = supervisor.every("backend-events", _COMPARE_S, service.health.note_usability)
-    comparison = asyncio.create_task(usability)
-    trim = asyncio.create_task(supervisor.every("memory", _TRIM_S, release_memory))
+    loops.append(asyncio.create_task(usability))
+    loops.append(asyncio.create_task(supervisor.every("memory", _TRIM_S, release_memory)))
     try:
         await server._serve()
     except OSError as unbound:
         LOG.error("cannot listen: %s", unbound)
         return 1
     finally:
-        heartbeat.cancel()
-        comparison.cancel()
-        trim.cancel()
+        for each in loops:
+            each.cancel()
         await tasks.stop()
-        await service.ports.teams.stop()
     return 0
 
 
@@ -263,12 +259,7 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        port_id = getattr(record, "port_id", None)
-        if port_id:
-            line["port_id"] = port_id
-        audit = getattr(record, "audit", None)
-        if audit:
-            line["audit"] = audit
+        line |= {name: value for name in ("port_id", "audit") if (value := getattr(record, name, None))}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

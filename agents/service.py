@@ -18,7 +18,6 @@ from agents.operations.service_ports import ServicePorts
 from agents.ports.claims import Quarantines
 from agents.ports.reconciler import Reconciler
 from agents.ports.teams import TeamVfs
-from agents.store.marks import StoreMarks
 from agents.store.store import Store
 from agents.telemetry.event_streams import EventStreams
 from agents.telemetry.metrics import Metrics
@@ -46,7 +45,6 @@ class Service:
         backends: dict[str, Backend[Observation]],
         broken: dict[str, str],
         view: HostView,
-        marks: StoreMarks | None = None,
     ) -> None:
         """``broken``: the backends that could not be loaded, with the reasons."""
         self._store = store
@@ -56,7 +54,7 @@ class Service:
         quarantines, team_vfs = Quarantines(), TeamVfs()
         self._workers = workers = {
             name: BackendWorker(
-                Reconciler(backend, store, metrics, marks, quarantines, team_vfs),
+                Reconciler(backend, store, metrics, quarantines, team_vfs),
                 host.supervisor,
                 batch_size=conf.agent.batch_size,
                 interval_s=float(conf.agent.reconcile_interval),
@@ -68,7 +66,7 @@ class Service:
         self.off_loop = OffLoop()
         self.view = view
         self._domains: Domains | None = None
-        self.events = EventStreams(store.events, store.database, max(1, conf.api.max_connections // 4))
+        self.events = EventStreams(store.events, max(1, conf.api.max_connections // 4))
         self.pmd = Pmd(host, view, store.placements)
         self.vfs = SharedVfs(store, workers, timeout_s)
         self.networks = Networks(store, workers, timeout_s)
@@ -97,7 +95,7 @@ class Service:
         metrics.watch_pmd(self.pmd.scraped)
         metrics.watch_vfs(self.vfs.counters)
         metrics.watch_failures(host.supervisor.failures)
-        metrics.count_as_failed_but(backends)
+        metrics.loaded = backends
 
     async def domains(self) -> Domains:
         """Imported by the first call, as what it places VMs with is, and not on the event loop."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -52,23 +52,15 @@ from netplugin.tuning.placing.render import pinned, refuse_pmd, refuse_stale_mar
 _SET: Final = "set [host] pmd_cores in netplugin.conf"
 
 
+@dataclass
 class Domains:
-    """``ports`` returns the ports of a VM without standby ports; ``vfs`` returns the whole VF pool."""
-
-    def __init__(
-        self,
-        store: Store,
-        view: HostView,
-        ports: Callable[[str], list[Port]],
-        vfs: Callable[[], Awaitable[list[VfInfo]]],
-        off_loop: OffLoop,
-    ) -> None:
-        self._store = store
-        self._in_thread = store.database.in_thread
-        self._view = view
-        self._ports = ports
-        self._vfs = vfs
-        self._compute = off_loop.compute
+    _store: Store
+    _view: HostView
+    #: The ports of a VM without standby ports.
+    _ports: Callable[[str], list[Port]]
+    #: The whole VF pool.
+    _vfs: Callable[[], Awaitable[list[VfInfo]]]
+    _off_loop: OffLoop
 
     async def render(self, vm_id: str, request: RenderRequest) -> RenderedDomain:
         """Add the VM's NICs to the domain and, if the policy requests it, place the VM.
@@ -82,32 +74,24 @@ class Domains:
         OperationTimeout, HostError.
         """
         bindings = [_active(port) for port in self._of(vm_id, RENDER)]
-        domain = await self._compute(parse_domain, request.xml, RENDER)
-        if request.policy.pin or request.policy.realtime:
-            scene = await self._view.within(self._planned)
-            await self._in_thread(self._render_placed, vm_id, domain, bindings, request.policy, scene)
-            return RenderedDomain(xml=await self._compute(written, domain))
-        await self._refuse_bad_pins(domain)
-        return await self._compute(_completed, domain, bindings, request.policy)
+        domain = await self._off_loop.compute(parse_domain, request.xml, RENDER)
+        if await self._place(vm_id, domain, bindings, request.policy):
+            return RenderedDomain(xml=await self._off_loop.compute(written, domain))
+        return await self._off_loop.compute(_completed, domain, bindings, request.policy)
 
     async def would_place(self, vm_id: str, request: RenderRequest) -> None:
         """Find out whether ``render`` could place a VM that has no ports here yet; nothing is kept.
 
         Raises: as ``render``.
         """
-        domain = await self._compute(parse_domain, request.xml, RENDER)
-        if request.policy.pin or request.policy.realtime:
-            scene = await self._view.within(self._planned)
-            place = partial(self._render_placed, keep=False)
-            await self._in_thread(place, vm_id, domain, [], request.policy, scene)
-        else:
-            await self._refuse_bad_pins(domain)
+        domain = await self._off_loop.compute(parse_domain, request.xml, RENDER)
+        await self._place(vm_id, domain, [], request.policy, keep=False)
 
     async def check(self, vm_id: str, request: CheckRequest) -> list[Finding]:
         """Check the XML of an existing domain. Raises: NotFound, InvalidRequest."""
         ports = self._of(vm_id, CHECK)
         own_nics = tuple(DomainNic(port.port_id, port.binding) for port in ports if port.binding)
-        domain = await self._compute(parse_domain, request.xml, CHECK)
+        domain = await self._off_loop.compute(parse_domain, request.xml, CHECK)
         findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
         ground, live = None, frozenset[int]()
         try:
@@ -122,24 +106,36 @@ class Domains:
                 live = _live(scene, domain, CHECK)
             except (BackendUnavailable, HostError) as silent:
                 findings.append(_unknown("libvirt", silent, "libvirt says which CPUs other VMs have"))
-        placements = await self._in_thread(self._store.placements.all)
+        placements = await self._store.database.in_thread(self._store.placements.all)
         mine = placements.pop(vm_id, None)
         others = held(placements.values(), live)
         other_vfs: tuple[VfInfo, ...] = ()
-        if await self._compute(_other_functions, domain, own_nics):
+        if await self._off_loop.compute(_other_functions, domain, own_nics):
             try:
                 other_vfs = _of_others(await self._vfs(), ports)
             except NetpluginError as unread:
                 expected = "the VFs can be read, to tell whether the domain has one of another VM"
                 findings.append(_unknown("nic-vf", unread, expected))
         case = Case(domain, own_nics, ground, mine, others.cpus, other_vfs)
-        return [*findings, *await self._compute(lambda: tuple(check(case)))]
+        return [*findings, *await self._off_loop.compute(lambda: tuple(check(case)))]
 
     def _of(self, vm_id: str, step: str) -> list[Port]:
         ports = self._ports(vm_id)
         if not ports:
             raise NotFound(f"VM {vm_id} has no ports here", step=step)
         return ports
+
+    async def _place(
+        self, vm_id: str, domain: Element, bindings: list[Binding], policy: DomainPolicy, keep: bool = True
+    ) -> bool:
+        """Place the domain if the policy requests it, which is the result; else check its own pinning."""
+        if not (policy.pin or policy.realtime):
+            await self._refuse_bad_pins(domain)
+            return False
+        scene = await self._view.within(self._planned)
+        in_thread = self._store.database.in_thread
+        await in_thread(self._render_placed, vm_id, domain, bindings, policy, scene, keep)
+        return True
 
     def _render_placed(
         self,
@@ -148,13 +144,13 @@ class Domains:
         bindings: list[Binding],
         policy: DomainPolicy,
         scene: Scene,
-        *,
-        keep: bool = True,
+        keep: bool,
     ) -> None:
         ground = _ground(scene)
         assert ground is not None
         live = _live(scene, domain, RENDER)
-        with self._store.placements.choosing() as placements:
+        with self._store.database.lock:
+            placements = self._store.placements.all()
             before = placements.pop(vm_id, None)
             place = partial(render_placed, domain, bindings, policy, ground)
             # PMD threads may run on VM cores of the plan, if PUT /v1/pmd set them while no VM used
@@ -182,14 +178,14 @@ class Domains:
 
     async def _refuse_bad_pins(self, domain: Element) -> None:
         """Check the pinning of a domain that is not placed against the CPUs of PMD threads, if known."""
-        if not await self._compute(_has_pins, domain):
+        if not await self._off_loop.compute(_has_pins, domain):
             return
         try:
             ground = _ground(await self._view.within(self._view.scene))
         except NetpluginError:
             return
         if ground is not None:
-            await self._compute(refuse_pmd, domain, ground)
+            await self._off_loop.compute(refuse_pmd, domain, ground)
 
 
 def _has_pins(domain: Element) -> bool:

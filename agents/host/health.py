@@ -5,52 +5,49 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from agents.host.view import HostView
 from agents.off_loop import OffLoop
-from agents.ports.admit import unknown_backend
 from agents.ports.backend_ports import BackendPorts
 from agents.ports.findings import orphan_sentences, same_macs
 from agents.ports.reconciler import CHECK_S
-from agents.store.marks import store_findings
 from agents.store.store import Store
 from agents.telemetry.host_events import HostEvents
 from agents.worker import BackendWorker, ask
-from netplugin.api.errors import BackendUnavailable, NetpluginError, OperationTimeout, Overloaded
+from netplugin.api.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    NetpluginError,
+    OperationTimeout,
+    Overloaded,
+)
 from netplugin.api.models import BackendInfo, Finding, PortSpec
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Usability
+from netplugin.spelling import did_you_mean
 
 # A reconcile of the whole host takes at most CHECK_S; a thread that is busy for longer hangs.
 _STUCK_S = CHECK_S + 60.0
 
 
+@dataclass
 class Health:
-    """Looks at the machine, the store, and all backends; ``broken`` are those that could not be loaded."""
+    """Looks at the machine, the store, and all backends."""
 
-    def __init__(
-        self,
-        store: Store,
-        view: HostView,
-        workers: Mapping[str, BackendWorker],
-        broken: Mapping[str, str],
-        supervisor: Supervisor,
-        timeout_s: float,
-        off_loop: OffLoop,
-        network_findings: Callable[[], list[Finding]] = list,
-    ) -> None:
-        """``network_findings`` are those about physical networks that belong to no backend."""
-        self._store = store
-        self._view = view
-        self._workers = workers
-        self._broken = broken
-        self._supervisor = supervisor
-        self._timeout_s = timeout_s
-        self._off_loop = off_loop
-        self._network_findings = network_findings
-        #: What the configuration sets and no option takes.
-        self.ignored: Sequence[Finding] = ()
+    _store: Store
+    _view: HostView
+    _workers: Mapping[str, BackendWorker]
+    #: Those that could not be loaded, with the reasons.
+    _broken: Mapping[str, str]
+    _supervisor: Supervisor
+    _timeout_s: float
+    _off_loop: OffLoop
+    #: Those about physical networks that belong to no backend.
+    _network_findings: Callable[[], list[Finding]]
+    #: What the configuration sets and no option takes.
+    ignored: Sequence[Finding] = ()
 
     async def backends(self) -> list[BackendInfo]:
         """The enabled backends, with their features and facts on this host; unusable if it hangs."""
@@ -89,7 +86,9 @@ class Health:
         record = self._store.get(port_id)
         if backend in self._broken or (record is not None and record.spec.backend == backend):
             return self.not_loaded(backend, port_id)
-        return unknown_backend(backend, self._workers)
+        enabled = ", ".join(sorted(self._workers)) or "none"
+        message = f"{backend!r} is not enabled here (enabled: {enabled})"
+        return InvalidRequest.of_field("backend", message + did_you_mean(backend, self._workers))
 
     async def validate(self, spec: PortSpec) -> None:
         """Raises: NetpluginError if its backend, which is loaded, would refuse the port."""
@@ -120,7 +119,7 @@ class Health:
             findings += await self._view.within(self._view.findings)
         except NetpluginError as error:
             findings.append(_unseen("host", error, "the host can be looked at"))
-        findings += await self._store.database.in_thread(store_findings, self._store)  # it reads files
+        findings += await self._store.database.in_thread(self._store.findings)
         findings += await self._off_loop.look(self._network_findings, "physical networks")
         for name, worker in self._workers.items():
             try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from agents.networks.changes import OneAtATime, apply_on
 from agents.networks.physical_checks import Users, refuse_change, refuse_unusable, refuse_used
@@ -29,12 +29,8 @@ from netplugin.host.vfs import SYS
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """A change that is stored: the spec before, and the backends that have to apply it."""
-
-    before: PhysicalNetworkSpec | None
-    backends: tuple[str, ...]
+#: A change that is stored: the spec before, and the backends that have to apply it.
+_Saved: TypeAlias = tuple[PhysicalNetworkSpec | None, tuple[str, ...]]
 
 
 class PhysicalNetworkService:
@@ -72,11 +68,11 @@ class PhysicalNetworkService:
         nothing is changed.
         """
         async with self._one_at_a_time.turn() as deadline:
-            saved = await self._in_thread(self._save, name, spec, condition)
-            outcome = await self._converge(name, saved.backends, deadline)
+            before, backends = await self._in_thread(self._save, name, spec, condition)
+            outcome = await self._converge(name, backends, deadline)
             if not outcome.reached:
-                if saved.before != spec:
-                    await self._go_back(name, saved, deadline)
+                if before != spec:
+                    await self._go_back(name, before, backends, deadline)
                 raise self._explained(name, spec, outcome.failures[0])
             for failure in outcome.failures:
                 LOG.warning("physical network %s: %s", name, failure)
@@ -90,10 +86,10 @@ class PhysicalNetworkService:
         Raises: Conflict if it has ports, or is of the configuration; errors of the host, and then it stays.
         """
         async with self._one_at_a_time.turn() as deadline:
-            saved = await self._in_thread(self._forget, name, condition)
-            outcome = await self._converge(name, saved.backends, deadline, gone=True)
+            before, backends = await self._in_thread(self._forget, name, condition)
+            outcome = await self._converge(name, backends, deadline, gone=True)
             if not outcome.reached:
-                await self._go_back(name, saved, deadline)
+                await self._go_back(name, before, backends, deadline)
                 raise outcome.failures[0]
 
     def get(self, name: str) -> PhysicalNetworkInfo:
@@ -185,7 +181,7 @@ class PhysicalNetworkService:
                         step="validate",
                         fix=f"change the options of the agent and restart it, or take {name} out of them",
                     )
-                return _Saved(stored.get(name), ())
+                return stored.get(name), ()
             if (taken := clash(name, spec, {**stored, **now.configured})) is not None:
                 raise taken
             before = stored.get(name)
@@ -193,7 +189,7 @@ class PhysicalNetworkService:
             if before != spec:
                 self._store.physical_networks.save(name, spec)
                 self._publish()
-            return _Saved(before, self._concerned(name, before, spec))
+            return before, self._concerned(name, before, spec)
 
     def _forget(self, name: str, condition: Condition) -> _Saved:
         with self._store.database.lock:  # no port may be added meanwhile
@@ -207,12 +203,12 @@ class PhysicalNetworkService:
                     fix=f"take {name} out of the options of the agent and restart it",
                 )
             if before is None:
-                return _Saved(None, ())
+                return None, ()
             if name not in now.configured:  # else the ports are on the network of the configuration
                 refuse_used(name, self._ports_on(name), self._users)
             self._store.physical_networks.forget(name, stays=name in now.configured)
             self._publish()
-            return _Saved(before, self._concerned(name, before, None) if name in now.made else ())
+            return before, self._concerned(name, before, None) if name in now.made else ()
 
     def _concerned(
         self, name: str, before: PhysicalNetworkSpec | None, after: PhysicalNetworkSpec | None
@@ -242,28 +238,30 @@ class PhysicalNetworkService:
             undo=undo,
         )
 
-    async def _go_back(self, name: str, saved: _Saved, deadline: float) -> None:
+    async def _go_back(
+        self, name: str, before: PhysicalNetworkSpec | None, backends: Collection[str], deadline: float
+    ) -> None:
         """Restore the state before a failed change."""
 
         def restore() -> None:
             with self._store.database.lock:
                 now = self._store.physical_networks.all().get(name)
                 try:  # ports that have come meanwhile are plugged as the network is now
-                    if saved.before is None:
+                    if before is None:
                         refuse_used(name, self._ports_on(name), self._users)
                     elif now is not None:
-                        refuse_change(name, saved.before, now, self._ports_on(name), self._users)
+                        refuse_change(name, before, now, self._ports_on(name), self._users)
                 except Conflict as used:
                     LOG.warning("physical network %s stays as it is: %s", name, used)
                     return
-                if saved.before is None:
+                if before is None:
                     self._store.physical_networks.forget(name)
                 else:
-                    self._store.physical_networks.save(name, saved.before)
+                    self._store.physical_networks.save(name, before)
                 self._publish()
 
         await self._in_thread(restore)
-        for failure in (await self._converge(name, saved.backends, deadline, undo=True)).failures:
+        for failure in (await self._converge(name, backends, deadline, undo=True)).failures:
             LOG.warning("physical network %s goes back: %s", name, failure)
 
     def _explained(self, name: str, spec: PhysicalNetworkSpec, error: NetpluginError) -> NetpluginError:

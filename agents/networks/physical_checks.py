@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from agents.store.port_table import Record
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest, Unsupported
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest, Unsupported, some
 from netplugin.api.physical_models import KEPT_PARTS, UPLINK_MTU, PhysicalNetworkSpec
 from netplugin.backend import Observation
 from netplugin.host.physical_networks import completed
@@ -27,9 +27,7 @@ def refuse_unusable(name: str, spec: PhysicalNetworkSpec, users: Users, enabled:
     for part in sorted(spec.parts):
         if not any(part in uses.network_parts for uses in users.values()):
             message = f"no enabled backend uses it (enabled: {', '.join(sorted(enabled)) or 'none'})"
-            raise InvalidRequest(
-                f"{part}: {message}", step="validate", errors=[FieldError(field=part, message=message)]
-            )
+            raise InvalidRequest.of_field(part, message)
     if unused := spec.unused():
         detail = "; ".join(f"{error.field}: {error.message}" for error in unused)
         raise InvalidRequest(detail, step="validate", fix="leave it out", errors=unused)
@@ -38,12 +36,8 @@ def refuse_unusable(name: str, spec: PhysicalNetworkSpec, users: Users, enabled:
     lacks = [part for part in parts if not any(uses.network_parts.get(part) for uses in users.values())]
     if spec.keep and lacks:
         message = f"no enabled backend keeps {' or '.join(lacks)}"
-        raise Unsupported(
-            f"keep: {message}",
-            step="validate",
-            fix="enable dpdkvhostuser (ovs) or linuxbridge, or leave keep out",
-            errors=[FieldError(field="keep", message=message)],
-        )
+        fix = "enable dpdkvhostuser (ovs) or linuxbridge, or leave keep out"
+        raise Unsupported.of_field("keep", message, fix=fix)
     for uses in users.values():
         if spec.parts & uses.network_parts.keys():
             uses.check_network(name, spec)
@@ -91,7 +85,7 @@ def _refuse_shared(name: str, users: Users) -> None:
     for uses in users.values():
         if holders := uses.network_holders(name):
             raise Conflict(
-                f"the bridge of physical network {name} is used by others: {_some(holders)}",
+                f"the bridge of physical network {name} is used by others: {some(sorted(holders))}",
                 step="validate",
                 fix="before that, delete the ports of VXLAN networks that it names or move "
                 "[ovs] local_ip to another bridge, and take ports and addresses of others from it",
@@ -120,12 +114,8 @@ def _value(name: str, spec: PhysicalNetworkSpec | None, field: str) -> object:
 
 def _in_use(detail: str, ports: Collection[Record], errors: list[FieldError]) -> Conflict:
     return Conflict(
-        f"{detail}: {_some([record.port_id for record in ports])}",
+        f"{detail}: {some(sorted(record.port_id for record in ports))}",
         step="validate",
         fix="delete these ports before, or move them to another network",
         errors=errors,
     )
-
-
-def _some(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)[:5]) + (" and others" if len(names) > 5 else "")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from agents.ports.admit import Admission
+from agents.ports import admit
 from agents.ports.backend_ports import BackendPorts, for_each, logged
 from agents.ports.call import LOOK_S, UNDO_S, Call
 from agents.ports.guests import Guests
@@ -93,7 +93,6 @@ class Plug:
     def __init__(self, ports: BackendPorts, guests: Guests) -> None:
         self._ports = ports
         self._guests = guests
-        self._admission = Admission(ports)
 
     def serve(self, calls: Sequence[Call]) -> list[Call]:
         """Carry out the calls as one batch; each gets a result of its own.
@@ -105,8 +104,8 @@ class Plug:
         """
         watch, begun = Stopwatch(), time.monotonic()
         self._ports.save_unsaved()
-        calls = self._admission.admitted(calls, begun)
-        calls = self._admission.store_removals(calls)
+        calls = admit.admitted(self._ports, calls, begun)
+        calls = admit.store_removals(self._ports, calls)
         if not calls:
             return []
         commit_sequence = self._ports.store.commit_sequence()
@@ -125,7 +124,7 @@ class Plug:
             was_removed = call.before is not None and call.before.state is PortState.REMOVING
             call.was_there = call.port_id in observation.ports and not was_removed
         with watch.part("store"):
-            calls = self._admission.store(calls, observation, commit_sequence)
+            calls = admit.store(self._ports, calls, observation, commit_sequence)
         return self._carry_out(calls, observation, watch, begun)
 
     def resume(self, calls: Sequence[Call], *, last: bool = False) -> list[Call]:

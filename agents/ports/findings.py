@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from agents.store.port_table import Record
-from netplugin.api.errors import NetpluginError
+from netplugin.api.errors import NetpluginError, some
 from netplugin.api.models import Finding, Network, PortState
 
 _NAMED = 20  # ports listed by name; the others are counted
-_FEW = 5  # of each cause
 
 
 def not_working(backend: str, records: Iterable[Record]) -> list[Finding]:
@@ -22,13 +21,13 @@ def not_working(backend: str, records: Iterable[Record]) -> list[Finding]:
             alike[record.state.value, error.code, error.step, error.fix].append(record)
     findings = []
     for (state, code, step, fix), ports in sorted(alike.items(), key=lambda item: item[0][:3]):
-        some = _some([record.port_id for record in ports], ", ")
+        named = some([record.port_id for record in ports])
         why = ports[0].error.detail if ports[0].error else ""
         findings.append(
             Finding(
                 id=f"{backend}-ports-{state}",
                 status="fail",
-                found=f"{len(ports)} ports are {state} ({some}), {code} at {step}: {why}",
+                found=f"{len(ports)} ports are {state} ({named}), {code} at {step}: {why}",
                 expected="every port is active",
                 fix=fix,
             )
@@ -53,7 +52,7 @@ def orphan_sentences(kept: Mapping[str, str]) -> list[str]:
     for port_id, why in sorted(kept.items()):
         by_reason[why].append(port_id)
     return [
-        f"{len(ports)} ports are on the host and not in the store ({why}): {_some(ports, ', ', _NAMED)}"
+        f"{len(ports)} ports are on the host and not in the store ({why}): {some(ports, _NAMED)}"
         for why, ports in sorted(by_reason.items())
     ]
 
@@ -81,7 +80,7 @@ def same_macs(records: Iterable[Record]) -> list[Finding]:
     for record in records:
         alike[_segment(record.spec.network), record.spec.mac].append(record.port_id)
     twice = [
-        f"{_some(sorted(ports), ', ')} have {mac} on {segment}"
+        f"{some(sorted(ports))} have {mac} on {segment}"
         for (segment, mac), ports in sorted(alike.items())
         if len(ports) > 1
     ]
@@ -91,15 +90,11 @@ def same_macs(records: Iterable[Record]) -> list[Finding]:
         Finding(
             id="same-mac",
             status="warn",
-            found=_some(twice, "; "),
+            found=some(twice, between="; "),
             expected="each MAC is that of one port of a network: frames for it reach only one",
             fix="delete the port whose VM is gone, or give one of them another MAC",
         )
     ]
-
-
-def _some(words: Sequence[str], between: str, most: int = _FEW) -> str:
-    return between.join(words[:most]) + (" and others" if len(words) > most else "")
 
 
 def _segment(network: Network) -> str:

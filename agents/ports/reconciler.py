@@ -14,7 +14,6 @@ from agents.ports.converge import Converged, Plug, Stopwatch, converge, observe,
 from agents.ports.findings import not_working, of_network, of_orphans
 from agents.ports.guests import Guests
 from agents.ports.teams import TeamVfs
-from agents.store.marks import StoreMarks
 from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.telemetry.host_events import HostEvents
@@ -56,7 +55,6 @@ class Reconciler:
         backend: Backend[Observation],
         store: Store,
         metrics: Metrics,
-        marks: StoreMarks | None = None,
         quarantines: Quarantines | None = None,
         team_vfs: TeamVfs | None = None,
     ) -> None:
@@ -65,7 +63,7 @@ class Reconciler:
         self.guests = Guests(self.ports)
         self.plug = Plug(self.ports, self.guests)
         self.claims = Claims(self.ports, quarantines or Quarantines())
-        self._marks = marks or StoreMarks(store)
+        self._marks = store.marks
         #: The physical networks that were not as they should be when the whole host was looked at
         #: last; any thread may read it.
         self.network_faults: Mapping[str, NetpluginError] = {}
@@ -97,7 +95,10 @@ class Reconciler:
         if not dry_run:
             self.claims.end_quarantines(observation)
             if whole:
-                self._compare_store(records, observation)
+                # Before the plan is applied: with the store that changed the host last.
+                there = (r for i, r in records.items() if i not in observation.ports)
+                lacking = [r.port_id for r in there if r.state not in (PortState.REMOVING, PortState.PENDING)]
+                self._marks.compare(name, observation.store_mark, lacking)
             records |= self.guests.migrated(records, observation, whole=whole)
         intents = self.ports.intents(records.values())
         kept: Mapping[str, str] = {}
@@ -161,15 +162,6 @@ class Reconciler:
         drifted = self._planned([change for change in changes if not change.follows_guest])
         self.ports.events.drift_found(drifted)
         return drifted
-
-    def _compare_store(self, records: Mapping[str, Record], observation: Observation) -> None:
-        """Compare the store with the one that changed the host last, before applying the plan."""
-        lacking = [
-            i
-            for i, r in records.items()
-            if i not in observation.ports and r.state not in (PortState.REMOVING, PortState.PENDING)
-        ]
-        self._marks.compare(self.ports.name, observation.store_mark, lacking)
 
     def _converge_in_chunks(
         self,

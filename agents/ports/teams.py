@@ -12,9 +12,9 @@ Source: libvirt's formatdomain, "Teaming a virtio/hostdev NIC pair".
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
@@ -85,39 +85,23 @@ class TeamVfs:
                 self._in_use.pop(port_id, None)
 
 
+@dataclass
 class Teams:
-    """Not thread-safe: for the event loop only. ``put`` and ``delete`` operate on single ports."""
+    """Not thread-safe: for the event loop only. ``_put`` and ``_delete`` operate on single ports."""
 
-    def __init__(
-        self,
-        store: Store,
-        backend: str,
-        put: PutPort,
-        delete: DeletePort,
-        has_call: Callable[[str], bool],
-        supervisor: Supervisor,
-    ) -> None:
-        self._store = store
-        #: Of the virtio NICs of new teams; empty: no teams.
-        self.backend = backend
-        self._put = put
-        self._delete = delete
-        self._has_call = has_call
-        self._supervisor = supervisor
-        # One call at a time per team, so that its two ports never belong to different calls.
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._task: asyncio.Task[None] | None = None
+    _store: Store
+    #: Of the virtio NICs of new teams; empty: no teams.
+    backend: str
+    _put: PutPort
+    _delete: DeletePort
+    _has_call: Callable[[str], bool]
+    _supervisor: Supervisor
+    # One call at a time per team, so that its two ports never belong to different calls.
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
-    def start(self) -> None:
-        """Start to compare the records periodically, to repair what a crash or a busy VF left."""
-        compare = self._supervisor.every("teams", _COMPARE_S, self.settle)
-        self._task = asyncio.get_running_loop().create_task(compare)
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+    async def keep(self) -> None:
+        """Compare the records periodically, to repair what a crash or a busy VF left."""
+        await self._supervisor.every("teams", _COMPARE_S, self.settle)
 
     def concerns(self, port_id: str, spec: PortSpec | None = None) -> bool:
         """Whether a call for this port concerns a team: requested, existing, or being created."""
@@ -197,10 +181,7 @@ class Teams:
             await self._settle(port_id)
 
     def _lock(self, port_id: str) -> asyncio.Lock:
-        lock = self._locks.get(port_id)
-        if lock is None:
-            lock = self._locks[port_id] = asyncio.Lock()
-        return lock
+        return self._locks.setdefault(port_id, asyncio.Lock())
 
     def _chosen_backend(self) -> str:
         if not self.backend:

@@ -220,12 +220,6 @@ class Database:
         store_file.prepare(path)
         return _connect(path)
 
-    def _keep_backup(self, path: Path) -> None:
-        try:
-            store_file.keep_backup(self.sql, path.parent)
-        except (OSError, sqlite3.Error) as refused:
-            LOG.warning("no copy of the store was made: %s", refused)
-
     def later(self, work: Callable[[], object]) -> None:
         """Run ``work`` in the database thread, after earlier work; not at all once it is closed."""
         with contextlib.suppress(RuntimeError):
@@ -319,14 +313,14 @@ class Database:
     def _bring_to_this_version(self, path: Path) -> None:
         """Create the tables, or back the file up and migrate it in one transaction."""
         steps = self._steps_to_this_version(path)
-        if self._has_tables():
-            self._keep_backup(path)
+        if self.sql.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None:
+            try:
+                store_file.keep_backup(self.sql, path.parent)
+            except (OSError, sqlite3.Error) as refused:
+                LOG.warning("no copy of the store was made: %s", refused)
         if steps is not None:
             ids = f"PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={_VERSION};"
             self.sql.executescript(f"BEGIN; {steps} {ids} COMMIT;")
-
-    def _has_tables(self) -> bool:
-        return self.sql.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is not None
 
     def _steps_to_this_version(self, path: Path) -> str | None:
         """The SQL that brings the file to this version; None if it has it. Raises: ValueError."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from agents.store.database import Database
 from netplugin.api.errors import HostError
@@ -18,6 +18,7 @@ LOG = logging.getLogger(__name__)
 #: The kinds whose last state is kept, so that a restarted agent tells what it missed.
 COMPARED = frozenset({EventKind.BACKEND, EventKind.CONNECTION, EventKind.FINDING, EventKind.PHYSICAL_NETWORK})
 REMOVED, DELETED = "removed", "deleted"
+_COLUMNS = tuple(Event.model_fields)
 #: States that are not kept: what comes after one of them is an event again.
 _PASSING = ("gone", "disconnected", "recovered", "created", "changed", DELETED)
 #: The events that end something, each with the kind of the states that end with it.
@@ -61,11 +62,10 @@ class EventLog:
     """The newest ``most`` events. Any thread may write, read and subscribe."""
 
     def __init__(self, database: Database, most: int) -> None:
-        self._database = database
+        self.database = database
         self.most = most
-        # Not the database's lock: the event loop takes this one, and must not wait for a disk.
-        self._lock = threading.Lock()
-        self._subscribers: tuple[Callable[[], None], ...] = ()
+        #: Changed and copied at once, without a lock: the event loop must not wait for a disk.
+        self._subscribers: set[Callable[[], None]] = set()
 
     def write(self, events: Sequence[NewEvent]) -> None:
         """Store events within a transaction of the caller, who calls ``announce`` after its commit.
@@ -75,7 +75,7 @@ class EventLog:
         if not events:
             return
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        sql = self._database.sql
+        sql = self.database.sql
         sql.executemany(
             "INSERT INTO events (at, kind, state, backend, port_id, subject, detail) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -105,7 +105,7 @@ class EventLog:
         if not events:
             return True
         try:
-            with self._database.transaction():
+            with self.database.transaction():
                 self.write(events)
         except (HostError, sqlite3.Error) as failed:
             LOG.warning("events are lost: %s: %s", failed, "; ".join(map(str, events)))
@@ -113,22 +113,18 @@ class EventLog:
         self.announce()
         return True
 
-    def later(self, work: Callable[[], object]) -> None:
-        """Call ``work`` in the database thread, for threads that must not wait for a disk."""
-        self._database.later(work)
-
     def states(self, kind: EventKind, backend: str) -> dict[str, str]:
         """The last lasting state by port or subject; none for a finding that is gone, for example."""
-        with self._database.lock:
-            rows = self._database.sql.execute(
+        with self.database.lock:
+            rows = self.database.sql.execute(
                 "SELECT name, state FROM event_states WHERE kind = ? AND backend = ?", (kind.value, backend)
             ).fetchall()
         return dict(rows)
 
     def backends(self) -> set[str]:
         """The backends that had a state."""
-        with self._database.lock:
-            rows = self._database.sql.execute("SELECT DISTINCT backend FROM event_states").fetchall()
+        with self.database.lock:
+            rows = self.database.sql.execute("SELECT DISTINCT backend FROM event_states").fetchall()
         return {backend for (backend,) in rows}
 
     def skip_numbers(self) -> None:
@@ -136,36 +132,25 @@ class EventLog:
 
         Milliseconds since 1970 are more than the events of any store.
         """
-        number, sql = int(time.time() * 1e3), self._database.sql
+        number, sql = int(time.time() * 1e3), self.database.sql
         change = "UPDATE sqlite_sequence SET seq = MAX(seq, ?) WHERE name = 'events'"
         if not sql.execute(change, (number,)).rowcount:
             sql.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('events', ?)", (number,))
 
     def announce(self) -> None:
         """Wake the subscribers, because events were committed."""
-        for wake in self._subscribers:
+        for wake in tuple(self._subscribers):
             wake()
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Call ``wake`` after each commit of events, from any thread. Returns how to end it."""
-        with self._lock:
-            self._subscribers = (*self._subscribers, wake)
-
-        def end() -> None:
-            with self._lock:
-                self._subscribers = tuple(each for each in self._subscribers if each is not wake)
-
-        return end
-
-    @property
-    def subscribers(self) -> int:
-        """The number of subscribers."""
-        return len(self._subscribers)
+        self._subscribers.add(wake)
+        return partial(self._subscribers.discard, wake)
 
     def newest(self) -> int:
         """The number of the last event; 0 before the first."""
-        with self._database.lock:
-            row = self._database.sql.execute(
+        with self.database.lock:
+            row = self.database.sql.execute(
                 "SELECT seq FROM sqlite_sequence WHERE name = 'events'"
             ).fetchone()
         return int(row[0]) if row else 0
@@ -176,30 +161,14 @@ class EventLog:
         A number that this store has not reached is one of another store, or of a newer copy of this
         one: all stored events are returned, and ``lost`` is set.
         """
-        with self._database.lock:
+        with self.database.lock:
             newest = self.newest()
             lost = after > newest
             after = 0 if lost else after
-            rows = self._database.sql.execute(
-                "SELECT id, at, kind, state, backend, port_id, subject, detail FROM events WHERE id > ? "
-                "ORDER BY id LIMIT ?",
-                (after, limit),
+            rows = self.database.sql.execute(
+                f"SELECT {', '.join(_COLUMNS)} FROM events WHERE id > ? ORDER BY id LIMIT ?", (after, limit)
             ).fetchall()
-        events = tuple(map(_event, rows))
+        events = tuple(Event.model_validate(dict(zip(_COLUMNS, row, strict=True))) for row in rows)
         first = events[0].id if events else newest + 1
         last = events[-1].id if events else newest
         return EventPage(events, first, last, lost or 0 < after < first - 1)
-
-
-def _event(row: tuple[int, str, str, str, str | None, str | None, str | None, str]) -> Event:
-    number, at, kind, state, backend, port_id, subject, detail = row
-    return Event(
-        id=number,
-        at=datetime.fromisoformat(at),
-        kind=EventKind(kind),
-        state=state,
-        backend=backend,
-        port_id=port_id,
-        subject=subject,
-        detail=detail,
-    )

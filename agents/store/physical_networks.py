@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from agents.store.database import Database
 from agents.store.event_log import DELETED, EventLog, NewEvent
-from agents.store.set_aside import Row, SetAside
+from agents.store.set_aside import SetAside
 from netplugin.api.errors import Conflict
 from netplugin.api.event_models import EventKind
 from netplugin.api.models import PortSpec
@@ -23,7 +23,9 @@ class StoredPhysicalNetworks:
         self._database = database
         self._events = events
         self._set_aside = set_aside
-        self._found: Mapping[str, PhysicalNetworkSpec] = dict(set_aside.sift(_TABLE, _parse))
+        read = PhysicalNetworkSpec.model_validate_json
+        found = set_aside.sift(_TABLE, lambda row: (row["name"], read(row["spec"])))
+        self._found: Mapping[str, PhysicalNetworkSpec] = dict(found)
         #: Those that were deleted since the start, for calls that have looked at them before.
         self._deleted: frozenset[str] = frozenset()
 
@@ -74,7 +76,3 @@ def _saved(name: str, before: PhysicalNetworkSpec | None, spec: PhysicalNetworkS
         return NewEvent(EventKind.PHYSICAL_NETWORK, "created", subject=name)
     fields = (field for field in type(spec).model_fields if getattr(spec, field) != getattr(before, field))
     return NewEvent(EventKind.PHYSICAL_NETWORK, "changed", ", ".join(fields), subject=name)
-
-
-def _parse(row: Row) -> tuple[str, PhysicalNetworkSpec]:
-    return row["name"], PhysicalNetworkSpec.model_validate_json(row["spec"])

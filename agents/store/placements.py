@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from agents.store.database import Database
 from netplugin.api.errors import NotFound
 from netplugin.libvirt.pins import Placement
 
 
 class Placements:
-    """``Store.save`` deletes the placements of VMs without ports."""
+    """``Store.save`` deletes those of VMs without ports. Hold ``Database.lock`` while one is chosen."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    @contextmanager
-    def choosing(self) -> Iterator[dict[str, Placement]]:
-        """Lock the placements while one is chosen and saved. Yields the placement of each VM."""
-        with self._database.lock:
-            yield self.all()
-
     def all(self) -> dict[str, Placement]:
         with self._database.lock:
             rows = self._database.sql.execute("SELECT vm_id, placement FROM placements ORDER BY vm_id")
-            return {vm_id: read_placement(text) for vm_id, text in rows}
+            return {vm_id: Placement.model_validate_json(text) for vm_id, text in rows}
 
     def save(self, vm_id: str, placement: Placement) -> None:
         """Save the placement of a VM. Raises: NotFound if the VM has no ports any more."""
@@ -37,8 +28,3 @@ class Placements:
             )
             if written.rowcount != 1:
                 raise NotFound(f"VM {vm_id} has no ports here any more", step="store")
-
-
-def read_placement(text: str) -> Placement:
-    """Parse a stored placement. Raises: ValueError."""
-    return Placement.model_validate_json(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import threading
 import time
 from collections import Counter
@@ -10,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agents.store.event_log import REMOVED, NewEvent
+from agents.store.set_aside import Row
 from netplugin.api.errors import Problem
 from netplugin.api.event_models import EventKind
 from netplugin.api.migration import Migration
@@ -18,6 +21,8 @@ from netplugin.backend import Claim, Intent
 from netplugin.host.names import name_digits
 
 T = TypeVar("T")
+#: The parts of a spec that most ports have alike.
+_SHARED = ("network", "vf", "qos", "port_security")
 # Seconds after which no observation is used any more: a check of the whole host takes 120 s at most.
 _FORGET_MOVE_S = 600.0
 
@@ -39,6 +44,37 @@ class Record(Intent):
     #: The port that this one is the standby of (teaming); both are created and deleted together.
     standby_of: str | None = None
     migration: Migration | None = None
+
+
+class Parts:
+    """What specs that are read have in common, once each: 3 KB less for each port."""
+
+    def __init__(self) -> None:
+        self._values: dict[object, object] = {}
+        #: The names of the fields that are given, which are all of them in a stored spec.
+        self._given: dict[frozenset[str], set[str]] = {}
+
+    def record_of(self, row: Row, claims: tuple[Claim, ...]) -> Record:
+        """The record of a row. Raises: ValueError, TypeError, KeyError."""
+        previous, error, migration = row["previous_spec"], row["error"], row["migration"]
+        return Record(
+            port_id=row["port_id"],
+            spec=self._sharing(PortSpec.model_validate_json(row["spec"])),
+            state=PortState(row["state"]),
+            previous=PortSpec.model_validate_json(previous) if previous else None,
+            error=Problem.model_validate_json(error) if error else None,
+            claims=claims,
+            timings_ms={sys.intern(part): ms for part, ms in json.loads(row["timings"]).items()},
+            standby_of=row["standby_of"],
+            migration=Migration.model_validate_json(migration) if migration else None,
+        )
+
+    def _sharing(self, spec: PortSpec) -> PortSpec:
+        """The same spec, with the parts that it has in common with others."""
+        values = ((name, getattr(spec, name)) for name in _SHARED)
+        same = {name: self._values.setdefault(part, part) for name, part in values if part}
+        given = self._given.setdefault(frozenset(spec.model_fields_set), spec.model_fields_set)
+        return PortSpec.model_construct(_fields_set=given, **{**dict(spec), **same})
 
 
 class PortTable:

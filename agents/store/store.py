@@ -10,30 +10,29 @@ import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from agents.store.commits import Commits
 from agents.store.database import Database
 from agents.store.event_log import EventLog, NewEvent
+from agents.store.marks import StoreMarks
 from agents.store.physical_networks import StoredPhysicalNetworks
-from agents.store.placements import Placements, read_placement
-from agents.store.port_table import ClaimMoves, PortTable, Record, leaves_vm, port_events, without
-from agents.store.rows import Parts, network_of, quarantined, record_of, sharing
+from agents.store.placements import Placements
+from agents.store.port_table import ClaimMoves, Parts, PortTable, Record, leaves_vm, port_events, without
 from agents.store.set_aside import Row, SetAside
 from agents.store.task_journal import TaskJournal
+from netplugin import store_file
 from netplugin.api.conditions import intent_tag
-from netplugin.api.errors import CapacityExhausted, Conflict, HostError
+from netplugin.api.errors import CapacityExhausted, Conflict, HostError, some
 from netplugin.api.event_models import EventKind
-from netplugin.api.models import NetworkSpec, PortState
+from netplugin.api.models import Finding, NetworkSpec, PortState
 from netplugin.backend import NOBODY, Claim, Overlay
 from netplugin.host.names import name_digits
+from netplugin.libvirt.pins import Placement
 
 # IEEE 802.1Q, table 9-2: 0 is no VLAN and 4095 is reserved.
 _LOCAL_VLANS = range(1, 4095)
-_OLDER, _COMPARED = "older/", "compared/"
 # Maximum number of remembered deleted ports; older ones are dropped.
 _FORGOTTEN = 20_000
 
@@ -61,16 +60,16 @@ class Store:
         self.set_aside = SetAside(self.database)
         #: Created with the store, and written to every port that it makes.
         self.identity = self.database.identity
-        self.commits = Commits(self.database)
-        self._older: Mapping[str, str] = self._stored_by_backend(_OLDER)
-        self._compared: Mapping[str, str] = self._stored_by_backend(_COMPARED)
+        self.marks = StoreMarks(self.database, self.events)
         #: The commit number of each port's record.
         self._numbers: dict[str, int] = {}
         self._ports = PortTable(self._read_ports())
-        self._networks = {n.network_id: n for n in self.set_aside.sift("networks", network_of)}
+        self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network_of)}
         self.physical_networks = StoredPhysicalNetworks(self.database, self.set_aside, self.events)
-        self._unfit: dict[Claim, str] = dict(self.set_aside.sift("quarantine", quarantined))
-        self.set_aside.sift("placements", lambda row: read_placement(row["placement"]))
+        self._unfit: dict[Claim, str] = dict(
+            self.set_aside.sift("quarantine", lambda row: (Claim(row["kind"], row["key"]), row["reason"]))
+        )
+        self.set_aside.sift("placements", lambda row: Placement.model_validate_json(row["placement"]))
         self.set_aside.sift("tasks", lambda row: self.tasks.get(row["taskuuid"]))
         self._moves = ClaimMoves()
 
@@ -115,7 +114,7 @@ class Store:
             self._require_names(records)
             before = {i: self._ports.committed(i) for i in (*forget, *(r.port_id for r in records))}
             with self.database.transaction():
-                commit = self.commits.write_next()
+                commit = self.marks.commits.write_next()
                 for port_id in forget:
                     self._forget(port_id)
                 for record in records:
@@ -128,7 +127,7 @@ class Store:
                     )
                 events = port_events(before, records)
                 self.events.write(events)
-            self.commits.made(commit)
+            self.marks.commits.made(commit)
             new = {record.port_id for record in records}
             # Before the records, so that a reader that finds a record finds its number.
             if forget or not new <= self._numbers.keys():
@@ -173,39 +172,7 @@ class Store:
             (_FORGOTTEN,),
         )
 
-    # -- marks on the host -----------------------------------------------------------------------
-
-    @property
-    def mark(self) -> str:
-        """The mark of the host as a whole: the identity of this store and its last commit."""
-        return f"{self.identity}/{self.commits.mark}"
-
-    @property
-    def older(self) -> Mapping[str, str]:
-        """The reports of a newer copy of this store, or of another one, by backend."""
-        return self._older
-
-    @property
-    def compared(self) -> Mapping[str, str]:
-        """The last noted mark of a newer copy, or of another store, by backend."""
-        return self._compared
-
-    def note_older(self, backend: str, report: str, mark: str) -> None:
-        """Save the report and its mark. Raises: HostError; in memory it is saved nevertheless."""
-        with self._lock:
-            self._older = {**self._older, backend: report}
-            self._compared = {**self._compared, backend: mark}
-            rows = {_OLDER + backend: report, _COMPARED + backend: mark}
-            with self.database.transaction():
-                self.database.sql.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows.items())
-                self.events.skip_numbers()
-
-    def forget_older(self, backend: str) -> None:
-        """Delete the report; its mark stays noted. Raises: HostError; then nothing is changed."""
-        with self._lock:
-            with self.database.transaction():
-                self.database.sql.execute("DELETE FROM meta WHERE key = ?", (_OLDER + backend,))
-            self._older = {b: report for b, report in self._older.items() if b != backend}
+    # -- stamps of ports on the host -------------------------------------------------------------
 
     def stamp(self, port_id: str) -> str:
         """The stamp of a port on the host: the identity of this store and the commit of its record.
@@ -230,13 +197,10 @@ class Store:
             )
             return found.fetchone() is not None
 
-    def _kept_claims(self, port_id: str) -> tuple[Claim, ...]:
-        aside = self.set_aside.get("ports", port_id)
-        return aside.claims if aside else ()
-
     def claims_before(self, port_id: str) -> tuple[Claim, ...]:
         """The claims in the unreadable row of a port without a record."""
-        return () if port_id in self._ports else self._kept_claims(port_id)
+        aside = self.set_aside.get("ports", port_id)
+        return () if aside is None or port_id in self._ports else aside.claims
 
     # -- claims and quarantines ------------------------------------------------------------------
 
@@ -271,37 +235,28 @@ class Store:
             return  # the common case: avoid waiting for a slow disk
         with self._lock:
             new = {claim: reason for claim, reason in unfit.items() if claim not in self._unfit}
+            begun = [NewEvent(EventKind.QUARANTINE, "begun", why, subject=c.key) for c, why in new.items()]
             with self.database.transaction():
                 self.database.sql.executemany(
                     "INSERT OR IGNORE INTO quarantine VALUES (?, ?, ?)",
                     [(claim.kind, claim.key, reason) for claim, reason in new.items()],
                 )
-                self.events.write(
-                    [
-                        NewEvent(EventKind.QUARANTINE, "begun", reason, subject=claim.key)
-                        for claim, reason in new.items()
-                    ]
-                )
+                self.events.write(begun)
             self._unfit = {**new, **self._unfit}
             self.events.announce()
 
     def release(self, claims: Collection[Claim]) -> None:
         """End the quarantine of these resources."""
         with self._lock:
+            ended = [c for c in self._unfit if c in set(claims)]
             with self.database.transaction():
                 self.database.sql.executemany(
                     "DELETE FROM quarantine WHERE kind = ? AND key = ?",
                     [(claim.kind, claim.key) for claim in claims],
                 )
-                self.events.write(
-                    [
-                        NewEvent(EventKind.QUARANTINE, "ended", subject=claim.key)
-                        for claim in self._unfit
-                        if claim in set(claims)
-                    ]
-                )
+                self.events.write([NewEvent(EventKind.QUARANTINE, "ended", subject=c.key) for c in ended])
             self.events.announce()
-            self._unfit = {c: reason for c, reason in self._unfit.items() if c not in set(claims)}
+            self._unfit = {c: reason for c, reason in self._unfit.items() if c not in ended}
 
     def unfit(self) -> dict[Claim, str]:
         """The quarantined resources, with the reasons."""
@@ -385,8 +340,7 @@ class Store:
         def parse(row: Row) -> Record:
             port_id = row["port_id"]
             claims = [Claim(kind, key, json.loads(m)) for kind, key, m in rows.get(port_id, ())]
-            record = record_of(row, tuple(sorted(claims, key=lambda c: (c.kind, c.key))))
-            record = replace(record, spec=sharing(record.spec, parts))
+            record = parts.record_of(row, tuple(sorted(claims, key=lambda c: (c.kind, c.key))))
             self._numbers[port_id] = int(row["number"])
             return record
 
@@ -450,9 +404,8 @@ class Store:
         with self._lock:
             ports = [record.port_id for record in self.ports_on(network_id)]
             if ports:
-                some = ", ".join(ports[:5]) + (" and others" if len(ports) > 5 else "")
                 raise Conflict(
-                    f"network {network_id} has {len(ports)} ports here: {some}",
+                    f"network {network_id} has {len(ports)} ports here: {some(ports)}",
                     step="store",
                     fix="delete its ports before",
                 )
@@ -475,6 +428,34 @@ class Store:
             )
         return vlan
 
-    def _stored_by_backend(self, prefix: str) -> dict[str, str]:
-        rows = self.database.sql.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{prefix}%",))
-        return {key.removeprefix(prefix): value for key, value in rows}
+    # -- findings --------------------------------------------------------------------------------
+
+    def findings(self) -> list[Finding]:
+        """Unreadable rows, and damaged databases that were moved aside. Reads files."""
+        found = [
+            Finding(
+                id=f"store-row-{row.table}-{row.key}",
+                status="warn",
+                found=f"the row {row.key} of {row.table} could not be read and is set aside: {row.reason}",
+                expected="a store whose rows can all be read",
+                fix="repeat the request (PUT), or restore a copy: netplugin store restore",
+            )
+            for row in self.set_aside.all()
+        ]
+        found += [
+            Finding(
+                id=f"store-damaged-{path.name}",
+                status="warn",
+                found=f"the store was damaged; it is now {path}, and the agent began with an empty one",
+                expected="a whole database",
+                fix="look at the disk; let the platform PUT its ports again, or restore a copy: "
+                f"netplugin store restore; then move {path.name} away",
+            )
+            for path in store_file.damaged(self.database.path.parent)
+        ]
+        return found
+
+
+def _network_of(row: Row) -> Overlay:
+    """Raises: ValueError, TypeError, KeyError."""
+    return Overlay(row["network_id"], NetworkSpec.model_validate_json(row["spec"]), int(row["local_vlan"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from agents.store.database import Database, StoredClock
@@ -20,7 +20,7 @@ _FINISHED = "state IN ('delivered', 'expired')"
 
 @dataclass(frozen=True)
 class JournalledTask:
-    """An asynchronous call and its state."""
+    """An asynchronous call and its state, in the order of the columns of its table."""
 
     taskuuid: str
     fingerprint: str
@@ -35,6 +35,9 @@ class JournalledTask:
 
     def public(self) -> Task:
         return Task(taskuuid=self.taskuuid, state=self.state, attempts=self.attempts, result=self.result)
+
+
+_COLUMNS = tuple(each.name for each in fields(JournalledTask))
 
 
 class TaskJournal:
@@ -64,18 +67,7 @@ class TaskJournal:
             self._stamp()
             self.database.sql.execute(
                 "INSERT OR IGNORE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    task.taskuuid,
-                    task.fingerprint,
-                    task.method,
-                    task.target,
-                    task.body,
-                    task.callback_url,
-                    task.state.value,
-                    task.attempts,
-                    self.now(),
-                    None,
-                ),
+                astuple(replace(task, created_at=self.now(), result=None)),
             )
         found = self.get(task.taskuuid)
         assert found is not None
@@ -147,20 +139,10 @@ class TaskJournal:
     def _read(self, where: str, parameters: tuple[str, ...]) -> Iterator[JournalledTask]:
         with self.database.lock:
             rows = self.database.sql.execute(
-                "SELECT taskuuid, fingerprint, method, target, body, callback_url, state, attempts, "
-                f"created_at, result FROM tasks {where}",
+                f"SELECT {', '.join(_COLUMNS)} FROM tasks {where}",
                 parameters,
             ).fetchall()
         for row in rows:
-            yield JournalledTask(
-                taskuuid=row[0],
-                fingerprint=row[1],
-                method=row[2],
-                target=row[3],
-                body=row[4],
-                callback_url=row[5],
-                state=TaskState(row[6]),
-                attempts=row[7],
-                created_at=row[8],
-                result=json.loads(row[9]) if row[9] else None,
-            )
+            values = dict(zip(_COLUMNS, row, strict=True))
+            result = json.loads(values["result"]) if values["result"] else None
+            yield JournalledTask(**values | {"state": TaskState(values["state"]), "result": result})

@@ -12,7 +12,6 @@ import math
 from collections.abc import AsyncIterator
 from functools import partial
 
-from agents.store.database import Database
 from agents.store.event_log import EventLog, EventPage
 from netplugin.api.errors import Overloaded
 from netplugin.api.event_models import Event, EventFilter
@@ -29,11 +28,11 @@ MEDIA_TYPE = "text/event-stream"
 class EventStreams:
     """The open streams of events. Used on the event loop only."""
 
-    def __init__(self, log: EventLog, database: Database, most: int, idle_s: float = _IDLE_S) -> None:
+    def __init__(self, log: EventLog, most: int, idle_s: float = _IDLE_S) -> None:
         """``most``: maximum number of streams at a time."""
         self._log = log
         self._most = most
-        self._in_thread = database.in_thread
+        self._in_thread = log.database.in_thread
         self._idle_s = idle_s
         self._ended = False
         self._wakes: set[asyncio.Event] = set()

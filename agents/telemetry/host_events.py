@@ -69,7 +69,7 @@ class HostEvents:
 
     def connection(self, port_id: str, connected: bool) -> None:
         """Compare whether a VM is connected to a port. Returns at once."""
-        self._log.later(lambda: self._note_connection(port_id, connected))
+        self._log.database.later(lambda: self._note_connection(port_id, connected))
 
     def _note_connection(self, port_id: str, connected: bool) -> None:
         with self._lock:

@@ -34,7 +34,8 @@ class Metrics:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._registry = CollectorRegistry()
-        self._loaded: Collection[str] | None = None
+        #: The backends whose ports are not reported as failed; None: all.
+        self.loaded: Collection[str] | None = None
         self._registry.register(_AtScrape(self._ports))
         self._operations = Counter(
             "netplugin_operations",
@@ -55,10 +56,6 @@ class Metrics:
             ["backend", "change", "why"],
             registry=self._registry,
         )
-
-    def count_as_failed_but(self, loaded: Collection[str]) -> None:
-        """Report ports of all other backends as failed."""
-        self._loaded = loaded
 
     # ``read`` is called at each scrape.
 
@@ -115,7 +112,7 @@ class Metrics:
 
     def _reported(self, record: Record) -> PortState:
         """The state as in the API: that of a port whose backend is not loaded is failed."""
-        unseen = self._loaded is not None and record.spec.backend not in self._loaded
+        unseen = self.loaded is not None and record.spec.backend not in self.loaded
         return PortState.FAILED if unseen else record.state
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from netplugin.api.errors import NetpluginError
-from netplugin.api.pmd_models import PmdCore
 from netplugin.pmd.read import PmdReading
 
 LOG = logging.getLogger(__name__)
@@ -38,37 +38,30 @@ def pmd_figures(read: Callable[[], PmdReading | None]) -> list[Metric]:
 
 def _threads(reading: PmdReading) -> Iterator[Metric]:
     since = "since it started or its statistics were cleared"
-    busy = GaugeMetricFamily(
+    gauge, counter = partial(GaugeMetricFamily, labels=_THREAD), partial(CounterMetricFamily, labels=_THREAD)
+    busy = gauge(
         "netplugin_pmd_busy_ratio",
         f"Cycles of a PMD thread that went to polls with packets, of all it used, {since}.",
-        labels=_THREAD,
     )
     cost = GaugeMetricFamily(
         "netplugin_pmd_cycles_per_packet",
         f"Cycles of a PMD thread for each packet, {since}: of polls with packets, and of all.",
         labels=[*_THREAD, "of"],
     )
-    overhead = GaugeMetricFamily(
+    overhead = gauge(
         "netplugin_pmd_overhead_ratio",
         "Cycles of a PMD thread that are no queue's own, of the last minute.",
-        labels=_THREAD,
     )
-    isolated = GaugeMetricFamily(
-        "netplugin_pmd_isolated", "Whether a PMD thread polls pinned queues alone.", labels=_THREAD
-    )
-    packets = CounterMetricFamily(
-        "netplugin_pmd_packets", "Packets that a PMD thread received.", labels=_THREAD
-    )
+    isolated = gauge("netplugin_pmd_isolated", "Whether a PMD thread polls pinned queues alone.")
+    packets = counter("netplugin_pmd_packets", "Packets that a PMD thread received.")
     upcalls = CounterMetricFamily(
         "netplugin_pmd_upcalls",
         "Packets that had no flow in the datapath, and those lost for it.",
         labels=[*_THREAD, "outcome"],
     )
-    cycles = CounterMetricFamily(
-        "netplugin_pmd_cycles", "Cycles that a PMD thread used, sleep left out.", labels=_THREAD
-    )
+    cycles = counter("netplugin_pmd_cycles", "Cycles that a PMD thread used, sleep left out.")
     for core in reading.state.cores:
-        thread = _labels(core)
+        thread = [str(core.cpu), str(core.numa_node)]
         isolated.add_metric(thread, core.isolated)
         _add(busy, thread, core.busy_percent, 100)
         _add(cost, [*thread, "processing"], core.processing_cycles_per_packet)
@@ -101,10 +94,6 @@ def _queues(reading: PmdReading) -> Iterator[Metric]:
     away.add_metric([], sum(queue.numa_mismatch for queue in queues))
     unpolled.add_metric([], len(reading.state.unpolled))
     yield from (usage, away, unpolled)
-
-
-def _labels(core: PmdCore) -> list[str]:
-    return [str(core.cpu), str(core.numa_node)]
 
 
 def _add(family: GaugeMetricFamily, labels: list[str], value: float | None, divisor: int = 1) -> None:

@@ -236,6 +236,11 @@ def reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def some(names: Sequence[str], most: int = 5, between: str = ", ") -> str:
+    """The first of these names, for a sentence: there may be thousands of them."""
+    return between.join(names[:most]) + (" and others" if len(names) > most else "")
+
+
 def as_host_error(error: Exception, step: str) -> NetpluginError:
     """Wrap any exception other than a NetpluginError (EMFILE, EAGAIN, disk full) in a HostError."""
     if isinstance(error, NetpluginError):

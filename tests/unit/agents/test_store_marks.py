@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agents.store.marks import StoreMarks
 from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.models import PortSpec, PortState
@@ -32,7 +31,7 @@ def store(path: Path) -> Iterator[Store]:
 
 def commit(store: Store, port_id: str) -> str:
     store.save([Record(port_id, PortSpec.model_validate(SPEC), state=PortState.ACTIVE)])
-    return store.mark
+    return store.marks.own
 
 
 def numbered(mark: str) -> str:
@@ -41,13 +40,13 @@ def numbered(mark: str) -> str:
 
 
 def test_the_mark_follows_the_commits_of_the_same_store(store: Store) -> None:
-    marks = StoreMarks(store)
+    marks = store.marks
     carried = CarriedMark(marks.after)
-    assert carried.after("") == store.mark == f"{store.identity}/0"
+    assert carried.after("") == store.marks.own == f"{store.identity}/0"
     first = commit(store, "p1")
     assert carried.after("") == first and commit(store, "p2") != first
-    assert carried.after(first) == store.mark
-    assert numbered(store.mark) == f"{store.identity}/2"
+    assert carried.after(first) == store.marks.own
+    assert numbered(store.marks.own) == f"{store.identity}/2"
     marks.compare("b", carried.found(first), [])
     assert marks.findings("b") == []
 
@@ -60,7 +59,7 @@ def test_an_older_copy_is_reported_until_somebody_has_compared(
     commit(store, "p2")
     newest = commit(store, "p3")
     older = Store(tmp_path / "copy" / path.name)
-    marks = StoreMarks(older)
+    marks = older.marks
     for number in range(4, 8):
         commit(older, f"p{number}")  # soon it has as many commits as the newest
     assert marks.after(newest) == newest, "it stays until it was compared"
@@ -69,9 +68,9 @@ def test_an_older_copy_is_reported_until_somebody_has_compared(
     assert "an older copy: it lacks commit 3" in finding.found and finding.found.endswith(": p1")
     assert marks.findings("other") == []
     assert commit(older, "p8") == marks.after(newest)
-    assert StoreMarks(store).after(older.mark) == older.mark, "the original has not this commit"
+    assert store.marks.after(older.marks.own) == older.marks.own, "the original has not this commit"
     marks.compare("b", newest, [])
-    assert len(StoreMarks(older).findings("b")) == 1, "it outlives the process"
+    assert len(older.marks.findings("b")) == 1, "it outlives the process"
     marks.accept("b")
     assert marks.findings("b") == []
     older.close()
@@ -79,17 +78,17 @@ def test_an_older_copy_is_reported_until_somebody_has_compared(
 
 @pytest.mark.parametrize("found", [OTHER, "no mark of ours"])
 def test_the_mark_of_another_store(store: Store, found: str) -> None:
-    marks = StoreMarks(store)
+    marks = store.marks
     commit(store, "p1")
     assert marks.after(found) == found
     marks.compare("b", found, [])
     [finding] = marks.findings("b")
     assert finding.found == f"another store changed the host last: {found.removesuffix('/7')}"
-    assert marks.after(found) == store.mark
+    assert marks.after(found) == store.marks.own
 
 
 def test_every_backend_learns_what_was_there_before_the_first_write(store: Store) -> None:
-    marks = StoreMarks(store)
+    marks = store.marks
     carried = CarriedMark(marks.after)
     there = carried.after(OTHER)
     assert there == OTHER, "nobody has compared"
@@ -97,7 +96,7 @@ def test_every_backend_learns_what_was_there_before_the_first_write(store: Store
     for number in range(3):
         commit(store, f"p{number}")
         there = carried.after(there)
-        assert there == store.mark
+        assert there == store.marks.own
     marks.compare("second", carried.found(there), [])
     assert [len(marks.findings(backend)) for backend in ("first", "second")] == [1, 1]
     assert carried.found("a third store's") == "a third store's", "it wrote since"
@@ -108,13 +107,13 @@ def test_an_older_copy_tells_every_backend(store: Store, path: Path, tmp_path: P
     shutil.copytree(path.parent, tmp_path / "copy")
     newest = [commit(store, f"p{number}") for number in range(2, 5)][-1]
     older = Store(tmp_path / "copy" / path.name)
-    marks = StoreMarks(older)
+    marks = older.marks
     for backend in ("first", "second"):
         marks.compare(backend, newest, [])
         [finding] = marks.findings(backend)
         assert "an older copy: it lacks commit 4" in finding.found
     ours = commit(older, "p9")
-    assert StoreMarks(store).after(ours) == ours, "the original has a commit of this number, and not this one"
+    assert store.marks.after(ours) == ours, "the original has a commit of this number, and not this one"
     older.close()
 
 
@@ -131,7 +130,7 @@ def test_an_older_copy_that_has_overtaken_the_host_before_its_first_look(
             commit(older, f"p{number}")
         older.close()
     older = Store(tmp_path / "copy" / path.name)
-    marks = StoreMarks(older)
+    marks = older.marks
     assert marks.after(newest) == newest, "it stays until it was compared"
     marks.compare("b", newest, [])
     [finding] = marks.findings("b")
@@ -146,17 +145,17 @@ def test_what_one_backend_learned_another_learns_after_a_restart(
     shutil.copytree(path.parent, tmp_path / "copy")
     newest = [commit(store, f"p{number}") for number in range(2, 5)][-1]
     older = Store(tmp_path / "copy" / path.name)
-    StoreMarks(older).compare("first", newest, [])
+    older.marks.compare("first", newest, [])
     older.close()
     again = Store(tmp_path / "copy" / path.name)
-    marks = StoreMarks(again)
+    marks = again.marks
     marks.compare("second", newest, [])
     assert [len(marks.findings(backend)) for backend in ("first", "second")] == [1, 1]
     again.close()
 
 
 def test_the_runs_of_years_are_forgotten(store: Store, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.store.commits._KEPT", 3)
+    monkeypatch.setattr("agents.store.marks._KEPT", 3)
     made = [commit(store, "p1")]
     store.close()
     for _ in range(6):
@@ -164,7 +163,7 @@ def test_the_runs_of_years_are_forgotten(store: Store, path: Path, monkeypatch: 
         made.append(commit(again, "p1"))
         again.close()
     last = Store(path)
-    marks = StoreMarks(last)
+    marks = last.marks
     for mark in made:
         marks.compare("b", mark, [])
     assert marks.findings("b") == []
@@ -176,20 +175,20 @@ def test_the_runs_of_years_are_forgotten(store: Store, path: Path, monkeypatch: 
 
 
 def test_what_was_accepted_stays_so_after_a_restart(store: Store, path: Path) -> None:
-    marks = StoreMarks(store)
+    marks = store.marks
     marks.compare("b", OTHER, ["p1"])
     store.close()
     again = Store(path)
-    marks = StoreMarks(again)
+    marks = again.marks
     marks.compare("b", OTHER, [])
     [finding] = marks.findings("b")
     assert finding.found.endswith(": p1"), "as it was first reported"
     marks.accept("b")
     again.close()
     last = Store(path)
-    marks = StoreMarks(last)
+    marks = last.marks
     marks.compare("b", OTHER, [])
-    assert marks.findings("b") == [] and marks.after(OTHER) == last.mark
+    assert marks.findings("b") == [] and marks.after(OTHER) == last.marks.own
     marks.compare("b", "00000000-0000-4000-8000-000000000000/8", [])
     assert len(marks.findings("b")) == 1, "the other store wrote since"
     last.close()
@@ -197,11 +196,11 @@ def test_what_was_accepted_stays_so_after_a_restart(store: Store, path: Path) ->
 
 @pytest.mark.parametrize("number", ["9" * 5000, str(10**20), "٣", "-1", ""])
 def test_a_garbled_number_is_another_stores_and_stops_nothing(store: Store, number: str) -> None:
-    marks = StoreMarks(store)
+    marks = store.marks
     found = f"{store.identity}/{number}"
     assert marks.after(found) == found
     marks.compare("b", found, [])
     [finding] = marks.findings("b")
     assert "another store" in finding.found and len(finding.found) < 200
-    assert commit(store, "p1") == marks.after(found) == store.mark
-    assert numbered(store.mark) == f"{store.identity}/1"
+    assert commit(store, "p1") == marks.after(found) == store.marks.own
+    assert numbered(store.marks.own) == f"{store.identity}/1"

@@ -351,7 +351,7 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
             nonlocal broken
             supervisor = running.shared.supervisor
             async with asyncio.timeout(DEADLINE_S):
-                running.service.ports.teams.start()
+                repairs = asyncio.create_task(running.service.ports.teams.keep())
                 while not supervisor.reasons():
                     await asyncio.sleep(0)
                 assert "teams" in (await running.service.health.unready())[0]
@@ -363,7 +363,7 @@ def test_comparing_goes_on_after_an_error_that_nobody_expected(
                 # It counts as going on from the end of that turn, which the standby comes before.
                 while await running.service.health.unready():
                     await asyncio.sleep(0.01)
-            await running.service.ports.teams.stop()
+            repairs.cancel()
 
         asyncio.run(compare())
 
