@@ -91,7 +91,7 @@ class Service:
         )
         team_vfs.moved = self.ports.wake_standby
         self.service_ports = ServicePorts(store, self.ports)
-        self.migrations = Migrations(self.ports, self.health, self.vfs, self._would_place, timeout_s)
+        self.migrations = Migrations(self.ports, self.health, self.vfs, self._would_place)
         metrics.watch_pmd(self.pmd.scraped)
         metrics.watch_vfs(self.vfs.counters)
         metrics.watch_failures(host.supervisor.failures)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from agents.host.health import Health
 from agents.host.vfs import SharedVfs
 from agents.operations.ports import PortOperations
-from agents.ports.call import migrate_call
 from agents.ports.migration import outcome
-from agents.store.port_table import Record
 from netplugin.api.domain_models import RenderRequest
 from netplugin.api.errors import Conflict, NetpluginError
 from netplugin.api.migration_models import MigrateCheck, MigrateRequest
@@ -24,22 +22,13 @@ _OFFERED = ("userspace_tso",)
 _VHOST_USER = "vhost_postcopy"
 
 
+@dataclass
 class Migrations:
-    """``would_place`` raises why this host cannot place a VM (see ``Domains``)."""
-
-    def __init__(
-        self,
-        ports: PortOperations,
-        health: Health,
-        vfs: SharedVfs,
-        would_place: Callable[[str, RenderRequest], Awaitable[None]],
-        timeout_s: float,
-    ) -> None:
-        self._ports = ports
-        self._health = health
-        self._vfs = vfs
-        self._would_place = would_place
-        self._timeout_s = timeout_s
+    _ports: PortOperations
+    _health: Health
+    _vfs: SharedVfs
+    #: Raises why this host cannot place a VM (see ``Domains``).
+    _would_place: Callable[[str, RenderRequest], Awaitable[None]]
 
     async def check(self, request: MigrateCheck) -> list[Finding]:
         """What does not fit between the port on the source and the one that this host would have."""
@@ -71,21 +60,13 @@ class Migrations:
         if ports.teams.concerns(port_id, request.port):
             if request.phase == "leave":
                 await self._require_detached(port_id)
-            record = await ports.teams.migrate(port_id, request, self._step_alone)
+            record = await ports.teams.migrate(port_id, request, ports.migrate_alone)
         elif request.port is None and ports.backend_of(port_id) is None:
             outcome(request.phase, request.activation, None, None, datetime.now(UTC))
             record = None
         else:
-            record = await self._step_alone(port_id, request)
+            record = await ports.migrate_alone(port_id, request)
         return None if record is None else ports.describe(record)
-
-    async def _step_alone(
-        self, port_id: str, request: MigrateRequest, standby_of: str | None = None
-    ) -> Record | None:
-        deadline = time.monotonic() + self._timeout_s
-        return await self._ports.migrate_alone(
-            migrate_call(port_id, request.phase, request.activation, deadline, request.port, standby_of)
-        )
 
     async def _require_detached(self, port_id: str) -> None:
         """Raises: Conflict if a VM has the VF of this port, with which it cannot be migrated."""
@@ -124,10 +105,12 @@ def compared(
 
 
 def _finding(name: str, fits: bool, found: str, expected: str, fix: str) -> Finding:
-    status = "ok" if fits else "fail"
-    return Finding.model_validate(
-        {"id": f"migrate-{name}", "status": status, "found": found, "expected": expected}
-        | ({} if fits else {"fix": fix})
+    return Finding(
+        id=f"migrate-{name}",
+        status="ok" if fits else "fail",
+        found=found,
+        expected=expected,
+        fix=None if fits else fix,
     )
 
 

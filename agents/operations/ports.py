@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from agents.host.health import Health
-from agents.operations.refusals import refuse_service
-from agents.ports.call import Amend, Call, delete_call, put_call
+from agents.ports.call import Amend, Call
 from agents.ports.reconciler import CHECK_S
 from agents.ports.teams import Teams, standby_id
 from agents.store.port_table import Record
@@ -20,8 +19,10 @@ from agents.store.store import Store
 from agents.worker import BackendWorker, answer
 from netplugin.api.batch_models import Batch, BatchResult, BatchResults, PortFilter, Retag
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
-from netplugin.api.errors import Conflict, HostError, NetpluginError, NotFound
+from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginError, NotFound
+from netplugin.api.migration_models import MigrateRequest
 from netplugin.api.models import Binding, Port, PortSpec, PortState, ReconcileReport, ReconcileRequest
+from netplugin.backend import Intent
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
 
@@ -145,7 +146,7 @@ class PortOperations:
     async def reconcile(self, request: ReconcileRequest) -> ReconcileReport:
         """Reconcile all backends. Raises: Overloaded."""
         report = ReconcileReport(dry_run=request.dry_run, ports=0, changes=[])
-        deadline = time.monotonic() + self._timeout_s
+        deadline = self._deadline()
         futures = {
             name: worker.reconcile(deadline, dry_run=request.dry_run, remove_orphans=request.remove_orphans)
             for name, worker in self._workers.items()
@@ -180,13 +181,19 @@ class PortOperations:
     ) -> None:
         await self._carried_out(self._delete(port_id, standby_of, condition))
 
-    async def migrate_alone(self, step: Call) -> Record | None:
-        record: Record | None = await self._carried_out(step)
+    async def migrate_alone(
+        self, port_id: str, request: MigrateRequest, standby_of: str | None = None
+    ) -> Record | None:
+        port = Intent(port_id, None)
+        if request.port is not None:
+            port = Record(port_id, request.port, standby_of=standby_of)
+        call = Call(port, self._deadline(), step=request.phase, activation=request.activation)
+        record: Record | None = await self._carried_out(call)
         return record
 
     def check_step(self, port_id: str, spec: PortSpec | None) -> None:
         """Refuse a step of a migration that is none of a VM's own port. Raises: NetpluginError."""
-        refuse_service(self._store.get(port_id), port_id, spec)
+        self._refuse_service(port_id, spec)
         if spec is not None:
             self._put(port_id, spec)
         else:
@@ -194,7 +201,8 @@ class PortOperations:
 
     def backend_of(self, port_id: str) -> str | None:
         """The backend that has the port, has a call for it in its queue, or may have kept an orphan of it."""
-        return self._holder(port_id) or self._keeper(port_id)
+        workers = self._workers.items()
+        return self._holder(port_id) or next((n for n, w in workers if w.ports.may_keep(port_id)), None)
 
     def wake_standby(self, port_id: str) -> None:
         """Have the standby of a team leave frames to the VF, or take them (callable from any thread)."""
@@ -206,13 +214,13 @@ class PortOperations:
     # -- calls -----------------------------------------------------------------------------------
 
     def _put_call(self, port_id: str, spec: PortSpec, condition: Condition) -> _Pending:
-        refuse_service(self._store.get(port_id), port_id, spec)
+        self._refuse_service(port_id, spec)
         if self.teams.concerns(port_id, spec):
             return asyncio.ensure_future(self.teams.put(port_id, spec, condition))
         return self._put(port_id, spec, condition=condition)
 
     def _delete_call(self, port_id: str, condition: Condition = NO_CONDITION) -> _Pending:
-        refuse_service(self._store.get(port_id), port_id)
+        self._refuse_service(port_id)
         if self.teams.concerns(port_id):
             return asyncio.ensure_future(self.teams.delete(port_id, condition))
         return self._delete(port_id, condition=condition)
@@ -245,9 +253,7 @@ class PortOperations:
                 port_id=port_id,
                 fix="delete the port and ask for it again",
             )
-        call = put_call(port_id, spec, time.monotonic() + self._timeout_s, standby_of)
-        call.condition = condition
-        return call
+        return Call(Record(port_id, spec, standby_of=standby_of), self._deadline(), condition=condition)
 
     def _delete(
         self, port_id: str, standby_of: str | None = None, condition: Condition = NO_CONDITION
@@ -258,9 +264,28 @@ class PortOperations:
             return None
         if backend not in self._workers:
             raise self._health.missing(backend, port_id)
-        call = delete_call(port_id, time.monotonic() + self._timeout_s)
-        call.condition = condition
-        return call
+        return Call(Intent(port_id, None), self._deadline(), condition=condition)
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._timeout_s
+
+    def _refuse_service(self, port_id: str, spec: PortSpec | None = None) -> None:
+        """For a call on a VM's port, which may share its id with a service port.
+
+        Raises: Conflict, InvalidRequest.
+        """
+        field = None if spec is None else "device" if spec.device else "internal" if spec.internal else None
+        if field is not None:
+            fix = f"PUT /v1/service-ports/{port_id} puts a device of the host on a network"
+            raise InvalidRequest.of_field(field, "it is of service ports only", fix=fix).for_port(port_id)
+        record = self._store.get(port_id)
+        if record is not None and record.spec.device is not None:
+            raise Conflict(
+                f"{port_id} is a service port, of device {record.spec.device}",
+                step="validate",
+                port_id=port_id,
+                fix=f"use /v1/service-ports/{port_id}, or another id",
+            )
 
     def _has_call(self, port_id: str) -> bool:
         return any(worker.is_at(port_id) for worker in self._workers.values())
@@ -274,11 +299,6 @@ class PortOperations:
                     return name
             record = self._store.get(port_id)  # it may have been stored since
         return record.spec.backend if record else None
-
-    def _keeper(self, port_id: str) -> str | None:
-        """The backend that may have kept an orphan of this name on the host."""
-        workers = self._workers.items()
-        return next((n for n, worker in workers if worker.ports.may_keep(port_id)), None)
 
     def _worker_of(self, call: Call) -> BackendWorker:
         # The port may be gone since: then any worker answers.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agents.operations.ports import PortOperations
-from agents.operations.refusals import refuse_vms
 from agents.store.port_table import Record
 from agents.store.store import Store
 from netplugin.api.conditions import NO_CONDITION, Condition, intent_tag
-from netplugin.api.errors import NotFound
+from netplugin.api.errors import Conflict, NotFound
 from netplugin.api.service_models import ServicePort, ServicePortSpec
 
 
@@ -24,14 +23,14 @@ class ServicePorts:
         self, port_id: str, spec: ServicePortSpec, condition: Condition = NO_CONDITION
     ) -> ServicePort:
         """Create or change a service port. Raises: any NetpluginError; then the port is unchanged."""
-        refuse_vms(self._store.get(port_id), port_id)
+        self._refuse_vms(port_id)
         return self._reported(
             await self._ports.put_alone(port_id, spec.as_port(port_id), condition=condition)
         )
 
     async def delete(self, port_id: str, condition: Condition = NO_CONDITION) -> None:
         """Take the device off its network. Raises: any NetpluginError."""
-        refuse_vms(self._store.get(port_id), port_id)
+        self._refuse_vms(port_id)
         await self._ports.delete_alone(port_id, condition=condition)
 
     def all(self) -> Iterator[ServicePort]:
@@ -48,6 +47,17 @@ class ServicePorts:
         if record is None or record.spec.device is None:
             raise NotFound(f"there is no service port {port_id}", step="lookup", port_id=port_id)
         return self._reported(record)
+
+    def _refuse_vms(self, port_id: str) -> None:
+        """A service port and a port of a VM share their ids. Raises: Conflict."""
+        record = self._store.get(port_id)
+        if record is not None and record.spec.device is None:
+            raise Conflict(
+                f"{port_id} is a port of VM {record.spec.vm_id}",
+                step="validate",
+                port_id=port_id,
+                fix=f"use /v1/ports/{port_id}, or another id",
+            )
 
     def _reported(self, record: Record) -> ServicePort:
         port = self._ports.describe_alone(record)

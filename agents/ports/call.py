@@ -84,26 +84,3 @@ class Call:
     def has_time(self) -> bool:
         """Whether enough time is left for a retry and an undo."""
         return time.monotonic() + NEXT_TRY_S < self.deadline - UNDO_S / 2
-
-
-def put_call(port_id: str, spec: PortSpec, deadline: float, standby_of: str | None = None) -> Call:
-    """A request to create or change a port."""
-    return Call(Record(port_id, spec, standby_of=standby_of), deadline)
-
-
-def delete_call(port_id: str, deadline: float) -> Call:
-    """A request to remove a port."""
-    return Call(Intent(port_id, None), deadline)
-
-
-def migrate_call(
-    port_id: str,
-    step: MigrationStep,
-    activation: Activation | None,
-    deadline: float,
-    spec: PortSpec | None = None,
-    standby_of: str | None = None,
-) -> Call:
-    """A step of a migration; ``spec`` is that of ``prepare``."""
-    port = Intent(port_id, None) if spec is None else Record(port_id, spec, standby_of=standby_of)
-    return Call(port, deadline, step=step, activation=activation)

@@ -16,7 +16,7 @@ from oslo_config import cfg
 from stevedore.extension import ExtensionManager
 
 from agents import backends
-from agents.ports.call import delete_call, put_call
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
 from agents.store.port_table import Record
 from agents.store.store import Store
@@ -62,14 +62,14 @@ class Example:
         return self.put_spec(port_id, make_spec(**fields))
 
     def put_spec(self, port_id: str, spec: PortSpec) -> Record:
-        call = put_call(port_id, spec, time.monotonic() + 10)
+        call = Call(Record(port_id, spec), time.monotonic() + 10)
         self._reconciler.plug.serve([call])
         record = call.future.result(0)
         assert record is not None
         return record
 
     def delete(self, port_id: str) -> None:
-        call = delete_call(port_id, time.monotonic() + 10)
+        call = Call(Intent(port_id, None), time.monotonic() + 10)
         self._reconciler.plug.serve([call])
         call.future.result(0)
 

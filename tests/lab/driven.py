@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.ports.call import Call, delete_call, put_call
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
+from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin import options
 from netplugin.api.models import Binding, PlannedChange, PortSpec
-from netplugin.backend import Backend
+from netplugin.backend import Backend, Intent
 from netplugin.host.shared import Host
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
@@ -65,14 +66,14 @@ class Driven:
 
     def put(self, port_id: str, spec: Mapping[str, Any], serve: Serve | None = None) -> Binding:
         """Return the answer, or raise its error. ``serve`` is a worker's, or it is done here."""
-        call = put_call(port_id, PortSpec.model_validate(spec), time.monotonic() + self._deadline_s)
+        call = Call(Record(port_id, PortSpec.model_validate(spec)), time.monotonic() + self._deadline_s)
         (serve or self._serve)(call)
         record = call.future.result(self._deadline_s)
         assert record is not None
         return self.backend.binding(record)
 
     def delete(self, port_id: str, serve: Serve | None = None) -> None:
-        call = delete_call(port_id, time.monotonic() + self._deadline_s)
+        call = Call(Intent(port_id, None), time.monotonic() + self._deadline_s)
         (serve or self._serve)(call)
         call.future.result(self._deadline_s)
 

@@ -9,20 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.ports.call import Call, delete_call, put_call
+from agents.ports.call import Call
 from agents.schedule import BatchSizes, next_batch
+from agents.store.port_table import Record
 from netplugin.api.models import PortSpec
+from netplugin.backend import Intent
 from tests.unit.agent import SPEC
 
 MAKE_SPEC = PortSpec.model_validate(SPEC)
 
 
 def put(port_id: str, group: object = None, at: float = 0.0) -> Call:
-    return replace(put_call(port_id, MAKE_SPEC, at + 30), group=group, queued_at=at)
+    return replace(Call(Record(port_id, MAKE_SPEC), at + 30), group=group, queued_at=at)
 
 
 def delete(port_id: str, group: object = None, at: float = 0.0) -> Call:
-    return replace(delete_call(port_id, at + 30), group=group, queued_at=at)
+    return replace(Call(Intent(port_id, None), at + 30), group=group, queued_at=at)
 
 
 @st.composite

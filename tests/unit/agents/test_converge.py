@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from agents.ports.backend_ports import BackendPorts
-from agents.ports.call import put_call
+from agents.ports.call import Call
 from agents.ports.converge import Stopwatch, converge
 from agents.ports.reconciler import Reconciler
+from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.telemetry.host_events import HostEvents
 from agents.telemetry.metrics import Metrics
@@ -78,7 +79,7 @@ def test_an_observation_is_planned_once(tmp_path: Path, monkeypatch: pytest.Monk
     backend, store = Recorded(), Store(tmp_path / "agent.db")
     reconciler = Reconciler(backend, store, Metrics(store))
     for port_id in ("a", "b", "c"):
-        put = put_call(port_id, PortSpec.model_validate(SPEC), time.monotonic() + 30)
+        put = Call(Record(port_id, PortSpec.model_validate(SPEC)), time.monotonic() + 30)
         reconciler.plug.serve([put])
         assert put.future.result().state == "active"
         assert backend.plans() == 2  # to change and to read back

@@ -13,9 +13,10 @@ import pytest
 
 from agents.operations.migrations import compared
 from agents.ports import guests
-from agents.ports.call import Call, delete_call, migrate_call, put_call
+from agents.ports.call import Call
 from agents.ports.migration import followed, is_news, opens, outcome
 from agents.ports.reconciler import Reconciler
+from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin.api.client import Client
@@ -186,7 +187,12 @@ class World:
 
     def step(self, step: MigrationStep, activation: Activation | None = None) -> Call:
         spec = PORT if step == "prepare" else None
-        return migrate_call("p", step, activation, time.monotonic() + 60, spec)
+        return Call(
+            Record("p", spec) if spec else Intent("p", None),
+            time.monotonic() + 60,
+            step=step,
+            activation=activation,
+        )
 
     def done(self, step: MigrationStep, activation: Activation | None = None) -> Any:
         op = self.step(step, activation)
@@ -194,7 +200,7 @@ class World:
         return op.future.result(0)
 
     def put(self, spec: PortSpec = PORT) -> Any:
-        op = put_call("p", spec, time.monotonic() + 60)
+        op = Call(Record("p", spec), time.monotonic() + 60)
         self.ask(op)
         return op.future.result(0)
 
@@ -287,7 +293,7 @@ def test_only_steps_and_a_delete_change_a_port_that_migrates(world: World) -> No
     assert world.look() == "closed"
     world.done("commit")
     world.put()
-    op = delete_call("p", time.monotonic() + 60)
+    op = Call(Intent("p", None), time.monotonic() + 60)
     world.done("leave")
     world.ask(op)
     op.future.result(0)

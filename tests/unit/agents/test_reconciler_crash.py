@@ -28,8 +28,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agents.ports.call import Call, delete_call, put_call
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
+from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import BackendUnavailable, CapacityExhausted, HostError, NetpluginError
@@ -206,10 +207,10 @@ class World:
         self.start()
 
     def put(self, port_id: str, spec: PortSpec | None = None) -> Call:
-        return put_call(port_id, spec or make_spec(), time.monotonic() + 30)
+        return Call(Record(port_id, spec or make_spec()), time.monotonic() + 30)
 
     def delete(self, port_id: str) -> Call:
-        return delete_call(port_id, time.monotonic() + 30)
+        return Call(Intent(port_id, None), time.monotonic() + 30)
 
     def serve(self, operations: Sequence[Call], crash_at: int | None = None) -> bool:
         """Whether it came to the end. If so, everyone has an answer."""

@@ -20,8 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import service as service_module
-from agents.ports.call import NEXT_TRY_S, Call, delete_call, put_call
+from agents.ports.call import NEXT_TRY_S, Call
 from agents.ports.reconciler import Reconciler
+from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from agents.worker import BackendWorker
@@ -34,6 +35,7 @@ from netplugin.api.errors import (
     Overloaded,
 )
 from netplugin.api.models import PortSpec, ReconcileReport
+from netplugin.backend import Intent
 from netplugin.host.locks import Locks
 from netplugin.host.supervisor import Supervisor
 from netplugin.host.usability import Wake
@@ -45,11 +47,11 @@ MAKE_SPEC = PortSpec.model_validate(SPEC)
 
 
 def put(port_id: str = "p1", deadline_s: float = 30.0) -> Call:
-    return put_call(port_id, MAKE_SPEC, time.monotonic() + deadline_s)
+    return Call(Record(port_id, MAKE_SPEC), time.monotonic() + deadline_s)
 
 
 def delete(port_id: str = "p1", deadline_s: float = 30.0) -> Call:
-    return delete_call(port_id, time.monotonic() + deadline_s)
+    return Call(Intent(port_id, None), time.monotonic() + deadline_s)
 
 
 def in_time() -> float:

@@ -19,9 +19,10 @@ import pytest
 
 from agents.networks.physical import PhysicalNetworkService
 from agents.ports.backend_ports import BackendPorts
-from agents.ports.call import put_call
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
 from agents.store.physical_networks import StoredPhysicalNetworks
+from agents.store.port_table import Record
 from agents.store.store import Store
 from agents.telemetry.metrics import Metrics
 from netplugin.api.errors import HostError, NetpluginError
@@ -122,7 +123,7 @@ class World:
         asyncio.run(self.service.delete(NAME))
 
     def plug(self, spec: PortSpec) -> None:
-        call = put_call("p1", spec, time.monotonic() + 30)
+        call = Call(Record("p1", spec), time.monotonic() + 30)
         self.reconciler.plug.serve([call])
         assert call.future.result().state is PortState.ACTIVE
 

@@ -13,15 +13,16 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from agents.ports.call import Call, delete_call, put_call
+from agents.ports.call import Call
 from agents.ports.reconciler import Reconciler
+from agents.store.port_table import Record
 from agents.telemetry.metrics import Metrics
 from drivers.sriov.driver import Sriov
 from drivers.sriov.plan import desired_attributes
 from drivers.vf.commands import KIND
 from netplugin import options
 from netplugin.api.models import PortSpec, PortState
-from netplugin.backend import NOBODY
+from netplugin.backend import NOBODY, Intent
 from netplugin.host.vf_messages import GROUPS, VfAttributes, differing
 from netplugin.host.vfs import VFIO
 from tests.unit.agents.test_reconciler_crash import Clock, TickingStore
@@ -96,10 +97,10 @@ class World:
         self.start()
 
     def put(self, port_id: str, spec: PortSpec) -> Call:
-        return put_call(port_id, spec, time.monotonic() + 30)
+        return Call(Record(port_id, spec), time.monotonic() + 30)
 
     def delete(self, port_id: str) -> Call:
-        return delete_call(port_id, time.monotonic() + 30)
+        return Call(Intent(port_id, None), time.monotonic() + 30)
 
     def serve(self, *operations: Call, crash_at: int | None = None) -> bool:
         """Whether it came to the end."""

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from agents.ports.call import Call, migrate_call
+from agents.ports.call import Call
+from agents.store.port_table import Record
 from drivers.ovs.filters import are_closed
 from drivers.vdpa.relay_mac import TAKEN_AT_ONCE
 from drivers.vf.memory import KEPT_BY_DPDK, provisional_mac
@@ -20,6 +21,7 @@ from netplugin.api.errors import NetpluginError, OperationTimeout, Unsupported
 from netplugin.api.migration import Activation
 from netplugin.api.migration_models import MigrationStep
 from netplugin.api.models import PortSpec, PortState
+from netplugin.backend import Intent
 from netplugin.host.flow_actions import output
 from netplugin.host.ovs_rows import MAC_MARK
 from tests.unit.drivers.sriov.model import ModelPf
@@ -119,7 +121,12 @@ class Relays(VdpaWorld):
 
     def step(self, step: MigrationStep, activation: Activation | None = None) -> Call:
         spec = self.kind.spec if step == "prepare" else None
-        return migrate_call(PORT, step, activation, time.monotonic() + 30, spec)
+        return Call(
+            Record(PORT, spec) if spec else Intent(PORT, None),
+            time.monotonic() + 30,
+            step=step,
+            activation=activation,
+        )
 
     def done(self, step: MigrationStep, activation: Activation | None = None) -> Any:
         operation = self.step(step, activation)
@@ -322,7 +329,7 @@ def test_new_ports_in_relay_mode_alone_migrate(tmp_path: Path, mode: str, moves:
     world = VdpaWorld(tmp_path, mode=mode)
     world.switch.reported = NATIVE_ROOT if mode == "native" else RELAY_ROOT
     assert world.driver.offered().live_migration is moves
-    operation = migrate_call(PORT, "prepare", None, time.monotonic() + 30, vdpa_spec())
+    operation = Call(Record(PORT, vdpa_spec()), time.monotonic() + 30, step="prepare")
     assert world.serve(operation)
     refused = operation.future.exception(0)
     if not moves:
@@ -335,7 +342,7 @@ def test_a_port_keeps_the_mode_in_which_it_migrates(tmp_path: Path) -> None:
     """The mode of the port decides, not that of new ports."""
     with closing(VduseWorld(tmp_path)) as world:
         assert world.plug("a", vduse_spec()) is None
-        operation = migrate_call("a", "leave", None, time.monotonic() + 30)
+        operation = Call(Intent("a", None), time.monotonic() + 30, step="leave")
         world.mode = "relay"
         world.restart()
         assert world.serve(operation)

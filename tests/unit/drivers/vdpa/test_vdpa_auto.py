@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 from lxml import etree
 
-from agents.ports.call import migrate_call
+from agents.ports.call import Call
+from agents.store.port_table import Record
 from drivers.ovs.ports import VHOST_TYPE
 from drivers.vdpa.model import NATIVE_TYPE
 from drivers.vdpa.vduse_host import VHOST_VDPA, VduseHost
 from drivers.vdpa.vduse_processes import DeviceStep, waits
 from netplugin.api.errors import HostError, InvalidRequest, NetpluginError, Unsupported
+from netplugin.backend import Intent
 from netplugin.host.names import VHOST, device_name
 from tests.unit.drivers.vdpa.test_vduse_ports import binding_of, world_at
 from tests.unit.drivers.vdpa.vduse_world import VDUSE_ROOT, VduseWorld, vduse_spec
@@ -176,7 +178,7 @@ def test_a_port_whose_vm_comes_from_another_host_is_relayed(
     """No other mode migrates; so a port that has been made here does not leave."""
     assert both.driver.offered().live_migration and not without_vfs.driver.offered().live_migration
     for world in (both, without_vfs):
-        operation = migrate_call("a", "prepare", None, time.monotonic() + 30, vdpa_spec())
+        operation = Call(Record("a", vdpa_spec()), time.monotonic() + 30, step="prepare")
         assert world.serve(operation)
         if world is both:
             assert operation.future.exception(0) is None and binding_of(both)["mode"] == "relay"
@@ -185,7 +187,7 @@ def test_a_port_whose_vm_comes_from_another_host_is_relayed(
             assert isinstance(refused, Unsupported) and "vduse mode: ports are not live" in refused.detail
             assert world.store.get("a") is None
     assert both.plug("b", vduse_spec(2)) is None
-    leaves = migrate_call("b", "leave", None, time.monotonic() + 30)
+    leaves = Call(Intent("b", None), time.monotonic() + 30, step="leave")
     assert both.serve(leaves) and isinstance(leaves.future.exception(0), Unsupported)
 
 
