@@ -13,7 +13,7 @@ from typing import Any
 from oslo_config import cfg
 
 from agents.api.callbacks import TaskSettings
-from agents.api.guard import Limits, LimitSettings
+from agents.api.guard import Limits
 from agents.api.listen import Credentials, Listen
 from agents.backends import not_installed
 from agents.host.view import HostView
@@ -49,7 +49,7 @@ class Configuration:
             HostView.read(conf),
             TaskSettings.read(conf),
             Credentials(listen),
-            Limits(LimitSettings.read(conf.api)),
+            Limits(conf.api.changes_per_second, conf.api.calls_at_once),
         )
 
 
@@ -83,7 +83,7 @@ def mistakes(files: Sequence[Path]) -> list[str]:
         OvsSettings.read,
         HostView.read,
         TaskSettings.read,
-        _credentials,
+        lambda conf: Credentials(Listen.read(conf)),
     ]
     readers += [partial(_check_backend, name) for name in conf.agent.enabled_backends]
     for read in readers:
@@ -113,11 +113,6 @@ def _read(conf: Any, group: str, option: Any) -> object:
         return getattr(conf if group == "DEFAULT" else conf[group], option.dest)
     except cfg.Error as wrong:
         raise ValueError(f"[{group}] {options.error_text(wrong)}") from None
-
-
-def _credentials(conf: Any) -> Credentials:
-    """Raises: ValueError, OSError."""
-    return Credentials(Listen.read(conf))
 
 
 def _check_backend(name: str, conf: Any) -> None:

@@ -16,6 +16,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from agents.api import http
 from agents.api.audit import AuditLog
 from agents.api.connections import ConnectionLimits
 from agents.api.guard import RequestGuard
+from agents.api.listen import Credentials
 from agents.api.roles import BodyRules
 from agents.api.server import Server
 from agents.api.tasks import TaskRunner
@@ -160,18 +162,24 @@ def _run(read: Configuration, store: Store, audit: AuditLog) -> int:
         ),
         read.listen,
         credentials,
-        ConnectionLimits.read(conf),
-        host.supervisor,
+        ConnectionLimits(
+            conf.api.max_connections, conf.api.header_timeout, conf.api.body_timeout, conf.api.idle_timeout
+        ),
         when_started=lambda: _notify("READY=1"),
     )
     try:
-        return asyncio.run(_serve(server, app, service, tasks, host.supervisor))
+        return asyncio.run(_serve(server, credentials, app, service, tasks, host.supervisor))
     finally:
         service.stop()
 
 
 async def _serve(
-    server: Server, app: Any, service: Service, tasks: TaskRunner, supervisor: Supervisor
+    server: Server,
+    credentials: Credentials,
+    app: Any,
+    service: Service,
+    tasks: TaskRunner,
+    supervisor: Supervisor,
 ) -> int:
     loop = asyncio.get_running_loop()
 
@@ -192,9 +200,10 @@ async def _serve(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, server.read_credentials_again)
+    again = partial(credentials.refresh, always=True)
+    loop.add_signal_handler(signal.SIGHUP, partial(loop.run_in_executor, None, again))
     await asyncio.to_thread(service.start)  # it writes events
-    loops = [asyncio.create_task(each) for each in (service.ports.teams.keep(),)]
+    loops = [asyncio.create_task(each) for each in (credentials.keep(supervisor), service.ports.teams.keep())]
     await tasks.start(app)
     loops.append(asyncio.create_task(_heartbeat(service, supervisor)))
     await asyncio.to_thread(service.wait_looked, _FIRST_LOOK_S)

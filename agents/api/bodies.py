@@ -21,7 +21,7 @@ from agents.api.roles import right_of
 from agents.off_loop import OffLoop
 from netplugin.api.batch_models import Batch, BatchPut
 from netplugin.api.conditions import Condition
-from netplugin.api.errors import FieldError, InvalidRequest
+from netplugin.api.errors import InvalidRequest
 from netplugin.api.field_errors import MOST_ERRORS, invalid
 
 #: Bodies up to this size in bytes are always validated within a few milliseconds, whatever is wrong in them.
@@ -53,8 +53,7 @@ def refuse_conditions(headers: Headers, why: str, *, step: str, fix: str) -> Non
     """For a change that would lose its condition. Raises: InvalidRequest."""
     for header in ("If-Match", "If-None-Match"):
         if header in headers:
-            wrong = [FieldError(field=header, message=why)]
-            raise InvalidRequest(f"{header}: {why}", step=step, fix=fix, errors=wrong)
+            raise InvalidRequest.of_field(header, why, step=step, fix=fix)
 
 
 class JsonRequest(Request):

@@ -40,15 +40,6 @@ class ConnectionLimits:
     body_s: float
     idle_s: float
 
-    @staticmethod
-    def read(conf: Any) -> ConnectionLimits:
-        return ConnectionLimits(
-            most=conf.api.max_connections,
-            header_s=float(conf.api.header_timeout),
-            body_s=float(conf.api.body_timeout),
-            idle_s=float(conf.api.idle_timeout),
-        )
-
 
 class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a connection limit and deadlines.

@@ -21,7 +21,7 @@ from agents.api.access import STATE, UNKNOWN, Access, Peer, require
 from agents.api.audit import AuditedCall, AuditLog
 from agents.api.bodies import SMALL, refuse_conditions
 from agents.api.problems import problem_response
-from agents.api.roles import NO_DEVICES, BodyRules, Right, Role
+from agents.api.roles import BodyRules, Right, Role
 from agents.api.tasks import TaskRunner
 from agents.off_loop import OffLoop
 from netplugin.api.errors import Forbidden, HostError, InvalidRequest, NetpluginError, Overloaded
@@ -34,30 +34,18 @@ _MUTATING = ("PUT", "POST", "DELETE", "PATCH")
 _NAME = re.compile(NAME_PATTERN.replace("$", r"\Z"))
 
 
+@dataclass
 class RequestGuard:
-    """An ASGI application that wraps the agent's application, whose routes say what a call requires.
+    """An ASGI application that wraps the agent's application, whose routes say what a call requires."""
 
-    ``access`` returns the current credentials, because tokens and certificates are reloaded at
-    runtime.
-    """
-
-    def __init__(
-        self,
-        app: Any,
-        tasks: TaskRunner,
-        access: Callable[[], Access],
-        audit: AuditLog,
-        limits: Limits,
-        off_loop: OffLoop,
-        rules: BodyRules = NO_DEVICES,
-    ) -> None:
-        self._off_loop = off_loop
-        self._app = app
-        self._tasks = tasks
-        self._access = access
-        self._audit = audit
-        self._limits = limits
-        self._rules = rules
+    _app: Any
+    _tasks: TaskRunner
+    #: The current credentials, because tokens and certificates are reloaded at runtime.
+    _access: Callable[[], Access]
+    _audit: AuditLog
+    _limits: Limits
+    _off_loop: OffLoop
+    _rules: BodyRules
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -197,16 +185,6 @@ def _replay(body: bytes, receive: Any) -> Any:
 _MOST_CALLERS = 4096
 
 
-@dataclass(frozen=True)
-class LimitSettings:
-    changes_per_second: int
-    calls_at_once: int
-
-    @staticmethod
-    def read(api: Any) -> LimitSettings:
-        return LimitSettings(api.changes_per_second, api.calls_at_once)
-
-
 @dataclass
 class _Use:
     """A token bucket that holds the tokens of two seconds, and the number of calls in progress."""
@@ -219,8 +197,11 @@ class _Use:
 class Limits:
     """The limits of all callers; used only on the event loop."""
 
-    def __init__(self, settings: LimitSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings = settings
+    def __init__(
+        self, changes_per_second: int, calls_at_once: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._changes_per_second = changes_per_second
+        self._calls_at_once = calls_at_once
         self._clock = clock
         self._uses: dict[str, _Use] = {}
 
@@ -228,12 +209,12 @@ class Limits:
     def call(self, caller: str, *, changes: bool) -> Iterator[None]:
         """Count a call while the context is open. Raises: Overloaded."""
         use = self._use(caller)
-        if use.calls >= self._settings.calls_at_once:
-            raise _too_much(caller, f"{self._settings.calls_at_once} calls at once", "calls_at_once")
+        if use.calls >= self._calls_at_once:
+            raise _too_much(caller, f"{self._calls_at_once} calls at once", "calls_at_once")
         if changes:
-            rate = self._settings.changes_per_second
             if use.left < 1:
-                raise _too_much(caller, f"{rate} changing calls a second", "changes_per_second")
+                rate = f"{self._changes_per_second} changing calls a second"
+                raise _too_much(caller, rate, "changes_per_second")
             use.left -= 1
         use.calls += 1
         try:
@@ -243,14 +224,14 @@ class Limits:
 
     def _use(self, caller: str) -> _Use:
         now = self._clock()
-        most = 2.0 * self._settings.changes_per_second
+        most = 2.0 * self._changes_per_second
         use = self._uses.get(caller)
         if use is None:
             if len(self._uses) >= _MOST_CALLERS:
                 # Callers without calls and with a full bucket need no entry.
                 self._uses = {name: u for name, u in self._uses.items() if u.calls or now - u.at < 2}
             use = self._uses[caller] = _Use(most, now)
-        use.left = min(most, use.left + (now - use.at) * self._settings.changes_per_second)
+        use.left = min(most, use.left + (now - use.at) * self._changes_per_second)
         use.at = now
         return use
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import grp
@@ -11,15 +12,19 @@ import os
 import socket
 import ssl
 import stat
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agents.api.access import Access, Rules, Token, read_tokens
 from netplugin.host.safe_files import OF_GROUP, UnsafeFile, opened, own_directory, path_of_own
+from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
+# Seconds between looks at the files of credentials.
+_LOOK_EVERY_S = 5.0
 # unix(7): sun_path has 108 bytes, including the terminating zero.
 _LONGEST_PATH = 107
 # Inode, size and times of a file; None if it cannot be read.
@@ -223,25 +228,31 @@ class Credentials:
     def __init__(self, listen: Listen) -> None:
         """Raises: ValueError, OSError."""
         self._listen = listen
+        self._reading = threading.Lock()
         self._stamps = self._look()
         self.access: Access = listen.access
         self.tls: ssl.SSLContext | None = listen.tls_context()
         self.stale = False
 
+    async def keep(self, supervisor: Supervisor) -> None:
+        """Reload the files when they change, until cancelled."""
+        await supervisor.every("credentials", _LOOK_EVERY_S, lambda: asyncio.to_thread(self.refresh))
+
     def refresh(self, *, always: bool = False) -> None:
-        """Reload the files if they changed, or ``always``. This blocks on disk access."""
-        stamps = self._look()
-        if stamps == self._stamps and not always:
-            return
-        self._stamps = stamps  # taken before reading: a change meanwhile is detected next time
-        try:
-            access = replace(self._listen.access, tokens=self._listen.tokens())
-            tls = self._listen.tls_context()
-        except (ValueError, OSError) as wrong:
-            self.stale = True
-            LOG.error("new tokens or certificates are not used, the old ones are: %s", wrong)
-            return
-        self.access, self.tls, self.stale = access, tls, False
+        """Reload the files if they changed, or ``always``. Any thread may call it; it waits for the disk."""
+        with self._reading:
+            stamps = self._look()
+            if stamps == self._stamps and not always:
+                return
+            self._stamps = stamps  # taken before reading: a change meanwhile is detected next time
+            try:
+                access = replace(self._listen.access, tokens=self._listen.tokens())
+                tls = self._listen.tls_context()
+            except (ValueError, OSError) as wrong:
+                self.stale = True
+                LOG.error("new tokens or certificates are not used, the old ones are: %s", wrong)
+                return
+            self.access, self.tls, self.stale = access, tls, False
         LOG.info("tokens and certificates were read again")
 
     def _look(self) -> tuple[_Stamp, ...]:

@@ -39,23 +39,18 @@ class Role(IntEnum):
 # -- What a body requires beyond its route. ------------------------------------------------------
 
 
-def _no_ports(retag: Retag) -> Mapping[str, PortSpec]:
-    return {}
-
-
 @dataclass(frozen=True)
 class BodyRules:
     """What decides about a role, like the body: ``[agent] service_devices``, the ports of a retag."""
 
-    service_devices: tuple[str, ...] = ()
-    moved: Callable[[Retag], Mapping[str, PortSpec]] = _no_ports
+    service_devices: tuple[str, ...]
+    moved: Callable[[Retag], Mapping[str, PortSpec]]
 
     def are_services(self, device: str) -> bool:
         """Whether devices of this name are there to be service ports."""
         return any(fnmatchcase(device, pattern) for pattern in self.service_devices)
 
 
-NO_DEVICES = BodyRules()
 #: From the JSON of a body: its fields that only ``operate`` may send. Values that the models refuse do not
 #: count, because the application refuses them too.
 OfBody = Callable[[Any, BodyRules], Iterator[str]]
@@ -66,41 +61,7 @@ def of_reconcile(body: Any, rules: BodyRules) -> Iterator[str]:
         yield "remove_orphans=true"
 
 
-def of_port(body: Any, rules: BodyRules) -> Iterator[str]:
-    yield from _of_spec(body)
-
-
-def of_batch(body: Any, rules: BodyRules) -> Iterator[str]:
-    entries = body.get("put") if isinstance(body, dict) else None
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict):
-            yield from _of_spec(entry.get("spec"))
-
-
-def of_migration(body: Any, rules: BodyRules) -> Iterator[str]:
-    yield from _of_spec(body.get("port") if isinstance(body, dict) else None)
-
-
-def of_service_port(body: Any, rules: BodyRules) -> Iterator[str]:
-    if _is(body, "trusted", True):
-        yield "trusted=true"
-    yield from _of_spec(body)
-    yield from _of_device(body, rules)
-
-
-def of_retag(body: Any, rules: BodyRules) -> Iterator[str]:
-    """A port that takes the role to be put on a VLAN takes it to be put on another."""
-    try:
-        retag = Retag.model_validate(body)
-    except ValidationError:
-        return
-    for port_id, spec in sorted(rules.moved(retag).items()):
-        stored = spec.model_dump(mode="json")
-        for field in (*_of_spec(stored), *_of_device(stored, rules)):
-            yield f"port {port_id} with {field}"
-
-
-def _of_spec(spec: Any) -> Iterator[str]:
+def of_port(spec: Any, rules: BodyRules) -> Iterator[str]:
     if not isinstance(spec, dict):
         return
     vf, security = spec.get("vf"), spec.get("port_security")
@@ -114,6 +75,36 @@ def _of_spec(spec: Any) -> Iterator[str]:
         yield "port_security.enabled=false"
     if isinstance(security, dict) and security.get("roles"):
         yield "port_security.roles"
+
+
+def of_batch(body: Any, rules: BodyRules) -> Iterator[str]:
+    entries = body.get("put") if isinstance(body, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict):
+            yield from of_port(entry.get("spec"), rules)
+
+
+def of_migration(body: Any, rules: BodyRules) -> Iterator[str]:
+    yield from of_port(body.get("port") if isinstance(body, dict) else None, rules)
+
+
+def of_service_port(body: Any, rules: BodyRules) -> Iterator[str]:
+    if _is(body, "trusted", True):
+        yield "trusted=true"
+    yield from of_port(body, rules)
+    yield from _of_device(body, rules)
+
+
+def of_retag(body: Any, rules: BodyRules) -> Iterator[str]:
+    """A port that takes the role to be put on a VLAN takes it to be put on another."""
+    try:
+        retag = Retag.model_validate(body)
+    except ValidationError:
+        return
+    for port_id, spec in sorted(rules.moved(retag).items()):
+        stored = spec.model_dump(mode="json")
+        for field in (*of_port(stored, rules), *_of_device(stored, rules)):
+            yield f"port {port_id} with {field}"
 
 
 def _of_device(spec: Any, rules: BodyRules) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Callable
@@ -13,11 +12,8 @@ import uvicorn
 
 from agents.api.connections import ConnectionLimits, LimitedProtocol
 from agents.api.listen import Credentials, Listen
-from netplugin.host.supervisor import Supervisor
 
 LOG = logging.getLogger(__name__)
-# Seconds between checks of the credential files.
-_CREDENTIALS_EVERY_S = 5.0
 
 
 class Server(uvicorn.Server):
@@ -32,17 +28,13 @@ class Server(uvicorn.Server):
         listen: Listen,
         credentials: Credentials,
         limits: ConnectionLimits,
-        supervisor: Supervisor,
         when_started: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._listen = listen
         self._limits = limits
         self._credentials = credentials
-        self._supervisor = supervisor
         self._when_started = when_started
-        self._look_now = asyncio.Event()
-        self._watch: asyncio.Task[None] | None = None
         #: Whether the directory of the UNIX socket was missing at the start.
         self._made_directory = False
 
@@ -71,29 +63,13 @@ class Server(uvicorn.Server):
             local = listen.socket.bind()
             self.servers.append(await loop.create_server(self._protocol, sock=local))
             LOG.info("listening on unix:%s", listen.socket.path)
-        # No interval: each iteration waits itself, so that SIGHUP can interrupt it.
-        watch = self._supervisor.every("credentials", 0, self._look_at_credentials)
-        self._watch = asyncio.create_task(watch)
         self.started = True
         self._when_started()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
         if self._listen.socket is not None:
             self._listen.socket.remove(with_directory=self._made_directory)
         await super().shutdown(sockets)
-
-    def read_credentials_again(self) -> None:
-        """Reload the credentials; called by a signal handler of the event loop."""
-        self._look_now.set()
-
-    async def _look_at_credentials(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._look_now.wait(), _CREDENTIALS_EVERY_S)
-        asked = self._look_now.is_set()
-        self._look_now.clear()
-        await asyncio.to_thread(self._credentials.refresh, always=asked)
 
     def _tcp_protocol(self) -> asyncio.Protocol:
         """A new connection uses the current TLS context; open connections keep theirs."""

@@ -19,7 +19,8 @@ from agents.api.access import Access, Token
 from agents.api.application import Application
 from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
-from agents.api.guard import Limits, LimitSettings, RequestGuard
+from agents.api.guard import Limits, RequestGuard
+from agents.api.roles import BodyRules
 from agents.api.tasks import TaskRunner
 from agents.host.view import HostView
 from agents.off_loop import OffLoop
@@ -193,15 +194,17 @@ def caller(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, trust_env=False, timeout=DEADLINE_S)
 
 
-GENEROUS = LimitSettings(10_000, 10_000)
+#: Changes per second, and calls at once.
+GENEROUS = (10_000, 10_000)
+NO_DEVICES = BodyRules((), lambda retag: {})
 
 
 def gated(
-    app: Any, tasks: Any, tokens: tuple[bytes, ...] = (), limits: LimitSettings = GENEROUS
+    app: Any, tasks: Any, tokens: tuple[bytes, ...] = (), limits: tuple[int, int] = GENEROUS
 ) -> RequestGuard:
     """With its audit log in the agent's."""
     access = Access(tuple(Token(token, token.decode()) for token in tokens))
-    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(limits), OffLoop())
+    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(*limits), OffLoop(), NO_DEVICES)
 
 
 class _Server(uvicorn.Server):

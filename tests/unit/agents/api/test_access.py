@@ -12,11 +12,11 @@ import pytest
 from agents.api import roles
 from agents.api.access import Access, Peer, Rules, Token
 from agents.api.audit import MAX_BODY, AuditedCall, AuditLog
-from agents.api.guard import Limits, LimitSettings
-from agents.api.roles import NO_DEVICES, OfBody, Right, Role
+from agents.api.guard import Limits
+from agents.api.roles import OfBody, Right, Role
 from netplugin import options
 from netplugin.api.errors import Forbidden, Overloaded
-from tests.unit.agent import SPEC
+from tests.unit.agent import NO_DEVICES, SPEC
 from tests.unit.agents.api.test_paths import ROLES
 
 
@@ -157,7 +157,7 @@ class Clock:
 
 def test_a_caller_that_sends_too_much_is_refused_until_time_has_passed() -> None:
     clock = Clock()
-    limits = Limits(LimitSettings(changes_per_second=2, calls_at_once=100), clock)
+    limits = Limits(changes_per_second=2, calls_at_once=100, clock=clock)
 
     def change(caller: str) -> None:
         with limits.call(caller, changes=True):
@@ -177,7 +177,7 @@ def test_a_caller_that_sends_too_much_is_refused_until_time_has_passed() -> None
 
 
 def test_calls_at_once_are_counted_until_they_end() -> None:
-    limits = Limits(LimitSettings(changes_per_second=100, calls_at_once=2), Clock())
+    limits = Limits(changes_per_second=100, calls_at_once=2, clock=Clock())
     with limits.call("a", changes=False):
         with limits.call("a", changes=True):
             with pytest.raises(Overloaded), limits.call("a", changes=False):

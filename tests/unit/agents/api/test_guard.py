@@ -12,7 +12,6 @@ import pytest
 from starlette.routing import Route
 
 from agents.api import guard
-from agents.api.guard import LimitSettings
 from agents.api.roles import open_to_all
 from netplugin.api.errors import Conflict, Forbidden, InvalidRequest, Overloaded
 from tests.unit.agent import GENEROUS, SPEC, Agent, caller, gated, served
@@ -54,7 +53,7 @@ class Application:
 
 
 class Setting:
-    def __init__(self, tokens: tuple[bytes, ...] = (), limits: LimitSettings = GENEROUS) -> None:
+    def __init__(self, tokens: tuple[bytes, ...] = (), limits: tuple[int, int] = GENEROUS) -> None:
         self.app, self.journal = Application(), Journal()
         journal: Any = self.journal
         self.gate = gated(self.app, journal, tokens, limits)
@@ -196,7 +195,7 @@ def test_a_body_that_is_too_large_over_a_real_connection(
 
 
 def test_what_it_refuses_is_in_the_openapi_document(running: Agent) -> None:
-    setting, full = Setting(TOKENS), Setting(TOKENS, LimitSettings(1, 0))
+    setting, full = Setting(TOKENS), Setting(TOKENS, (1, 0))
     token = {"Authorization": "Bearer first-token"}
     for template, operations in running.app.openapi()["paths"].items():
         path = template.replace("{", "").replace("}", "")

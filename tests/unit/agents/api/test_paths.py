@@ -174,11 +174,11 @@ class Calls:
         monkeypatch.setattr(JsonRoute, "handle", noted)
         tokens = tuple(Token(str(role).encode(), str(role), role) for role in Role)
         access = Access(tokens)
-        rules = BodyRules(moved=lambda retag: {"open": PortSpec.model_validate(OPEN)})
+        rules = BodyRules((), lambda retag: {"open": PortSpec.model_validate(OPEN)})
         self._app = running.app
         journal: Any = self
         self._gate = RequestGuard(
-            running.app, journal, lambda: access, AuditLog(None), Limits(GENEROUS), OffLoop(), rules
+            running.app, journal, lambda: access, AuditLog(None), Limits(*GENEROUS), OffLoop(), rules
         )
 
     async def accept(self, taskuuid: str, url: str, method: str, target: str, body: bytes) -> None:

@@ -40,29 +40,20 @@ async def _nothing(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_reading_credentials_again_is_supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_CREDENTIALS_EVERY_S", 0.01)
+    monkeypatch.setattr("agents.api.listen._LOOK_EVERY_S", 0.01)
     supervisor = Supervisor()
 
     async def scenario() -> None:
         listen = Listen(LocalSocket(tmp_path / "agent.sock", None), None, 0, Access())
         credentials = Failing(listen)
-        made = server.Server(
-            uvicorn.Config(_nothing, lifespan="off", log_config=None),
-            listen,
-            credentials,
-            ConnectionLimits(most=8, header_s=60, body_s=60, idle_s=60),
-            supervisor,
-            when_started=lambda: None,
-        )
-        serving = asyncio.create_task(made._serve())
+        keeping = asyncio.create_task(credentials.keep(supervisor))
         async with asyncio.timeout(DEADLINE_S):
             while not supervisor.failures():
                 await asyncio.sleep(0)
             while supervisor.reasons():
                 await asyncio.sleep(0.01)
         assert credentials.failed and supervisor.failures() == {"credentials": 1}
-        made.should_exit = True
-        await asyncio.wait_for(serving, DEADLINE_S)
+        keeping.cancel()
 
     asyncio.run(scenario())
 
@@ -80,7 +71,6 @@ async def _serving(listen: Listen, limits: ConnectionLimits) -> AsyncIterator[se
         listen,
         Credentials(listen),
         limits,
-        Supervisor(),
         when_started=started.set,
     )
     serving = asyncio.create_task(made._serve())

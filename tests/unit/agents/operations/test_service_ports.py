@@ -11,8 +11,8 @@ import pytest
 
 from agents.api.access import Access, Token
 from agents.api.audit import AuditLog
-from agents.api.guard import Limits, LimitSettings, RequestGuard
-from agents.api.roles import NO_DEVICES, BodyRules, Right, Role, of_service_port
+from agents.api.guard import Limits, RequestGuard
+from agents.api.roles import BodyRules, Right, Role, of_service_port
 from agents.off_loop import OffLoop
 from netplugin.api.batch_models import Batch, Retag
 from netplugin.api.client import Client
@@ -20,7 +20,7 @@ from netplugin.api.errors import Conflict, InvalidRequest, NotFound
 from netplugin.api.models import PortSpec, PortState
 from netplugin.api.service_models import ServicePortSpec
 from netplugin.cli.main import main
-from tests.unit.agent import SPEC, Agent, caller
+from tests.unit.agent import NO_DEVICES, SPEC, Agent, caller
 
 SERVICE: dict[str, Any] = {
     "device": "veth0",
@@ -172,10 +172,10 @@ def test_any_device_of_the_host_is_for_operators(
 ) -> None:
     """It may be another VM's, unless the operator has said what devices of this name are for."""
     body = json.dumps({**SERVICE, "device": device}).encode()
-    needed = more(body, BodyRules(patterns))
+    needed = more(body, BodyRules(patterns, lambda retag: {}))
     assert needed is None if allowed else needed is not None and f"device={device}" in needed
     internal = json.dumps({**SERVICE, "device": device, "internal": True}).encode()
-    assert more(internal, BodyRules(patterns)) is None, "the agent makes it"
+    assert more(internal, BodyRules(patterns, lambda retag: {})) is None, "the agent makes it"
 
 
 def test_the_commands(
@@ -236,7 +236,7 @@ def test_what_an_operator_put_on_a_vlan_an_operator_moves(
     client.put_port("nic", PortSpec.model_validate(SPEC))
     rules = BodyRules(patterns, running.service.ports.moved_by)
     access = Access((Token(b"plug", "plugger", Role.PLUG), Token(b"op", "operator")))
-    limits = Limits(LimitSettings(1000, 1000))
+    limits = Limits(1000, 1000)
     gate = RequestGuard(running.app, running.tasks, lambda: access, AuditLog(None), limits, OffLoop(), rules)
 
     async def retag(token: str, body: dict[str, Any]) -> httpx.Response:
