@@ -146,7 +146,7 @@ def _run(read: Configuration, store: Store, audit: AuditLog) -> int:
     tasks = TaskRunner(read.tasks, store.tasks, audit.carried_out, host.supervisor, service.off_loop)
     app = http.build(service, tasks, metrics)
     rules = BodyRules(tuple(conf.agent.service_devices), service.ports.moved_by)
-    gate = RequestGuard(app, tasks, lambda: credentials.access, audit, read.limits, service.off_loop, rules)
+    gate = RequestGuard(app, tasks, credentials, audit, read.limits, service.off_loop, rules)
     metrics.watch_credentials(lambda: credentials.stale)
     server = Server(
         uvicorn.Config(

@@ -20,6 +20,7 @@ from agents.api import roles
 from agents.api.access import STATE, UNKNOWN, Access, Peer, require
 from agents.api.audit import AuditedCall, AuditLog
 from agents.api.bodies import SMALL, refuse_conditions
+from agents.api.listen import Credentials
 from agents.api.problems import problem_response
 from agents.api.roles import BodyRules, Right, Role
 from agents.api.tasks import TaskRunner
@@ -40,8 +41,8 @@ class RequestGuard:
 
     _app: Any
     _tasks: TaskRunner
-    #: The current credentials, because tokens and certificates are reloaded at runtime.
-    _access: Callable[[], Access]
+    #: Asked at each call, because tokens and certificates are reloaded at runtime.
+    _credentials: Credentials
     _audit: AuditLog
     _limits: Limits
     _off_loop: OffLoop
@@ -68,7 +69,7 @@ class RequestGuard:
     async def _pass(self, call: AuditedCall, scope: Any, receive: Any, send: Any) -> None:
         """Raises: NetpluginError or sqlite3.Error if the call must not reach the application."""
         headers = Headers(scope=scope)
-        access = self._access()
+        access = self._credentials.access
         _refuse_browsers(headers, call.peer, access)
         right = roles.of_call(self._app.routes, scope)
         if right is not None and right.role is None:

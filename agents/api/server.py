@@ -44,8 +44,12 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self.servers = []
         if listen.host is not None:
+            # A new connection uses the current TLS context; open connections keep theirs.
             tcp = await loop.create_server(
-                self._tcp_protocol, listen.host, listen.port, backlog=self.config.backlog
+                lambda: self._protocol(self._credentials.tls),
+                listen.host,
+                listen.port,
+                backlog=self.config.backlog,
             )
             self.servers.append(tcp)
             for made in tcp.sockets:
@@ -70,10 +74,6 @@ class Server(uvicorn.Server):
         if self._listen.socket is not None:
             self._listen.socket.remove(with_directory=self._made_directory)
         await super().shutdown(sockets)
-
-    def _tcp_protocol(self) -> asyncio.Protocol:
-        """A new connection uses the current TLS context; open connections keep theirs."""
-        return self._protocol(self._credentials.tls)
 
     def _protocol(self, tls: ssl.SSLContext | None = None) -> asyncio.Protocol:
         return LimitedProtocol(self._limits, tls, self.config, self.server_state, app_state={})

@@ -122,7 +122,8 @@ class PhysicalNetworkService:
                     findings.append(_set_aside(name, now.set_aside[name]))
                 elif name in now.made:
                     findings += self._unattended(name, spec)
-                findings += [of_network(name, fault) for fault in self._faults(name)]
+                faults = (worker.reconciler.network_faults.get(name) for worker in self._workers.values())
+                findings += [of_network(name, fault) for fault in faults if fault is not None]
                 origin = "config" if name in now.configured else "api"
                 yield PhysicalNetworkInfo.model_construct(
                     **{field: getattr(spec, field) for field in type(spec).model_fields}
@@ -145,10 +146,6 @@ class PhysicalNetworkService:
                 if not usable.usable:
                     found = f"{backend}, which keeps {part}, is not usable: {usable.reason}"
                     yield _unused_part(name, part, found, usable.fix)
-
-    def _faults(self, name: str) -> list[NetpluginError]:
-        known = (worker.reconciler.network_faults.get(name) for worker in self._workers.values())
-        return [fault for fault in known if fault is not None]
 
     def _ports_on(self, name: str) -> list[Record]:
         """The ports of a network, including those that move to or from it, or are being removed."""

@@ -86,18 +86,12 @@ class EventLog:
         compared = [e for e in events if e.kind in COMPARED]
         if not compared and not any((e.kind, e.state) in _ENDS for e in events):
             return
-        sql.executemany(
-            "INSERT OR REPLACE INTO event_states VALUES (?, ?, ?, ?)",
-            [(e.kind.value, e.backend or "", e.port_id or e.subject or "", e.state) for e in compared],
-        )
+        states = [(e.kind.value, e.backend or "", e.port_id or e.subject or "", e.state) for e in compared]
+        sql.executemany("INSERT OR REPLACE INTO event_states VALUES (?, ?, ?, ?)", states)
         ended = [(kind, e.port_id or e.subject) for e in events if (kind := _ENDS.get((e.kind, e.state)))]
         sql.executemany("DELETE FROM event_states WHERE kind = ? AND name = ?", ended)
         # Only of what was just written: a table of a thousand connections is not searched at each plug.
-        passed = [
-            (e.kind.value, e.backend or "", e.port_id or e.subject or "")
-            for e in compared
-            if e.state in _PASSING
-        ]
+        passed = [key for *key, state in states if state in _PASSING]
         sql.executemany("DELETE FROM event_states WHERE kind = ? AND backend = ? AND name = ?", passed)
 
     def note(self, *events: NewEvent) -> bool:

@@ -20,6 +20,7 @@ from agents.api.application import Application
 from agents.api.audit import AuditLog
 from agents.api.callbacks import TaskSettings
 from agents.api.guard import Limits, RequestGuard
+from agents.api.listen import Credentials, Listen
 from agents.api.roles import BodyRules
 from agents.api.tasks import TaskRunner
 from agents.host.view import HostView
@@ -204,7 +205,14 @@ def gated(
 ) -> RequestGuard:
     """With its audit log in the agent's."""
     access = Access(tuple(Token(token, token.decode()) for token in tokens))
-    return RequestGuard(app, tasks, lambda: access, AuditLog(None), Limits(*limits), OffLoop(), NO_DEVICES)
+    return RequestGuard(
+        app, tasks, with_access(access), AuditLog(None), Limits(*limits), OffLoop(), NO_DEVICES
+    )
+
+
+def with_access(access: Access) -> Credentials:
+    """Credentials that are in no file."""
+    return Credentials(Listen(None, None, 0, access))
 
 
 class _Server(uvicorn.Server):

@@ -23,7 +23,7 @@ from agents.api.roles import BodyRules, Role, right_of
 from agents.api.tasks import call_app
 from agents.off_loop import OffLoop
 from netplugin.api.models import PortSpec
-from tests.unit.agent import DEADLINE_S, GENEROUS, SPEC, Agent, agent, gated, served
+from tests.unit.agent import DEADLINE_S, GENEROUS, SPEC, Agent, agent, gated, served, with_access
 
 READ, PLUG, OPERATE = Role
 #: The role that each call is to require, apart from its body; None for everybody.
@@ -178,7 +178,7 @@ class Calls:
         self._app = running.app
         journal: Any = self
         self._gate = RequestGuard(
-            running.app, journal, lambda: access, AuditLog(None), Limits(*GENEROUS), OffLoop(), rules
+            running.app, journal, with_access(access), AuditLog(None), Limits(*GENEROUS), OffLoop(), rules
         )
 
     async def accept(self, taskuuid: str, url: str, method: str, target: str, body: bytes) -> None:
@@ -278,7 +278,7 @@ def test_a_newline_after_a_path_takes_no_filter_off(tmp_path: Path) -> None:
     with agent(tmp_path) as running:
         gate = gated(running.app, running.tasks)
         access = Access((Token(b"plug", "plugger", PLUG),))
-        gate._access, gate._audit = (lambda: access), AuditLog(log)
+        gate._credentials, gate._audit = with_access(access), AuditLog(log)
         with served(gate) as url:
             address = urlsplit(url)
             for target in TARGETS:

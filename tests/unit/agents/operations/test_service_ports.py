@@ -20,7 +20,7 @@ from netplugin.api.errors import Conflict, InvalidRequest, NotFound
 from netplugin.api.models import PortSpec, PortState
 from netplugin.api.service_models import ServicePortSpec
 from netplugin.cli.main import main
-from tests.unit.agent import NO_DEVICES, SPEC, Agent, caller
+from tests.unit.agent import NO_DEVICES, SPEC, Agent, caller, with_access
 
 SERVICE: dict[str, Any] = {
     "device": "veth0",
@@ -237,7 +237,9 @@ def test_what_an_operator_put_on_a_vlan_an_operator_moves(
     rules = BodyRules(patterns, running.service.ports.moved_by)
     access = Access((Token(b"plug", "plugger", Role.PLUG), Token(b"op", "operator")))
     limits = Limits(1000, 1000)
-    gate = RequestGuard(running.app, running.tasks, lambda: access, AuditLog(None), limits, OffLoop(), rules)
+    gate = RequestGuard(
+        running.app, running.tasks, with_access(access), AuditLog(None), limits, OffLoop(), rules
+    )
 
     async def retag(token: str, body: dict[str, Any]) -> httpx.Response:
         transport = httpx.ASGITransport(gate)
