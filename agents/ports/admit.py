@@ -44,6 +44,9 @@ def _is_in_time(call: Call, now: float) -> bool:
 def _accept(ports: BackendPorts, call: Call, usable: Usability) -> bool:
     stored = ports.store.get(call.port_id)
     there = None if stored is None or stored.state is PortState.REMOVING else stored
+    if there is not None and there.state is PortState.PENDING:
+        # The agent ended before it stored what became of the port, and may have answered that it works.
+        there = replace(there, previous=there.spec)
     call.before = stored
     try:
         if call.kind == "put":
@@ -80,8 +83,7 @@ def _put(ports: BackendPorts, call: Call, there: Record | None, usable: Usabilit
     _refuse_fixed(there.spec, spec)
     if there.spec == spec:
         return there
-    back_to = there.previous or (there.spec if there.state is not PortState.PENDING else None)
-    return replace(there, spec=spec, state=PortState.PENDING, previous=back_to, error=None)
+    return replace(there, spec=spec, state=PortState.PENDING, previous=there.spec, error=None)
 
 
 def _first(ports: BackendPorts, call: Call, spec: PortSpec) -> Record:

@@ -250,7 +250,7 @@ class Plug:
         except Exception as error:
             result = Converged(for_each(back, error, "undo"))
         saved = [r for r in back.values() if r.port_id not in self._ports.unsaved]
-        record_states(self._ports, [replace(record, previous=None) for record in saved], result)
+        record_states(self._ports, saved, result)
 
     def _save_undone(self, records: Mapping[str, Record], deadline: float) -> dict[str, Record]:
         """Save the reverted records; reverted changes get the claims of their previous spec.
@@ -410,8 +410,7 @@ def _settled(record: Record, error: NetpluginError | None, fault: NetpluginError
     """The record after the host was read back."""
     wrong = error or fault
     state = PortState.FAILED if error else PortState.DEGRADED if fault else PortState.ACTIVE
-    previous = record.previous if error else None
-    return replace(record, state=state, previous=previous, error=wrong.problem() if wrong else None)
+    return replace(record, state=state, previous=None, error=wrong.problem() if wrong else None)
 
 
 def _deadline(calls: Sequence[Call]) -> float:

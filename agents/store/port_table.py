@@ -31,9 +31,9 @@ _FORGET_MOVE_S = 600.0
 class Record(Intent):
     """A port as the agent keeps it: its intent, with the state that it is in.
 
-    ``previous`` is the spec to restore if a change fails. A port that is being removed keeps its spec, and
-    its backend gets an intent without one. What an intent has of others (its network, its stamp, its guest)
-    is not stored: it is set when the port is given to a backend.
+    ``previous`` is the spec to restore if a change fails, of a pending port alone. A port that is being
+    removed keeps its spec, and its backend gets an intent without one. What an intent has of others (its
+    network, its stamp, its guest) is not stored: it is set when the port is given to a backend.
     """
 
     spec: PortSpec

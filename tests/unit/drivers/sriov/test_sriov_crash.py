@@ -92,6 +92,42 @@ def test_a_crash_at_every_step(name: str) -> None:
     assert crash_at_every_step(world_at, *CASES[name], heal) > 6, "so many steps there are at least"
 
 
+def away(world: World) -> None:
+    for pf in world.model.pfs.values():
+        pf.away = True
+
+
+@pytest.mark.parametrize(
+    ("prepare", "fail", "later"),
+    [
+        (nothing, away, NEW),
+        (nothing, away, make_spec(1, 300)),
+        (plugged, refused, make_spec(1, 300, qos={"egress_kbps": 9000})),
+    ],
+    ids=["plugged again", "changed", "changed twice"],
+)
+def test_a_port_that_was_answered_outlives_a_crash_and_a_failed_call(
+    prepare: Prepare, fail: Prepare, later: PortSpec
+) -> None:
+    """The agent ends before it has stored that the port works, and the next call fails."""
+    for crash_at in range(60):
+        with world_at() as world:
+            prepare(world)
+            op = world.put("a", NEW)
+            assert not world.serve(op, crash_at=crash_at), "it is answered before the last step"
+            if answer(op) == "ok":
+                world.restart()
+                fail(world)
+                assert world.plug("a", later) is not None
+                heal(world)
+                for pf in world.model.pfs.values():
+                    pf.away = False
+                assert world.check()
+                assert [(r.spec, r.state) for r in world.store.records()] == [(NEW, PortState.ACTIVE)]
+                return
+    raise AssertionError("it is answered within so many steps")
+
+
 # -- any order of anything -----------------------------------------------------------------------
 
 #: Errors of a DELETE after which the port goes later.
