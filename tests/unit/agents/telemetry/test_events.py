@@ -38,12 +38,17 @@ def events_of(store: Store, after: int = 0) -> list[Event]:
     return list(store.events.page(after, 1000).events)
 
 
+def plug(client: Client) -> None:
+    """Plug p1, and wait for its events: the call is answered before the port's state is committed."""
+    client.put_port("p1", SPEC_MODEL)
+    client.put_port("p1", SPEC_MODEL)  # its turn comes after that
+
+
 # -- the store ---------------------------------------------------------------------------------------
 
 
 def test_each_state_of_a_port_is_an_event(client: Client) -> None:
-    client.put_port("p1", SPEC_MODEL)
-    client.put_port("p1", SPEC_MODEL)
+    plug(client)
     client.delete_port("p1")
     events = list(client.events(STORED))
     assert states(events) == ["pending", "active", "removing", "removed"]
@@ -245,7 +250,7 @@ def test_who_comes_back_misses_nothing_and_has_nothing_twice(tmp_path: Path) -> 
 
 
 def test_without_a_number_it_begins_with_what_happens_from_now_on(client: Client) -> None:
-    client.put_port("p1", SPEC_MODEL)
+    plug(client)
     reader = client.events(EventFilter(seconds=0.05))
     assert list(reader) == []
     assert reader.last is not None
@@ -266,7 +271,7 @@ def test_events_that_are_gone_are_reported(client: Client, running: Agent) -> No
 
 
 def test_a_filtered_stream_tells_how_far_it_has_come(running: Agent, client: Client) -> None:
-    client.put_port("p1", SPEC_MODEL)
+    plug(client)
     reader = client.events(EventFilter(after=0, port_id="p2", follow=False))
     assert list(reader) == [] and reader.last == running.store.events.newest()
 
@@ -285,7 +290,7 @@ def test_a_filtered_stream_tells_how_far_it_has_come(running: Agent, client: Cli
 
 
 def test_one_event_after_the_other_is_taken_once(client: Client) -> None:
-    client.put_port("p1", SPEC_MODEL)
+    plug(client)
     last: int | None = 0
     found = []
     for _ in range(2):
@@ -317,7 +322,7 @@ def test_a_backend_that_is_not_loaded_any_more_is_unusable(tmp_path: Path) -> No
 
 
 def test_the_header_of_browsers_and_the_format(client: Client, running: Agent) -> None:
-    client.put_port("p1", SPEC_MODEL)
+    plug(client)
     with served_agent(running) as url:
         answer = httpx.get(
             f"{url}/v1/events?follow=false", headers={"Last-Event-ID": "1"}, timeout=DEADLINE_S
@@ -447,8 +452,7 @@ def test_a_state_is_an_event_once_also_across_a_restart(tmp_path: Path) -> None:
 
 
 def test_drift_on_the_host_is_an_event_of_the_agent(running: Agent, client: Client) -> None:
-    client.put_port("p1", SPEC_MODEL)
-    client.put_port("p1", SPEC_MODEL)  # its turn comes when the first one's state is committed
+    plug(client)
     last = client.events(EventFilter(seconds=0.05))
     assert list(last) == []
     running.host.ports.clear()
