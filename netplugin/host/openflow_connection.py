@@ -52,7 +52,7 @@ class Connection:
             if isinstance(error, TimeoutError):
                 raise self._late() from error
             why = error.strerror or str(error)
-            # A socket that nobody listens at is of the last vswitchd: of this one it is made anew.
+            # A socket that nobody listens at is of the last vswitchd: this one makes its own.
             refused = isinstance(error, ConnectionRefusedError)
             raise (self._closed(why) if refused else self._failed(why)) from error
 
