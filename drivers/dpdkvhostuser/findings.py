@@ -9,6 +9,7 @@ from drivers.ovs.findings import details, of_bridges, of_path, of_port, of_under
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.overlays import OVERLAY
 from drivers.ovs.ports import QUEUES_MARK
+from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
 from netplugin.host import ovs_bonds
@@ -32,7 +33,6 @@ def _queues(seen: OvsObservation) -> list[Finding]:
     many = sorted(name for name, (queues, _) in asked.items() if queues > near[name])
     if not many:
         return []
-    some = ", ".join(many[:5]) + (" and others" if len(many) > 5 else "")
     most, fewest = max(asked[name][0] for name in many), min(near[name] for name in many)
     each = " for each NUMA node of NICs and VMs" if len(seen.pmd_threads) > 1 else ""
     return [
@@ -40,7 +40,7 @@ def _queues(seen: OvsObservation) -> list[Finding]:
             id="pmd-queues",
             status="warn",
             found=f"{len(many)} ports have up to {most} queues, and as few as {fewest} PMD threads on their "
-            f"NUMA node: {some}",
+            f"NUMA node: {some(many)}",
             expected=f"{most} PMD threads on the node, so that each queue of a port may have its own",
             fix=f'PUT /v1/pmd {{"count": {most}}}{each}, or fewer queues',
         )

@@ -10,6 +10,7 @@ from drivers.linuxbridge import obstacles
 from drivers.linuxbridge.model import BridgeObservation, ObservedBond
 from drivers.linuxbridge.segments import Segment, service_of, stamp_of
 from drivers.linuxbridge.uplink_path import in_the_way, small_mtu, uplink_path_of, uplink_problem
+from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.backend import ObservedPort
 from netplugin.host.link_values import Bridge, Link
@@ -206,7 +207,7 @@ def _managers(seen: BridgeObservation) -> Iterator[Finding]:
         yield Finding(
             id=f"managed-by-{manager}",
             status="warn",
-            found=f"{manager} configures {obstacles.some(names)}: it can give them addresses, take them "
+            found=f"{manager} configures {some(sorted(names))}: it can give them addresses, take them "
             "off their bridges or down",
             expected="the agent alone configures the devices that it makes",
             fix=fixes[manager].format(f"{DERIVED}*" if names[0].startswith(DERIVED) else names[0]),
@@ -241,7 +242,7 @@ def _tap_users(seen: BridgeObservation) -> Iterator[Finding]:
     """Report taps that others than root may open, which is set right only while no process has them open."""
     taps = [link for link in seen.taps.values() if service_of(link) is None and not link.use.is_for_root]
     if taps:
-        names = obstacles.some([link.name for link in taps])
+        names = some(sorted(link.name for link in taps))
         yield Finding(
             id="tap-users",
             status="warn",

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from drivers.linuxbridge import filters
 from drivers.linuxbridge.model import BridgeObservation, ObservedBridge, Obstacle
+from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.host import vxlan_filter
 from netplugin.host.foreign_filters import SWITCHES, ForeignFilters, ForeignReader
@@ -27,7 +28,7 @@ from netplugin.host.names import TAP, device_name
 
 #: The tables of the agent, by family and name.
 OURS = frozenset({(filters.FAMILY, filters.TABLE), (vxlan_filter.FAMILY, vxlan_filter.TABLE)})
-#: How many peers of a VXLAN network are judged one by one, and how many devices or rules a finding names.
+#: How many peers of a VXLAN network are judged one by one, and how many rules a finding names.
 _MOST_PEERS, _MOST_NAMES = 32, 5
 #: Devices and networks whose answers are kept while the filters stay the same.
 _KEPT = 4096
@@ -321,11 +322,6 @@ def _frames(kinds: Collection[FrameKind]) -> str:
     return f"frames with {', '.join([*names, *(['ARP'] if _ARP in kinds else [])])}"
 
 
-def some(names: Collection[str]) -> str:
-    """Name the first devices."""
-    return ", ".join(sorted(names)[:_MOST_NAMES]) + " and others" * (len(names) > _MOST_NAMES)
-
-
 def findings(filters: ForeignFilters, obstacles: Collection[Obstacle]) -> Iterator[Finding]:
     """Return the findings: one for each filter that drops, and one for all that may."""
     drops, may_drop = defaultdict[str, list[Obstacle]](list), dict[str, Obstacle]()
@@ -339,7 +335,7 @@ def findings(filters: ForeignFilters, obstacles: Collection[Obstacle]) -> Iterat
         yield Finding(
             id="foreign-filter",
             status="fail",
-            found=f"{what}, on {some({each.device for each in found})}",
+            found=f"{what}, on {some(sorted({each.device for each in found}))}",
             expected=expected,
             fix=found[0].fix,
         )

@@ -11,6 +11,7 @@ from drivers.ovs import sockets, usability
 from drivers.ovs.model import ObservedOvsBridge, OvsObservation
 from drivers.ovs.overlays import OVERLAY, vxlan_name
 from drivers.ovs.ports import QUEUES_MARK, SERVICE_TYPE
+from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.host.names import MAX_SOCKET_PATH, fits_socket, vhost_socket
 from netplugin.host.ovs import OvsSettings
@@ -160,12 +161,11 @@ def of_sockets(
     old = sorted(i for i, path in paths.items() if path.parent.parent != base and sockets.fits(str(path), i))
     found = _too_long(base)
     if old:
-        some = ", ".join(old[:5]) + (" and others" if len(old) > 5 else "")
         found.append(
             Finding(
                 id="vhost-socket-dir",
                 status="warn",
-                found=f"{len(old)} ports have their sockets elsewhere, as they were made: {some}",
+                found=f"{len(old)} ports have their sockets elsewhere, as they were made: {some(old)}",
                 expected=f"every port has a directory of its own below [ovs] vhost_socket_dir, {base}",
                 fix="none is needed: the VMs have the sockets by their paths. A port gets a new path "
                 "when it is deleted and requested again, with its VM stopped",

@@ -64,6 +64,8 @@ class Base(cliff.command.Command):
 
 
 class _Spelled(cliff.command.Command):
+    """The parser, to which cliff's classes add the options of their output: the last of the bases."""
+
     def get_parser(self, prog_name: str) -> ArgumentParser:
         return Parser(prog=prog_name, description=self.get_description())
 

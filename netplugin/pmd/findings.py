@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdProposal, PmdState
 from netplugin.host.cpus import format_list
@@ -43,7 +44,7 @@ def _nodes(state: PmdState) -> Iterator[Finding]:
         id="pmd-numa",
         status="warn",
         found=f"{len(away)} receive queues are polled from another NUMA node than their port's: "
-        f"{_some([name for name, _ in away])}",
+        f"{some([name for name, _ in away])}",
         expected="queues polled by PMD threads of their port's node",
         fix=fix,
     )
@@ -61,7 +62,7 @@ def _pins(state: PmdState) -> Iterator[Finding]:
         yield Finding(
             id="pmd-pinned",
             status="warn",
-            found=f"pinned where no PMD thread runs, and polled elsewhere: {_some(lost)}",
+            found=f"pinned where no PMD thread runs, and polled elsewhere: {some(lost)}",
             expected=f"pinnings to the CPUs of PMD threads, {format_list(running)}",
             fix='pin them to others, or not at all: PUT /v1/pmd {"clear_affinity": ["PORT"]}',
         )
@@ -77,7 +78,7 @@ def _unpolled(state: PmdState) -> Iterator[Finding]:
         yield Finding(
             id="pmd-unpolled",
             status="fail",
-            found=f"no PMD thread polls {_some(names)}: all threads are isolated by pinned queues",
+            found=f"no PMD thread polls {some(names)}: all threads are isolated by pinned queues",
             expected="every receive queue is polled",
             fix=fix,
         )
@@ -103,7 +104,3 @@ def _uneven(proposal: PmdProposal) -> Finding:
         "(GET /v1/pmd/proposal)",
         fix=advice if advice and view.preferred else fix,
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (" and others" if len(names) > 5 else "")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError
+from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError, some
 from netplugin.api.pmd_models import PmdChoice
 from netplugin.host.cpus import format_list
 from netplugin.host.ovs_rows import OvsInterface
@@ -270,4 +270,4 @@ def _invalid(what: str, fix: str) -> InvalidRequest:
 
 
 def _some(names: Collection[str]) -> str:
-    return ", ".join(list(names)[:3]) + (" and others" if len(names) > 3 else "")
+    return some(list(names), 3)
