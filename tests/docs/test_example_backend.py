@@ -6,7 +6,6 @@ import inspect
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -16,23 +15,21 @@ from oslo_config import cfg
 from stevedore.extension import ExtensionManager
 
 from agents import backends
-from agents.ports.call import Call
-from agents.ports.reconciler import Reconciler
 from agents.store.port_table import Record
-from agents.store.store import Store
-from agents.telemetry.metrics import Metrics
 from netplugin import options
 from netplugin.api.errors import CapacityExhausted, Conflict, HostError, Unsupported
-from netplugin.api.models import Features, FieldRule, PortSpec, PortState, ReconcileReport
+from netplugin.api.models import Features, FieldRule, PortSpec, PortState
 from netplugin.backend import Backend, Claim, Intent
 from netplugin.host.shared import Host
 from netplugin.optional import Extras
+from tests.docs.backend_contract import Driven
 from tests.docs.blocks import ROOT, blocks
 from tests.docs.example_backend import GROUP, MARK, Files, list_opts
 from tests.docs.example_claims import Slots
 from tests.unit.agent import agent, caller, served_agent
 
 PAGE = ROOT / "docs/writing-a-backend.md"
+TESTS_PAGE = ROOT / "docs/testing-a-backend.md"
 
 
 @pytest.fixture
@@ -51,48 +48,28 @@ def conf(tmp_path: Path, directory: Path) -> Any:
     return conf
 
 
-class Example:
-    """The example on a directory, as the worker of an agent would drive it."""
+class Example(Driven):
+    """The example on a directory."""
 
-    def __init__(self, conf: Any, store: Store, kind: type[Files]) -> None:
-        self.store = store
-        self._reconciler = Reconciler(kind(conf, Host(conf)), store, Metrics(store))
-
-    def put(self, port_id: str, **fields: Any) -> Record:
-        return self.put_spec(port_id, make_spec(**fields))
-
-    def put_spec(self, port_id: str, spec: PortSpec) -> Record:
-        call = Call(Record(port_id, spec), time.monotonic() + 10)
-        self._reconciler.plug.serve([call])
-        record = call.future.result(0)
-        assert record is not None
-        return record
-
-    def delete(self, port_id: str) -> None:
-        call = Call(Intent(port_id, None), time.monotonic() + 10)
-        self._reconciler.plug.serve([call])
-        call.future.result(0)
-
-    def check(self, **how: Any) -> ReconcileReport:
-        return self._reconciler.check(**how)
+    def put(self, port_id: str, spec: PortSpec | None = None, **fields: Any) -> Record:
+        return super().put(port_id, spec or make_spec(**fields))
 
 
 @pytest.fixture
 def start(tmp_path: Path, conf: Any) -> Iterator[Callable[..., Example]]:
     """Starts an agent's part again, on the same store."""
-    stores: list[Store] = []
+    started: list[Example] = []
 
     def fresh(kind: type[Files] = Slots) -> Example:
-        for store in stores:
-            store.close()
-        stores[:] = [Store(tmp_path / "agent.db")]
-        example = Example(conf, stores[0], kind)
-        example.check()
-        return example
+        for example in started:
+            example.close()
+        started[:] = [Example(kind, conf, tmp_path / "agent.db")]
+        started[0].check()
+        return started[0]
 
     yield fresh
-    for store in stores:
-        store.close()
+    for example in started:
+        example.close()
 
 
 @pytest.fixture
@@ -214,14 +191,15 @@ def test_a_host_without_the_directory_is_reported_with_the_fix(conf: Any, direct
 # -- the page ------------------------------------------------------------------------------------
 
 
-def code_of(page: str) -> list[str]:
-    return [block.text for block in blocks(PAGE) if block.language == page]
+def code_of(language: str, page: Path = PAGE) -> list[str]:
+    return [block.text for block in blocks(page) if block.language == language]
 
 
-def test_the_page_has_the_examples_whole() -> None:
-    for example in ("example_backend", "example_claims"):
+def test_the_pages_have_the_examples_whole() -> None:
+    pages = {"example_backend": PAGE, "example_claims": PAGE, "test_example_contract": TESTS_PAGE}
+    for example, page in pages.items():
         text = (ROOT / f"tests/docs/{example}.py").read_text()
-        assert text.replace("tests.docs.example_backend", "netplugin_files") in code_of("python")
+        assert text.replace("tests.docs.example_backend", "netplugin_files") in code_of("python", page)
 
 
 def test_the_first_example_needs_the_contract_alone(conf: Any) -> None:
@@ -307,18 +285,18 @@ def test_a_field_by_the_book_is_refused_by_a_backend_that_does_not_have_it(
     assert field in code_of("python")
 
     example = start(PlainFiles)
-    assert example.put_spec("a", wider()).state is PortState.ACTIVE
+    assert example.put("a", wider()).state is PortState.ACTIVE
     with pytest.raises(Unsupported, match="has no colour"):
-        example.put_spec("b", wider(colour="blue"))
+        example.put("b", wider(colour="blue"))
     with pytest.raises(Unsupported, match="has no colour"):
-        example.put_spec("a", wider(colour="blue"))
+        example.put("a", wider(colour="blue"))
     assert [file.name for file in directory.iterdir()] == ["a"]
     assert [record.port_id for record in example.store.records()] == ["a"]
 
     example.delete("a")
     example = start(ColourFiles)
-    example.put_spec("b", wider(colour="blue"))
-    example.put_spec("b", wider())
+    example.put("b", wider(colour="blue"))
+    example.put("b", wider())
     assert (directory / "b").read_text().endswith("colour=red\n")
 
 
