@@ -80,10 +80,11 @@ class Pmd:
         from netplugin.tuning.placing.pmd_cores import choose_cores, host_of, refuse_cores_of_vms
 
         ovs = self._host.ovs_of_others
-        interfaces = ovs.view.interfaces().values()
+        view = ovs.caught_up()
+        interfaces = view.interfaces().values()
         host = host_of(scene, self._placements.all(), tuple(interfaces))
         if request.count is not None:
             return choose_cores(request.count, request.siblings, host)
-        running = masked(ovs.view.root.other_config.get(MASK))
+        running = masked(view.root.other_config.get(MASK))
         refuse_cores_of_vms(named(request, cpus.online()), running, host)
         return ()

@@ -47,10 +47,10 @@ class OvsBackend(
         return self._switch.held_vlans()
 
     def check_network(self, name: str, spec: PhysicalNetworkSpec) -> None:
-        networks.check_network(self._switch.view, name, spec)
+        networks.check_network(self._switch.caught_up(), name, spec)
 
     def network_holders(self, name: str) -> Sequence[str]:
-        return networks.network_holders(self._settings, self._switch.view, name)
+        return networks.network_holders(self._settings, self._switch.caught_up(), name)
 
     def announce(self, intents: Sequence[Intent], deadline: float) -> None:
         self._switch.send(intents, announcement, deadline)

@@ -58,7 +58,7 @@ def index_of(device: str) -> int:
 def _uplinks(ovs: OvsHost) -> dict[str, str]:
     """The kernel devices that DPDK ports of OVS use."""
     found = {}
-    for arguments in ovs.view.devices("dpdk-devargs"):
+    for arguments in ovs.caught_up().devices("dpdk-devargs"):
         for argument in arguments.split(","):
             name, _, value = argument.partition("=")
             if name in _DEVICE_ARGUMENTS:

@@ -37,6 +37,9 @@ class Switch(Applier):
     def view(self) -> OvsView:
         return self._ovs.view
 
+    def caught_up(self) -> OvsView:
+        return self._ovs.caught_up()
+
     @property
     def root(self) -> OvsRoot:
         return self._ovs.view.root
@@ -84,6 +87,8 @@ class Switch(Applier):
 
         Raises: BackendUnavailable, HostError, OperationTimeout.
         """
+        if not after_apply:
+            self._ovs.db.catch_up(deadline)
         read = self.read if after_apply else NOT_READ
         return self._reader.observe(ports, deadline, read, networks=networks)
 

@@ -200,6 +200,11 @@ class OvsHost:
     def view(self) -> OvsView:
         return self.db.view
 
+    def caught_up(self) -> OvsView:
+        """``view`` with all that was committed before this call (``Ovsdb.catch_up``)."""
+        self.db.catch_up()
+        return self.view
+
     def subscribe(self, backend: str, wake: Callable[[Wake], None]) -> None:
         """Call ``wake`` for drift of this backend's ports and when OVS is available again."""
         with self._lock:

@@ -50,6 +50,8 @@ _DATABASE = "Open_vSwitch"
 _LEAST_S = 0.1  # for the answer of a transaction
 #: Seconds for an answer, after which the agent connects again: to read all of 5,000 ports takes a few.
 _ANSWER_S = 30.0
+#: Seconds for the notices of what others have committed.
+_CATCH_UP_S = 1.0
 #: Between two connections, the least and the most, in seconds.
 _PAUSE_S = (0.1, 1.0)
 #: The name of the lock. Locks of ovsdb-server are distinguished by name only.
@@ -178,6 +180,23 @@ class Ovsdb:
         """
         with self._changed:
             return self._changed.wait_for(condition, remaining(deadline))
+
+    def catch_up(self, deadline: float = math.inf) -> None:
+        """Wait until ``view`` has all that was committed before this call.
+
+        The server sends a client all notices that it has for it before it takes the client's next request
+        (``ovsdb_jsonrpc_session_run`` in ovsdb/jsonrpc-server.c), so they come before the answer to that.
+        One that hangs is not waited for long: what is planned then is refused when it is committed.
+        """
+        if not self.online:
+            return
+        with self._changed:
+            idl = self._api.idl
+            echo = idl.send_echo()
+            if idl.has_unsent or not echo.is_sent:
+                self._wake()  # the thread sends the rest, or sees that the connection is lost
+            until = min(deadline, time.monotonic() + _CATCH_UP_S)
+            self.wait_for(lambda: echo.is_answered or idl.lost, until)
 
     # -- transactions ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ovs import jsonrpc
 from ovs.db import data, idl
 from ovsdbapp.backend.ovs_idl import connection, idlutils
 from ovsdbapp.backend.ovs_idl.idlutils import RowNotFound, row_by_value
@@ -64,9 +65,27 @@ class ReplicaIdl(connection.OvsdbIdl):  # type: ignore[misc]
         """Whether all rows are read, and known is who has the lock that was requested."""
         return self.has_read and (self.lock_name is None or self.has_lock or self.is_lock_contended)
 
+    def send_echo(self) -> Echo:
+        """Send a request that asks for nothing."""
+        request = jsonrpc.Message.create_request("echo", [])
+        echo = Echo(not self._session.send(request))
+        self._outstanding_txns[request.id] = echo
+        return echo
+
     def close(self) -> None:
         self.closed = True
         super().close()
+
+
+@dataclass
+class Echo:
+    """A request that asks for nothing. To the Idl it is a transaction."""
+
+    is_sent: bool
+    is_answered: bool = False
+
+    def _process_reply(self, msg: Any) -> None:
+        self.is_answered = True
 
 
 class _Api(OvsdbIdl):  # type: ignore[misc]

@@ -212,7 +212,7 @@ class PmdReading:
 def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) -> PmdReading:
     """Read the agent's OVS; see ``read``. Raises: BackendUnavailable, HostError, OperationTimeout."""
     ovs.answers().require()
-    return read(ovs.view, ovs.settings.sockets, time.monotonic() + wait_s, usage_s)
+    return read(ovs.caught_up(), ovs.settings.sockets, time.monotonic() + wait_s, usage_s)
 
 
 def read(view: OvsView, sockets: OvsSockets, deadline: float, usage_s: float | None = None) -> PmdReading:

@@ -255,6 +255,7 @@ def test_ovs_is_down(ovs: PrivateOvs, bridge: Zstack) -> None:
             assert "vswitchd" in answer.text and "Fix: " in answer.text, answer.text
     finally:
         ovs.start_vswitchd()
+    wait_for(lambda: bridge.agent.get("/readyz")[0] == 200, 30, "the agent is ready again")
     assert bridge.agent.get("/v1/ports")[1] == [], "what failed has left nothing"
     assert bridge.call("createNicBackend", vm_uuid(), vm_nic())
 

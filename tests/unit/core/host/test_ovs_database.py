@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, repeat
+from typing import Any
 
 import pytest
 
@@ -273,6 +274,43 @@ def test_what_a_vswitchd_of_4_0_needs_to_start_is_reported(switch: PrivateOvs, o
         switch.vsctl("--no-wait", "set", "Open_vSwitch", ".", f"ovs_version={version}", *remove)
         switch.start_vswitchd()
     usable(ovs)
+
+
+def test_who_asks_sees_what_was_committed_before_on_a_slow_machine_too(
+    switch: PrivateOvs, ovs: OvsHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = ovs.db._turn
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.2)
+        turn(*arguments)
+
+    monkeypatch.setattr(ovs.db, "_turn", slow)
+    for number in range(3):
+        switch.vsctl("--no-wait", "add-br", f"of-others{number}")
+        assert ovs.view.bridge(f"of-others{number}") is None, "the machine is not slow"
+        assert ovs.caught_up().bridge(f"of-others{number}")
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_silent_server_is_not_waited_for(switch: PrivateOvs, ovs: OvsHost, is_lost: bool) -> None:
+    before, after = f"before{is_lost}", f"after{is_lost}"
+    ovs.db.write([bridge(before)], soon())
+    switch.ovsdb.pause()
+    try:
+        begin = time.monotonic()
+        ovs.db.catch_up(begin + 0.1)
+        assert time.monotonic() - begin < 1.0, "the deadline"
+        assert ovs.caught_up().bridge(before)
+    finally:
+        if is_lost:
+            switch.kill_ovsdb()
+            switch.start_ovsdb()
+        else:
+            switch.ovsdb.resume()
+    switch.vsctl("--no-wait", "add-br", after)
+    ovs.db.require_online(PATIENCE_S)
+    wait_for(lambda: ovs.caught_up().bridge(after), PATIENCE_S, "it is read again")
 
 
 def test_waiting_ends_with_the_change_that_it_waits_for(switch: PrivateOvs, ovs: OvsHost) -> None:

@@ -86,7 +86,7 @@ def test_an_uplink_of_dpdk_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
             return {"net_af_packet1,iface=veth5": "npu1"}
 
     class Ovs:
-        view = View()
+        caught_up = View
 
     with pytest.raises(InvalidRequest, match="DPDK port"):
         service_ports.refuse(Ovs(), SPEC, "veth5")  # type: ignore[arg-type]

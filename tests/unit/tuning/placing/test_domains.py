@@ -212,7 +212,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PmdChoice, ...]]:
         def interfaces(self) -> dict[str, object]:
             return {}
 
-    ovs = SimpleNamespace(view=View(), usable=lambda: Usability(True))
+    ovs = SimpleNamespace(caught_up=View, usable=lambda: Usability(True))
     monkeypatch.setattr(Host, "ovs_of_others", property(lambda self: ovs))
     monkeypatch.setattr(agents.host.pmd, "set_pmd", set_pmd)
     monkeypatch.setattr(agents.host.pmd.cpus, "online", lambda: tuple(range(64)))
