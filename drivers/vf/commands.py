@@ -90,7 +90,7 @@ class VfChange(Change, ABC):
             if isinstance(refused, VfBusy):
                 if not in_order:
                     raise
-                raise VfStuck(refused.detail, step=refused.step) from refused
+                raise VfStuck(refused.detail, step=refused.step, fix=refused.fix) from refused
             if link is None or not in_order:
                 detail = f"{refused.detail} (its NIC is being reset, or is down)"
                 raise VfBusy(detail, step=refused.step) from refused
@@ -127,16 +127,14 @@ class SetVf(VfChange):
         return frozenset({self.address, self.pf})
 
     def apply(self, host: VfHost) -> None:
-        if self.unless_with_vm and self._is_with_vm(host):
+        saved_as = libvirt_file(self.pf, self.number)
+        # Like ``Vf.is_with_vm``, read now.
+        if self.unless_with_vm and (saved_as in host.saved() or host.vfs.is_open(self.address)):
             return
         for group in self.groups:
             self._require_unused(host, may_be_up=not self.unless_up)
             with self._judging(host, group):
                 host.vfs.set(self.pf_index, self.number, group, self.attributes)
-
-    def _is_with_vm(self, host: VfHost) -> bool:
-        """Like ``Vf.is_with_vm``, read now."""
-        return libvirt_file(self.pf, self.number) in host.saved() or host.vfs.is_open(self.address)
 
     def _judged(self, link: NicLink, group: str, refused: VfRefuses) -> NetpluginError:
         if not isinstance(refused, VfInvalid):
@@ -182,14 +180,12 @@ class BindVf(VfChange):
 
     def apply(self, host: VfHost) -> None:
         self._require_unused(host, may_be_up=not self.rebind)
+        vfs = host.vfs
         with self._judging(host):
-            self._bind(host.vfs)
-
-    def _bind(self, vfs: Vfs) -> None:
-        if self.rebind:
-            vfs.unbind(self.address)
-            vfs.reset(self.address)  # remove the state of the previous user
-            if self.driver is not None:
-                vfs.override(self.address, self.driver or None)
-                vfs.probe(self.address)
-        vfs.override(self.address, self.override)
+            if self.rebind:
+                vfs.unbind(self.address)
+                vfs.reset(self.address)  # remove the state of the previous user
+                if self.driver is not None:
+                    vfs.override(self.address, self.driver or None)
+                    vfs.probe(self.address)
+            vfs.override(self.address, self.override)

@@ -38,10 +38,7 @@ class VfWatch(KernelEventListener):
     """Listener for link and PCI events. Own changes are given as PCI addresses and interface names."""
 
     def __init__(
-        self,
-        wake: Callable[[Wake], None],
-        interfaces: Callable[[], Collection[str]],
-        supervisor: Supervisor,
+        self, wake: Callable[[Wake], None], interfaces: Callable[[], Collection[str]], supervisor: Supervisor
     ) -> None:
         """``interfaces`` returns the names of the PFs. Raises: OSError if the kernel refuses the sockets."""
         self._interfaces = interfaces
@@ -208,11 +205,12 @@ class Pool:
 
     def _judge_busy(self, change: VfChange, busy: VfBusy, unfit: dict[Claim, str]) -> NetpluginError:
         if self._busy.lasts(change.address):
-            return TryAgain(busy.detail, step=busy.step)
+            return TryAgain(busy.detail, step=busy.step, fix=busy.fix)
         # Do not forget it: an observation may reach the limit before the waiting call does.
         if isinstance(busy, VfStuck):
             unfit[change.claimed] = busy.detail
-        return OperationTimeout(f"{busy.detail}: it did not end in time", step=busy.step)
+        detail = f"{busy.detail}: it did not end in time"
+        return OperationTimeout(detail, step=busy.step, fix=busy.fix)
 
     def watch(self, wake: Callable[[Wake], None]) -> None:
         """Call ``wake`` when another process changes a VF or its NIC."""

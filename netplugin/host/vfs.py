@@ -21,6 +21,7 @@ from netplugin.api.errors import Conflict, HostError, NetpluginError, Unsupporte
 from netplugin.api.models import VfCounters
 from netplugin.host import netlink
 from netplugin.host.link_messages import SKIP_STATISTICS
+from netplugin.host.nic_errors import OF_BINDING
 from netplugin.host.rtnetlink import Rtnetlink, about_link
 from netplugin.host.rtnetlink_messages import Message
 from netplugin.host.vf_messages import (
@@ -82,7 +83,7 @@ def host_uses(
     net/core/net-sysfs.c). If the driver has no interface here, it may be in the namespace of a
     container.
     """
-    if driver is None or is_vfio(driver) or is_uio(driver):
+    if driver is None or in_user_space(driver):
         return
     if not interfaces:
         yield HostUse(
@@ -223,6 +224,11 @@ def is_uio(driver: str | None) -> bool:
     return driver is not None and "uio" in driver
 
 
+def in_user_space(driver: str | None) -> bool:
+    """Whether a program has the device through this driver: QEMU or DPDK."""
+    return is_vfio(driver) or is_uio(driver)
+
+
 def is_open(device: Path | str, driver: str | None) -> bool:
     """Whether a process has the device open through vfio, which enables it at the first open and disables
     it at the last close (``vfio_pci_core_enable`` in drivers/vfio/pci/vfio_pci_core.c)."""
@@ -294,11 +300,13 @@ def _error(step: str, detail: str, code: int, group: str) -> NetpluginError:
     is_setting = group in GROUPS
     if is_setting and (code in _ABSENT or (code == errno.EPERM and _administers_networks())):
         return unsupported(detail, group)
+    cause, fix = ("", None) if is_setting or not group else OF_BINDING.get(code, ("", None))
+    detail += f" ({cause})" if cause else ""
     if not group or code in _NOT_ITS_FAULT:
-        return HostError(detail, step=step)
+        return HostError(detail, step=step, fix=fix)
     if code in _BUSY:
-        return VfBusy(detail, step=step)
-    return (VfInvalid if code in _INVALID else VfRefuses)(detail, step=step)
+        return VfBusy(detail, step=step, fix=fix)
+    return (VfInvalid if code in _INVALID else VfRefuses)(detail, step=step, fix=fix)
 
 
 def _administers_networks() -> bool:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
+
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from netplugin.api.errors import Conflict, HostError
 from netplugin.host.cpus import format_list, from_kernel, parse_list, to_kernel
-from netplugin.host.vfs import HostInterface, host_uses, is_vfio
+from netplugin.host.nic_errors import OF_VF_NUMBER, Causes
+from netplugin.host.vfs import HostInterface, host_uses, in_user_space
 from netplugin.tuning.applying.accessor import Raw, Run, WritableRoot, WriteIgnored
 from netplugin.tuning.facts import KernelThread
-from netplugin.tuning.planning.network import DPDK_DRIVERS
 from netplugin.tuning.read.kernel import kernel_threads, sysctl_path
 from netplugin.tuning.read.memory import chosen
 from netplugin.tuning.read.network import PCI
-from netplugin.tuning.root import Root, Unknown, known
+from netplugin.tuning.root import Fact, Root, Unknown, known
 from netplugin.tuning.steps import File, Swap, Sysctl, ThreadPriority, VfCount
+
+T = TypeVar("T")
 
 # -- Convert an OSError of a write into a HostError with the kernel's error text and a fix. -------
 
@@ -34,19 +39,26 @@ _FIXES = {
 
 
 @contextmanager
-def refusals(what: str) -> Iterator[None]:
-    """Convert OSError to HostError with the step ``write``."""
+def refusals(what: str, causes: Causes = MappingProxyType({})) -> Iterator[None]:
+    """Convert OSError to HostError with the step ``write``. ``causes``: what the errors mean here."""
     try:
         yield
     except OSError as refused:
-        raise refusal(what, refused) from refused
+        raise refusal(what, refused, causes) from refused
 
 
-def refusal(what: str, refused: OSError) -> HostError:
-    words = refused.strerror or str(refused)
-    return HostError(
-        f"{what}: {words[:1].lower()}{words[1:]}", step="write", fix=_FIXES.get(refused.errno or 0)
-    )
+def refusal(what: str, refused: OSError, causes: Causes = MappingProxyType({})) -> HostError:
+    words, number = refused.strerror or str(refused), refused.errno or 0
+    cause, fix = causes.get(number, ("", _FIXES.get(number)))
+    because = f" ({cause})" if cause else ""
+    return HostError(f"{what}: {words[:1].lower()}{words[1:]}{because}", step="write", fix=fix)
+
+
+def _read(fact: Fact[T]) -> T:
+    """Raises: HostError naming the file that cannot be read."""
+    if isinstance(fact, Unknown):
+        raise HostError(f"{fact.path}: {fact.reason}", step="read")
+    return fact
 
 
 # -- Read and write files of /proc and /sys, including sysctls. -----------------------------------
@@ -65,11 +77,10 @@ class KernelFiles:
 
     def read(self, target: File | Sysctl) -> Raw:
         path = _path(target)
-        text = self._root.text(path)
-        if isinstance(text, Unknown):
-            if text.missing and _passing(target):
-                raise WriteIgnored("it is not there any more")
-            raise HostError(f"{path}: {text.reason}", step="read")
+        fact = self._root.text(path)
+        if isinstance(fact, Unknown) and fact.missing and _passing(target):
+            raise WriteIgnored("it is not there any more")
+        text = _read(fact)
         return chosen(text) if "[" in text else text
 
     def value(self, target: File | Sysctl, raw: Raw) -> str | None:
@@ -87,11 +98,9 @@ class KernelFiles:
         self.restore(target, desired)
         path = _path(target)
         if path.endswith("/nr_hugepages") and (got := self.read(target)) != desired:
-            raise HostError(
-                f"the kernel has {got} pages to give and not {desired}: memory is in use or in pieces",
-                step="read-back",
-                fix="reserve them at boot, with the plan's kernel arguments",
-            )
+            detail = f"the kernel has {got} pages to give and not {desired}: memory is in use or in pieces"
+            fix = "reserve them at boot, with the plan's kernel arguments"
+            raise HostError(detail, step="read-back", fix=fix)
 
     def restore(self, target: File | Sysctl, raw: Raw) -> None:
         path = _path(target)
@@ -129,10 +138,7 @@ class Swaps:
         self._root, self._run = root, run
 
     def read(self, target: Swap) -> Raw:
-        text = self._root.text(_PATH)
-        if isinstance(text, Unknown):
-            raise HostError(f"{_PATH}: {text.reason}", step="read")
-        rows = [row.split() for row in text.splitlines()[1:]]
+        rows = [row.split() for row in _read(self._root.text(_PATH)).splitlines()[1:]]
         rows.sort(key=lambda row: -int(row[-1]))
         return "\n".join(f"{row[0]} {row[-1]}" for row in rows) or None
 
@@ -210,20 +216,12 @@ class KernelThreads:
                     self._set(thread.pid, policy, priority)
 
     def _threads(self, target: ThreadPriority) -> tuple[KernelThread, ...]:
-        threads = kernel_threads(self._root)
-        if isinstance(threads, Unknown):
-            raise HostError(f"{threads.path}: {threads.reason}", step="read")
-        return tuple(t for t in threads if t.name.partition("/")[0] == target.threads)
-
-
-# -- Set the number of VFs of a PF, unless its VFs are in use. ------------------------------------
+        return tuple(
+            t for t in _read(kernel_threads(self._root)) if t.name.partition("/")[0] == target.threads
+        )
 
 
 # -- Users of a PF's VFs: ports of the agent, DPDK or VMs, and the host's own network. ------------
-
-
-#: IFF_UP of include/uapi/linux/if.h.
-_UP = 1
 
 
 @dataclass(frozen=True)
@@ -251,18 +249,16 @@ def _by_the_host(root: Root, address: str) -> Iterator[VfUse]:
     driver = root.link(f"{at}/driver")
     if driver is None:
         return
-    if driver in DPDK_DRIVERS or is_vfio(driver):
+    if in_user_space(driver):
         yield VfUse(address, f"it is bound to {driver}", "stop what uses it and unbind it")
         return
-    interfaces = [_interface(root, at, name) for name in known(root.names(f"{at}/net"), ())]
+    interfaces = []
+    for name in known(root.names(f"{at}/net"), ()):
+        flags = known(root.parsed(f"{at}/net/{name}/flags", lambda text: int(text, 16)), 0)
+        enslaved = root.link(f"{at}/net/{name}/master") is not None
+        interfaces.append(HostInterface(name, bool(flags & IFF_UP), enslaved))
     for use in host_uses(driver, interfaces):
         yield VfUse(address, use.how, use.end)
-
-
-def _interface(root: Root, device: str, name: str) -> HostInterface:
-    at = f"{device}/net/{name}"
-    flags = known(root.parsed(f"{at}/flags", lambda text: int(text, 16)), 0)
-    return HostInterface(name, bool(flags & _UP), root.link(f"{at}/master") is not None)
 
 
 # -- Set the number of VFs of a PF. The kernel requires 0 VFs between two other numbers. ----------
@@ -280,10 +276,7 @@ class VfCounts:
         self._root, self._ports = root, ports
 
     def read(self, target: VfCount) -> Raw:
-        text = self._root.text(_vf_path(target))
-        if isinstance(text, Unknown):
-            raise HostError(f"{text.path}: {text.reason}", step="read")
-        return text
+        return _read(self._root.text(_vf_path(target)))
 
     def value(self, target: VfCount, raw: Raw) -> str | None:
         return raw
@@ -298,26 +291,22 @@ class VfCounts:
             return
         path = _vf_path(target)
         if now != "0":
-            self._refuse_in_use(target, int(now))
-            with refusals(path):
+            self._refuse_in_use(target, list(vf_uses(self._root, target.address, int(now), self._ports())))
+        with refusals(path, OF_VF_NUMBER):
+            if now != "0":
                 self._root.write(path, "0")
-        if desired != "0":
-            with refusals(path):
+            if desired != "0":
                 self._root.write(path, desired)
 
-    def _refuse_in_use(self, target: VfCount, number: int) -> None:
-        uses = list(vf_uses(self._root, target.address, number, self._ports()))
-        if uses:
-            first = uses[0]
-            others = {use.address for use in uses} - {first.address}
-            also = f"; so are {', '.join(sorted(others))}" if others else ""
-            same = [use for use in uses if use.address == first.address]
-            raise Conflict(
-                f"VF {first.address} of {target.address} is in use: "
-                f"{' and '.join(use.how for use in same)}{also}",
-                step="write",
-                fix=f"free VF {first.address}: {', and '.join(use.end for use in same)}; then try again",
-            )
+    def _refuse_in_use(self, target: VfCount, uses: Sequence[VfUse]) -> None:
+        if not uses:
+            return
+        vf = uses[0].address
+        same = [use for use in uses if use.address == vf]
+        others = ", ".join(sorted({use.address for use in uses} - {vf}))
+        how = " and ".join(use.how for use in same) + (f"; so are {others}" if others else "")
+        fix = f"free VF {vf}: {', and '.join(use.end for use in same)}; then try again"
+        raise Conflict(f"VF {vf} of {target.address} is in use: {how}", step="write", fix=fix)
 
 
 def _vf_path(target: VfCount) -> str:
