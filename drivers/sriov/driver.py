@@ -51,7 +51,7 @@ class Sriov(VfBackend[VfObservation]):
         return self.features.model_copy(update={"max_queues": self._kernel.max_queues()})
 
     def validate(self, spec: PortSpec) -> None:
-        """Features that depend on the NIC are checked with the claim: see ``drivers.vf.abilities``."""
+        """Features that depend on the NIC are checked with the claim: see ``drivers.vf.ledger.refusal``."""
         super().validate(spec)
         name = spec.network.physical_network
         if name not in self._vf_networks:

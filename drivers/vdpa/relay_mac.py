@@ -2,13 +2,10 @@
 
 The switch of a NIC delivers by MAC, so a VF has the VM's MAC only while the VM runs here: a VF that is
 prepared for a VM would take the frames that others on this NIC send to it, and the VF that it left would keep
-them. The functions named below are in Linux's drivers/net/ethernet.
+them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from types import MappingProxyType
 
 from drivers.ovs.model import OvsObservation
 from drivers.ovs.ports import VhostPort
@@ -17,18 +14,7 @@ from drivers.vf.inventory import Pf, Vf
 from drivers.vf.memory import provisional_mac
 from netplugin.api.models import PortSpec
 from netplugin.backend import Intent
-
-#: PF drivers that give an open VF another MAC at once, with the source: they write the receive address of
-#: the VF, and neither reset it nor tell its driver. i40e and ice reset it (``i40e_ndo_set_vf_mac``,
-#: ``ice_set_vf_mac``), bnxt_en and qede leave it to firmware and to the VF's driver (``bnxt_set_vf_mac``,
-#: ``qede_set_vf_mac``), and the switch of mlx5_core has the addresses that the VF's driver asks for
-#: (``esw_update_vport_addr_list``).
-TAKEN_AT_ONCE: Mapping[str, str] = MappingProxyType(
-    {
-        "igb": "igb_set_vf_mac, intel/igb/igb_main.c",
-        "ixgbe": "ixgbe_set_vf_mac, intel/ixgbe/ixgbe_sriov.c",
-    }
-)
+from netplugin.host.nic_models import model_of
 
 
 def opens_again(pf: Pf, vf: Vf, spec: PortSpec) -> bool:
@@ -38,7 +24,7 @@ def opens_again(pf: Pf, vf: Vf, spec: PortSpec) -> bool:
     the one with which it was opened (``eth_dev_mac_restore`` in DPDK's lib/ethdev/rte_ethdev.c).
     """
     is_trusted = spec.vf.trusted or needs_trust(pf, vf, spec.network.vlan_id)
-    return is_trusted or pf.driver not in TAKEN_AT_ONCE
+    return is_trusted or not model_of(pf.driver).vf.takes_mac_at_once
 
 
 def mac_of(intent: Intent) -> str:

@@ -140,10 +140,7 @@ class Inventory:
 
 
 def read_inventory(
-    sys: Path,
-    devices: Sequence[PoolDevice],
-    links: Mapping[str, NicLink],
-    saved: Collection[str] = (),
+    sys: Path, devices: Sequence[PoolDevice], links: Mapping[str, NicLink], saved: Collection[str] = ()
 ) -> Inventory:
     """Read the NICs of ``devices`` and their VFs; ``links`` are their interfaces by name.
 

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from drivers.vf.abilities import max_queues
 from drivers.vf.commands import KIND, LIBVIRT_STATE, VfHost
 from drivers.vf.inventory import Inventory, ambiguous, find_pfs, interface_index, read_again, read_inventory
 from drivers.vf.memory import Memory
@@ -15,12 +14,10 @@ from drivers.vf.usability import usability
 from netplugin.api.errors import NetpluginError
 from netplugin.api.models import VfCounters
 from netplugin.backend import Claim
+from netplugin.host.nic_models import max_queues, model_of
 from netplugin.host.usability import Usability
 from netplugin.host.vf_messages import NicLink
 from netplugin.host.vfs import SYS, Vfs, read_link, read_text
-
-#: PF drivers without VF counters (no ``ndo_get_vf_stats``): the kernel reports zeros.
-COUNT_NOTHING = frozenset({"igb", "bnxt_en", "qede", "cxgb4"})
 
 
 class VfKernel(VfHost):
@@ -85,20 +82,16 @@ class VfKernel(VfHost):
         of_nics: dict[str, list[tuple[int, Claim]]] = {}
         for claim in (each for each in claims if each.kind == KIND):
             memory = Memory.of(claim)
-            if self._is_at(memory, claim.key):
+            nic = self._sys / "bus/pci/devices" / memory.pf_address
+            if read_link(nic / f"virtfn{memory.number}") == claim.key:  # it still has this PCI address
                 of_nics.setdefault(memory.pf_address, []).append((memory.number, claim))
         found: dict[Claim, VfCounters] = {}
         for address, held in of_nics.items():
             device = self._sys / "bus/pci/devices" / address
             index = interface_index(self._sys, device)
-            if index is None or read_link(device / "driver") in COUNT_NOTHING:
+            if index is None or not model_of(read_link(device / "driver")).vf.counts:
                 continue
             with contextlib.suppress(NetpluginError):
                 counted = self.vfs.counters(index)
                 found |= {claim: counted[n] for n, claim in held if n in counted}
         return found
-
-    def _is_at(self, memory: Memory, address: str) -> bool:
-        """Whether the remembered VF still has this PCI address."""
-        nic = self._sys / "bus/pci/devices" / memory.pf_address
-        return read_link(nic / f"virtfn{memory.number}") == address

@@ -2,7 +2,7 @@
 
 If the request names a VF, only that VF qualifies. Otherwise the requested NUMA node is a hard
 requirement, because a VM on the wrong node is permanently slower without any visible cause. So are the
-features that not every NIC has (see ``drivers.vf.abilities``). Candidates are then ordered: NICs with a
+features that not every NIC has (see ``refusal``). Candidates are then ordered: NICs with a
 carrier first, then the NIC with the fewest VFs of the same VM (so that one failed NIC does not
 disconnect it), then the NIC with the fewest allocated VFs, then the lowest VF number.
 
@@ -18,19 +18,20 @@ from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
-from drivers.vf.abilities import max_queues, refusal
 from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Vf
-from drivers.vf.memory import KEPT_BY_DPDK, LostVf, Memory, claim_of, holders_of, locate, new_claim
+from drivers.vf.memory import LostVf, Memory, claim_of, holders_of, locate, new_claim
 from netplugin.api.errors import (
     BackendUnavailable,
     CapacityExhausted,
     Conflict,
     InvalidRequest,
     NetpluginError,
+    Unsupported,
 )
 from netplugin.api.models import PortSpec, VfInfo, VfState
 from netplugin.backend import NOBODY, Claim, Intent
+from netplugin.host.nic_models import KEPT_BY_DPDK, MODELS, max_queues, model_of
 from netplugin.host.vfs import is_uio, is_vfio
 
 _STEP = "claim"
@@ -94,13 +95,36 @@ def _require_fit(inventory: Inventory, claim: Claim, spec: PortSpec) -> None:
     elsewhere = pf is not None and pf.network != spec.network.physical_network
     if asked not in (None, claim.key) or elsewhere:
         requested = asked or f"one on {spec.network.physical_network}"
-        raise Conflict(
-            f"the port has VF {claim.key} and asks for {requested}",
-            step=_STEP,
-            fix="delete the port, wait until it is gone, and ask for it again",
-        )
+        fix = "delete the port, wait until it is gone, and ask for it again"
+        raise Conflict(f"the port has VF {claim.key} and asks for {requested}", step=_STEP, fix=fix)
     if pf is not None and (lacking := refusal(pf, spec, queues=False)):
         raise lacking
+
+
+def refusal(pf: Pf, spec: PortSpec, *, queues: bool) -> Unsupported | None:
+    """Return why a VF of this NIC cannot serve the port; None if it can.
+
+    ``queues``: check the port's queue count too. Pass False if the VF's queues are not the port's.
+    """
+    most, able = max_queues(pf.driver, pf.desired_vfs), model_of(pf.driver).vf
+    if queues and spec.queues > most:
+        why = f"{spec.queues} are requested, and a VF has {most} at most"
+        return _refuse(pf, "queues", why, f"ask for {most} or fewer")
+    if spec.vf.vlan_qos and not able.keeps_priority:
+        return _refuse(pf, "vf.vlan_qos", "its driver drops it", "ask without vf.vlan_qos")
+    if spec.vf.vlan_proto == "802.1ad" and not able.stacks:
+        why = "its driver does not report 802.1ad" if able.stacks is None else "its driver has 802.1Q alone"
+        return _refuse(pf, "vf.vlan_proto", why, "ask for 802.1Q, or use a NIC of ice")
+    if spec.vf.trunk and not able.tags:
+        known = ", ".join(sorted(name for name, model in MODELS.items() if model.vf.tags))
+        why = "what the NIC does with a VM's tags is not known"
+        return _refuse(pf, "vf.trunk", why, f"ask for a VLAN, or use a NIC of {known}")
+    return None
+
+
+def _refuse(pf: Pf, field: str, why: str, fix: str) -> Unsupported:
+    message = f"{pf.name} ({pf.driver or 'without a driver'}): {why}"
+    return Unsupported.of_field(field, message, step="vf", fix=fix)
 
 
 def choose(
@@ -166,11 +190,8 @@ def _named(inventory: Inventory, spec: PortSpec, taken: Mapping[str, str], use: 
         has_it = "quarantined, or was just given back" if holder == NOBODY else f"port {holder}'s"
         raise Conflict(f"VF {address} is {has_it}", step=_STEP, fix="see GET /v1/vfs")
     if not _is_on(vf, spec.numa_node):
-        raise Conflict(
-            f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is requested",
-            step=_STEP,
-            fix="ask for the VF or for the node",
-        )
+        detail = f"VF {address} is on NUMA node {vf.numa_node}, and node {spec.numa_node} is requested"
+        raise Conflict(detail, step=_STEP, fix="ask for the VF or for the node")
     pf = inventory.pf_of(vf)
     if lacking := refusal(pf, spec, queues=not use.by_dpdk):
         raise lacking
@@ -253,45 +274,30 @@ def not_reported(pf: Pf) -> str:
 
 def _unreported(inventory: Inventory, vf: Vf) -> BackendUnavailable:
     pf = inventory.pf_of(vf)
-    return BackendUnavailable(
-        f"VF {vf.address} cannot be used now: {not_reported(pf)}",
-        step=_STEP,
-        fix=f"ask again when ip link show {pf.name} lists it",
-    )
+    detail = f"VF {vf.address} cannot be used now: {not_reported(pf)}"
+    return BackendUnavailable(detail, step=_STEP, fix=f"ask again when ip link show {pf.name} lists it")
 
 
 def pf_problem(pf: Pf, mtu: int, use: Use = Use.VM) -> NetpluginError | None:
     """Return why a port cannot use a VF of this NIC; None if it can. ``mtu`` is in bytes."""
     if problem := pf.held.problem():
         return problem
+    name, step = f"{pf.name} of {pf.network}", "pf"
     if pf.link is None:
-        return BackendUnavailable(
-            f"NIC {pf.address} of {pf.network} has no network interface here",
-            step="pf",
-            fix="load its driver, and leave its interface in the agent's network namespace",
-        )
+        fix = "load its driver, and leave its interface in the agent's network namespace"
+        return BackendUnavailable(f"NIC {name} has no network interface here", step=step, fix=fix)
+    mode = f"devlink dev eswitch set pci/{pf.address} mode"
     if use is Use.REPRESENTED and not pf.switchdev:
-        return Conflict(
-            f"{pf.name} of {pf.network} is not in switchdev mode: its VFs have no representors",
-            step="pf",
-            fix=f"devlink dev eswitch set pci/{pf.address} mode switchdev",
-        )
+        detail = f"{name} is not in switchdev mode: its VFs have no representors"
+        return Conflict(detail, step=step, fix=f"{mode} switchdev")
     if use is not Use.REPRESENTED and pf.switchdev:
-        return Conflict(
-            f"{pf.name} of {pf.network} is in switchdev mode: its VFs reach their representors only",
-            step="pf",
-            fix=f"devlink dev eswitch set pci/{pf.address} mode legacy",
-        )
+        detail = f"{name} is in switchdev mode: its VFs reach their representors only"
+        return Conflict(detail, step=step, fix=f"{mode} legacy")
     if not pf.link.up:
-        return BackendUnavailable(
-            f"{pf.name} of {pf.network} is down", step="pf", fix=f"ip link set {pf.name} up"
-        )
+        return BackendUnavailable(f"{name} is down", step=step, fix=f"ip link set {pf.name} up")
     if pf.link.mtu < mtu:
-        return Conflict(
-            f"{pf.name} of {pf.network} has MTU {pf.link.mtu}, and the network wants {mtu}",
-            step="pf",
-            fix=f"ip link set {pf.name} mtu {mtu}, or ask for a smaller network.mtu",
-        )
+        fix = f"ip link set {pf.name} mtu {mtu}, or ask for a smaller network.mtu"
+        return Conflict(f"{name} has MTU {pf.link.mtu}, and the network wants {mtu}", step=step, fix=fix)
     return None
 
 

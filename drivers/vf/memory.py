@@ -8,31 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from drivers.vf.commands import KIND
 from drivers.vf.inventory import Inventory, Pf, Setting, Vf
 from netplugin.backend import Claim, Intent
+from netplugin.host.nic_models import KEPT_BY_DPDK, model_of
 from netplugin.host.vf_messages import GROUPS, NO_MAC, VfAttributes
 from netplugin.host.vfs import is_vfio
 
-#: VF drivers that stay bound while DPDK uses the VF, through verbs and without vfio (DPDK's mlx5 guide,
-#: "bifurcated driver"). To pass such a VF through to a VM, it must be bound to vfio-pci.
-KEPT_BY_DPDK = frozenset({"mlx4_core", "mlx5_core"})
-#: PF drivers that refuse a zero MAC for a VF (qede_set_vf_mac; cxgb4_mgmt_set_vf_mac). They get
-#: ``PLACEHOLDER_MAC`` instead, which libvirt uses too (``altZeroMAC`` in src/util/virnetdev.c).
-REFUSE_NO_MAC = frozenset({"qede", "cxgb4"})
+#: For a NIC that refuses a zero MAC for a VF. libvirt uses it too (``altZeroMAC`` in src/util/virnetdev.c).
 PLACEHOLDER_MAC = "02:00:00:00:00:00"
-#: The default spoof check of a new VF, by PF driver. On: igb_vf_configure, __ixgbe_enable_sriov,
-#: i40e_alloc_vfs, ice_initialize_vf_entry. Off (zero-initialized): bnxt_set_vf_attr,
-#: mlx5_esw_vport_alloc, ``req_spoofchk_val`` in qed_sriov.c.
-NEW_SPOOFCHK: Mapping[str, bool] = MappingProxyType(
-    {
-        **dict.fromkeys(("igb", "ixgbe", "i40e", "ice"), True),
-        **dict.fromkeys(("bnxt_en", "mlx5_core", "qede"), False),
-    }
-)
 #: Let the kernel choose the driver, because the original one is unknown.
 ANY_DRIVER = ""
 
@@ -91,10 +77,10 @@ def _of_a_new_vf(pf: Pf, has: VfAttributes) -> VfAttributes:
     A NIC without a spoof check may report it as off (bnxt_get_vf_config, nfp_app_get_vf_config) and
     refuse to turn it on. If the default of the driver is unknown, the spoof check is left as it is.
     """
-    new = NEW_SPOOFCHK.get(pf.driver or "", has.spoofchk)
+    new = model_of(pf.driver).vf.spoofchk
     return VfAttributes(
         mac=NO_MAC,
-        spoofchk=None if has.spoofchk is None else new,
+        spoofchk=has.spoofchk if has.spoofchk is None or new is None else new,
         trusted=None if has.trusted is None else False,
     )
 
@@ -141,12 +127,7 @@ class Memory:
 
 
 def new_claim(
-    inventory: Inventory,
-    vf: Vf,
-    mac: str,
-    *,
-    adopted: bool,
-    notes: Mapping[str, Any] | None = None,
+    inventory: Inventory, vf: Vf, mac: str, *, adopted: bool, notes: Mapping[str, Any] | None = None
 ) -> Claim:
     """Make a claim that saves the current state of the VF or, if ``adopted``, the defaults of a new VF.
 
@@ -161,7 +142,7 @@ def new_claim(
 def no_mac(pf: Pf, vf: Vf) -> str:
     """Return the MAC to write to remove a VF's MAC from its NIC's switch."""
     is_refused = Setting.of("mac", VfAttributes(mac=NO_MAC)) in vf.unsupported
-    return PLACEHOLDER_MAC if pf.driver in REFUSE_NO_MAC or is_refused else NO_MAC
+    return PLACEHOLDER_MAC if is_refused or not model_of(pf.driver).vf.takes_no_mac else NO_MAC
 
 
 def provisional_mac(mac: str) -> str:

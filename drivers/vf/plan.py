@@ -97,11 +97,8 @@ def attributes_of(spec: PortSpec) -> VfAttributes:
 def check_vlan_qos(spec: PortSpec) -> None:
     """Refuse a VLAN priority on a flat network. Raises: Unsupported."""
     if spec.network.type == "flat" and spec.vf.vlan_qos != 0:
-        raise Unsupported(
-            f"backend {spec.backend}: a flat network has no VLAN tag that could carry vf.vlan_qos",
-            step="validate",
-            fix="ask without vf.vlan_qos, or for a VLAN",
-        )
+        detail = f"backend {spec.backend}: a flat network has no VLAN tag that could carry vf.vlan_qos"
+        raise Unsupported(detail, step="validate", fix="ask without vf.vlan_qos, or for a VLAN")
 
 
 def vf_changes(
@@ -163,29 +160,24 @@ def vf_changes(
 def _waits(reason: str, fix: str, kind: type[OperationTimeout] = OperationTimeout) -> OperationTimeout:
     """Build the error for a VF that cannot be released until its NIC reports it again."""
     return kind(
-        f"{reason}. The port stays removing, and nobody gets its VF, until that has ended",
-        step="pf",
-        fix=fix,
+        f"{reason}. The port stays removing, and nobody gets its VF, until that has ended", step="pf", fix=fix
     )
 
 
 def in_use(address: str, group: str | None) -> Conflict:
     """Build the error for a VF that cannot be released because it is in use."""
-    return Conflict(
-        f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that is closed",
-        step="plan",
-        fix=f"detach it from the VM or stop the VM (fuser /dev/vfio/{group})",
+    detail = (
+        f"VF {address} is in use: something has /dev/vfio/{group} open. The port goes when that is closed"
     )
+    fix = f"detach it from the VM or stop the VM (fuser /dev/vfio/{group})"
+    return Conflict(detail, step="plan", fix=fix)
 
 
 def _libvirt_is_not_done(pf: Pf, vf: Vf) -> Conflict:
     """Build the error for a VF whose saved settings libvirt has yet to restore."""
     file = f"/run/libvirt/hostdevmgr/{libvirt_file(pf.name, vf.number)}"
-    return Conflict(
-        f"libvirt has MAC and VLAN of VF {vf.address} to write back ({file}). The port goes when it has",
-        step="plan",
-        fix="start libvirt; if the file is of no VM any more, remove it",
-    )
+    detail = f"libvirt has MAC and VLAN of VF {vf.address} to write back ({file}). The port goes when it has"
+    return Conflict(detail, step="plan", fix="start libvirt; if the file is of no VM any more, remove it")
 
 
 def no_vf() -> Conflict:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivers.vf.abilities import TAGS
-from drivers.vf.inventory import Inventory, ambiguous, find_pfs, names_in
+from drivers.vf.inventory import Inventory, Pf, ambiguous, find_pfs, names_in
 from drivers.vf.ledger import Use, pf_problem
-from drivers.vf.memory import KEPT_BY_DPDK, vf_of
+from drivers.vf.memory import vf_of
 from drivers.vf.options import PoolDevice
 from netplugin.api.models import Finding
 from netplugin.backend import Intent
+from netplugin.host.nic_models import KEPT_BY_DPDK, model_of
 from netplugin.host.usability import Usability
 from netplugin.host.vfs import VFIO, read_link, read_text
 
@@ -44,12 +44,8 @@ def usability(sys: Path, devices: Sequence[PoolDevice], *, for_dpdk: bool = Fals
 
 def _vfio(sys: Path) -> Usability:
     if not names_in(sys / "kernel/iommu_groups"):
-        return Usability(
-            False,
-            "there is no IOMMU, or the kernel does not use it",
-            "turn on VT-d or AMD-Vi in the firmware; with VT-d, boot with intel_iommu=on",
-            "iommu",
-        )
+        fix = "turn on VT-d or AMD-Vi in the firmware; with VT-d, boot with intel_iommu=on"
+        return Usability(False, "there is no IOMMU, or the kernel does not use it", fix, "iommu")
     if not (sys / "bus/pci/drivers" / VFIO).exists():
         reason = f"the driver {VFIO} is not loaded"
         fix = f"modprobe {VFIO}, and name it in /etc/modules-load.d"
@@ -59,45 +55,32 @@ def _vfio(sys: Path) -> Usability:
 
 def pool_findings(inventory: Inventory, use: Use = Use.VM) -> list[Finding]:
     """Return a finding for each NIC that has a problem, while other NICs may work."""
-    found = [
-        Finding(
-            id=f"vf-no-nic-{device.name}",
-            status="warn",
-            found=f"no NIC with SR-IOV for {device.name} ({device.by.value})",
-            expected=f"a NIC of {device.network}",
-            fix="correct [sriov] devices",
+    found = []
+    for device in inventory.missing:
+        lacks, expected = (
+            f"no NIC with SR-IOV for {device.name} ({device.by.value})",
+            f"a NIC of {device.network}",
         )
-        for device in inventory.missing
-    ]
-    for pf in inventory.pfs.values():
-        problem = pf_problem(pf, 0, use)
-        if problem is not None:
+        found.append(_warning(f"no-nic-{device.name}", lacks, expected, "correct [sriov] devices"))
+    for address, pf in inventory.pfs.items():
+        if (problem := pf_problem(pf, 0, use)) is not None:
             found.append(
-                Finding(
-                    id=f"vf-nic-{pf.address}",
-                    status="warn",
-                    found=problem.detail,
-                    expected="a NIC that frames can take",
-                    fix=problem.fix,
-                )
+                _warning(f"nic-{address}", problem.detail, "a NIC that frames can take", problem.fix)
             )
-        if not any(vf.pf == pf.address for vf in inventory.vfs.values()):
-            found.append(
-                Finding(
-                    id=f"vf-none-{pf.address}",
-                    status="warn",
-                    found=f"{pf.name} has no VFs",
-                    expected=f"up to {pf.total_vfs}",
-                    fix=f"echo N > /sys/bus/pci/devices/{pf.address}/sriov_numvfs",
-                )
-            )
+        if not any(vf.pf == address for vf in inventory.vfs.values()):
+            fix = f"echo N > /sys/bus/pci/devices/{address}/sriov_numvfs"
+            found.append(_warning(f"none-{address}", f"{pf.name} has no VFs", f"up to {pf.total_vfs}", fix))
     return found
+
+
+def _warning(name: str, found: str, expected: str, fix: str | None) -> Finding:
+    return Finding(id=f"vf-{name}", status="warn", found=found, expected=expected, fix=fix)
 
 
 # -- Findings for VFs on flat networks, whose guests may use VLAN tags of their own. Pure. --------
 # A port on a flat network has no VLAN to restrict its VF to. The behaviour depends on the PF driver
-# (``TAGS``); no driver lets the hypervisor forbid guest tags on a VF with VLAN 0. A trunk (``vf.trunk``)
-# allows them on purpose and needs no finding.
+# (``VfModel.tags``); no driver lets the hypervisor forbid guest tags on a VF with VLAN 0. A trunk
+# (``vf.trunk``) allows them on purpose and needs no finding.
 
 
 _UNKNOWN = "does with the tags that such a VM sends what its firmware decides: unknown"
@@ -110,18 +93,15 @@ def tag_findings(intents: Sequence[Intent], inventory: Inventory) -> list[Findin
         spec, vf = intent.spec, vf_of(intent, inventory)
         if vf and spec and spec.network.type == "flat" and not spec.vf.trunk:
             flat.setdefault(vf.pf, []).append(intent.port_id)
-    return [_finding(inventory, address, ports) for address, ports in sorted(flat.items())]
+    return [_tags(inventory.pfs[address], ports) for address, ports in sorted(flat.items())]
 
 
-def _finding(inventory: Inventory, address: str, ports: Sequence[str]) -> Finding:
-    pf = inventory.pfs[address]
-    says = TAGS.get(pf.driver or "", _UNKNOWN)
-    return Finding(
-        id=f"vf-flat-{address}",
-        status="warn",
-        found=f"{pf.name} has ports of flat networks ({', '.join(sorted(ports))}), and its driver "
-        f"{pf.driver or 'unknown'} {says}",
-        expected="VMs on VFs are in one VLAN that the NIC holds them to",
-        fix="ask for these ports with a VLAN, or with the backend vdpa in relay mode, which takes "
+def _tags(pf: Pf, ports: Sequence[str]) -> Finding:
+    return _warning(
+        f"flat-{pf.address}",
+        f"{pf.name} has ports of flat networks ({', '.join(sorted(ports))}), and its driver "
+        f"{pf.driver or 'unknown'} {model_of(pf.driver).vf.tags or _UNKNOWN}",
+        "VMs on VFs are in one VLAN that the NIC holds them to",
+        "ask for these ports with a VLAN, or with the backend vdpa in relay mode, which takes "
         "no tags from a VM; a switch port that takes untagged frames alone keeps them off the wire",
     )

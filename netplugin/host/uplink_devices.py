@@ -9,12 +9,10 @@ from pathlib import Path
 
 from netplugin.api.models import Finding
 from netplugin.api.physical_models import PhysicalNetworkSpec
-from netplugin.host.vfs import SYS, is_uio, is_vfio, read_link
+from netplugin.host.nic_models import KEPT_BY_DPDK, dpdk_driver, dpdk_fault
+from netplugin.host.vfs import SYS, in_user_space, read_link, read_text
 
 _PCI = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
-#: Kernel drivers that DPDK uses a NIC with (https://doc.dpdk.org/guides/linux_gsg/linux_drivers.html,
-#: "Bifurcated Driver").
-SHARED_WITH_DPDK = frozenset({"mlx4_core", "mlx5_core", "mana"})
 
 
 def has_interface(name: str) -> bool:
@@ -54,28 +52,22 @@ def _problems(spec: PhysicalNetworkSpec, sys: Path) -> Iterator[tuple[str, str, 
             yield device, f"there is no interface {device}", "name a NIC (ip link), or its PCI address"
     interface = spec.linuxbridge.interface if spec.linuxbridge else None
     if interface and not has_interface(interface):
-        yield (
-            interface,
-            f"there is no interface {interface}: its NIC may be bound to a driver for DPDK",
-            "driverctl list-overrides; driverctl unset-override <PCI address>",
-        )
+        found = f"there is no interface {interface}: its NIC may be bound to a driver for DPDK"
+        yield interface, found, "driverctl list-overrides; driverctl unset-override <PCI address>"
 
 
 def _of_pci_device(device: str, sys: Path, *, for_dpdk: bool) -> Iterator[tuple[str, str, str]]:
     place = sys / "bus/pci/devices" / device
     driver = read_link(place / "driver")
-    in_user_space = is_vfio(driver) or is_uio(driver)
+    pci_id = ":".join(read_text(place / name).removeprefix("0x") for name in ("vendor", "device"))
     if not place.exists():
         yield device, f"there is no PCI device {device}", "name the address of the NIC (lspci -D)"
-    elif for_dpdk and not in_user_space and driver not in SHARED_WITH_DPDK:
-        yield (
-            device,
-            f"{device} is bound to {driver or 'no driver'}, and OVS-DPDK needs vfio-pci",
-            f"driverctl set-override {device} vfio-pci (the host loses the NIC's interface)",
-        )
-    elif in_user_space and not for_dpdk:
-        yield (
-            device,
-            f"{device} is bound to {driver}, and its VFs need its kernel driver",
-            f"driverctl unset-override {device}",
-        )
+    elif for_dpdk and (fault := dpdk_fault(device, driver, pci_id)):
+        yield device, *fault
+    elif for_dpdk and not in_user_space(driver) and driver not in KEPT_BY_DPDK:
+        needed = dpdk_driver(driver)
+        found = f"{device} is bound to {driver or 'no driver'}, and OVS-DPDK needs {needed}"
+        yield device, found, f"driverctl set-override {device} {needed} (the host loses the NIC's interface)"
+    elif in_user_space(driver) and not for_dpdk:
+        found = f"{device} is bound to {driver}, and its VFs need its kernel driver"
+        yield device, found, f"driverctl unset-override {device}"

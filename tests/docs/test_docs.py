@@ -7,6 +7,7 @@ checked here only: that bash can read them, and that the commands of netplugin i
 from __future__ import annotations
 
 import configparser
+import errno
 import re
 import shlex
 import subprocess
@@ -28,12 +29,13 @@ from drivers.dpdkvhostuser.driver import DpdkVhostUser
 from drivers.linuxbridge.driver import LinuxBridge
 from drivers.sriov.driver import Sriov
 from drivers.vdpa.driver import Vdpa
-from drivers.vf.abilities import QUEUES
 from netplugin import docgen
 from netplugin.api.models import PortState, VfCounters
 from netplugin.api.pmd_models import PmdCore, PmdState, RxQueue
 from netplugin.api.task_models import TaskState
 from netplugin.cli.main import Netplugin
+from netplugin.host.nic_errors import OF_BINDING, OF_VF_NUMBER, Causes
+from netplugin.host.nic_models import MODELS, Binding, model_of
 from netplugin.pmd.read import PmdCounters, PmdReading
 from tests.docs.blocks import (
     PAGES,
@@ -299,9 +301,34 @@ def test_the_queues_of_vfs_are_those_of_the_code() -> None:
         for start in ("| | `igb`", "| `queues`")
     )
     reported = {quoted(name)[0]: cell for name, cell in zip(head, row, strict=True)}
-    assert {name: int(cell.split()[0].rstrip(";")) for name, cell in reported.items()} == QUEUES
+    queues = {name: model.vf.queues for name, model in MODELS.items() if model.vf.queues > 1}
+    assert {name: int(cell.split()[0].rstrip(";")) for name, cell in reported.items()} == queues
     sources = table("docs/nics.md", "driver", "the bound is", "in")
-    assert [quoted(source[0])[0] for source in sources] == list(QUEUES)
+    assert [quoted(source[0])[0] for source in sources] == list(queues)
+
+
+def test_the_nics_for_dpdk_are_those_of_the_code() -> None:
+    starts = {Binding.KEPT: "stays", Binding.VFIO: "vfio-pci", Binding.UIO: "uio", Binding.NONE: "none"}
+    listed = {
+        name: driver
+        for names, driver, *_ in table(
+            "docs/nics.md", "kernel driver", "driver under DPDK", "VFs", "known to matter"
+        )
+        for name in quoted(names)
+    }
+    assert listed.keys() == MODELS.keys()
+    for name, driver in listed.items():
+        assert driver.startswith(starts[model_of(name).binding]), name
+
+
+@pytest.mark.parametrize(
+    ("causes", "after"), [(OF_VF_NUMBER, "refuses a number"), (OF_BINDING, "refuses another")]
+)
+def test_the_errors_of_the_kernel_are_those_of_the_code(causes: Causes, after: str) -> None:
+    page = read("docs/nics.md").partition(after)[2].split("\n\n")[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()[2:]]
+    listed = {getattr(errno, code): (cause, fix) for codes, cause, fix in rows for code in codes.split(", ")}
+    assert listed == dict(causes)
 
 
 def test_the_api_is_all_there_is() -> None:

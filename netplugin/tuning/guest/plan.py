@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from netplugin.host.cpus import format_list
+from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.libvirt.guest import STEP, GuestDomain, GuestNic, NicKind, read_domain
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.guest.settings import UIO, VFIO, GuestOptions, GuestPages, plan_pages, settings
@@ -248,4 +249,4 @@ def _binding(plan: GuestPlan) -> Iterator[str]:
     else:
         yield f"  {UIO} gives DPDK all of the guest's memory; VFs cannot be bound to it"
     yield "  addresses are as libvirt numbers them; the playbook finds each NIC by its MAC in the guest"
-    yield "  a VF of an mlx5 NIC stays with mlx5_core, which DPDK uses too"
+    yield f"  a NIC of {', '.join(sorted(KEPT_BY_DPDK))} stays with that driver, which DPDK uses too"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from netplugin.host.cpus import format_list
+from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.tuning.guest.plan import GuestPlan
-from netplugin.tuning.guest.settings import VFIO
 from netplugin.tuning.output.playbook import as_yaml, same_machine, step_tasks, until_boot
 from netplugin.tuning.output.playbook_tasks import Task, Template, command, file_with
 from netplugin.tuning.steps import Effect
@@ -268,15 +268,14 @@ def _bind(driver: str) -> Iterator[Task]:
         "register": "netplugin_drivers",
     }
     now = "item.stat.lnk_source | default('') | basename"
-    others = [driver, *(["mlx5_core"] if driver == VFIO else [])]
     yield {
-        # driverctl overrides persist across boots. DPDK uses mlx5 NICs through mlx5_core.
+        # driverctl overrides persist across boots.
         "name": f"Bind them to {driver}",
         "ansible.builtin.command": {
             "argv": ["driverctl", "set-override", Template("{{ item.item.value }}"), driver],
         },
         "loop": Template("{{ netplugin_drivers.results }}"),
         "loop_control": {"label": Template("{{ item.item.key }} {{ item.item.value }}")},
-        "when": Template(f"{now} not in {others}"),
+        "when": Template(f"{now} not in {[driver, *sorted(KEPT_BY_DPDK)]}"),
         "changed_when": True,
     }

@@ -65,3 +65,50 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert found(tmp_path, linuxbridge={}) == []
     [missing] = found(tmp_path, linuxbridge={"interface": "none.of.them"})
     assert "there is no interface none.of.them" in missing
+
+
+@pytest.mark.parametrize(
+    ("driver", "pci_id", "words", "fix"),
+    [
+        (
+            "vfio-pci",
+            "15b3:101d",
+            "DPDK uses it with the NIC's own kernel driver",
+            "driverctl unset-override",
+        ),
+        (
+            "uio_pci_generic",
+            "15b3:1003",
+            "DPDK uses it with the NIC's own kernel",
+            "driverctl unset-override",
+        ),
+        (
+            "vfio-pci",
+            "1414:00ba",
+            "DPDK uses it with the NIC's own kernel driver",
+            "driverctl unset-override",
+        ),
+        (None, "15b3:101d", "is bound to no driver, and DPDK uses it with", "driverctl unset-override"),
+        ("tg3", "14e4:165f", "DPDK has no driver for it", "name another NIC"),
+        (
+            "atlantic",
+            "1d6a:07b1",
+            "OVS-DPDK needs uio_pci_generic",
+            "set-override 0000:03:00.0 uio_pci_generic",
+        ),
+        ("e1000e", "8086:10d3", "OVS-DPDK needs vfio-pci", "set-override 0000:03:00.0 vfio-pci"),
+        ("mana", "1414:00ba", None, None),
+        ("vfio-pci", "8086:1592", None, None),
+    ],
+)
+def test_dpdk_has_a_nic_with_the_driver_of_its_model(
+    tmp_path: Path, driver: str | None, pci_id: str, words: str | None, fix: str | None
+) -> None:
+    bound(tmp_path, driver)
+    for name, value in zip(("vendor", "device"), pci_id.split(":"), strict=True):
+        (tmp_path / "bus/pci/devices" / NIC / name).write_text(f"0x{value}\n")
+    spec = PhysicalNetworkSpec.model_validate({"ovs": {"devices": [NIC]}})
+    seen = device_findings("net-1", spec, tmp_path)
+    assert len(seen) == (words is not None)
+    for finding in seen:
+        assert str(words) in finding.found and str(fix) in str(finding.fix)

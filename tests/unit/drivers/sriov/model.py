@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drivers.vf.abilities import max_queues
 from drivers.vf.inventory import Inventory, Pf, Vf, libvirt_file
 from drivers.vf.kernel import VfKernel
 from drivers.vf.options import ALL_VFS, VfNumbers, parse_devices
 from netplugin.api.errors import HostError, Unsupported
+from netplugin.host.nic_models import max_queues
 from netplugin.host.usability import Usability
 from netplugin.host.vf_messages import GROUPS, NO_MAC, NicLink, VfAttributes
 from netplugin.host.vfs import VFIO, HostInterface, HostUse, VfRefuses, Vfs, _error, is_vfio

@@ -12,7 +12,6 @@ import pytest
 from lxml import etree
 
 from agents.ports.call import Call
-from drivers.vf.abilities import QUEUES, TAGS
 from drivers.vf.memory import PLACEHOLDER_MAC
 from drivers.vf.usability import tag_findings
 from netplugin.api.errors import (
@@ -25,10 +24,14 @@ from netplugin.api.errors import (
 )
 from netplugin.api.models import Binding, PortState
 from netplugin.backend import Claim, Intent
+from netplugin.host.nic_models import MODELS
 from netplugin.host.vf_messages import NO_MAC, VfAttributes
 from netplugin.host.vfs import VFIO
 from tests.unit.drivers.sriov.model import ModelPf
 from tests.unit.drivers.sriov.world import World, make_spec
+
+QUEUES = {name: model.vf.queues for name, model in MODELS.items() if model.vf.queues > 1}
+TAGS = {name: model.vf.tags for name, model in MODELS.items() if model.vf.tags}
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ import pytest
 from agents.ports.call import Call
 from agents.store.port_table import Record
 from drivers.ovs.filters import are_closed
-from drivers.vdpa.relay_mac import TAKEN_AT_ONCE
-from drivers.vf.memory import KEPT_BY_DPDK, provisional_mac
+from drivers.vf.memory import provisional_mac
 from netplugin.api.errors import NetpluginError, OperationTimeout, Unsupported
 from netplugin.api.migration import Activation
 from netplugin.api.migration_models import MigrationStep
 from netplugin.api.models import PortSpec, PortState
 from netplugin.backend import Intent
 from netplugin.host.flow_actions import output
+from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.host.ovs_rows import MAC_MARK
 from tests.unit.drivers.sriov.model import ModelPf
 from tests.unit.drivers.vdpa.vduse_world import VduseWorld, vduse_spec
@@ -46,7 +46,7 @@ class Kind:
 
     @property
     def opens_again(self) -> bool:
-        return self.pf_driver not in TAKEN_AT_ONCE or (self.pf_driver == "ixgbe" and self.vlan_id is None)
+        return self.pf_driver not in ("igb", "ixgbe") or (self.pf_driver == "ixgbe" and self.vlan_id is None)
 
 
 KINDS = {

@@ -20,13 +20,13 @@ from drivers.vdpa.model import BRIDGE, DEVICE_OPTIONS, LAYOUT, NATIVE_TYPE
 from drivers.vdpa.options import GROUP, OPTIONS
 from drivers.vdpa.vduse_host import VduseHost
 from drivers.vdpa.vduse_processes import DeviceProcesses
-from drivers.vf.memory import KEPT_BY_DPDK
 from drivers.vf.plan import attributes_of
 from netplugin import options
 from netplugin.api.errors import HostError
 from netplugin.api.models import PortSpec
 from netplugin.backend import Applied, Change, Intent
 from netplugin.host.flow_actions import DROP, output
+from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.host.ovs import OvsSettings
 from netplugin.host.ovs_rows import OvsPort, OvsRoot
 from netplugin.host.usability import Usability, Wake

@@ -15,8 +15,8 @@ from netplugin.api.models import BackendInfo
 from netplugin.api.physical_models import PhysicalNetworkInfo
 from netplugin.data_path import uplink_parts
 from netplugin.host.links import Links
-from netplugin.host.uplink_devices import SHARED_WITH_DPDK
-from netplugin.host.vfs import VFIO, Vfs, is_uio, is_vfio, read_interfaces, read_link, read_text
+from netplugin.host.nic_models import KEPT_BY_DPDK
+from netplugin.host.vfs import VFIO, Vfs, in_user_space, read_interfaces, read_link, read_text
 from netplugin.programs import bounded
 from netplugin.programs.polling import polled
 from netplugin.tuning.applying.accessor import WritableRoot
@@ -41,9 +41,9 @@ class NicNeed:
 
     def fits(self, driver: str | None) -> bool:
         """Whether the backend can use the NIC with this driver."""
-        with_dpdk = is_vfio(driver) or is_uio(driver)
+        with_dpdk = in_user_space(driver)
         if self.dpdk:
-            return with_dpdk or driver in SHARED_WITH_DPDK
+            return with_dpdk or driver in KEPT_BY_DPDK
         return driver is not None and not with_dpdk
 
 
@@ -80,7 +80,7 @@ def _address(name: str, sys: Path) -> str | None:
 
 def _has_dpdk(address: str, sys: Path) -> bool:
     driver = read_link(sys / "bus/pci/devices" / address / "driver")
-    return is_vfio(driver) or is_uio(driver)
+    return in_user_space(driver)
 
 
 # -- Rebinding: from one state of a NIC to another, and back. --------------------------------------

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from netplugin.host.cpus import parse_list
+from netplugin.host.nic_models import KEPT_BY_DPDK
+from netplugin.host.vfs import VFIO, in_user_space
 from netplugin_zeroloss.machines.contract import (
     ConsoleMachine,
     LocalMachine,
@@ -22,8 +24,6 @@ from netplugin_zeroloss.vnf.contract import (
 )
 from netplugin_zeroloss.vnf.dpdk import check_cores
 
-#: Drivers with which DPDK takes a NIC.
-_DRIVERS = ("vfio-pci", "uio_pci_generic", "igb_uio")
 #: Ports of a VNF whose number is not known.
 _PORTS = 2
 #: Prints one line `name value` for each fact; a NIC that is not there has the driver that it will get.
@@ -91,7 +91,7 @@ _KINDS = {
         "Debian's packages: {there} apt-get install dpdk-dev",
         "without --no-testpmd",
         python=True,
-        shared=("mlx4_core", "mlx5_core"),
+        shared=tuple(sorted(KEPT_BY_DPDK)),
     ),
     # Without its default main-heap-size VPP ends with a segmentation fault.
     "vpp": _Kind(
@@ -189,10 +189,10 @@ def _about_hugepages(vnf: PlacedDescription, facts: GuestFacts, ports: int, ther
 
 def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str, kind: _Kind) -> Iterator[Lack]:
     for nic, driver in facts.drivers.items():
-        if driver not in (*_DRIVERS, *kind.shared):
+        if not in_user_space(driver) and driver not in kind.shared:
             yield Lack(
                 f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and {vnf.type}"
-                f" needs {_DRIVERS[0]}",
+                f" needs {VFIO}",
                 f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
                 " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic",
             )
