@@ -200,7 +200,8 @@ class IommuFacts:
 
 @dataclass(frozen=True)
 class HostNic:
-    """A PCI network device that is not a VF. ``node`` is None if the firmware does not report it."""
+    """A PCI network device that is not a VF of this host; ``node`` is None if the firmware reports none.
+    ``default_route``: whether one leads through its interfaces, or through a bond, bridge or VLAN on them."""
 
     address: str
     node: Fact[int | None]
@@ -209,6 +210,7 @@ class HostNic:
     interfaces: tuple[str, ...]
     total_vfs: Fact[int | None]
     vfs: Fact[int | None]
+    default_route: Fact[bool] = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from netplugin.api.models import Finding
 from netplugin.tuning.checks.links import links, vfs
 from netplugin.tuning.checks.machine import budget, cpus, memory
+from netplugin.tuning.checks.nic_models import nic_models
 from netplugin.tuning.checks.running import domains, ovs, pmd
 from netplugin.tuning.checks.scene import Scene, planned, unknown
 
@@ -15,6 +16,7 @@ CHECKS: tuple[Callable[[Scene], Iterable[Finding]], ...] = (
     cpus,
     memory,
     vfs,
+    nic_models,
     links,
     ovs,
     pmd,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from netplugin.host.cpus import from_mask, to_mask
+from netplugin.host.nic_models import dpdk_fault, lacks_vfs
 from netplugin.host.ovs_versions import (
     ASSIGNS_BY_GROUP,
     Version,
@@ -12,6 +13,7 @@ from netplugin.host.ovs_versions import (
     parse_version,
     with_no_device,
 )
+from netplugin.host.vfs import in_user_space
 from netplugin.tuning import steps
 from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts, Live
 from netplugin.tuning.intent import HostIntent
@@ -23,21 +25,20 @@ from netplugin.tuning.steps import Effect, Group, OtherConfig, Step, VfCount, im
 # -- Choose the NICs that PMD threads serve, and so the nodes of the threads (pure). --------------
 
 
-#: Drivers of NICs that DPDK uses (mlx5 keeps its kernel driver).
-DPDK_DRIVERS = frozenset(("vfio-pci", "igb_uio", "uio_pci_generic"))
-
-
 def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
-    """NICs of the intent; else those bound to DPDK drivers; else the fastest, or all if no speed is known.
+    """NICs of the intent; else those bound for DPDK; else the fastest, or all if no speed is known.
 
-    Raises: InvalidRequest for a NIC that does not exist.
+    Unless the intent names it, no NIC that DPDK cannot use; nor that of the default route while there is
+    another. Raises: InvalidRequest for a NIC that does not exist.
     """
     nics = known(facts.network.nics, ())
     if intent.nics:
         return tuple(dict.fromkeys(named(nics, name, "nics") for name in intent.nics))
-    bound = tuple(nic for nic in nics if nic.driver in DPDK_DRIVERS)
+    nics = tuple(nic for nic in nics if dpdk_fault(nic.address, nic.driver, nic.device) is None)
+    bound = tuple(nic for nic in nics if in_user_space(nic.driver))
     if bound:
         return bound
+    nics = tuple(nic for nic in nics if not known(nic.default_route, False)) or nics
     interfaces = {i.name: i for i in known(facts.network.interfaces, ())}
     best = max((speed(nic, interfaces) for nic in nics), default=0)
     return tuple(nic for nic in nics if speed(nic, interfaces) == best)
@@ -45,7 +46,7 @@ def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
 
 def are_sure(nics: tuple[HostNic, ...], intent: HostIntent) -> bool:
     """True if the NICs are configured or bound to DPDK; else the choice depends on which links are up."""
-    return bool(intent.nics) or any(nic.driver in DPDK_DRIVERS for nic in nics)
+    return bool(intent.nics) or any(in_user_space(nic.driver) for nic in nics)
 
 
 def speed(nic: HostNic, interfaces: Mapping[str, InterfaceFacts]) -> int:
@@ -81,31 +82,24 @@ def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
     for entry in intent.vfs:
         name, _, number = entry.rpartition("=")
         nic = named(needed(facts.network.nics), name, "vfs")
-        most = needed(nic.total_vfs)
+        most, why = needed(nic.total_vfs), lacks_vfs(nic.driver, nic.device)
         if nic.address in seen:
             raise impossible("vfs", f"{nic.address} is named twice", "name each NIC once")
         if not most:
-            raise impossible(
-                "vfs",
-                f"{name} has no virtual functions",
-                "name another NIC, or switch SR-IOV on in the firmware of NIC and board",
-            )
+            fix = "name another NIC, or switch SR-IOV on in the firmware of NIC and board"
+            if why:
+                fix = "name a NIC of the hypervisor itself; a VM has one if its own hypervisor gives it a PF"
+            raise impossible("vfs", f"{name} has no virtual functions{why and f': {why}'}", fix)
+        if int(number) and in_user_space(nic.driver):
+            reason = f"{name} is bound to {nic.driver}, and its virtual functions need its kernel driver"
+            raise impossible("vfs", reason, f"driverctl unset-override {nic.address}")
         if int(number) > most:
-            raise impossible(
-                "vfs",
-                f"{name} can have {most} virtual functions and not {int(number)}",
-                f"ask for at most {most}",
-            )
+            reason = f"{name} can have {most} virtual functions and not {int(number)}"
+            raise impossible("vfs", reason, f"ask for at most {most}")
         seen.add(nic.address)
-        yield Step(
-            Group.VFS,
-            VfCount(nic.address),
-            nic.vfs if isinstance(nic.vfs, Unknown) else str(nic.vfs or 0),
-            str(int(number)),
-            Effect.LIVE,
-            "virtual functions for VMs; a boot takes them away",
-            steps.SRIOV,
-        )
+        now = nic.vfs if isinstance(nic.vfs, Unknown) else str(nic.vfs or 0)
+        target, why = VfCount(nic.address), "virtual functions for VMs; a boot takes them away"
+        yield Step(Group.VFS, target, now, str(int(number)), Effect.LIVE, why, steps.SRIOV)
 
 
 # -- Plan the settings of OVS-DPDK (pure). Source: OVS Documentation/intro/install/dpdk.rst and vswitch.xml.
@@ -123,76 +117,48 @@ def ovs_settings(
         return
     sizes = {plan.node: plan.ovs_mb for plan in pages}
     memory = ",".join(str(sizes.get(node, 0)) for node in range(max(sizes) + 1))
-    yield _step(
-        live,
-        "dpdk-init",
-        "true",
-        Effect.OVS_RESTART,
-        "OVS starts DPDK only if configured to",
-        steps.OVS_CONFIG,
-    )
-    yield from _listed(live)
+    restart, source = Effect.OVS_RESTART, steps.OVS_CONFIG
+    yield _step(live, "dpdk-init", "true", restart, "OVS starts DPDK only if configured to", source)
+    version = parse_version(None if isinstance(live.ovs, Unknown) else live.ovs.version)
+    yield from _listed(live, version)
     yield _mask(live, partition)
     if isinstance(_now(live, LCORES), str):
-        yield _step(
-            live,
-            LCORES,
-            None,
-            Effect.OVS_RESTART,
+        why = (
             "it pins OVS's main, handler and revalidator threads to one CPU; without it they run on those "
-            "that services have",
-            steps.OVS_CONFIG,
+            "that services have"
         )
-    yield _step(
-        live,
-        "dpdk-socket-mem",
-        memory,
-        Effect.OVS_RESTART,
+        yield _step(live, LCORES, None, restart, why, source)
+    why = (
         "MB on each node: the buffers of "
-        f"{'each port' if is_per_port(live) else 'the MTUs in use'} and 512 MB for rings and DPDK itself",
-        f"{steps.OVS_CONFIG}; {steps.OVS_MEMORY}; the 512 MB: {steps.OWN}",
+        f"{'each port' if is_per_port(live) else 'the MTUs in use'} and 512 MB for rings and DPDK itself"
     )
-    yield _step(
-        live,
-        "pmd-rxq-assign",
-        _assign(live),
-        Effect.LIVE,
-        "queues go to PMD threads by their measured load",
-        steps.OVS_PMD,
-    )
+    sources = f"{source}; {steps.OVS_MEMORY}; the 512 MB: {steps.OWN}"
+    yield _step(live, "dpdk-socket-mem", memory, restart, why, sources)
+    assign = "group" if version >= ASSIGNS_BY_GROUP else "cycles"
+    why = "queues go to PMD threads by their measured load"
+    yield _step(live, "pmd-rxq-assign", assign, Effect.LIVE, why, steps.OVS_PMD)
     for key, why in (
         (_TSO, "left as found: it changes what VMs see"),
         (_PER_PORT, "left as found: the memory is planned for it"),
     ):
         now = _now(live, key)
         if isinstance(now, str):
-            yield _step(live, key, now, Effect.OVS_RESTART, why, steps.OVS_CONFIG)
+            yield _step(live, key, now, restart, why, source)
 
 
-def _listed(live: Live) -> Iterator[Step]:
+def _listed(live: Live, version: Version) -> Iterator[Step]:
     """The step for dpdk-extra if OVS may not start without it. An OVS that runs with DPDK needs none."""
-    if isinstance(live.ovs, Unknown) or not may_not_start(_version(live), live.ovs.other_config):
+    if isinstance(live.ovs, Unknown) or not may_not_start(version, live.ovs.other_config):
         return
     # The database keeps dpdk_initialized when a newer vswitchd could not start; then none answers.
     if live.ovs.dpdk_initialized and live.ovs.silent is None:
         return
-    yield _step(
-        live,
-        "dpdk-extra",
-        with_no_device(live.ovs.other_config),
-        Effect.OVS_RESTART,
+    desired = with_no_device(live.ovs.other_config)
+    why = (
         "this OVS does not start with DPDK if it lacks the driver of a bus and no device is listed; no "
-        "device has this address",
-        steps.OVS_DPDK,
+        "device has this address"
     )
-
-
-def _assign(live: Live) -> str:
-    return "group" if _version(live) >= ASSIGNS_BY_GROUP else "cycles"
-
-
-def _version(live: Live) -> Version:
-    return parse_version(None if isinstance(live.ovs, Unknown) else live.ovs.version)
+    yield _step(live, "dpdk-extra", desired, Effect.OVS_RESTART, why, steps.OVS_DPDK)
 
 
 def _now(live: Live, key: str) -> Fact[str | None]:
@@ -205,19 +171,13 @@ def _step(live: Live, key: str, desired: str | None, effect: Effect, why: str, s
 
 def _mask(live: Live, partition: Partition) -> Step:
     """The step for pmd-cpu-mask; masks are normalised before they are compared."""
-    key = "pmd-cpu-mask"
+    key, desired = "pmd-cpu-mask", to_mask(partition.polling)
     now = _now(live, key)
     if isinstance(now, str):
         try:
             now = to_mask(from_mask(now))
         except ValueError:
             now = Unknown(f"other_config:{key}", f"is no mask: {now[:40]!r}")
-    return Step(
-        Group.OVS,
-        OtherConfig(key),
-        now,
-        to_mask(partition.polling),
-        Effect.LIVE,
-        "one PMD thread on each of these CPUs, on the nodes of the NICs and of VMs",
-        f"{steps.OVS_CONFIG}; {steps.OVS_SCHEDULING}",
-    )
+    why = "one PMD thread on each of these CPUs, on the nodes of the NICs and of VMs"
+    sources = f"{steps.OVS_CONFIG}; {steps.OVS_SCHEDULING}"
+    return Step(Group.OVS, OtherConfig(key), now, desired, Effect.LIVE, why, sources)

@@ -18,7 +18,10 @@ _IOMMU = "/sys/kernel/iommu_groups"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: PCI class of a network controller (include/linux/pci_ids.h).
 _NETWORK = "0x02"
-#: The loopback interface is not listed.
+#: The columns of destination, mask (of IPv6: length of the prefix) and interface (``fib_route_seq_show`` in
+#: net/ipv4/fib_trie.c, ``ipv6_route_native_seq_show`` in net/ipv6/ip6_fib.c).
+_ROUTES = {"/proc/net/route": (1, 7, 0), "/proc/net/ipv6_route": (0, 1, 9)}
+#: The loopback interface is not listed; unreachable IPv6 destinations have it.
 _LOOPBACK = "lo"
 
 
@@ -49,7 +52,29 @@ def _nics(root: Root) -> Fact[tuple[HostNic, ...]]:
     addresses = root.names(PCI)
     if isinstance(addresses, Unknown):
         return () if addresses.missing else addresses
-    return _all(_nic(root, address) for address in addresses if _ADDRESS.fullmatch(address))
+    routed = _routed(root)
+    return _all(_nic(root, address, routed) for address in addresses if _ADDRESS.fullmatch(address))
+
+
+def _routed(root: Root) -> Fact[frozenset[str]]:
+    """Interfaces of default routes, and those below them: a bond's members, the parent of a VLAN."""
+    found, todo = set[str](), list[str]()
+    for path, (destination, mask, interface) in _ROUTES.items():
+        text = root.optional(path, str)
+        if isinstance(text, Unknown):
+            return text
+        rows = (row for row in map(str.split, (text or "").splitlines()) if len(row) > 9)
+        todo += [row[interface] for row in rows if not (row[destination] + row[mask]).strip("0")]
+    while todo:
+        name = todo.pop()
+        if name not in found and name != _LOOPBACK:
+            found.add(name)
+            todo += _lowers(known(root.names(f"{_NET}/{name}"), ()))
+    return frozenset(found)
+
+
+def _lowers(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.removeprefix("lower_") for name in names if name.startswith("lower_"))
 
 
 def _all(found: Iterable[Fact[T]]) -> Fact[tuple[T, ...]]:
@@ -60,7 +85,7 @@ def _all(found: Iterable[Fact[T]]) -> Fact[tuple[T, ...]]:
     return refused[0] if refused else tuple(f for f in facts if not isinstance(f, Unknown))
 
 
-def _nic(root: Root, address: str) -> Fact[HostNic]:
+def _nic(root: Root, address: str, routed: Fact[frozenset[str]]) -> Fact[HostNic]:
     """A NIC; a missing Unknown if the device is not a NIC or is a VF."""
     at = f"{PCI}/{address}"
     kind = root.text(f"{at}/class")
@@ -83,6 +108,7 @@ def _nic(root: Root, address: str) -> Fact[HostNic]:
         interfaces=interfaces,
         total_vfs=root.optional(f"{at}/sriov_totalvfs", int),
         vfs=root.optional(f"{at}/sriov_numvfs", int),
+        default_route=routed if isinstance(routed, Unknown) else not routed.isdisjoint(interfaces),
     )
 
 
@@ -114,9 +140,7 @@ def _interface(root: Root, name: str) -> Fact[InterfaceFacts]:
         rx_queues=sum(queue.startswith("rx-") for queue in queues),
         tx_queues=sum(queue.startswith("tx-") for queue in queues),
         master=root.link(f"{at}/master"),
-        lowers=tuple(
-            entry.removeprefix("lower_") for entry in known(there, ()) if entry.startswith("lower_")
-        ),
+        lowers=_lowers(known(there, ())),
     )
 
 

@@ -44,6 +44,9 @@ class Machine:
     iommu_type: str = "DMA"
     nics: list[dict[str, Any]] = field(default_factory=list)
     bonds: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: Interfaces of default routes.
+    routes: list[str] = field(default_factory=list)
+    routes6: list[str] = field(default_factory=list)
     irqs: dict[int, list[str]] = field(default_factory=dict)
     tuned: dict[str, Any] | None = None
     swaps: list[str] = field(default_factory=list)

@@ -165,6 +165,14 @@ def _network(machine: Machine, made: Tree) -> None:
     for number in range(machine.iommu_groups):
         made.files[f"/sys/kernel/iommu_groups/{number}/type"] = f"{machine.iommu_type}\n"
     made.files["/sys/bus/pci/devices/.keep"] = ""
+    head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
+    near = "eno9\t0050A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0"
+    ways = [f"{name}\t00000000\t0150A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0" for name in machine.routes]
+    none, metric = "0" * 32, "00000400 00000001 00000000"
+    made.files["/proc/net/route"] = "\n".join([head, *ways, near]) + "\n"
+    ways = [f"{none} 00 {none} 00 fe80{none[4:]} {metric} 00000003 {name:>8}" for name in machine.routes6]
+    nowhere = f"{none} 00 {none} 00 {none} ffffffff 00000001 00000000 00200200       lo"
+    made.files["/proc/net/ipv6_route"] = "\n".join([*ways, nowhere]) + "\n"
     made.files["/sys/class/net/lo/mtu"] = "65536\n"
     for nic in machine.nics:
         _nic(nic, made)
