@@ -1,17 +1,16 @@
-"""Facts of a host as values, its kernel command line, and what OVS and libvirt run now.
+"""Facts of a host as values, and what OVS and libvirt run now.
 
 A fact that cannot be read is an ``Unknown`` with the reason.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeAlias
 
 from netplugin.api.pmd_models import PmdCore, UnpolledQueue
-from netplugin.host.cpus import parse_list
+from netplugin.tuning.command_line import CommandLine
 from netplugin.tuning.root import Fact, Unknown
 
 Cpus: TypeAlias = frozenset[int]
@@ -277,44 +276,6 @@ def _unknown(value: Any) -> Iterator[Unknown]:
     elif isinstance(value, tuple | Mapping):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _unknown(inner)
-
-
-# -- Parser for the kernel command line and for CPU lists in its arguments. -----------------------
-
-
-# A quoted value may contain white space (Documentation/admin-guide/kernel-parameters.rst).
-_WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """Arguments in order; one without ``=`` has the value None."""
-
-    arguments: tuple[tuple[str, str | None], ...]
-
-    def value(self, name: str) -> str | None:
-        """The last, effective value of an argument; None if absent, empty for one without ``=``."""
-        found = None
-        for key, value in self.arguments:
-            if key == name:
-                found = value or ""
-        return found
-
-    def cpus(self, name: str) -> frozenset[int]:
-        """CPUs of an argument like ``isolcpus``, without its leading flags. Raises: ValueError."""
-        words = (self.value(name) or "").split(",")
-        return frozenset(parse_list(",".join(word for word in words if word[:1].isdigit())))
-
-
-def parse_command_line(text: str) -> CommandLine:
-    """Parse a command line up to ``--``; the words after it belong to init."""
-    arguments: list[tuple[str, str | None]] = []
-    for word in _WORD.findall(text):
-        if word == "--":
-            break
-        name, equals, value = word.replace('"', "").partition("=")
-        arguments.append((name, value if equals else None))
-    return CommandLine(tuple(arguments))
 
 
 # -- State that only running daemons know, as values; an ``Unknown`` if one was not queried or is silent.

@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from netplugin.host.cpus import format_list
-from netplugin.tuning.facts import CommandLine, Core
+from netplugin.tuning.command_line import CommandLine
+from netplugin.tuning.facts import Core
 from netplugin.tuning.planning.partition import NodeShare, Partition
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known

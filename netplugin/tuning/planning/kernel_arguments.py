@@ -8,17 +8,19 @@ from typing import NamedTuple
 
 from netplugin.host.cpus import format_list
 from netplugin.tuning import steps
-from netplugin.tuning.facts import CommandLine, Facts
-from netplugin.tuning.intent import PAGE_1G, HostIntent
+from netplugin.tuning.command_line import CommandLine, Hugepages, Machine, page_name, parse_cpus
+from netplugin.tuning.facts import Cpus, Facts
+from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.hugepages import NodePages
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.read.cpus import ARM
 from netplugin.tuning.root import Fact, Unknown, known
 from netplugin.tuning.steps import BootPages, Effect, File, Group, KernelArgument, Step, needed
 
-_CPU_LISTS = ("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity")
 INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 _PARAMETERS = steps.KERNEL_PARAMETERS
+_PARTITIONING = f"{_PARAMETERS}; {steps.TUNED_PARTITIONING}"
+_NONE: Cpus = frozenset()
 
 
 class Argument(NamedTuple):
@@ -31,22 +33,78 @@ class Argument(NamedTuple):
 def kernel_arguments(
     facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Step]:
-    now = facts.kernel.arguments
-    for name, desired, why, source in _desired(facts, partition, pages, intent):
-        have = now if isinstance(now, Unknown) else _now(now, name)
-        yield Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), have, desired, Effect.REBOOT, why, source)
+    machine, line = _machine(facts), facts.kernel.arguments
+    reserved = Hugepages() if isinstance(line, Unknown) else line.hugepages(machine)
+    own = {} if isinstance(line, Unknown) else {**_cpus(facts, line, machine), **_pages_now(reserved, pages)}
+    for name, desired, why, source in _desired(facts, partition, pages, reserved, intent):
+        now: Fact[str | None] = line if isinstance(line, Unknown) else None
+        if isinstance(line, CommandLine):
+            now = desired if desired and line.gives(name, desired) else line.value(name)
+        if desired is not None and name in own:
+            now = own[name]
+        yield Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), now, desired, Effect.REBOOT, why, source)
 
 
-def _now(line: CommandLine, name: str) -> str | None:
-    """Current value, with CPU lists normalised so that ``2,3,4`` equals ``2-4``."""
-    value = line.value(name)
-    if not value or name not in _CPU_LISTS:
-        return value
-    try:
-        flags = [word for word in value.split(",") if not word[:1].isdigit()]
-        return ",".join((*flags, format_list(line.cpus(name))))
-    except ValueError:  # forms like 0-30:1/2, which netplugin does not write
-        return value
+def _machine(facts: Facts) -> Machine:
+    online = needed(facts.cpus.online)
+    return Machine(
+        cpu_ids=max(online | known(facts.cpus.offline, _NONE)) + 1,
+        cpus=online,
+        sizes_kb=needed(facts.memory.sizes_kb),
+        nodes=tuple(memory.node for memory in needed(facts.memory.nodes) if memory.total_kb),
+        counts_by_node=release(facts) >= (5, 16),
+    )
+
+
+def _cpus(facts: Facts, line: CommandLine, machine: Machine) -> dict[str, str | None]:
+    """Values of arguments with CPUs. What the running kernel reports as isolated goes before what the line has:
+    it may have refused that, or have it from elsewhere."""
+    written = line.isolation(machine)
+    domain, nohz = (
+        written.get(kind, _NONE) if (cpus := known(fact, None)) is None else cpus
+        for kind, fact in (("domain", facts.cpus.isolated), ("nohz", facts.cpus.nohz_full))
+    )
+    managed = written.get("managed_irq", _NONE)
+    flagged = (
+        (("managed_irq,domain", domain),) if managed == domain else (("managed_irq", managed), ("", domain))
+    )
+    isolated = [f"{flags},{format_list(cpus)}".removeprefix(",") for flags, cpus in flagged if cpus]
+    affinity = line.value("irqaffinity")
+    try:  # the CPU that boots is added
+        affinity = affinity and format_list(parse_cpus(affinity, machine.cpu_ids) | {min(machine.cpus)})
+    except ValueError:
+        pass
+    return {
+        "isolcpus": " ".join(isolated) or None,
+        "nohz_full": format_list(nohz) or None,
+        "rcu_nocbs": format_list(line.rcu_nocbs(machine, nohz)) or None,
+        "irqaffinity": affinity,
+    }
+
+
+def _pages_now(reserved: Hugepages, pages: tuple[NodePages, ...]) -> dict[str, str | None]:
+    size = pages[0].size_kb
+    default = reserved.default_kb
+    named = size if size in reserved.sizes_kb else min(reserved.sizes_kb, default=None)
+    counted = [_counted(reserved.pages.get(size, {}), pages), *_other_sizes(reserved, pages)]
+    return {
+        "default_hugepagesz": page_name(default) if default else None,
+        "hugepagesz": page_name(named) if named else None,
+        "hugepages": " ".join(filter(None, counted)) or None,
+    }
+
+
+def _counted(counts: Mapping[int, int], pages: tuple[NodePages, ...]) -> str | None:
+    return _text(counts) if len(pages) > 1 or not counts else str(sum(counts.values()))
+
+
+def _other_sizes(reserved: Hugepages, pages: tuple[NodePages, ...]) -> list[str]:
+    """Arguments for pages of sizes that are not planned, which the plan leaves room for."""
+    return [
+        f"hugepagesz={page_name(size)} hugepages={_counted(counts, pages)}"
+        for size, counts in sorted(reserved.pages.items())
+        if size != pages[0].size_kb
+    ]
 
 
 def release(facts: Facts) -> tuple[int, int]:
@@ -65,9 +123,9 @@ def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
 
 
 def _desired(
-    facts: Facts, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
+    facts: Facts, partition: Partition, pages: tuple[NodePages, ...], reserved: Hugepages, intent: HostIntent
 ) -> Iterator[Argument]:
-    yield from _hugepages(facts, pages)
+    yield from _hugepages(facts, pages, reserved)
     yield from _iommu(facts)
     if partition.isolated:
         yield from _isolation(facts, partition)
@@ -86,46 +144,35 @@ def _iommu(facts: Facts) -> Iterator[Argument]:
         yield Argument("intel_iommu", "on", "VFs are given to VMs and to DPDK through the IOMMU")
 
 
-def page_name(size_kb: int) -> str:
-    """Page size in the notation of ``hugepagesz``: ``1G``, ``512M``, ``64K``."""
-    for unit, kb in (("G", PAGE_1G), ("M", 1024)):
-        if size_kb % kb == 0:
-            return f"{size_kb // kb}{unit}"
-    return f"{size_kb}K"
-
-
-def _hugepages(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Argument]:
-    total = sum(plan.reserved for plan in pages)
-    if not total:
+def _hugepages(facts: Facts, pages: tuple[NodePages, ...], reserved: Hugepages) -> Iterator[Argument]:
+    """In the order in which the kernel has to read them."""
+    planned = {plan.node: plan.reserved for plan in pages if plan.pages}
+    if not planned:
         return
     size = page_name(pages[0].size_kb)
     yield Argument("default_hugepagesz", size, "what a mount of hugetlbfs has without a size")
     if not counts_by_node(facts, pages):  # a BootPages step reserves them
-        if _counts_default(facts.kernel.arguments, size):
-            yield Argument(
-                "hugepages",
-                None,
+        if _counts_default(facts.kernel.arguments) and reserved.default_kb != pages[0].size_kb:
+            why = (
                 f"it counts pages of the default size, which is {size} from then on; a "
-                "unit reserves what each node needs",
-                f"{_PARAMETERS}; {steps.HUGETLB}",
+                "unit reserves what each node needs"
             )
+            yield Argument("hugepages", None, why, f"{_PARAMETERS}; {steps.HUGETLB}")
         return
-    count = str(total)
-    if len(pages) > 1:
-        count = ",".join(f"{plan.node}:{plan.reserved}" for plan in pages if plan.pages)
+    count = " ".join([_counted(planned, pages) or "", *_other_sizes(reserved, pages)])
     source = f"{steps.HUGETLB}; {steps.NODE_PAGES}" if len(pages) > 1 else steps.HUGETLB
     where = "on the node that needs them, " if len(pages) > 1 else ""
     yield Argument("hugepagesz", size, "the size that the next argument counts")
     yield Argument("hugepages", count, f"reserved {where}before memory is in pieces", source)
 
 
-def _counts_default(line: Fact[CommandLine], size: str) -> bool:
-    """True if changing the default page size to ``size`` would change the meaning of ``hugepages=``, which
-    has no ``hugepagesz`` before it (hugepages_setup in mm/hugetlb.c)."""
-    if isinstance(line, Unknown) or line.value("default_hugepagesz") == size:
+def _counts_default(line: Fact[CommandLine]) -> bool:
+    """Whether ``hugepages=`` comes before any ``hugepagesz=``, and so counts pages of the default size."""
+    if isinstance(line, Unknown):
         return False
-    names = [name for name, _ in line.arguments if name in ("hugepages", "hugepagesz")]
-    return names[:1] == ["hugepages"]
+    return next(
+        (name == "hugepages" for name, _ in line.arguments if name in ("hugepages", "hugepagesz")), False
+    )
 
 
 def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
@@ -138,24 +185,10 @@ def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
         "and a VM that may run there must be pinned",
         f"{_PARAMETERS}; {steps.MANAGED_IRQ}" if flags else _PARAMETERS,
     )
-    yield Argument(
-        "nohz_full",
-        cpus,
-        "no timer tick while one thread runs on a CPU",
-        f"{_PARAMETERS}; {steps.TUNED_PARTITIONING}",
-    )
-    yield Argument(
-        "rcu_nocbs",
-        cpus,
-        "RCU's callbacks run elsewhere",
-        f"{_PARAMETERS}; {steps.TUNED_PARTITIONING}",
-    )
-    yield Argument(
-        "irqaffinity",
-        format_list(partition.housekeeping),
-        "interrupts start on housekeeping",
-        f"{_PARAMETERS}; {steps.TUNED_HOST}",
-    )
+    yield Argument("nohz_full", cpus, "no timer tick while one thread runs on a CPU", _PARTITIONING)
+    yield Argument("rcu_nocbs", cpus, "RCU's callbacks run elsewhere", _PARTITIONING)
+    housekeeping, why = format_list(partition.housekeeping), "interrupts start on housekeeping"
+    yield Argument("irqaffinity", housekeeping, why, f"{_PARAMETERS}; {steps.TUNED_HOST}")
 
 
 def _realtime(facts: Facts) -> Iterator[Argument]:
@@ -167,45 +200,23 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
         "no polling for errors that were corrected; those that were not still stop the machine",
         f"{steps.of_argument('mce')}; {steps.TUNED_REALTIME} (ignore_ce)",
     )
-    yield Argument(
-        "tsc",
-        "reliable",
-        "no watchdog that checks the clock",
-        f"{_PARAMETERS}; {steps.TUNED_LATENCY}",
-    )
+    source = f"{_PARAMETERS}; {steps.TUNED_LATENCY}"
+    yield Argument("tsc", "reliable", "no watchdog that checks the clock", source)
     yield from _idle(facts)
+    why = "the frequency does not move by itself"
     if vendor == INTEL:
-        yield Argument(
-            "intel_pstate",
-            "disable",
-            "the frequency does not move by itself",
-            f"{_PARAMETERS}; {steps.TUNED_REALTIME}",
-        )
+        yield Argument("intel_pstate", "disable", why, f"{_PARAMETERS}; {steps.TUNED_REALTIME}")
     if vendor == AMD and release(facts) >= (6, 1):
-        yield Argument(
-            "amd_pstate",
-            "disable",
-            "the frequency does not move by itself",
-            f"{steps.AMD_PSTATE}; {steps.TUNED_REALTIME}",
-        )
+        yield Argument("amd_pstate", "disable", why, f"{steps.AMD_PSTATE}; {steps.TUNED_REALTIME}")
     # Not pcie_aspm=off, which keeps the firmware's settings.
-    yield Argument(
-        "pcie_aspm.policy",
-        "performance",
-        "links to NICs do not sleep",
-        steps.ASPM,
-    )
+    yield Argument("pcie_aspm.policy", "performance", "links to NICs do not sleep", steps.ASPM)
 
 
 def _idle(facts: Facts) -> Iterator[Argument]:
     """Idle polling without SMT; with SMT, C1 at most, because polling slows the sibling down."""
     if not any(len(core.cpus) > 1 for core in known(facts.cpus.cores, ())):
-        yield Argument(
-            "idle",
-            "poll",
-            "a CPU that polls wakes at once; it draws full power",
-            steps.of_argument("idle"),
-        )
+        why = "a CPU that polls wakes at once; it draws full power"
+        yield Argument("idle", "poll", why, steps.of_argument("idle"))
         return
     why = "no sleep that takes microseconds to wake from; polling would take from SMT siblings"
     if known(facts.power.idle_driver, None) == "intel_idle":
@@ -223,11 +234,7 @@ def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
         if pool is None:  # the node has no pages of this size; the hugepages check reports that
             continue
         now = pool.total
-        buffers = (
-            f"{plan.mbufs} buffers for {plan.ports} ports"
-            if plan.per_port
-            else (f"{plan.mbufs} buffers for each size")
-        )
+        buffers = f"{plan.mbufs} buffers for {f'{plan.ports} ports' if plan.per_port else 'each size'}"
         yield Step(
             Group.HUGEPAGES,
             File(pool.path),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from netplugin.tuning import facts
+from netplugin.tuning.command_line import parse_command_line
 from netplugin.tuning.facts import Cpus, KernelFacts, KernelThread, Tuned
 from netplugin.tuning.read.cpus import cpu_list
 from netplugin.tuning.root import Fact, Root, Unknown
@@ -36,7 +36,7 @@ _KTHREADD = "2"
 def read_kernel(root: Root) -> KernelFacts:
     return KernelFacts(
         release=root.text("/proc/sys/kernel/osrelease"),
-        arguments=root.parsed("/proc/cmdline", facts.parse_command_line),
+        arguments=root.parsed("/proc/cmdline", parse_command_line),
         realtime=_realtime(root),
         sysctls={name: root.optional(sysctl_path(name), str) for name in SYSCTLS},
         tuned=_tuned(root),

@@ -1,0 +1,377 @@
+"""The kernel command line as the kernel reads it: its words, and what each argument gives.
+
+Files named here are Linux's: ``next_arg`` in lib/cmdline.c splits words, ``parameq`` in kernel/params.c
+compares names, ``RULES`` has the file of each argument.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from netplugin.host.cpus import numbers, span
+
+#: COMMAND_LINE_SIZE of x86 and arm64 (asm/setup.h), in bytes: what comes after is cut.
+SIZE: Final = 2048
+#: White space in quotes does not end a word; a quote without a second one reaches to the end.
+_WORD = re.compile(r'(?:[^ \t\n\v\f\r"]|"[^"]*(?:"|\Z))+')
+#: Units of ``memparse`` in lib/cmdline.c.
+_UNITS: Final = {"": 0, **{unit: 10 * power for power, unit in enumerate("kmgtpe", start=1)}}
+PAGES: Final = ("default_hugepagesz", "hugepagesz", "hugepages")
+
+
+class Rule(NamedTuple):
+    """``adds``: each occurrence of the argument adds a word (or a list of them, with ``comma``); otherwise the
+    last one counts. Of the words in ``either`` the last counts; with one of ``off`` no other has an effect."""
+
+    source: str
+    adds: bool = False
+    comma: bool = False
+    either: frozenset[str] = frozenset()
+    off: frozenset[str] = frozenset()
+
+
+def _adds(source: str, either: str = "", off: str = "", *, comma: bool = False) -> Rule:
+    return Rule(source, True, comma, frozenset(either.split()), frozenset(off.split()))
+
+
+#: Arguments that netplugin writes. For those without another rule the last occurrence counts.
+RULES: Final[Mapping[str, Rule]] = MappingProxyType(
+    {
+        # The first valid one counts, for each kind of isolation: ``CommandLine.isolation``.
+        **dict.fromkeys(("isolcpus", "nohz_full"), Rule("kernel/sched/isolation.c, housekeeping_setup")),
+        # The first valid default, and numbers of pages of the size before: ``CommandLine.hugepages``.
+        **dict.fromkeys(PAGES, Rule("mm/hugetlb.c, hugepages_setup")),
+        # An invalid list means all CPUs, and nohz_full adds its own.
+        "rcu_nocbs": Rule("kernel/rcu/tree_nocb.h, rcu_nocb_setup, rcu_init_nohz"),
+        # The CPU that boots is added.
+        "irqaffinity": Rule("kernel/irq/irqdesc.c, irq_affinity_setup"),
+        "iommu": _adds("arch/x86/kernel/pci-dma.c, iommu_setup", "pt nopt", "off", comma=True),
+        "intel_iommu": _adds("drivers/iommu/intel/iommu.c, intel_iommu_setup", "on off", comma=True),
+        "iommu.passthrough": Rule("drivers/iommu/iommu.c, iommu_set_def_domain_type"),
+        "mce": _adds("arch/x86/kernel/cpu/mce/core.c, mcheck_enable", off="off"),
+        "tsc": _adds("arch/x86/kernel/tsc.c, tsc_setup", off="unstable"),
+        "idle": _adds("arch/x86/kernel/process.c, idle_setup"),
+        "intel_pstate": _adds("drivers/cpufreq/intel_pstate.c, intel_pstate_setup"),
+        "amd_pstate": Rule("drivers/cpufreq/amd-pstate.c, amd_pstate_param"),
+        "clocksource": Rule("kernel/time/clocksource.c, boot_override_clocksource"),
+        **dict.fromkeys(
+            ("intel_idle.max_cstate", "processor.max_cstate", "pcie_aspm.policy"),
+            Rule("kernel/params.c, parse_one"),
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a command line is read for: number of CPU ids (``nr_cpu_ids``), CPUs that are there, hugepage
+    sizes, NUMA nodes with memory, and whether the kernel counts hugepages by node (5.16 and later)."""
+
+    cpu_ids: int
+    cpus: frozenset[int]
+    sizes_kb: tuple[int, ...]
+    nodes: tuple[int, ...]
+    counts_by_node: bool = True
+
+    @property
+    def default_kb(self) -> int:
+        """HPAGE_SIZE: 2 MB, and on ARM what one page table of its base pages spans."""
+        for size in (524288, 64, 32768):
+            if size in self.sizes_kb:
+                return 2048 if size == 64 else size
+        return 2048
+
+
+@dataclass(frozen=True)
+class Hugepages:
+    """Hugepages that a command line reserves: by size in KB and node. ``default_kb`` is None if no valid
+    ``default_hugepagesz`` is given; ``sizes_kb`` are those that any argument names."""
+
+    default_kb: int | None = None
+    sizes_kb: frozenset[int] = frozenset()
+    pages: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Arguments in order; one without ``=`` has the value None."""
+
+    arguments: tuple[tuple[str, str | None], ...]
+
+    def values(self, name: str) -> tuple[str, ...]:
+        """Values of all occurrences, in any spelling; one without ``=`` is empty."""
+        return tuple(value or "" for key, value in self.arguments if _spelled(key) == _spelled(name))
+
+    def value(self, name: str) -> str | None:
+        """What the argument gives, by its rule; None if absent, empty for one without ``=``."""
+        values, rule = self.values(name), RULES.get(name)
+        if not values or rule is None or not rule.adds:
+            return values[-1] if values else None
+        return ",".join(_added(rule, values))
+
+    def gives(self, name: str, value: str) -> bool:
+        """Whether the line gives an argument this value, perhaps among others."""
+        rule = RULES.get(name, Rule(""))
+        if not rule.adds:
+            return self.value(name) == value
+        words = _added(rule, self.values(name))
+        return value in words and not rule.off & words.keys()
+
+    def isolation(self, machine: Machine) -> Mapping[str, frozenset[int]]:
+        """CPUs of ``domain``, ``managed_irq`` and ``nohz`` (nohz_full) that are isolated."""
+        found: dict[str, frozenset[int]] = {}
+        for key, value in self.arguments:
+            if value is not None and (name := _spelled(key)) in ("isolcpus", "nohz_full"):
+                flags, cpus = _flagged(value) if name == "isolcpus" else (frozenset({"nohz"}), value)
+                _isolate(found, flags, cpus, machine)
+        return found
+
+    def rcu_nocbs(self, machine: Machine, nohz: Collection[int]) -> frozenset[int]:
+        """CPUs whose RCU callbacks run elsewhere, given those of nohz_full."""
+        values = self.values("rcu_nocbs")
+        try:
+            listed = parse_cpus(values[-1], machine.cpu_ids) if values else frozenset()
+        except ValueError:
+            listed = machine.cpus
+        return listed & machine.cpus | frozenset(nohz)
+
+    def hugepages(self, machine: Machine) -> Hugepages:
+        state = _Pages(machine)
+        takes = dict(zip(PAGES, (state.set_default, state.name_size, state.count), strict=True))
+        for key, value in self.arguments:
+            if value is not None and (take := takes.get(_spelled(key))):
+                take(value)
+        return state.result()
+
+
+def parse_command_line(text: str) -> CommandLine:
+    """Parse a command line up to ``--``; the words after it belong to init."""
+    arguments = []
+    for word in _WORD.findall(text):
+        name, value = _argument(word)
+        if (name, value) == ("--", None):
+            break
+        arguments.append((name, value))
+    return CommandLine(tuple(arguments))
+
+
+def cut(text: str) -> str:
+    """What a kernel keeps of a line that a boot loader passes to it."""
+    return text.encode()[: SIZE - 1].decode(errors="ignore")
+
+
+def _argument(word: str) -> tuple[str, str | None]:
+    """Split a word; quotes around all of it or around its value are dropped."""
+    body = word.removeprefix('"')
+    at = body.find("=", 1)
+    name, value = (body, None) if at < 0 else (body[:at], body[at + 1 :])
+    inner = value is not None and value.startswith('"')
+    if value is not None and inner:
+        value = value[1:]
+    if (inner or body != word) and body.endswith('"'):
+        return (name[:-1], None) if value is None else (name, value[:-1])
+    return name, value
+
+
+def _spelled(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _added(rule: Rule, values: Collection[str]) -> dict[str, None]:
+    """Words that count, in order, without repetitions."""
+    words: dict[str, None] = {}
+    for value in values:
+        for word in filter(None, value.split(",") if rule.comma else [value]):
+            if word in rule.either:
+                words = {kept: None for kept in words if kept not in rule.either}
+            words[word] = None
+    return words
+
+
+# -- Lists of CPUs, and the isolation that they give. ---------------------------------------------
+
+
+_NUMBER = r"(?:N|[0-9]{1,9})"
+_REGION = re.compile(rf"(?:(?P<all>(?i:all))|(?P<first>{_NUMBER})(?:-(?P<last>{_NUMBER}))?)"
+                     rf"(?::(?P<used>{_NUMBER})/(?P<group>{_NUMBER}))?")  # fmt: skip
+
+
+def parse_cpus(text: str, cpu_ids: int) -> frozenset[int]:
+    """Parse a list like ``0-30:1/2,all,N`` (``bitmap_parselist`` in lib/bitmap-str.c). Raises: ValueError."""
+    bits = 0
+    for part in filter(None, re.split(r"[,\s]", text)):
+        found = _REGION.fullmatch(part)
+        if found is None or (found["used"] and found["first"] and not found["last"]):
+            raise ValueError(f"{part[:40]!r} is neither a CPU nor a range of CPUs")
+        whole = found["all"] is not None
+        first = 0 if whole else _number(found["first"], cpu_ids)
+        last = cpu_ids - 1 if whole else _number(found["last"] or found["first"], cpu_ids)
+        if last >= cpu_ids:
+            raise ValueError(f"{part} is beyond CPU {cpu_ids - 1}")
+        region = span(first, last)
+        if found["used"]:
+            used, group = _number(found["used"], cpu_ids), _number(found["group"], cpu_ids)
+            if not group or used > group:
+                raise ValueError(f"{part}: {used} of {group}")
+            region = sum(1 << cpu for cpu in numbers(region) if (cpu - first) % group < used)
+        bits |= region
+    return frozenset(numbers(bits))
+
+
+def _number(text: str, cpu_ids: int) -> int:
+    return cpu_ids - 1 if text == "N" else int(text)
+
+
+def _flagged(value: str) -> tuple[frozenset[str], str]:
+    """Split the flags off the list of isolcpus (housekeeping_isolcpus_setup). An unknown flag is skipped; one
+    that is no word makes the list invalid."""
+    flags = set()
+    while value[:1].isalpha():
+        flag, comma, value = value.partition(",")
+        if comma and flag in ("nohz", "domain", "managed_irq"):
+            flags.add(flag)
+        elif not re.fullmatch("[A-Za-z_]+", flag):
+            return frozenset(), ""
+    return frozenset(flags or {"domain"}), value
+
+
+def _isolate(found: dict[str, frozenset[int]], flags: frozenset[str], text: str, machine: Machine) -> None:
+    try:
+        cpus = parse_cpus(text, machine.cpu_ids)
+    except ValueError:
+        return
+    if machine.cpus <= cpus:  # one has to be left, the one that boots
+        cpus -= {min(machine.cpus, default=0)}
+    if not cpus or any(found.get(flag, cpus) != cpus for flag in flags):
+        return
+    before = next((found[kind] for kind in ("domain", "nohz") if kind in found), frozenset())
+    if flags & {"domain", "nohz"} and machine.cpus <= cpus | before:
+        return
+    found |= dict.fromkeys(flags, cpus)
+
+
+# -- Hugepages, in the order in which the arguments come (mm/hugetlb.c since 5.8). ----------------
+
+
+class _Pages:
+    """``valid``: the size before was. ``size`` is None until one is named; a number then counts pages of the
+    default size. ``counted`` is the last size with a number, 0 at first."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._valid = True
+        self._size: int | None = None
+        self._default: int | None = None
+        self._counted: int | None = 0
+        self._pages: dict[int | None, dict[int | None, int]] = {}
+
+    def set_default(self, value: str) -> None:
+        self._valid = False
+        size = memory_kb(value)
+        if self._default is not None or size is None or size not in self._machine.sizes_kb:
+            return
+        self._valid = True
+        self._default = size
+        if size not in self._pages:
+            self._pages[size] = {}
+            self._size = size
+        first = self._pages.pop(None, {})
+        if any(first.values()):
+            self._pages[size] = first
+
+    def name_size(self, value: str) -> None:
+        size = memory_kb(value)
+        self._valid = size in self._machine.sizes_kb
+        if size is None or not self._valid:
+            return
+        if size in self._pages:
+            # The default may be named once more, before its pages are counted.
+            self._valid = size == self._default and not any(self._pages[size].values())
+            if not self._valid:
+                return
+        self._pages.setdefault(size, {})
+        self._size = size
+
+    def count(self, value: str) -> None:
+        if not self._valid:
+            self._valid = True
+            return
+        if self._counted == self._size:
+            return
+        try:
+            self._pages[self._size] = _counts(value, self._machine)
+        except ValueError:
+            self._pages[self._size] = {}
+        else:
+            self._counted = self._size
+
+    def result(self) -> Hugepages:
+        sizes = frozenset(size for size in self._pages if size is not None)
+        if any(self._pages.get(None, {}).values()):  # no default was named
+            self._pages[self._machine.default_kb] = self._pages[None]
+        pages = {size: self._spread(counts) for size, counts in self._pages.items() if size is not None}
+        return Hugepages(self._default, sizes, {size: counts for size, counts in pages.items() if counts})
+
+    def _spread(self, counts: Mapping[int | None, int]) -> dict[int, int]:
+        """By node; a plain number goes evenly to all nodes with memory."""
+        nodes = self._machine.nodes
+        if None not in counts:
+            return {node: pages for node, pages in counts.items() if node is not None and pages}
+        each, more = divmod(counts[None], max(1, len(nodes)))
+        spread = {node: each + (at < more) for at, node in enumerate(nodes)}
+        return {node: pages for node, pages in spread.items() if pages}
+
+
+def _counts(value: str, machine: Machine) -> dict[int | None, int]:
+    """Numbers by node; a plain one has the node None. Raises: ValueError."""
+    if not machine.counts_by_node:
+        return {None: _leading(value)[0]}
+    found: dict[int | None, int] = {}
+    rest = value
+    while rest:
+        number, rest = _leading(rest)
+        if not rest.startswith(":"):
+            if found:
+                raise ValueError(f"{value}: a number without a node")
+            return {None: number}
+        if number not in machine.nodes:
+            raise ValueError(f"{value}: no node {number}")
+        found[number], rest = _leading(rest[1:])
+        if not rest.startswith(","):
+            break
+        rest = rest[1:]
+    return found
+
+
+def _leading(text: str) -> tuple[int, str]:
+    """The number that a text begins with, and the rest. Raises: ValueError."""
+    digits = re.match(r"[0-9]+", text)
+    if digits is None:
+        raise ValueError(f"{text[:40]!r} does not begin with a number")
+    return int(digits[0]), text[digits.end() :]
+
+
+def memory_kb(text: str) -> int | None:
+    """A size in KB; None if it is not a multiple of one (``memparse``)."""
+    found = re.match(r"(0[xX][0-9a-fA-F]+|[0-9]+)([kmgtpeKMGTPE]?)", text)
+    if found is None:
+        return None
+    digits = found[1]
+    octal = digits[0] == "0" and digits[1:2] not in ("x", "X")
+    try:
+        size = int(digits, 8 if octal else 0) << _UNITS[found[2].lower()]
+    except ValueError:  # 08
+        return None
+    return size >> 10 if size & 1023 == 0 else None
+
+
+def page_name(size_kb: int) -> str:
+    """Page size in the notation of ``hugepagesz``: ``1G``, ``512M``, ``64K``."""
+    for unit, power in (("G", 20), ("M", 10)):
+        if size_kb % (1 << power) == 0:
+            return f"{size_kb >> power}{unit}"
+    return f"{size_kb}K"
