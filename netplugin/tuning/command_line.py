@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from netplugin.host.cpus import numbers, span
 
-#: COMMAND_LINE_SIZE of x86 and arm64 (asm/setup.h), in bytes: what comes after is cut.
-SIZE: Final = 2048
+#: Bytes that x86 and arm64 keep of what a boot loader passes (COMMAND_LINE_SIZE in asm/setup.h, less one).
+KEPT: Final = 2047
 #: White space in quotes does not end a word; a quote without a second one reaches to the end.
 _WORD = re.compile(r'(?:[^ \t\n\v\f\r"]|"[^"]*(?:"|\Z))+')
 #: Units of ``memparse`` in lib/cmdline.c.
@@ -24,14 +24,17 @@ PAGES: Final = ("default_hugepagesz", "hugepagesz", "hugepages")
 
 
 class Rule(NamedTuple):
-    """``adds``: each occurrence of the argument adds a word (or a list of them, with ``comma``); otherwise the
-    last one counts. Of the words in ``either`` the last counts; with one of ``off`` no other has an effect."""
+    """``adds``: each occurrence of the argument adds a word (or a list, with ``comma``); otherwise the last
+    counts. Of the words in ``either`` the last counts; with one of ``off`` no other has an effect."""
 
     source: str
     adds: bool = False
     comma: bool = False
     either: frozenset[str] = frozenset()
     off: frozenset[str] = frozenset()
+
+
+_ONE: Final = Rule("kernel/params.c, parse_one")
 
 
 def _adds(source: str, either: str = "", off: str = "", *, comma: bool = False) -> Rule:
@@ -60,7 +63,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "clocksource": Rule("kernel/time/clocksource.c, boot_override_clocksource"),
         **dict.fromkeys(
             ("intel_idle.max_cstate", "processor.max_cstate", "pcie_aspm.policy"),
-            Rule("kernel/params.c, parse_one"),
+            _ONE,
         ),
     }
 )
@@ -108,14 +111,14 @@ class CommandLine:
 
     def value(self, name: str) -> str | None:
         """What the argument gives, by its rule; None if absent, empty for one without ``=``."""
-        values, rule = self.values(name), RULES.get(name)
-        if not values or rule is None or not rule.adds:
-            return values[-1] if values else None
-        return ",".join(_added(rule, values))
+        values, rule = self.values(name), RULES.get(name, _ONE)
+        if not values:
+            return None
+        return ",".join(_added(rule, values)) if rule.adds else values[-1]
 
     def gives(self, name: str, value: str) -> bool:
         """Whether the line gives an argument this value, perhaps among others."""
-        rule = RULES.get(name, Rule(""))
+        rule = RULES.get(name, _ONE)
         if not rule.adds:
             return self.value(name) == value
         words = _added(rule, self.values(name))
@@ -149,7 +152,10 @@ class CommandLine:
 
 
 def parse_command_line(text: str) -> CommandLine:
-    """Parse a command line up to ``--``; the words after it belong to init."""
+    """Parse a command line up to ``--``; the words after it belong to init.
+
+    /proc/cmdline has what the kernel kept, which may be more than ``KEPT`` with a boot configuration.
+    """
     arguments = []
     for word in _WORD.findall(text):
         name, value = _argument(word)
@@ -157,11 +163,6 @@ def parse_command_line(text: str) -> CommandLine:
             break
         arguments.append((name, value))
     return CommandLine(tuple(arguments))
-
-
-def cut(text: str) -> str:
-    """What a kernel keeps of a line that a boot loader passes to it."""
-    return text.encode()[: SIZE - 1].decode(errors="ignore")
 
 
 def _argument(word: str) -> tuple[str, str | None]:
@@ -190,6 +191,27 @@ def _added(rule: Rule, values: Collection[str]) -> dict[str, None]:
                 words = {kept: None for kept in words if kept not in rule.either}
             words[word] = None
     return words
+
+
+# -- Words that a boot loader's file must not have besides new ones, as regular expressions. ------
+
+
+def spelling(name: str) -> str:
+    """An argument in any spelling."""
+    return "".join("[-_]" if char in "-_" else re.escape(char) for char in name)
+
+
+def contradicting(name: str, value: str) -> str | None:
+    """Of an argument whose words add up, the one with this value and those that undo it, ``@`` for a quote:
+    others may stay. None for other arguments, of which only one occurrence counts."""
+    rule = RULES.get(name, _ONE)
+    if not rule.adds:
+        return None
+    undone = "|".join(map(re.escape, sorted((rule.either | rule.off) - {value})))
+    other = r"""[^\s"',\\]+"""
+    among = rf"(?:{other},)*(?:{undone})(?:,{other})*" if rule.comma else undone
+    words = "|".join(filter(None, [re.escape(value), undone and among]))
+    return f"{spelling(name)}=(?:@)?(?:{words})(?:@)?"
 
 
 # -- Lists of CPUs, and the isolation that they give. ---------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +57,7 @@ WRITTEN = (
 #: Between them they have every task that there is.
 LINTED = ("published-realtime", "amd-nps4", "intel-snc")
 LINTED_GUESTS = ("router", "realtime")
+LINUX = "GRUB_CMDLINE_LINUX"
 THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
@@ -125,6 +125,19 @@ def harmless(step: Step) -> Step | None:
     return None
 
 
+@pytest.fixture(scope="module")
+def private_boot(private_etc: None) -> Iterator[None]:
+    """Empty in the place of /boot and of what the firmware says."""
+    places = ("/boot", "/sys/firmware")
+    for place in places:
+        run(["mount", "--no-mtab", "-t", "tmpfs", "tmpfs", place])
+    try:
+        yield
+    finally:
+        for place in places:
+            run(["umount", "--no-mtab", place])
+
+
 @dataclass(frozen=True)
 class Grub:
     """The settings of grub, older values among them, and a program that is called to read them."""
@@ -134,19 +147,34 @@ class Grub:
 
     @property
     def calls(self) -> int:
-        return len((self.programs / "called").read_text().split())
+        called = self.programs / "called"
+        return len(called.read_text().split()) if called.exists() else 0
 
 
 @pytest.fixture
-def grub(private_etc: None, tmp_path: Path) -> Grub:
+def grub(private_boot: None, tmp_path: Path) -> Iterator[Grub]:
     made = Grub(Path("/etc/default/grub"), tmp_path / "bin")
-    (made.file.parent / "grub.d").mkdir(exist_ok=True)
-    made.file.write_text(
-        'GRUB_CMDLINE_LINUX_DEFAULT="quiet isolcpus=3 nohz_full=3"\nGRUB_CMDLINE_LINUX="hugepages=4"\n'
+    _files(
+        {
+            "/boot/grub/grub.cfg": "linux /vmlinuz ro\n",
+            "/etc/default/grub": 'GRUB_CMDLINE_LINUX_DEFAULT="quiet isolcpus=3 nohz-full=\\"3\\" "\n'
+            "GRUB_CMDLINE_LINUX='hugepages=4 mce=off mce=no_cmci'\n",
+            "/etc/default/grub.d/50-cloud.cfg": f'{LINUX}="${LINUX} iommu=off isolcpus=5"\n',
+        }
     )
+    (made.file.parent / "grub.d" / "netplugin-tuning.cfg").unlink(missing_ok=True)
     made.programs.mkdir()
-    _program(made, "update-grub", f"echo called >> {made.programs}/called")
-    return made
+    for name in ("update-grub", "proxmox-boot-tool"):
+        _program(made, name, f"echo {name} >> {made.programs}/called")
+    yield made
+    for folder in ("/boot/grub", "/boot/loader", "/sys/firmware/efi"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _files(texts: dict[str, str | bytes]) -> None:
+    for name, text in texts.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
 @pytest.fixture
@@ -217,22 +245,85 @@ def test_for_real_it_does_what_it_says_and_nothing_the_second_time(
 
 def _says(grub: Grub, desired: list[str]) -> None:
     """As grub-mkconfig reads them: the old values are gone, and each new one is there once."""
-    snippet = grub.file.parent / "grub.d" / "netplugin-tuning.cfg"
-    printed = subprocess.run(
-        [
-            "sh",
-            "-euc",
-            '. "$1"; . "$2"; echo "$GRUB_CMDLINE_LINUX_DEFAULT $GRUB_CMDLINE_LINUX"',
-            "sh",
-            str(grub.file),
-            str(snippet),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    assert printed.stdout.split() == ["quiet", *desired]
+    assert _sourced(grub) == ["quiet", "mce=no_cmci", *" ".join(desired).split()]
+
+
+def _sourced(grub: Grub) -> list[str]:
+    files = [grub.file, *sorted((grub.file.parent / "grub.d").glob("*.cfg"))]
+    script = 'for each; do . "$each"; done; echo "$GRUB_CMDLINE_LINUX_DEFAULT $GRUB_CMDLINE_LINUX"'
+    return run(["sh", "-euc", script, "sh", *files]).split()
+
+
+ENTRY = """title Debian
+linux /vmlinuz
+options root=/dev/sda1 "isolcpus=2 3" isolcpus=4 hugepages=4 default-hugepagesz=2M
+options nohz-full="4" quiet mce=off rcu_nocbs=4 -- single
+"""
+OTHER = "title Memory test\nefi /memtest.efi\n"
+STARTED = "/sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+SYSTEMD_BOOT = b"\6\0\0\0" + "systemd-boot 252.22\0".encode("utf-16-le")
+ARGUMENTS = {
+    **{"default_hugepagesz": "1G", "hugepagesz": "1G", "hugepages": "16 hugepagesz=2M hugepages=8"},
+    **{"isolcpus": "domain,2-3", "nohz_full": "2-3", "rcu_nocbs": "2-3", "mce": "ignore_ce"},
+}
+
+
+def _arguments(tmp_path: Path) -> tuple[Path, str]:
+    """A playbook that sets them alone, and what it sets."""
+    steps = [
+        Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), None, value, Effect.REBOOT, "", "")
+        for name, value in ARGUMENTS.items()
+    ]
+    book = tmp_path / "arguments.yml"
+    book.write_text(as_yaml("Set arguments", list(kernel_tasks(tuple(steps)))))
+    return book, " ".join(f"{name}={value}" for name, value in ARGUMENTS.items())
+
+
+@pytest.mark.parametrize("loader", ["systemd-boot", "proxmox", "grub-entries"])
+def test_the_files_of_the_boot_loader_that_was_used_and_of_no_other(
+    tmp_path: Path, grub: Grub, loader: str
+) -> None:
+    entries = Path("/boot/loader/entries")
+    cmdline = Path("/etc/kernel/cmdline")
+    _files({str(cmdline): "# of kernel-install\nro isolcpus=4 quiet\n"})
+    if loader != "proxmox":  # whose entries are on partitions that are not mounted
+        _files({f"{entries}/debian.conf": ENTRY, f"{entries}/memory.conf": OTHER})
+    if loader == "grub-entries":
+        _files({"/boot/grub/grub.cfg": "insmod blscfg\nblscfg\n"})
+    else:
+        _files({STARTED: SYSTEMD_BOOT})
+    if loader == "proxmox":
+        _files({"/etc/kernel/proxmox-boot-uuids": "1FDB-C48E\n"})
+    scripts = {path: path.read_text() for path in (grub.file, grub.file.parent / "grub.d" / "50-cloud.cfg")}
+    book, desired = _arguments(tmp_path)
+    env = {"PATH": f"{grub.programs}:{os.environ['PATH']}"}
+    try:
+        played = play(tmp_path, book, env=env)
+        assert cmdline.read_text() == f"# of kernel-install\nro quiet {desired}\n"
+        if loader != "proxmox":
+            assert (entries / "memory.conf").read_text() == OTHER
+            assert (entries / "debian.conf").read_text().splitlines()[2:] == [
+                "options root=/dev/sda1",
+                f"options quiet {desired} -- single",
+            ]
+        if loader == "grub-entries":
+            assert _sourced(grub) == ["quiet", "mce=no_cmci", *desired.split(), "iommu=off"]
+        else:
+            assert all(path.read_text() == text for path, text in scripts.items())
+        updated = "Update the boot loader" in played.changes
+        assert (updated, grub.calls) == ((True, 1) if loader == "proxmox" else (False, 0))
+        assert play(tmp_path, book, env=env).changed == 0
+    finally:
+        shutil.rmtree("/etc/kernel")
+
+
+def test_without_a_boot_loader_that_is_known_nothing_is_written(tmp_path: Path, grub: Grub) -> None:
+    Path("/boot/grub/grub.cfg").unlink()
+    before = grub.file.read_text()
+    book, desired = _arguments(tmp_path)
+    played = play(tmp_path, book)
+    assert played.changed == 0 and grub.file.read_text() == before
+    assert desired in played.told
 
 
 def test_text_of_others_is_not_evaluated(tmp_path: Path) -> None:

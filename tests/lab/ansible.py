@@ -22,11 +22,12 @@ def lint(directory: Path, *playbooks: Path) -> None:
 
 @dataclass(frozen=True)
 class Played:
-    """What a play came to on this machine; tasks and handlers by their names."""
+    """What a play came to on this machine; tasks and handlers by their names, and all that was printed."""
 
     tasks: tuple[str, ...]
     changes: frozenset[str]
     changed: int
+    told: str
 
 
 def play(
@@ -47,6 +48,7 @@ def play(
         tasks=tuple(results),
         changes=frozenset(n for n, text in results.items() if "\nchanged: [localhost]" in text),
         changed=int(changed),
+        told=reported,
     )
 
 

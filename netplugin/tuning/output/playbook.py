@@ -118,7 +118,7 @@ def _play(name: str, tasks: list[Task], handlers: Sequence[Task]) -> dict[str, A
             command(_FILES, "systemd-tmpfiles", "--create", _LASTING),
             command(_IRQS, "systemd-tmpfiles", "--create", _PASSING),
             command(_SYSCTLS, "sysctl", f"--load={_SYSCTL}"),
-            command(kernel.UPDATE_GRUB, "update-grub"),
+            kernel.update_loader(),
             *handlers,
         ],
     }

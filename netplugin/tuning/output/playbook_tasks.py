@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
+from netplugin.tuning.command_line import KEPT, contradicting, spelling
+from netplugin.tuning.read.kernel import LOADER_INFO, READS_ENTRIES
 from netplugin.tuning.read.network import PCI
 from netplugin.tuning.steps import KernelArgument, Step
 
@@ -45,90 +48,240 @@ def notified(task: Task, handler: str) -> Task:
     return task | {"notify": handler}
 
 
-# -- Tasks that set the kernel command line: a grub.d file on Debian, grubby on Red Hat. ----------
+# -- Tasks that set the kernel command line, in the files of the boot loader that was used. -------
 
 
-UPDATE_GRUB = "Update grub"
-_GRUB = "/etc/default/grub"
-_DEBIAN = Template("ansible_facts.os_family == 'Debian' and netplugin_grub.stat.exists")
-#: Arguments that grubby reports for the next boot.
-_BOOTED = r"""netplugin_grubby.stdout | regex_findall('[^\s"]+')"""
-_NAMES = "netplugin_names | map('regex_escape') | join('|')"
-_ANY_OF_THEM = f"{{{{ {_NAMES} }}}}"
-_RED_HAT = Template("ansible_facts.os_family == 'RedHat'")
+_GRUB, _CMDLINE = "/etc/default/grub", "/etc/kernel/cmdline"
+_SNIPPET = f"{_GRUB}.d/netplugin-tuning.cfg"
+#: proxmox-boot-tool writes entries from /etc/kernel/cmdline to partitions that it mounts for that.
+_PROXMOX = "/etc/kernel/proxmox-boot-uuids"
+_FOLDERS = (str(PurePosixPath(LOADER_INFO).parent), "/etc/default", "/etc/kernel", "/boot", "/efi/loader")
+_FILES = (
+    f"(?:{LOADER_INFO}",
+    f"{_CMDLINE}|{_PROXMOX}|{_GRUB}",
+    f"(?!{_SNIPPET}){_GRUB}[.]d/[^/]+[.]cfg",
+    "/(?:boot|efi|boot/efi)/loader/entries/[^/]+[.]conf",
+    "/boot/(?:.*/)?grub[.]cfg)$",
+)
+#: Those among them, by how their paths begin.
+_SCRIPTS, _MENUS, _ENTRIES = _GRUB, "/boot/.*[.]cfg", ".*/entries/"
+_UPDATE_LOADER = "Update the boot loader"
+_FOUND = "(item.content | b64decode)"
+#: grub's scripts on Debian read /etc/default/grub.d.
+_DEBIAN = "ansible_facts.os_family == 'Debian' and netplugin_loader == 'grub'"
+#: New arguments come at the end of an entry's last options and of a file's first line, before those of init.
+_END = r"[^\n]*?)[ \t]*(?=[ \t]--(?:\s|\Z)|\n|\Z)"
+
+
+def _read(pattern: str) -> str:
+    return f"netplugin_read.results | selectattr('item.path', 'match', '{pattern}') | list"
 
 
 def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
-    found = [(s.target.name, s.desired) for s in steps if isinstance(s.target, KernelArgument)]
+    found = {s.target.name: s.desired for s in steps if isinstance(s.target, KernelArgument)}
     if not found:
         return
-    words = [f"{name}={desired}" for name, desired in found if desired is not None]
-    gone = [name for name, desired in found if desired is None]
-    yield {
-        "name": "Look for the settings of grub",
-        "ansible.builtin.stat": {"path": _GRUB},
-        "register": "netplugin_grub",
-    }
-    yield from _debian([name for name, _ in found], words)
-    yield from _red_hat(words, gone)
+    gone = [name for name, desired in found.items() if desired is None]
     left = ["Remove from the kernel's command line:", *gone] if gone else []
+    exact = {name: value and contradicting(name, value) for name, value in found.items()}
+    yield from _loader()
+    yield {
+        "name": "Name the kernel's arguments, and in any spelling what they replace",
+        "ansible.builtin.set_fact": {
+            "netplugin_words": [f"{name}={value}" for name, value in found.items() if value is not None],
+            "netplugin_names": [spelling(name) for name, pattern in exact.items() if not pattern] or ["(?!)"],
+            "netplugin_exact": [pattern for pattern in exact.values() if pattern] or ["(?!)"],
+        },
+    }
+    yield from _scripts()
+    yield from _lines()
     yield {
         "name": "Report what no known boot loader was given",
-        "ansible.builtin.debug": {"msg": ["Add to the kernel's command line:", *words, *left]},
-        "when": Template(f"not ({_RED_HAT} or netplugin_grub.stat.exists)"),
-    }
-
-
-def _debian(names: list[str], words: list[str]) -> Iterator[Task]:
-    # With two isolcpus or hugepages arguments the kernel does not use the last one: it warns or adds them up.
-    yield {
-        "name": "Take older values out of grub's own file",
-        "ansible.builtin.replace": {
-            "path": _GRUB,
-            "regexp": Template(rf"""(?<=[\s"'])(?:{_ANY_OF_THEM})=[^\s"']*[ ]?"""),
-            "replace": "",
+        "ansible.builtin.debug": {
+            "msg": ["Add to the kernel's command line:", Template("{{ netplugin_words | join(' ') }}"), *left]
         },
-        "vars": {"netplugin_names": names},
-        "when": _DEBIAN,
-        "notify": UPDATE_GRUB,
+        "when": Template(
+            "netplugin_loader == 'unknown' or (netplugin_loader == 'systemd-boot' and "
+            f"{_read(f'{_ENTRIES}|{_PROXMOX}')} | length == 0)"
+        ),
     }
-    lines = [f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {word}"' for word in words]
-    yield notified(
-        file_with("Set the kernel's arguments", "/etc/default/grub.d/netplugin-tuning.cfg", lines),
-        UPDATE_GRUB,
-    ) | {"when": _DEBIAN}
 
 
-def _red_hat(words: list[str], gone: list[str]) -> Iterator[Task]:
+def _loader() -> Iterator[Task]:
+    """Find what started the machine: files of a boot loader may be there without that."""
     yield {
-        "name": "Read the kernel's arguments of the next boot",
-        "ansible.builtin.command": {"argv": ["grubby", "--info=DEFAULT"]},
-        "register": "netplugin_grubby",
+        "name": "Look for files of boot loaders",
+        "ansible.builtin.find": {
+            "paths": list(_FOLDERS),
+            "patterns": ["LoaderInfo-*", "cmdline", "grub", "proxmox-boot-uuids", "*.cfg", "*.conf"],
+            "recurse": True,
+            "depth": 4,
+        },
+        "register": "netplugin_files",
+    }
+    yield {
+        "name": "Read files of boot loaders",
+        "ansible.builtin.slurp": {"src": Template("{{ item.path }}")},
+        "loop": Template(
+            "{{ netplugin_files.files | selectattr('path', 'match', netplugin_wanted | join('|')) }}"
+        ),
+        "loop_control": {"label": Template("{{ item.path }}")},
+        "vars": {"netplugin_wanted": list(_FILES)},
+        "register": "netplugin_read",
+    }
+    started = f"{_read('/sys/')} | map(attribute='content') | map('b64decode', 'utf-16-le') | join"
+    yield {
+        "name": "Choose the boot loader that started the machine",
+        "ansible.builtin.set_fact": {
+            "netplugin_loader": Template(
+                "{{ 'systemd-boot' if 'systemd-boot' in netplugin_started else 'grub-entries'"
+                " if netplugin_menus | select('search', netplugin_entries) | list | length > 0"
+                " else 'grub' if netplugin_menus | length > 0 else 'unknown' }}"
+            ),
+        },
+        "vars": {
+            "netplugin_started": Template(f"{{{{ {started} }}}}"),
+            "netplugin_menus": Template(
+                f"{{{{ {_read(_MENUS)} | map(attribute='content') | map('b64decode') | list }}}}"
+            ),
+            "netplugin_entries": READS_ENTRIES,
+        },
+    }
+
+
+def update_loader() -> Task:
+    """The handler for settings that are not read when the machine starts."""
+    menu = f"({_read(_MENUS)} | map(attribute='item.path') | sort(attribute='length') | first)"
+    return {
+        "name": _UPDATE_LOADER,
+        "ansible.builtin.command": {
+            "argv": Template(
+                "{{ ['proxmox-boot-tool', 'refresh'] if netplugin_loader == 'systemd-boot'"
+                " else ['update-grub'] if ansible_facts.os_family == 'Debian'"
+                f" else ['grub-mkconfig' if '/boot/grub/' in {menu} else 'grub2-mkconfig', '-o', {menu}] }}}}"
+            )
+        },
+        "changed_when": True,
+        "when": Template(
+            "netplugin_loader == 'grub' or (netplugin_loader == 'systemd-boot' and "
+            f"{_read(_PROXMOX)} | length > 0)"
+        ),
+    }
+
+
+def _rewritten(name: str, files: str, variables: dict[str, str], when: str) -> Task:
+    """Write ``netplugin_new`` of each of the files."""
+    return {
+        "name": name,
+        "ansible.builtin.copy": {
+            "dest": Template("{{ item.item.path }}"),
+            "content": Template("{{ netplugin_new }}"),
+            "mode": Template("{{ item.item.mode }}"),
+            "follow": True,
+        },
+        **_each(files, variables, when),
+        "notify": _UPDATE_LOADER,
+    }
+
+
+def _each(files: str, variables: dict[str, str], when: str) -> Task:
+    return {
+        "loop": Template(f"{{{{ {_read(files)} }}}}"),
+        "loop_control": {"label": Template("{{ item.item.path }}")},
+        "vars": variables,
+        "when": Template(when),
+    }
+
+
+def _outdated(quote: str, plain: str, before: str, after: str) -> Template:
+    """A regular expression for words that the arguments replace, and the blanks before them."""
+    names = "(?:{{ netplugin_names | join('|') }})"
+    exact = "(?:{{ netplugin_exact | map('replace', '@', netplugin_quote) | join('|') }})"
+    words = rf'{names}=(?:{quote}[^"\n]*{quote}|{plain})*|{exact}'
+    quoted = rf'{quote}{names}=[^"\n]*{quote}|{quote}{exact}{quote}'
+    return Template(rf"[ \t]*{before}(?:{words}|{quoted}){after}")
+
+
+def _scripts() -> Iterator[Task]:
+    """Settings of grub's scripts, where quotes in a line have a backslash or are in other quotes."""
+    # Ansible takes a backslash in a string of a template for itself, so such strings are variables.
+    variables = {
+        "netplugin_own": r"(?m)^.* # By netplugin\n",
+        "netplugin_line": Template(
+            """GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {{ netplugin_words | join(' ') }}" # By netplugin"""
+        ),
+        "netplugin_quote": r"\\" '"',
+        "netplugin_outdated": _outdated(
+            *(r"\\" '"', r"""[^\s"'\\]|"[^"'\s]+"(?=[\s'])""", r"""(?<=[\s"'=])""", r"""(?![^\s"'])""")
+        ),
+        "netplugin_kept": Template(
+            f"{{{{ {_FOUND} | regex_replace(netplugin_own, '') | regex_replace(netplugin_outdated, '') }}}}"
+        ),
+        "netplugin_new": Template(
+            f"{{% if item.item.path != '{_GRUB}' or ({_DEBIAN}) %}}\n{{{{ netplugin_kept }}}}{{% else %}}\n"
+            "{{ netplugin_kept.rstrip() }}\n{{ netplugin_line }}\n{% endif %}"
+        ),
+    }
+    by_grub = "netplugin_loader in ['grub', 'grub-entries']"
+    yield _rewritten("Take older values out of grub's own files", _SCRIPTS, variables, by_grub)
+    lines = [
+        "{% for word in netplugin_words %}",
+        'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {{ word }}"',
+        "{% endfor %}",
+    ]
+    snippet = file_with("Set the kernel's arguments", _SNIPPET, lines)
+    copy = snippet["ansible.builtin.copy"]
+    copy["content"] = Template(copy["content"])
+    yield notified(snippet, _UPDATE_LOADER) | {"when": Template(_DEBIAN)}
+
+
+def _lines() -> Iterator[Task]:
+    """Entries (uapi-group.org, Boot Loader Specification), and what kernel-install makes new ones of."""
+    yield {
+        "name": "Read the arguments that entries have from the environment of grub",
+        "ansible.builtin.command": {"argv": ["grub2-editenv", "-", "list"]},
+        "register": "netplugin_environment",
         "changed_when": False,
         "check_mode": False,
-        "when": _RED_HAT,
+        "when": Template(
+            f"netplugin_loader == 'grub-entries' and {_read(_ENTRIES)} | map(attribute='content') "
+            "| map('b64decode') | select('search', 'kernelopts') | list | length > 0"
+        ),
     }
-    if gone:
-        yield command(
-            "Remove kernel arguments with grubby",
-            "grubby",
-            "--update-kernel=ALL",
-            Template("--remove-args={{ netplugin_names | join(' ') }}"),
-        ) | {
-            "vars": {"netplugin_names": gone},
-            "when": [
-                _RED_HAT,
-                Template(f"{_BOOTED} | select('match', '(' ~ ({_NAMES}) ~ ')=') | list | length > 0"),
-            ],
-        }
+    outdated = {
+        "netplugin_quote": '"',
+        "netplugin_outdated": _outdated('"', r'[^\s"]', r"(?<!\S)", r"(?!\S)"),
+    }
+    options = "(netplugin_environment.stdout | default('') | regex_findall('(?m)^kernelopts=.*$') | join)"
+    kept = f"{options} | regex_replace(netplugin_outdated, '')"
     yield command(
-        "Set the kernel's arguments with grubby",
-        "grubby",
-        "--update-kernel=ALL",
-        Template("--args={{ netplugin_arguments | join(' ') }}"),
-    ) | {
-        "vars": {"netplugin_arguments": words},
-        "when": [_RED_HAT, Template(f"netplugin_arguments | difference({_BOOTED}) | length > 0")],
+        "Take older values out of the environment of grub",
+        *("grub2-editenv", "-", "set", Template(f"{{{{ {kept} }}}}")),
+    ) | {"vars": outdated, "when": Template(f"{kept} != {options}")}
+    variables = outdated | {
+        "netplugin_kept": Template(f"{{{{ {_FOUND} | regex_replace(netplugin_outdated, '') }}}}"),
+        "netplugin_end": Template(
+            f"{{{{ netplugin_first if item.item.path == '{_CMDLINE}' else netplugin_last }}}}"
+        ),
+        "netplugin_first": rf"\A((?:#[^\n]*\n)*{_END}",
+        "netplugin_last": rf"(?s)\A((?:.*\n)?options\b{_END}",
+        "netplugin_with": Template(r"\g<1> {{ netplugin_words | join(' ') }}"),
+        "netplugin_new": Template(
+            "{% if netplugin_kept is search(netplugin_end) %}\n"
+            "{{ netplugin_kept | regex_replace(netplugin_end, netplugin_with) }}{% else %}\n"
+            "{{ netplugin_kept.rstrip() }}\noptions {{ netplugin_words | join(' ') }}\n{% endif %}"
+        ),
+    }
+    files = f"{_ENTRIES}|{_CMDLINE}"
+    when = "netplugin_loader in ['systemd-boot', 'grub-entries']"
+    when += rf" and (item.item.path == '{_CMDLINE}' or {_FOUND} is search('(^|\n)linux'))"
+    yield _rewritten("Set the kernel's arguments in entries", files, variables, when)
+    yield {
+        "name": "Report lines whose end the kernel would cut",
+        "ansible.builtin.debug": {
+            "msg": Template(f"The kernel keeps {KEPT} bytes of {{{{ item.item.path }}}}")
+        },
+        **_each(files, variables, f"{when} and netplugin_new.splitlines() | map('length') | max > {KEPT}"),
     }
 
 

@@ -57,8 +57,8 @@ def _machine(facts: Facts) -> Machine:
 
 
 def _cpus(facts: Facts, line: CommandLine, machine: Machine) -> dict[str, str | None]:
-    """Values of arguments with CPUs. What the running kernel reports as isolated goes before what the line has:
-    it may have refused that, or have it from elsewhere."""
+    """Values of arguments with CPUs. What the running kernel reports as isolated goes before what the line
+    has: the kernel may have refused that, or have it from elsewhere."""
     written = line.isolation(machine)
     domain, nohz = (
         written.get(kind, _NONE) if (cpus := known(fact, None)) is None else cpus

@@ -24,6 +24,11 @@ PROFILES = ("cpu-partitioning", "realtime-virtual-host")
 TUNED = "/etc/tuned"
 SYSTEMD = "/etc/systemd/system.conf"
 HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
+#: What started the machine, in UTF-16 (systemd.io/BOOT_LOADER_INTERFACE); grub's module bli sets it too.
+LOADER_INFO = "/sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+#: grub's command for entries in files (/boot/loader/entries), and where its settings are.
+READS_ENTRIES = r"(?m)^\s*blscfg\b"
+_MENUS = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
 #: Threads whose priority tuned's realtime-virtual-host sets; which exist depends on the kernel.
 _NAMES = "ksoftirqd|ktimers|ktimersoftd|rcuc|rcub"
 _THREAD = re.compile(rf"(\d+) \(((?:{_NAMES})/\d+)\) (.+)", re.DOTALL)
@@ -37,6 +42,7 @@ def read_kernel(root: Root) -> KernelFacts:
     return KernelFacts(
         release=root.text("/proc/sys/kernel/osrelease"),
         arguments=root.parsed("/proc/cmdline", parse_command_line),
+        loader=_loader(root),
         realtime=_realtime(root),
         sysctls={name: root.optional(sysctl_path(name), str) for name in SYSCTLS},
         tuned=_tuned(root),
@@ -44,6 +50,21 @@ def read_kernel(root: Root) -> KernelFacts:
         service_cpus=_service_cpus(root),
         halt_poll_ns=root.optional(HALT_POLL, int),
     )
+
+
+def _loader(root: Root) -> Fact[str | None]:
+    """What started the machine: files of another boot loader may be there too."""
+    started = root.optional(LOADER_INFO, str)
+    if isinstance(started, Unknown):
+        return started
+    if "systemd-boot" in (started or "").replace(" ", ""):  # the zeros of UTF-16 are read as blanks
+        return "systemd-boot"
+    menus = (root.optional(path, _reads) for path in _MENUS)
+    return next((menu for menu in menus if menu is not None), None)
+
+
+def _reads(menu: str) -> str:
+    return "grub-entries" if re.search(READS_ENTRIES, menu) else "grub"
 
 
 def sysctl_path(name: str) -> str:

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from netplugin.host.cpus import format_list, from_kernel, to_kernel
-from netplugin.tuning.facts import Core, Facts, HugepagePool, Limit, parse_command_line
+from netplugin.host.cpus import from_kernel, to_kernel
+from netplugin.tuning.command_line import CommandLine
+from netplugin.tuning.facts import Core, Facts, HugepagePool, Limit
 from netplugin.tuning.output.text import as_json
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.read.kernel import LOADER_INFO, read_kernel
 from netplugin.tuning.root import Root, Unknown
 from tests.unit.tuning.golden import facts_of
 from tests.unit.tuning.machines import NAMES, MemoryRoot, load
 from tests.unit.tuning.trees import tree
+
+#: As a tree has it: attributes of 4 bytes, and UTF-16.
+SYSTEMD_BOOT = "\6\0\0\0" + "systemd-boot 252.22\0".encode("utf-16-le").decode()
 
 
 def range_set(*ranges: tuple[int, int]) -> frozenset[int]:
@@ -75,7 +80,8 @@ def test_the_amd_machine() -> None:
     assert (facts.power.amd_pstate, facts.power.intel_pstate, facts.power.turbo) == ("disable", None, True)
     assert isinstance(facts.cpus.cores, tuple)
     assert facts.cpus.cores[23] == Core(node=3, package=0, cpus=frozenset((23,)))
-    assert facts.kernel.arguments.cpus("isolcpus") == {13, 14, 15, *range(36, 41)}  # type: ignore[union-attr]
+    assert isinstance(facts.kernel.arguments, CommandLine)
+    assert facts.kernel.arguments.value("isolcpus") == "13-15,36-40"
     [bond] = facts.network.bonds
     assert (bond.mode, bond.hash_policy, bond.members) == (
         "802.3ad",
@@ -184,15 +190,23 @@ def test_masks_as_the_kernel_has_them() -> None:
     assert from_kernel("0000ffff,00000000") == range_set((32, 47))
 
 
-def test_a_command_line() -> None:
-    line = parse_command_line('a=1 quiet b="x y" isolcpus=managed_irq,domain,2-3,7 a=2 -- a=3')
-    assert line.arguments[1] == ("quiet", None)
-    assert (line.value("a"), line.value("b"), line.value("quiet"), line.value("c")) == (
-        "2",
-        "x y",
-        "",
-        None,
-    )
-    assert format_list(line.cpus("isolcpus")) == "2-3,7"
-    with pytest.raises(ValueError):
-        parse_command_line("isolcpus=5-2").cpus("isolcpus")
+@pytest.mark.parametrize(
+    ("files", "loader"),
+    [
+        ({}, None),
+        ({"/etc/default/grub": "", "/boot/loader/entries/a.conf": ""}, None),
+        ({"/boot/grub/grub.cfg": "linux /vmlinuz # no blscfg"}, "grub"),
+        ({"/boot/grub2/grub.cfg": "insmod blscfg\nblscfg\n"}, "grub-entries"),
+        ({LOADER_INFO: SYSTEMD_BOOT, "/boot/grub/grub.cfg": "blscfg"}, "systemd-boot"),
+        ({LOADER_INFO: SYSTEMD_BOOT.replace("s\0y\0", ""), "/boot/grub/grub.cfg": ""}, "grub"),
+    ],
+)
+def test_the_boot_loader_that_started_the_machine(files: dict[str, str], loader: str | None) -> None:
+    made = tree(load("small"))
+    made.files |= files
+    assert read_kernel(MemoryRoot(made)).loader == loader
+
+
+def test_a_boot_loader_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "boot/grub/grub.cfg").mkdir(parents=True)
+    assert isinstance(read_kernel(Root(tmp_path)).loader, Unknown)

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from netplugin.tuning.command_line import PAGES
 from netplugin.tuning.facts import Live, OvsLive
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.output.playbook import playbook
 from netplugin.tuning.output.text import plan_json, plan_text
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.read.cpus import CPU
 from netplugin.tuning.read.kernel import HALT_POLL
 from netplugin.tuning.read.memory import HUGEPAGES_UNIT
 from netplugin.tuning.root import Unknown
@@ -251,10 +253,11 @@ def test_a_number_of_pages_goes_where_it_would_count_pages_of_another_size() -> 
     assert (gone.now, gone.desired) == ("8192", None)
     tasks = yaml.safe_load(playbook(plan, machine.online))[0]["tasks"]
     named = {task["name"]: task for task in tasks}
-    removed = named["Remove kernel arguments with grubby"]["vars"]["netplugin_names"]
-    assert removed == ["hugepages"]
-    assert "hugepages" in named["Take older values out of grub's own file"]["vars"]["netplugin_names"]
-    assert "hugepages=" not in str(named["Set the kernel's arguments with grubby"]["vars"])
+    given = named["Name the kernel's arguments, and in any spelling what they replace"][
+        "ansible.builtin.set_fact"
+    ]
+    assert "hugepages" in given["netplugin_names"]
+    assert not any(word.startswith("hugepages=") for word in given["netplugin_words"])
     for line in ("ro", "hugepagesz=2M hugepages=8192", "default_hugepagesz=1G hugepages=4"):
         kept = make_plan(read_facts(MemoryRoot(tree(replace(machine, cmdline=line)))), intent)
         assert "hugepages" not in arguments(kept)
@@ -273,11 +276,91 @@ def test_the_unit_that_reserves_hugepages_at_boot_counts_as_done() -> None:
     assert step(plan, BootPages(1048576)).done
 
 
-def test_a_list_of_cpus_on_the_command_line_counts_however_it_is_written() -> None:
-    made = tree(replace(load("small"), cmdline="isolcpus=managed_irq,domain,1,1 nohz_full=1-1 rcu_nocbs=1"))
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isolcpus=managed_irq,domain,1,1 nohz_full=1-1 rcu_nocbs=1",
+        "isolcpus=domain,managed_irq,1-N isolcpus=0 nohz-full=1 irqaffinity=0",
+        "isolcpus=9 isolcpus=managed_irq,1 isolcpus=domain,1 nohz_full=1",
+    ],
+)
+def test_a_list_of_cpus_on_the_command_line_counts_however_it_is_written(line: str) -> None:
+    made = tree(replace(load("small"), cmdline=line, isolated="1"))
+    made.files[f"{CPU}/nohz_full"] = "1"
     plan = make_plan(read_facts(MemoryRoot(made)), HostIntent(pmd_cores=1))
     for name in ("isolcpus", "nohz_full", "rcu_nocbs"):
         assert step(plan, KernelArgument(name)).done, name
+
+
+@pytest.mark.parametrize(
+    ("line", "isolated", "now"),
+    [
+        ("isolcpus=managed_irq,domain,1", "", "managed_irq,1"),  # the kernel has refused the other half
+        ("isolcpus=managed_irq,domain,1", None, "managed_irq,domain,1"),
+        ("isolcpus=1", "1", "1"),
+        ("ro", "1", "1"),  # it was built with that argument
+        ("isolcpus=2-9", "", None),
+        ("isolcpus=2-9", None, None),
+    ],
+)
+def test_what_the_kernel_has_goes_before_what_is_written(
+    line: str, isolated: str | None, now: str | None
+) -> None:
+    made = tree(replace(load("small"), cmdline=line, isolated=isolated or ""))
+    if isolated is None:
+        del made.files[f"{CPU}/isolated"]
+    plan = make_plan(read_facts(MemoryRoot(made)), HostIntent(pmd_cores=1))
+    assert step(plan, KernelArgument("isolcpus")).now == now
+    assert step(plan, KernelArgument("nohz_full")).now is None
+
+
+@pytest.mark.parametrize(
+    ("line", "now", "done"),
+    [
+        # Of the words each is as planned, and the kernel reserves no page of 1 GB.
+        ("default_hugepagesz=1G hugepagesz=2M hugepages={} hugepagesz=1G", ("1G", "1G", None), False),
+        ("hugepages={} hugepagesz=1G", (None, "1G", None), False),
+        ("default_hugepagesz=1G hugepagesz=1G hugepages=9:{}", ("1G", "1G", None), False),
+        (
+            "hugepagesz=1G hugepages={} hugepagesz=2M hugepages=512 default_hugepagesz=1G",
+            ("1G", "1G", "{}"),
+            True,
+        ),
+        ("default-hugepagesz=1024M hugepages={}", ("1G", "1G", "{}"), True),
+        ("hugepages=0:{} default_hugepagesz=1G", ("1G", "1G", "{}"), True),
+        ("hugepagesz=1G hugepages={} default_hugepagesz=2M", ("2M", "1G", "{}"), False),
+    ],
+)
+def test_pages_are_those_that_the_kernel_reserves(line: str, now: tuple[str | None, ...], done: bool) -> None:
+    machine, intent = PLANS["edge"]
+    planned = str(arguments(plan_of("edge"))["hugepages"])
+    assert planned.isdecimal() and arguments(plan_of("edge"))["hugepagesz"] == "1G"
+    made = tree(replace(load(machine), cmdline=line.format(planned)))
+    plan = make_plan(read_facts(MemoryRoot(made)), intent, ovs(per_port_memory="true"))
+    found = [step(plan, KernelArgument(name)) for name in PAGES]
+    assert all(each.done for each in found) is done
+    wanted = (value and value.format(planned) for value in now)
+    # Pages of the other size stay as they are: the plan leaves room for them.
+    assert [
+        str(each.now).partition(" hugepagesz=2M")[0].partition("hugepagesz=2M")[0] or "None" for each in found
+    ] == [str(value) for value in wanted]
+
+
+def test_pages_of_another_size_stay() -> None:
+    machine, intent = PLANS["intel-snc"]
+    line = "hugepagesz=2M hugepages=0:512,3:7 hugepagesz=1G hugepages=4"
+    plan = make_plan(read_facts(MemoryRoot(tree(replace(load(machine), cmdline=line)))), intent, ovs())
+    pages = step(plan, KernelArgument("hugepages"))
+    assert pages.now == "0:1,1:1,2:1,3:1 hugepagesz=2M hugepages=0:512,3:7"
+    assert pages.desired and pages.desired.endswith(" hugepagesz=2M hugepages=0:512,3:7") and not pages.done
+
+
+def test_other_words_of_an_argument_do_not_make_it_undone() -> None:
+    line = "iommu=force iommu=pt intel-iommu=on,sm_on mce=no_cmci"
+    made = tree(replace(load("published"), cmdline=line))
+    plan = make_plan(read_facts(MemoryRoot(made)), HostIntent(pmd_cores=2, realtime=True))
+    assert step(plan, KernelArgument("iommu")).done and step(plan, KernelArgument("intel_iommu")).done
+    assert step(plan, KernelArgument("mce")).now == "no_cmci"
 
 
 def test_interrupts_leave_isolated_cpus_and_stay_near() -> None:
