@@ -61,10 +61,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "intel_pstate": _adds("drivers/cpufreq/intel_pstate.c, intel_pstate_setup"),
         "amd_pstate": Rule("drivers/cpufreq/amd-pstate.c, amd_pstate_param"),
         "clocksource": Rule("kernel/time/clocksource.c, boot_override_clocksource"),
-        **dict.fromkeys(
-            ("intel_idle.max_cstate", "processor.max_cstate", "pcie_aspm.policy"),
-            _ONE,
-        ),
+        **dict.fromkeys(("intel_idle.max_cstate", "processor.max_cstate", "pcie_aspm.policy"), _ONE),
     }
 )
 

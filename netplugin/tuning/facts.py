@@ -140,8 +140,8 @@ class Tuned:
 class KernelFacts:
     """``sysctls`` has None for one that the kernel lacks; ``tuned`` is None if it is not installed.
 
-    ``loader`` is ``systemd-boot``, ``grub``, or ``grub-entries`` if grub reads entries from files; None if it
-    is not known.
+    ``boot_loader`` started the machine: ``systemd-boot``, ``grub``, or ``grub-entries`` if grub reads entries
+    from files; None if it is not known.
 
     ``service_cpus`` is systemd's ``CPUAffinity``, None if not set; ``halt_poll_ns`` is KVM's parameter,
     None if the module is not loaded.
@@ -149,7 +149,7 @@ class KernelFacts:
 
     release: Fact[str]
     arguments: Fact[CommandLine]
-    loader: Fact[str | None]
+    boot_loader: Fact[str | None]
     realtime: Fact[bool]
     sysctls: Mapping[str, Fact[str | None]]
     tuned: Fact[Tuned | None]

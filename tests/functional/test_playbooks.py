@@ -63,14 +63,18 @@ THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 @pytest.fixture(scope="module")
 def private_etc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A copy of /etc, which is gone in the end."""
+    """A copy of /etc, which is gone in the end, and nothing in /boot and from the firmware."""
     copy = tmp_path_factory.mktemp("private") / "etc"
     shutil.copytree("/etc", copy, symlinks=True)
+    empty = ("/boot", "/sys/firmware")
     run(["mount", "--no-mtab", "--bind", copy, "/etc"])
+    for place in empty:
+        run(["mount", "--no-mtab", "-t", "tmpfs", "tmpfs", place])
     try:
         yield
     finally:
-        run(["umount", "--no-mtab", "/etc"])
+        for place in (*empty, "/etc"):
+            run(["umount", "--no-mtab", place])
 
 
 def this_machine(ovs: PrivateOvs) -> tuple[Facts, Live]:
@@ -125,19 +129,6 @@ def harmless(step: Step) -> Step | None:
     return None
 
 
-@pytest.fixture(scope="module")
-def private_boot(private_etc: None) -> Iterator[None]:
-    """Empty in the place of /boot and of what the firmware says."""
-    places = ("/boot", "/sys/firmware")
-    for place in places:
-        run(["mount", "--no-mtab", "-t", "tmpfs", "tmpfs", place])
-    try:
-        yield
-    finally:
-        for place in places:
-            run(["umount", "--no-mtab", place])
-
-
 @dataclass(frozen=True)
 class Grub:
     """The settings of grub, older values among them, and a program that is called to read them."""
@@ -152,7 +143,7 @@ class Grub:
 
 
 @pytest.fixture
-def grub(private_boot: None, tmp_path: Path) -> Iterator[Grub]:
+def grub(private_etc: None, tmp_path: Path) -> Iterator[Grub]:
     made = Grub(Path("/etc/default/grub"), tmp_path / "bin")
     _files(
         {
@@ -268,14 +259,15 @@ ARGUMENTS = {
 }
 
 
-def _arguments(tmp_path: Path) -> tuple[Path, str]:
-    """A playbook that sets them alone, and what it sets."""
+def _arguments(tmp_path: Path, family: str = "Debian") -> tuple[Path, str]:
+    """A playbook that sets them alone on such a system, and what it sets."""
     steps = [
         Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), None, value, Effect.REBOOT, "", "")
         for name, value in ARGUMENTS.items()
     ]
     book = tmp_path / "arguments.yml"
-    book.write_text(as_yaml("Set arguments", list(kernel_tasks(tuple(steps)))))
+    system = {"ansible.builtin.set_fact": {"os_family": family, "cacheable": True}}
+    book.write_text(as_yaml("Set arguments", [system, *kernel_tasks(tuple(steps))]))
     return book, " ".join(f"{name}={value}" for name, value in ARGUMENTS.items())
 
 
@@ -285,11 +277,17 @@ def test_the_files_of_the_boot_loader_that_was_used_and_of_no_other(
 ) -> None:
     entries = Path("/boot/loader/entries")
     cmdline = Path("/etc/kernel/cmdline")
-    _files({str(cmdline): "# of kernel-install\nro isolcpus=4 quiet\n"})
+    long = "x" * 2000 if loader == "proxmox" else "quiet"
+    _files({str(cmdline): f"# of kernel-install\nro isolcpus=4 {long}\n"})
     if loader != "proxmox":  # whose entries are on partitions that are not mounted
         _files({f"{entries}/debian.conf": ENTRY, f"{entries}/memory.conf": OTHER})
+    environment = tmp_path / "grubenv"
     if loader == "grub-entries":
         _files({"/boot/grub/grub.cfg": "insmod blscfg\nblscfg\n"})
+        _files({f"{entries}/red-hat.conf": "linux /vmlinuz\noptions $kernelopts $tuned_params\n"})
+        _files({str(environment): "saved_entry=1\nkernelopts=root=/dev/sda1 isolcpus=5 ro\n"})
+        script = f'if test "$2" = list; then cat {environment}; else echo "$3" > {environment}; fi'
+        _program(grub, "grub2-editenv", script)
     else:
         _files({STARTED: SYSTEMD_BOOT})
     if loader == "proxmox":
@@ -299,7 +297,8 @@ def test_the_files_of_the_boot_loader_that_was_used_and_of_no_other(
     env = {"PATH": f"{grub.programs}:{os.environ['PATH']}"}
     try:
         played = play(tmp_path, book, env=env)
-        assert cmdline.read_text() == f"# of kernel-install\nro quiet {desired}\n"
+        assert cmdline.read_text() == f"# of kernel-install\nro {long} {desired}\n"
+        assert (f"The kernel keeps 2047 bytes of {cmdline}" in played.told) is (loader == "proxmox")
         if loader != "proxmox":
             assert (entries / "memory.conf").read_text() == OTHER
             assert (entries / "debian.conf").read_text().splitlines()[2:] == [
@@ -307,6 +306,8 @@ def test_the_files_of_the_boot_loader_that_was_used_and_of_no_other(
                 f"options quiet {desired} -- single",
             ]
         if loader == "grub-entries":
+            assert environment.read_text() == "kernelopts=root=/dev/sda1 ro\n"
+            assert (entries / "red-hat.conf").read_text().endswith(f" $kernelopts $tuned_params {desired}\n")
             assert _sourced(grub) == ["quiet", "mce=no_cmci", *desired.split(), "iommu=off"]
         else:
             assert all(path.read_text() == text for path, text in scripts.items())
@@ -315,6 +316,26 @@ def test_the_files_of_the_boot_loader_that_was_used_and_of_no_other(
         assert play(tmp_path, book, env=env).changed == 0
     finally:
         shutil.rmtree("/etc/kernel")
+
+
+def test_grub_whose_scripts_read_one_file(tmp_path: Path, grub: Grub) -> None:
+    """As SUSE has it: the line is in that file, and once."""
+    _program(
+        grub,
+        "grub2-mkconfig",
+        f'test "$*" = "-o /boot/grub2/grub.cfg" && echo grub2 >> {grub.programs}/called',
+    )
+    _files({"/boot/grub2/grub.cfg": "linux /vmlinuz ro\n", "/boot/efi/EFI/other/grub.cfg": "blscfg\n"})
+    book, desired = _arguments(tmp_path, "Suse")
+    env = {"PATH": f"{grub.programs}:{os.environ['PATH']}"}
+    try:
+        for calls in (1, 1):
+            play(tmp_path, book, env=env)
+            assert _sourced(grub) == ["quiet", "mce=no_cmci", *desired.split(), "iommu=off"]
+            assert grub.calls == calls
+    finally:
+        shutil.rmtree("/boot/grub2")
+        shutil.rmtree("/boot/efi")
 
 
 def test_without_a_boot_loader_that_is_known_nothing_is_written(tmp_path: Path, grub: Grub) -> None:

@@ -53,7 +53,7 @@ LIBRARIES = [
 PRINTED = [
     *("get_network", "get_service_port", "each_port", "vif_type"),
     *("vf_index", "live_migration", "load_percent", "possible", "proposed_cpu", "sleep_max", "usage_seconds"),
-    *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate"),
+    *("prio", "idle_states", "tx_queues", "amd_pstate", "intel_pstate", "boot_loader"),
     *("schema_version", "comparable_to", "traffic_max_s", "known_pps", "interval_pps", "bottom"),
     # Keys of recorded results, which are read by their names.
     *("answers_pps", "lower_trials", "upper_trials", "lost_at_upper", "places_at_upper"),

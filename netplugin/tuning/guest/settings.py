@@ -15,6 +15,7 @@ from netplugin.api.fields import MAC_PATTERN
 from netplugin.host.cpus import format_list, to_kernel
 from netplugin.libvirt.guest import STEP, GuestDomain
 from netplugin.tuning import steps
+from netplugin.tuning.command_line import page_name
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M
 from netplugin.tuning.planning.kernel_work import PRIORITIES, THP
@@ -122,7 +123,7 @@ def _arguments(
     domain: GuestDomain, pages: GuestPages, housekeeping: Cpus, isolated: Cpus, realtime: bool
 ) -> Iterator[tuple[str, str, str]]:
     if pages.pages:
-        size = PAGE_NAMES[pages.size_kb]
+        size = page_name(pages.size_kb)
         spread = ", evenly over the cells" if len(domain.cells_kb) > 1 else ""
         yield "default_hugepagesz", size, "what a mount of hugetlbfs has without a size"
         yield "hugepagesz", size, "the size that the next argument counts"
@@ -131,24 +132,16 @@ def _arguments(
         why = "devices that the kernel keeps pass the emulated IOMMU untranslated"
         yield ("iommu", "pt", why) if domain.x86 else ("iommu.passthrough", "1", why)
         if domain.iommu == "intel":  # AMD's is on by default; amd_iommu=on does not exist
-            why = "vfio-pci gives NICs to DPDK through the emulated IOMMU"
-            yield "intel_iommu", "on", why
+            yield "intel_iommu", "on", "vfio-pci gives NICs to DPDK through the emulated IOMMU"
     if isolated:
         cpus = format_list(isolated)
         yield "isolcpus", f"managed_irq,domain,{cpus}", "threads of DPDK or VPP alone run there"
-        yield (
-            "nohz_full",
-            cpus,
-            "no timer tick while one thread runs on a vCPU: each leaves the guest",
-        )
+        yield "nohz_full", cpus, "no timer tick while one thread runs on a vCPU: each leaves the guest"
         yield "rcu_nocbs", cpus, "RCU's callbacks run elsewhere"
         yield "irqaffinity", format_list(housekeeping), "interrupts start on housekeeping"
     if domain.x86 and not domain.kvmclock:
-        yield (
-            "clocksource",
-            "tsc",
-            "the domain has no kvmclock, and the TSC is read without leaving the guest",
-        )
+        why = "the domain has no kvmclock, and the TSC is read without leaving the guest"
+        yield "clocksource", "tsc", why
         yield "tsc", "reliable", "no watchdog that checks the clock"
     if realtime and isolated and domain.x86:
         yield "mce", "ignore_ce", "no polling for errors that were corrected, which the host does"
@@ -222,8 +215,7 @@ def _cells(count: int) -> str:
 
 VFIO: Final = "vfio-pci"
 UIO: Final = "uio_pci_generic"
-#: Page sizes in the notation of the kernel command line.
-PAGE_NAMES: Final = {PAGE_2M: "2M", PAGE_1G: "1G"}
+_PAGE_SIZES: Final = (PAGE_2M, PAGE_1G)
 
 _Mac = Annotated[
     str,
@@ -233,8 +225,8 @@ _Mac = Annotated[
 
 
 def _page_size(kb: int) -> int:
-    if kb not in PAGE_NAMES:
-        raise ValueError(f"pages have {' or '.join(map(str, PAGE_NAMES))} KB")
+    if kb not in _PAGE_SIZES:
+        raise ValueError(f"pages have {' or '.join(map(str, _PAGE_SIZES))} KB")
     return kb
 
 

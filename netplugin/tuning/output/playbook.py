@@ -98,11 +98,7 @@ def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
     Dumper.add_multi_representer(str, scalar)
     Dumper.add_representer(str, scalar)
     text = yaml.dump(
-        [_play(name, tasks, handlers)],
-        Dumper=Dumper,
-        sort_keys=False,
-        width=120,
-        explicit_start=True,
+        [_play(name, tasks, handlers)], Dumper=Dumper, sort_keys=False, width=120, explicit_start=True
     )
     return str(text)
 
@@ -283,7 +279,7 @@ def _list_counts(path: str, cpus: str) -> Iterator[Task]:
                 Template(
                     f"(netplugin_mask | default('0', true) | int(base=16) == {desired}) or "
                     "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
-                ),
+                )
             ],
             "fail_msg": f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
             "before IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
@@ -303,11 +299,7 @@ def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
         if isinstance(step.target, ServiceCpus):
             yield {
                 "name": "Make the folder of systemd's settings",
-                "ansible.builtin.file": {
-                    "path": f"{SYSTEMD}.d",
-                    "state": "directory",
-                    "mode": "0755",
-                },
+                "ansible.builtin.file": {"path": f"{SYSTEMD}.d", "state": "directory", "mode": "0755"},
             }
             yield file_with(
                 "Keep services on housekeeping CPUs from the next boot",
@@ -343,11 +335,7 @@ def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
     )
     yield {
         "name": "Enable it",
-        "ansible.builtin.systemd": {
-            "name": HUGEPAGES_UNIT,
-            "enabled": True,
-            "daemon_reload": True,
-        },
+        "ansible.builtin.systemd": {"name": HUGEPAGES_UNIT, "enabled": True, "daemon_reload": True},
     }
 
 
@@ -375,10 +363,7 @@ def _rest(plan: TuningPlan) -> Iterator[Task]:
         if plan.left(effect)
     ]
     if waits:
-        yield {
-            "name": "Say what is left to do",
-            "ansible.builtin.debug": {"msg": "; ".join(waits)},
-        }
+        yield {"name": "Say what is left to do", "ansible.builtin.debug": {"msg": "; ".join(waits)}}
 
 
 #: In order of execution: memory before OVS, which needs it; settings that need a reboot last.

@@ -25,11 +25,7 @@ class Template(str):
 
 
 def command(name: str, *words: str) -> Task:
-    return {
-        "name": name,
-        "ansible.builtin.command": {"argv": list(words)},
-        "changed_when": True,
-    }
+    return {"name": name, "ansible.builtin.command": {"argv": list(words)}, "changed_when": True}
 
 
 def file_with(name: str, path: str, lines: list[str]) -> Task:
@@ -75,6 +71,10 @@ _END = r"[^\n]*?)[ \t]*(?=[ \t]--(?:\s|\Z)|\n|\Z)"
 
 def _read(pattern: str) -> str:
     return f"netplugin_read.results | selectattr('item.path', 'match', '{pattern}') | list"
+
+
+#: grub's menu: /boot/grub2 goes before /boot/grub, and those before what is for the firmware.
+_MENU = f"({_read(_MENUS)} | sort(attribute='item.path'))[-1:]"
 
 
 def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -137,12 +137,12 @@ def _loader() -> Iterator[Task]:
                 "{{ 'systemd-boot' if 'systemd-boot' in netplugin_started else 'grub-entries'"
                 " if netplugin_menus | select('search', netplugin_entries) | list | length > 0"
                 " else 'grub' if netplugin_menus | length > 0 else 'unknown' }}"
-            ),
+            )
         },
         "vars": {
             "netplugin_started": Template(f"{{{{ {started} }}}}"),
             "netplugin_menus": Template(
-                f"{{{{ {_read(_MENUS)} | map(attribute='content') | map('b64decode') | list }}}}"
+                f"{{{{ {_MENU} | map(attribute='content') | map('b64decode') | list }}}}"
             ),
             "netplugin_entries": READS_ENTRIES,
         },
@@ -151,14 +151,15 @@ def _loader() -> Iterator[Task]:
 
 def update_loader() -> Task:
     """The handler for settings that are not read when the machine starts."""
-    menu = f"({_read(_MENUS)} | map(attribute='item.path') | sort(attribute='length') | first)"
+    menu = f"({_MENU} | map(attribute='item.path') | first)"
     return {
         "name": _UPDATE_LOADER,
         "ansible.builtin.command": {
             "argv": Template(
                 "{{ ['proxmox-boot-tool', 'refresh'] if netplugin_loader == 'systemd-boot'"
                 " else ['update-grub'] if ansible_facts.os_family == 'Debian'"
-                f" else ['grub-mkconfig' if '/boot/grub/' in {menu} else 'grub2-mkconfig', '-o', {menu}] }}}}"
+                f" else ['grub-mkconfig' if {menu} == '/boot/grub/grub.cfg' else 'grub2-mkconfig',"
+                f" '-o', {menu}] }}}}"
             )
         },
         "changed_when": True,
@@ -307,7 +308,7 @@ def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
                 "--columns=other_config",
                 "list",
                 "Open_vSwitch",
-            ],
+            ]
         },
         "register": "netplugin_ovs",
         "changed_when": False,
@@ -323,7 +324,7 @@ def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
                 "Open_vSwitch",
                 ".",
                 Template("other_config:{{ item.key }}={{ item.value }}"),
-            ],
+            ]
         },
         "loop": [{"key": key, "value": value} for key, value in settings if value is not None],
         "when": Template(f"[item.key, item.value] not in {_FOUND_SETTINGS}"),
@@ -342,7 +343,7 @@ def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
                     ".",
                     "other_config",
                     Template("{{ item }}"),
-                ],
+                ]
             },
             "loop": gone,
             "when": Template(f"item in ({_FOUND_SETTINGS} | map('first'))"),

@@ -267,9 +267,5 @@ def _at_boot(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
 
 
 def _text(counts: Mapping[int, int] | None) -> str | None:
-    return by_node(counts) if counts else None
-
-
-def by_node(counts: Mapping[int, int]) -> str:
-    """Format page counts for the kernel command line: ``0:46,1:14``."""
-    return ",".join(f"{node}:{number}" for node, number in sorted(counts.items()))
+    """Page counts as the kernel command line has them: ``0:46,1:14``."""
+    return ",".join(f"{node}:{number}" for node, number in sorted(counts.items())) if counts else None

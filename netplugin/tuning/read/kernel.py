@@ -8,7 +8,7 @@ from functools import partial
 from netplugin.tuning.command_line import parse_command_line
 from netplugin.tuning.facts import Cpus, KernelFacts, KernelThread, Tuned
 from netplugin.tuning.read.cpus import cpu_list
-from netplugin.tuning.root import Fact, Root, Unknown
+from netplugin.tuning.root import Fact, Root, Unknown, known
 
 #: Sysctls to read.
 SYSCTLS = (
@@ -28,7 +28,7 @@ HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
 LOADER_INFO = "/sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 #: grub's command for entries in files (/boot/loader/entries), and where its settings are.
 READS_ENTRIES = r"(?m)^\s*blscfg\b"
-_MENUS = ("/boot/grub/grub.cfg", "/boot/grub2/grub.cfg")
+_MENUS, _OF_FIRMWARE = ("/boot/grub2/grub.cfg", "/boot/grub/grub.cfg"), "/boot/efi/EFI"
 #: Threads whose priority tuned's realtime-virtual-host sets; which exist depends on the kernel.
 _NAMES = "ksoftirqd|ktimers|ktimersoftd|rcuc|rcub"
 _THREAD = re.compile(rf"(\d+) \(((?:{_NAMES})/\d+)\) (.+)", re.DOTALL)
@@ -42,7 +42,7 @@ def read_kernel(root: Root) -> KernelFacts:
     return KernelFacts(
         release=root.text("/proc/sys/kernel/osrelease"),
         arguments=root.parsed("/proc/cmdline", parse_command_line),
-        loader=_loader(root),
+        boot_loader=_boot_loader(root),
         realtime=_realtime(root),
         sysctls={name: root.optional(sysctl_path(name), str) for name in SYSCTLS},
         tuned=_tuned(root),
@@ -52,14 +52,16 @@ def read_kernel(root: Root) -> KernelFacts:
     )
 
 
-def _loader(root: Root) -> Fact[str | None]:
+def _boot_loader(root: Root) -> Fact[str | None]:
     """What started the machine: files of another boot loader may be there too."""
     started = root.optional(LOADER_INFO, str)
     if isinstance(started, Unknown):
         return started
     if "systemd-boot" in (started or "").replace(" ", ""):  # the zeros of UTF-16 are read as blanks
         return "systemd-boot"
-    menus = (root.optional(path, _reads) for path in _MENUS)
+    vendors = known(root.names(_OF_FIRMWARE), ())
+    paths = (*_MENUS, *(f"{_OF_FIRMWARE}/{vendor}/grub.cfg" for vendor in reversed(vendors)))
+    menus = (root.optional(path, _reads) for path in paths)
     return next((menu for menu in menus if menu is not None), None)
 
 

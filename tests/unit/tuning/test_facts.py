@@ -204,9 +204,9 @@ def test_masks_as_the_kernel_has_them() -> None:
 def test_the_boot_loader_that_started_the_machine(files: dict[str, str], loader: str | None) -> None:
     made = tree(load("small"))
     made.files |= files
-    assert read_kernel(MemoryRoot(made)).loader == loader
+    assert read_kernel(MemoryRoot(made)).boot_loader == loader
 
 
 def test_a_boot_loader_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "boot/grub/grub.cfg").mkdir(parents=True)
-    assert isinstance(read_kernel(Root(tmp_path)).loader, Unknown)
+    assert isinstance(read_kernel(Root(tmp_path)).boot_loader, Unknown)
