@@ -298,7 +298,7 @@ def test_the_files_of_the_boot_loader_that_was_used_and_of_no_other(
     try:
         played = play(tmp_path, book, env=env)
         assert cmdline.read_text() == f"# of kernel-install\nro {long} {desired}\n"
-        assert (f"The kernel keeps 2047 bytes of {cmdline}" in played.told) is (loader == "proxmox")
+        assert (f"The kernel keeps 2047 bytes of {cmdline}" in played.reported) is (loader == "proxmox")
         if loader != "proxmox":
             assert (entries / "memory.conf").read_text() == OTHER
             assert (entries / "debian.conf").read_text().splitlines()[2:] == [
@@ -344,7 +344,7 @@ def test_without_a_boot_loader_that_is_known_nothing_is_written(tmp_path: Path, 
     book, desired = _arguments(tmp_path)
     played = play(tmp_path, book)
     assert played.changed == 0 and grub.file.read_text() == before
-    assert desired in played.told
+    assert desired in played.reported
 
 
 def test_text_of_others_is_not_evaluated(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class Played:
     tasks: tuple[str, ...]
     changes: frozenset[str]
     changed: int
-    told: str
+    reported: str
 
 
 def play(
@@ -48,7 +48,7 @@ def play(
         tasks=tuple(results),
         changes=frozenset(n for n, text in results.items() if "\nchanged: [localhost]" in text),
         changed=int(changed),
-        told=reported,
+        reported=reported,
     )
 
 

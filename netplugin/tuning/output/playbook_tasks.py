@@ -123,10 +123,10 @@ def _loader() -> Iterator[Task]:
         "name": "Read files of boot loaders",
         "ansible.builtin.slurp": {"src": Template("{{ item.path }}")},
         "loop": Template(
-            "{{ netplugin_files.files | selectattr('path', 'match', netplugin_wanted | join('|')) }}"
+            "{{ netplugin_files.files | selectattr('path', 'match', netplugin_paths | join('|')) }}"
         ),
         "loop_control": {"label": Template("{{ item.path }}")},
-        "vars": {"netplugin_wanted": list(_FILES)},
+        "vars": {"netplugin_paths": list(_FILES)},
         "register": "netplugin_read",
     }
     started = f"{_read('/sys/')} | map(attribute='content') | map('b64decode', 'utf-16-le') | join"

@@ -339,11 +339,11 @@ def test_pages_are_those_that_the_kernel_reserves(line: str, now: tuple[str | No
     plan = make_plan(read_facts(MemoryRoot(made)), intent, ovs(per_port_memory="true"))
     found = [step(plan, KernelArgument(name)) for name in PAGES]
     assert all(each.done for each in found) is done
-    wanted = (value and value.format(planned) for value in now)
+    desired = (value and value.format(planned) for value in now)
     # Pages of the other size stay as they are: the plan leaves room for them.
     assert [
         str(each.now).partition(" hugepagesz=2M")[0].partition("hugepagesz=2M")[0] or "None" for each in found
-    ] == [str(value) for value in wanted]
+    ] == [str(value) for value in desired]
 
 
 def test_pages_of_another_size_stay() -> None:
