@@ -9,7 +9,6 @@ with the least load. With isolation, possibly no thread would poll it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from netplugin.api.pmd_models import (
@@ -21,8 +20,9 @@ from netplugin.api.pmd_models import (
     ProposedQueue,
     RxQueue,
 )
-from netplugin.pmd import schedule
+from netplugin.pmd import parts, schedule
 from netplugin.pmd.balance import Key, LoadProblem, Placement, balanced
+from netplugin.pmd.parts import NodeThreads, PortQueues
 from netplugin.pmd.settings import ASSIGN, GROUP, ISOLATE
 
 #: The least improvement, in percent of a CPU, that justifies moves. OVS rounds usage to whole
@@ -178,7 +178,9 @@ def advice(
     state: PmdState, now: PmdLoads, view: AutoLoadBalanceView, measured: bool
 ) -> tuple[PmdAdvice, ...]:
     """All advice for this state; ``now`` and ``view`` are parts of the proposal for it."""
-    found = [*_more_queues(state), *_more_cores(state)]
+    own, near = tuple(parts.ports(state)), tuple(parts.nodes(state))
+    found = [advice for rule in (_more_queues, _fewer_queues) for port in own for advice in rule(port)]
+    found += [advice for node in near for advice in _more_cores(node)]
     if not measured:
         found.append(
             PmdAdvice(
@@ -207,37 +209,35 @@ def _balance(state: PmdState, now: PmdLoads, view: AutoLoadBalanceView) -> PmdAd
     )
 
 
-def _more_queues(state: PmdState) -> Iterator[PmdAdvice]:
-    nodes = Counter(core.numa_node for core in state.cores)
-    enabled: Counter[tuple[str, int | None]] = Counter()
-    for core in state.cores:
-        for queue in core.queues:
-            enabled[queue.port, queue.port_numa_node] += queue.enabled
-            if (queue.usage_percent or 0) >= FULL:
-                yield PmdAdvice(
-                    id="more-queues",
-                    text=f"{queue.port} queue {queue.queue} alone takes {queue.usage_percent} % of a "
-                    "CPU, and no thread gives it more: give the port more queues (options:n_rxq of a "
-                    "NIC, queues of a VM), so that its flows spread",
-                )
-    for (port, node), count in sorted(enabled.items(), key=lambda found: found[0][0]):
-        threads = nodes.get(node if node is not None else -1, len(state.cores))
-        if count > threads:
+def _more_queues(port: PortQueues) -> Iterator[PmdAdvice]:
+    for queue in port.queues:
+        if (queue.usage_percent or 0) >= FULL:
             yield PmdAdvice(
-                id="fewer-queues",
-                text=f"{port} has {count} queues for {threads} PMD threads that are near it: two on "
-                "one thread cost a poll more and bring nothing",
+                id="more-queues",
+                text=f"{port.port} queue {queue.queue} alone takes {queue.usage_percent} % of a "
+                "CPU, and no thread gives it more: give the port more queues (options:n_rxq of a "
+                "NIC, queues of a VM), so that its flows spread",
             )
 
 
-def _more_cores(state: PmdState) -> Iterator[PmdAdvice]:
+def _fewer_queues(port: PortQueues) -> Iterator[PmdAdvice]:
+    if port.enabled > port.threads:
+        yield PmdAdvice(
+            id="fewer-queues",
+            text=f"{port.port} has {port.enabled} queues for {port.threads} PMD threads that are near it: "
+            "two on one thread cost a poll more and bring nothing",
+        )
+
+
+def _more_cores(node: NodeThreads) -> Iterator[PmdAdvice]:
     loads = [
         sum(queue.usage_percent or 0 for queue in core.queues) + (core.overhead_percent or 0)
-        for core in state.cores
+        for core in node.cores
     ]
     if loads and min(loads) > FULL:
+        count = len(loads) + node.others
         yield PmdAdvice(
             id="more-cores",
-            text=f"all {len(loads)} PMD threads are above {FULL} %: only more cores help "
-            f'(PUT /v1/pmd {{"count": {len(loads) + 1}}})',
+            text=f"all {len(loads)} PMD threads of NUMA node {node.node} are above {FULL} %: only more cores "
+            f'of that node help (PUT /v1/pmd {{"count": {count + 1}}}, or "cpus" to choose them)',
         )

@@ -298,6 +298,7 @@ class OvsPortLive:
     type: str
     mtu: int | None
     bond_mode: str | None = None
+    bridge: str | None = None
 
 
 @dataclass(frozen=True)

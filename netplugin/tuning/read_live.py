@@ -152,7 +152,7 @@ def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
 def _ports(view: OvsView) -> tuple[OvsPortLive, ...]:
     """By name: the database sends rows in an order of its own each time."""
     ports = (
-        OvsPortLive(i.name, port.name, i.type, i.mtu, port.bond_mode)
+        OvsPortLive(i.name, port.name, i.type, i.mtu, port.bond_mode, port.bridge)
         for port in view.ports()
         for i in port.interfaces
         if i.type.startswith(_POLLED)

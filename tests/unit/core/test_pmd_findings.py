@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdState, UnpolledQueue
-from netplugin.pmd.findings import findings
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Live, OvsLive
@@ -13,9 +12,13 @@ from tests.unit.core.pmd_states import core, queue, state
 from tests.unit.tuning.machines import MemoryRoot, load
 from tests.unit.tuning.trees import tree
 
+FACTS = read_facts(MemoryRoot(tree(load("small"))))
+IDS = {"pmd-numa", "pmd-pinned", "pmd-unpolled", "pmd-balance"}
+
 
 def found(now: PmdState) -> dict[str, Finding]:
-    return {finding.id: finding for finding in findings(now)}
+    ovs = OvsLive("3.1.0", "22.11", True, {}, pmds=now.cores, unpolled=now.unpolled)
+    return {finding.id: finding for finding in check(Scene(FACTS, Live(ovs=ovs))) if finding.id in IDS}
 
 
 def test_nothing_is_wrong() -> None:
@@ -64,8 +67,7 @@ def test_pinnings_where_no_thread_runs() -> None:
 def test_they_are_among_the_checks_of_a_host() -> None:
     pinned = core(2, queue("a", 0, 10, pinned_to=2), isolated=True)
     live = OvsLive("3.1.0", "22.11", True, {}, pmds=(pinned,), unpolled=(UnpolledQueue(port="c", queue=1),))
-    facts = read_facts(MemoryRoot(tree(load("small"))))
-    ids = [finding.id for finding in check(Scene(facts, Live(ovs=live)))]
+    ids = [finding.id for finding in check(Scene(FACTS, Live(ovs=live)))]
     assert ids.count("pmd-unpolled") == 1
     shared = Live(ovs=OvsLive("3.1.0", "22.11", True, {}, pmds=(core(2, queue("a", 0, 10)),)))
-    assert "pmd-unpolled" not in [finding.id for finding in check(Scene(facts, shared))]
+    assert "pmd-unpolled" not in [finding.id for finding in check(Scene(FACTS, shared))]

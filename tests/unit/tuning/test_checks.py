@@ -10,6 +10,7 @@ import pytest
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdCore, RxQueue
 from netplugin.host.cpus import to_mask
+from netplugin.pmd.settings import masked
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Facts, Live, OvsLive, OvsPortLive
@@ -157,9 +158,13 @@ def test_what_moves_where_latency_counts() -> None:
 
 
 def ovs(mask: str, *, queues: int = 0, ports: tuple[OvsPortLive, ...] = ()) -> Live:
+    """With a PMD thread on each CPU of the mask, or on CPU 1."""
     rows = tuple(RxQueue(port="vm1", queue=n, enabled=True, usage_percent=None) for n in range(queues))
-    pmd = PmdCore(cpu=1, numa_node=0, isolated=False, busy_percent=None, queues=rows)
-    return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": mask}, ports, (pmd,)))
+    pmds = tuple(
+        PmdCore(cpu=cpu, numa_node=0, isolated=False, busy_percent=None, queues=rows if not number else ())
+        for number, cpu in enumerate(masked(mask) or (1,))
+    )
+    return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": mask}, ports, pmds))
 
 
 def test_pmd_threads_on_cpus_that_are_not_isolated() -> None:
