@@ -179,7 +179,9 @@ class AutoLoadBalanceView(Value):
 class PmdAdvice(Value):
     """A problem that no assignment solves, or a better solution than pinning."""
 
-    id: Literal["not-measured", "auto-load-balance", "more-queues", "more-cores", "fewer-queues"]
+    id: Literal[
+        "not-measured", "auto-load-balance", "more-queues", "more-cores", "fewer-queues", "spread-flows"
+    ]
     text: str
 
 

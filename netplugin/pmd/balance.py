@@ -39,6 +39,12 @@ class LoadProblem:
         """The number of loads on a CPU that is not permitted."""
         return sum(cpu not in self.homes[key] for key, cpu in placement.items())
 
+    def within(self, cpus: frozenset[int], placement: Placement) -> tuple[LoadProblem, Placement]:
+        """The part of the loads that are on these CPUs; those that are misplaced there do not move."""
+        there = {key: cpu for key, cpu in placement.items() if cpu in cpus}
+        homes = {key: self.homes[key] & cpus or frozenset((cpu,)) for key, cpu in there.items()}
+        return LoadProblem(tuple(cpus), {key: self.loads[key] for key in there}, homes), there
+
     @property
     def by_size(self) -> list[Key]:
         return sorted(self.loads, key=lambda key: (-self.loads[key], key))

@@ -147,9 +147,8 @@ def _pins(
 
 
 def _threads(state: PmdState, cores: tuple[int, ...] | None) -> frozenset[int]:
-    """The CPUs of the PMD threads after the change. Without a mask, the CPUs that OVS has chosen."""
-    running = (core.cpu for core in state.cores)
-    return frozenset(cores or masked(state.settings.mask) or running)
+    """The CPUs of the PMD threads after the change. OVS skips CPUs of its mask that are not on line."""
+    return frozenset(cores or [core.cpu for core in state.cores] or masked(state.settings.mask))
 
 
 def _refuse_pins_beyond(affinity: Mapping[str, Mapping[str, int | None]], there: Collection[int]) -> None:

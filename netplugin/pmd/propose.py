@@ -9,7 +9,7 @@ with the least load. With isolation, possibly no thread would poll it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from netplugin.api.pmd_models import (
     AutoLoadBalanceView,
@@ -20,6 +20,7 @@ from netplugin.api.pmd_models import (
     ProposedQueue,
     RxQueue,
 )
+from netplugin.host.cpus import format_list
 from netplugin.pmd import parts, schedule
 from netplugin.pmd.balance import Key, LoadProblem, Placement, balanced
 from netplugin.pmd.parts import NodeThreads, PortQueues
@@ -34,14 +35,11 @@ def propose(state: PmdState) -> PmdProposal:
     """Propose an assignment that is better by a margin, or none. A proposal on its own result is empty."""
     measured = is_measured(state)
     problem, now = _problem(state)
-    then = balanced(problem, now) if measured else now
-    gain = problem.largest(now) - problem.largest(then)
-    is_worth = problem.away(then) < problem.away(now) or gain >= WORTH
-    needed = measured and (is_worth or bool(state.unpolled))
-    if not is_worth:
-        then = now
+    nodes = tuple(frozenset(core.cpu for core in node.cores) for node in parts.nodes(state))
+    then = _better(problem, now, nodes) if measured else now
+    needed = measured and (then != now or bool(state.unpolled))
     before, after = _loads(state, problem, now), _loads(state, problem, then)
-    view = _auto_load_balance(state, problem, now, after, needed)
+    view = _auto_load_balance(state, problem, now, then, needed)
     return PmdProposal(
         moves=sum(then[key] != cpu for key, cpu in now.items()),
         now=before,
@@ -62,6 +60,24 @@ def is_measured(state: PmdState) -> bool:
     """Whether all queues have a usage. OVS reports it 5 s after the start of a thread."""
     queues = (queue for core in state.cores for queue in core.queues)
     return all(queue.usage_percent is not None for queue in queues if queue.enabled)
+
+
+def _better(problem: LoadProblem, now: Placement, nodes: Collection[frozenset[int]]) -> dict[Key, int]:
+    """Balance all threads, then those of each node: one node that no assignment can help hides no other.
+
+    What is not worth its moves is left out. Proposing on the result proposes nothing.
+    """
+    then: dict[Key, int] = {}
+    while then != now:
+        then, now = dict(now), balanced(problem, now)
+        if problem.away(now) == problem.away(then) and problem.largest(then) - problem.largest(now) < WORTH:
+            now = then
+        for cpus in nodes:
+            own, there = problem.within(cpus, now)
+            better = balanced(own, there)
+            if own.largest(there) - own.largest(better) >= WORTH:
+                now = {**now, **better}
+    return then
 
 
 def _problem(state: PmdState) -> tuple[LoadProblem, dict[Key, int]]:
@@ -132,7 +148,7 @@ def _affinity(state: PmdState, then: Placement) -> dict[str, dict[str, int | Non
 
 
 def _auto_load_balance(
-    state: PmdState, problem: LoadProblem, now: Mapping[Key, int], proposed: PmdLoads, needed: bool
+    state: PmdState, problem: LoadProblem, now: Mapping[Key, int], then: Placement, needed: bool
 ) -> AutoLoadBalanceView:
     settings = state.settings.auto_load_balance
     own = schedule.scheduled(state)
@@ -152,10 +168,11 @@ def _auto_load_balance(
             f"the variance would improve by {improvement} %, and {settings.improvement_threshold} % "
             "are required"
         )
-    as_good = (
-        expected.largest_percent < proposed.largest_percent + WORTH
-        and expected.numa_mismatches <= proposed.numa_mismatches
-    )
+    as_good = expected.numa_mismatches <= _loads(state, problem, then).numa_mismatches
+    for node in parts.nodes(state):
+        cpus = frozenset(core.cpu for core in node.cores)
+        (there, at), (own_there, own_at) = problem.within(cpus, placement), problem.within(cpus, then)
+        as_good = as_good and there.largest(at) < own_there.largest(own_at) + WORTH
     return AutoLoadBalanceView(
         enabled=settings.enabled,
         possible=obstacle is None,
@@ -210,14 +227,26 @@ def _balance(state: PmdState, now: PmdLoads, view: AutoLoadBalanceView) -> PmdAd
 
 
 def _more_queues(port: PortQueues) -> Iterator[PmdAdvice]:
+    """Queues that the port has and nothing comes in on are no reason for more of them."""
+    usage = {queue.queue: queue.usage_percent for queue in port.queues if queue.enabled}
+    idle = [number for number, percent in usage.items() if percent is not None and percent < WORTH]
     for queue in port.queues:
-        if (queue.usage_percent or 0) >= FULL:
-            yield PmdAdvice(
-                id="more-queues",
-                text=f"{port.port} queue {queue.queue} alone takes {queue.usage_percent} % of a "
-                "CPU, and no thread gives it more: give the port more queues (options:n_rxq of a "
-                "NIC, queues of a VM), so that its flows spread",
+        if (queue.usage_percent or 0) < FULL:
+            continue
+        way = "give the port more queues (options:n_rxq of a NIC, queues of a VM), so that its flows spread"
+        if idle:
+            way = (
+                f"its queues {format_list(idle)} idle, and more would too: it needs more flows, or a hash "
+                "over their ports (ethtool -N NIC rx-flow-hash; in a VM, that of the sender's queues)"
             )
+        elif port.enabled < len(port.queues):
+            count = len(port.queues)
+            way = f"the VM uses {port.enabled} of {count} queues: in it, ethtool -L NIC combined {count}"
+        yield PmdAdvice(
+            id="spread-flows" if idle else "more-queues",
+            text=f"{port.port} queue {queue.queue} alone takes {queue.usage_percent} % of a CPU, and no "
+            f"thread gives it more: {way}",
+        )
 
 
 def _fewer_queues(port: PortQueues) -> Iterator[PmdAdvice]:

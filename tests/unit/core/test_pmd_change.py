@@ -129,6 +129,14 @@ def test_pinnings_that_leave_no_thread_for_others_are_refused() -> None:
     assert asked({"affinity": {"nic": {"1": None}}}, both).affinity == {"nic": "0:2"}, "a step out of it"
 
 
+def test_a_cpu_of_the_mask_without_a_thread_counts_for_nothing() -> None:
+    """It is off line, and OVS skips it: neither can a queue be pinned to it, nor does it poll the rest."""
+    alone = state(core(2, queue("nic", 0, 60), queue("nic", 1, 35)), settings=now().settings)
+    for pins, message in (({"0": 3}, "CPU 3 is not among"), ({"0": 2}, "none would poll")):
+        with pytest.raises(InvalidRequest, match=message):
+            change(PmdRequest.model_validate({"affinity": {"nic": pins}}), alone, NONE, ONLINE)
+
+
 def test_cores_that_queues_are_pinned_to_are_not_taken_away() -> None:
     detail = refused({"cpus": "3-4"}, "cpus", {"nic": "1:2"})
     assert "nic queue 1 is pinned to CPU 2" in detail

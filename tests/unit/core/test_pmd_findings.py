@@ -37,6 +37,33 @@ def test_queues_on_other_nodes() -> None:
     assert "pmd-numa" not in found(state(core(2, off), core(18, node=1)))
 
 
+def test_each_node_has_its_own_fix() -> None:
+    """The ports of node 1 have a thread there, those of node 2 have none."""
+    queues = queue("nic", 0, 20, port_numa_node=1), queue("other", 0, 20, port_numa_node=2)
+    live = Live(ovs=OvsLive("3.1.0", "22.11", True, {}, pmds=(core(2, *queues), core(18, node=1))))
+    fixes = [(f.found[-11:], f.fix) for f in check(Scene(FACTS, live)) if f.id == "pmd-numa"]
+    assert fixes == [
+        ("nic queue 0", 'PUT /v1/pmd {"proposed": true}'),
+        ("her queue 0", "add CPUs of NUMA node 2 to those of PMD threads (PUT /v1/pmd)"),
+    ]
+
+
+def test_a_node_whose_threads_are_all_isolated() -> None:
+    pinned = core(2, queue("a", 0, 10, pinned_to=2), isolated=True)
+    away = found(state(pinned, core(18, node=1)))["pmd-numa"]
+    assert "all PMD threads of NUMA node 0 are isolated" in away.found
+    assert "pmd-numa" not in found(state(pinned, core(3), core(18, node=1)))
+    assert "pmd-numa" not in found(state(pinned)), "pmd-unpolled has that"
+
+
+def test_an_uneven_node_beside_a_full_one() -> None:
+    other = core(18, queue("b", 0, 40, port_numa_node=1), queue("b", 1, 40, port_numa_node=1), node=1)
+    full = core(2, queue("a", 0, 95, port_numa_node=0))
+    uneven = found(state(full, other, core(19, node=1)))["pmd-balance"]
+    assert uneven.found == "the fullest PMD thread of NUMA node 1 has a load of 80 %"
+    assert uneven.expected.startswith("40 %, with 1 queues elsewhere")
+
+
 def test_uneven_load() -> None:
     finding = found(state(core(2, queue("a", 0, 60), queue("b", 0, 35)), core(3)))["pmd-balance"]
     assert finding.found == "the fullest PMD thread has a load of 95 %"
