@@ -218,7 +218,9 @@ class HostNic:
 
 @dataclass(frozen=True)
 class InterfaceFacts:
-    """``speed_mbps`` is in Mbit/s, None without link; ``master`` is its bond or bridge."""
+    """``speed_mbps`` is in Mbit/s, None without link; ``master`` is its bond or bridge. ``kind`` is None for
+    a NIC, ``link`` the index of the device below it or at its other end, or its own; ``state`` is ``down``,
+    ``up``, or ``unknown`` for a device that has no carrier."""
 
     name: str
     mtu: Fact[int]
@@ -228,6 +230,10 @@ class InterfaceFacts:
     master: str | None
     #: Lower interfaces: the members of a bond or bridge, the parent of a VLAN.
     lowers: tuple[str, ...]
+    kind: str | None = None
+    index: int | None = None
+    link: int | None = None
+    state: str | None = None
 
 
 @dataclass(frozen=True)
@@ -291,7 +297,12 @@ _LIBVIRT_NOT_ASKED = Unknown("libvirtd", "was not asked", missing=True)
 
 @dataclass(frozen=True)
 class OvsPortLive:
-    """An OVS interface that PMD threads poll; a ``port`` with several interfaces is a bond."""
+    """An OVS interface that is a device, a patch to another bridge or a tunnel's end; a ``port`` with several
+    interfaces is a bond.
+
+    ``peer`` is the other end of a patch, ``header`` the bytes that a tunnel adds at least, ``link`` whether
+    there is one; None if that does not apply or is not known.
+    """
 
     name: str
     port: str
@@ -299,6 +310,9 @@ class OvsPortLive:
     mtu: int | None
     bond_mode: str | None = None
     bridge: str | None = None
+    peer: str | None = None
+    header: int | None = None
+    link: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from netplugin.api.errors import NetpluginError, OperationTimeout
 from netplugin.api.pmd_models import PmdState
 from netplugin.host.cpus import parse_list
+from netplugin.host.ovs_rows import OvsInterface
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.ovs_view import OvsView
 from netplugin.host.ovsdb import Ovsdb
@@ -109,8 +110,12 @@ def _emulator_version() -> dict[str, str]:
 # -- Query a running OVS for its settings, ports and PMD threads; read-only. ----------------------
 
 
-#: Prefixes of the interface types that PMD threads poll.
+#: Prefixes of the interface types that PMD threads poll, and types of devices of the kernel.
 _POLLED = ("dpdk",)
+_SYSTEM = ("", "system")
+#: Bytes that a tunnel adds to a frame's payload over IPv4, Ethernet's 14 of the inner frame among them: lib/
+#: netdev-native-tnl.c. IPv6 takes 20 more.
+_HEADERS = {"vxlan": 50, "geneve": 50, "gre": 38, "ip6gre": 58, "erspan": 50, "ip6erspan": 70}
 _NO_THREADS = PmdState(cpus="", cores=())
 
 
@@ -150,14 +155,34 @@ def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
 
 
 def _ports(view: OvsView) -> tuple[OvsPortLive, ...]:
-    """By name: the database sends rows in an order of its own each time."""
+    """By name: the database sends rows in an order of its own each time. Of tunnels those that OVS ends by
+    itself: on the kernel's datapath the kernel does."""
+    own = {bridge.name for bridge in view.bridges() if bridge.datapath_type == "netdev"}
     ports = (
-        OvsPortLive(i.name, port.name, i.type, i.mtu, port.bond_mode, port.bridge)
+        OvsPortLive(
+            name=i.name,
+            port=port.name,
+            type=i.type,
+            mtu=i.mtu,
+            bond_mode=port.bond_mode,
+            bridge=port.bridge,
+            peer=i.options.get("peer"),
+            header=_header(i) if i.type in _HEADERS else None,
+            link={"up": True, "down": False}.get(i.link_state or ""),
+        )
         for port in view.ports()
         for i in port.interfaces
         if i.type.startswith(_POLLED)
+        or i.type in (*_SYSTEM, "patch")
+        or (i.type in _HEADERS and port.bridge in own)
     )
     return tuple(sorted(ports, key=lambda port: port.name))
+
+
+def _header(tunnel: OvsInterface) -> int:
+    ends = (tunnel.options.get(key, "") for key in ("remote_ip", "local_ip"))
+    is_6 = any(":" in end for end in ends) and not tunnel.type.startswith("ip6")
+    return _HEADERS[tunnel.type] + (20 if is_6 else 0)
 
 
 def _pmd(view: OvsView, sockets: OvsSockets) -> Fact[PmdState]:

@@ -9,6 +9,7 @@ from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Cgroup, Host, StepGroup
+from netplugin.tuning.facts import Cpus
 from netplugin.tuning.planning.kernel_arguments import AMD
 from netplugin.tuning.read.cpus import ARM, CPU
 from netplugin.tuning.root import Fact, Unknown, known
@@ -53,6 +54,14 @@ def offline(host: Host) -> Iterator[Finding]:
 
 def isolation(host: Host) -> Iterator[Finding]:
     isolated, ticks = known(host.cpus.isolated, None), known(host.cpus.nohz_full, None)
+    written = _isolcpus(host) & known(host.cpus.online, frozenset())
+    if isolated is not None and (lost := written - isolated):
+        yield warn(
+            "isolation-argument",
+            f"isolcpus names CPUs {format_list(lost)}, which the kernel has not isolated",
+            "the CPUs of isolcpus isolated, in /sys/devices/system/cpu/isolated",
+            "boot with isolcpus=managed_irq,domain,...: flags without domain isolate nothing",
+        )
     if not isolated:
         return
     if ticks is not None and ticks != isolated:
@@ -78,6 +87,15 @@ def isolation(host: Host) -> Iterator[Finding]:
             "whole cores isolated",
             "add them to isolcpus, nohz_full and rcu_nocbs",
         )
+
+
+def _isolcpus(host: Host) -> Cpus:
+    """The CPUs as they are written; none if the kernel's forms of a list are used that we do not parse."""
+    arguments = known(host.kernel.arguments, None)
+    try:
+        return arguments.cpus("isolcpus") if arguments else frozenset()
+    except ValueError:
+        return frozenset()
 
 
 def latency(host: Host) -> Iterator[Finding]:

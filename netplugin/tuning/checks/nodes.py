@@ -4,27 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from netplugin.api.errors import some
 from netplugin.api.models import Finding
+from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Node
 from netplugin.tuning.root import known
 
 
 def hugepages(node: Node) -> Iterator[Finding]:
+    """Of the plan; what nobody has a use for yet must also be free."""
     plan = node.pages
     if plan is None or not plan.pages or node.pools is None:
         return
     pool = next((pool for pool in node.pools if pool.size_kb == plan.size_kb), None)
     total = known(pool.total, 0) if pool else 0
+    free = known(pool.free, total) if pool and node.idle else total
+    found = f"NUMA node {node.number} has {total} pages of {plan.size_kb} KB"
     fix = "choose another size of pages: this node has none of this"
     if pool is not None:
         fix = f"echo {plan.pages} > {pool.path}; what cannot be had now, reserve at boot"
+    if free < plan.pages <= total:
+        found += f", of which {free} are free, while neither OVS nor a VM has them"
+        fix = "look for files that hold them: grep huge /proc/mounts"
     yield fail(
         "hugepages",
-        f"NUMA node {node.number} has {total} pages of {plan.size_kb} KB",
+        found,
         f"{plan.pages}: {plan.ovs_mb} MB for OVS, {plan.vm_mb} MB for VMs",
-        fix if total < plan.pages else None,
+        fix if min(total, free) < plan.pages else None,
     )
+
+
+def bare(node: Node) -> Iterator[Finding]:
+    """Without a plan: none on this node for those that run on it."""
+    users = [f"PMD threads on CPUs {format_list(node.pmds)}"] if node.pmds else []
+    users += [f"the memory of {some(node.domains)}"] if node.domains else []
+    if node.pages is None and node.elsewhere and users and node.megabytes == 0:
+        yield warn(
+            "hugepages",
+            f"no hugepages are reserved on NUMA node {node.number}, which has {' and '.join(users)}",
+            "hugepages on each node with PMD threads or VMs",
+            "netplugin host plan says how many",
+        )
+
+
+def socket_memory(node: Node) -> Iterator[Finding]:
+    """DPDK takes this much when OVS starts, or OVS does not start; 0 is none (vswitch.xml)."""
+    asked, have = node.socket_mb, node.megabytes
+    if asked is None or have is None:
+        return
+    if asked > have:
+        yield fail(
+            "socket-memory",
+            f"dpdk-socket-mem has {asked} MB for NUMA node {node.number}, whose hugepages are {have} MB",
+            "as much as there is in hugepages of the node",
+            "netplugin host plan says how much; OVS takes it when it starts",
+        )
+    elif not asked and (node.pmds or node.nics):
+        yield warn(
+            "socket-memory",
+            f"dpdk-socket-mem has nothing for NUMA node {node.number}, which has "
+            + ("PMD threads" if node.pmds else f"the NIC {node.nics[0].address}"),
+            "memory on each node with PMD threads or NICs of OVS",
+            "netplugin host plan says how much; OVS takes it when it starts",
+        )
 
 
 def vm_memory(node: Node) -> Iterator[Finding]:

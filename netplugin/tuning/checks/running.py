@@ -39,6 +39,13 @@ def mask(ovs: Ovs) -> Iterator[Finding]:
     elif ovs.online is not None and (gone := ovs.mask - ovs.online):
         found = f"CPUs {format_list(gone)} of pmd-cpu-mask are not on line"
         yield fail("pmd-mask", found, "CPUs that are on line", has_one)
+    elif ovs.pmds and (idle := ovs.mask - ovs.pmds):
+        yield warn(
+            "pmd-mask",
+            f"CPUs {format_list(idle)} of pmd-cpu-mask have no PMD thread, CPUs {format_list(ovs.pmds)} have",
+            "a PMD thread on each CPU of the mask",
+            "look into the log of ovs-vswitchd for what it says of PMD threads",
+        )
 
 
 def masked(ovs: Ovs) -> Iterator[Finding]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from netplugin.host.cpus import from_mask
 from netplugin.pmd.settings import MASK
@@ -123,8 +124,9 @@ def cgroups(scene: Scene) -> Iterator[Cgroup]:
 class Node:
     """``share``, ``pages`` and ``polling`` (PMD CPUs) are planned; ``nics`` are those of the plan on this
     node, ``near`` the nodes of all of them, ``served`` whether the plan polls NICs here. ``pmds`` are CPUs of
-    running threads, ``domains`` running VMs whose memory is here. ``idle``: no program of the host uses
-    hugepages. ``socket_mb`` is its entry of ``dpdk-socket-mem``, None if that is not set."""
+    running threads, ``domains`` running VMs whose memory is here. ``idle``: neither OVS-DPDK nor a VM runs.
+    ``megabytes`` of hugepages, None if unknown; ``elsewhere``: other nodes have some. ``socket_mb`` is its
+    entry of ``dpdk-socket-mem``, None if that is not set."""
 
     number: int
     pools: tuple[HugepagePool, ...] | None
@@ -139,6 +141,8 @@ class Node:
     pmds: Cpus
     domains: tuple[str, ...]
     idle: bool
+    megabytes: int | None
+    elsewhere: bool
     socket_mb: int | None
 
 
@@ -154,6 +158,9 @@ def nodes(scene: Scene) -> Iterator[Node]:
     numbers = {core.node for core in cores} | shares.keys() | pages.keys()
     numbers |= {pool.node for pool in pools or ()} | {node.node for node in known(facts.memory.nodes, ())}
     served = nodes_of(nics, tuple(sorted(shares))) if nics else ()
+    sizes: dict[int, int] = defaultdict(int)
+    for pool in pools or ():
+        sizes[pool.node] += known(pool.total, 0) * pool.size_kb >> 10
     for number in sorted(numbers | {thread.numa_node for thread in threads}):
         yield Node(
             number=number,
@@ -169,6 +176,8 @@ def nodes(scene: Scene) -> Iterator[Node]:
             pmds=frozenset(thread.cpu for thread in threads if thread.numa_node == number),
             domains=tuple(domain.name for domain in domains if number in domain.memory_nodes),
             idle=not domains and not (ovs and ovs.dpdk_initialized),
+            megabytes=None if pools is None else sizes[number],
+            elsewhere=any(size for node, size in sizes.items() if node != number),
             socket_mb=_socket_mb(ovs, number),
         )
 
@@ -183,12 +192,27 @@ def _socket_mb(ovs: OvsLive | None, node: int) -> int | None:
 # -- NICs, kernel interfaces and bridges: the MTU of each, and of what is below or beyond it. ------
 
 
+#: Bytes that a device adds to what its MTU counts, at least and at most: over IPv4 and IPv6, where it can be
+#: over both. VXLAN_HEADROOM in include/net/vxlan.h; drivers/net/geneve.c; gre_calc_hlen, and Ethernet's 14
+#: for gretap; net/ipv4/ipip.c and sit.c; net/ipv6/ip6_tunnel.c, whose encapsulation limit is an option;
+#: MESSAGE_MINIMUM_LENGTH and UDP in drivers/net/wireguard/device.c; macsec_change_mtu. The tag of a VLAN is
+#: outside the MTU (vlan_dev_change_mtu), but above macsec (netif_reduces_vlan_mtu).
+HEADERS = {
+    **dict.fromkeys(("vxlan", "geneve"), (50, 70)),
+    **{"gretap": (38, 58), "gre": (24, 24), "ip6gre": (44, 44), "ipip": (20, 20), "sit": (20, 20)},
+    **{"ip6tnl": (40, 48), "wireguard": (60, 80), "macsec": (32, 32)},
+}
+
+
 @dataclass(frozen=True)
 class Hop:
-    """An interface that frames pass, and its MTU."""
+    """An interface that frames pass, and its MTU without what is added to them: at least ``header`` bytes, at
+    most ``header + spare``."""
 
     name: str
     mtu: int
+    header: int = 0
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -200,75 +224,179 @@ class Nic:
 
 
 def nics(scene: Scene) -> Iterator[Nic]:
-    mtus = _mtus(known(scene.facts.network.interfaces, ()))
-    if scene.plan is not None:
-        for nic in scene.plan.nics:
-            hops = tuple(mtus[name] for name in nic.interfaces if name in mtus)
-            yield Nic(hops, max(scene.plan.intent.mtus))
+    named, plan = _by_name(scene), scene.plan
+    if plan is not None:
+        for nic in plan.nics:
+            hops = tuple(_hop(named[name]) for name in nic.interfaces if name in named)
+            yield Nic(hops, max(plan.intent.mtus))
 
 
-def _mtus(interfaces: Collection[InterfaceFacts]) -> dict[str, Hop]:
-    return {i.name: Hop(i.name, i.mtu) for i in interfaces if not isinstance(i.mtu, Unknown)}
+def _by_name(scene: Scene) -> dict[str, InterfaceFacts]:
+    """The interfaces of the kernel whose MTU is known."""
+    interfaces = known(scene.facts.network.interfaces, ())
+    return {one.name: one for one in interfaces if not isinstance(one.mtu, Unknown)}
+
+
+def _hop(one: InterfaceFacts, header: int = 0, spare: int = 0) -> Hop:
+    return Hop(one.name, known(one.mtu, 0) - header, header, spare)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A kernel interface and those right below it: the NIC of a bond, the bond of a bridge."""
+    """A kernel interface and those right below it: the NIC of a VLAN, the members of a bond.
+
+    ``way`` is the widest that there is for a tunnel that is on no device, ``peer`` the other end of a veth.
+    """
 
     own: Hop
     below: tuple[Hop, ...]
+    way: Hop | None
+    peer: Hop | None
 
 
 def links(scene: Scene) -> Iterator[Link]:
-    interfaces = known(scene.facts.network.interfaces, ())
-    mtus = _mtus(interfaces)
-    for one in interfaces:
-        lowers = {*one.lowers, *(lower.name for lower in interfaces if lower.master == one.name)}
-        if one.name in mtus:
-            yield Link(mtus[one.name], tuple(mtus[name] for name in sorted(lowers) if name in mtus))
+    """Without bridges, and the kernel's device of OVS, whose MTU says nothing of its ports."""
+    named = _by_name(scene)
+    indices = {one.index: one for one in named.values()}
+    lowers = {name: set(one.lowers) for name, one in named.items()}
+    for name, one in named.items():
+        lowers.get(one.master or "", set()).add(name)
+    grounds = [
+        one
+        for one in named.values()
+        if one.kind not in {*HEADERS, "tun"} and one.state != "down" and not one.lowers
+    ]
+    for name, one in named.items():
+        if one.kind in ("bridge", "openvswitch"):
+            continue
+        header, most = HEADERS.get(one.kind or "", (0, 0))
+        other = indices.get(one.link) if one.link and one.link != one.index else None
+        below = {named[lower] for lower in lowers[name] if lower in named} | (
+            {other} if other and header else set()
+        )
+        is_veth = other and (other.link, other.kind, one.kind) == (one.index, None, None)
+        is_ovs = one.master in named and named[one.master].kind == "openvswitch"
+        way = None
+        if header and one.kind != "macsec" and not (below or is_ovs or one.state == "down"):
+            way = max(grounds, key=lambda lower: known(lower.mtu, 0), default=None)
+        hops = (
+            _hop(lower, 4 if (one.kind, lower.kind) == ("vlan", "macsec") else header, most - header)
+            for lower in sorted(below, key=lambda lower: lower.name)
+        )
+        yield Link(
+            own=_hop(one),
+            below=tuple(hops),
+            way=_hop(way, header, most - header) if way else None,
+            peer=_hop(other) if other and is_veth else None,
+        )
 
 
 @dataclass(frozen=True)
 class Bond:
-    """``hashing``: the kernel or OVS spreads flows by a hash, and it is of layer 2 alone."""
+    """``coarse``: it spreads flows by a hash of layer 2 alone; ``down`` are the members without link."""
 
     name: str
     what: str
     coarse: bool
     fix: str
+    members: int
+    down: tuple[str, ...]
 
 
 def bonds(scene: Scene) -> Iterator[Bond]:
+    named = _by_name(scene)
     for bond in scene.facts.network.bonds:
-        mode, policy = known(bond.mode, ""), known(bond.hash_policy, "")
-        coarse = mode in ("balance-xor", "802.3ad") and policy in ("layer2", "vlan+srcmac")
-        fix = f"ip link set {bond.name} type bond xmit_hash_policy layer3+4"
-        yield Bond(bond.name, f"{mode} with xmit_hash_policy {policy}", coarse, fix)
-    ovs = known(scene.live.ovs, None)
-    modes = {port.port: port.bond_mode for port in (ovs.ports if ovs else ()) if port.bond_mode}
-    for name, mode in sorted(modes.items()):
-        fix = f"ovs-vsctl set Port {name} bond_mode=balance-tcp lacp=active, with LACP on the switch"
-        yield Bond(name, f"{mode}, which spreads by MAC and VLAN", mode == "balance-slb", fix)
+        mode, policy = known(bond.mode, "?"), known(bond.hash_policy, "?")
+        members = known(bond.members, ())
+        yield Bond(
+            bond.name,
+            f"{mode} with xmit_hash_policy {policy}",
+            mode in ("balance-xor", "802.3ad") and policy in ("layer2", "vlan+srcmac"),
+            f"ip link set {bond.name} type bond xmit_hash_policy layer3+4",
+            len(members),
+            tuple(name for name in members if name in named and named[name].state == "down"),
+        )
+    for port, ports in _grouped(_ovs_ports(scene), "port").items():
+        if how := ports[0].bond_mode:
+            yield Bond(
+                port,
+                f"{how}, which spreads by MAC and VLAN",
+                how == "balance-slb",
+                f"ovs-vsctl set Port {port} bond_mode=balance-tcp lacp=active, with LACP on the switch",
+                len(ports),
+                tuple(member.name for member in ports if member.link is False),
+            )
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """``ports`` are those of VMs; ``out`` is the way out of the bridge for them, None if there is none."""
+    """``ports`` are those of VMs; ``out`` is the widest way out of the bridge for them, None without one.
+
+    A bridge of the kernel has an MTU of its own (``own``), and a port with the least (``least``).
+    """
 
     name: str
     ports: tuple[Hop, ...]
     out: Hop | None
+    own: Hop | None = None
+    least: Hop | None = None
 
 
 def bridges(scene: Scene) -> Iterator[Bridge]:
+    named = _by_name(scene)
+    devices = {name for nic in known(scene.facts.network.nics, ()) for name in nic.interfaces}
+    leading = {name for name, one in named.items() if one.kind in HEADERS} | (devices & named.keys())
+    while (
+        more := {n for n, one in named.items() if leading.intersection(one.lowers) and one.kind != "bridge"}
+        - leading
+    ):
+        leading |= more
+    for name, one in named.items():
+        if one.kind == "bridge":
+            hops = [_hop(port) for port in named.values() if port.master == name]
+            ways = [hop for hop in hops if hop.name in leading]
+            ports = tuple(hop for hop in hops if hop.name not in leading)
+            yield Bridge(name, ports, _least(ways), _hop(one), _least(hops))
+    yield from _ovs_bridges(_ovs_ports(scene), leading)
+
+
+def _ovs_bridges(ports: Collection[OvsPortLive], leading: Collection[str]) -> Iterator[Bridge]:
+    """The ways out of a bridge are its uplinks, its tunnels, and those of the bridges that patch ports reach:
+    which of them a port's frames take, only flows say."""
+    grouped, home = _grouped(ports, "bridge"), {port.name: port.bridge or "" for port in ports}
+    uplinks = [port for port in ports if port.mtu and (port.type == "dpdk" or port.name in leading)]
+    least = {
+        name: _least(Hop(p.name, p.mtu or 0) for p in own)
+        for name, own in _grouped(uplinks, "bridge").items()
+    }
+    wide = max((hop for hop in least.values() if hop), key=lambda hop: hop.mtu, default=None)
+    for name, own in grouped.items():
+        reached, ways = [name], []
+        for at in reached:
+            ways += [hop for hop in (least.get(at),) if hop]
+            for port in grouped.get(at, ()):
+                if port.header is not None and wide:
+                    ways.append(Hop(wide.name, wide.mtu - port.header, port.header))
+                if port.peer in home and home[port.peer] not in reached:
+                    reached.append(home[port.peer])
+        vms = tuple(Hop(port.name, port.mtu) for port in own if port.mtu and port not in uplinks)
+        yield Bridge(name, vms, max(ways, key=lambda hop: hop.mtu, default=None))
+
+
+def _ovs_ports(scene: Scene) -> tuple[OvsPortLive, ...]:
     ovs = known(scene.live.ovs, None)
-    grouped: dict[str, list[OvsPortLive]] = defaultdict(list)
-    for port in ovs.ports if ovs else ():
-        grouped[port.bridge or ""].append(port)
-    for name, ports in sorted(grouped.items()):
-        hops = {port.name: Hop(port.name, port.mtu) for port in ports if port.mtu}
-        uplinks = [hops.pop(port.name) for port in ports if port.type == "dpdk" and port.name in hops]
-        yield Bridge(name, tuple(hops.values()), min(uplinks, key=lambda hop: hop.mtu, default=None))
+    return ovs.ports if ovs else ()
+
+
+def _grouped(ports: Collection[OvsPortLive], by: Literal["port", "bridge"]) -> dict[str, list[OvsPortLive]]:
+    found: dict[str, list[OvsPortLive]] = defaultdict(list)
+    for port in ports:
+        found[getattr(port, by) or ""].append(port)
+    return found
+
+
+def _least(hops: Iterable[Hop]) -> Hop | None:
+    return min(hops, key=lambda hop: hop.mtu, default=None)
 
 
 # -- OVS as it runs, and domains. -----------------------------------------------------------------

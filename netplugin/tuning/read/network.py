@@ -18,6 +18,8 @@ _IOMMU = "/sys/kernel/iommu_groups"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: PCI class of a network controller (include/linux/pci_ids.h).
 _NETWORK = "0x02"
+#: Kinds of devices by their ARPHRD number (if_arp.h), of those without a DEVTYPE.
+_KINDS = {768: "ipip", 769: "ip6tnl", 776: "sit", 778: "gre", 823: "ip6gre"}
 #: The columns of destination, mask (of IPv6: length of the prefix) and interface (``fib_route_seq_show`` in
 #: net/ipv4/fib_trie.c, ``ipv6_route_native_seq_show`` in net/ipv6/ip6_fib.c).
 _ROUTES = {"/proc/net/route": (1, 7, 0), "/proc/net/ipv6_route": (0, 1, 9)}
@@ -129,9 +131,16 @@ def _interface(root: Root, name: str) -> Fact[InterfaceFacts]:
     queues = root.names(f"{at}/queues")
     # Without link, reading fails with EINVAL, or gives -1 if the driver does not know the speed.
     speed = root.optional(f"{at}/speed", int)
-    for fact in (there, queues, speed):
+    index, link, arphrd = (root.optional(f"{at}/{file}", int) for file in ("ifindex", "iflink", "type"))
+    state = root.optional(f"{at}/operstate", str)
+    kind = root.optional(f"{at}/uevent", lambda text: _kind(text, known(there, ())))
+    for fact in (there, queues, speed, index, link, arphrd, state, kind):
         if isinstance(fact, Unknown) and not (fact is queues and fact.missing):
             return fact
+    index, link, state = known(index, None), known(link, None), known(state, None)
+    kind = known(kind, None) or _KINDS.get(known(arphrd, None) or 0)
+    if kind is None and state == "unknown" and link is not None and link != index:
+        kind = "gretap"  # it has no DEVTYPE, and other devices with another one below have a carrier
     queues, speed = known(queues, ()), known(speed, None) or -1
     return InterfaceFacts(
         name=name,
@@ -141,7 +150,17 @@ def _interface(root: Root, name: str) -> Fact[InterfaceFacts]:
         tx_queues=sum(queue.startswith("tx-") for queue in queues),
         master=root.link(f"{at}/master"),
         lowers=_lowers(known(there, ())),
+        kind=kind,
+        index=index,
+        link=link,
+        state=state,
     )
+
+
+def _kind(uevent: str, there: tuple[str, ...]) -> str | None:
+    """What SET_NETDEV_DEVTYPE has set: ``vxlan``, ``bridge``, ``vlan``; a tap or tun has no such name."""
+    found = re.search(r"^DEVTYPE=(\S+)$", uevent, re.MULTILINE)
+    return found[1] if found else "tun" if "tun_flags" in there else None
 
 
 def _bond(root: Root, name: str) -> KernelBond:

@@ -149,6 +149,35 @@ def test_what_a_real_vswitchd_says(machine: Machine) -> None:
     assert sorted((q.port, q.queue) for q in pmd.queues) == [("d0", 0), ("d0", 1), ("v1", 0), ("v2", 0)]
 
 
+def test_a_port_has_the_uplinks_of_its_own_bridge_and_those_behind_patches(machine: Machine) -> None:
+    """The uplink of br-facts has 1500; a bridge without a patch to it has none."""
+    vsctl = machine.ovs.vsctl
+    vsctl("add-br", "br-int", "--", "set", "Bridge", "br-int", "datapath_type=netdev")
+    run(
+        ["ip", "link", "add", "np-v3", "mtu", "9000", "type", "veth", "peer", "name", "np-far", "mtu", "9000"]
+    )
+    try:
+        port = ["type=dpdk", "options:dpdk-devargs=net_null1", "mtu_request=9000"]
+        vsctl("add-port", "br-int", "big", "--", "set", "Interface", "big", *port)
+        vsctl("add-port", "br-int", "np-v3")
+        assert _mtu_findings(machine) == [], "it is on a bridge whose uplink has 9000"
+        vsctl("del-port", "big")
+        for name, bridge, other in (("np-a", "br-int", "np-b"), ("np-b", "br-facts", "np-a")):
+            words = ["type=patch", f"options:peer={other}"]
+            vsctl("add-port", bridge, name, "--", "set", "Interface", name, *words)
+        [large] = _mtu_findings(machine)
+        assert large.endswith("its uplink d0 1500")
+    finally:
+        run(["ip", "link", "del", "np-v3"])
+        vsctl("del-br", "br-int")
+        vsctl("--if-exists", "del-port", "np-b")
+
+
+def _mtu_findings(machine: Machine) -> list[str]:
+    live = Live(ovs=_reported(machine.ovs))
+    return [f.found for f in check(Scene(read_facts(Root()), live)) if f.id == "mtu" and "port" in f.found]
+
+
 def test_masks_of_the_planner_are_those_of_real_pmd_threads(machine: Machine) -> None:
     """On a machine of 2 CPUs: housekeeping and VMs on CPU 0, the PMD thread on CPU 1."""
     ovs = machine.ovs

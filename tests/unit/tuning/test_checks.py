@@ -17,6 +17,7 @@ from netplugin.tuning.facts import Facts, Live, OvsLive, OvsPortLive
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
+from netplugin.tuning.root import Unknown, known
 from tests.unit.tuning.golden import OVS, facts_of
 from tests.unit.tuning.machines import Machine, MemoryRoot, load
 from tests.unit.tuning.trees import tree
@@ -251,6 +252,75 @@ def test_a_bond_of_ovs_that_cannot_spread(mode: str, count: int) -> None:
 def test_a_bond_of_the_kernel_that_cannot_spread(mode: str, policy: str, count: int) -> None:
     bonds = {"bond0": {"mode": mode, "policy": policy, "mtu": 1500}}
     assert len(found(scene(replace(load("amd-4-nodes"), bonds=bonds)), "bond-hash")) == count
+
+
+# -- what is configured and not in use -------------------------------------------------------------
+
+
+def test_a_cpu_of_the_mask_without_a_thread() -> None:
+    live = ovs("0x6")
+    assert not isinstance(live.ovs, Unknown)
+    less = replace(live, ovs=replace(live.ovs, pmds=live.ovs.pmds[:1]))
+    [mask] = found(scene("published", less), "pmd-mask")
+    assert mask.found == "CPUs 2 of pmd-cpu-mask have no PMD thread, CPUs 1 have"
+    silent = replace(live, ovs=replace(live.ovs, pmds=()))
+    assert found(scene("published", silent), "pmd-mask") == [], "no port needs polling"
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "isolated", "count"),
+    [
+        ("isolcpus=nohz,2-5", "", 1),
+        ("isolcpus=managed_irq,domain,2-5", "2-5", 0),
+        ("isolcpus=2-5", "2-4", 1),
+        ("isolcpus=2-99", "2-63", 0),
+        ("isolcpus=2-N", "", 0),
+    ],
+)
+def test_isolcpus_that_isolates_nothing(cmdline: str, isolated: str, count: int) -> None:
+    machine = replace(load("published"), cmdline=cmdline, isolated=isolated)
+    assert len(found(scene(machine), "isolation-argument")) == count
+
+
+def test_pages_of_a_plan_that_something_else_holds() -> None:
+    nodes = [load("small").nodes[0] | {"hugepages": {2048: 632 + 512}}]
+    made = scene(replace(load("small"), nodes=nodes), Live(), pmd_cores=1, vm_memory_mb=1024)
+    [pool] = known(made.facts.memory.pools, ())
+    memory = replace(made.facts.memory, pools=(replace(pool, free=3),))
+    held = replace(made, facts=replace(made.facts, memory=memory))
+    [pages] = found(held, "hugepages")
+    assert pages.status == "fail" and "of which 3 are free" in pages.found
+    assert statuses(replace(held, live=ovs("0x2")), "hugepages") == ["ok"], "OVS has them"
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ("1024,1024", []),
+        ("1024", ["has nothing for NUMA node 1, which has PMD threads"]),
+        ("0,1024", ["has nothing for NUMA node 0, which has PMD threads"]),
+        ("1024,9999", ["has 9999 MB for NUMA node 1, whose hugepages are 4096 MB"]),
+    ],
+)
+def test_memory_of_ovs_on_the_wrong_node(listed: str, words: list[str]) -> None:
+    nodes = [node | {"hugepages": {1048576: 4}} for node in load("published").nodes]
+    pmds = tuple(
+        PmdCore(cpu=cpu, numa_node=node, isolated=False, busy_percent=None, queues=())
+        for node, cpu in enumerate((1, 17))
+    )
+    live = Live(ovs=OvsLive("3.1.0", "22.11", True, {"dpdk-socket-mem": listed}, (), pmds))
+    findings = found(scene(replace(load("published"), nodes=nodes), live), "socket-memory")
+    assert [f.found.removeprefix("dpdk-socket-mem ") for f in findings] == words
+    bare = [nodes[0], nodes[1] | {"hugepages": {1048576: 0}}]
+    [none] = found(scene(replace(load("published"), nodes=bare), live), "hugepages")
+    assert "on NUMA node 1, which has PMD threads on CPUs 17" in none.found
+
+
+@pytest.mark.parametrize(("queues", "count"), [(2, 0), (4, 1)])
+def test_queues_of_the_plan_for_the_node_of_each_nic(queues: int, count: int) -> None:
+    """Four PMD CPUs on node 1 and two on node 2: those of node 1 poll no NIC of node 2."""
+    made = scene("amd-4-nodes", pmd_cores=3, nics=("ens2f0", "eno8303"), vm_cores=0, queues=queues)
+    assert len(found(made, "queues")) == count
 
 
 # -- against a plan ------------------------------------------------------------------------------
