@@ -7,14 +7,8 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginError
-from netplugin.api.pmd_models import (
-    AutoLoadBalanceRequest,
-    PmdChoice,
-    PmdProposal,
-    PmdRequest,
-    PmdState,
-)
+from netplugin.api.errors import Conflict, HostError, InvalidRequest, NetpluginError, some
+from netplugin.api.pmd_models import AutoLoadBalanceRequest, PmdChoice, PmdProposal, PmdRequest, PmdState
 from netplugin.host import cpus
 from netplugin.host.ovs import OvsHost
 from netplugin.host.ovsdb_replica import SetOtherConfig
@@ -51,9 +45,7 @@ def change(
     online: tuple[int, ...],
     chosen: tuple[int, ...] = (),
 ) -> PmdChange:
-    """Compute the change of a request.
-
-    ``affinities`` are of all interfaces of OVS, ``chosen`` are the CPUs selected for ``count``.
+    """``affinities`` are of all interfaces of OVS, ``chosen`` are the CPUs selected for ``count``.
 
     Raises: InvalidRequest naming the field, Conflict.
     """
@@ -73,13 +65,15 @@ def change(
     after = _pins(request, affinity, state, before)
     _refuse_lost_pins(request, state, cores, before, after)
     there = _threads(state, cores)
-    _refuse_pins_beyond(affinity, there)
-    places = {
-        (port, int(queue)): cpu
-        for port, queues in affinity.items()
-        for queue, cpu in queues.items()
-        if cpu is not None
-    }
+    asked = [(port, queue, cpu) for port, queues in affinity.items() for queue, cpu in queues.items()]
+    places = {(port, int(queue)): cpu for port, queue, cpu in asked if cpu is not None}
+    for (port, number), cpu in places.items():
+        if cpu not in there:
+            raise _invalid(
+                f"affinity.{port}.{number}",
+                f"CPU {cpu} is not among those of PMD threads, {cpus.format_list(there)}, and OVS would "
+                "poll the queue elsewhere without a word",
+            )
     if not request.proposed and (places or cores is not None):
         _refuse_unpolled(request, state, there, after)
     texts = {port: affinity_text(pins) for port, pins in after.items() if pins != before[port]}
@@ -101,13 +95,10 @@ def named(request: PmdRequest, online: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _proposal(state: PmdState) -> PmdProposal:
-    if not is_measured(state):
-        raise Conflict(
-            "OVS has not measured the load of all queues yet",
-            step="propose",
-            fix="ask again in a minute",
-        )
-    return propose(state)
+    if is_measured(state):
+        return propose(state)
+    unknown = "OVS has not measured the load of all queues yet"
+    raise Conflict(unknown, step="propose", fix="ask again in a minute")
 
 
 def _auto_load_balance(request: AutoLoadBalanceRequest) -> dict[str, str | None]:
@@ -151,17 +142,6 @@ def _threads(state: PmdState, cores: tuple[int, ...] | None) -> frozenset[int]:
     return frozenset(cores or [core.cpu for core in state.cores] or masked(state.settings.mask))
 
 
-def _refuse_pins_beyond(affinity: Mapping[str, Mapping[str, int | None]], there: Collection[int]) -> None:
-    for port, queues in affinity.items():
-        for queue, cpu in queues.items():
-            if cpu is not None and cpu not in there:
-                raise _invalid(
-                    f"affinity.{port}.{queue}",
-                    f"CPU {cpu} is not among those of PMD threads, {cpus.format_list(there)}, and OVS would "
-                    "poll the queue elsewhere without a word",
-                )
-
-
 def _refuse_lost_pins(
     request: PmdRequest,
     state: PmdState,
@@ -184,10 +164,7 @@ def _refuse_lost_pins(
 
 
 def _refuse_unpolled(
-    request: PmdRequest,
-    state: PmdState,
-    there: Collection[int],
-    after: Mapping[str, dict[int, int]],
+    request: PmdRequest, state: PmdState, there: Collection[int], after: Mapping[str, dict[int, int]]
 ) -> None:
     """Refuse to isolate every thread: queues without a pinning, now or of a later port, need one."""
     pinned = {cpu for pins in after.values() for cpu in pins.values()}
@@ -244,16 +221,10 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
 
 def _write(ovs: OvsHost, desired: PmdChange, before: PmdChange) -> None:
     """Write only differences: waiting for a transaction without changes would time out."""
-    writes = [
-        SetOtherConfig(key, value)
-        for key, value in desired.other_config.items()
-        if value != before.other_config[key]
-    ]
-    writes += [
-        SetOtherConfig(AFFINITY, value, interface=name)
-        for name, value in desired.affinity.items()
-        if value != before.affinity[name]
-    ]
+    config, pins = desired.other_config, desired.affinity
+    writes = [SetOtherConfig(key, text) for key, text in config.items() if text != before.other_config[key]]
+    changed = [name for name, text in pins.items() if text != before.affinity[name]]
+    writes += [SetOtherConfig(AFFINITY, pins[name], interface=name) for name in changed]
     if writes:
         ovs.db.write(writes, time.monotonic() + ovs.settings.timeout_s)
 
@@ -274,7 +245,6 @@ def _verify(desired: PmdChange, before: PmdState, found: PmdState) -> None:
         if there != cpu:
             where = "no PMD thread" if there is None else f"the PMD thread on CPU {there}"
             raise HostError(f"{port} queue {queue} is polled by {where}, not on CPU {cpu}", step="pmd-verify")
-    lost = [queue for queue in found.unpolled if queue not in before.unpolled]
+    lost = [f"{one.port} queue {one.queue}" for one in found.unpolled if one not in before.unpolled]
     if lost:
-        names = ", ".join(f"{one.port} queue {one.queue}" for one in lost[:5])
-        raise HostError(f"no PMD thread polls {names}", step="pmd-verify")
+        raise HostError(f"no PMD thread polls {some(lost)}", step="pmd-verify")

@@ -26,8 +26,7 @@ from netplugin.pmd.balance import Key, LoadProblem, Placement, balanced
 from netplugin.pmd.parts import NodeThreads, PortQueues
 from netplugin.pmd.settings import ASSIGN, GROUP, ISOLATE
 
-#: The least improvement, in percent of a CPU, that justifies moves. OVS rounds usage to whole
-#: percent.
+#: The least improvement, in percent of a CPU, that justifies moves. OVS rounds usage to whole percent.
 WORTH = 5
 
 
@@ -82,35 +81,26 @@ def _better(problem: LoadProblem, now: Placement, nodes: Collection[frozenset[in
 
 def _problem(state: PmdState) -> tuple[LoadProblem, dict[Key, int]]:
     """The queues with load, and their CPUs."""
+    every = frozenset(core.cpu for core in state.cores)
+    near: dict[int | None, frozenset[int]] = {None: every}
+    for node in parts.nodes(state):
+        near[node.node] = frozenset(core.cpu for core in node.cores) or every
+    busy = {(q.port, q.queue): (q, core.cpu) for core in state.cores for q in core.queues if q.usage_percent}
+    loads = {key: queue.usage_percent or 0 for key, (queue, _) in busy.items()}
+    homes = {key: near[queue.port_numa_node] for key, (queue, _) in busy.items()}
     cpus = tuple(core.cpu for core in state.cores)
-    everywhere = frozenset(cpus)
-    nodes: dict[int, frozenset[int]] = {}
-    for core in state.cores:
-        nodes[core.numa_node] = nodes.get(core.numa_node, frozenset()) | {core.cpu}
-    loads: dict[Key, int] = {}
-    homes: dict[Key, frozenset[int]] = {}
-    now: dict[Key, int] = {}
-    for core in state.cores:
-        for queue in core.queues:
-            if queue.usage_percent:
-                key = (queue.port, queue.queue)
-                loads[key], now[key] = queue.usage_percent, core.cpu
-                node = queue.port_numa_node
-                homes[key] = everywhere if node is None else nodes.get(node, everywhere)
-    return LoadProblem(cpus, loads, homes), now
+    return LoadProblem(cpus, loads, homes), {key: cpu for key, (_, cpu) in busy.items()}
 
 
 def _loads(state: PmdState, problem: LoadProblem, placement: Placement) -> PmdLoads:
     """The loads of all threads, isolated or not."""
     node = {core.cpu: core.numa_node for core in state.cores}
     home = {(queue.port, queue.queue): queue.port_numa_node for core in state.cores for queue in core.queues}
-    sums = problem.sums(placement)
+    variances = schedule.variances(problem.sums(placement), state.cores)
     return PmdLoads(
         largest_percent=problem.largest(placement),
-        variance=max(schedule.variances(sums, state.cores).values(), default=0),
-        numa_mismatches=sum(
-            home[key] is not None and home[key] != node[cpu] for key, cpu in placement.items()
-        ),
+        variance=max(variances.values(), default=0),
+        numa_mismatches=sum(home[key] not in (None, node[cpu]) for key, cpu in placement.items()),
     )
 
 
@@ -164,10 +154,8 @@ def _auto_load_balance(
     if obstacle is None and problem.largest(now) < settings.load_threshold:
         reason = f"no PMD thread has a load of {settings.load_threshold} %"
     elif obstacle is None and improvement < settings.improvement_threshold:
-        reason = (
-            f"the variance would improve by {improvement} %, and {settings.improvement_threshold} % "
-            "are required"
-        )
+        least = settings.improvement_threshold
+        reason = f"the variance would improve by {improvement} %, and {least} % are required"
     as_good = expected.numa_mismatches <= _loads(state, problem, then).numa_mismatches
     for node in parts.nodes(state):
         cpus = frozenset(core.cpu for core in node.cores)
@@ -195,16 +183,12 @@ def advice(
     state: PmdState, now: PmdLoads, view: AutoLoadBalanceView, measured: bool
 ) -> tuple[PmdAdvice, ...]:
     """All advice for this state; ``now`` and ``view`` are parts of the proposal for it."""
-    own, near = tuple(parts.ports(state)), tuple(parts.nodes(state))
-    found = [advice for rule in (_more_queues, _fewer_queues) for port in own for advice in rule(port)]
-    found += [advice for node in near for advice in _more_cores(node)]
+    ports = tuple(parts.ports(state))
+    found = [advice for rule in (_more_queues, _fewer_queues) for port in ports for advice in rule(port)]
+    found += [advice for node in parts.nodes(state) for advice in _more_cores(node)]
     if not measured:
-        found.append(
-            PmdAdvice(
-                id="not-measured",
-                text="OVS has not measured all queues yet: it takes it 5 s, and a minute for a mean of one",
-            )
-        )
+        text = "OVS has not measured all queues yet: it takes it 5 s, and a minute for a mean of one"
+        found.append(PmdAdvice(id="not-measured", text=text))
     if view.preferred:
         found.append(_balance(state, now, view))
     return tuple(found)

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
 from netplugin.api.errors import HostError
@@ -72,8 +72,7 @@ def _of_line(thread: PmdCore, line: str) -> dict[str, Any]:
 
 
 _COUNTED = re.compile(r"^pmd thread numa_id \d+ core_id (\d{1,20}):$")
-#: pmd_info_show_stats in lib/dpif-netdev.c, OVS 3.1 to 3.7. The last two are missing without
-#: cycles.
+#: pmd_info_show_stats in lib/dpif-netdev.c, OVS 3.1 to 3.7. The last two are missing without cycles.
 _STATS = {
     "packets": re.compile(r"^  packets received: (\d{1,20})$"),
     "upcalls": re.compile(r"^  miss with success upcall: (\d{1,20})$"),
@@ -113,14 +112,8 @@ class PmdCounters:
         """The difference to ``before``; None if the thread was restarted or cleared in between."""
         if self.packets < before.packets or self.cycles < before.cycles:
             return None
-        return PmdCounters(
-            self.packets - before.packets,
-            self.cycles - before.cycles,
-            max(0, self.busy_cycles - before.busy_cycles),
-            self.busy_error + before.busy_error,
-            max(0, self.upcalls - before.upcalls),
-            max(0, self.lost_upcalls - before.lost_upcalls),
-        )
+        grown = {f.name: max(0, getattr(self, f.name) - getattr(before, f.name)) for f in fields(self)}
+        return PmdCounters(**grown | {"busy_error": self.busy_error + before.busy_error})
 
     @property
     def busy_percent(self) -> float | None:
@@ -140,55 +133,41 @@ class PmdCounters:
         return round(min(self.busy_cycles, self.cycles) / self.packets, 1)
 
 
-@dataclass
-class _Section:
-    """The counters of one thread, collected line by line."""
-
-    found: dict[str, float] = field(default_factory=dict)
-
-    def take(self, line: str) -> None:
-        for name, pattern in (*_STATS.items(), *_PERF.items()):
-            if match := pattern.match(line):
-                self.found[name] = float(match[1]) if "." in match[1] else int(match[1])
-
-    def counters(self) -> PmdCounters:
-        found = {name: int(value) for name, value in self.found.items()}
-        counts = {name: found.get(name, 0) for name in ("packets", "upcalls", "lost_upcalls")}
-        if "cycles" not in found:
-            busy, idle = (_signed(found.get(name, 0)) for name in ("busy_cycles", "idle_cycles"))
-            return PmdCounters(cycles=busy + idle, busy_cycles=busy, **counts)
-        # OVS prints a share with one decimal and whole cycles per packet. Use the more accurate
-        # one.
-        cycles, packets = found["cycles"], counts["packets"]
-        share = self.found.get("busy_share", 0.0) / 100
-        choices = [(cycles // 2000, round(cycles * share))]
-        if "packet_cycles" in found:
-            choices.append((packets // 2, packets * found["packet_cycles"]))
-        error, busy = min(choices)
-        return PmdCounters(cycles=cycles, busy_cycles=busy, busy_error=error, **counts)
+def _counters(shown: Mapping[str, float]) -> PmdCounters:
+    found = {name: int(value) for name, value in shown.items()}
+    counts = {name: found.get(name, 0) for name in ("packets", "upcalls", "lost_upcalls")}
+    if "cycles" not in found:
+        busy, idle = (_signed(found.get(name, 0)) for name in ("busy_cycles", "idle_cycles"))
+        return PmdCounters(cycles=busy + idle, busy_cycles=busy, **counts)
+    # OVS prints a share with one decimal and whole cycles per packet. Use the more accurate one.
+    cycles, packets = found["cycles"], counts["packets"]
+    choices = [(cycles // 2000, round(cycles * shown.get("busy_share", 0.0) / 100))]
+    if "packet_cycles" in found:
+        choices.append((packets // 2, packets * found["packet_cycles"]))
+    error, busy = min(choices)
+    return PmdCounters(cycles=cycles, busy_cycles=busy, busy_error=error, **counts)
 
 
 def _signed(cycles: int) -> int:
-    """OVS adds up differences of the TSC in 64 bits without a sign.
-
-    Where the TSC goes back, as it may in a VM when a thread changes its CPU, the sum of a thread that has
-    just started may be below 0.
-    """
+    """OVS adds up differences of the TSC in 64 bits without a sign: where the TSC goes back, as in a VM when
+    a thread changes its CPU, the sum of a thread that has just started may be below 0."""
     return cycles - (1 << 64) if cycles >= 1 << 63 else cycles
 
 
 def parse_counters(text: str) -> dict[int, PmdCounters]:
     """Counters by CPU, without the main thread. A thread without any counter is left out."""
-    sections: dict[int, _Section] = {}
-    current: _Section | None = None
+    sections: dict[int, dict[str, float]] = {}
+    current: dict[str, float] | None = None
     for line in text.splitlines():
         if thread := _COUNTED.match(line):
-            current = sections.setdefault(int(thread[1]), _Section())
+            current = sections.setdefault(int(thread[1]), {})
         elif line.startswith("main thread"):
             current = None
         elif current is not None:
-            current.take(line)
-    return {cpu: section.counters() for cpu, section in sections.items() if section.found}
+            for name, pattern in (*_STATS.items(), *_PERF.items()):
+                if match := pattern.match(line):
+                    current[name] = float(match[1]) if "." in match[1] else int(match[1])
+    return {cpu: _counters(shown) for cpu, shown in sections.items() if shown}
 
 
 # -- Read the PMD threads of a running OVS, from ovs-appctl and the database, into a PmdState. ----
@@ -218,8 +197,7 @@ def look(ovs: OvsHost, *, wait_s: float = READ_S, usage_s: float | None = None) 
 def read(view: OvsView, sockets: OvsSockets, deadline: float, usage_s: float | None = None) -> PmdReading:
     """Read the OVS of this database and these sockets.
 
-    The usage of queues covers the last ``usage_s`` seconds (rounded up to steps of 5), or the last
-    minute.
+    The usage of queues covers the last ``usage_s`` seconds (rounded up to steps of 5), or the last minute.
 
     Raises: BackendUnavailable, HostError, OperationTimeout.
     """
@@ -263,8 +241,7 @@ def between(before: PmdReading, after: PmdReading, interval_s: float) -> PmdStat
         grown = now.since(then) if now and then else None
         core = _counted(core, grown)
         if core.busy_percent is None and grown and grown.cycles:
-            # The interval is too short for the rounded shares of OVS 4.0, so use the usage of the
-            # queues.
+            # The interval is too short for the rounded shares of OVS 4.0: use the usage of the queues.
             core = core.model_copy(update={"busy_percent": _usage(core)})
         cores.append(core)
     return after.state.model_copy(update={"cores": tuple(cores), "interval_s": interval_s})
@@ -275,16 +252,12 @@ def _core(thread: PmdCore, counters: PmdCounters | None, interfaces: Mapping[str
     return _counted(thread.model_copy(update={"queues": queues}), counters)
 
 
+#: What a thread shows of its counters.
+_SHOWN = "busy_percent packets cycles_per_packet processing_cycles_per_packet upcalls lost_upcalls".split()
+
+
 def _counted(core: PmdCore, counted: PmdCounters | None) -> PmdCore:
-    names = (
-        "busy_percent",
-        "packets",
-        "cycles_per_packet",
-        "processing_cycles_per_packet",
-        "upcalls",
-        "lost_upcalls",
-    )
-    return core.model_copy(update={name: getattr(counted, name) if counted else None for name in names})
+    return core.model_copy(update={name: getattr(counted, name) if counted else None for name in _SHOWN})
 
 
 def _queue(queue: RxQueue, thread: PmdCore, interface: OvsInterface | None) -> RxQueue:
@@ -313,14 +286,13 @@ def _unpolled(shown: PmdThreads, interfaces: Mapping[str, OvsInterface]) -> tupl
     if not shown.threads or not all(thread.isolated for thread in shown.threads):
         return ()
     polled = {(queue.port, queue.queue) for thread in shown.threads for queue in thread.queues}
-    to_poll = [
-        (name, queue)
+    return tuple(
+        UnpolledQueue(port=name, queue=queue, **_owner(interface))
         for name, interface in sorted(interfaces.items())
         if interface.type.startswith("dpdk") and interface.works_at
         for queue in range(_count(interface))
-    ]
-    lost = ((name, queue) for name, queue in to_poll if (name, queue) not in polled)
-    return tuple(UnpolledQueue(port=name, queue=queue, **_owner(interfaces[name])) for name, queue in lost)
+        if (name, queue) not in polled
+    )
 
 
 def _count(interface: OvsInterface) -> int:

@@ -7,67 +7,33 @@ from typing import Any, TypeVar
 
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdState
-from netplugin.pmd import findings as pmd
 from netplugin.pmd import parts
-from netplugin.pmd.settings import read_settings
-from netplugin.tuning.checks import links, machine, nodes, running, scopes
+from netplugin.tuning.checks import links, machine, nodes, pmd, running, scopes
 from netplugin.tuning.checks.frame import Scope
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.root import known
 
 T = TypeVar("T")
 
 
-def _threads(of: Callable[[PmdState], Iterable[T]]) -> Callable[[Scene], Iterator[T]]:
-    """Values of a running OVS; none if it was not queried or has no PMD threads."""
-
-    def made(scene: Scene) -> Iterator[T]:
-        ovs = known(scene.live.ovs, None)
-        if ovs is not None and ovs.pmds:
-            settings = read_settings(ovs.other_config)
-            yield from of(PmdState(cpus="", cores=ovs.pmds, settings=settings, unpolled=ovs.unpolled))
-
-    return made
+def _each(split: Callable[[PmdState], Iterable[T]]) -> Callable[[Scene], Iterator[T]]:
+    return lambda scene: (one for state in scopes.pmd_states(scene) for one in split(state))
 
 
 #: Each rule sees one value of its scope, and nothing of the others.
 SCOPES: tuple[Scope[Any], ...] = (
-    Scope(
-        "host",
-        scopes.hosts,
-        (
-            machine.unknown,
-            machine.offline,
-            machine.isolation,
-            machine.latency,
-            machine.budget,
-            machine.hugepages,
-            machine.iommu,
-        ),
-    ),
+    Scope("host", scopes.hosts, (machine.unknown, machine.offline, machine.isolation, machine.latency)),
+    Scope("host", scopes.hosts, (machine.budget, machine.hugepages, machine.iommu)),
     Scope("control group", scopes.cgroups, (machine.limits,)),
-    Scope(
-        "node",
-        scopes.nodes,
-        (
-            nodes.hugepages,
-            nodes.bare,
-            nodes.socket_memory,
-            nodes.vm_memory,
-            nodes.nics,
-            nodes.queues,
-            nodes.vms,
-        ),
-    ),
-    Scope("interface", scopes.links, (links.below, links.peer)),
-    Scope("NIC", scopes.nics, (links.carries,)),
+    Scope("node", scopes.nodes, (nodes.hugepages, nodes.bare, nodes.socket_memory, nodes.vm_memory)),
+    Scope("node", scopes.nodes, (nodes.nics, nodes.queues, nodes.vms)),
+    Scope("interface", scopes.links, (links.next_hops, links.carries)),
     Scope("bridge", scopes.bridges, (links.ports, links.bridge_mtu)),
     Scope("bond", scopes.bonds, (links.spreads, links.members)),
     Scope("OVS", scopes.switches, (running.lcores, running.mask, running.masked)),
-    Scope("PMD threads", _threads(lambda state: (state,)), (pmd.pins, pmd.unpolled)),
-    Scope("node", _threads(parts.nodes), (pmd.numa,)),
-    Scope("node", _threads(pmd.balances), (pmd.uneven,)),
-    Scope("port", _threads(parts.ports), (running.queues,)),
+    Scope("PMD threads", scopes.pmd_states, (pmd.pins, pmd.unpolled)),
+    Scope("node", _each(parts.nodes), (pmd.numa,)),
+    Scope("node", _each(pmd.balances), (pmd.uneven,)),
+    Scope("port", _each(parts.ports), (pmd.queues,)),
     Scope("domain", scopes.domains, (running.on_pmd, running.floating, running.memory, running.emulator)),
     Scope("CPU", scopes.pinned_cpus, (running.shared,)),
     Scope("steps", scopes.step_groups, (machine.planned,)),

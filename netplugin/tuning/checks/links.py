@@ -7,20 +7,9 @@ from collections.abc import Callable, Iterator
 from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.tuning.checks.frame import fail, warn
-from netplugin.tuning.checks.scopes import Bond, Bridge, Hop, Link, Nic
+from netplugin.tuning.checks.scopes import BELOW, Bond, Bridge, Hop, Link
 
 _ONE = "one MTU end to end"
-
-
-def below(link: Link) -> Iterator[Finding]:
-    """A larger MTU above means fragments or drops; a smaller one may be deliberate."""
-    for hop in (*link.below, *((link.way,) if link.way else ())):
-        found = f"{link.own.name} has MTU {link.own.mtu}, {hop.name} below it {hop.mtu + hop.header}"
-        expected = f"{_ONE}, and {hop.header} bytes for headers" if hop.header else _ONE
-        if link.own.mtu > hop.mtu:
-            yield fail("mtu", found, expected, _either(_ip, link.own, hop))
-        elif link.own.mtu < hop.mtu - hop.spare and hop != link.way:
-            yield warn("mtu", found, expected, _ip(link.own.name, hop.mtu - hop.spare))
 
 
 def _ip(name: str, mtu: int) -> str:
@@ -37,24 +26,24 @@ def _either(command: Callable[[str, int], str], upper: Hop, lower: Hop) -> str:
     return f"{command(lower.name, upper.mtu + lower.header + lower.spare)}; where a NIC cannot, {smaller}"
 
 
-def peer(link: Link) -> Iterator[Finding]:
-    """What is larger than the MTU of a veth's other end is dropped there (is_skb_forwardable)."""
-    if link.peer and link.own.mtu > link.peer.mtu:
-        found = f"{link.own.name} has MTU {link.own.mtu}, its other end {link.peer.name} {link.peer.mtu}"
-        yield fail("mtu", found, _ONE, _either(_ip, link.own, link.peer))
+def next_hops(link: Link) -> Iterator[Finding]:
+    """A larger MTU means fragments or drops below (is_skb_forwardable); a smaller one may be deliberate."""
+    own = link.own
+    for hop in link.next_hops:
+        found = f"{own.name} has MTU {own.mtu}, {hop.where.format(hop.name)} {hop.mtu + hop.header}"
+        expected = f"{_ONE}, and {hop.header} bytes for headers" if hop.header else _ONE
+        if own.mtu > hop.mtu:
+            yield fail("mtu", found, expected, _either(_ip, own, hop))
+        elif own.mtu < hop.mtu - hop.spare and hop.where == BELOW:
+            yield warn("mtu", found, expected, _ip(own.name, hop.mtu - hop.spare))
 
 
-def carries(nic: Nic) -> Iterator[Finding]:
+def carries(link: Link) -> Iterator[Finding]:
     """The plan's NICs carry the largest MTU in use."""
-    for hop in nic.interfaces:
-        if hop.mtu < nic.desired:
-            yield fail(
-                "mtu",
-                f"{hop.name} has MTU {hop.mtu}",
-                f"{nic.desired}, the largest MTU in use",
-                f"ip link set {hop.name} mtu {nic.desired}, or for a port of OVS "
-                f"ovs-vsctl set Interface NAME mtu_request={nic.desired}",
-            )
+    name, mtu, desired = link.own.name, link.own.mtu, link.desired
+    if mtu < desired:
+        fix = f"{_ip(name, desired)}, or for a port of OVS {_vsctl('NAME', desired)}"
+        yield fail("mtu", f"{name} has MTU {mtu}", f"{desired}, the largest MTU in use", fix)
 
 
 def ports(bridge: Bridge) -> Iterator[Finding]:

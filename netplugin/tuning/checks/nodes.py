@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from netplugin.api.errors import some
 from netplugin.api.models import Finding
-from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Node
 from netplugin.tuning.root import known
@@ -37,13 +36,12 @@ def hugepages(node: Node) -> Iterator[Finding]:
 
 def bare(node: Node) -> Iterator[Finding]:
     """Without a plan: none on this node for those that run on it."""
-    users = [f"PMD threads on CPUs {format_list(node.pmds)}"] if node.pmds else []
-    users += [f"the memory of {some(node.domains)}"] if node.domains else []
+    users = (*node.ports, *node.domains)
     if node.pages is None and node.elsewhere and users and node.megabytes == 0:
         yield warn(
             "hugepages",
-            f"no hugepages are reserved on NUMA node {node.number}, which has {' and '.join(users)}",
-            "hugepages on each node with PMD threads or VMs",
+            f"no hugepages are reserved on NUMA node {node.number}, which has {some(users)}",
+            "hugepages on each node with ports of OVS or VMs",
             "netplugin host plan says how many",
         )
 
@@ -60,12 +58,11 @@ def socket_memory(node: Node) -> Iterator[Finding]:
             "as much as there is in hugepages of the node",
             "netplugin host plan says how much; OVS takes it when it starts",
         )
-    elif not asked and (node.pmds or node.nics):
+    elif not asked and (users := (*node.ports, *(f"NIC {nic.address}" for nic in node.nics))):
         yield warn(
             "socket-memory",
-            f"dpdk-socket-mem has nothing for NUMA node {node.number}, which has "
-            + ("PMD threads" if node.pmds else f"the NIC {node.nics[0].address}"),
-            "memory on each node with PMD threads or NICs of OVS",
+            f"dpdk-socket-mem has nothing for NUMA node {node.number}, which has {some(users)}",
+            "memory on each node with ports or NICs of OVS",
             "netplugin host plan says how much; OVS takes it when it starts",
         )
 

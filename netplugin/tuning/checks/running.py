@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
-from netplugin.pmd.parts import PortQueues
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Domain, Ovs, PinnedCpu
 
@@ -65,17 +64,6 @@ def masked(ovs: Ovs) -> Iterator[Finding]:
             f"PMD threads on CPUs {cpus}",
             f"within the plan's PMD cores {format_list(ovs.planned)}",
             "ovs-vsctl set Open_vSwitch . other_config:pmd-cpu-mask=... as planned",
-        )
-
-
-def queues(port: PortQueues) -> Iterator[Finding]:
-    """Two queues of one port on the same PMD thread add a poll and no throughput."""
-    if port.enabled > port.threads:
-        yield warn(
-            "queues",
-            f"{port.port} has {port.enabled} receive queues for {port.threads} PMD threads",
-            "no more queues than PMD threads",
-            f"ovs-vsctl set Interface {port.port} options:n_rxq={port.threads}, or fewer queues in the VM",
         )
 
 

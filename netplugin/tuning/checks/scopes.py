@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from netplugin.host.cpus import from_mask
-from netplugin.pmd.settings import MASK
+from netplugin.api.pmd_models import PmdState
+from netplugin.pmd.settings import MASK, masked, read_settings
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import (
     CpuFacts,
@@ -123,8 +123,8 @@ def cgroups(scene: Scene) -> Iterator[Cgroup]:
 @dataclass(frozen=True)
 class Node:
     """``share``, ``pages`` and ``polling`` (PMD CPUs) are planned; ``nics`` are those of the plan on this
-    node, ``near`` the nodes of all of them, ``served`` whether the plan polls NICs here. ``pmds`` are CPUs of
-    running threads, ``domains`` running VMs whose memory is here. ``idle``: neither OVS-DPDK nor a VM runs.
+    node, ``near`` the nodes of all of them, ``served`` whether the plan polls NICs here. ``ports``
+    of OVS and running VMs (``domains``) have their memory here. ``idle``: neither OVS-DPDK nor a VM runs.
     ``megabytes`` of hugepages, None if unknown; ``elsewhere``: other nodes have some. ``socket_mb`` is its
     entry of ``dpdk-socket-mem``, None if that is not set."""
 
@@ -138,7 +138,7 @@ class Node:
     served: bool
     queues: int
     vm_memory: bool
-    pmds: Cpus
+    ports: tuple[str, ...]
     domains: tuple[str, ...]
     idle: bool
     megabytes: int | None
@@ -149,7 +149,7 @@ class Node:
 def nodes(scene: Scene) -> Iterator[Node]:
     facts, plan, ovs = scene.facts, scene.plan, known(scene.live.ovs, None)
     pools, domains = known(facts.memory.pools, None), known(scene.live.domains, ())
-    cores, threads = known(facts.cpus.cores, ()), ovs.pmds if ovs else ()
+    cores, queues = known(facts.cpus.cores, ()), [q for pmd in (ovs.pmds if ovs else ()) for q in pmd.queues]
     shares = {share.node: share for share in plan.partition.nodes} if plan else {}
     pages = {one.node: one for one in plan.pages} if plan else {}
     nics = plan.nics if plan and plan.intent.pmd_cores else ()
@@ -161,7 +161,7 @@ def nodes(scene: Scene) -> Iterator[Node]:
     sizes: dict[int, int] = defaultdict(int)
     for pool in pools or ():
         sizes[pool.node] += known(pool.total, 0) * pool.size_kb >> 10
-    for number in sorted(numbers | {thread.numa_node for thread in threads}):
+    for number in sorted(numbers):
         yield Node(
             number=number,
             pools=None if pools is None else tuple(pool for pool in pools if pool.node == number),
@@ -173,8 +173,8 @@ def nodes(scene: Scene) -> Iterator[Node]:
             served=number in served,
             queues=plan.intent.queues if plan else 0,
             vm_memory=bool(plan and plan.intent.vm_memory_mb),
-            pmds=frozenset(thread.cpu for thread in threads if thread.numa_node == number),
-            domains=tuple(domain.name for domain in domains if number in domain.memory_nodes),
+            ports=tuple(dict.fromkeys(f"port {q.port}" for q in queues if q.port_numa_node == number)),
+            domains=tuple(f"VM {domain.name}" for domain in domains if number in domain.memory_nodes),
             idle=not domains and not (ovs and ovs.dpdk_initialized),
             megabytes=None if pools is None else sizes[number],
             elsewhere=any(size for node, size in sizes.items() if node != number),
@@ -204,6 +204,11 @@ HEADERS = {
 }
 
 
+_OVS = "ovs-system"
+#: Where the next hop is: below for sure, the widest that a tunnel could take, or the other end of a veth.
+BELOW, AT_MOST, PEER = "{} below it", "{}, the widest that may be below it,", "its other end {}"
+
+
 @dataclass(frozen=True)
 class Hop:
     """An interface that frames pass, and its MTU without what is added to them: at least ``header`` bytes, at
@@ -213,22 +218,7 @@ class Hop:
     mtu: int
     header: int = 0
     spare: int = 0
-
-
-@dataclass(frozen=True)
-class Nic:
-    """A NIC of the plan with its interfaces, and the largest MTU that is planned."""
-
-    interfaces: tuple[Hop, ...]
-    desired: int
-
-
-def nics(scene: Scene) -> Iterator[Nic]:
-    named, plan = _by_name(scene), scene.plan
-    if plan is not None:
-        for nic in plan.nics:
-            hops = tuple(_hop(named[name]) for name in nic.interfaces if name in named)
-            yield Nic(hops, max(plan.intent.mtus))
+    where: str = BELOW
 
 
 def _by_name(scene: Scene) -> dict[str, InterfaceFacts]:
@@ -237,58 +227,50 @@ def _by_name(scene: Scene) -> dict[str, InterfaceFacts]:
     return {one.name: one for one in interfaces if not isinstance(one.mtu, Unknown)}
 
 
-def _hop(one: InterfaceFacts, header: int = 0, spare: int = 0) -> Hop:
-    return Hop(one.name, known(one.mtu, 0) - header, header, spare)
+def _hop(one: InterfaceFacts, header: int = 0, spare: int = 0, where: str = BELOW) -> Hop:
+    return Hop(one.name, known(one.mtu, 0) - header, header, spare, where)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A kernel interface and those right below it: the NIC of a VLAN, the members of a bond.
+    """A kernel interface and those next to it: the NIC of a VLAN, the members of a bond, the end of a veth.
 
-    ``way`` is the widest that there is for a tunnel that is on no device, ``peer`` the other end of a veth.
+    ``desired`` is the largest MTU that is planned, for the NICs of the plan.
     """
 
     own: Hop
-    below: tuple[Hop, ...]
-    way: Hop | None
-    peer: Hop | None
+    next_hops: tuple[Hop, ...]
+    desired: int
 
 
 def links(scene: Scene) -> Iterator[Link]:
-    """Without bridges, and the kernel's device of OVS, whose MTU says nothing of its ports."""
-    named = _by_name(scene)
+    """Without bridges, and those whose MTU says nothing of what they are made of: the kernel's device of OVS,
+    and a VRF, which has more than any packet."""
+    named, plan = _by_name(scene), scene.plan
+    planned = {name for nic in plan.nics for name in nic.interfaces} if plan else set()
     indices = {one.index: one for one in named.values()}
     lowers = {name: set(one.lowers) for name, one in named.items()}
     for name, one in named.items():
         lowers.get(one.master or "", set()).add(name)
-    grounds = [
-        one
-        for one in named.values()
-        if one.kind not in {*HEADERS, "tun"} and one.state != "down" and not one.lowers
-    ]
+    real = [one for one in named.values() if one.kind not in {*HEADERS, "tun"} and not one.lowers]
+    grounds = [one for one in real if one.state != "down"]
     for name, one in named.items():
-        if one.kind in ("bridge", "openvswitch"):
+        if one.kind == "bridge" or name == _OVS or known(one.mtu, 0) > 65535:
             continue
         header, most = HEADERS.get(one.kind or "", (0, 0))
         other = indices.get(one.link) if one.link and one.link != one.index else None
-        below = {named[lower] for lower in lowers[name] if lower in named} | (
-            {other} if other and header else set()
-        )
-        is_veth = other and (other.link, other.kind, one.kind) == (one.index, None, None)
-        is_ovs = one.master in named and named[one.master].kind == "openvswitch"
-        way = None
-        if header and one.kind != "macsec" and not (below or is_ovs or one.state == "down"):
-            way = max(grounds, key=lambda lower: known(lower.mtu, 0), default=None)
-        hops = (
-            _hop(lower, 4 if (one.kind, lower.kind) == ("vlan", "macsec") else header, most - header)
-            for lower in sorted(below, key=lambda lower: lower.name)
-        )
-        yield Link(
-            own=_hop(one),
-            below=tuple(hops),
-            way=_hop(way, header, most - header) if way else None,
-            peer=_hop(other) if other and is_veth else None,
-        )
+        if other and header:
+            lowers[name].add(other.name)
+        hops = []
+        for lower in (named[lower] for lower in sorted(lowers[name] & named.keys())):
+            tag = 4 if (one.kind, lower.kind) == ("vlan", "macsec") else 0
+            hops.append(_hop(lower, header + tag, most - header))
+        if other and (other.link, other.kind, one.kind) == (one.index, None, None):
+            hops.append(_hop(other, where=PEER))
+        if header and grounds and not (hops or one.master == _OVS or one.state == "down"):
+            widest = max(grounds, key=lambda ground: known(ground.mtu, 0))
+            hops.append(_hop(widest, header, most - header, AT_MOST))
+        yield Link(_hop(one), tuple(hops), max(plan.intent.mtus) if plan and name in planned else 0)
 
 
 @dataclass(frozen=True)
@@ -346,11 +328,9 @@ def bridges(scene: Scene) -> Iterator[Bridge]:
     named = _by_name(scene)
     devices = {name for nic in known(scene.facts.network.nics, ()) for name in nic.interfaces}
     leading = {name for name, one in named.items() if one.kind in HEADERS} | (devices & named.keys())
-    while (
-        more := {n for n, one in named.items() if leading.intersection(one.lowers) and one.kind != "bridge"}
-        - leading
-    ):
-        leading |= more
+    uppers, count = {name: one.lowers for name, one in named.items() if one.kind != "bridge"}, -1
+    while count != len(leading):
+        count, leading = len(leading), leading | {n for n, low in uppers.items() if leading.intersection(low)}
     for name, one in named.items():
         if one.kind == "bridge":
             hops = [_hop(port) for port in named.values() if port.master == name]
@@ -420,14 +400,19 @@ def switches(scene: Scene) -> Iterator[Ovs]:
     ovs = known(scene.live.ovs, None)
     if ovs is None or not ovs.dpdk_initialized:
         return
-    mask: Cpus | None
-    try:
-        mask = frozenset(from_mask(ovs.other_config.get(MASK, "")))
-    except ValueError:
-        mask = None
+    written = ovs.other_config.get(MASK, "")
+    mask = frozenset(masked(written)) if masked(written) or not written.strip("0x") else None
     cpus, planned = scene.facts.cpus, scene.plan.partition.pmd if scene.plan else frozenset()
     isolated, online = known(cpus.isolated, None), known(cpus.online, None)
     yield Ovs(ovs.other_config, mask, scene.running_pmds, isolated, online, planned)
+
+
+def pmd_states(scene: Scene) -> Iterator[PmdState]:
+    """None if OVS was not queried or has no PMD threads."""
+    ovs = known(scene.live.ovs, None)
+    if ovs is not None and ovs.pmds:
+        settings = read_settings(ovs.other_config)
+        yield PmdState(cpus="", cores=ovs.pmds, settings=settings, unpolled=ovs.unpolled)
 
 
 @dataclass(frozen=True)

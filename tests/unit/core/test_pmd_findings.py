@@ -56,7 +56,7 @@ def test_a_node_whose_threads_are_all_isolated() -> None:
     assert "pmd-numa" not in found(state(pinned)), "pmd-unpolled has that"
 
 
-def test_an_uneven_node_beside_a_full_one() -> None:
+def test_an_uneven_node_next_to_a_full_one() -> None:
     other = core(18, queue("b", 0, 40, port_numa_node=1), queue("b", 1, 40, port_numa_node=1), node=1)
     full = core(2, queue("a", 0, 95, port_numa_node=0))
     uneven = found(state(full, other, core(19, node=1)))["pmd-balance"]

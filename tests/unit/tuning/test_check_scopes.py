@@ -13,8 +13,7 @@ import pytest
 
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdCore, UnpolledQueue
-from netplugin.pmd import findings as pmd
-from netplugin.tuning.checks import SCOPES, links, machine, nodes, running
+from netplugin.tuning.checks import SCOPES, links, machine, nodes, pmd, running
 from netplugin.tuning.checks.frame import Scope
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import DomainLive, InterfaceFacts, KernelBond, Live, OvsLive, OvsPortLive
@@ -80,7 +79,7 @@ QUEUES = ovs(
     core(19, node=1),
 )
 JUMBO = scene(pmd_cores=2, mtus=(9000,))
-TWO = (core(2, node=0), core(18, node=1))
+TWO = (core(2, queue("a", port_numa_node=0)), core(18, queue("b", port_numa_node=1), node=1))
 BOTH_NODES = {"pmd_cores": 2, "vm_cores": 20}
 
 #: The scenes of each rule, and which values of its scope in them, by number, are not as they should be.
@@ -110,7 +109,7 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
         {2},
     ),
     nodes.vms: ((scene(**BOTH_NODES),), {1}),
-    links.below: (
+    links.next_hops: (
         (
             with_links(
                 interface("eth0", 1500),
@@ -119,16 +118,6 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
             ),
         ),
         {2},
-    ),
-    links.peer: (
-        (
-            with_links(
-                interface("a", 1500, index=4, link=5),
-                interface("b", 9000, index=5, link=4),
-                interface("c", 9000, index=6, link=99),
-            ),
-        ),
-        {1},
     ),
     links.carries: (
         (
@@ -197,7 +186,7 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
     running.lcores: ((ovs(), ovs(dpdk_lcore_mask="0x1")), {1}),
     running.mask: ((ovs(core(2), pmd_cpu_mask="0x4"), ovs(core(2), pmd_cpu_mask="0x14")), {1}),
     running.masked: ((vms(), vms(isolated="8")), {1}),
-    running.queues: ((QUEUES,), {0}),
+    pmd.queues: ((QUEUES,), {0}),
     running.on_pmd: ((vms(vm("a", {2}), vm("b", {3})),), {0}),
     running.floating: ((vms(vm("a", {3, 4}), vm("b", {3})),), {0}),
     running.memory: (

@@ -18,6 +18,7 @@ from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Unknown, known
+from tests.unit.core.pmd_states import core, queue
 from tests.unit.tuning.golden import OVS, facts_of
 from tests.unit.tuning.machines import Machine, MemoryRoot, load
 from tests.unit.tuning.trees import tree
@@ -297,23 +298,22 @@ def test_pages_of_a_plan_that_something_else_holds() -> None:
     ("listed", "words"),
     [
         ("1024,1024", []),
-        ("1024", ["has nothing for NUMA node 1, which has PMD threads"]),
-        ("0,1024", ["has nothing for NUMA node 0, which has PMD threads"]),
+        ("1024", ["has nothing for NUMA node 1, which has port p1"]),
+        ("0,1024", ["has nothing for NUMA node 0, which has port p0"]),
         ("1024,9999", ["has 9999 MB for NUMA node 1, whose hugepages are 4096 MB"]),
     ],
 )
 def test_memory_of_ovs_on_the_wrong_node(listed: str, words: list[str]) -> None:
     nodes = [node | {"hugepages": {1048576: 4}} for node in load("published").nodes]
     pmds = tuple(
-        PmdCore(cpu=cpu, numa_node=node, isolated=False, busy_percent=None, queues=())
-        for node, cpu in enumerate((1, 17))
+        core(cpu, queue(f"p{node}", port_numa_node=node), node=node) for node, cpu in enumerate((1, 17))
     )
     live = Live(ovs=OvsLive("3.1.0", "22.11", True, {"dpdk-socket-mem": listed}, (), pmds))
     findings = found(scene(replace(load("published"), nodes=nodes), live), "socket-memory")
     assert [f.found.removeprefix("dpdk-socket-mem ") for f in findings] == words
     bare = [nodes[0], nodes[1] | {"hugepages": {1048576: 0}}]
     [none] = found(scene(replace(load("published"), nodes=bare), live), "hugepages")
-    assert "on NUMA node 1, which has PMD threads on CPUs 17" in none.found
+    assert "on NUMA node 1, which has port p1" in none.found
 
 
 @pytest.mark.parametrize(("queues", "count"), [(2, 0), (4, 1)])

@@ -80,10 +80,10 @@ def test_a_tunnel_of_the_kernel_is_on_the_device_that_it_is_bound_to() -> None:
         free = interface("t0", most, kind=kind, index=9, link=0, state="unknown")
         assert mtus(*nics, free) == []
         [large] = mtus(*nics, replace(free, mtu=most + 1))
-        assert "eth1 below it 9000" in large.found
+        assert "eth1, the widest that may be below it, 9000" in large.found
         # One that is down, such as the gre0 that comes with the module, and one that OVS has.
         assert mtus(*nics, replace(free, mtu=65000, state="down")) == []
-        ovs = interface("ovs-system", 1500, kind="openvswitch")
+        ovs = interface("ovs-system", 1500)
         assert mtus(*nics, ovs, replace(free, mtu=65000, master="ovs-system")) == []
 
 
@@ -92,6 +92,11 @@ def test_the_ends_of_a_veth(mtu: int, text: str | None) -> None:
     ends = interface("a", mtu, index=4, link=5), interface("b", 1500, index=5, link=4)
     assert [f.found for f in mtus(*ends)] == ([text] if text else [])
     assert mtus(replace(ends[0], link=2), ends[1]) == [], "its other end is in another namespace"
+
+
+def test_an_mtu_that_says_nothing_of_what_is_below() -> None:
+    member = interface("eth0", 1500, master="vrf0"), interface("eth1", 9000, master="ovs-system")
+    assert mtus(*member, interface("vrf0", 65575, "eth0"), interface("ovs-system", 1500, "eth1")) == []
 
 
 def test_members_of_a_bond() -> None:
