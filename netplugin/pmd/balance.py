@@ -1,9 +1,8 @@
 """Distribute loads over CPUs to minimize the largest sum, with as few moves as needed (pure).
 
-The optimum is NP-hard (scheduling on identical machines). The heuristic takes the best of three
-starts, each improved by single moves and swaps: the current placement; the current placement with
-every load on a permitted CPU; and a new placement, largest load first, which is within a third of
-the optimum (Graham 1969).
+The optimum is NP-hard (scheduling on identical machines). The heuristic takes the best of three starts, each
+improved by single moves and swaps: the current placement; the current placement with every load on a
+permitted CPU; and a new placement, largest load first, which is within a third of the optimum (Graham 1969).
 """
 
 from __future__ import annotations

@@ -146,8 +146,7 @@ def _auto_load_balance(
     expected = _loads(state, problem, placement)
     shared = [core for core in state.cores if not core.isolated]
     improvement = schedule.improvement(
-        schedule.variances(problem.sums(now), shared),
-        schedule.variances(problem.sums(placement), shared),
+        schedule.variances(problem.sums(now), shared), schedule.variances(problem.sums(placement), shared)
     )
     obstacle = schedule.balance_obstacle(state)
     reason = obstacle

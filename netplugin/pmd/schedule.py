@@ -1,8 +1,7 @@
 """A model of OVS's own rxq assignment and auto load balance (pure).
 
-It follows rxq_scheduling and pmd_rebalance_dry_run in lib/dpif-netdev.c, which are the same from
-OVS 3.1 to 4.0 but for details of the round robin over NUMA nodes, and
-Documentation/topics/dpdk/pmd.rst.
+It follows rxq_scheduling and pmd_rebalance_dry_run in lib/dpif-netdev.c, which are the same from OVS 3.1 to
+4.0 but for details of the round robin over NUMA nodes, and Documentation/topics/dpdk/pmd.rst.
 """
 
 from __future__ import annotations
