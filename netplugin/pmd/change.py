@@ -75,7 +75,9 @@ def change(
                 "poll the queue elsewhere without a word",
             )
     if not request.proposed and (places or cores is not None):
-        _refuse_unpolled(request, state, there, after)
+        # OVS skips the CPUs of its mask that are not on line.
+        running = there.intersection(core.cpu for core in state.cores)
+        _refuse_unpolled(request, state, there if cores else running or there, after)
     texts = {port: affinity_text(pins) for port, pins in after.items() if pins != before[port]}
     return PmdChange(other_config, texts, cores, places)
 
@@ -138,8 +140,9 @@ def _pins(
 
 
 def _threads(state: PmdState, cores: tuple[int, ...] | None) -> frozenset[int]:
-    """The CPUs of the PMD threads after the change. OVS skips CPUs of its mask that are not on line."""
-    return frozenset(cores or [core.cpu for core in state.cores] or masked(state.settings.mask))
+    """The CPUs of the PMD threads after the change. Without a mask, the CPUs that OVS has chosen."""
+    running = (core.cpu for core in state.cores)
+    return frozenset(cores or masked(state.settings.mask) or running)
 
 
 def _refuse_lost_pins(
