@@ -9,8 +9,6 @@ from netplugin.api.models import Finding
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import BELOW, Bond, Bridge, Hop, Link
 
-_ONE = "one MTU end to end"
-
 
 def _ip(name: str, mtu: int) -> str:
     return f"ip link set {name} mtu {mtu}"
@@ -26,12 +24,16 @@ def _either(command: Callable[[str, int], str], upper: Hop, lower: Hop) -> str:
     return f"{command(lower.name, upper.mtu + lower.header + lower.spare)}; where a NIC cannot, {smaller}"
 
 
+def _room(hop: Hop) -> str:
+    return "one MTU end to end" + (f", and {hop.header} bytes for headers" if hop.header else "")
+
+
 def next_hops(link: Link) -> Iterator[Finding]:
     """A larger MTU means fragments or drops below (is_skb_forwardable); a smaller one may be deliberate."""
     own = link.own
     for hop in link.next_hops:
         found = f"{own.name} has MTU {own.mtu}, {hop.where.format(hop.name)} {hop.mtu + hop.header}"
-        expected = f"{_ONE}, and {hop.header} bytes for headers" if hop.header else _ONE
+        expected = _room(hop)
         if own.mtu > hop.mtu:
             yield fail("mtu", found, expected, _either(_ip, own, hop))
         elif own.mtu < hop.mtu - hop.spare and hop.where == BELOW:
@@ -48,16 +50,13 @@ def carries(link: Link) -> Iterator[Finding]:
 
 def ports(bridge: Bridge) -> Iterator[Finding]:
     """A port of a VM sends nothing that the way out of its bridge does not carry."""
+    out = bridge.out
     for port in bridge.ports:
-        if bridge.out is not None and port.mtu > bridge.out.mtu:
-            header = f" and {bridge.out.header} bytes for headers" if bridge.out.header else ""
-            yield fail(
-                "mtu",
-                f"port {port.name} of {bridge.name} has MTU {port.mtu}, its uplink {bridge.out.name} "
-                f"{bridge.out.mtu + bridge.out.header}",
-                _ONE + header,
-                _either(_ip if bridge.own else _vsctl, port, bridge.out),
-            )
+        if out is not None and port.mtu > out.mtu:
+            up = f"its uplink {out.name} {out.mtu + out.header}"
+            found = f"port {port.name} of {bridge.name} has MTU {port.mtu}, {up}"
+            fix = _either(_ip if bridge.own else _vsctl, port, out)
+            yield fail("mtu", found, _room(out), fix)
 
 
 def bridge_mtu(bridge: Bridge) -> Iterator[Finding]:
@@ -65,25 +64,20 @@ def bridge_mtu(bridge: Bridge) -> Iterator[Finding]:
     own, least = bridge.own, bridge.least
     if own and least and own.mtu != least.mtu:
         found = f"bridge {own.name} has MTU {own.mtu}, its port {least.name} {least.mtu}"
-        yield (fail if own.mtu > least.mtu else warn)("mtu", found, _ONE, _ip(own.name, least.mtu))
+        yield (fail if own.mtu > least.mtu else warn)("mtu", found, _room(least), _ip(own.name, least.mtu))
 
 
 def spreads(bond: Bond) -> Iterator[Finding]:
     if bond.coarse:
-        yield warn(
-            "bond-hash",
+        found = (
             f"{bond.name} is {bond.what}: all between two MAC addresses, as of two routers or tunnels, is on "
-            "one link",
-            "a hash that heeds ports: an aggregation is as good as its hash",
-            bond.fix,
         )
+        expected = "a hash that heeds ports: an aggregation is as good as its hash"
+        yield warn("bond-hash", found + "one link", expected, bond.fix)
 
 
 def members(bond: Bond) -> Iterator[Finding]:
     if bond.down:
-        yield warn(
-            "bond-links",
-            f"{len(bond.down)} of {bond.members} members of {bond.name} have no link: {some(bond.down)}",
-            "a link on each member",
-            "look at cable and switch port; ip link set MEMBER up",
-        )
+        found = f"{len(bond.down)} of {bond.members} members of {bond.name} have no link: {some(bond.down)}"
+        fix = "look at cable and switch port; ip link set MEMBER up"
+        yield warn("bond-links", found, "a link on each member", fix)

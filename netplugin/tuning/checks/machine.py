@@ -28,14 +28,11 @@ def unknown(host: Host) -> Iterator[Finding]:
     paths: dict[tuple[str, str | None], list[str]] = {}
     for fact in host.unread:
         paths.setdefault((fact.reason, fact.fix), []).append(fact.path)
+    expected = "files that can be read and made sense of, daemons that answer"
     for (reason, fix), refused in paths.items():
         more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
-        yield warn(
-            "unknown-fact",
-            f"{', '.join(refused[:_SHOWN])}{more}: {reason}",
-            "files that can be read and made sense of, daemons that answer",
-            fix or "run it as root, on the host itself and not in a container",
-        )
+        fix = fix or "run it as root, on the host itself and not in a container"
+        yield warn("unknown-fact", f"{', '.join(refused[:_SHOWN])}{more}: {reason}", expected, fix)
 
 
 # -- CPUs: on line, isolated as a whole, and calm where latency counts. ---------------------------
@@ -44,49 +41,33 @@ def unknown(host: Host) -> Iterator[Finding]:
 def offline(host: Host) -> Iterator[Finding]:
     """Only present CPUs count: hot-pluggable ones have no directory in sysfs."""
     if cpus := known(host.cpus.offline, frozenset()):
-        yield warn(
-            "cpu-offline",
-            f"CPUs {format_list(cpus)} are off line",
-            "all CPUs on line; a plan leaves out those that are not",
-            f"echo 1 > {CPU}/cpu{min(cpus)}/online, and so on; or SMT is off: cat {CPU}/smt/control",
-        )
+        fix = f"echo 1 > {CPU}/cpu{min(cpus)}/online, and so on; or SMT is off: cat {CPU}/smt/control"
+        expected = "all CPUs on line; a plan leaves out those that are not"
+        yield warn("cpu-offline", f"CPUs {format_list(cpus)} are off line", expected, fix)
 
 
 def isolation(host: Host) -> Iterator[Finding]:
     isolated, ticks = known(host.cpus.isolated, None), known(host.cpus.nohz_full, None)
-    written = _isolcpus(host) & known(host.cpus.online, frozenset())
-    if isolated is not None and (lost := written - isolated):
-        yield warn(
-            "isolation-argument",
-            f"isolcpus names CPUs {format_list(lost)}, which the kernel has not isolated",
-            "the CPUs of isolcpus isolated, in /sys/devices/system/cpu/isolated",
-            "boot with isolcpus=managed_irq,domain,...: flags without domain isolate nothing",
-        )
+    if isolated is not None and (lost := _isolcpus(host) & known(host.cpus.online, frozenset()) - isolated):
+        found = f"isolcpus names CPUs {format_list(lost)}, which the kernel has not isolated"
+        fix = "boot with isolcpus=managed_irq,domain,...: flags without domain isolate nothing"
+        yield warn("isolation-argument", found, f"these CPUs in {CPU}/isolated", fix)
     if not isolated:
         return
+    cpus = format_list(isolated)
     if ticks is not None and ticks != isolated:
-        yield warn(
-            "isolation-ticks",
-            f"isolcpus has CPUs {format_list(isolated)}, nohz_full {format_list(ticks) or 'none'}",
-            "the same CPUs in isolcpus, nohz_full and rcu_nocbs",
-            f"boot with nohz_full={format_list(isolated)} rcu_nocbs={format_list(isolated)}",
-        )
+        found = f"isolcpus has CPUs {cpus}, nohz_full {format_list(ticks) or 'none'}"
+        expected = "the same CPUs in isolcpus, nohz_full and rcu_nocbs"
+        yield warn("isolation-ticks", found, expected, f"boot with nohz_full={cpus} rcu_nocbs={cpus}")
     if struck := [irq.number for irq in host.irqs if (known(irq.effective, None) or frozenset()) & isolated]:
-        yield warn(
-            "isolation-irqs",
-            f"interrupts {format_list(struck)} go to isolated CPUs",
-            "interrupts on housekeeping CPUs alone",
-            "netplugin host plan has their masks; some the kernel moves only with "
-            "isolcpus=managed_irq,domain,...",
-        )
+        found = f"interrupts {format_list(struck)} go to isolated CPUs"
+        fix = "netplugin host plan has their masks; some move only with isolcpus=managed_irq,domain,..."
+        yield warn("isolation-irqs", found, "interrupts on housekeeping CPUs alone", fix)
     split = [core.cpus - isolated for core in known(host.cpus.cores, ()) if core.cpus & isolated]
     if shared := frozenset().union(*split):
-        yield warn(
-            "isolation-siblings",
-            f"CPUs {format_list(shared)} are not isolated and share their core with one that is",
-            "whole cores isolated",
-            "add them to isolcpus, nohz_full and rcu_nocbs",
-        )
+        found = f"CPUs {format_list(shared)} are not isolated and share their core with one that is"
+        fix = "add them to isolcpus, nohz_full and rcu_nocbs"
+        yield warn("isolation-siblings", found, "whole cores isolated", fix)
 
 
 def _isolcpus(host: Host) -> Cpus:
@@ -102,26 +83,17 @@ def latency(host: Host) -> Iterator[Finding]:
     if host.intent is None or not host.intent.realtime:
         return
     if known(host.kernel.realtime, None) is False:
-        yield warn(
-            "realtime-kernel",
-            f"kernel {known(host.kernel.release, '?')} has no PREEMPT_RT",
-            "a kernel with PREEMPT_RT",
-            "install one (Debian: linux-image-rt-amd64)",
-        )
+        found = f"kernel {known(host.kernel.release, '?')} has no PREEMPT_RT"
+        fix = "install one (Debian: linux-image-rt-amd64)"
+        yield warn("realtime-kernel", found, "a kernel with PREEMPT_RT", fix)
     if known(host.cpus.smt, None) and not host.intent.idle_siblings:
-        yield warn(
-            "smt",
-            "SMT is on: two threads share each core",
-            "one thread a core where latency counts",
-            f"plan with --idle-siblings, or echo off > {CPU}/smt/control",
-        )
+        fix = f"plan with --idle-siblings, or echo off > {CPU}/smt/control"
+        expected = "one thread a core where latency counts"
+        yield warn("smt", "SMT is on: two threads share each core", expected, fix)
     if known(host.power.turbo, None):
-        yield warn(
-            "turbo",
-            "turbo is on: the frequency moves with load and heat",
-            "turbo off where latency counts",
-            f"echo 1 > {CPU}/intel_pstate/no_turbo, or echo 0 > {CPU}/cpufreq/boost",
-        )
+        fix = f"echo 1 > {CPU}/intel_pstate/no_turbo, or echo 0 > {CPU}/cpufreq/boost"
+        found = "turbo is on: the frequency moves with load and heat"
+        yield warn("turbo", found, "turbo off where latency counts", fix)
 
 
 # -- Cores for links, hugepages at all, an IOMMU for VFs, a NIC with a node. ----------------------
@@ -136,45 +108,30 @@ def budget(host: Host) -> Iterator[Finding]:
     if intent is None or not intent.pmd_cores:
         return
     desired = CORES_PER_10G * math.ceil(intent.links * intent.link_gbps / 10)
+    expected = f"at least {desired}: {CORES_PER_10G} whole cores for each 10 Gbit/s"
     for what, have in (("PMD", intent.pmd_cores), ("VM", host.vm_cores)):
-        yield warn(
-            f"budget-{what.lower()}",
-            f"{have} whole {what} cores for {intent.links} x {intent.link_gbps:g} Gbit/s",
-            f"at least {desired}: {CORES_PER_10G} whole cores for each 10 Gbit/s",
-            f"plan more {what} cores, or expect less than line rate" if have < desired else None,
-        )
+        found = f"{have} whole {what} cores for {intent.links} x {intent.link_gbps:g} Gbit/s"
+        fix = f"plan more {what} cores, or expect less than line rate" if have < desired else None
+        yield warn(f"budget-{what.lower()}", found, expected, fix)
     if host.homeless:
-        yield warn(
-            "nic-node",
-            "no NIC says which NUMA node it is on",
-            "a NIC of a known node",
-            "look into the firmware's settings, or name --nic",
-        )
+        fix = "look into the firmware's settings, or name --nic"
+        yield warn("nic-node", "no NIC says which NUMA node it is on", "a NIC of a known node", fix)
 
 
 def hugepages(host: Host) -> Iterator[Finding]:
     if host.intent is None and host.hugepages == 0:
-        yield warn(
-            "hugepages",
-            "no hugepages are reserved",
-            "hugepages on each node with PMD threads or VMs",
-            "netplugin host plan says how many",
-        )
+        expected = "hugepages on each node with PMD threads or VMs"
+        yield warn("hugepages", "no hugepages are reserved", expected, "netplugin host plan says how many")
 
 
 def iommu(host: Host) -> Iterator[Finding]:
     """VFs need an IOMMU before they can be passed to a VM or to DPDK. None if no NIC supports SR-IOV."""
     groups = known(host.iommu.groups, None)
-    if not host.vf_nics or groups is None:
-        return
-    enabled = sum(known(nic.vfs, None) or 0 for nic in host.vf_nics)
-    yield (fail if enabled else warn)(
-        "iommu",
-        f"{groups or 'no'} IOMMU groups; {enabled} VFs enabled on "
-        f"{', '.join(nic.address for nic in host.vf_nics)}",
-        "IOMMU on",
-        None if groups else _iommu_on(host),
-    )
+    if host.vf_nics and groups is not None:
+        enabled = sum(known(nic.vfs, None) or 0 for nic in host.vf_nics)
+        named = ", ".join(nic.address for nic in host.vf_nics)
+        found = f"{groups or 'no'} IOMMU groups; {enabled} VFs enabled on {named}"
+        yield (fail if enabled else warn)("iommu", found, "IOMMU on", None if groups else _iommu_on(host))
 
 
 def _iommu_on(host: Host) -> str:
@@ -198,29 +155,19 @@ def limits(group: Cgroup) -> Iterator[Finding]:
     if allowed and group.online - allowed:
         short = group.needs_cpus - allowed
         lacks = f", not on {format_list(short)} of the plan" if short else ""
-        yield (fail if short else warn)(
-            "cgroup-cpus",
-            f"{name} may run on CPUs {format_list(allowed)}{lacks}",
-            f"CPUs {format_list(group.online)}",
-            "take AllowedCPUs= out of the unit or slice, or leave the container",
-        )
+        found = f"{name} may run on CPUs {format_list(allowed)}{lacks}"
+        fix = "take AllowedCPUs= out of the unit or slice, or leave the container"
+        yield (fail if short else warn)("cgroup-cpus", found, f"CPUs {format_list(group.online)}", fix)
     most = known(group.limit.memory_bytes, None)
     if most is not None and most < group.memory_bytes:
-        yield warn(
-            "cgroup-memory",
-            f"{name} may use {most >> 20} MB of memory",
-            f"no limit: the machine has {group.memory_bytes >> 20} MB",
-            "take MemoryMax= out of the unit or slice, or leave the container",
-        )
+        expected = f"no limit: the machine has {group.memory_bytes >> 20} MB"
+        fix = "take MemoryMax= out of the unit or slice, or leave the container"
+        yield warn("cgroup-memory", f"{name} may use {most >> 20} MB of memory", expected, fix)
     for size, limit in group.limit.hugepages.items():
         most, need = known(limit, None), group.needs_mb.get(_NAMES[size], 0)
         if most is not None and most >> 20 < need:
-            yield fail(
-                "cgroup-hugepages",
-                f"{name} may use {most >> 20} MB of {size} pages",
-                f"{need} MB",
-                f"set hugetlb.{size}.max of the group to max",
-            )
+            found = f"{name} may use {most >> 20} MB of {size} pages"
+            yield fail("cgroup-hugepages", found, f"{need} MB", f"set hugetlb.{size}.max of the group to max")
 
 
 # -- Compare the host with its plan: one finding per group of steps. ------------------------------

@@ -26,93 +26,69 @@ def hugepages(node: Node) -> Iterator[Finding]:
     if free < plan.pages <= total:
         found += f", of which {free} are free, while neither OVS nor a VM has them"
         fix = "look for files that hold them: grep huge /proc/mounts"
-    yield fail(
-        "hugepages",
-        found,
-        f"{plan.pages}: {plan.ovs_mb} MB for OVS, {plan.vm_mb} MB for VMs",
-        fix if min(total, free) < plan.pages else None,
-    )
+    expected = f"{plan.pages}: {plan.ovs_mb} MB for OVS, {plan.vm_mb} MB for VMs"
+    yield fail("hugepages", found, expected, fix if min(total, free) < plan.pages else None)
 
 
 def bare(node: Node) -> Iterator[Finding]:
     """Without a plan: none on this node for those that run on it."""
     users = (*node.ports, *node.domains)
     if node.pages is None and node.elsewhere and users and node.megabytes == 0:
-        yield warn(
-            "hugepages",
-            f"no hugepages are reserved on NUMA node {node.number}, which has {some(users)}",
-            "hugepages on each node with ports of OVS or VMs",
-            "netplugin host plan says how many",
-        )
+        found = f"no hugepages are reserved on NUMA node {node.number}, which has {some(users)}"
+        fix = "netplugin host plan says how many"
+        yield warn("hugepages", found, "hugepages on each node with ports of OVS or VMs", fix)
 
 
 def socket_memory(node: Node) -> Iterator[Finding]:
     """DPDK takes this much when OVS starts, or OVS does not start; 0 is none (vswitch.xml)."""
-    asked, have = node.socket_mb, node.megabytes
-    if asked is None or have is None:
-        return
-    if asked > have:
-        yield fail(
-            "socket-memory",
-            f"dpdk-socket-mem has {asked} MB for NUMA node {node.number}, whose hugepages are {have} MB",
-            "as much as there is in hugepages of the node",
-            "netplugin host plan says how much; OVS takes it when it starts",
-        )
-    elif not asked and (users := (*node.ports, *(f"NIC {nic.address}" for nic in node.nics))):
-        yield warn(
-            "socket-memory",
-            f"dpdk-socket-mem has nothing for NUMA node {node.number}, which has {some(users)}",
-            "memory on each node with ports or NICs of OVS",
-            "netplugin host plan says how much; OVS takes it when it starts",
-        )
+    asked, have, fix = (
+        node.socket_mb,
+        node.megabytes,
+        "netplugin host plan says how much; OVS takes it when it starts",
+    )
+    users = (*node.ports, *(f"NIC {nic.address}" for nic in node.nics))
+    if asked is not None and have is not None and asked > have:
+        found = f"dpdk-socket-mem has {asked} MB for NUMA node {node.number}, whose hugepages are {have} MB"
+        yield fail("socket-memory", found, "as much as there is in hugepages of the node", fix)
+    elif asked == 0 and users:
+        found = f"dpdk-socket-mem has nothing for NUMA node {node.number}, which has {some(users)}"
+        yield warn("socket-memory", found, "memory on each node with ports or NICs of OVS", fix)
 
 
 def vm_memory(node: Node) -> Iterator[Finding]:
     """VM cores without hugepages for VMs in the plan; no VM can be placed there. Whether a node has enough
     memory for a VM is not checked."""
-    if node.vm_memory and node.share and node.share.vm and not (node.pages and node.pages.vm_mb):
-        yield warn(
-            "vm-memory",
-            f"VM cores and no memory for VMs on NUMA node {node.number}",
-            "memory for a VM on each node with VM cores",
-            "plan more vm_memory_mb, a smaller vm_size_mb, or fewer vm_cores",
-        )
+    desired = node.intent is not None and node.intent.vm_memory_mb > 0
+    if desired and node.share and node.share.vm and not (node.pages and node.pages.vm_mb):
+        found = f"VM cores and no memory for VMs on NUMA node {node.number}"
+        fix = "plan more vm_memory_mb, a smaller vm_size_mb, or fewer vm_cores"
+        yield warn("vm-memory", found, "memory for a VM on each node with VM cores", fix)
 
 
 def nics(node: Node) -> Iterator[Finding]:
     """For NICs that are named or bound to a DPDK driver, planning fails instead."""
     if node.nics and node.share and not node.share.pmd:
         named = ", ".join(f"{nic.address} on NUMA node {node.number}" for nic in node.nics)
-        yield warn(
-            "nic-node",
-            f"no PMD thread on the node of the NIC {named}",
-            "a PMD core on each node of a NIC that OVS has: it is polled from another one otherwise",
-            "name the NICs that OVS has (nics), or plan more pmd_cores",
-        )
+        expected = "a PMD core on each node of a NIC that OVS has: it is polled from another one otherwise"
+        fix = "name the NICs that OVS has (nics), or plan more pmd_cores"
+        yield warn("nic-node", f"no PMD thread on the node of the NIC {named}", expected, fix)
 
 
 def queues(node: Node) -> Iterator[Finding]:
-    if node.served and node.queues > len(node.polling):
-        yield warn(
-            "queues",
-            f"{node.queues} receive queues a port for {len(node.polling)} PMD threads on the NIC's node, "
-            f"{node.number}",
-            "no more queues than PMD threads",
-            "ask for fewer queues or more PMD cores",
-        )
+    if node.served and node.intent and node.intent.queues > len(node.polling):
+        threads = f"{len(node.polling)} PMD threads on the NIC's node, {node.number}"
+        found = f"{node.intent.queues} receive queues a port for {threads}"
+        fix = "ask for fewer queues or more PMD cores"
+        yield warn("queues", found, "no more queues than PMD threads", fix)
 
 
 def vms(node: Node) -> Iterator[Finding]:
     """VM cores where no NIC is, while NICs of the plan are elsewhere."""
     if not (node.near and node.share and node.share.vm) or node.number in node.near:
         return
-    bare = not node.share.pmd
-    without = f"; no PMD thread on node {node.number} for vhost-user ports of VMs there" if bare else ""
-    where = ", ".join(map(str, node.near))
-    yield warn(
-        "vm-node",
-        f"VM cores on NUMA node {node.number}, NIC on node {where}{without}",
-        "VMs with much traffic on the NIC's node",
-        "ask for fewer VM cores, or keep those of the other node for VMs with little traffic"
-        + ("; vm_pmd_cores = 1 gives their ports PMD threads" if bare else ""),
-    )
+    found = f"VM cores on NUMA node {node.number}, NIC on node {', '.join(map(str, node.near))}"
+    fix = "ask for fewer VM cores, or keep those of the other node for VMs with little traffic"
+    if not node.share.pmd:
+        found += f"; no PMD thread on node {node.number} for vhost-user ports of VMs there"
+        fix += "; vm_pmd_cores = 1 gives their ports PMD threads"
+    yield warn("vm-node", found, "VMs with much traffic on the NIC's node", fix)

@@ -25,23 +25,18 @@ _UNISOLATE = (
 def numa(node: NodeThreads) -> Iterator[Finding]:
     """Queues of a node's ports that other nodes poll, now or as soon as a port is added."""
     if away := [f"{q.port} queue {q.queue}" for q in node.queues if q.enabled and q.numa_mismatch]:
-        yield warn(
-            "pmd-numa",
+        found = (
             f"{len(away)} receive queues are polled from another NUMA node than their port's, {node.node}: "
-            f"{some(away)}",
-            "queues polled by PMD threads of their port's node",
-            _PROPOSED
-            if node.cores
-            else f"add CPUs of NUMA node {node.node} to those of PMD threads (PUT /v1/pmd)",
         )
+        fix = f"add CPUs of NUMA node {node.node} to those of PMD threads (PUT /v1/pmd)"
+        expected = "queues polled by PMD threads of their port's node"
+        yield warn("pmd-numa", found + some(away), expected, _PROPOSED if node.cores else fix)
     if node.shared_others and node.cores and all(core.isolated for core in node.cores):
-        yield warn(
-            "pmd-numa",
+        found = (
             f"all PMD threads of NUMA node {node.node} are isolated by pinned queues: those of the next port "
-            "there would be polled from another node",
-            "a PMD thread on each node that is not isolated",
-            _UNISOLATE,
         )
+        found += "there would be polled from another node"
+        yield warn("pmd-numa", found, "a PMD thread on each node that is not isolated", _UNISOLATE)
 
 
 def pins(state: PmdState) -> Iterator[Finding]:
@@ -49,12 +44,9 @@ def pins(state: PmdState) -> Iterator[Finding]:
     queues = [q for core in state.cores for q in core.queues if q.pinned_to is not None]
     lost = [f"{q.port} queue {q.queue} to CPU {q.pinned_to}" for q in queues if q.pinned_to not in running]
     if lost:
-        yield warn(
-            "pmd-pinned",
-            f"pinned where no PMD thread runs, and polled elsewhere: {some(lost)}",
-            f"pinnings to the CPUs of PMD threads, {format_list(running)}",
-            'pin them to others, or not at all: PUT /v1/pmd {"clear_affinity": ["PORT"]}',
-        )
+        found = f"pinned where no PMD thread runs, and polled elsewhere: {some(lost)}"
+        fix = 'pin them to others, or not at all: PUT /v1/pmd {"clear_affinity": ["PORT"]}'
+        yield warn("pmd-pinned", found, f"pinnings to the CPUs of PMD threads, {format_list(running)}", fix)
 
 
 def unpolled(state: PmdState) -> Iterator[Finding]:
@@ -100,20 +92,14 @@ def balances(state: PmdState) -> Iterator[NodeBalance]:
 
 def uneven(node: NodeBalance) -> Iterator[Finding]:
     if node.moves and node.now >= _LOW:
-        yield warn(
-            "pmd-balance",
-            f"the fullest PMD thread{node.of} has a load of {node.now} %",
-            f"{node.proposed} %, with {node.moves} queues elsewhere (GET /v1/pmd/proposal)",
-            node.fix,
-        )
+        found = f"the fullest PMD thread{node.of} has a load of {node.now} %"
+        expected = f"{node.proposed} %, with {node.moves} queues elsewhere (GET /v1/pmd/proposal)"
+        yield warn("pmd-balance", found, expected, node.fix)
 
 
 def queues(port: PortQueues) -> Iterator[Finding]:
     """Two queues of one port on the same PMD thread add a poll and no throughput."""
     if port.enabled > port.threads:
-        yield warn(
-            "queues",
-            f"{port.port} has {port.enabled} receive queues for {port.threads} PMD threads",
-            "no more queues than PMD threads",
-            f"ovs-vsctl set Interface {port.port} options:n_rxq={port.threads}, or fewer queues in the VM",
-        )
+        found = f"{port.port} has {port.enabled} receive queues for {port.threads} PMD threads"
+        fix = f"ovs-vsctl set Interface {port.port} options:n_rxq={port.threads}, or fewer queues in the VM"
+        yield warn("queues", found, "no more queues than PMD threads", fix)

@@ -136,8 +136,7 @@ class Node:
     nics: tuple[HostNic, ...]
     near: tuple[int, ...]
     served: bool
-    queues: int
-    vm_memory: bool
+    intent: HostIntent | None
     ports: tuple[str, ...]
     domains: tuple[str, ...]
     idle: bool
@@ -171,8 +170,7 @@ def nodes(scene: Scene) -> Iterator[Node]:
             nics=tuple(nic for nic in nics if homes[nic.address] == number),
             near=near,
             served=number in served,
-            queues=plan.intent.queues if plan else 0,
-            vm_memory=bool(plan and plan.intent.vm_memory_mb),
+            intent=plan.intent if plan else None,
             ports=tuple(dict.fromkeys(f"port {q.port}" for q in queues if q.port_numa_node == number)),
             domains=tuple(f"VM {domain.name}" for domain in domains if number in domain.memory_nodes),
             idle=not domains and not (ovs and ovs.dpdk_initialized),
@@ -288,26 +286,17 @@ class Bond:
 def bonds(scene: Scene) -> Iterator[Bond]:
     named = _by_name(scene)
     for bond in scene.facts.network.bonds:
-        mode, policy = known(bond.mode, "?"), known(bond.hash_policy, "?")
-        members = known(bond.members, ())
-        yield Bond(
-            bond.name,
-            f"{mode} with xmit_hash_policy {policy}",
-            mode in ("balance-xor", "802.3ad") and policy in ("layer2", "vlan+srcmac"),
-            f"ip link set {bond.name} type bond xmit_hash_policy layer3+4",
-            len(members),
-            tuple(name for name in members if name in named and named[name].state == "down"),
-        )
-    for port, ports in _grouped(_ovs_ports(scene), "port").items():
+        mode, policy, members = known(bond.mode, "?"), known(bond.hash_policy, "?"), known(bond.members, ())
+        coarse = mode in ("balance-xor", "802.3ad") and policy in ("layer2", "vlan+srcmac")
+        fix = f"ip link set {bond.name} type bond xmit_hash_policy layer3+4"
+        down = tuple(name for name in members if name in named and named[name].state == "down")
+        yield Bond(bond.name, f"{mode} with xmit_hash_policy {policy}", coarse, fix, len(members), down)
+    for name, ports in _grouped(_ovs_ports(scene), "port").items():
         if how := ports[0].bond_mode:
-            yield Bond(
-                port,
-                f"{how}, which spreads by MAC and VLAN",
-                how == "balance-slb",
-                f"ovs-vsctl set Port {port} bond_mode=balance-tcp lacp=active, with LACP on the switch",
-                len(ports),
-                tuple(member.name for member in ports if member.link is False),
-            )
+            fix = f"ovs-vsctl set Port {name} bond_mode=balance-tcp lacp=active, with LACP on the switch"
+            down = tuple(port.name for port in ports if port.link is False)
+            what = f"{how}, which spreads by MAC and VLAN"
+            yield Bond(name, what, how == "balance-slb", fix, len(ports), down)
 
 
 @dataclass(frozen=True)
