@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.tuning.checks.frame import fail, warn
-from netplugin.tuning.checks.scopes import BELOW, Bond, Bridge, Hop, Link
+from netplugin.tuning.checks.scopes import AT_MOST, BELOW, Bond, Bridge, Hop, Link
 
 
 def _ip(name: str, mtu: int) -> str:
@@ -35,7 +35,8 @@ def next_hops(link: Link) -> Iterator[Finding]:
         found = f"{own.name} has MTU {own.mtu}, {hop.where.format(hop.name)} {hop.mtu + hop.header}"
         expected = _room(hop)
         if own.mtu > hop.mtu:
-            yield fail("mtu", found, expected, _either(_ip, own, hop))
+            # Where a tunnel is on no device, its routes may have a smaller MTU, as Cilium's do.
+            yield (warn if hop.where == AT_MOST else fail)("mtu", found, expected, _either(_ip, own, hop))
         elif own.mtu < hop.mtu - hop.spare and hop.where == BELOW:
             yield warn("mtu", found, expected, _ip(own.name, hop.mtu - hop.spare))
 
@@ -60,11 +61,14 @@ def ports(bridge: Bridge) -> Iterator[Finding]:
 
 
 def bridge_mtu(bridge: Bridge) -> Iterator[Finding]:
-    """It is the least of its ports unless it is set (br_mtu_auto_adjust)."""
-    own, least = bridge.own, bridge.least
-    if own and least and own.mtu != least.mtu:
-        found = f"bridge {own.name} has MTU {own.mtu}, its port {least.name} {least.mtu}"
-        yield (fail if own.mtu > least.mtu else warn)("mtu", found, _room(least), _ip(own.name, least.mtu))
+    """It is the least of its ports unless it is set (br_mtu_auto_adjust): then at most what leads out has."""
+    own, by_mtu = bridge.own, sorted(bridge.all_ports, key=lambda hop: hop.mtu)
+    if own and by_mtu:
+        least, most = by_mtu[0], bridge.out or by_mtu[-1]
+        say, port = (fail, most) if own.mtu > most.mtu else (warn, least)
+        if own.mtu > most.mtu or own.mtu < least.mtu:
+            found = f"bridge {own.name} has MTU {own.mtu}, its port {port.name} {port.mtu}"
+            yield say("mtu", found, _room(port), _ip(own.name, port.mtu))
 
 
 def spreads(bond: Bond) -> Iterator[Finding]:

@@ -303,14 +303,14 @@ def bonds(scene: Scene) -> Iterator[Bond]:
 class Bridge:
     """``ports`` are those of VMs; ``out`` is the widest way out of the bridge for them, None without one.
 
-    A bridge of the kernel has an MTU of its own (``own``), and a port with the least (``least``).
+    A bridge of the kernel has an MTU of its own (``own``), next to those of ``all_ports``.
     """
 
     name: str
     ports: tuple[Hop, ...]
     out: Hop | None
     own: Hop | None = None
-    least: Hop | None = None
+    all_ports: tuple[Hop, ...] = ()
 
 
 def bridges(scene: Scene) -> Iterator[Bridge]:
@@ -325,7 +325,7 @@ def bridges(scene: Scene) -> Iterator[Bridge]:
             hops = [_hop(port) for port in named.values() if port.master == name]
             ways = [hop for hop in hops if hop.name in leading]
             ports = tuple(hop for hop in hops if hop.name not in leading)
-            yield Bridge(name, ports, _least(ways), _hop(one), _least(hops))
+            yield Bridge(name, ports, _least(ways), _hop(one), tuple(hops))
     yield from _ovs_bridges(_ovs_ports(scene), leading)
 
 

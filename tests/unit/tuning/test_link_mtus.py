@@ -80,7 +80,7 @@ def test_a_tunnel_of_the_kernel_is_on_the_device_that_it_is_bound_to() -> None:
         free = interface("t0", most, kind=kind, index=9, link=0, state="unknown")
         assert mtus(*nics, free) == []
         [large] = mtus(*nics, replace(free, mtu=most + 1))
-        assert "eth1, the widest that may be below it, 9000" in large.found
+        assert "eth1, the widest that may be below it, 9000" in large.found and large.status == "warn"
         # One that is down, such as the gre0 that comes with the module, and one that OVS has.
         assert mtus(*nics, replace(free, mtu=65000, state="down")) == []
         ovs = interface("ovs-system", 1500)
@@ -113,8 +113,11 @@ def test_a_bridge_of_the_kernel_has_the_least_mtu_of_its_ports() -> None:
     uplink, bridge = interface("ens1f0np0", 9000, master="br0"), interface("br0", 1500, kind="bridge")
     tap = interface("tap0", 1500, master="br0", kind="tun")
     assert mtus(bridge, uplink, tap) == [], "a VM with less than the uplink is no mistake"
-    [larger] = mtus(replace(bridge, mtu=9000), uplink, tap)
+    assert mtus(replace(bridge, mtu=9000), uplink, tap) == [], "nor is it one of the host"
+    [larger] = mtus(replace(bridge, mtu=9000), replace(uplink, mtu=1500), tap)
     assert (larger.status, larger.fix) == ("fail", "ip link set br0 mtu 1500")
+    [alone] = mtus(replace(bridge, mtu=9000), tap)
+    assert (alone.status, alone.fix) == ("fail", "ip link set br0 mtu 1500")
     [smaller] = mtus(bridge, uplink, replace(tap, mtu=9000))
     assert (smaller.status, smaller.fix) == ("warn", "ip link set br0 mtu 9000")
 
