@@ -29,6 +29,31 @@ from netplugin.tuning.steps import (
 
 # -- Plan the CPUs of kernel work and services, and the frequency governor (pure). ----------------
 
+#: Group, name, value, reason and source.
+_QUIET = (
+    (
+        Group.WATCHDOG,
+        "kernel.nmi_watchdog",
+        "0",
+        "the NMI watchdog interrupts each CPU and takes a counter of its PMU",
+        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
+    ),
+    (
+        Group.MEMORY,
+        "kernel.numa_balancing",
+        "0",
+        "balancing takes pages away to see who faults; planned memory is where it belongs",
+        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
+    ),
+    (
+        Group.SCHEDULING,
+        "vm.stat_interval",
+        "10",
+        "each CPU folds its memory statistics once an interval",
+        f"{steps.KERNEL_THREADS}; {steps.TUNED_LATENCY}",
+    ),
+)
+
 
 def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
     """Steps that keep kernel work off isolated CPUs; none if no CPU is to be isolated."""
@@ -36,69 +61,32 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
         return
     yield from _interrupts(facts, partition)
     yield from _irqbalance(facts, partition)
+    unbound = f"{steps.KERNEL_THREADS}; {steps.TUNED_PARTITIONING}"
     for path, cpus, what in (
         (WORKQUEUES, facts.interrupts.workqueues, "unbound work of the kernel"),
         (WRITEBACK, facts.interrupts.writeback, "writing dirty pages to disks"),
     ):
-        yield from _mask(
-            Group.WORKQUEUES,
-            path,
-            cpus,
-            partition,
-            f"{what} stays on housekeeping",
-            f"{steps.KERNEL_THREADS}; {steps.TUNED_PARTITIONING}",
-        )
-    yield from _sysctl(
-        facts,
-        Group.WATCHDOG,
-        "kernel.nmi_watchdog",
-        "0",
-        "the NMI watchdog interrupts each CPU and takes a counter of its PMU",
-        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
-    )
-    yield from _sysctl(
-        facts,
-        Group.MEMORY,
-        "kernel.numa_balancing",
-        "0",
-        "balancing takes pages away to see who faults; planned memory is where it belongs",
-        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
-    )
-    yield from _sysctl(
-        facts,
-        Group.SCHEDULING,
-        "vm.stat_interval",
-        "10",
-        "each CPU folds its memory statistics once an interval",
-        f"{steps.KERNEL_THREADS}; {steps.TUNED_LATENCY}",
-    )
+        why = f"{what} stays on housekeeping"
+        yield from _mask(Group.WORKQUEUES, path, cpus, partition, why, unbound)
+    for group, name, desired, why, source in _QUIET:
+        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), desired, why, source)
     yield from _services(facts, partition)
     yield from _governors(facts, partition)
 
 
 def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
-    yield from _mask(
-        Group.INTERRUPTS,
-        DEFAULT_AFFINITY,
-        facts.interrupts.default_affinity,
-        partition,
-        "interrupts that come later go to housekeeping",
-        steps.IRQ_AFFINITY,
-    )
+    default = facts.interrupts.default_affinity
+    why = "interrupts that come later go to housekeeping"
+    yield from _mask(Group.INTERRUPTS, DEFAULT_AFFINITY, default, partition, why, steps.IRQ_AFFINITY)
     for irq in known(facts.interrupts.irqs, ()):
         affinity = irq.affinity
         if isinstance(affinity, Unknown) or not affinity & partition.isolated:
             continue
         desired = (affinity & partition.housekeeping) or partition.near(affinity)
-        yield Step(
-            Group.INTERRUPTS,
-            File(irq_path(irq.number), lasting=False),
-            format_list(affinity),
-            format_list(desired),
-            Effect.LIVE,
-            "an interrupt stops what the CPU does",
-            steps.IRQ_AFFINITY,
-        )
+        target = File(irq_path(irq.number), lasting=False)
+        why = "an interrupt stops what the CPU does"
+        now, planned = format_list(affinity), format_list(desired)
+        yield Step(Group.INTERRUPTS, target, now, planned, Effect.LIVE, why, steps.IRQ_AFFINITY)
 
 
 def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -106,11 +94,10 @@ def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
     found = facts.interrupts.irqbalance
     if found is None or isinstance(found, Unknown):
         return
-    now = None if found.banned is None else format_list(found.banned)
     yield Step(
         Group.INTERRUPTS,
         BannedCpus(found.path),
-        now,
+        None if found.banned is None else format_list(found.banned),
         format_list(partition.isolated),
         Effect.LIVE,
         "irqbalance would bring interrupts back within seconds",
@@ -120,13 +107,10 @@ def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
 
 def _services(facts: Facts, partition: Partition) -> Iterator[Step]:
     found = facts.kernel.service_cpus
-    now: Fact[str | None] = None
-    if found is not None:
-        now = found if isinstance(found, Unknown) else format_list(found)
     yield Step(
         Group.SCHEDULING,
         ServiceCpus(),
-        now,
+        found if found is None or isinstance(found, Unknown) else format_list(found),
         format_list(partition.housekeeping),
         Effect.REBOOT,
         "services, with them OVS's main, handler and revalidator threads, start on housekeeping; libvirt "
@@ -138,30 +122,17 @@ def _services(facts: Facts, partition: Partition) -> Iterator[Step]:
 def _mask(
     group: Group, path: str, cpus: Fact[Cpus | None], partition: Partition, why: str, source: str
 ) -> Iterator[Step]:
-    if cpus is not None:
-        now = cpus if isinstance(cpus, Unknown) else to_kernel(cpus)
-        desired = to_kernel(partition.housekeeping)
-        yield Step(group, File(path), now, desired, Effect.LIVE, why, source)
-
-
-def _sysctl(facts: Facts, group: Group, name: str, desired: str, why: str, source: str) -> Iterator[Step]:
-    now = facts.kernel.sysctl(name)
-    if now is not None:
-        yield Step(group, Sysctl(name), now, desired, Effect.LIVE, why, source)
+    now = cpus if cpus is None or isinstance(cpus, Unknown) else to_kernel(cpus)
+    yield from _step(group, File(path), now, to_kernel(partition.housekeeping), why, source)
 
 
 def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
+    why = "a CPU that has to speed up first loses packets meanwhile"
+    source = f"{steps.GOVERNOR}; {steps.TUNED_POWER}"
     for policy in known(facts.power.policies, ()):
         if known(policy.cpus, frozenset()) & partition.isolated:
-            yield Step(
-                Group.POWER,
-                File(f"{CPU}/cpufreq/{policy.name}/scaling_governor"),
-                policy.governor,
-                "performance",
-                Effect.LIVE,
-                "a CPU that has to speed up first loses packets meanwhile",
-                f"{steps.GOVERNOR}; {steps.TUNED_POWER}",
-            )
+            target = File(f"{CPU}/cpufreq/{policy.name}/scaling_governor")
+            yield Step(Group.POWER, target, policy.governor, "performance", Effect.LIVE, why, source)
 
 
 # -- Plan tuned's variables and profile, if tuned is installed (pure). ----------------------------
@@ -174,24 +145,11 @@ def tuned_steps(facts: Facts, partition: Partition, intent: HostIntent) -> Itera
         return
     profile = "realtime-virtual-host" if intent.realtime else "cpu-partitioning"
     source = steps.TUNED_HOST if intent.realtime else steps.TUNED_PARTITIONING
-    yield Step(
-        Group.TUNED,
-        TunedVariable(profile, "isolated_cores"),
-        tuned.isolated_cores.get(profile),
-        format_list(partition.isolated),
-        Effect.LIVE,
-        "tuned sets masks and priorities by this list",
-        source,
-    )
-    yield Step(
-        Group.TUNED,
-        TunedProfile(),
-        tuned.profile,
-        profile,
-        Effect.LIVE,
-        "another profile would undo this one's settings at the next boot",
-        source,
-    )
+    variable, now = TunedVariable(profile, "isolated_cores"), tuned.isolated_cores.get(profile)
+    cpus, why = format_list(partition.isolated), "tuned sets masks and priorities by this list"
+    yield Step(Group.TUNED, variable, now, cpus, Effect.LIVE, why, source)
+    why = "another profile would undo this one's settings at the next boot"
+    yield Step(Group.TUNED, TunedProfile(), tuned.profile, profile, Effect.LIVE, why, source)
 
 
 # -- Plan real-time settings that can be changed live (pure). -------------------------------------
@@ -213,62 +171,49 @@ PRIORITIES = (
 _HALT_POLL_NS = "200000"
 
 
+#: Group, name, value, reason and source.
+_REALTIME = (
+    (
+        Group.WATCHDOG,
+        "kernel.soft_watchdog",
+        "0",
+        "it wakes a thread on each CPU",
+        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_REALTIME} (nosoftlockup)",
+    ),
+    (
+        Group.SCHEDULING,
+        "kernel.sched_rt_runtime_us",
+        "-1",
+        "a vCPU in real time is stopped for 5 % of each second otherwise",
+        steps.TUNED_REALTIME,
+    ),
+    (
+        Group.SCHEDULING,
+        "kernel.timer_migration",
+        "0",
+        "timers of other CPUs must not move to one of these",
+        steps.TUNED_LATENCY,
+    ),
+)
+
+
 def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[Step]:
     """Real-time steps; none unless the intent is real time."""
     if not (intent.realtime and partition.isolated):
         return
     memory = facts.memory
-    yield from _step(
-        # Not 0, which would keep merged pages; tuned's profile also sets 2.
-        Group.MEMORY,
-        File(KSM),
-        _text(memory.ksm),
-        "2",
-        "a merged page stops a VM at its next write to it: 2 parts those that are merged already",
-        f"{steps.KSM}; {steps.TUNED_HOST}",
-    )
+    # Not 0, which would keep merged pages; tuned's profile also sets 2.
+    why = "a merged page stops a VM at its next write to it: 2 parts those that are merged already"
+    source = f"{steps.KSM}; {steps.TUNED_HOST}"
+    yield from _step(Group.MEMORY, File(KSM), _text(memory.ksm), "2", why, source)
     # Reading the file gives all choices; the one in brackets is compared.
-    yield from _step(
-        Group.MEMORY,
-        File(THP),
-        memory.transparent,
-        "never",
-        "making large pages of small ones stops who uses them; VMs have hugepages of their own",
-        f"{steps.THP}; {steps.TUNED_LATENCY}",
-    )
+    why = "making large pages of small ones stops who uses them; VMs have hugepages of their own"
+    source = f"{steps.THP}; {steps.TUNED_LATENCY}"
+    yield from _step(Group.MEMORY, File(THP), memory.transparent, "never", why, source)
     swaps = memory.swaps if isinstance(memory.swaps, Unknown) else ",".join(memory.swaps) or None
-    yield Step(
-        Group.MEMORY,
-        Swap(),
-        swaps,
-        None,
-        Effect.LIVE,
-        "memory that comes back from a disk comes milliseconds late",
-        steps.OWN,
-    )
-    for group, name, desired, why, source in (
-        (
-            Group.WATCHDOG,
-            "kernel.soft_watchdog",
-            "0",
-            "it wakes a thread on each CPU",
-            f"{steps.SYSCTL_KERNEL}; {steps.TUNED_REALTIME} (nosoftlockup)",
-        ),
-        (
-            Group.SCHEDULING,
-            "kernel.sched_rt_runtime_us",
-            "-1",
-            "a vCPU in real time is stopped for 5 % of each second otherwise",
-            steps.TUNED_REALTIME,
-        ),
-        (
-            Group.SCHEDULING,
-            "kernel.timer_migration",
-            "0",
-            "timers of other CPUs must not move to one of these",
-            steps.TUNED_LATENCY,
-        ),
-    ):
+    why = "memory that comes back from a disk comes milliseconds late"
+    yield Step(Group.MEMORY, Swap(), swaps, None, Effect.LIVE, why, steps.OWN)
+    for group, name, desired, why, source in _REALTIME:
         yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), desired, why, source)
     yield from _halt_polling(facts, partition)
     yield from _threads(facts)
@@ -284,14 +229,8 @@ def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
     else:
         desired = str(known(now, None) or _HALT_POLL_NS)
         why = "a halted vCPU that polls wakes sooner, and has its core to itself"
-    yield from _step(
-        Group.SCHEDULING,
-        File(HALT_POLL),
-        _text(now),
-        desired,
-        why,
-        f"{steps.HALT_POLLING}; by siblings: {steps.OWN}",
-    )
+    source = f"{steps.HALT_POLLING}; by siblings: {steps.OWN}"
+    yield from _step(Group.SCHEDULING, File(HALT_POLL), _text(now), desired, why, source)
 
 
 def _threads(facts: Facts) -> Iterator[Step]:
@@ -302,18 +241,9 @@ def _threads(facts: Facts) -> Iterator[Step]:
             now = threads
         else:
             found = {t.priority for t in threads if t.name.partition("/")[0] == name}
-            if not found:  # rcuc needs rcu_nocbs or PREEMPT_RT, ktimers PREEMPT_RT
-                continue
-            now = ",".join(map(str, sorted(found)))
-        yield Step(
-            Group.SCHEDULING,
-            ThreadPriority(name),
-            now,
-            desired,
-            Effect.LIVE,
-            why,
-            steps.TUNED_HOST,
-        )
+            # rcuc needs rcu_nocbs or PREEMPT_RT, ktimers PREEMPT_RT
+            now = ",".join(map(str, sorted(found))) or None
+        yield from _step(Group.SCHEDULING, ThreadPriority(name), now, desired, why, steps.TUNED_HOST)
 
 
 def _text(value: Fact[int | None]) -> Fact[str | None]:
