@@ -74,9 +74,11 @@ def by_node(root: Path = Path("/sys")) -> dict[int, frozenset[int]]:
     nodes = root / "devices/system/node"
     try:
         numbers = parse_list((nodes / "has_cpu").read_text())
-        return {n: frozenset(parse_list((nodes / f"node{n}/cpulist").read_text())) for n in numbers}
+        found = {n: frozenset(parse_list((nodes / f"node{n}/cpulist").read_text())) for n in numbers}
     except FileNotFoundError:
         return {0: frozenset(online(root))}
+    # The last CPU of a node may have gone offline between two reads.
+    return {n: cpus for n, cpus in found.items() if cpus}
 
 
 # -- CPU masks in the kernel's format: groups of 32 bits, ``1,00000003``. -------------------------

@@ -268,6 +268,11 @@ def test_without_a_mask_vswitchd_runs_a_thread_on_each_node(tmp_path: Path) -> N
     assert threads_by_node("0x16", found) == {0: 2, 1: 1}
     assert threads_by_node("0x13", found) == {0: 3}
     assert threads_by_node("0x21", found) == {0: 1}, "CPU 5 is not on line"
+    for number in (8, 252):  # sparse, and the CPUs of one went off line between two reads
+        (nodes / f"node{number}").mkdir()
+        (nodes / f"node{number}/cpulist").write_text("5\n" if number == 8 else "\n")
+    (nodes / "has_cpu").write_text("0-1,8,252\n")
+    assert cpus.by_node(tmp_path) == found | {8: {5}}
 
 
 def test_a_kernel_without_numa_has_one_node(tmp_path: Path) -> None:
