@@ -15,14 +15,19 @@ from netplugin.tuning.root import Fact, Unknown
 
 Cpus: TypeAlias = frozenset[int]
 
+#: Kinds of cores, best for PMD threads and vCPUs first. ``NODELESS``: no NUMA node lists its CPUs; OVS starts
+#: no PMD thread there (discover_numa_and_core in OVS's lib/ovs-numa.c).
+PERFORMANCE, EFFICIENCY, NODELESS = "performance", "efficiency", "no node"
+
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core: its online CPUs (SMT siblings), NUMA node and package."""
+    """A physical core: its online CPUs (SMT siblings), NUMA node, package and kind."""
 
     node: int
     package: int
     cpus: Cpus
+    kind: str = PERFORMANCE
 
     @property
     def first(self) -> int:
@@ -44,7 +49,9 @@ class CpuFacts:
     """``smt`` is None if the kernel has no SMT control, ``nohz_full`` if it was built without it.
 
     ``arch`` is ``x86_64`` or ``aarch64``. On ARM, ``vendor`` and ``model`` are the implementer and part
-    numbers. ``distances`` are the firmware's NUMA distances from node to node; 10 is local.
+    numbers. ``distances`` are the firmware's NUMA distances from node to node; 10 is local. ``isolated`` are
+    all CPUs that the scheduler does not balance, None if the kernel reports none; ``partitioned`` those of
+    them that are isolated by a cgroup's cpuset partition and not since boot: they end with that cgroup.
     """
 
     arch: Fact[str]
@@ -57,6 +64,7 @@ class CpuFacts:
     caches: Fact[tuple[Cache, ...]]
     smt: Fact[bool | None]
     isolated: Fact[Cpus | None]
+    partitioned: Fact[Cpus]
     nohz_full: Fact[Cpus | None]
 
 
@@ -103,8 +111,9 @@ class HugepagePool:
 
 @dataclass(frozen=True)
 class MemoryFacts:
-    """``sizes_kb`` are the supported hugepage sizes; ``at_boot`` maps size and node to the pages that
-    netplugin's systemd unit reserves at boot, None without that unit."""
+    """``nodes`` may have no memory (``total_kb`` 0) or no CPUs (CXL, HBM). ``sizes_kb`` are the supported
+    hugepage sizes; ``at_boot`` maps size and node to the pages that netplugin's systemd unit reserves at
+    boot, None without that unit."""
 
     nodes: Fact[tuple[NodeMemory, ...]]
     sizes_kb: Fact[tuple[int, ...]]

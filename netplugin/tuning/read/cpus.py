@@ -6,6 +6,9 @@ import re
 
 from netplugin.host.cpus import from_kernel, parse_list
 from netplugin.tuning.facts import (
+    EFFICIENCY,
+    NODELESS,
+    PERFORMANCE,
     Cache,
     Core,
     CpuFacts,
@@ -16,13 +19,17 @@ from netplugin.tuning.facts import (
     Policy,
     PowerFacts,
 )
-from netplugin.tuning.root import Fact, Root, Unknown
+from netplugin.tuning.root import Fact, Root, Unknown, known
 
-# -- Read CPU facts: online state, cores with siblings and NUMA node, caches, isolation. ----------
+# -- Read CPU facts: online state, cores with siblings, NUMA node and kind, caches, isolation. ----
 
 
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
+CGROUP = "/sys/fs/cgroup"
+#: CPUs of the performance cores, in the perf PMU of an x86 CPU that has two kinds of cores
+#: (intel_hybrid_get_attr_cpus in arch/x86/events/intel/core.c). All others are efficiency cores.
+_FAST = "/sys/devices/cpu_core/cpus"
 _NODE = re.compile(r"node(\d+)")
 #: Fields of /proc/cpuinfo on x86 and on ARM (c_show in arch/arm64/kernel/cpuinfo.c).
 _VENDOR = r"vendor_id|CPU implementer"
@@ -37,6 +44,10 @@ def cpu_list(text: str) -> Cpus:
 
 def read_cpus(root: Root) -> CpuFacts:
     online = root.parsed(f"{CPU}/online", cpu_list)
+    booted = root.optional(f"{CPU}/isolated", cpu_list)
+    partitions = _partitions(root)
+    since_boot = known(booted, None) or frozenset()
+    partitioned = partitions if isinstance(partitions, Unknown) else partitions - since_boot
     return CpuFacts(
         arch=root.parsed("/proc/cpuinfo", _arch),
         vendor=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, _VENDOR)),
@@ -47,24 +58,49 @@ def read_cpus(root: Root) -> CpuFacts:
         distances=_distances(root),
         caches=_caches(root, online),
         smt=root.optional(f"{CPU}/smt/active", lambda text: bool(int(text))),
-        isolated=root.optional(f"{CPU}/isolated", cpu_list),
+        isolated=since_boot | partitioned if isinstance(partitioned, frozenset) and partitioned else booted,
+        partitioned=partitioned,
         nohz_full=root.optional(f"{CPU}/nohz_full", cpu_list),
     )
 
 
+def _partitions(root: Root, group: str = CGROUP) -> Fact[Cpus]:
+    """CPUs isolated by cpuset partitions (Documentation/admin-guide/cgroup-v2.rst).
+
+    ``cpuset.cpus.isolated`` of the root cgroup has them since Linux 6.8 (commit 877c737db935). Before that,
+    a partition's parent is a partition; one that is invalid has a reason after its type and isolates nothing.
+    """
+    listed = root.optional(f"{group}/cpuset.cpus.isolated", cpu_list) if group == CGROUP else None
+    if listed is not None:
+        return listed
+    names = root.names(group)
+    if isinstance(names, Unknown):
+        return frozenset() if names.missing else names
+    found: Cpus = frozenset()
+    for at in (f"{group}/{name}" for name in names):
+        kind = root.optional(f"{at}/cpuset.cpus.partition", str)
+        own = root.parsed(f"{at}/cpuset.cpus.effective", cpu_list) if kind == "isolated" else frozenset()
+        below = _partitions(root, at) if kind in ("root", "isolated") else frozenset()
+        for fact in (kind, own, below):
+            if isinstance(fact, Unknown):
+                return fact
+            found |= fact if isinstance(fact, frozenset) else frozenset()
+    return found
+
+
 def node_numbers(root: Root) -> Fact[tuple[int, ...]]:
-    """NUMA node numbers; only node 0 on a kernel built without NUMA."""
+    """Numbers of the NUMA nodes that are online, which may be sparse; only node 0 without NUMA."""
     names = root.names(NODE)
     if isinstance(names, Unknown):
         return (0,) if names.missing else names
-    return tuple(sorted(int(match[1]) for name in names if (match := _NODE.fullmatch(name))))
+    there = frozenset(int(match[1]) for name in names if (match := _NODE.fullmatch(name)))
+    online = known(root.optional(f"{NODE}/online", cpu_list), None)
+    return tuple(sorted(there & (there if online is None else online)))
 
 
 def _arch(text: str) -> str:
-    return X86 if re.search(r"^vendor_id\s*:", text, re.MULTILINE) else _arm(text)
-
-
-def _arm(text: str) -> str:
+    if re.search(r"^vendor_id\s*:", text, re.MULTILINE):
+        return X86
     _cpuinfo(text, "CPU implementer")
     return ARM
 
@@ -78,13 +114,13 @@ def _cpuinfo(text: str, field: str) -> str:
 
 
 def _distances(root: Root) -> Fact[dict[int, dict[int, int]]]:
-    """NUMA distances; empty on a kernel without NUMA. Each file has one number per node, in order."""
+    """NUMA distances; empty without NUMA. Each file has a number per online node, in order."""
     numbers = node_numbers(root)
     if isinstance(numbers, Unknown):
         return numbers
     found = {}
     for node in numbers:
-        row = root.optional(f"{NODE}/node{node}/distance", _numbers)
+        row = root.optional(f"{NODE}/node{node}/distance", lambda text: tuple(map(int, text.split())))
         if isinstance(row, Unknown):
             return row
         if row is not None and len(row) == len(numbers):
@@ -92,17 +128,20 @@ def _distances(root: Root) -> Fact[dict[int, dict[int, int]]]:
     return found
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split()))
-
-
 def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:
-    """All cores, or the first Unknown: a partial topology is useless."""
+    """All cores, or the first Unknown: a partial topology is useless.
+
+    Siblings on different nodes count as cores of their own, because OVS and libvirt go by node.
+    """
     if isinstance(online, Unknown):
         return online
     home = _nodes_of_cpus(root, online)
+    slow = _slow(root, online)
     if isinstance(home, Unknown):
         return home
+    if isinstance(slow, Unknown):
+        return slow
+    first = min(home.values(), default=0)
     cores: dict[Cpus, Core] = {}
     for cpu in sorted(online):
         at = f"{CPU}/cpu{cpu}/topology"
@@ -112,14 +151,31 @@ def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:
             return siblings
         if isinstance(package, Unknown):
             return package
-        if cpu not in home:
-            return Unknown(NODE, f"no node has CPU {cpu}")
         # A sibling may have gone offline between two reads.
-        cpus = (siblings & online) | {cpu}
+        cpus = frozenset(c for c in siblings & online if home.get(c) == home.get(cpu)) | {cpu}
         if any(cpus != other and cpus & other for other in cores):
             return Unknown(f"{at}/thread_siblings_list", "contradicts that of its siblings")
-        cores.setdefault(cpus, Core(home[cpu], package, cpus))
+        kind = NODELESS if cpu not in home else EFFICIENCY if cpu in slow else PERFORMANCE
+        cores.setdefault(cpus, Core(home.get(cpu, first), package, cpus, kind))
     return tuple(cores.values())
+
+
+def _slow(root: Root, online: Cpus) -> Fact[Cpus]:
+    """CPUs of efficiency cores. By ``cpu_capacity`` (ARM) they have less than three quarters of the fastest
+    CPU's: those of one kind may differ a little in frequency."""
+    fast = root.optional(_FAST, cpu_list)
+    if fast is not None:
+        return fast if isinstance(fast, Unknown) else online - fast
+    capacities: dict[int, int] = {}
+    for cpu in sorted(online):
+        capacity = root.optional(f"{CPU}/cpu{cpu}/cpu_capacity", int)
+        if capacity is None:  # a kernel has it for all CPUs or for none
+            return frozenset()
+        if isinstance(capacity, Unknown):
+            return capacity
+        capacities[cpu] = capacity
+    most = max(capacities.values(), default=0)
+    return frozenset(cpu for cpu, capacity in capacities.items() if 4 * capacity < 3 * most)
 
 
 def _nodes_of_cpus(root: Root, online: Cpus) -> Fact[dict[int, int]]:
@@ -185,7 +241,9 @@ def _policies(root: Root) -> Fact[tuple[Policy, ...]]:
     return tuple(
         Policy(
             name=name,
-            cpus=root.parsed(f"{CPU}/cpufreq/{name}/affected_cpus", _blanks),
+            cpus=root.parsed(
+                f"{CPU}/cpufreq/{name}/affected_cpus", lambda text: cpu_list(",".join(text.split()))
+            ),
             driver=root.text(f"{CPU}/cpufreq/{name}/scaling_driver"),
             governor=root.text(f"{CPU}/cpufreq/{name}/scaling_governor"),
         )
@@ -215,10 +273,6 @@ def _idle_states(root: Root) -> Fact[tuple[str, ...]]:
     return tuple(found)
 
 
-def _blanks(text: str) -> frozenset[int]:
-    return cpu_list(",".join(text.split()))
-
-
 # -- Read the CPU affinity of IRQs, workqueues and writeback, and irqbalance's settings. ----------
 
 
@@ -229,15 +283,8 @@ WRITEBACK = "/sys/devices/virtual/workqueue/writeback/cpumask"
 IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 #: Files in an IRQ's directory; the other entries are directories of the devices that use it.
 _FILES = frozenset(
-    (
-        "affinity_hint",
-        "effective_affinity",
-        "effective_affinity_list",
-        "node",
-        "smp_affinity",
-        "smp_affinity_list",
-        "spurious",
-    )
+    "affinity_hint effective_affinity effective_affinity_list node smp_affinity smp_affinity_list "
+    "spurious".split()
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from netplugin.tuning.facts import HugepagePool, Limit, MemoryFacts, NodeMemory
-from netplugin.tuning.read.cpus import NODE, cpu_list, node_numbers
+from netplugin.tuning.read.cpus import CGROUP, NODE, cpu_list, node_numbers
 from netplugin.tuning.root import Fact, Root, Unknown
 
 # -- Read memory and hugepages of each node, KSM, transparent hugepages and swap. -----------------
@@ -108,7 +108,6 @@ def _swaps(text: str) -> tuple[str, ...]:
 # -- Read cgroup limits that apply to this process, to OVS or to VMs. -----------------------------
 
 
-_CGROUP = "/sys/fs/cgroup"
 #: Slices of daemons such as vswitchd, and of libvirt's VMs.
 _SLICES = ("/system.slice", "/machine.slice")
 
@@ -119,7 +118,7 @@ def read_limits(root: Root) -> tuple[Limit, ...]:
     version_2, cpuset, memory = (None,) * 3 if isinstance(own, Unknown) else own
     limits = []
     for group in dict.fromkeys((*_upwards(version_2 or "/"), *_SLICES)):
-        at = f"{_CGROUP}{group}".rstrip("/")
+        at = f"{CGROUP}{group}".rstrip("/")
         limits.append(
             Limit(
                 group=group,
@@ -129,10 +128,10 @@ def read_limits(root: Root) -> tuple[Limit, ...]:
             )
         )
     if cpuset and cpuset != "/":
-        at = f"{_CGROUP}/cpuset{cpuset}/cpuset.effective_cpus"
+        at = f"{CGROUP}/cpuset{cpuset}/cpuset.effective_cpus"
         limits.append(Limit(cpuset, root.optional(at, cpu_list), None, {}))
     if memory and memory != "/":
-        at = f"{_CGROUP}/memory{memory}/memory.limit_in_bytes"
+        at = f"{CGROUP}/memory{memory}/memory.limit_in_bytes"
         limits.append(Limit(memory, None, root.optional(at, _bytes), {}))
     return tuple(
         limit

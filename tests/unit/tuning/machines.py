@@ -18,11 +18,12 @@ from netplugin.tuning.root import Root
 
 DATA = Path(__file__).parents[2] / "data" / "machines"
 NAMES = ("published", "amd-4-nodes", "intel-snc", "amd-nps4", "arm", "edge", "small")
+NAMES += ("one-socket-memory", "hbm", "power9", "hybrid", "big-little")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The defaults are those of a kernel after boot."""
+    """The defaults are those of a kernel after boot. A node without a ``number`` has its position."""
 
     nodes: list[dict[str, Any]]
     vendor: str = "GenuineIntel"
@@ -31,6 +32,13 @@ class Machine:
     version: str = "Linux version 6.1.0 #1 SMP PREEMPT_DYNAMIC"
     cmdline: str = "ro quiet"
     threads: int = 1
+    #: CPUs of some cores, if the kernel numbers them in another way; capacities of slow cores by first CPU.
+    cores: list[str] = field(default_factory=list)
+    capacities: dict[int, int] = field(default_factory=dict)
+    #: CPUs of each PMU of an x86 CPU with two kinds of cores.
+    pmus: dict[str, str] = field(default_factory=dict)
+    #: Files of control groups, by their path.
+    cgroups: dict[str, str] = field(default_factory=dict)
     offline: str = ""
     isolated: str = ""
     caches: list[list[Any]] = field(default_factory=list)
@@ -63,6 +71,10 @@ class Machine:
     @property
     def arm(self) -> bool:
         return self.vendor.startswith("0x")
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        return [node.get("number", position) for position, node in enumerate(self.nodes)]
 
     @cached_property
     def present(self) -> frozenset[int]:

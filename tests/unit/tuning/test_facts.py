@@ -172,7 +172,7 @@ def test_as_json_has_lists_of_cpus_and_reasons() -> None:
     facts: Facts = facts_of("published")
     shown = as_json(replace(facts, iommu=replace(facts.iommu, groups=Unknown("/x", "is odd"))))
     assert shown["cpus"]["online"] == "0-63"
-    assert shown["cpus"]["cores"][1] == {"node": 0, "package": 0, "cpus": "1,33"}
+    assert shown["cpus"]["cores"][1] == {"node": 0, "package": 0, "cpus": "1,33", "kind": "performance"}
     assert shown["iommu"]["groups"] == {"unknown": "is odd", "path": "/x"}
     assert shown["kernel"]["arguments"][-1] == "quiet"
     assert shown["kernel"]["sysctls"]["vm.stat_interval"] == "1"

@@ -26,6 +26,9 @@ def tree(machine: Machine) -> Tree:
 
 def siblings(machine: Machine, cpu: int) -> frozenset[int]:
     """As Linux numbers them: first a thread of each core of the machine, then the others'."""
+    for core in machine.cores:
+        if cpu in parse_list(core):
+            return frozenset(parse_list(core)) & machine.online
     cores = len(machine.present) // machine.threads
     return frozenset(range(cpu % cores, len(machine.present), cores)) & machine.online
 
@@ -45,10 +48,14 @@ def _cpus(machine: Machine) -> Iterator[tuple[str, str]]:
         for cpu in sorted(machine.online)
     )
     yield "/proc/cpuinfo", "\n".join(info)
+    for pmu, cpus in machine.pmus.items():
+        yield f"/sys/devices/{pmu}/cpus", cpus
     packages = {cpu: node.get("package", 0) for node in machine.nodes for cpu in parse_list(node["cpus"])}
     cores = sorted({min(siblings(machine, cpu)) for cpu in machine.online})
     for cpu in sorted(machine.online):
         both = siblings(machine, cpu)
+        if machine.capacities:
+            yield f"{_CPU}/cpu{cpu}/cpu_capacity", str(machine.capacities.get(min(both), 1024))
         yield f"{_CPU}/cpu{cpu}/topology/thread_siblings_list", format_list(both)
         yield f"{_CPU}/cpu{cpu}/topology/core_id", str(min(both))
         yield f"{_CPU}/cpu{cpu}/topology/physical_package_id", str(packages[cpu])
@@ -83,19 +90,29 @@ def _power(machine: Machine) -> Iterator[tuple[str, str]]:
 
 
 def _memory(machine: Machine) -> Iterator[tuple[str, str]]:
-    for number, node in enumerate(machine.nodes):
-        at = f"/sys/devices/system/node/node{number}"
+    folder = "/sys/devices/system/node"
+    numbers = machine.numbers
+    with_cpus = (set(parse_list(node["cpus"])) & machine.online for node in machine.nodes)
+    yield f"{folder}/online", format_list(numbers)
+    yield f"{folder}/has_cpu", format_list(n for n, cpus in zip(numbers, with_cpus, strict=True) if cpus)
+    yield (
+        f"{folder}/has_memory",
+        format_list(n for n, node in zip(numbers, machine.nodes, strict=True) if node["memory_kb"]),
+    )
+    for position, node in enumerate(machine.nodes):
+        at = f"{folder}/node{numbers[position]}"
         cpus = set(parse_list(node["cpus"])) & machine.online
         total = node["memory_kb"]
         yield f"{at}/cpulist", format_list(cpus)
         rows = machine.distances or [
             [10 if a == b else 20 for b in range(len(machine.nodes))] for a in range(len(machine.nodes))
         ]
-        yield f"{at}/distance", " ".join(map(str, rows[number]))
+        yield f"{at}/distance", " ".join(map(str, rows[position]))
         yield f"{at}/cpumap", to_kernel(cpus)
         yield (
             f"{at}/meminfo",
-            f"Node {number} MemTotal:       {total} kB\nNode {number} MemFree:        {total // 2} kB",
+            f"Node {numbers[position]} MemTotal:       {total} kB\n"
+            f"Node {numbers[position]} MemFree:        {total // 2} kB",
         )
         for size, pages in node["hugepages"].items():
             yield f"{at}/hugepages/hugepages-{size}kB/nr_hugepages", str(pages)
@@ -159,6 +176,8 @@ def _limits(machine: Machine) -> Iterator[tuple[str, str]]:
     for group, values in machine.limits.items():
         for name, value in values.items():
             yield f"/sys/fs/cgroup{group}/{name}", value
+    for path, value in machine.cgroups.items():
+        yield f"/sys/fs/cgroup/{path}", value
 
 
 def _network(machine: Machine, made: Tree) -> None:
