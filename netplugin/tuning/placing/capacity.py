@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.libvirt.pins import Placement
-from netplugin.tuning.facts import Cpus, DomainLive, Facts, Live
-from netplugin.tuning.planning.network import nodes_of
-from netplugin.tuning.planning.partition import l3_caches, ranks
+from netplugin.tuning.facts import EFFICIENCY, Cpus, DomainLive, Facts, Live
+from netplugin.tuning.planning.partition import cpus_of, l3_caches, ranks
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
 
@@ -18,7 +17,8 @@ from netplugin.tuning.root import Unknown, known
 class NodeGround:
     """Capacity of one NUMA node. ``cores`` are the CPUs for vCPUs, grouped by core; ``emulator`` the CPUs for
     QEMU's other threads; ``memory_kb`` maps a hugepage size to the memory for VMs, both in KB; ``l3`` the
-    CPUs of each L3 cache; ``away`` is 0 on NIC nodes and grows with the distance from them."""
+    CPUs of each L3 cache, ``slow`` those of efficiency cores; ``away`` is 0 on NIC nodes and grows with the
+    distance from them."""
 
     node: int
     cores: tuple[tuple[int, ...], ...]
@@ -26,6 +26,7 @@ class NodeGround:
     memory_kb: Mapping[int, int]
     away: int = 0
     l3: tuple[Cpus, ...] = ()
+    slow: Cpus = frozenset()
 
     @property
     def cpus(self) -> Cpus:
@@ -73,8 +74,7 @@ class Held:
 def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
     """Derive the capacity from plan and facts. Memory: the existing hugepages minus the plan's OVS share."""
     partition = plan.partition
-    near = nodes_of(plan.nics, tuple(share.node for share in partition.nodes))
-    away = ranks(known(facts.cpus.cores, ()), near, known(facts.cpus.distances, {}))
+    away = ranks(known(facts.cpus.cores, ()), plan.nic_nodes, known(facts.cpus.distances, {}))
     ovs_kb = {(pages.node, pages.size_kb): pages.ovs_mb << 10 for pages in plan.pages}
     pools = known(facts.memory.pools, ())
     nodes = tuple(
@@ -92,6 +92,7 @@ def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
             },
             away=away.get(share.node, 0),
             l3=l3_caches(known(facts.cpus.caches, ())),
+            slow=cpus_of(core for core in share.vm if core.kind == EFFICIENCY),
         )
         for share in partition.nodes
     )

@@ -172,7 +172,11 @@ def _fitting(
     found = []
     for node in ground.with_cores:
         free = free_cores(node, others)
-        cpus = _cpus(len(cell.vcpus), free, node.l3)
+        fast = tuple(core for core in free if not node.slow & set(core))
+        slow = tuple(core for core in free if core not in fast)
+        # Cores of both kinds only if there are too few of each: a VM's vCPUs wait for the slowest of them.
+        tries = (_cpus(len(cell.vcpus), cores, node.l3) for cores in (fast, slow, free))
+        cpus = next((cpus for cpus in tries if cpus is not None), None)
         if (
             cpus is not None
             and request.homes.get(cell.number, node.node) == node.node

@@ -3,13 +3,14 @@
 OVS assigns a receive queue to a PMD thread on its port's NUMA node, and to one on another node only if
 that node has none (sched_numa_list_schedule in OVS's lib/dpif-netdev.c). A NIC's port is on the NIC's
 node, a vhost-user port on the node of its VM's memory. So each NIC node gets a thread, each VM node gets
-one, and the rest go to the NIC nodes. The host's plan follows the same rule.
+one, and the rest go to the NIC nodes; for a node without CPUs or memory, the nearest node with both.
+Performance cores come first. The host's plan follows the same rules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError, some
 from netplugin.api.pmd_models import PmdChoice
@@ -17,11 +18,19 @@ from netplugin.host.cpus import format_list
 from netplugin.host.ovs_rows import OvsInterface
 from netplugin.libvirt.pins import Placement
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Core, Cpus, DomainLive
+from netplugin.tuning.facts import EFFICIENCY, Core, Cpus, DomainLive
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.placing.capacity import running
 from netplugin.tuning.planning.network import chosen_nics
-from netplugin.tuning.planning.partition import cpus_of, grouped, l3_caches, together
+from netplugin.tuning.planning.partition import (
+    FAST_FIRST,
+    cpus_of,
+    grouped,
+    kept_cores,
+    l3_caches,
+    nearest,
+    together,
+)
 from netplugin.tuning.root import known
 from netplugin.tuning.steps import needed
 
@@ -33,6 +42,7 @@ class PmdHost:
     """``nics`` and ``vms`` map a NUMA node to names; ``users`` maps a CPU to the VM that uses it.
 
     ``ranks`` are sets of CPUs in order of preference, each with a description; other CPUs are not used.
+    ``bare`` are the nodes without memory, which get no threads.
     """
 
     cores: tuple[Core, ...]
@@ -41,6 +51,7 @@ class PmdHost:
     users: Mapping[int, str] = field(default_factory=dict)
     ranks: tuple[tuple[Cpus, str], ...] = ()
     l3: tuple[Cpus, ...] = ()
+    bare: frozenset[int] = frozenset()
 
     def vms_on(self, cpus: Iterable[int]) -> tuple[str, ...]:
         """VMs that use any CPU on the cores of these CPUs."""
@@ -56,15 +67,20 @@ def host_of(
     Raises: HostError if the core topology is unknown, BackendUnavailable if the CPUs of VMs are.
     """
     cores = needed(scene.facts.cpus.cores)
-    nodes = {core.node for core in cores}
-    nics = _by_node((i.numa_node, i.name) for i in interfaces if i.type == "dpdk")
+    bare = frozenset(node.node for node in known(scene.facts.memory.nodes, ()) if not node.total_kb)
+    nodes = {core.node for core in cores} - bare
+    if not nodes:  # then none is better than another
+        nodes, bare = {core.node for core in cores}, frozenset()
+    distances = known(scene.facts.cpus.distances, {})
+
+    def by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ...]]:
+        return _by_node((nearest(node, nodes, distances), name) for node, name in found)
+
+    nics = by_node((i.numa_node, i.name) for i in interfaces if i.type == "dpdk")
     if not nics:
-        planned = (
-            scene.plan.nics
-            if scene.plan
-            else chosen_nics(scene.facts, HostIntent.model_validate({"pmd_cores": 0}))
-        )
-        nics = _by_node((known(nic.node, None), nic.address) for nic in planned)
+        any_nics = HostIntent.model_validate({"pmd_cores": 0})
+        planned = scene.plan.nics if scene.plan else chosen_nics(scene.facts, any_nics)
+        nics = by_node((known(nic.node, None), nic.address) for nic in planned)
     vms = [(i.numa_node, i.name) for i in interfaces if i.type.startswith("dpdkvhostuser")]
     vms += [(node, vm) for vm, placement in placements.items() for node in placement.nodes]
     users = {cpu: vm for vm, placement in placements.items() for cpu in _held(placement)}
@@ -73,11 +89,12 @@ def host_of(
         users = dict.fromkeys(_used(domain, cpus_of(cores), kept), domain.name) | users
     return PmdHost(
         cores=cores,
-        nics={node: names for node, names in nics.items() if node in nodes},
-        vms={node: names for node, names in _by_node(vms).items() if node in nodes},
+        nics=nics,
+        vms=by_node(vms),
         users=users,
         ranks=tuple(_ranks(scene, cores, kept)),
         l3=l3_caches(known(scene.facts.cpus.caches, ())),
+        bare=bare,
     )
 
 
@@ -134,15 +151,11 @@ def _by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ..
 
 
 def _kept(scene: Scene, cores: tuple[Core, ...]) -> Cpus:
-    """CPUs left for housekeeping: the lowest cores of each node, as many as the plan keeps, or one without
-    a plan."""
+    """CPUs left for housekeeping on each node: as many cores as the plan keeps, or one without a plan."""
     if len(cores) == 1:  # with a single core, only its first CPU is kept
         return frozenset((cores[0].first,))
     count = scene.plan.intent.housekeeping_cores if scene.plan else 1
-    by_node: dict[int, list[Core]] = {}
-    for core in sorted(cores, key=lambda core: core.first):
-        by_node.setdefault(core.node, []).append(core)
-    return cpus_of(core for mine in by_node.values() for core in mine[:count])
+    return cpus_of(core for mine in kept_cores(cores, count).values() for core in mine)
 
 
 def _ranks(scene: Scene, cores: tuple[Core, ...], kept: Cpus) -> Iterator[tuple[Cpus, str]]:
@@ -162,21 +175,27 @@ def _ranks(scene: Scene, cores: tuple[Core, ...], kept: Cpus) -> Iterator[tuple[
 def _free(host: PmdHost, held: Cpus) -> dict[int, list[tuple[Core, str]]]:
     """Available cores of each node in order of preference, with their description.
 
-    Within a rank, cores that share an L3 cache come together.
+    Performance cores come before efficiency cores of any rank. Within a rank, cores that share an L3 cache
+    come together.
     """
     held = cpus_of(core for core in host.cores if core.cpus & held)
-    found: dict[int, list[tuple[Core, str]]] = {core.node: [] for core in host.cores}
-    seen: Cpus = held
-    for cpus, what in host.ranks:
-        for node, mine in found.items():
-            cores = [
-                Core(core.node, core.package, core.cpus & cpus)
-                for core in sorted(host.cores, key=lambda core: core.first)
-                if core.node == node and core.cpus & cpus and not core.cpus & seen
-            ]
-            groups = grouped(cores, [core.cpus for core in cores], host.l3)
-            mine += [(core, what) for core in together(groups, len(cores))]
-        seen |= cpus
+    found: dict[int, list[tuple[Core, str]]] = {
+        core.node: [] for core in host.cores if core.node not in host.bare
+    }
+    for kind in FAST_FIRST:
+        seen: Cpus = held
+        alike = [core for core in sorted(host.cores, key=lambda core: core.first) if core.kind == kind]
+        for cpus, what in host.ranks:
+            for node, mine in found.items():
+                cores = [
+                    replace(core, cpus=core.cpus & cpus)
+                    for core in alike
+                    if core.node == node and core.cpus & cpus and not core.cpus & seen
+                ]
+                groups = grouped(cores, [core.cpus for core in cores], host.l3)
+                reason = f"{what}; an efficiency core" if kind == EFFICIENCY else what
+                mine += [(core, reason) for core in together(groups, len(cores))]
+            seen |= cpus
     return found
 
 
@@ -200,18 +219,13 @@ def _turns(host: PmdHost, left: Mapping[int, list[tuple[Core, str]]]) -> Iterato
     """Yield the node to take the next core from, and the reason, until no node has cores left."""
     nics = dict(host.nics) or {min(left): ()}
     others = [node for node in sorted(host.vms) if node not in nics]
-    for node in (*sorted(nics), *others):
+    rounds: list[list[int]] = [sorted(nics) + others]
+    # OVS would not let threads of the others poll the NIC; they serve vhost-user ports.
+    for nodes in (sorted(nics), others):
+        rounds += [nodes] * max((len(left[node]) for node in nodes), default=0)
+    for node in (node for nodes in rounds for node in nodes):
         if left[node]:
             yield node, _why(node, host)
-    while any(left[node] for node in nics):
-        for node in sorted(nics):
-            if left[node]:
-                yield node, _why(node, host)
-    # OVS would not let these threads poll the NIC; they serve vhost-user ports.
-    while any(left[node] for node in others):
-        for node in others:
-            if left[node]:
-                yield node, _why(node, host)
 
 
 def _why(node: int, host: PmdHost) -> str:

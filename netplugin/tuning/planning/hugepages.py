@@ -3,6 +3,12 @@
 Sizes and counts follow OVS (Documentation/topics/dpdk/memory.rst; ``dpdk_buf_size`` and
 ``dpdk_calculate_mbufs`` in lib/netdev-dpdk.c). With shared memory, MTUs that round to the same buffer size
 share one mempool per node; with ``per-port-memory`` each port has its own mempool.
+
+A port's buffers are on its own node, and OVS does not open the port if that has none left: DPDK takes memory
+of another node only if the caller names no node (dpdk_mp_create in lib/netdev-dpdk.c; malloc_heap_alloc in
+DPDK's lib/eal/common/malloc_heap.c). Nodes without CPUs have no memory for DPDK (rte_eal_cpu_init in
+eal_common_lcore.c). In ``dpdk-socket-mem`` the position is the node's number (eal_parse_socket_arg in
+eal_common_options.c): numbers that do not exist count, with 0.
 """
 
 from __future__ import annotations
@@ -12,7 +18,8 @@ from dataclasses import dataclass, replace
 
 from netplugin.tuning.facts import Facts, HostNic, Live
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M, HostIntent
-from netplugin.tuning.planning.partition import Partition
+from netplugin.tuning.planning.partition import Partition, nearest
+from netplugin.tuning.read.cpus import ARM, X86
 from netplugin.tuning.root import known
 from netplugin.tuning.steps import impossible, needed
 
@@ -31,6 +38,9 @@ _DPDK_MB = 512
 _SYSTEM_SHARE, _SYSTEM_KB = 0.1, 512 * 1024
 #: Minimum number of large pages that must fit on a node; with fewer, rounding wastes too much.
 _ROOM_FOR_LARGE = 16
+#: Number of nodes that DPDK can use, from 0 (RTE_MAX_NUMA_NODES in config/x86, and in config/arm of the
+#: generic build, which distributions have); 16 elsewhere (config/ppc).
+_DPDK_NODES = {X86: 32, ARM: 4}
 
 
 @dataclass(frozen=True)
@@ -95,32 +105,99 @@ def port_mbufs(rxqs: int, txqs: int) -> int:
 
 
 def page_size(facts: Facts, intent: HostIntent) -> int:
-    """Choose the hugepage size, KB. Raises: HostError, InvalidRequest."""
+    """Choose the hugepage size, KB; 0 if there is none and none is needed.
+
+    Raises: HostError, InvalidRequest.
+    """
     sizes = needed(facts.memory.sizes_kb)
     if intent.hugepage_kb is not None:
         if intent.hugepage_kb not in sizes:
-            have = " and ".join(map(str, sizes)) or "no hugepages"
-            raise impossible("hugepage_kb", f"CPU and kernel have {have} KB", "choose one of those")
+            have = f"pages of {' and '.join(map(str, sizes))} KB" if sizes else "no hugepages"
+            raise impossible("hugepage_kb", f"CPU and kernel have {have}", "choose another one, or none")
         return intent.hugepage_kb
     fit = [size for size in sizes if PAGE_2M <= size <= PAGE_1G]
     if not fit:
-        raise impossible("hugepage_kb", "the kernel has no hugepages of 2 MB to 1 GB", "use another kernel")
+        for field in ("pmd_cores", "vm_memory_mb"):
+            if getattr(intent, field):
+                what = f"{getattr(intent, field)}, and the kernel has no hugepages of 2 MB to 1 GB"
+                raise impossible(field, what, "ask for none (0), or use another kernel")
+        return 0
     # ARM has more than two sizes; they depend on the kernel's base page size.
-    least = min(node.total_kb for node in needed(facts.memory.nodes))
+    nodes = _able(facts, intent, min(fit))
+    least = min((node.total_kb for node in needed(facts.memory.nodes) if node.node in nodes), default=0)
     return max((size for size in fit if least >= _ROOM_FOR_LARGE * size), default=min(fit))
 
 
-def plan_pages(
-    facts: Facts, partition: Partition, intent: HostIntent, nics: tuple[HostNic, ...], live: Live
-) -> tuple[NodePages, ...]:
-    """Plan the pages of each node with memory. Raises: HostError, InvalidRequest."""
+def able_nodes(facts: Facts, intent: HostIntent) -> tuple[int, ...]:
+    """Nodes that can have PMD threads and VMs: with CPUs, and memory for what the intent has there.
+
+    Raises: HostError; InvalidRequest if there is none and the intent needs one.
+    """
     size = page_size(facts, intent)
+    able = _able(facts, intent, size)
+    if able or not (intent.pmd_cores or intent.vm_memory_mb):
+        return able
+    most = max(_room_kb(facts, size).values(), default=0) >> 10
+    if not intent.pmd_cores:
+        what = f"{intent.vm_memory_mb} MB, and no NUMA node with CPUs has memory for a page of {size} KB"
+        raise impossible("vm_memory_mb", what, "ask for none (0), or boot with numa=off")
+    what = f"no NUMA node with CPUs has room for the smallest buffer pools of OVS: the largest has {most} MB"
+    less: list[tuple[str, int | tuple[int, ...], str]] = [
+        ("mtus", (min(intent.mtus),), f"use the MTU {min(intent.mtus)} alone")
+    ]
+    if PAGE_2M in needed(facts.memory.sizes_kb):
+        less.append(("hugepage_kb", PAGE_2M, f"choose pages of {PAGE_2M} KB"))
+    for field, value, fix in less:
+        asked = intent.model_copy(update={field: value})
+        if _able(facts, asked, page_size(facts, asked)):
+            raise impossible(field, what, f"{fix}, or a host with more memory")
+    fix = "ask for none (0), or boot with numa=off if the memory is on nodes without CPUs"
+    raise impossible("pmd_cores", f"{intent.pmd_cores} whole cores, and {what}", fix)
+
+
+def _able(facts: Facts, intent: HostIntent, size_kb: int) -> tuple[int, ...]:
+    with_cpus = {core.node for core in needed(facts.cpus.cores)}
+    if not intent.pmd_cores and not intent.vm_memory_mb:
+        return tuple(n.node for n in needed(facts.memory.nodes) if n.total_kb and n.node in with_cpus)
+    least, nodes = 1, with_cpus
+    if intent.pmd_cores:
+        least = _pages(_least_mb(_Pools(intent.mtus, None)), size_kb)
+        nodes = {node for node in nodes if node < _dpdk_nodes(facts)}
+    there = {pool.node for pool in needed(facts.memory.pools) if pool.size_kb == size_kb}
+    room = _room_kb(facts, size_kb)
+    return tuple(sorted(n for n in nodes & there & room.keys() if room[n] // size_kb >= least))
+
+
+def _dpdk_nodes(facts: Facts) -> int:
+    return _DPDK_NODES.get(known(facts.cpus.arch, ""), 16)
+
+
+def plan_pages(
+    facts: Facts,
+    partition: Partition,
+    able: tuple[int, ...],
+    intent: HostIntent,
+    nics: tuple[HostNic, ...],
+    live: Live,
+) -> tuple[NodePages, ...]:
+    """Plan the pages of each node with memory; ``able`` nodes may get some. Raises: HostError,
+    InvalidRequest."""
+    size = page_size(facts, intent)
+    if not size:
+        return ()
     room = _room_kb(facts, size)
-    weights = _weights(partition, room)
-    pools = _pools(partition, intent, nics, live, weights)
-    vm = _vm_mb(intent, weights, room, pools, size)
+    if intent.pmd_cores:  # a position in dpdk-socket-mem beyond these is refused
+        room = {node: kb for node, kb in room.items() if node < _dpdk_nodes(facts)}
+    weights = {s.node: len(s.vm) for s in partition.nodes if s.vm}
+    # Without VM cores, the memory of VMs is on PMD nodes.
+    weights = weights or dict.fromkeys(partition.pmd_nodes or able[:1], 1)
+    distances = known(facts.cpus.distances, {})
+    homes = tuple(nearest(known(nic.node, None), able, distances) for nic in nics)
     # vhost-user buffers are on the node of the VM's memory, a NIC's buffers on the NIC's node.
-    with_ovs = {*partition.pmd_nodes, *vm, *partition.vm_nodes} if intent.pmd_cores else set()
+    with_ovs = {*partition.pmd_nodes, *partition.vm_nodes} if intent.pmd_cores else set()
+    usable = {node: room[node] // size * size for node in with_ovs}
+    pools = _pools(partition, intent, homes, live, weights, usable)
+    vm = _vm_mb(intent, weights, room, pools, size)
     plans = (
         _node(node, size, room[node], vm.get(node, 0), pools(node) if node in with_ovs else None)
         for node in sorted(room)
@@ -132,38 +209,43 @@ def plan_pages(
     )
 
 
-def _weights(partition: Partition, room: Mapping[int, int]) -> dict[int, int]:
-    """Number of VM cores of each node with memory; without VM cores, weight 1 for each PMD node."""
-    weights = {s.node: len(s.vm) for s in partition.nodes if s.vm and s.node in room}
-    if not weights:
-        weights = dict.fromkeys((n for n in partition.pmd_nodes if n in room), 1)
-    return weights or {min(room): 1}
-
-
 def _pools(
     partition: Partition,
     intent: HostIntent,
-    nics: tuple[HostNic, ...],
+    homes: tuple[int | None, ...],
     live: Live,
     weights: Mapping[int, int],
+    room: Mapping[int, int],
 ) -> Callable[[int], _Pools]:
-    """Return a function from node to pools. VM ports are spread by VM cores, as their node is not known."""
+    """Return a function from node to pools. ``homes`` are the nodes of the NICs, ``room`` the pages that OVS
+    could have on each of its nodes, by KB. VM ports are spread by VM cores, as their node is not known.
+
+    Raises: InvalidRequest if the pools of all ports do not fit.
+    """
     if not is_per_port(live):
         return lambda node: _Pools(intent.mtus, None)
     cores = sum(len(share.vm) for share in partition.nodes)
-    count = max(cores, _vhost_ports(live)) if intent.vm_ports is None else intent.vm_ports
+    asked = max(cores, _vhost_ports(live)) if intent.vm_ports is None else intent.vm_ports
     first = partition.pmd_nodes[:1]
-    homes = [known(nic.node, None) for nic in nics]
     # A NIC has one txq per PMD thread plus one; a vhost-user port has as many as its VM.
     nic = port_mbufs(intent.queues, len(partition.polling) + 1)
     vhost = port_mbufs(intent.queues, intent.queues)
     whole = sum(weights.values())
 
-    def pools(node: int) -> _Pools:
+    def pools(node: int, count: int = asked) -> _Pools:
         uplinks = sum(node == home or (home is None and node in first) for home in homes)
         vms = -(-count * weights.get(node, 0) // whole)
         return _Pools(intent.mtus, (nic,) * uplinks + (vhost,) * vms)
 
+    def fit(count: int) -> bool:
+        return all(_least_mb(pools(node, count)) * 1024 <= kb for node, kb in room.items())
+
+    if not fit(asked):
+        most = next(filter(fit, range(asked - 1, -1, -1)), None)
+        fix = "ask for none (0)" if most is None else f"ask for at most {most}"
+        what = f"the buffer pools of {asked} ports of VMs (per-port-memory) have no room on each node"
+        field = "pmd_cores" if most is None else "vm_ports"
+        raise impossible(field, what, f"{fix}, or set per-port-memory=false in OVS")
     return pools
 
 
@@ -179,9 +261,10 @@ def _vhost_ports(live: Live) -> int:
 
 
 def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
-    """Memory of each node for hugepages, KB, minus the reserve for Linux and pages of other sizes."""
+    """Memory of each node with memory for hugepages, KB, minus the reserve for Linux and pages of other
+    sizes."""
     room = {}
-    for memory in needed(facts.memory.nodes):
+    for memory in (node for node in needed(facts.memory.nodes) if node.total_kb):
         other = sum(
             pool.size_kb * known(pool.total, 0)
             for pool in needed(facts.memory.pools)
@@ -202,21 +285,32 @@ def _vm_mb(
     """VM memory by node, MB; in units of whole VMs if ``vm_size_mb`` is set, as a VM uses one node."""
     if not intent.vm_memory_mb:
         return {}
+    free = {node: room[node] // size_kb for node in weights}
+    if intent.pmd_cores:
+        free = {node: pages - _pages(_least_mb(pools(node)), size_kb) for node, pages in free.items()}
     if not intent.vm_size_mb:
         whole = sum(weights.values())
-        return {node: -(-intent.vm_memory_mb * w // whole) for node, w in weights.items()}
-    vm_kb = _pages(intent.vm_size_mb, size_kb) * size_kb
-    most = {
-        node: max(0, room[node] - (_least_mb(pools(node)) * 1024 if intent.pmd_cores else 0)) // vm_kb
-        for node in weights
-    }
+        shares = {node: -(-intent.vm_memory_mb * w // whole) for node, w in weights.items()}
+        mb = {node: pages * size_kb // 1024 for node, pages in free.items()}
+        if short := [node for node in shares if shares[node] > mb[node]]:
+            all_mb = min(mb[node] * whole // weights[node] for node in weights)
+            raise impossible(
+                "vm_memory_mb",
+                f"{shares[short[0]]} MB of it fall to NUMA node {short[0]}, which has {mb[short[0]]} MB "
+                "for them",
+                f"ask for at most {all_mb}, or spread the VM cores over more nodes",
+            )
+        return shares
+    per_vm = _pages(intent.vm_size_mb, size_kb)
+    most = {node: pages // per_vm for node, pages in free.items()}
     count = -(-intent.vm_memory_mb // intent.vm_size_mb)
     if count > sum(most.values()):
         raise impossible(
             "vm_memory_mb",
             f"{count} VMs of {intent.vm_size_mb} MB, but the nodes with VM cores have room "
             f"for {sum(most.values())}",
-            "ask for less, or spread the VM cores over more nodes",
+            f"ask for at most {sum(most.values()) * intent.vm_size_mb}, or spread the VM cores over more "
+            "nodes",
         )
     given = dict.fromkeys(weights, 0)
     for _ in range(count):
@@ -225,7 +319,7 @@ def _vm_mb(
         open_nodes = (node for node in given if given[node] < most[node])
         node = min(open_nodes, key=lambda n: ((given[n] + 1) / weights[n], n))
         given[node] += 1
-    return {node: number * vm_kb // 1024 for node, number in given.items()}
+    return {node: number * per_vm * size_kb // 1024 for node, number in given.items()}
 
 
 def _least_mb(pools: _Pools) -> int:
@@ -234,43 +328,15 @@ def _least_mb(pools: _Pools) -> int:
 
 
 def _node(node: int, size_kb: int, room_kb: int, vm_mb: int, pools: _Pools | None) -> NodePages:
-    room = room_kb // size_kb
     vm_pages = _pages(vm_mb, size_kb)
     if pools is None:
-        if vm_pages > room:
-            raise _too_much(node, size_kb, room, vm_mb)
         return NodePages(node, size_kb, vm_pages, 0, vm_mb, 0)
-    for mb, mbufs in pools.sizes():
-        ovs_pages = _pages(mb + _DPDK_MB, size_kb)
-        if ovs_pages + vm_pages <= room:
-            ovs_mb = ovs_pages * size_kb // 1024
-            return NodePages(
-                node,
-                size_kb,
-                ovs_pages + vm_pages,
-                ovs_mb,
-                vm_mb,
-                mbufs,
-                ports=len(pools.ports or ()),
-                per_port=pools.ports is not None,
-            )
-    raise _too_much(node, size_kb, room - ovs_pages, vm_mb)
+    sizes = ((_pages(mb + _DPDK_MB, size_kb), mbufs) for mb, mbufs in pools.sizes())
+    ovs_pages, mbufs = next(found for found in sizes if found[0] + vm_pages <= room_kb // size_kb)
+    ports, per_port = len(pools.ports or ()), pools.ports is not None
+    ovs_mb = ovs_pages * size_kb // 1024
+    return NodePages(node, size_kb, ovs_pages + vm_pages, ovs_mb, vm_mb, mbufs, ports, per_port)
 
 
 def _pages(mb: int, size_kb: int) -> int:
     return -(-mb * 1024 // size_kb)
-
-
-def _too_much(node: int, size_kb: int, pages: int, vm_mb: int) -> Exception:
-    most = max(0, pages) * size_kb // 1024
-    if vm_mb and pages > 0:
-        return impossible(
-            "vm_memory_mb",
-            f"{vm_mb} MB of it fall to NUMA node {node}, which has {most} MB for them",
-            "ask for less, or spread the VM cores over more nodes",
-        )
-    return impossible(
-        "mtus",
-        f"NUMA node {node} has no room for the smallest buffer pools of OVS",
-        "use fewer or smaller MTUs, pages of 2 MB, or a host with more memory",
-    )

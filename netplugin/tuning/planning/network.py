@@ -18,7 +18,7 @@ from netplugin.tuning import steps
 from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts, Live
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.hugepages import NodePages, is_per_port
-from netplugin.tuning.planning.partition import Partition
+from netplugin.tuning.planning.partition import Distances, Partition, nearest
 from netplugin.tuning.root import Fact, Unknown, known
 from netplugin.tuning.steps import Effect, Group, OtherConfig, Step, VfCount, impossible, needed
 
@@ -54,9 +54,9 @@ def speed(nic: HostNic, interfaces: Mapping[str, InterfaceFacts]) -> int:
     return max((interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0)
 
 
-def nodes_of(nics: tuple[HostNic, ...], nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """NUMA nodes of these NICs that have CPUs; the first node if the firmware reports none."""
-    found = {known(nic.node, None) for nic in nics} & set(nodes)
+def nodes_of(nics: tuple[HostNic, ...], nodes: tuple[int, ...], distances: Distances) -> tuple[int, ...]:
+    """Of these nodes those of the NICs, or the nearest to them; the first if the firmware reports none."""
+    found = {nearest(known(nic.node, None), nodes, distances) for nic in nics}
     return tuple(sorted(node for node in found if node is not None)) or nodes[:1]
 
 

@@ -5,15 +5,18 @@ slows a PMD thread down. PMD cores are on the NIC's node, because OVS assigns a 
 port's node, and to another node only if that has none (sched_numa_list_schedule in OVS's
 lib/dpif-netdev.c); threads on another node would not poll the NIC. For the same reason each other node with
 VM cores gets PMD cores: a vhost-user port is on the node of its VM's memory.
+
+A node without memory that they can use has housekeeping cores only. PMD threads and VMs get performance cores
+first, housekeeping and emulator threads efficiency cores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from netplugin.tuning.facts import Cache, Core, Cpus
+from netplugin.tuning.facts import EFFICIENCY, NODELESS, PERFORMANCE, Cache, Core, Cpus
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.steps import impossible
 
@@ -101,32 +104,31 @@ def divide(
     *,
     sure: bool,
 ) -> Partition:
-    """Partition the cores. ``order`` has all nodes, nearest to the NICs first; ``l3`` are the L3 caches.
+    """Partition the cores. ``order`` has the nodes that can have PMD threads and VMs, nearest to the NICs
+    first, ``nic_nodes`` those of them whose threads poll the NICs; ``l3`` are the L3 caches.
 
     ``sure``: the NICs are configured, so each of their nodes must get a PMD core. Otherwise a node without
     one is only a finding, because the plan must not fail depending on which links are up.
 
     Raises: InvalidRequest naming the field that requests too many cores.
     """
-    nodes = sorted({core.node for core in cores})
-    free = {node: _Free([c for c in cores if c.node == node], l3) for node in nodes}
-    # Lowest first: the boot CPU cannot be isolated and must be housekeeping.
-    kept = {node: free[node].lowest(intent.housekeeping_cores) for node in nodes}
-    pmd = _pmd(free, nic_nodes, intent, sure)
+    kept = kept_cores(cores, intent.housekeeping_cores)
+    free = {node: _Free([c for c in cores if c.node == node and c not in kept[node]], l3) for node in kept}
+    pmd = _pmd(free, {node: len(kept[node]) for node in nic_nodes}, intent, sure)
     served = tuple(node for node in nic_nodes if pmd.get(node))
     counts = _vms(free, order, served, intent)
     shares = []
-    for node in nodes:
+    for node in sorted(kept):
         vms = counts.get(node, 0)
         relay_cores = _relay_cores(node, served, intent) if vms else 0
         shares.append(
             NodeShare(
                 node,
                 pmd=(*pmd.get(node, ()), *free[node].take(relay_cores)),
-                emulator=free[node].take(intent.emulator_cores if vms else 0),
+                emulator=free[node].take(intent.emulator_cores if vms else 0, SLOW_FIRST),
                 vm=free[node].take(vms),
                 # Unassigned cores are housekeeping.
-                housekeeping=(*kept[node], *free[node].rest()),
+                housekeeping=(*kept[node], *free[node].cores),
             )
         )
     return Partition(
@@ -136,31 +138,41 @@ def divide(
     )
 
 
+FAST_FIRST, SLOW_FIRST = (PERFORMANCE, EFFICIENCY), (EFFICIENCY, PERFORMANCE)
+
+
+def kept_cores(cores: Collection[Core], count: int) -> dict[int, tuple[Core, ...]]:
+    """Housekeeping cores of each node: the one that Linux booted on, which cannot be isolated, then
+    efficiency cores, lowest first; ``count`` cores, and in addition those of no node."""
+    boot = min((core.first for core in cores), default=0)
+    order = (*SLOW_FIRST, NODELESS)
+    ranked = sorted(cores, key=lambda core: (core.first != boot, order.index(core.kind), core.first))
+    kept = {}
+    for node in {core.node for core in cores}:
+        mine = [core for core in ranked if core.node == node]
+        kept[node] = (*mine[:count], *(core for core in mine[count:] if core.kind == NODELESS))
+    return kept
+
+
 class _Free:
     """Unassigned cores of one node."""
 
     def __init__(self, cores: Iterable[Core], l3: tuple[Cpus, ...]) -> None:
-        self._cores = sorted(cores, key=lambda core: core.first)
+        self.cores = sorted(cores, key=lambda core: core.first)
         self._l3 = l3
 
     def __len__(self) -> int:
-        return len(self._cores)
+        return len(self.cores)
 
-    def lowest(self, count: int) -> tuple[Core, ...]:
-        return self._remove(self._cores[:count])
-
-    def take(self, count: int) -> tuple[Core, ...]:
-        """Take ``count`` cores from as few L3 caches as possible."""
-        groups = grouped(self._cores, [core.cpus for core in self._cores], self._l3)
-        return self._remove(together(groups, count))
-
-    def rest(self) -> tuple[Core, ...]:
-        return tuple(self._cores)
-
-    def _remove(self, cores: Iterable[Core]) -> tuple[Core, ...]:
-        taken = tuple(sorted(cores, key=lambda core: core.first))
-        self._cores = [core for core in self._cores if core not in taken]
-        return taken
+    def take(self, count: int, kinds: tuple[str, ...] = FAST_FIRST) -> tuple[Core, ...]:
+        """Take ``count`` cores, of one kind before the next, from as few L3 caches as possible."""
+        taken: list[Core] = []
+        for kind in kinds:
+            cores = [core for core in self.cores if core.kind == kind]
+            groups = grouped(cores, [core.cpus for core in cores], self._l3)
+            taken += together(groups, count - len(taken))
+        self.cores = [core for core in self.cores if core not in taken]
+        return tuple(sorted(taken, key=lambda core: core.first))
 
 
 def _busy(cores: Iterable[Core], intent: HostIntent) -> Cpus:
@@ -168,30 +180,33 @@ def _busy(cores: Iterable[Core], intent: HostIntent) -> Cpus:
 
 
 def _pmd(
-    free: dict[int, _Free], nodes: tuple[int, ...], intent: HostIntent, sure: bool
+    free: dict[int, _Free], kept: Mapping[int, int], intent: HostIntent, sure: bool
 ) -> dict[int, tuple[Core, ...]]:
-    """Spread PMD cores evenly over the NIC nodes; with ``sure``, at least one on each, because OVS polls a
-    NIC on a node without PMD thread from another node and only logs that (sched_numa_list_schedule)."""
-    room = {node: len(free[node]) for node in nodes if node in free}
+    """Spread PMD cores evenly over the NIC nodes, the keys of ``kept``, which has their number of
+    housekeeping cores; with ``sure``, at least one on each, because OVS polls a NIC on a node without PMD
+    thread from another node and only logs that (sched_numa_list_schedule)."""
+    room = {node: len(free[node]) for node in kept}
+    where = ", ".join(map(str, room))
+    full = [node for node in room if not room[node]] if sure else []
     if intent.pmd_cores > sum(room.values()):
-        where = ", ".join(map(str, nodes))
         raise impossible(
             "pmd_cores",
             f"{intent.pmd_cores} whole cores, but NUMA node {where} of the NIC has {sum(room.values())} "
             f"with {intent.housekeeping_cores} a node for housekeeping, and OVS polls a NIC on its own "
             "node",
-            f"ask for at most {sum(room.values())}, or for fewer housekeeping cores",
+            f"ask for at most {0 if full else sum(room.values())}"
+            + (", or for fewer housekeeping cores" if intent.housekeeping_cores > 1 else ""),
         )
-    full = [node for node in room if not room[node]]
-    if sure and intent.pmd_cores and full:
+    if intent.pmd_cores and full:
+        fewer = all(kept[node] > 1 for node in full)
         raise impossible(
-            "housekeeping_cores",
-            f"{intent.housekeeping_cores} whole cores a node leave no core for a PMD thread on NUMA node "
-            f"{full[0]}, which has a NIC",
-            "ask for fewer, or name the NICs that OVS has on other nodes (nics)",
+            "housekeeping_cores" if fewer else "pmd_cores",
+            f"{intent.housekeeping_cores} whole cores a node for housekeeping leave no core for a PMD thread "
+            f"on NUMA node {full[0]}, which has a NIC",
+            "name the NICs that OVS has on other nodes (nics), or ask for "
+            + ("fewer: 1" if fewer else "no PMD cores: 0"),
         )
     if sure and 0 < intent.pmd_cores < len(room):
-        where = ", ".join(map(str, room))
         raise impossible(
             "pmd_cores",
             f"{intent.pmd_cores} whole cores, and there are NICs on the NUMA nodes {where}: OVS polls a NIC "
@@ -280,23 +295,24 @@ def together(groups: Iterable[Sequence[T]], count: int) -> list[T]:
 #: The kernel's distances without a firmware table (LOCAL_DISTANCE and REMOTE_DISTANCE in
 #: include/linux/topology.h).
 _LOCAL, _REMOTE = 10, 20
+Distances: TypeAlias = Mapping[int, Mapping[int, int]]
 
 
-def packages_of(cores: Iterable[Core]) -> dict[int, frozenset[int]]:
-    """Packages of each node's cores."""
-    found: dict[int, frozenset[int]] = {}
-    for core in cores:
-        found[core.node] = found.get(core.node, frozenset()) | {core.package}
-    return found
+def nearest(node: int | None, nodes: Collection[int], distances: Distances) -> int | None:
+    """The node itself if it is one of ``nodes``, or else the nearest of them; None if there is none, or if
+    the firmware does not report the node."""
+    if node is None or node in nodes:
+        return node
+    return min(nodes, key=lambda each: (distances.get(node, {}).get(each, _REMOTE), each), default=None)
 
 
-def ranks(
-    cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
-) -> dict[int, int]:
+def ranks(cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Distances) -> dict[int, int]:
     """Rank of each node: 0 for NIC nodes, then 1 and up; equally distant nodes share a rank."""
-    packages = packages_of(cores)
+    packages: dict[int, set[int]] = {}
+    for core in cores:
+        packages.setdefault(core.node, set()).add(core.package)
     near = [node for node in nic_nodes if node in packages]
-    home = frozenset(package for node in near for package in packages[node])
+    home = {package for node in near for package in packages[node]}
 
     def away(node: int) -> tuple[int, bool]:
         rows = [distances.get(nic, {}).get(node, _REMOTE) for nic in near]
@@ -305,11 +321,3 @@ def ranks(
     rest = {node: away(node) for node in packages if node not in near}
     order = sorted(set(rest.values()))
     return dict.fromkeys(near, 0) | {node: 1 + order.index(far) for node, far in rest.items()}
-
-
-def nearest_first(
-    cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Mapping[int, Mapping[int, int]]
-) -> tuple[int, ...]:
-    """All nodes with cores, nearest to the NICs first."""
-    found = ranks(cores, nic_nodes, distances)
-    return tuple(sorted(found, key=lambda node: (found[node], node)))

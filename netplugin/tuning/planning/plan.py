@@ -6,21 +6,23 @@ from dataclasses import dataclass
 
 from netplugin.tuning.facts import Facts, HostNic, Live
 from netplugin.tuning.intent import HostIntent
-from netplugin.tuning.planning.hugepages import NodePages, plan_pages
+from netplugin.tuning.planning.hugepages import NodePages, able_nodes, plan_pages
 from netplugin.tuning.planning.kernel_arguments import kernel_arguments, page_steps
 from netplugin.tuning.planning.kernel_work import kernel_work, latency, tuned_steps
 from netplugin.tuning.planning.network import are_sure, chosen_nics, nodes_of, ovs_settings, vf_steps
-from netplugin.tuning.planning.partition import Partition, divide, l3_caches, nearest_first
+from netplugin.tuning.planning.partition import Partition, divide, l3_caches, ranks
 from netplugin.tuning.root import known
 from netplugin.tuning.steps import Effect, Step, needed
 
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """``steps`` are all settings of the plan, including those already in place."""
+    """``steps`` are all settings of the plan, including those already in place. ``nic_nodes`` are the nodes
+    whose PMD threads poll the NICs: their own, or the nearest one that can have PMD threads."""
 
     intent: HostIntent
     nics: tuple[HostNic, ...]
+    nic_nodes: tuple[int, ...]
     partition: Partition
     pages: tuple[NodePages, ...]
     steps: tuple[Step, ...]
@@ -36,11 +38,14 @@ def make_plan(facts: Facts, intent: HostIntent, live: Live | None = None) -> Tun
     live = live or Live()
     cores = needed(facts.cpus.cores)
     nics = chosen_nics(facts, intent)
-    nodes = nodes_of(nics, tuple(sorted({core.node for core in cores})))
-    order = nearest_first(cores, nodes, known(facts.cpus.distances, {}))
+    able = able_nodes(facts, intent)
+    distances = known(facts.cpus.distances, {})
+    nodes = nodes_of(nics, able, distances)
+    away = ranks(cores, nodes, distances)
+    order = tuple(sorted(able, key=lambda node: (away[node], node)))
     l3 = l3_caches(known(facts.cpus.caches, ()))
     partition = divide(cores, l3, order, nodes, intent, sure=are_sure(nics, intent))
-    pages = plan_pages(facts, partition, intent, nics, live)
+    pages = plan_pages(facts, partition, able, intent, nics, live)
     steps = (
         *page_steps(facts, pages),
         *ovs_settings(live, partition, pages, intent),
@@ -50,4 +55,4 @@ def make_plan(facts: Facts, intent: HostIntent, live: Live | None = None) -> Tun
         *vf_steps(facts, intent),
         *kernel_arguments(facts, partition, pages, intent),
     )
-    return TuningPlan(intent, nics, partition, pages, steps)
+    return TuningPlan(intent, nics, nodes, partition, pages, steps)

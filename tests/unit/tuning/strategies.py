@@ -12,9 +12,10 @@ from tests.unit.tuning.machines import Machine
 
 _MTUS = st.sampled_from([78, 1400, 1500, 1800, 2030, 2031, 9000, 9702])
 _GB = 1 << 20
-#: Cores, GB and pages of 2 MB of a node.
-_NODE = st.tuples(st.integers(1, 8), st.sampled_from([2, 5, 16, 17, 64, 128]), st.sampled_from([0, 0, 3]))
-_NODES = st.lists(_NODE, min_size=1, max_size=4)
+#: Cores, GB and pages of 2 MB of a node; one without cores or without memory is rare.
+_GBS = st.sampled_from([2, 5, 16, 17, 64, 128] * 2 + [0, 1])
+_NODE = st.tuples(st.integers(1, 8) | st.integers(0, 1), _GBS, st.sampled_from([0, 0, 3]))
+_NODES = st.lists(_NODE, min_size=1, max_size=4).filter(lambda nodes: any(cores for cores, _, _ in nodes))
 _NIC = st.tuples(st.integers(-1, 3), st.sampled_from([-1, 1000, 25000]), st.sampled_from(["ice", "vfio-pci"]))
 _NICS = st.lists(_NIC, max_size=2)
 _OFFLINE = st.sets(st.integers(1, 40), max_size=3)
@@ -30,7 +31,8 @@ _REST = st.fixed_dictionaries(
 
 @st.composite
 def machines(draw: st.DrawFn) -> Machine:
-    """Up to 4 nodes of up to 8 cores, with SMT or not, some CPUs off line, and NICs somewhere."""
+    """Up to 4 nodes of up to 8 cores, with SMT or not, some CPUs off line, and NICs somewhere. Some machines
+    have sparse node numbers, or cores of two kinds."""
     nodes, nics, rest = draw(_NODES), draw(_NICS), draw(_REST)
     counts = [cores for cores, _, _ in nodes]
     total = sum(counts)
@@ -38,18 +40,22 @@ def machines(draw: st.DrawFn) -> Machine:
     homes = [range(sum(counts[:n]), sum(counts[: n + 1])) for n in range(len(nodes))]
     cpus = [[core + total * t for t in range(rest["threads"]) for core in home] for home in homes]
     every = format_list(cpu for node in cpus for cpu in node)
+    step = draw(st.sampled_from([1, 1, 1, 3, 20]))
+    slow = draw(st.sampled_from([0, 0, 0, total // 2, total]))
     # A node that lost all its CPUs is memory alone; the machine has its CPU 0.
     return Machine(
         nodes=[
             {
+                "number": number * step,
                 "cpus": format_list(home),
                 "memory_kb": gb * _GB,
-                "hugepages": {2048: pages, 1048576: 0},
+                "hugepages": {2048: pages, 1048576: 0} if gb else {},
             }
-            for home, (_, gb, pages) in zip(cpus, nodes, strict=True)
+            for number, (home, (_, gb, pages)) in enumerate(zip(cpus, nodes, strict=True))
         ],
+        capacities=dict.fromkeys(range(total - slow, total), 400) if slow else {},
         offline=format_list(draw(_OFFLINE) & {cpu for node in cpus for cpu in node}),
-        nics=[_nic(number, nic, len(nodes)) for number, nic in enumerate(nics)],
+        nics=[_nic(number, nic, len(nodes), step) for number, nic in enumerate(nics)],
         irqs={7: ["x", every, "0"], 8: ["y", "0", "0"]},
         cpufreq={"driver": "acpi-cpufreq", "governor": "ondemand"},
         # Of some firmware all other nodes are as far away as each other.
@@ -63,14 +69,14 @@ def _distances(count: int) -> list[list[int]]:
     return [[10 + 2 * abs(a - b) for b in range(count)] for a in range(count)]
 
 
-def _nic(number: int, nic: tuple[int, int, str], nodes: int) -> dict[str, Any]:
+def _nic(number: int, nic: tuple[int, int, str], nodes: int, step: int) -> dict[str, Any]:
     node, speed, driver = nic
     return {
         "address": f"0000:0{number}:00.0",
         "id": "8086:159B",
         "interface": f"e{number}",
         "mtu": 1500,
-        "node": min(node, nodes - 1),
+        "node": min(node, nodes - 1) * (step if node > 0 else 1),
         "speed": speed,
         "driver": driver,
         "queues": 1,

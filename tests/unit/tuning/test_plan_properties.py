@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -11,9 +12,10 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from netplugin.api.errors import InvalidRequest
+from netplugin.host.cpus import parse_list
 from netplugin.tuning.checks import check
 from netplugin.tuning.checks.scene import Scene
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import EFFICIENCY, PERFORMANCE, Facts
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.output.text import as_json, plan_text
 from netplugin.tuning.planning.network import are_sure
@@ -68,6 +70,64 @@ def test_a_plan_or_an_error_that_names_a_field(case: Case) -> None:
         event("a plan")
 
 
+def poll_nics(case: Case, plan: TuningPlan) -> set[int]:
+    """Nodes whose PMD threads poll NICs: the NICs' own, unless those have too little memory or no CPUs."""
+    online = case.machine.online
+    home = {n["number"]: online & set(parse_list(n["cpus"])) for n in case.machine.nodes}
+    memory_kb = {n["number"]: n["memory_kb"] for n in case.machine.nodes}
+    assert all(home[node] and memory_kb[node] for node in plan.nic_nodes)
+    for node in {known(nic.node, None) for nic in plan.nics} - {None, *plan.nic_nodes}:
+        assert node is not None
+        few = 17 if case.intent.hugepage_kb == 1048576 else 5
+        assert not home[node] or memory_kb[node] < few << 20 or node >= 32
+        assert plan.nic_nodes or not case.intent.pmd_cores
+    return set(plan.nic_nodes)
+
+
+@SOME
+@given(cases())
+def test_performance_cores_have_the_work(case: Case) -> None:
+    """An efficiency core has a PMD thread or vCPUs only if no performance core of its node has less to do."""
+    for share in planned(case).partition.nodes:
+        kinds = {role: [c.kind for c in getattr(share, role)] for role in ("pmd", "vm", "emulator")}
+        rest = [core.kind for core in share.housekeeping if min(case.machine.online) not in core.cpus]
+        if EFFICIENCY in kinds["pmd"]:
+            assert PERFORMANCE not in (*kinds["vm"], *kinds["emulator"], *rest)
+        if EFFICIENCY in kinds["vm"]:
+            assert PERFORMANCE not in rest
+        if PERFORMANCE in (*kinds["emulator"], *rest):
+            assert EFFICIENCY not in (*kinds["pmd"], *kinds["vm"])
+
+
+@SOME
+@given(cases())
+def test_the_fix_of_an_error_helps(case: Case) -> None:
+    """The number that it names gives a plan, or at most the error of another option: three have one."""
+    intent, seen = case.intent, list[str]()
+    while True:
+        try:
+            make_plan(case.facts, intent)
+        except InvalidRequest as refused:
+            [wrong] = refused.errors
+            assert wrong.field not in seen, (seen, str(refused), refused.fix)
+            seen.append(wrong.field)
+            assert refused.fix
+            intent = fixed(intent, wrong.field, refused.fix)
+        else:
+            break
+    event(f"{len(seen)} fixes")
+
+
+def fixed(intent: HostIntent, field: str, fix: str) -> HostIntent:
+    """The intent with what a person would read in the fix."""
+    if field == "hugepage_kb" and fix.startswith("choose another one, or none"):
+        return intent.model_copy(update={field: None})
+    found = re.search(r"(?:at most|at least|fewer:|cores:|the MTU|pages of) (\d+)|\((0)\)", fix)
+    assert found, fix
+    value = int(found[1] or found[2])
+    return intent.model_copy(update={field: (value,) if field == "mtus" else value})
+
+
 @SOME
 @given(cases())
 def test_the_partition(case: Case) -> None:
@@ -84,8 +144,7 @@ def test_the_partition(case: Case) -> None:
         assert share.housekeeping
         assert len(share.emulator) == (case.intent.emulator_cores if share.vm else 0)
     assert min(case.machine.online) in partition.housekeeping
-    nics = {known(nic.node, None) for nic in plan.nics} & {share.node for share in partition.nodes}
-    near = nics or {min(share.node for share in partition.nodes)}
+    near = poll_nics(case, plan)
     for share in partition.nodes:
         if share.node not in near:
             relay_cores = case.intent.vm_pmd_cores if case.intent.pmd_cores and share.vm else 0
@@ -107,9 +166,7 @@ def test_the_partition(case: Case) -> None:
 @given(cases())
 def test_pmd_threads_are_on_the_nodes_of_nics_and_vms(case: Case) -> None:
     plan = planned(case)
-    nodes = {known(nic.node, None) for nic in plan.nics} & {share.node for share in plan.partition.nodes}
-    expected = nodes or {min(share.node for share in plan.partition.nodes)}
-    assert set(plan.partition.pmd_nodes) <= expected | set(plan.partition.vm_nodes)
+    assert set(plan.partition.pmd_nodes) <= poll_nics(case, plan) | set(plan.partition.vm_nodes)
 
 
 @SOME
@@ -126,7 +183,7 @@ def test_every_core_is_busy_with_one_thread_or_all(case: Case) -> None:
 @given(cases())
 def test_hugepages_fit_their_node_and_are_enough(case: Case) -> None:
     plan = planned(case)
-    memory = dict(enumerate(case.machine.nodes))
+    memory = {node["number"]: node for node in case.machine.nodes}
     for pages in plan.pages:
         node = memory[pages.node]
         others = sum(size * n for size, n in node["hugepages"].items() if size != pages.size_kb)
@@ -181,7 +238,8 @@ def test_a_plan_can_be_shown_and_checked(case: Case) -> None:
 @pytest.mark.parametrize("field", ["pmd_cores", "vm_cores"])
 @given(case=cases())
 def test_more_cores_than_there_are(field: str, case: Case) -> None:
-    intent = case.intent.model_copy(update={"pmd_cores": 0, field: len(case.machine.online) + 1})
+    less = {"pmd_cores": 0, "vm_memory_mb": 0, "mtus": (1500,), "hugepage_kb": None}
+    intent = case.intent.model_copy(update=less | {field: len(case.machine.online) + 1})
     with pytest.raises(InvalidRequest) as refused:
         make_plan(case.facts, intent)
     assert [wrong.field for wrong in refused.value.errors] == [field]
