@@ -74,7 +74,8 @@ def host_of(
     distances = known(scene.facts.cpus.distances, {})
 
     def by_node(found: Iterable[tuple[int | None, str]]) -> dict[int, tuple[str, ...]]:
-        return _by_node((nearest(node, nodes, distances), name) for node, name in found)
+        homes = ((node, nearest(node, nodes, distances), name) for node, name in found)
+        return _by_node((h, name if h == n else f"{name} (nearest to its node {n})") for n, h, name in homes)
 
     nics = by_node((i.numa_node, i.name) for i in interfaces if i.type == "dpdk")
     if not nics:
@@ -262,8 +263,9 @@ def _nic_without_thread(count: int, siblings: bool, host: PmdHost, bare: Sequenc
         each = max(len(core.cpus) for core in host.cores) if siblings else 1
         return _invalid(f"{count} PMD threads leave {what}", f"ask for at least {each * len(host.nics)}")
     if _free(host, frozenset())[node]:
+        there = cpus_of(core for core in host.cores if core.node == node)
         return Conflict(
-            f"{what}: its cores are of the VMs {_some(host.vms_on(_cpus_on(node, host)))}",
+            f"{what}: its cores are of the VMs {_some(host.vms_on(there))}",
             step=STEP,
             fix='move or stop a VM, or name the CPUs: PUT /v1/pmd {"cpus": "LIST"}',
         )
@@ -271,10 +273,6 @@ def _nic_without_thread(count: int, siblings: bool, host: PmdHost, bare: Sequenc
         f"{what}: all of its cores are for everything else",
         'plan fewer [host] housekeeping_cores, or name the CPUs: PUT /v1/pmd {"cpus": "LIST"}',
     )
-
-
-def _cpus_on(node: int, host: PmdHost) -> Cpus:
-    return cpus_of(core for core in host.cores if core.node == node)
 
 
 def _invalid(what: str, fix: str) -> InvalidRequest:

@@ -79,7 +79,7 @@ def test_memory_in_one_socket(nodes: dict[int, dict[str, Any]], node: int, memor
     if other.node not in [n.node for n in known(scene.facts.memory.nodes, ()) if n.total_kb]:
         ports = (interface("dpdk1", "dpdk", other.node), interface("vh1", "dpdkvhostuserclient", other.node))
         chosen = choose_cores(2, False, host_of(Scene(scene.facts), {}, ports))
-        reason = f"NUMA node {node} has the NIC dpdk1; "
+        reason = f"NUMA node {node} has the NIC dpdk1 (nearest to its node {other.node}); "
         assert all(core.numa_node == node and core.reason.startswith(reason) for core in chosen)
 
 
