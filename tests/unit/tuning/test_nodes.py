@@ -55,6 +55,7 @@ def refused(facts: Facts, **intent: Any) -> tuple[str, str]:
     ("nodes", "node", "memory"),
     [
         ({}, 0, "2048"),
+        ({1: {"hugepages": {2048: 0, 1048576: 0}}}, 0, "2048"),  # as Linux 6.12 has it
         ({0: EMPTY, 1: {"memory_kb": 131823308, "hugepages": {2048: 0, 1048576: 0}}}, 1, "0,2048"),
         ({1: {"memory_kb": 524288, "hugepages": {2048: 0, 1048576: 0}}}, 0, "2048,0"),  # too little for OVS
         ({1: {"memory_kb": 131823308}}, 0, "2048,0"),  # memory and no hugepages: a node added while it runs
