@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -129,6 +130,14 @@ class CommandLine:
                 flags, cpus = _flagged(value) if name == "isolcpus" else (frozenset({"nohz"}), value)
                 _isolate(found, flags, cpus, machine)
         return found
+
+    def written_isolcpus(self, cpu_ids: int) -> frozenset[int]:
+        """CPUs that isolcpus names, whatever its flags do with them."""
+        found: set[int] = set()
+        for value in self.values("isolcpus"):
+            with suppress(ValueError):
+                found |= parse_cpus(_flagged(value)[1], cpu_ids)
+        return frozenset(found)
 
     def rcu_nocbs(self, machine: Machine, nohz: Collection[int]) -> frozenset[int]:
         """CPUs whose RCU callbacks run elsewhere, given those of nohz_full."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdState
 from netplugin.pmd import parts
-from netplugin.tuning.checks import links, machine, nodes, pmd, running, scopes
+from netplugin.tuning.checks import links, machine, nics, nodes, pmd, running, scopes
 from netplugin.tuning.checks.frame import Scope
 from netplugin.tuning.checks.scene import Scene
 
@@ -26,10 +26,12 @@ SCOPES: tuple[Scope[Any], ...] = (
     Scope("control group", scopes.cgroups, (machine.limits,)),
     Scope("node", scopes.nodes, (nodes.hugepages, nodes.bare, nodes.socket_memory, nodes.vm_memory)),
     Scope("node", scopes.nodes, (nodes.nics, nodes.queues, nodes.vms)),
+    Scope("NIC", scopes.nics, (nics.model, nics.memory)),
     Scope("interface", scopes.links, (links.next_hops, links.carries)),
     Scope("bridge", scopes.bridges, (links.ports, links.bridge_mtu)),
     Scope("bond", scopes.bonds, (links.spreads, links.members)),
     Scope("OVS", scopes.switches, (running.lcores, running.mask, running.masked)),
+    Scope("PMD thread", scopes.pmd_threads, (running.slow_core,)),
     Scope("PMD threads", scopes.pmd_states, (pmd.pins, pmd.unpolled)),
     Scope("node", _each(parts.nodes), (pmd.numa,)),
     Scope("node", _each(pmd.balances), (pmd.uneven,)),

@@ -9,7 +9,6 @@ from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Cgroup, Host, StepGroup
-from netplugin.tuning.facts import Cpus
 from netplugin.tuning.planning.kernel_arguments import AMD
 from netplugin.tuning.read.cpus import ARM, CPU
 from netplugin.tuning.root import Fact, Unknown, known
@@ -48,7 +47,9 @@ def offline(host: Host) -> Iterator[Finding]:
 
 def isolation(host: Host) -> Iterator[Finding]:
     isolated, ticks = known(host.cpus.isolated, None), known(host.cpus.nohz_full, None)
-    if isolated is not None and (lost := _isolcpus(host) & known(host.cpus.online, frozenset()) - isolated):
+    online, line = known(host.cpus.online, frozenset()), known(host.kernel.arguments, None)
+    written = line.written_isolcpus(max(online, default=0) + 1) if line else frozenset()
+    if isolated is not None and (lost := written & online - isolated):
         found = f"isolcpus names CPUs {format_list(lost)}, which the kernel has not isolated"
         fix = "boot with isolcpus=managed_irq,domain,...: flags without domain isolate nothing"
         yield warn("isolation-argument", found, f"these CPUs in {CPU}/isolated", fix)
@@ -68,15 +69,6 @@ def isolation(host: Host) -> Iterator[Finding]:
         found = f"CPUs {format_list(shared)} are not isolated and share their core with one that is"
         fix = "add them to isolcpus, nohz_full and rcu_nocbs"
         yield warn("isolation-siblings", found, "whole cores isolated", fix)
-
-
-def _isolcpus(host: Host) -> Cpus:
-    """The CPUs as they are written; none if the kernel's forms of a list are used that we do not parse."""
-    arguments = known(host.kernel.arguments, None)
-    try:
-        return arguments.cpus("isolcpus") if arguments else frozenset()
-    except ValueError:
-        return frozenset()
 
 
 def latency(host: Host) -> Iterator[Finding]:

@@ -75,7 +75,7 @@ def nics(node: Node) -> Iterator[Finding]:
 
 
 def queues(node: Node) -> Iterator[Finding]:
-    if node.served and node.intent and node.intent.queues > len(node.polling):
+    if node.number in node.near and node.intent and node.intent.queues > len(node.polling):
         threads = f"{len(node.polling)} PMD threads on the NIC's node, {node.number}"
         found = f"{node.intent.queues} receive queues a port for {threads}"
         fix = "ask for fewer queues or more PMD cores"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.frame import fail, warn
-from netplugin.tuning.checks.scopes import Domain, Ovs, PinnedCpu
+from netplugin.tuning.checks.scopes import Domain, Ovs, PinnedCpu, PmdThread
+from netplugin.tuning.facts import EFFICIENCY
 
 # -- OVS-DPDK: PMD threads on isolated and planned CPUs. ------------------------------------------
 
@@ -50,6 +51,16 @@ def masked(ovs: Ovs) -> Iterator[Finding]:
         expected = f"within the plan's PMD cores {format_list(ovs.planned)}"
         fix = "ovs-vsctl set Open_vSwitch . other_config:pmd-cpu-mask=... as planned"
         yield warn("pmd-cores", f"PMD threads on CPUs {cpus}", expected, fix)
+
+
+def slow_core(thread: PmdThread) -> Iterator[Finding]:
+    if thread.kind == EFFICIENCY:
+        what = "a PMD thread runs" if thread.runs else "pmd-cpu-mask has a PMD thread"
+        found = f"{what} on CPU {thread.cpu}, which is on an efficiency core"
+        fix = "its node has no performance core on line: expect fewer packets, or take CPUs on line"
+        if thread.fast:
+            fix = f"put it on one of the CPUs {format_list(thread.fast)}: netplugin host plan has a mask"
+        yield warn("pmd-efficiency", found, "PMD threads on performance cores", fix)
 
 
 # -- The CPU affinity of a running VM against isolated CPUs, PMD threads and other VMs. -----------

@@ -11,6 +11,7 @@ from netplugin.api.pmd_models import PmdState
 from netplugin.pmd.settings import MASK, masked, read_settings
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import (
+    PERFORMANCE,
     CpuFacts,
     Cpus,
     DomainLive,
@@ -27,8 +28,7 @@ from netplugin.tuning.facts import (
 )
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.hugepages import NodePages
-from netplugin.tuning.planning.network import nodes_of
-from netplugin.tuning.planning.partition import NodeShare
+from netplugin.tuning.planning.partition import NodeShare, cpus_of
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import Group, Step
 
@@ -122,11 +122,11 @@ def cgroups(scene: Scene) -> Iterator[Cgroup]:
 
 @dataclass(frozen=True)
 class Node:
-    """``share``, ``pages`` and ``polling`` (PMD CPUs) are planned; ``nics`` are those of the plan on this
-    node, ``near`` the nodes of all of them, ``served`` whether the plan polls NICs here. ``ports``
-    of OVS and running VMs (``domains``) have their memory here. ``idle``: neither OVS-DPDK nor a VM runs.
-    ``megabytes`` of hugepages, None if unknown; ``elsewhere``: other nodes have some. ``socket_mb`` is its
-    entry of ``dpdk-socket-mem``, None if that is not set."""
+    """``share``, ``pages`` and ``polling`` (PMD CPUs) are planned; ``nics`` are those of the plan that are on
+    this node and polled here, ``near`` the nodes on which the plan's NICs are polled. ``ports`` of OVS and
+    running VMs (``domains``) have their memory here. ``idle``: neither OVS-DPDK nor a VM runs. ``megabytes``
+    of hugepages, None if unknown; ``elsewhere``: other nodes have some. ``socket_mb`` is its entry of
+    ``dpdk-socket-mem``, None if that is not set."""
 
     number: int
     pools: tuple[HugepagePool, ...] | None
@@ -135,7 +135,6 @@ class Node:
     polling: Cpus
     nics: tuple[HostNic, ...]
     near: tuple[int, ...]
-    served: bool
     intent: HostIntent | None
     ports: tuple[str, ...]
     domains: tuple[str, ...]
@@ -153,10 +152,9 @@ def nodes(scene: Scene) -> Iterator[Node]:
     pages = {one.node: one for one in plan.pages} if plan else {}
     nics = plan.nics if plan and plan.intent.pmd_cores else ()
     homes = {nic.address: known(nic.node, None) for nic in nics}
-    near = tuple(sorted({node for node in homes.values() if node is not None}))
     numbers = {core.node for core in cores} | shares.keys() | pages.keys()
     numbers |= {pool.node for pool in pools or ()} | {node.node for node in known(facts.memory.nodes, ())}
-    served = nodes_of(nics, tuple(sorted(shares))) if nics else ()
+    near = plan.nic_nodes if plan and nics else ()
     sizes: dict[int, int] = defaultdict(int)
     for pool in pools or ():
         sizes[pool.node] += known(pool.total, 0) * pool.size_kb >> 10
@@ -167,9 +165,8 @@ def nodes(scene: Scene) -> Iterator[Node]:
             pages=pages.get(number),
             share=shares.get(number),
             polling=plan.partition.polling_on({number}) if plan else frozenset(),
-            nics=tuple(nic for nic in nics if homes[nic.address] == number),
+            nics=tuple(nic for nic in nics if number in near and homes[nic.address] == number),
             near=near,
-            served=number in served,
             intent=plan.intent if plan else None,
             ports=tuple(dict.fromkeys(f"port {q.port}" for q in queues if q.port_numa_node == number)),
             domains=tuple(f"VM {domain.name}" for domain in domains if number in domain.memory_nodes),
@@ -200,6 +197,24 @@ HEADERS = {
     **{"gretap": (38, 58), "gre": (24, 24), "ip6gre": (44, 44), "ipip": (20, 20), "sit": (20, 20)},
     **{"ip6tnl": (40, 48), "wireguard": (60, 80), "macsec": (32, 32)},
 }
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A NIC. ``planned``: PMD threads of the plan serve it, on the nodes ``served``; ``named``: the operator
+    names the NICs for DPDK."""
+
+    nic: HostNic
+    planned: bool
+    named: bool
+    served: tuple[int, ...]
+
+
+def nics(scene: Scene) -> Iterator[Nic]:
+    plan = scene.plan
+    served = plan.nic_nodes if plan and plan.intent.pmd_cores else ()
+    for nic in known(scene.facts.network.nics, ()):
+        yield Nic(nic, plan is not None and nic in plan.nics, bool(plan and plan.intent.nics), served)
 
 
 _OVS = "ovs-system"
@@ -402,6 +417,26 @@ def pmd_states(scene: Scene) -> Iterator[PmdState]:
     if ovs is not None and ovs.pmds:
         settings = read_settings(ovs.other_config)
         yield PmdState(cpus="", cores=ovs.pmds, settings=settings, unpolled=ovs.unpolled)
+
+
+@dataclass(frozen=True)
+class PmdThread:
+    """A PMD thread that runs, or that pmd-cpu-mask asks for. ``kind`` is that of its core; ``fast`` are the
+    CPUs of performance cores on its node."""
+
+    cpu: int
+    runs: bool
+    kind: str
+    fast: Cpus
+
+
+def pmd_threads(scene: Scene) -> Iterator[PmdThread]:
+    ovs, cores = known(scene.live.ovs, None), known(scene.facts.cpus.cores, ())
+    mask = frozenset(masked(ovs.other_config.get(MASK))) if ovs and ovs.dpdk_initialized else frozenset()
+    for core in cores:
+        fast = cpus_of(one for one in cores if one.node == core.node and one.kind == PERFORMANCE)
+        for cpu in sorted(core.cpus & (scene.running_pmds | mask)):
+            yield PmdThread(cpu, cpu in scene.running_pmds, core.kind, fast)
 
 
 @dataclass(frozen=True)

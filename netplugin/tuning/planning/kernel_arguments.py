@@ -83,6 +83,8 @@ def _cpus(facts: Facts, line: CommandLine, machine: Machine) -> dict[str, str | 
 
 
 def _pages_now(reserved: Hugepages, pages: tuple[NodePages, ...]) -> dict[str, str | None]:
+    if not pages:
+        return {}
     size = pages[0].size_kb
     default = reserved.default_kb
     named = size if size in reserved.sizes_kb else min(reserved.sizes_kb, default=None)

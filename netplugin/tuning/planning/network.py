@@ -28,13 +28,13 @@ from netplugin.tuning.steps import Effect, Group, OtherConfig, Step, VfCount, im
 def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
     """NICs of the intent; else those bound for DPDK; else the fastest, or all if no speed is known.
 
-    Unless the intent names it, no NIC that DPDK cannot use; nor that of the default route while there is
+    Unless the intent names it, no NIC that DPDK cannot use, nor that of the default route, while there is
     another. Raises: InvalidRequest for a NIC that does not exist.
     """
     nics = known(facts.network.nics, ())
     if intent.nics:
         return tuple(dict.fromkeys(named(nics, name, "nics") for name in intent.nics))
-    nics = tuple(nic for nic in nics if dpdk_fault(nic.address, nic.driver, nic.device) is None)
+    nics = tuple(nic for nic in nics if dpdk_fault(nic.address, nic.driver, nic.device) is None) or nics
     bound = tuple(nic for nic in nics if in_user_space(nic.driver))
     if bound:
         return bound

@@ -13,7 +13,7 @@ import pytest
 
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdCore, UnpolledQueue
-from netplugin.tuning.checks import SCOPES, links, machine, nodes, pmd, running
+from netplugin.tuning.checks import SCOPES, links, machine, nics, nodes, pmd, running
 from netplugin.tuning.checks.frame import Scope
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import DomainLive, InterfaceFacts, KernelBond, Live, OvsLive, OvsPortLive
@@ -70,7 +70,13 @@ def paged(*pages: int, size: int = 1048576) -> Machine:
 
 
 REFUSED = Scene(read_facts(MemoryRoot(tree(load("small")), {"/proc/irq/default_smp_affinity": errno.EACCES})))
-DOWN = replace(load("amd-4-nodes"), nics=[nic | {"speed": -1} for nic in load("amd-4-nodes").nics])
+DOWN = replace(
+    load("amd-4-nodes"), nics=[nic | {"speed": -1, "driver": "ice"} for nic in load("amd-4-nodes").nics]
+)
+#: A NIC that DPDK uses with its kernel driver alone is on vfio-pci, and another is not.
+VFIO = replace(
+    load("published"), nics=[load("published").nics[0] | {"driver": "vfio-pci"}, *load("published").nics[1:2]]
+)
 FLAGS = replace(load("published"), cmdline="isolcpus=nohz,2-5")
 #: Port a has more queues than its node has threads, port b has not.
 QUEUES = ovs(
@@ -109,6 +115,8 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
         {2},
     ),
     nodes.vms: ((scene(**BOTH_NODES),), {1}),
+    nics.model: ((scene(VFIO, pmd_cores=2, nics=("ens1f1np1",)), scene(VFIO)), {0, 2}),
+    nics.memory: ((scene("one-socket-memory", pmd_cores=2),), {1}),
     links.next_hops: (
         (
             with_links(
@@ -185,6 +193,7 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
     ),
     running.lcores: ((ovs(), ovs(dpdk_lcore_mask="0x1")), {1}),
     running.mask: ((ovs(core(2), pmd_cpu_mask="0x4"), ovs(core(2), pmd_cpu_mask="0x14")), {1}),
+    running.slow_core: ((Scene(facts_of("hybrid"), ovs(core(2), core(16)).live),), {1}),
     running.masked: ((vms(), vms(isolated="8")), {1}),
     pmd.queues: ((QUEUES,), {0}),
     running.on_pmd: ((vms(vm("a", {2}), vm("b", {3})),), {0}),

@@ -9,8 +9,9 @@ import pytest
 
 from netplugin.api.pmd_models import PmdCore
 from netplugin.host.cpus import format_list, parse_list, to_mask
-from netplugin.tuning.checks.core_kinds import slow_core
+from netplugin.tuning.checks.running import slow_core
 from netplugin.tuning.checks.scene import Scene
+from netplugin.tuning.checks.scopes import PmdThread
 from netplugin.tuning.facts import EFFICIENCY, PERFORMANCE, Live
 from netplugin.tuning.placing.capacity import HostCapacity, NodeGround, ground_of
 from netplugin.tuning.placing.pmd_cores import choose_cores, host_of
@@ -116,8 +117,8 @@ def test_a_pmd_thread_on_an_efficiency_core_is_found() -> None:
 
 
 def test_the_rule_of_one_thread() -> None:
-    assert not list(slow_core(3, PERFORMANCE, True, frozenset()))
-    [alone] = slow_core(3, EFFICIENCY, True, frozenset())
+    assert not list(slow_core(PmdThread(3, True, PERFORMANCE, frozenset())))
+    [alone] = slow_core(PmdThread(3, True, EFFICIENCY, frozenset()))
     assert (
         alone.found.startswith("a PMD thread runs on CPU 3")
         and alone.fix
