@@ -14,6 +14,7 @@ from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import Binding, DomainRequirements
 from netplugin.libvirt.interfaces import Element, fragments, mac_of_hostdev, parser, text
+from netplugin.libvirt.nic_parts import kind, take_over
 from netplugin.libvirt.values import bitmap, content, mac, pci_address, unsigned
 
 #: The step named in errors.
@@ -156,8 +157,8 @@ def child(domain: Element, tag: str) -> Element:
 def complete(domain: Element, bindings: Sequence[Binding]) -> None:
     """Add these NICs to the domain, with the memory backing and the QEMU user that they require.
 
-    NICs with the same MAC or PCI function are replaced. Their boot order, alias and address in the guest
-    stay: a VM that is migrated has the same hardware on both hosts.
+    NICs with the same MAC or PCI function are replaced. What is not of the port stays (``nic_parts``): a VM
+    that is migrated has the same hardware on both hosts.
 
     Raises: Conflict if the domain contradicts a requirement.
     """
@@ -242,22 +243,21 @@ def _replace_nics(
     found = [each for nic in desired for name in _names(nic) for each in there.get(name, ())]
     old = [each for each in dict.fromkeys(found) if each.getparent() is devices]
     place = min(map(devices.index, old), default=len(devices))
-    for each in sorted(old, key=devices.index):
-        _keep_of_vm(each, desired)
+    heirs: set[Element] = set()
+    for each in sorted(old, key=lambda nic: (kind(nic) not in map(kind, desired), devices.index(nic))):
+        names = _names(each)
+        after = [nic for nic in desired if names & _names(nic)]
+        heir = min(after, key=lambda nic: kind(nic) != kind(each))
+        if heir not in heirs:
+            heirs.add(heir)
+            for part, reason in take_over(each, heir):
+                raise Conflict(
+                    f"the NIC {address(heir)} has <{part}> in the domain: {reason}",
+                    step=RENDER,
+                    fix=f"remove <{part}> from that <{each.tag}>",
+                )
         devices.remove(each)
     devices[place:place] = desired
-
-
-def _keep_of_vm(old: Element, desired: Sequence[Element]) -> None:
-    """Give what belongs to the VM and not to the port of a NIC to the first that replaces it."""
-    names = _names(old)
-    new = next((nic for nic in desired if names & _names(nic)), None)
-    for part in ("boot", "alias", "address"):
-        found = old.find(part)
-        if found is None or new is None or new.find(part) is not None:
-            continue
-        if part == "boot" or (old.tag, new.tag) == ("interface", "interface"):
-            new.append(found)
 
 
 def _require(domain: Element, needs: DomainRequirements) -> None:

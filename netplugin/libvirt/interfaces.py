@@ -12,7 +12,7 @@ from netplugin.api.models import PortSpec
 Element: TypeAlias = etree._Element
 
 #: Prefix of the alias of a VM's ``<hostdev>``, followed by its MAC address.
-_ALIAS: Final = "ua-netplugin-"
+ALIAS: Final = "ua-netplugin-"
 
 
 def vhostuser_interface(spec: PortSpec, socket: str) -> str:
@@ -79,7 +79,7 @@ def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
     if spec.vf.vlan_proto == "802.1ad":
         device = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
         etree.SubElement(etree.SubElement(device, "source"), "address", _function(pci_address))
-        etree.SubElement(device, "alias", name=_ALIAS + spec.mac.replace(":", "-"))
+        etree.SubElement(device, "alias", name=ALIAS + spec.mac.replace(":", "-"))
         return text(device)
     interface = _interface("hostdev", spec.mac)
     interface.set("managed", "no")
@@ -99,7 +99,7 @@ def mac_of_hostdev(device: Element) -> str:
     """
     alias = device.find("alias")
     name = alias.get("name", "").lower() if alias is not None else ""
-    mac = name.removeprefix(_ALIAS)
+    mac = name.removeprefix(ALIAS)
     if mac == name or not re.fullmatch(r"[0-9a-f]{2}(-[0-9a-f]{2}){5}", mac):
         return ""
     return mac.replace("-", ":")

@@ -43,7 +43,7 @@ esac
 """
 DOMAIN = """<domain type='kvm'><name>one-5</name><devices>
   <interface type='bridge'><source bridge='onebr0'/><mac address='02:00:00:00:05:00'/>
-    <target dev='one-5-0'/><boot order='1'/></interface>
+    <bandwidth><inbound average='1000'/></bandwidth><target dev='one-5-0'/><boot order='1'/></interface>
   <interface type='bridge'><source bridge='br9'/><mac address='02:00:00:00:05:09'/></interface>
 </devices></domain>"""
 

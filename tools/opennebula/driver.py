@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -303,11 +303,24 @@ def then(command: Sequence[str], stdin: bytes) -> NoReturn:
     sys.exit(subprocess.run(command, input=stdin, check=False).returncode)
 
 
+def without_rates(xml: str, macs: Collection[str]) -> str:
+    """The domain without <bandwidth> in these NICs: their ports have the rates, and the agent refuses it."""
+    try:
+        domain = ET.fromstring(xml)
+    except ET.ParseError:
+        return xml  # the agent says what is wrong with it
+    for nic in domain.iterfind("devices/interface"):
+        mac, rates = nic.find("mac"), nic.find("bandwidth")
+        if mac is not None and rates is not None and mac.get("address") in macs:
+            nic.remove(rates)
+    return ET.tostring(domain, encoding="unicode")
+
+
 def deploy(arguments: Sequence[str], stdin: bytes) -> None:
     # OpenNebula writes the VM next to the domain before it deploys it.
     vm = parsed((Path(arguments[0]).parent / "vm.xml").read_bytes())
     if next(ours(vm), None) is not None:
-        domain = {"xml": stdin.decode()}
+        domain = {"xml": without_rates(stdin.decode(), {value(nic, "MAC") for nic in ours(vm)})}
         stdin = call("POST", f"/v1/vms/{vm_id_of(vm)}:render-domain", domain)["xml"].encode()
     then(original(arguments), stdin)
 
