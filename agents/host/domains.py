@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
@@ -47,7 +48,21 @@ from netplugin.tuning.placing.capacity import (
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import STEP as CHECK
 from netplugin.tuning.placing.checks.case import Case, DomainNic
-from netplugin.tuning.placing.render import pinned, refuse_pmd, refuse_stale_mark, render_placed
+from netplugin.tuning.placing.host_memory import (
+    UNKNOWN,
+    HostMemory,
+    memory_of_host,
+    refuse_faults,
+    refuse_without_room,
+)
+from netplugin.tuning.placing.render import (
+    pinned,
+    refuse_elsewhere,
+    refuse_pmd,
+    refuse_stale_mark,
+    render_placed,
+)
+from netplugin.tuning.root import known
 
 _SET: Final = "set [host] pmd_cores in netplugin.conf"
 
@@ -75,9 +90,8 @@ class Domains:
         """
         bindings = [_active(port) for port in self._of(vm_id, RENDER)]
         domain = await self._off_loop.compute(parse_domain, request.xml, RENDER)
-        if await self._place(vm_id, domain, bindings, request.policy):
-            return RenderedDomain(xml=await self._off_loop.compute(written, domain))
-        return await self._off_loop.compute(_completed, domain, bindings, request.policy)
+        await self._place(vm_id, domain, bindings, request.policy)
+        return RenderedDomain(xml=await self._off_loop.compute(written, domain))
 
     async def would_place(self, vm_id: str, request: RenderRequest) -> None:
         """Find out whether ``render`` could place a VM that has no ports here yet; nothing is kept.
@@ -93,11 +107,13 @@ class Domains:
         own_nics = tuple(DomainNic(port.port_id, port.binding) for port in ports if port.binding)
         domain = await self._off_loop.compute(parse_domain, request.xml, CHECK)
         findings = [_not_active(port) for port in ports if port.state is not PortState.ACTIVE]
-        ground, live = None, frozenset[int]()
+        ground, live, scene = None, frozenset[int](), None
         try:
-            scene = await self._view.within(self._view.scene)
+            scene, impossible = await self._view.within(self._looked)
             ground = _ground(scene)
-            if ground is None:
+            if impossible is not None:
+                findings.append(_no_plan("fail", impossible.detail, impossible.fix))
+            elif ground is None:
                 findings.append(_no_plan("warn", "the host has no plan", _SET))
         except NetpluginError as error:
             findings.append(_no_plan("fail", error.detail, error.fix))
@@ -116,7 +132,11 @@ class Domains:
             except NetpluginError as unread:
                 expected = "the VFs can be read, to tell whether the domain has one of another VM"
                 findings.append(_unknown("nic-vf", unread, expected))
-        case = Case(domain, own_nics, ground, mine, others.cpus, other_vfs)
+        host = _host(scene)
+        ovs = known(scene.live.ovs, None) if scene else None
+        case = Case(
+            domain, own_nics, ground, mine, others.cpus, other_vfs, host, ovs.other_config if ovs else None
+        )
         return [*findings, *await self._off_loop.compute(lambda: tuple(check(case)))]
 
     def _of(self, vm_id: str, step: str) -> list[Port]:
@@ -127,15 +147,18 @@ class Domains:
 
     async def _place(
         self, vm_id: str, domain: Element, bindings: list[Binding], policy: DomainPolicy, keep: bool = True
-    ) -> bool:
-        """Place the domain if the policy requests it, which is the result; else check its own pinning."""
+    ) -> None:
+        """Place the domain if the policy requests it; else add the NICs and check what it has of its own."""
         if not (policy.pin or policy.realtime):
-            await self._refuse_bad_pins(domain)
-            return False
+            scene = None
+            if await self._off_loop.compute(_names_host, domain, bindings, policy):
+                with suppress(NetpluginError):  # nobody knows better then
+                    scene = await self._view.within(self._view.planned_or_not)
+            await self._off_loop.compute(_complete, domain, bindings, policy, scene)
+            return
         scene = await self._view.within(self._planned)
         in_thread = self._store.database.in_thread
         await in_thread(self._render_placed, vm_id, domain, bindings, policy, scene, keep)
-        return True
 
     def _render_placed(
         self,
@@ -152,7 +175,8 @@ class Domains:
         with self._store.database.lock:
             placements = self._store.placements.all()
             before = placements.pop(vm_id, None)
-            place = partial(render_placed, domain, bindings, policy, ground)
+            host = _host(scene)
+            place = partial(render_placed, domain, bindings, policy, ground, host=host)
             # PMD threads may run on VM cores of the plan, if PUT /v1/pmd set them while no VM used
             # these cores.
             spared = held(placements.values(), live | scene.polling)
@@ -163,8 +187,16 @@ class Domains:
                     raise _none_for_realtime(full, ground.cpus & scene.polling) from None
                 others = held(placements.values(), live)
                 placement = _with_polling(place, scene, others, before)
+            refuse_without_room(domain, host, ground)
             if keep and placement != before:
                 self._store.placements.save(vm_id, placement)
+
+    def _looked(self, facts: Facts, live: Live) -> tuple[Scene, NetpluginError | None]:
+        """The host, and why it has no plan although one is configured."""
+        try:
+            return self._view.scene(facts, live), None
+        except NetpluginError as impossible:
+            return Scene(facts, live), impossible
 
     def _planned(self, facts: Facts, live: Live) -> Scene:
         scene = self._view.scene(facts, live)
@@ -176,28 +208,31 @@ class Domains:
             )
         return scene
 
-    async def _refuse_bad_pins(self, domain: Element) -> None:
-        """Check the pinning of a domain that is not placed against the CPUs of PMD threads, if known."""
-        if not await self._off_loop.compute(_has_pins, domain):
-            return
-        try:
-            ground = _ground(await self._view.within(self._view.scene))
-        except NetpluginError:
-            return
-        if ground is not None:
-            await self._off_loop.compute(refuse_pmd, domain, ground)
 
+def _names_host(domain: Element, bindings: list[Binding], policy: DomainPolicy) -> bool:
+    """Whether what the domain needs depends on the host: CPUs, nodes or hugepages.
 
-def _has_pins(domain: Element) -> bool:
-    """Raises: Conflict if they are of a placement, InvalidRequest."""
+    Raises: Conflict if its pins are of a placement, InvalidRequest.
+    """
     refuse_stale_mark(domain)
-    return any(True for _ in pinned(domain))
+    named = any(domain.find(path) is not None for path in ("numatune", "memoryBacking/hugepages"))
+    needs = any(binding.domain_requirements.hugepages for binding in bindings)
+    return named or needs or bool(nodes_asked(bindings, policy)) or any(True for _ in pinned(domain))
 
 
-def _completed(domain: Element, bindings: list[Binding], policy: DomainPolicy) -> RenderedDomain:
+def _complete(domain: Element, bindings: list[Binding], policy: DomainPolicy, scene: Scene | None) -> None:
+    """Add NICs to a domain that is not placed. ``scene`` is None if nothing depends on the host, or nobody
+    knows it."""
+    ground = _ground(scene) if scene else None
+    nodes = nodes_asked(bindings, policy)
+    host = _host(scene)
+    if ground is not None:
+        refuse_pmd(domain, ground)
+    refuse_elsewhere(domain, nodes, host)
     complete(domain, bindings)
-    keep_memory_on(domain, nodes_asked(bindings, policy))
-    return RenderedDomain(xml=written(domain))
+    keep_memory_on(domain, nodes)
+    refuse_faults(domain, host, None)
+    refuse_without_room(domain, host, None)
 
 
 def _active(port: Port) -> Binding:
@@ -278,6 +313,10 @@ def _with_polling(
 
 def _ground(scene: Scene) -> HostCapacity | None:
     return ground_of(scene.plan, scene.facts) if scene.plan else None
+
+
+def _host(scene: Scene | None) -> HostMemory:
+    return memory_of_host(scene.facts, scene.live) if scene else UNKNOWN
 
 
 def _live(scene: Scene, domain: Element, step: str) -> Cpus:

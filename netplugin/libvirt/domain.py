@@ -15,7 +15,7 @@ from netplugin.api.errors import Conflict, InvalidRequest
 from netplugin.api.models import Binding, DomainRequirements
 from netplugin.libvirt.interfaces import Element, fragments, mac_of_hostdev, parser, text
 from netplugin.libvirt.nic_parts import kind, take_over
-from netplugin.libvirt.values import bitmap, content, mac, pci_address, unsigned
+from netplugin.libvirt.values import bitmap, content, mac, parse_cpuset, pci_address, unsigned
 
 #: The step named in errors.
 RENDER: Final = "render-domain"
@@ -182,9 +182,9 @@ def nodes_asked(bindings: Sequence[Binding], policy: DomainPolicy) -> set[int]:
 
 
 def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
-    """Set the NUMA node of the memory of a domain without CPU placement.
+    """Set the NUMA node of the memory of a domain without CPU placement; a mode that it has stays.
 
-    Raises: Conflict for several nodes.
+    Raises: Conflict for several nodes, and for a <numatune> that says otherwise; InvalidRequest.
     """
     if len(nodes) > 1:
         raise Conflict(
@@ -194,10 +194,27 @@ def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
         )
     for node in nodes:
         numatune = child(domain, "numatune")
-        memory = numatune.find("memory")
-        if memory is None:
-            memory = etree.SubElement(numatune, "memory", mode="strict")
-        memory.set("nodeset", str(node))
+        for element in numatune.iterchildren("memory", "memnode"):
+            if element.get("nodeset") is None and element.get("placement") != "auto":
+                element.set("nodeset", str(node))
+            _require_node(element, node)
+        if numatune.find("memory") is None:
+            numatune.insert(0, etree.Element("memory", mode="strict", nodeset=str(node)))
+
+
+def _require_node(element: Element, node: int) -> None:
+    """Raises: Conflict, InvalidRequest."""
+    has = element.get("nodeset", "auto")
+    try:
+        agrees = element.get("placement") != "auto" and parse_cpuset(has) == {node}
+    except ValueError as wrong:
+        raise invalid(f"<{element.tag} nodeset>: {wrong}", RENDER) from None
+    if not agrees:
+        raise Conflict(
+            f"<numatune><{element.tag}> is for NUMA node {has[:40]}, and the policy or a port names {node}",
+            step=RENDER,
+            fix=f"remove <{element.tag}>, or ask for the same node (numa_node)",
+        )
 
 
 def number(text: str | None, default: int) -> int:

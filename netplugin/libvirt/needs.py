@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,10 @@ from netplugin.libvirt.values import content, parse_cpuset, unsigned
 _UNIT: Final = re.compile(r"(?ai)b|bytes?|([kmgtpe])(i?b)?")
 #: Sanity limit above any real host: untrusted numbers must not make the agent loop or allocate.
 _MOST_VCPUS: Final = 4096
+#: QEMU's most NUMA cells (MAX_NODES in its include/sysemu/numa.h).
+_MOST_CELLS: Final = 128
+#: Pages of this size are no hugepages.
+USUAL_KB: Final = 4
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,8 @@ def iothreads(domain: Element) -> tuple[int, ...]:
 def cells_of(domain: Element, step: str) -> Iterator[GuestCell]:
     """NUMA cells defined in ``<cpu><numa>``. Raises: InvalidRequest."""
     for place, cell in enumerate(domain.iterfind("cpu/numa/cell")):
+        if place == _MOST_CELLS:
+            raise invalid(f"has more than {_MOST_CELLS} NUMA cells", step)
         id = _number(cell.get("id", str(place)), "a NUMA cell's id", step)
         try:
             mine = tuple(sorted(parse_cpuset(cell.get("cpus", ""))))
@@ -121,8 +127,88 @@ def _cells(domain: Element, count: int, step: str) -> tuple[GuestCell, ...]:
 
 def page_sizes(domain: Element, step: str) -> set[int]:
     """Hugepage sizes that the domain requests, KB. Raises: InvalidRequest."""
-    pages = domain.iterfind("memoryBacking/hugepages/page")
-    return {size_kb(page, "<page>", step, "size") for page in pages}
+    return {size for size, _ in pages(domain, step)}
+
+
+def pages(domain: Element, step: str) -> list[tuple[int, frozenset[int] | None]]:
+    """Each size of hugepages, KB, with the NUMA cells that it is for; None for those without a size of their
+    own, which is also what cell 0 means in a domain without cells (virDomainDefPostParseMemtune).
+
+    Raises: InvalidRequest.
+    """
+    bare = domain.find("cpu/numa/cell") is None
+    found: list[tuple[int, frozenset[int] | None]] = []
+    for page in domain.iterfind("memoryBacking/hugepages/page"):
+        text = page.get("nodeset")
+        try:
+            cells = None if text is None else parse_cpuset(text)
+        except ValueError as wrong:
+            raise invalid(f"<page nodeset>: {wrong}", step) from None
+        size = size_kb(page, "<page size>", step, "size")
+        if not size:
+            raise invalid("<page size> is 0", step, "name the size of pages of the host, or remove <page>")
+        found.append((size, None if bare and cells == frozenset((0,)) else cells))
+    return found
+
+
+@dataclass(frozen=True)
+class GuestMemory:
+    """Memory that QEMU allocates as one: its element, its size as libvirt gives it to QEMU, and its NUMA
+    cell, None if a memory device names none. ``page_kb`` is the size of its hugepages, None for the host's
+    default size, and 0 if it is in none."""
+
+    what: str
+    kb: int
+    cell: int | None
+    page_kb: int | None
+
+
+def memory_of(domain: Element, step: str) -> tuple[GuestMemory, ...]:
+    """The memory of each NUMA cell, or of the domain, and of each memory device.
+
+    libvirt rounds cells up to 1 MiB and devices to 2 (qemuDomainAlignMemorySizes). Raises: InvalidRequest.
+    """
+    sizes = _sizes(domain, step)
+    devices = tuple(_devices(domain, sizes, step))
+    cells = tuple(cells_of(domain, step))
+    if not cells and domain.find("memory") is None:
+        return devices  # libvirt refuses it, whatever its memory is in
+    found = [(f"<cell id='{cell.number}'>", cell.number, cell.memory_kb) for cell in cells]
+    if len(cells) < 2:  # it may be one that only the placement gave the domain
+        kb = cells[0].memory_kb if cells else memory_kb(domain, step) - sum(device.kb for device in devices)
+        found = [("<memory>", cells[0].number if cells else 0, max(0, kb))]
+    return (*(GuestMemory(w, whole(kb, 1024), n, sizes.get(n, sizes[None])) for w, n, kb in found), *devices)
+
+
+def whole(kb: int, unit: int) -> int:
+    """``kb`` rounded up to whole units."""
+    return -(-kb // unit) * unit
+
+
+def _sizes(domain: Element, step: str) -> dict[int | None, int | None]:
+    """The page size of each NUMA cell that has its own, and of the others (None), as in GuestMemory."""
+    if domain.find("memoryBacking/hugepages") is None:
+        return {None: 0}
+    found: dict[int | None, int | None] = {}
+    for size, cells in pages(domain, step):
+        for cell in (None,) if cells is None else cells:
+            found.setdefault(cell, size if size > USUAL_KB else 0)
+    return {None: 0 if found else None} | found
+
+
+def _devices(domain: Element, sizes: Mapping[int | None, int | None], step: str) -> Iterator[GuestMemory]:
+    """Memory devices of the host's RAM; others have a file of their own."""
+    for device in domain.iterfind("devices/memory"):
+        model, size = device.get("model", ""), device.find("target/size")
+        if model not in ("dimm", "virtio-mem") or size is None:
+            continue
+        node, own = device.find("target/node"), device.find("source/pagesize")
+        cell = None if node is None else _number(content(node), "<memory> of a device: <node>", step)
+        page = sizes.get(cell, sizes[None])
+        if own is not None:
+            page = kb if (kb := size_kb(own, "<pagesize>", step)) > USUAL_KB else 0
+        what = f"<memory model='{model}'>"
+        yield GuestMemory(what, whole(size_kb(size, f"<size> of {what}", step), 2048), cell, page)
 
 
 def _page_kb(domain: Element, step: str) -> int | None:

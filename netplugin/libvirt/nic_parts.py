@@ -67,6 +67,20 @@ def kind(nic: Element) -> str:
     return nic.get("type", "")
 
 
+def behind_iommu(nic: Element, domain: Element) -> bool:
+    """Whether the guest's IOMMU translates for the NIC.
+
+    It does for a virtio device only with ``iommu='on'`` (QEMU's ``iommu_platform``, which is
+    VIRTIO_F_ACCESS_PLATFORM), and for every other PCI device of the guest.
+    """
+    if domain.find("devices/iommu") is None:
+        return False
+    model, driver = nic.find("model"), nic.find("driver")
+    if _is_function(nic) or model is None or not model.get("type", "").startswith("virtio"):
+        return True
+    return driver is not None and driver.get("iommu") == "on"
+
+
 def _is_function(nic: Element) -> bool:
     """Whether the NIC is a PCI function of the host, and no device of QEMU."""
     return "hostdev" in (nic.tag, nic.get("type"))

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError
 from netplugin.libvirt.domain import RENDER
-from netplugin.libvirt.needs import GuestCell, Needs
+from netplugin.libvirt.needs import GuestCell, Needs, whole
 from netplugin.libvirt.pins import PlacedCell, Placement
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity, NodeGround
@@ -48,7 +48,7 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
                 "[host] vm_cores, or the domain NUMA cells (<cpu><numa>), each for a node of its own",
             )
         memory = {number: have[number].memory_kb.get(page_kb, 0) for number in sizes}
-        if whole_pages(cell.memory_kb, page_kb) > max(memory.values()):
+        if whole(cell.memory_kb, page_kb) > max(memory.values()):
             raise Conflict(
                 f"{_of(cell, needs)} {cell.memory_kb >> 10} MB of memory, and "
                 + "; ".join(f"NUMA node {n} has {kb >> 10} MB" for n, kb in memory.items())
@@ -136,11 +136,6 @@ def free_kb(node: NodeGround, others: Held, page_kb: int) -> int:
     return max(0, node.memory_kb.get(page_kb, 0) - others.memory_kb.get((node.node, page_kb), 0))
 
 
-def whole_pages(kb: int, page_kb: int) -> int:
-    """``kb`` rounded up to whole pages, KB."""
-    return -(-kb // page_kb) * page_kb
-
-
 def _arrange(
     request: PlacementRequest,
     left: Sequence[GuestCell],
@@ -180,7 +175,7 @@ def _fitting(
         if (
             cpus is not None
             and request.homes.get(cell.number, node.node) == node.node
-            and free_kb(node, others, request.page_kb) >= whole_pages(cell.memory_kb, request.page_kb)
+            and free_kb(node, others, request.page_kb) >= whole(cell.memory_kb, request.page_kb)
         ):
             unwanted = (node.node not in request.nodes, node.node not in request.near, node.away)
             left = sum(map(len, free)) - len(cpus)
@@ -228,6 +223,13 @@ def place(
     Raises: Conflict if it can never fit on this host, CapacityExhausted if other VMs use the room.
     """
     page_kb = needs.page_kb or ground.page_kb
+    offered = {size for node in ground.nodes for size in node.memory_kb}
+    if page_kb not in offered:
+        raise Conflict(
+            f"<page size> is {page_kb} KB, and the host has hugepages of {_list(offered) or 'no'} KB",
+            step=RENDER,
+            fix="name a size that the host has, or none",
+        )
     request = PlacementRequest(needs.cells, page_kb, frozenset(nodes), frozenset(near))
     if before is not None:
         homes = {cell.number: cell.node for cell in before.cells}

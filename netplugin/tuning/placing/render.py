@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict
@@ -15,6 +15,7 @@ from netplugin.libvirt.pins import Placement, is_marked, pins, write
 from netplugin.libvirt.values import parse_cpuset, unsigned
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
+from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, refuse_faults
 from netplugin.tuning.placing.place import place
 
 # -- Refuse domain XML that contradicts any placement; the error names the element (pure). --------
@@ -36,6 +37,13 @@ def refuse_unplaceable(domain: Element, ground: HostCapacity, realtime: bool) ->
             "<vcpu placement='auto'> asks numad for a place, and the policy asks the host's plan",
             step=RENDER,
             fix="remove placement from <vcpu>",
+        )
+    most = domain.find("maxMemory")
+    if most is not None and size_kb(most, "<maxMemory>", RENDER) > memory_kb(domain, RENDER):
+        raise Conflict(
+            "<maxMemory> is more than <memory>, and memory that comes later has no place",
+            step=RENDER,
+            fix="remove <maxMemory>, or give the VM all of its memory at the start",
         )
     refuse_pmd(domain, ground)
     if realtime:
@@ -88,6 +96,27 @@ def refuse_stale_mark(domain: Element) -> None:
             step=RENDER,
             fix="set policy.pin or policy.realtime again, or give the domain as it was before",
         )
+
+
+def refuse_elsewhere(domain: Element, nodes: Collection[int], host: HostMemory) -> None:
+    """Refuse a requested node that the host lacks, and pins to CPUs of other nodes. Raises: Conflict."""
+    for node in sorted(nodes) if host.cpus else ():
+        if node not in host.cpus:
+            raise Conflict(
+                f"NUMA node {node} is requested by the policy or a port (numa_node), and the host has node "
+                f"{format_list(host.cpus)}",
+                step=RENDER,
+                fix="name a node that the host has, or none",
+            )
+        here = host.cpus[node]
+        for what, cpus in pinned(domain):
+            if cpus and here and not cpus & here:
+                raise Conflict(
+                    f"{what} is CPU {format_list(cpus)}, and NUMA node {node}, which the policy or a port "
+                    f"requests, has CPU {format_list(here)}",
+                    step=RENDER,
+                    fix="remove the pin, or ask for its node (numa_node)",
+                )
 
 
 def own_nodes(domain: Element) -> frozenset[int]:
@@ -163,6 +192,7 @@ def render_placed(
     ground: HostCapacity,
     others: Held,
     before: Placement | None = None,
+    host: HostMemory = UNKNOWN,
 ) -> Placement:
     """Modify the domain in place and return its placement; ``before`` is its previous one.
 
@@ -176,6 +206,7 @@ def render_placed(
     refuse_own_pins(domain, placement, needs.iothreads)
     write(domain, placement, needs.iothreads, policy.realtime)
     complete(domain, bindings)
+    refuse_faults(domain, host, ground)
     return placement
 
 

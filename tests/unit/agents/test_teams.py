@@ -43,7 +43,7 @@ SPEC = PortSpec.model_validate(
         "mac": "52:54:00:12:34:56",
         "backend": "card",
         "network": {"type": "vlan", "physical_network": "physnet1", "vlan_id": 100},
-        "numa_node": 1,
+        "numa_node": 0,
         "queues": 2,
         "qos": {"egress_kbps": 100_000, "min_egress_kbps": 1000},
         "vf": {"teaming": True, "trusted": True},
@@ -117,7 +117,7 @@ def refusing(*ports: str, why: str = "it does not go") -> Any:
 def test_the_standby_gets_what_a_virtio_nic_can_do() -> None:
     spec = standby_spec(SPEC, "soft")
     assert (spec.backend, spec.mac, spec.network) == ("soft", SPEC.mac, SPEC.network)
-    assert (spec.vm_id, spec.numa_node, spec.port_security) == ("vm-1", 1, SPEC.port_security)
+    assert (spec.vm_id, spec.numa_node, spec.port_security) == ("vm-1", 0, SPEC.port_security)
     assert spec.queues == SPEC.queues == 2
     mine = SPEC.model_copy(update={"qemu_user": 1001})
     assert standby_spec(mine, "soft").qemu_user == 1001, "only this user can open its socket"
@@ -137,7 +137,7 @@ def test_both_come_and_are_reported_as_one(running: Agent, hosts: Hosts) -> None
     assert goes.find("alias").get("name") == f"{alias}-vf", "libvirt finds each by its XML"
     assert stays.find("mac").get("address") == goes.find("mac").get("address") == SPEC.mac
     needs = port.binding.domain_requirements
-    assert needs.vfio and needs.numa_node == 1
+    assert needs.vfio and needs.numa_node == 0
     assert port.binding.model_extra["standby_port_id"] == STANDBY
     assert running.service.ports.get(STANDBY).standby_of == "p1"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -12,6 +13,7 @@ from netplugin.libvirt.needs import GuestCell, cells_of, memory_kb, vcpus
 from netplugin.libvirt.pins import Placement
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import HostCapacity
+from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory
 from netplugin.tuning.placing.render import pinned
 
 STEP: Final = "check-domain"
@@ -29,7 +31,7 @@ class DomainNic:
 class Case:
     """A domain and what to check it against. ``ground`` is None if the host has no plan; ``mine`` is the last
     placement of this VM; ``others`` are the CPUs of other VMs; ``other_vfs`` are VFs of the agent's pool
-    that belong to no port of this VM."""
+    that belong to no port of this VM; ``other_config`` is that of OVS, None if it did not answer."""
 
     domain: Element
     nics: tuple[DomainNic, ...]
@@ -37,6 +39,8 @@ class Case:
     mine: Placement | None = None
     others: Cpus = frozenset()
     other_vfs: tuple[VfInfo, ...] = ()
+    host: HostMemory = UNKNOWN
+    other_config: Mapping[str, str] | None = None
 
     @cached_property
     def vcpus(self) -> int:

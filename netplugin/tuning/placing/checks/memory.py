@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.needs import page_sizes
 from netplugin.libvirt.pins import is_marked
 from netplugin.libvirt.values import parse_cpuset
-from netplugin.tuning.placing.capacity import HostCapacity
+from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.checks.case import STEP, Case, graded
+from netplugin.tuning.placing.host_memory import node_faults, page_faults, rooms
 from netplugin.tuning.placing.render import home
 
 
@@ -29,9 +29,8 @@ def memory(case: Case) -> Iterator[Finding]:
             "render the domain with policy.pin, or add <hugepages> to <memoryBacking>",
             "fail" if demanded else "warn",
         )
-    if case.ground is not None:
-        yield from _room(case, case.ground)
-        yield from _nodes(case, case.ground)
+    yield from _host(case)
+    yield from _nodes(case)
 
 
 def _shared(case: Case) -> Finding:
@@ -74,38 +73,44 @@ def _memory_nodes(case: Case) -> dict[int, frozenset[int]]:
     return {number: nodes for number, nodes in found.items() if nodes}
 
 
-def _room(case: Case, ground: HostCapacity) -> Iterator[Finding]:
-    """Compare each cell's memory with the total of its nodes; the use by other VMs is not considered."""
-    if case.domain.find("memoryBacking/hugepages") is None:
-        return
-    sizes = page_sizes(case.domain, STEP) or {ground.page_kb}
-    if len(sizes) > 1:
-        return
-    [page_kb] = sizes
-    where = _memory_nodes(case)
-    for cell in case.cells:
-        nodes = [node for node in ground.nodes if node.node in where.get(cell.number, ())]
-        most = sum(node.memory_kb.get(page_kb, 0) for node in nodes or ground.nodes)
-        short = f"{cell.memory_kb >> 10} MB, and there are {most >> 10} MB for VMs"
+def _host(case: Case) -> Iterator[Finding]:
+    """What libvirt or QEMU would refuse to start on this host."""
+    for id, faults, found, expected in (
+        ("memory-node", node_faults(case.domain, case.host, STEP), None, "nodes that the host has"),
+        (
+            "memory-pages",
+            page_faults(case.domain, case.host, case.ground, STEP),
+            "the memory is whole pages",
+            "pages that the host has, and memory that is a multiple of its pages",
+        ),
+    ):
+        wrong = list(faults)
+        for fault in wrong:
+            yield graded(id, fault.found, "", expected, fault.fix, "fail")
+        if found and not wrong:
+            yield graded(id, None, found, expected, "")
+    for room in rooms(case.domain, case.host, case.ground, STEP):
         yield graded(
             "hugepages-room",
-            short if cell.memory_kb > most else None,
-            f"{cell.memory_kb >> 10} MB",
-            f"at most {most >> 10} MB in pages of {page_kb} KB",
-            "reserve what netplugin host plan says, or give the VM less",
+            room.text if room.needs_kb > room.free_kb else None,
+            f"{room.needs_kb >> 10} MB {room.where}",
+            f"at most {room.free_kb >> 10} MB {room.where}",
+            "reserve what netplugin host plan says, stop what uses the pages, or give the VM less",
             "fail",
         )
 
 
-def _nodes(case: Case, ground: HostCapacity) -> Iterator[Finding]:
-    """Check the NUMA locality of memory and NICs; a host with one node needs no check."""
-    if len(ground.nodes) < 2:
+def _nodes(case: Case) -> Iterator[Finding]:
+    """Check the NUMA locality of memory, threads and NICs; a host with one node needs no check."""
+    cpus = {n: each for n, each in case.host.cpus.items() if each}
+    if not cpus and case.ground is not None:
+        cpus = {node.node: node.cpus | node.emulator for node in case.ground.nodes}
+    if len(cpus) < 2:
         return
     bound = _memory_nodes(case)
     vcpu_nodes: set[int] = set()
     for cell in case.cells:
-        cpus = [cpu for vcpu in cell.vcpus for cpu in case.pins.get(vcpu, ())]
-        homes = frozenset(n for cpu in cpus if (n := ground.node_of(cpu)) is not None)
+        homes = _homes((cpu for vcpu in cell.vcpus for cpu in case.pins.get(vcpu, ())), cpus)
         if not homes:
             continue
         vcpu_nodes |= homes
@@ -119,9 +124,22 @@ def _nodes(case: Case, ground: HostCapacity) -> Iterator[Finding]:
             expected,
             "render the domain with policy.pin, or bind it in <numatune>",
         )
+    if not vcpu_nodes:
+        return
+    emulator = _homes(case.emulator or (), cpus)
+    wrong = (
+        f"QEMU's own threads are on node {format_list(emulator)}, the vCPUs on node {format_list(vcpu_nodes)}"
+    )
+    yield graded(
+        "emulator-node",
+        wrong if emulator and not emulator & vcpu_nodes else None,
+        "QEMU's own threads are near the vCPUs",
+        "CPUs for QEMU's own threads on the node of the vCPUs",
+        "render the domain with policy.pin, or change <emulatorpin>",
+    )
     for nic in case.nics:
         node = home(nic.binding)
-        if node is None or not vcpu_nodes:
+        if node is None:
             continue
         wrong = f"port {nic.port_id} is on node {node}, the vCPUs on node {format_list(vcpu_nodes)}"
         yield graded(
@@ -131,3 +149,8 @@ def _nodes(case: Case, ground: HostCapacity) -> Iterator[Finding]:
             "NIC and vCPUs on one node",
             "render the domain with policy.numa_node",
         )
+
+
+def _homes(which: Iterable[int], cpus: Mapping[int, Cpus]) -> frozenset[int]:
+    used = frozenset(which)
+    return frozenset(node for node, here in cpus.items() if here & used)

@@ -11,6 +11,7 @@ from netplugin.api.models import Finding, VfInfo
 from netplugin.libvirt.domain import address, function, number, wrong_user
 from netplugin.libvirt.domain import nics as nics_of
 from netplugin.libvirt.interfaces import Element, fragments
+from netplugin.libvirt.nic_parts import behind_iommu, refused
 from netplugin.libvirt.values import mac
 from netplugin.tuning.placing.checks.case import Case, DomainNic, graded
 
@@ -23,6 +24,8 @@ _RING: Final = 1024
 _SLOWS: Final = ("driver", "mtu")
 #: Attributes that libvirt omits when they have these values.
 _DEFAULTS: Final = {"queues": "1"}
+#: Whether vhost-user ports offer the feature of an IOMMU (ovs-vswitchd.conf.db(5)); off by default.
+_IOMMU: Final = "vhost-iommu-support"
 _RENDER: Final = "render the domain again: POST /v1/vms/VM:render-domain"
 
 
@@ -35,6 +38,7 @@ def nics(case: Case) -> Iterator[Finding]:
     for interface in there.nics:
         if _kind(interface) == "virtio":
             yield from _serves(interface, case)
+            yield from _translated(interface, case)
         if vf := other_vfs.get(function(interface)):
             yield _other_vf(interface, vf)
 
@@ -69,7 +73,10 @@ def _nic(nic: DomainNic, desired: Element, there: _There) -> Finding:
             wrong = f"a NIC on {_end(desired)} has the MAC {address(strange) or 'that libvirt chooses'}"
             return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
         return graded("nic-missing", f"no NIC has {name}", "", expected, _RENDER, "fail")
-    differences = list(_differences(desired, found, ""))
+    differences = [
+        *_differences(desired, found, ""),
+        *((p, f"is set: {why}") for p, why in refused(found, desired)),
+    ]
     slows = all(place.split(" ")[0] in _SLOWS for place, _ in differences)
     wrong = "; ".join(f"{place} {what}".strip() for place, what in differences)
     return graded(
@@ -146,6 +153,26 @@ def _serves(interface: Element, case: Case) -> Iterator[Finding]:
         f"{name} has a ring of {ring} frames",
         f"{_RING} frames, for bursts",
         f"ask for the port with rx_queue_size {_RING}",
+    )
+
+
+def _translated(interface: Element, case: Case) -> Iterator[Finding]:
+    """Without the feature in its backend, QEMU refuses a device behind a guest's IOMMU
+    (virtio_bus_device_plugged in its hw/virtio/virtio-bus.c)."""
+    if (
+        case.other_config is None
+        or interface.get("type") != "vhostuser"
+        or not behind_iommu(interface, case.domain)
+    ):
+        return
+    on = case.other_config.get(_IOMMU) == "true"
+    yield graded(
+        "nic-iommu",
+        None if on else f"{address(interface)} is behind the VM's IOMMU, and OVS has {_IOMMU} off",
+        f"{address(interface)} is behind the VM's IOMMU, and OVS translates for it",
+        f"other_config:{_IOMMU}=true in OVS for a NIC with iommu='on': QEMU does not start otherwise",
+        f"ovs-vsctl set Open_vSwitch . other_config:{_IOMMU}=true, and restart OVS; or remove iommu='on'",
+        "fail",
     )
 
 

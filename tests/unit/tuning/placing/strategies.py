@@ -20,16 +20,17 @@ from tests.unit.tuning.machines import MemoryRoot
 from tests.unit.tuning.strategies import intents, machines
 from tests.unit.tuning.trees import tree
 
-_MB = st.sampled_from([64, 511, 512, 2048, 6000])
+_MB = st.sampled_from([64, 512, 1024, 2048, 6144])
 
 
 @dataclass(frozen=True)
 class Vm:
-    """A domain as a platform has it: ``cells`` are the vCPUs of each guest NUMA cell, none for no cells."""
+    """A domain as a platform has it: ``cells`` are the vCPUs of each guest NUMA cell, none for no cells, and
+    ``memory_mb`` is the memory of each of them, or of the VM."""
 
     number: int
     vcpus: int = 2
-    memory_mb: int = 512
+    memory_mb: int = 1024
     cells: tuple[int, ...] = ()
     iothreads: int = 0
     kind: str = "kvm"
@@ -50,10 +51,11 @@ class Vm:
     @property
     def xml(self) -> str:
         cpu = self.topology + (f"<numa>{''.join(self._cells())}</numa>" if self.cells else "")
+        memory = self.memory_mb * max(1, len(self.cells))
         threads = f"<iothreads>{self.iothreads}</iothreads>" if self.iothreads else ""
         return (
             f"<domain type='{self.kind}'><name>{self.name}</name>"
-            f"<memory unit='MiB'>{self.memory_mb}</memory><vcpu>{self.vcpus}</vcpu>{threads}"
+            f"<memory unit='MiB'>{memory}</memory><vcpu>{self.vcpus}</vcpu>{threads}"
             f"<os><type arch='x86_64' machine='q35'>hvm</type></os>"
             f"{f'<cpu>{cpu}</cpu>' if cpu else ''}{self.extra}<devices/></domain>"
         )
@@ -61,10 +63,8 @@ class Vm:
     def _cells(self) -> list[str]:
         first, made = 0, []
         for number, count in enumerate(self.cells):
-            memory = self.memory_mb // len(self.cells)
-            made.append(
-                f"<cell id='{number}' cpus='{first}-{first + count - 1}' memory='{memory}' unit='MiB'/>"
-            )
+            cpus = f"{first}-{first + count - 1}"
+            made.append(f"<cell id='{number}' cpus='{cpus}' memory='{self.memory_mb}' unit='MiB'/>")
             first += count
         return made
 

@@ -81,7 +81,7 @@ def test_nothing_is_wrong_with_what_was_placed() -> None:
         ('pmu state="off"', 'pmu state="on"', "realtime-pmu", "warn", ""),
         ('migratable="off"', 'migratable="on"', "realtime-tsc", "warn", "invariant"),
         ('policy="require"', 'policy="disable"', "realtime-tsc", "warn", "invariant"),
-        ('memory="524288"', 'memory="99999999"', "hugepages-room", "fail", "97656 MB"),
+        ('memory="1048576"', 'memory="99614720"', "hugepages-room", "fail", "97280 MB"),
     ],
 )
 def test_one_fault_is_found(before: str, after: str, id: str, status: str, word: str) -> None:
@@ -211,6 +211,39 @@ def test_a_vf_of_no_port_of_the_vm_is_found(kind: str, port_id: str | None, word
     assert all(f.status == "ok" for f in check(replace(case, other_vfs=(elsewhere,))))
 
 
+@pytest.mark.parametrize(
+    ("iommu", "driver", "ovs", "status"),
+    [
+        (True, "iommu='on'", {}, "fail"),
+        (True, "iommu='on' ats='on'", {"vhost-iommu-support": "false"}, "fail"),
+        (True, "iommu='on'", {"vhost-iommu-support": "true"}, "ok"),
+        (True, "iommu='on'", None, None),
+        (True, "iommu='off'", {}, None),
+        (True, "", {}, None),
+        (False, "iommu='on'", {}, None),
+    ],
+)
+def test_ovs_translates_for_a_nic_behind_the_iommu(
+    iommu: bool, driver: str, ovs: dict[str, str] | None, status: str | None
+) -> None:
+    """QEMU refuses the device otherwise: iommu_platform=true is not supported by the device."""
+    xml, place = good()
+    xml = xml.replace("<driver ", f"<driver {driver} ")
+    xml = xml.replace("<devices>", "<devices><iommu model='intel'/>") if iommu else xml
+    nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
+    found = check(Case(parse_domain(xml, "t"), nics, TWO_NODES, place, other_config=ovs))
+    assert [f.status for f in found if f.id == "nic-iommu"] == ([status] if status else [])
+    assert [f.id for f in found if f.status != "ok"] == (["nic-iommu"] if status == "fail" else [])
+
+
+@pytest.mark.parametrize("part", ["filterref filter='clean-traffic'", "bandwidth", "vlan"])
+def test_what_the_port_decides_is_found_in_its_nic(part: str) -> None:
+    xml, place = good()
+    wrong = found(xml.replace("<mac ", f"<{part}/><mac "), mine=place)
+    assert wrong.keys() == {"nic"} and wrong["nic"].status == "fail"
+    assert f"{part.split()[0]} is set: " in wrong["nic"].found
+
+
 def test_a_nic_of_another_node() -> None:
     xml, place = good()
     [binding] = VM.bindings
@@ -244,7 +277,10 @@ def test_every_finding_is_in_the_documentation() -> None:
     near = nics[0].binding.model_copy(
         update={"domain_requirements": needs.model_copy(update={"numa_node": 0, "qemu_user": 64101})}
     )
-    whole = check(Case(parse_domain(xml, "t"), (DomainNic("p1", near),), TWO_NODES, place))
+    xml = xml.replace("<devices>", "<devices><iommu model='intel'/>").replace(
+        "<driver ", "<driver iommu='on' "
+    )
+    whole = check(Case(parse_domain(xml, "t"), (DomainNic("p1", near),), TWO_NODES, place, other_config={}))
     # There is no `ok` of these.
     elsewhere = {"port", "plan", "libvirt", "nic-missing", "nic-mac", "nic-vf"}
     assert {finding.id for finding in whole} | elsewhere == documented

@@ -43,8 +43,9 @@ from tests.unit.tuning.placing.strategies import Vm
 from tests.unit.tuning.trees import tree
 
 PAGES = {
-    f"/sys/devices/system/node/node{node}/hugepages/hugepages-1048576kB/nr_hugepages": "64"
+    f"/sys/devices/system/node/node{node}/hugepages/hugepages-1048576kB/{which}_hugepages": "64"
     for node in range(2)
+    for which in ("nr", "free")
 }
 #: 2 nodes: 10 whole cores for VMs on the NIC's, 14 on the other.
 INTENT = HostIntent(pmd_cores=4)
@@ -138,8 +139,8 @@ def test_nobody_chooses_while_another_does(running: Agent, monkeypatch: pytest.M
     """Two that have both chosen before either has saved would meet here, with the same CPUs."""
     both = Barrier(2)
 
-    def choose(*args: Any) -> Placement:
-        placement = render_placed(*args)
+    def choose(*args: Any, **named: Any) -> Placement:
+        placement = render_placed(*args, **named)
         try:
             both.wait(0.5)
         except BrokenBarrierError:
@@ -280,6 +281,27 @@ def test_where_libvirt_does_not_answer_nobody_is_placed(
     absent = Live(domains=replace(silent, missing=True))
     monkeypatch.setattr(read_live, "read_live", lambda *args: absent)
     assert render(running, Vm(1)) == once
+
+
+def test_what_the_host_has_counts_for_a_vm_that_is_not_placed(running: Agent) -> None:
+    plug(running, 1)
+    pages = "<memoryBacking><hugepages><page size='1' unit='G'/></hugepages></memoryBacking>"
+    big = Vm(1, memory_mb=1 << 17, extra=pages)
+    assert not pins(render(running, big, pin=False))
+    with pytest.raises(Conflict, match=r"262144 MB on NUMA node 0-1 .* 131072 MB of 131072 are free"):
+        render(running, replace(big, memory_mb=1 << 18), pin=False)
+    with pytest.raises(Conflict, match="<memory> has 524288 KB"):
+        render(running, replace(big, memory_mb=512), pin=False)
+    for node in (5, 7):
+        with pytest.raises(Conflict, match=f"NUMA node {node} is requested .* has node 0-1"):
+            render(running, Vm(1), pin=False, numa_node=node)
+    own = "<numatune><memory mode='preferred' nodeset='1'/></numatune>"
+    kept = render(running, Vm(1, extra=own), pin=False, numa_node=1)
+    assert '<memory mode="preferred" nodeset="1"/>' in kept
+    with pytest.raises(Conflict, match="<numatune><memory>"):
+        render(running, Vm(1, extra=own), pin=False, numa_node=0)
+    wrong = render(running, big, pin=False).replace(">131072<", ">512<")
+    assert {f.id: f.status for f in findings(running, Vm(1), wrong)}["memory-pages"] == "fail"
 
 
 def test_what_is_refused_takes_nothing(running: Agent) -> None:

@@ -6,13 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netplugin.api.errors import NetpluginError
-from netplugin.libvirt.domain import parse_domain, written
+from netplugin.libvirt.domain import keep_memory_on, parse_domain, written
 from netplugin.tuning.placing.capacity import Held
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import Case, DomainNic
+from netplugin.tuning.placing.host_memory import refuse_without_room
 from netplugin.tuning.placing.render import render_placed
 from tests.unit.tuning.placing.grounds import TWO_NODES
 from tests.unit.tuning.placing.strategies import Vm
+from tests.unit.tuning.placing.test_host_memory import TWO
 
 VM = Vm(
     1,
@@ -69,6 +71,9 @@ def test_any_value_in_any_place(placed: bool, place: int, value: str, remove: bo
     nics = tuple(DomainNic("p1", binding) for binding in VM.bindings)
     for work in (
         lambda: check(Case(again, nics, TWO_NODES)),
+        lambda: check(Case(again, nics, None, host=TWO, other_config={})),
+        lambda: refuse_without_room(again, TWO, None),
+        lambda: keep_memory_on(again, {0}),
         lambda: render_placed(again, VM.bindings, VM.policy, TWO_NODES, Held()),
     ):
         try:

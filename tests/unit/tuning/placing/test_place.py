@@ -196,7 +196,7 @@ def test_what_cannot_be_is_refused_in_words(vm: Vm, kind: type[NetpluginError], 
         ("<vcpu>", "<vcpu cpuset='3'>", "<vcpu cpuset>"),
         ("<vcpu>2", "<vcpu>x", "<vcpu> is 'x'"),
         ("<vcpu>2", "<vcpu>0", "<vcpu> is 0"),
-        ("<memory unit='MiB'>512</memory>", "", "<memory> is missing"),
+        ("<memory unit='MiB'>1024</memory>", "", "<memory> is missing"),
         ("unit='MiB'", "unit='MiX'", "the unit 'MiX'"),
         (
             "<devices/>",

@@ -92,8 +92,11 @@ def test_a_vm_is_refused_only_where_there_is_no_room(host: tuple[HostCapacity, l
             if sum(map(len, free_cores(node, others))) >= vm.vcpus
             and free_kb(node, others, ground.page_kb) >= kb
         ]
-        possible = any(len(n.cpus) >= vm.vcpus for n in ground.with_cores) and any(
-            n.memory_kb.get(ground.page_kb, 0) >= kb for n in ground.with_cores
+        whole = not (vm.memory_mb << 10) % ground.page_kb
+        possible = (
+            whole
+            and any(len(n.cpus) >= vm.vcpus for n in ground.with_cores)
+            and any(n.memory_kb.get(ground.page_kb, 0) >= kb for n in ground.with_cores)
         )
         try:
             before.append(render_placed(vm.domain, vm.bindings, vm.policy, ground, others))

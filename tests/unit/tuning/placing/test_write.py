@@ -67,11 +67,11 @@ def test_memory_is_on_the_node_in_hugepages() -> None:
 
 
 def test_a_domain_without_cells_gets_one() -> None:
-    [cell] = attributes(rendered(Vm(1, vcpus=3, memory_mb=512)), "cpu/numa/cell")
+    [cell] = attributes(rendered(Vm(1, vcpus=3, memory_mb=2048)), "cpu/numa/cell")
     assert cell == {
         "id": "0",
         "cpus": "0-2",
-        "memory": str(512 << 10),
+        "memory": str(2048 << 10),
         "unit": "KiB",
         "memAccess": "shared",
     }

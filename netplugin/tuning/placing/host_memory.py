@@ -1,0 +1,243 @@
+"""Compare a domain's memory with the host's NUMA nodes and hugepages (pure): what QEMU would refuse."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError
+from netplugin.host.cpus import format_list
+from netplugin.libvirt.domain import RENDER, invalid
+from netplugin.libvirt.interfaces import Element
+from netplugin.libvirt.needs import USUAL_KB, cells_of, memory_of, pages, size_kb, whole
+from netplugin.libvirt.values import content, parse_cpuset, unsigned
+from netplugin.tuning.facts import Cpus, Facts, Live
+from netplugin.tuning.intent import PAGE_2M
+from netplugin.tuning.placing.capacity import HostCapacity
+from netplugin.tuning.root import Unknown, known
+
+_UNITS: Final = {"K": 1, "M": 1024, "G": 1048576}
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """CPUs of each NUMA node, and by node and hugepage size (KB) the memory in such pages and the free part.
+
+    ``default_kb``: the size of a mount without one. What could not be read is empty. ``domains`` are the
+    names of running VMs, None if libvirt does not report them.
+    """
+
+    cpus: Mapping[int, Cpus] = field(default_factory=dict)
+    sizes_kb: frozenset[int] = frozenset()
+    default_kb: int | None = None
+    total_kb: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    free_kb: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    domains: frozenset[str] | None = None
+
+
+#: A host of which nothing was read.
+UNKNOWN: Final = HostMemory()
+
+
+def memory_of_host(facts: Facts, live: Live) -> HostMemory:
+    cores = known(facts.cpus.cores, ())
+    nodes = [node.node for node in known(facts.memory.nodes, ())]
+    pools = known(facts.memory.pools, ())
+    line = known(facts.kernel.arguments, None)
+    asked = re.fullmatch(r"(\d{1,9})([KMG])", (line and line.value("default_hugepagesz")) or "", re.I)
+    domains = live.domains
+    silent = isinstance(domains, Unknown) and not domains.missing
+    return HostMemory(
+        {n: frozenset(cpu for core in cores if core.node == n for cpu in core.cpus) for n in nodes},
+        frozenset(known(facts.memory.sizes_kb, ())),
+        int(asked[1]) * _UNITS[asked[2].upper()] if asked else PAGE_2M,
+        {(pool.node, pool.size_kb): known(pool.total, 0) * pool.size_kb for pool in pools},
+        {(pool.node, pool.size_kb): known(pool.free, 0) * pool.size_kb for pool in pools},
+        None if silent else frozenset(domain.name for domain in known(domains, ())),
+    )
+
+
+class Fault(NamedTuple):
+    """What is wrong with a domain, and how to repair it."""
+
+    found: str
+    fix: str
+
+
+def refuse_faults(domain: Element, host: HostMemory, ground: HostCapacity | None) -> None:
+    """Raises: Conflict naming the element of a domain that libvirt or QEMU would refuse; InvalidRequest."""
+    for fault in (*node_faults(domain, host, RENDER), *page_faults(domain, host, ground, RENDER)):
+        raise Conflict(fault.found, step=RENDER, fix=fault.fix)
+
+
+def refuse_without_room(domain: Element, host: HostMemory, ground: HostCapacity | None) -> None:
+    """Raises: Conflict if there are too few pages, CapacityExhausted if they are in use; InvalidRequest."""
+    for room in rooms(domain, host, ground, RENDER):
+        if room.needs_kb > room.free_kb:
+            raise room.error
+
+
+def page_faults(domain: Element, host: HostMemory, ground: HostCapacity | None, step: str) -> Iterator[Fault]:
+    """Faults of page sizes and of memory devices. Raises: InvalidRequest."""
+    yield from _page_elements(domain, host, step)
+    yield from _sums(domain, step)
+    for part in memory_of(domain, step):
+        page_kb = _default(host, ground) if part.page_kb is None else part.page_kb
+        if page_kb and part.kb % page_kb:
+            dividing = [size for size in sorted(host.sizes_kb) if part.kb % size == 0]
+            named = f", or a <page> of {_listed(dividing)} KB, which divides it" if dividing else ""
+            yield Fault(
+                f"{part.what} has {part.kb} KB, which is no multiple of its pages of {page_kb} KB",
+                f"give it {whole(part.kb, page_kb)} KB{named}",
+            )
+
+
+def _default(host: HostMemory, ground: HostCapacity | None) -> int | None:
+    return host.default_kb or (ground.page_kb if ground else None)
+
+
+def node_faults(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]:
+    """Nodes in <numatune> that the host does not have. Raises: InvalidRequest."""
+    for element in domain.iterfind("numatune/*"):
+        named = element.tag in ("memory", "memnode") and element.get("nodeset") is not None
+        missing = _nodes(element, step) - host.cpus.keys() if named and host.cpus else ()
+        if missing:
+            yield Fault(
+                f"<numatune><{element.tag}> binds memory to NUMA node {format_list(missing)}, "
+                f"and the host has node {format_list(host.cpus)}",
+                "name a node that the host has, or remove the element",
+            )
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(sizes)))
+
+
+def _page_elements(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]:
+    """Source: virDomainDefMemtuneValidate in libvirt's src/conf/domain_validate.c."""
+    there = {cell.number for cell in cells_of(domain, step)}
+    taken: set[int | None] = set()
+    for size, cells in pages(domain, step):
+        what = f"<page size> of {size} KB"
+        if host.sizes_kb and size not in host.sizes_kb and size > USUAL_KB:
+            yield Fault(f"{what}: the host has pages of {_listed(host.sizes_kb)} KB", "name one of these")
+        for cell in (None,) if cells is None else sorted(cells):
+            if cell is not None and cell not in there:
+                yield Fault(
+                    f"{what} is for NUMA cell {cell}, which the domain does not have",
+                    "let its nodeset name cells of <cpu><numa>: they are no nodes of the host",
+                )
+            elif cell in taken:
+                of = "all cells without one" if cell is None else f"NUMA cell {cell}"
+                yield Fault(f"{what} is a second one for {of}", "let each cell have one <page>")
+            taken.add(cell)
+
+
+def _sums(domain: Element, step: str) -> Iterator[Fault]:
+    parts = memory_of(domain, step)
+    cells = {cell.number for cell in cells_of(domain, step)}
+    devices = [part for part in parts if part.what.startswith("<memory model")]
+    has, memory, most = sum(part.kb for part in parts), domain.find("memory"), domain.find("maxMemory")
+    if cells and memory is not None:
+        stated = whole(size_kb(memory, "<memory>", step), 1024)
+        least = has - sum(part.kb for part in devices)
+        if not least - 1024 * len(cells) <= stated <= has:
+            yield Fault(
+                f"<memory> has {stated} KB, and the NUMA cells have {least} KB together",
+                "let <memory> be their sum: libvirt gives the VM what the cells have",
+            )
+    if (most is not None or devices) and not cells:
+        what = devices[0].what if most is None else "<maxMemory>"
+        yield Fault(f"{what} needs a NUMA cell, and there is none", "add <cpu><numa>, or remove it")
+    if devices and most is None:
+        yield Fault(f"{devices[0].what} needs <maxMemory>", "add <maxMemory slots='...'>")
+    if most is not None and size_kb(most, "<maxMemory>", step) < has:
+        yield Fault(f"<maxMemory> is below the {has} KB of the VM", "raise it")
+    for device in devices:
+        if cells and device.cell not in cells:
+            yield Fault(
+                f"<node> of {device.what} is no NUMA cell of the domain", "name a cell of <cpu><numa>"
+            )
+
+
+# -- Hugepages that memory needs, and those of the nodes that it is bound to. ----------------------
+
+
+@dataclass(frozen=True)
+class Room:
+    """What memory bound to ``nodes`` needs in pages of a size, what is free there, and what there is, KB."""
+
+    nodes: frozenset[int]
+    page_kb: int
+    needs_kb: int
+    free_kb: int
+    most_kb: int
+
+    @property
+    def where(self) -> str:
+        return f"on NUMA node {format_list(self.nodes)} in pages of {self.page_kb} KB"
+
+    @property
+    def text(self) -> str:
+        free = f"{self.free_kb >> 10} MB of {self.most_kb >> 10} are free"
+        return f"{self.needs_kb >> 10} MB {self.where}, and {free}"
+
+    @property
+    def error(self) -> NetpluginError:
+        detail = f"the VM's <memory> needs {self.text}"
+        if self.needs_kb > self.most_kb:
+            return Conflict(
+                detail, step=RENDER, fix="reserve such pages on the node, or give the VM less memory"
+            )
+        return CapacityExhausted(detail, step=RENDER, fix="stop what uses the pages, or reserve more")
+
+
+def rooms(domain: Element, host: HostMemory, ground: HostCapacity | None, step: str) -> Iterator[Room]:
+    """For each size of pages, and each set of nodes that memory is bound to: the memory bound within it,
+    and its pages. A VM that runs has its pages already, so that all count. Raises: InvalidRequest."""
+    runs = host.domains is None or content(domain.find("name")) in host.domains
+    nodes = frozenset(host.cpus or ((node.node for node in ground.nodes) if ground else ()))
+    if not nodes or (host.cpus and not host.total_kb):
+        return
+    default = _default(host, ground)
+    tuned = _bound(domain, step)
+    needs: dict[tuple[int, frozenset[int]], int] = {}
+    for part in memory_of(domain, step):
+        page_kb = default if part.page_kb is None else part.page_kb
+        if page_kb:
+            key = (page_kb, tuned.get(part.cell, tuned.get(None, nodes)) & nodes or nodes)
+            needs[key] = needs.get(key, 0) + whole(part.kb, page_kb)
+    for page_kb, within in needs:
+        need = sum(kb for (size, where), kb in needs.items() if size == page_kb and where <= within)
+        most = sum(_most(host, ground, node, page_kb) for node in within)
+        free = most if runs or not host.cpus else sum(host.free_kb.get((n, page_kb), 0) for n in within)
+        yield Room(within, page_kb, need, min(free, most), most)
+
+
+def _most(host: HostMemory, ground: HostCapacity | None, node: int, page_kb: int) -> int:
+    planned = ground.node(node) if ground else None
+    if planned is not None:
+        return planned.memory_kb.get(page_kb, 0)
+    return host.total_kb.get((node, page_kb), 0)
+
+
+def _bound(domain: Element, step: str) -> dict[int | None, frozenset[int]]:
+    """The nodes that the memory of a cell must be on, None for other cells; none if it may be on any."""
+    found: dict[int | None, frozenset[int]] = {}
+    for element in domain.iterfind("numatune/*"):
+        if element.tag in ("memory", "memnode"):
+            cell = unsigned(element.get("cellid", "")) if element.tag == "memnode" else None
+            found.setdefault(
+                cell, frozenset() if element.get("mode") == "preferred" else _nodes(element, step)
+            )
+    return found
+
+
+def _nodes(element: Element, step: str) -> frozenset[int]:
+    text = element.get("nodeset", "")
+    try:
+        return parse_cpuset(text)
+    except ValueError:
+        raise invalid(f"<{element.tag} nodeset> is {text[:40]!r}, not a list like 0-3,8", step) from None

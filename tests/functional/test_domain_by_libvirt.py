@@ -1,0 +1,203 @@
+"""What is refused of a domain, libvirt or QEMU refuses; what is kept of a NIC, libvirt takes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+
+import libvirt  # type: ignore[import-untyped]
+import pytest
+from lxml import etree
+
+from netplugin.api.errors import NetpluginError
+from netplugin.api.models import Binding, PortSpec
+from netplugin.libvirt.domain import complete, parse_domain, written
+from netplugin.libvirt.interfaces import (
+    hostdev_interface,
+    tap_interface,
+    vdpa_interface,
+    vhostuser_interface,
+)
+from netplugin.tuning.facts import Live
+from netplugin.tuning.placing.host_memory import memory_of_host, refuse_faults, refuse_without_room
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.root import Root
+from tests.lab.accelerator import EMULATOR
+from tests.lab.libvirtd import PrivateLibvirt
+
+TAP = "npt-kept"
+PAGE = "<page size='2' unit='M'{}/>"
+STRICT = "<numatune><memory mode='strict' nodeset='{}'/></numatune>"
+SPEC = PortSpec.model_validate(
+    {
+        "vm_id": "vm",
+        "mac": "52:54:00:00:00:11",
+        "backend": "x",
+        "network": {"type": "flat", "physical_network": "net1"},
+        "queues": 1,
+    }
+)
+KINDS = {
+    "vhostuser": vhostuser_interface(SPEC, "/run/kept.sock"),
+    "ethernet": tap_interface(SPEC, TAP),
+    "vdpa": vdpa_interface(SPEC, "/dev/null"),
+    "hostdev": hostdev_interface(SPEC, "0000:00:01.0"),
+}
+KEPT = (
+    "<driver txmode='timer' ioeventfd='on' event_idx='off' packed='on' page_per_vq='on' rss='on' iommu='on' "
+    "ats='on'>"
+    "<host csum='off' mrg_rxbuf='off'/><guest tso4='off' ufo='off'/></driver>",
+    "<boot order='1'/><rom enabled='no'/><acpi index='9'/><alias name='ua-kept'/><link state='down'/>",
+    "<address type='pci' domain='0x0000' bus='0x00' slot='0x10' function='0x0'/><guest dev='eth9'/>",
+    "<tune><sndbuf>1600</sndbuf></tune><!-- x --><driver rss='off'/><driver packed='on'/>",
+)
+
+
+#: Of these, what any NIC of a guest may have.
+ALL_KINDS = ("boot", "rom", "acpi", "alias", "link", "address", "guest", "tune")
+
+
+@pytest.fixture(scope="module")
+def hypervisor() -> Iterator[libvirt.virConnect]:
+    for words in (("tuntap", "add", TAP, "mode", "tap"), ("link", "set", TAP, "up")):
+        subprocess.run(["ip", *words], check=True)
+    with PrivateLibvirt() as private:
+        yield private.connect()
+
+
+def cells(*mb: int) -> str:
+    made = (f"<cell id='{n}' cpus='{n}' memory='{each}' unit='MiB'/>" for n, each in enumerate(mb))
+    return f"<cpu><numa>{''.join(made)}</numa></cpu>"
+
+
+def dimm(mb: int, node: int = 0) -> str:
+    size = f"<size unit='MiB'>{mb}</size>"
+    return f"<memory model='dimm'><target>{size}<node>{node}</node></target></memory>"
+
+
+MOST = "<maxMemory slots='2' unit='MiB'>{}</maxMemory>"
+
+
+def domain(memory: float = 64, pages: str = PAGE.format(""), extra: str = "", devices: str = "") -> str:
+    features = "" if "<features>" in extra else "<features><acpi/></features>"
+    return (
+        f"<domain type='qemu'><name>kept</name><memory>{int(memory * 1024)}</memory>"
+        f"<memoryBacking><hugepages>{pages}</hugepages><access mode='shared'/></memoryBacking><vcpu>2</vcpu><os><type arch='x86_64' "
+        f"machine='q35'>hvm</type></os>{features}{extra}<devices><emulator>{EMULATOR}</emulator>{devices}"
+        "<memballoon model='none'/></devices></domain>"
+    )
+
+
+def refused(xml: str) -> str:
+    """Why the agent refuses a domain on this machine; empty if it does not."""
+    host = memory_of_host(read_facts(Root()), Live())
+    try:
+        read = parse_domain(xml, "t")
+        refuse_faults(read, host, None)
+        refuse_without_room(read, host, None)
+    except NetpluginError as error:
+        return error.detail
+    return ""
+
+
+def by_libvirt(connection: libvirt.virConnect, xml: str) -> str:
+    """Why libvirt or QEMU refuses to start it; empty if it starts."""
+    try:
+        connection.createXML(xml, libvirt.VIR_DOMAIN_START_PAUSED).destroy()
+    except libvirt.libvirtError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        domain(1),
+        domain(65, extra=STRICT.format(0)),
+        domain(extra=cells(33, 31) + STRICT.format(0)),
+        domain(pages="<page size='1' unit='G'/>"),
+        domain(pages="<page size='1024' unit='KiB'/>"),
+        domain(pages="<page size='3' unit='M'/>"),
+        domain(pages=PAGE.format("") * 2),
+        domain(pages=PAGE.format("") + "<page size='4' unit='KiB' nodeset='0'/>"),
+        domain(pages=PAGE.format(" nodeset='1'")),
+        domain(extra=cells(32, 32), pages=PAGE.format(" nodeset='0-2'")),
+        domain(
+            extra=cells(32, 32), pages=PAGE.format(" nodeset='0'") + "<page size='1' unit='G' nodeset='0'/>"
+        ),
+        domain(extra=MOST.format(256)),
+        domain(extra=MOST.format(32) + cells(64)),
+        domain(96, extra=cells(64), devices=dimm(32)),
+        domain(96, extra=cells(64) + MOST.format(256), devices=dimm(32, 5)),
+        domain(20 << 10),
+        domain(extra=STRICT.format(5)),
+        domain(extra=STRICT.format("0,7")),
+        domain(extra=STRICT.format(5).replace("strict", "preferred")),
+        domain(extra=cells(64) + "<numatune><memnode cellid='0' mode='strict' nodeset='5'/></numatune>"),
+        domain(pages="<page size='0' unit='M'/>"),
+    ],
+)
+def test_what_is_refused_does_not_start(hypervisor: libvirt.virConnect, xml: str) -> None:
+    assert refused(xml) and by_libvirt(hypervisor, xml)
+
+
+@pytest.mark.parametrize(
+    "xml",
+    [
+        domain(),
+        domain(63.5),
+        domain(pages=""),
+        domain(65, pages="<page size='4' unit='KiB'/>"),
+        domain(pages=PAGE.format(" nodeset='0'")),
+        domain(extra=cells(32, 32) + STRICT.format(0)),
+        domain(65, extra=cells(32, 33), pages=PAGE.format(" nodeset='0'")),
+        domain(extra=cells(32, 32), pages="<page size='1' unit='G'/>" + PAGE.format(" nodeset='0-1'")),
+        domain(96, extra=cells(64) + MOST.format(256) + STRICT.format(0), devices=dimm(32)),
+        domain(64, extra=cells(64) + MOST.format(256), devices=dimm(33)),
+    ],
+)
+def test_what_is_not_refused_starts(hypervisor: libvirt.virConnect, xml: str) -> None:
+    assert (refused(xml), by_libvirt(hypervisor, xml)) == ("", "")
+
+
+@pytest.mark.parametrize("inner", KEPT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_libvirt_takes_what_is_kept_of_a_nic(hypervisor: libvirt.virConnect, kind: str, inner: str) -> None:
+    """As it defines the domain; with a tap of ours, QEMU starts too."""
+    old = f"<interface type='bridge'><mac address='{SPEC.mac}'/><source bridge='x'/>{inner}</interface>"
+    iommu = "<iommu model='intel'><driver intremap='on' iotlb='on'/></iommu>"
+    read = parse_domain(
+        domain(pages="", extra="<features><ioapic driver='qemu'/></features>", devices=iommu + old), "t"
+    )
+    complete(read, [Binding(vif_type=kind, interface_xml=KINDS[kind])])
+    [nic] = read.findall("devices/interface")
+    kept = etree.fromstring(f"<nic>{inner}</nic>").iterchildren(*ALL_KINDS)
+    assert [part.tag for part in kept if nic.find(part.tag) is None] == []
+    defined = hypervisor.defineXML(written(read))
+    try:
+        there = etree.fromstring(defined.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)).find("devices/interface")
+    finally:
+        defined.undefine()
+    for part in (each for top in nic.iterchildren(*ALL_KINDS, "driver") for each in top.iter(etree.Element)):
+        path = nic.getroottree().getelementpath(part).partition("interface/")[2]
+        left = set(part.attrib.items()) - set(there.find(path).attrib.items())
+        assert left <= {("queues", "1")}, path  # its default, which libvirt leaves out
+    if kind == "ethernet":
+        assert by_libvirt(hypervisor, written(read)) == ""
+
+
+@pytest.mark.parametrize(
+    "part", ["<coalesce><rx><frames max='7'/></rx></coalesce>", "<port isolated='yes'/>"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_libvirt_takes_no_nic_of_ours_with_these(
+    hypervisor: libvirt.virConnect, kind: str, part: str
+) -> None:
+    read = parse_domain(domain(pages=""), "t")
+    complete(
+        read,
+        [Binding(vif_type=kind, interface_xml=KINDS[kind].replace("</interface>", f"{part}</interface>"))],
+    )
+    with pytest.raises(libvirt.libvirtError, match=re.escape("support")):
+        hypervisor.defineXML(written(read))

@@ -1,0 +1,375 @@
+"""Memory of a domain on a host: page sizes, devices, nodes and free pages, refused and found alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from netplugin.api.errors import CapacityExhausted, Conflict, InvalidRequest
+from netplugin.api.models import Finding
+from netplugin.libvirt.domain import keep_memory_on, parse_domain, written
+from netplugin.tuning.facts import DomainLive, Live
+from netplugin.tuning.placing.capacity import Held
+from netplugin.tuning.placing.checks import check
+from netplugin.tuning.placing.checks.case import Case
+from netplugin.tuning.placing.host_memory import (
+    HostMemory,
+    memory_of_host,
+    refuse_faults,
+    refuse_without_room,
+)
+from netplugin.tuning.placing.render import refuse_elsewhere, render_placed
+from netplugin.tuning.read import read_facts
+from netplugin.tuning.root import Unknown
+from tests.unit.tuning.machines import MemoryRoot, Tree, load
+from tests.unit.tuning.placing.grounds import TWO_NODES
+from tests.unit.tuning.placing.strategies import Vm
+from tests.unit.tuning.trees import tree
+
+#: 1.3 GB free in pages of 2 MB, none in pages of 1 GB.
+ONE = HostMemory(
+    {0: frozenset(range(8))},
+    frozenset((2048, 1048576)),
+    2048,
+    {(0, 2048): 4 << 20, (0, 1048576): 0},
+    {(0, 2048): 1332 << 10, (0, 1048576): 0},
+    frozenset(),
+)
+TWO = replace(
+    ONE,
+    cpus={0: frozenset(range(4)), 1: frozenset(range(4, 8))},
+    total_kb={(0, 2048): 4 << 20, (1, 2048): 4 << 20},
+    free_kb={(0, 2048): 2 << 20, (1, 2048): 1 << 20},
+)
+MB2, GB1 = "<page size='2' unit='M'{}/>", "<page size='1' unit='G'{}/>"
+
+
+def xml(memory: str = "512", pages: str = MB2.format(""), extra: str = "", devices: str = "") -> str:
+    return (
+        f"<domain type='kvm'><name>vm</name><memory unit='MiB'>{memory}</memory>"
+        f"<memoryBacking><hugepages>{pages}</hugepages></memoryBacking><vcpu>4</vcpu>{extra}<devices>{devices}</devices></domain>"
+    )
+
+
+def cells(*mb: int) -> str:
+    inner = "".join(f"<cell id='{n}' cpus='{n}' memory='{each}' unit='MiB'/>" for n, each in enumerate(mb))
+    return f"<cpu><numa>{inner}</numa></cpu>"
+
+
+def bound(*nodes: str) -> str:
+    """<numatune> with the nodes of the domain and those of its cells."""
+    inner = "".join(
+        f"<memnode cellid='{n}' mode='strict' nodeset='{each}'/>" for n, each in enumerate(nodes[1:])
+    )
+    return f"<numatune><memory mode='strict' nodeset='{nodes[0]}'/>{inner}</numatune>"
+
+
+def dimm(mb: int, inner: str = "<node>0</node>", source: str = "") -> str:
+    return f"<memory model='dimm'>{source}<target><size unit='MiB'>{mb}</size>{inner}</target></memory>"
+
+
+MOST = "<maxMemory slots='4' unit='GiB'>8</maxMemory>"
+
+
+def refuse(text: str, host: HostMemory = ONE) -> None:
+    domain = parse_domain(text, "render-domain")
+    refuse_faults(domain, host, None)
+    refuse_without_room(domain, host, None)
+
+
+def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
+    return [f for f in check(Case(parse_domain(text, "t"), (), None, host=host)) if f.status == "fail"]
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "words"),
+    [
+        (
+            xml(pages=GB1.format("")),
+            ONE,
+            "<memory> has 524288 KB, which is no multiple of its pages of 1048576 KB",
+        ),
+        (xml("1536", pages=GB1.format("")), ONE, "no multiple of its pages of 1048576"),
+        (xml("513"), ONE, "no multiple of its pages of 2048 KB"),
+        (xml("513", pages=""), ONE, "no multiple of its pages of 2048 KB"),
+        (xml("1"), ONE, "<memory> has 1024 KB"),
+        (xml("514", extra=cells(257, 257)), ONE, "<cell id='0'> has 263168 KB"),
+        (
+            xml("514", extra=cells(256, 258), pages=GB1.format(" nodeset='1'")),
+            ONE,
+            "<cell id='1'> has 264192",
+        ),
+        (
+            xml(pages="<page size='1024' unit='KiB'/>"),
+            ONE,
+            "<page size> of 1024 KB: the host has pages of 2048, 104",
+        ),
+        (xml(pages="<page size='3' unit='M'/>"), ONE, "<page size> of 3072 KB"),
+        (xml(pages="<page size='512' unit='MiB'/>"), ONE, "<page size> of 524288 KB"),
+        (xml(pages=MB2.format("") + GB1.format("")), ONE, "a second one for all cells"),
+        (xml(pages=MB2.format("") * 2), ONE, "a second one"),
+        (
+            xml(extra=cells(256, 256), pages=MB2.format(" nodeset='0-1'") + GB1.format(" nodeset='1'")),
+            ONE,
+            "a second one for NUMA cell 1",
+        ),
+        (xml(pages=MB2.format(" nodeset='1'")), ONE, "is for NUMA cell 1, which the domain does not have"),
+        (xml(extra=cells(512), pages=MB2.format(" nodeset='0,3'")), ONE, "is for NUMA cell 3"),
+        (xml("8192", extra=cells(256, 256)), ONE, "<memory> has 8388608 KB, and the NUMA cells have 524288"),
+        (xml("512", extra=cells(512, 512)), ONE, "<memory> has 524288 KB"),
+        (xml(extra=MOST), ONE, "<maxMemory> needs a NUMA cell"),
+        (xml(extra=MOST.replace("GiB", "MiB") + cells(512)), ONE, "<maxMemory> is below the 524288 KB"),
+        (xml("768", extra=cells(512), devices=dimm(256)), ONE, "<memory model='dimm'> needs <maxMemory>"),
+        (xml("768", devices=dimm(256, "")), ONE, "<memory model='dimm'> needs a NUMA cell"),
+        (
+            xml("768", extra=MOST + cells(512), devices=dimm(256, "<node>5</node>")),
+            ONE,
+            "<node> of <memory model",
+        ),
+        (
+            xml(
+                "768",
+                extra=MOST + cells(512),
+                devices=dimm(256, source="<source><pagesize unit='G'>1</pagesize></source>"),
+            ),
+            ONE,
+            "<memory model='dimm'> has 262144 KB",
+        ),
+        (
+            xml(extra=bound("5")),
+            ONE,
+            "<numatune><memory> binds memory to NUMA node 5, and the host has node 0",
+        ),
+        (xml(extra=bound("0,7")), ONE, "to NUMA node 7"),
+        (xml(extra=cells(512) + bound("0", "5")), ONE, "<numatune><memnode> binds memory to NUMA node 5"),
+    ],
+)
+def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
+    text: str, host: HostMemory, words: str
+) -> None:
+    with pytest.raises(Conflict) as refused:
+        refuse(text, host)
+    assert words in refused.value.detail and refused.value.fix
+    assert any(words in finding.found and finding.fix for finding in failing(text, host))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        xml(),
+        xml(pages=""),
+        xml().replace("<memory unit='MiB'>512", "<memory unit='KiB'>523776"),  # libvirt: 512 MiB
+        xml("513", pages="<page size='4' unit='KiB'/>"),
+        xml(pages=MB2.format(" nodeset='0'")),
+        xml(pages=GB1.format("") + MB2.format(" nodeset='0'"), extra=cells(512)),
+        xml("513", pages=MB2.format(" nodeset='0'"), extra=cells(512, 1)),
+        xml(extra=cells(256, 256) + bound("0", "0", "0")),
+        xml("768", extra=MOST + cells(512), devices=dimm(256)),
+        xml("512", extra=MOST + cells(512), devices=dimm(256)),
+        xml(extra=MOST + cells(512)),
+        xml(extra="<!-- a --><x:memory xmlns:x='urn:x'>1</x:memory>" + cells(512)),
+        xml(devices="<memory model='nvdimm'><source><path>/x</path></source></memory>"),
+    ],
+)
+def test_what_starts_is_not_refused(text: str) -> None:
+    refuse(text)
+    assert [f.id for f in failing(text)] == []
+
+
+def test_elements_that_are_there_twice_are_read_as_libvirt_reads_them() -> None:
+    twice = xml().replace("</hugepages>", f"</hugepages><hugepages>{GB1.format('')}</hugepages>")
+    with pytest.raises(Conflict, match="a second one"):
+        refuse(twice)
+    with pytest.raises(InvalidRequest, match="more than 128 NUMA cells"):
+        refuse(xml(extra=cells(*[4] * 129)))
+    for wrong in ("<page size='0'/>", "<page/>", MB2.format(" nodeset='x'")):
+        with pytest.raises(InvalidRequest):
+            refuse(xml(pages=wrong))
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "error", "words"),
+    [
+        (
+            xml("65536"),
+            ONE,
+            Conflict,
+            "65536 MB on NUMA node 0 in pages of 2048 KB, and 1332 MB of 4096 are free",
+        ),
+        (xml("2048"), ONE, CapacityExhausted, "2048 MB on NUMA node 0 in pages of 2048 KB, and 1332 MB"),
+        (
+            xml("1024", pages=GB1.format("")),
+            ONE,
+            Conflict,
+            "1024 MB on NUMA node 0 in pages of 1048576 KB, and 0 MB",
+        ),
+        (xml("1536", extra=bound("1")), TWO, CapacityExhausted, "1536 MB on NUMA node 1"),
+        (
+            xml("1536", extra=cells(768, 768) + bound("0-1", "1", "1")),
+            TWO,
+            CapacityExhausted,
+            "on NUMA node 1",
+        ),
+        (
+            xml("4096", extra=cells(2048, 2048) + bound("0-1", "0", "0-1")),
+            TWO,
+            CapacityExhausted,
+            "4096 MB on NUMA no",
+        ),
+        (
+            xml("1536", extra=MOST + cells(512) + bound("1"), devices=dimm(1024)),
+            TWO,
+            CapacityExhausted,
+            "1536 MB on NUMA node 1",
+        ),
+    ],
+)
+def test_pages_that_are_not_free_are_refused_by_node(
+    text: str, host: HostMemory, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match="needs") as refused:
+        refuse(text, host)
+    assert words in str(refused.value)
+    assert [(f.id, words in f.found) for f in failing(text, host)] == [("hugepages-room", True)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        xml("1536", extra=cells(768, 768) + bound("0-1", "0", "1")),
+        xml("3072"),
+        xml("1536", extra=bound("0")),
+        xml("3072", extra=bound("1").replace("strict", "preferred")),
+    ],
+)
+def test_pages_that_are_free_somewhere_it_may_be_are_enough(text: str) -> None:
+    refuse(text, TWO)
+    assert failing(text, TWO) == []
+
+
+def test_a_vm_that_runs_has_its_pages() -> None:
+    """As one of which libvirt does not say whether it runs may have."""
+    for domains in (frozenset(("vm",)), None):
+        refuse(xml("2048"), replace(ONE, domains=domains))
+        with pytest.raises(Conflict):
+            refuse(xml("8192"), replace(ONE, domains=domains))
+    refuse(xml("2048"), HostMemory())
+
+
+def test_a_placed_vm_has_whole_pages_too() -> None:
+    for vm, words in (
+        (Vm(1, memory_mb=512), "<memory> has 524288 KB"),
+        (Vm(1, vcpus=4, cells=(2, 2), memory_mb=1536), "<cell id='0'> has 1572864 KB"),
+        (
+            Vm(1, extra="<memoryBacking><hugepages><page size='1024'/></hugepages></memoryBacking>"),
+            "<page size> is 1024 KB, and the host has hugepages of 2048, 1048576 KB",
+        ),
+        (
+            Vm(1, extra="<maxMemory slots='2' unit='GiB'>4</maxMemory>"),
+            "memory that comes later has no place",
+        ),
+    ):
+        with pytest.raises(Conflict) as refused:
+            render_placed(vm.domain, vm.bindings, vm.policy, TWO_NODES, Held())
+        assert words in refused.value.detail and refused.value.fix
+    small = Vm(
+        1, memory_mb=512, extra=f"<memoryBacking><hugepages>{MB2.format('')}</hugepages></memoryBacking>"
+    )
+    assert render_placed(small.domain, small.bindings, small.policy, TWO_NODES, Held()).page_kb == 2048
+
+
+# -- nodes ---------------------------------------------------------------------------------------
+
+
+def on(node: int, inner: str = "", extra: str = "") -> str:
+    numatune = f"<numatune>{inner}</numatune>" if inner else ""
+    domain = parse_domain(f"<domain><memory>1</memory>{numatune}{extra}<devices/></domain>", "render-domain")
+    refuse_elsewhere(domain, {node}, TWO)
+    keep_memory_on(domain, {node})
+    return written(domain)
+
+
+@pytest.mark.parametrize("mode", ["strict", "preferred", "interleave", "restrictive"])
+def test_a_node_that_agrees_keeps_its_mode(mode: str) -> None:
+    own = f'<memory mode="{mode}" nodeset="1"/>'
+    assert own in on(1, own)
+    cell = f'<memnode cellid="0" mode="{mode}" nodeset="1"/>'
+    assert cell in (made := on(1, cell)) and '<memory mode="strict" nodeset="1"/>' in made
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "<memory mode='strict' nodeset='0'/>",
+        "<memory mode='preferred' nodeset='0-1'/>",
+        "<memory placement='auto'/>",
+        "<memory nodeset='1'/><memnode cellid='0' nodeset='0'/>",
+        "<!-- x --><memnode cellid='0' nodeset='0'/>",
+    ],
+)
+def test_memory_on_another_node_than_is_requested_is_named(inner: str) -> None:
+    with pytest.raises(Conflict, match="<numatune><mem") as refused:
+        on(1, inner)
+    assert "numa_node" in str(refused.value.fix)
+
+
+@pytest.mark.parametrize("node", [2, 5, 7])
+def test_a_node_that_the_host_lacks_is_refused_by_those_it_has(node: int) -> None:
+    with pytest.raises(Conflict, match=f"NUMA node {node} is requested .* the host has node 0-1"):
+        on(node)
+
+
+@pytest.mark.parametrize(
+    ("pins", "what"),
+    [
+        (
+            "<cputune><vcpupin vcpu='0' cpuset='5'/><vcpupin vcpu='1' cpuset='2'/></cputune>",
+            "<vcpupin> 1 is CPU 2",
+        ),
+        ("<cputune><emulatorpin cpuset='0-1'/></cputune>", "<emulatorpin> is CPU 0-1"),
+        ("<cputune><iothreadpin iothread='1' cpuset='3'/></cputune>", "<iothreadpin> 1 is CPU 3"),
+        ("<vcpu cpuset='1'>1</vcpu>", "<vcpu cpuset> is CPU 1"),
+        ("<cputune><vcpupin vcpu='0' cpuset='4-7'/><emulatorpin cpuset='0-7'/></cputune>", None),
+    ],
+)
+def test_pins_on_another_node_than_is_requested_are_named(pins: str, what: str | None) -> None:
+    if what is None:
+        assert 'nodeset="1"' in on(1, extra=pins)
+        return
+    with pytest.raises(Conflict) as refused:
+        on(1, extra=pins)
+    assert what in refused.value.detail and "NUMA node 1" in refused.value.detail
+
+
+def test_threads_and_memory_on_different_nodes_are_found_without_a_plan() -> None:
+    pins = "<cputune><vcpupin vcpu='0' cpuset='5'/><emulatorpin cpuset='0'/></cputune>"
+    text = xml(extra=pins + bound("0"))
+    found = {
+        f.id: f.found for f in check(Case(parse_domain(text, "t"), (), None, host=TWO)) if f.status == "warn"
+    }
+    assert found["memory-node"] == "memory on node 0"
+    assert found["emulator-node"] == "QEMU's own threads are on node 0, the vCPUs on node 1"
+    good = xml(extra=pins.replace("cpuset='0'", "cpuset='4'") + bound("1"))
+    found = {
+        f.id: f.found for f in check(Case(parse_domain(good, "t"), (), None, host=TWO)) if f.status != "ok"
+    }
+    assert not found.keys() & {"memory-node", "emulator-node"}
+
+
+# -- what is read --------------------------------------------------------------------------------
+
+
+def test_what_is_read_of_the_host() -> None:
+    made = tree(load("published"))
+    folder = "/sys/devices/system/node/node1/hugepages/hugepages-1048576kB"
+    files = made.files | {f"{folder}/nr_hugepages": "8", f"{folder}/free_hugepages": "3"}
+    facts = read_facts(MemoryRoot(Tree(files, made.links)))
+    vm = DomainLive("vm", (), frozenset(), frozenset())
+    host = memory_of_host(facts, Live(domains=(vm,)))
+    assert host.cpus.keys() == {0, 1} and 32 in host.cpus[0] | host.cpus[1]
+    assert 1048576 in host.sizes_kb and host.domains == {"vm"}
+    assert (host.total_kb[1, 1048576], host.free_kb[1, 1048576]) == (8 << 20, 3 << 20)
+    assert memory_of_host(facts, Live()).domains == frozenset()
+    silent = Unknown("qemu:///system", "did not answer")
+    assert memory_of_host(facts, Live(domains=silent)).domains is None
