@@ -12,6 +12,7 @@ from netplugin.host.processes import printable
 from netplugin.libvirt.domain import address, invalid, nics, parse_domain
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cells_of, memory_kb, size_kb, vcpus
+from netplugin.libvirt.nic_parts import behind_iommu
 from netplugin.libvirt.pins import is_marked_realtime, is_x86
 from netplugin.libvirt.values import content, pci_address, unsigned
 
@@ -30,6 +31,7 @@ class GuestNic:
     """``address`` is the PCI address in libvirt's numbering. ``ours``: a kind of NIC that netplugin plugs.
 
     ``vhostuser``: the host end is OVS-DPDK. ``teamed``: one of a pair that the guest kernel joins.
+    ``translated``: the emulated IOMMU translates for it.
     """
 
     mac: str
@@ -40,6 +42,7 @@ class GuestNic:
     ours: bool
     vhostuser: bool
     teamed: bool
+    translated: bool
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,7 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
             or (of == "ethernet" and _attribute(interface, "target", "managed") == "no"),
             vhostuser=of in ("vhostuser", "vdpa"),
             teamed=interface.find("teaming") is not None,
+            translated=behind_iommu(interface, domain),
         )
 
 

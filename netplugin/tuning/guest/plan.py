@@ -74,7 +74,7 @@ def plan_guest(xml: str, options: GuestOptions) -> GuestPlan:
         pages,
         tuple(settings(domain, pages, housekeeping, isolated, realtime)),
         nics,
-        tuple(doubts(domain, pages, isolated, realtime, bound)),
+        tuple(doubts(domain, pages, isolated, realtime, bound, options.driver)),
     )
 
 
@@ -134,8 +134,9 @@ def doubts(
     isolated: Cpus,
     realtime: bool,
     bound: tuple[GuestNic, ...],
+    driver: str,
 ) -> Iterator[str]:
-    """Yield the warnings. ``bound`` are the NICs for DPDK."""
+    """Yield the warnings. ``bound`` are the NICs for DPDK, ``driver`` is theirs."""
     yield from _vcpus(domain, isolated, realtime)
     if not pages.pages:
         yield (f"{domain.memory_kb // 1024} MB leave no room for the hugepages of DPDK in addition to Linux")
@@ -143,6 +144,12 @@ def doubts(
         yield "the domain has no NIC that netplugin plugs: was it rendered?"
     for nic in domain.nics:
         yield from _nic(nic, domain, isolated, nic in bound)
+    loose = [nic.mac for nic in bound if domain.iommu and not nic.translated] if driver == VFIO else []
+    if loose:
+        yield (
+            f"the emulated IOMMU does not translate for {', '.join(loose)} (no <driver iommu='on'>), which "
+            f"{VFIO} assumes: add iommu='on' to the domain, or plan with --driver {UIO}"
+        )
     if domain.iommu == "intel" and not domain.pcie:
         yield "the emulated IOMMU is Intel's, which needs the machine q35"
 
@@ -223,6 +230,7 @@ def _nic_line(planned: PlannedNic) -> Iterator[str]:
     nic = planned.nic
     where = nic.address or "PCI address not in the domain"
     team = ", one of a team" if nic.teamed else ""
+    team += ", behind the IOMMU" if nic.translated else ""
     yield f"  {nic.mac}  {nic.kind}, {where}, {counted(nic.queues, 'queue')}{team}"
     if planned.driver:
         yield f"      for DPDK: driverctl set-override {nic.address or 'ADDRESS'} {planned.driver}"
@@ -244,8 +252,10 @@ def _binding(plan: GuestPlan) -> Iterator[str]:
         yield "  no emulated IOMMU: options vfio enable_unsafe_noiommu_mode=1 (/etc/modprobe.d)"
         yield "      a program with such a NIC can write all of the guest's memory"
         yield f"      a kernel without it, as Debian's, has {UIO} instead: --driver {UIO}"
-    elif plan.options.driver == VFIO:
+    elif plan.options.driver == VFIO and all(each.nic.translated for each in plan.bound):
         yield f"  the emulated IOMMU keeps DPDK's memory apart: {VFIO} as it is"
+    elif plan.options.driver == VFIO:
+        yield f"  the emulated IOMMU does not translate for all NICs: {UIO} is right for the others"
     else:
         yield f"  {UIO} gives DPDK all of the guest's memory; VFs cannot be bound to it"
     yield "  addresses are as libvirt numbers them; the playbook finds each NIC by its MAC in the guest"

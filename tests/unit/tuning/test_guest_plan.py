@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from netplugin.api.errors import InvalidRequest
 from netplugin.cli.main import main
 from netplugin.libvirt.guest import NicKind
-from netplugin.tuning.guest.plan import GuestPlan, plan_guest
+from netplugin.tuning.guest.plan import GuestPlan, guest_text, plan_guest
 from netplugin.tuning.guest.settings import GuestOptions
 from netplugin.tuning.steps import KernelArgument
 from tests.unit.tuning.guests import DATA, planned, texts, xml_of
@@ -177,6 +177,35 @@ def test_a_nic_that_stays_has_its_queues_and_its_mtu() -> None:
 def test_only_without_an_iommu_vfio_has_to_do_without() -> None:
     assert planned("router").noiommu and not planned("realtime").noiommu
     assert not planned("router", no_dpdk=True).noiommu
+
+
+IOMMU = "<iommu model='intel'/>"
+
+
+@pytest.mark.parametrize(
+    ("iommu", "attributes", "inner", "translated"),
+    [
+        (IOMMU, "type='vhostuser'", "<model type='virtio'/><driver iommu='on' ats='on'/>", True),
+        (IOMMU, "type='vhostuser'", "<model type='virtio'/><driver iommu='off'/>", False),
+        (IOMMU, "type='vhostuser'", "<model type='virtio'/>", False),
+        ("", "type='vhostuser'", "<model type='virtio'/><driver iommu='on'/>", False),
+        (IOMMU, "type='hostdev'", "", True),
+        ("", "type='hostdev'", "", False),
+        (IOMMU, "type='bridge'", "<model type='e1000e'/>", True),
+    ],
+)
+def test_which_nics_the_emulated_iommu_translates_for(
+    iommu: str, attributes: str, inner: str, translated: bool
+) -> None:
+    xml = domain(rest=nic(attributes, inner).replace("<devices>", f"<devices>{iommu}"))
+    made = plan(xml)
+    assert [each.translated for each in made.domain.nics] == [translated]
+    loose = [each for each in made.doubts if "does not translate for 52:54:00:00:00:0a" in each]
+    assert bool(loose) == bool(made.bound and iommu and not translated)
+    assert made.noiommu == bool(made.bound and not iommu)
+    assert ("keeps DPDK's memory apart" in guest_text(made)) == bool(made.bound and translated)
+    if translated or "vhostuser" in attributes:
+        assert not any("does not translate" in each for each in plan(xml, no_dpdk=True).doubts)
 
 
 @pytest.mark.parametrize(
