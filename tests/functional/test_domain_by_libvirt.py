@@ -81,11 +81,12 @@ MOST = "<maxMemory slots='2' unit='MiB'>{}</maxMemory>"
 
 def domain(memory: float = 64, pages: str = PAGE.format(""), extra: str = "", devices: str = "") -> str:
     features = "" if "<features>" in extra else "<features><acpi/></features>"
+    backing = f"<hugepages>{pages}</hugepages><access mode='shared'/>"
+    machine = "<os><type arch='x86_64' machine='q35'>hvm</type></os>"
+    inner = f"<emulator>{EMULATOR}</emulator>{devices}<memballoon model='none'/>"
     return (
-        f"<domain type='qemu'><name>kept</name><memory>{int(memory * 1024)}</memory>"
-        f"<memoryBacking><hugepages>{pages}</hugepages><access mode='shared'/></memoryBacking><vcpu>2</vcpu><os><type arch='x86_64' "
-        f"machine='q35'>hvm</type></os>{features}{extra}<devices><emulator>{EMULATOR}</emulator>{devices}"
-        "<memballoon model='none'/></devices></domain>"
+        f"<domain type='qemu'><name>kept</name><memory>{int(memory * 1024)}</memory><memoryBacking>{backing}"
+        f"</memoryBacking><vcpu>2</vcpu>{machine}{features}{extra}<devices>{inner}</devices></domain>"
     )
 
 

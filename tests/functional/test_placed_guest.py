@@ -228,6 +228,28 @@ def test_qemu_runs_as_the_user_that_its_ports_are_for(host: Hypervisor) -> None:
         assert accepted(socket) == 1, "QEMU starts when OVS has come"
 
 
+def test_qemu_refuses_a_nic_behind_the_iommu_that_ovs_does_not_translate_for(host: Hypervisor) -> None:
+    nic = Nic(OVS_BACKEND, 4)
+    with plugged(host, nic):
+        status, body = render(host, nic)
+        assert status == 200, body
+        iommu = "<iommu model='intel'><driver intremap='on' iotlb='on'/></iommu>"
+        xml = (
+            body["xml"]
+            .replace("<devices>", f"<devices>{iommu}")
+            .replace("<driver queues", "<driver iommu='on' queues")
+        )
+        xml = xml.replace("</features>", "<ioapic driver='qemu'/></features>")
+        [found] = [each for each in wrong(host, nic, xml) if each["id"] == "nic-iommu"]
+        assert found["status"] == "fail" and "vhost-iommu-support=true" in found["fix"]
+        again = render(host, nic, xml)[1]["xml"]
+        assert 'iommu="on"' in again, "it is the VM's"
+        wait_for_pages()
+        Guest(nic.vm_id).prepare()
+        with pytest.raises(libvirt.libvirtError, match="iommu_platform=true is not supported by the device"):
+            host.libvirt.connect().createXML(apply_tcg_workaround(again), libvirt.VIR_DOMAIN_START_PAUSED)
+
+
 def accepted(path: str) -> int:
     """How many connections the server of a UNIX socket has (/proc/net/unix: SS_CONNECTED is 03)."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
