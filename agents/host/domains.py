@@ -37,14 +37,7 @@ from netplugin.libvirt.pins import Placement
 from netplugin.libvirt.values import content
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus, Facts, Live
-from netplugin.tuning.placing.capacity import (
-    Held,
-    HostCapacity,
-    ground_of,
-    held,
-    pinned_by_others,
-    running,
-)
+from netplugin.tuning.placing.capacity import Held, HostCapacity, ground_of, held, pinned_by_others, running
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import STEP as CHECK
 from netplugin.tuning.placing.checks.case import Case, DomainNic
@@ -295,10 +288,7 @@ def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhaus
 
 
 def _with_polling(
-    place: Callable[[Held, Placement | None], Placement],
-    scene: Scene,
-    others: Held,
-    before: Placement | None,
+    place: Callable[[Held, Placement | None], Placement], scene: Scene, others: Held, before: Placement | None
 ) -> Placement:
     """Place a VM on the plan's VM cores although the PMD mask contains some of them.
 

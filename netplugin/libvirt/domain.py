@@ -21,33 +21,10 @@ from netplugin.libvirt.values import bitmap, content, mac, parse_cpuset, pci_add
 RENDER: Final = "render-domain"
 #: The element order of libvirt; elements that are not listed come last.
 _ORDER: Final = (
-    "name",
-    "uuid",
-    "genid",
-    "title",
-    "description",
-    "metadata",
-    "maxMemory",
-    "memory",
-    "currentMemory",
-    "blkiotune",
-    "memtune",
-    "memoryBacking",
-    "vcpu",
-    "vcpus",
-    "iothreads",
-    "iothreadids",
-    "cputune",
-    "numatune",
-    "resource",
-    "sysinfo",
-    "bootloader",
-    "bootloader_args",
-    "os",
-    "features",
-    "cpu",
-    "clock",
-)
+    "name uuid genid title description metadata maxMemory memory currentMemory blkiotune memtune "
+    "memoryBacking vcpu vcpus iothreads iothreadids cputune numatune resource sysinfo bootloader "
+    "bootloader_args os features cpu clock"
+).split()
 
 
 #: A document type declaration, which stands before the root element if anywhere.

@@ -11,7 +11,7 @@ from typing import Final
 from netplugin.host.processes import printable
 from netplugin.libvirt.domain import address, invalid, nics, parse_domain
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import cells_of, memory_kb, size_kb, vcpus
+from netplugin.libvirt.needs import cells_of, memory_kb, page_sizes, vcpus
 from netplugin.libvirt.nic_parts import behind_iommu
 from netplugin.libvirt.pins import is_marked_realtime, is_x86
 from netplugin.libvirt.values import content, pci_address, unsigned
@@ -85,7 +85,7 @@ def read_domain(xml: str) -> GuestDomain:
         vcpus=count,
         threads=max(1, _number(domain.find("cpu/topology"), "threads", 1)),
         cells_kb=cells or (memory_kb(domain, STEP),),
-        backing_kb=_backing_kb(domain),
+        backing_kb=min(page_sizes(domain, STEP), default=None),
         whole_cpu=_attribute(domain, "cpu", "mode") in ("host-passthrough", "maximum"),
         kvmclock=not any(
             timer.get("name") == "kvmclock" and timer.get("present") == "no"
@@ -110,11 +110,6 @@ def _online(domain: Element, most: int) -> int:
     if not 0 < current <= most:
         raise invalid(f"<vcpu> has current={current}, not 1 to {most}", STEP)
     return current
-
-
-def _backing_kb(domain: Element) -> int | None:
-    pages = domain.findall("memoryBacking/hugepages/page")
-    return min((size_kb(page, "<page>", STEP, "size") for page in pages), default=None)
 
 
 def _nics(domain: Element) -> Iterator[GuestNic]:

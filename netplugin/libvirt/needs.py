@@ -99,10 +99,7 @@ def cells_of(domain: Element, step: str) -> Iterator[GuestCell]:
         if place == _MOST_CELLS:
             raise invalid(f"has more than {_MOST_CELLS} NUMA cells", step)
         id = _number(cell.get("id", str(place)), "a NUMA cell's id", step)
-        try:
-            mine = tuple(sorted(parse_cpuset(cell.get("cpus", ""))))
-        except ValueError as wrong:
-            raise invalid(f"cpus of NUMA cell {id}: {wrong}", step) from None
+        mine = tuple(sorted(cpuset(cell.get("cpus", ""), f"cpus of NUMA cell {id}", step)))
         yield GuestCell(id, mine, size_kb(cell, f"memory of NUMA cell {id}", step, "memory"))
 
 
@@ -140,10 +137,7 @@ def pages(domain: Element, step: str) -> list[tuple[int, frozenset[int] | None]]
     found: list[tuple[int, frozenset[int] | None]] = []
     for page in domain.iterfind("memoryBacking/hugepages/page"):
         text = page.get("nodeset")
-        try:
-            cells = None if text is None else parse_cpuset(text)
-        except ValueError as wrong:
-            raise invalid(f"<page nodeset>: {wrong}", step) from None
+        cells = None if text is None else cpuset(text, "<page nodeset>", step)
         size = size_kb(page, "<page size>", step, "size")
         if not size:
             raise invalid("<page size> is 0", step, "name the size of pages of the host, or remove <page>")
@@ -220,6 +214,14 @@ def _page_kb(domain: Element, step: str) -> int | None:
             fix="ask for one size in <memoryBacking><hugepages>, or for none",
         )
     return next(iter(sizes), None)
+
+
+def cpuset(text: str, what: str, step: str) -> frozenset[int]:
+    """A set of CPUs, nodes or cells; none if the text is blank. Raises: InvalidRequest."""
+    try:
+        return parse_cpuset(text)
+    except ValueError:
+        raise invalid(f"{what} is {text[:40]!r}, not a list like 0-3,8", step) from None
 
 
 def _number(text: str, what: str, step: str) -> int:

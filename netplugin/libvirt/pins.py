@@ -95,10 +95,7 @@ _X86: Final = ("x86_64", "i686")
 #: CPU feature: the TSC rate is constant on all CPUs and power states. QEMU does not migrate VMs with it.
 INVARIANT_TSC: Final = "invtsc"
 #: Timers of a real-time guest: native TSC, which is read without a VM exit, and no kvmclock.
-TIMERS: Final[Mapping[str, tuple[str, str]]] = {
-    "kvmclock": ("present", "no"),
-    "tsc": ("mode", "native"),
-}
+TIMERS: Final[Mapping[str, tuple[str, str]]] = {"kvmclock": ("present", "no"), "tsc": ("mode", "native")}
 
 
 def write(domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool) -> None:

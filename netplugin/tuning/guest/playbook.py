@@ -95,10 +95,7 @@ def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
 
 
 def _package(name: str) -> Task:
-    return {
-        "name": f"Install {name}",
-        "ansible.builtin.package": {"name": name, "state": "present"},
-    }
+    return {"name": f"Install {name}", "ansible.builtin.package": {"name": name, "state": "present"}}
 
 
 def _rest(plan: GuestPlan) -> Iterator[Task]:
@@ -136,10 +133,7 @@ def binding_tasks(plan: GuestPlan) -> Iterator[Task]:
 
 
 def _module(driver: str, noiommu: bool) -> Iterator[Task]:
-    yield {
-        "name": "Install driverctl",
-        "ansible.builtin.package": {"name": "driverctl", "state": "present"},
-    }
+    yield {"name": "Install driverctl", "ansible.builtin.package": {"name": "driverctl", "state": "present"}}
     yield file_with(f"Load {driver} at boot", "/etc/modules-load.d/netplugin-guest.conf", [driver])
     if noiommu:
         yield file_with(
@@ -191,11 +185,7 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
     yield {
         "name": "Find the NICs for DPDK by their MAC addresses",
         "ansible.builtin.command": {
-            "argv": [
-                "readlink",
-                "--canonicalize",
-                Template("/sys/class/net/{{ netplugin_device }}/device"),
-            ],
+            "argv": ["readlink", "--canonicalize", Template("/sys/class/net/{{ netplugin_device }}/device")]
         },
         "vars": {"netplugin_device": _DEVICE},
         "loop": nics,
@@ -207,9 +197,7 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
     yield {
         "name": "Recall where they were before they were bound",
         "ansible.builtin.set_fact": {
-            "netplugin_addresses": Template(
-                "{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}"
-            ),
+            "netplugin_addresses": Template("{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}")
         },
     }
     yield {
@@ -217,7 +205,7 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
         "ansible.builtin.set_fact": {
             "netplugin_addresses": Template(
                 "{{ netplugin_addresses | combine({item.item.mac: netplugin_at}) }}"
-            ),
+            )
         },
         "vars": {"netplugin_at": Template(f"{{{{ item.stdout | regex_findall('{_PCI}') | last }}}}")},
         "loop": Template(
@@ -272,7 +260,7 @@ def _bind(driver: str) -> Iterator[Task]:
         # driverctl overrides persist across boots.
         "name": f"Bind them to {driver}",
         "ansible.builtin.command": {
-            "argv": ["driverctl", "set-override", Template("{{ item.item.value }}"), driver],
+            "argv": ["driverctl", "set-override", Template("{{ item.item.value }}"), driver]
         },
         "loop": Template("{{ netplugin_drivers.results }}"),
         "loop_control": {"label": Template("{{ item.item.key }} {{ item.item.value }}")},

@@ -63,47 +63,30 @@ def _live(group: Group, target: Target, desired: str | None, why: str) -> Step:
 
 def _kernel_work(domain: GuestDomain, housekeeping: Cpus) -> Iterator[Step]:
     mask = to_kernel(housekeeping)
-    yield _live(
-        Group.INTERRUPTS,
-        File(DEFAULT_AFFINITY),
-        mask,
-        "interrupts that come later go to housekeeping",
-    )
-    for path, what in (
-        (WORKQUEUES, "unbound work of the kernel"),
-        (WRITEBACK, "writing dirty pages"),
+    nmi = "the NMI watchdog needs a counter that KVM emulates, and each of its interrupts leaves the guest"
+    for group, target, desired, why in (
+        (Group.INTERRUPTS, File(DEFAULT_AFFINITY), mask, "interrupts that come later go to housekeeping"),
+        (Group.WORKQUEUES, File(WORKQUEUES), mask, "unbound work of the kernel stays on housekeeping"),
+        (Group.WORKQUEUES, File(WRITEBACK), mask, "writing dirty pages stays on housekeeping"),
+        (Group.WATCHDOG, Sysctl("kernel.nmi_watchdog"), "0", nmi),
+        (
+            Group.SCHEDULING,
+            Sysctl("vm.stat_interval"),
+            "10",
+            "each CPU folds its memory statistics once an interval",
+        ),
     ):
-        yield _live(Group.WORKQUEUES, File(path), mask, f"{what} stays on housekeeping")
-    yield _live(
-        Group.WATCHDOG,
-        Sysctl("kernel.nmi_watchdog"),
-        "0",
-        "the NMI watchdog needs a counter that KVM emulates, and each of its interrupts leaves the guest",
-    )
-    yield _live(
-        Group.SCHEDULING,
-        Sysctl("vm.stat_interval"),
-        "10",
-        "each CPU folds its memory statistics once an interval",
-    )
+        yield _live(group, target, desired, why)
     if len(domain.cells_kb) > 1:
-        yield _live(
-            Group.MEMORY,
-            Sysctl("kernel.numa_balancing"),
-            "0",
-            "balancing takes pages away to see who faults",
-        )
+        why = "balancing takes pages away to see who faults"
+        yield _live(Group.MEMORY, Sysctl("kernel.numa_balancing"), "0", why)
 
 
 def _latency() -> Iterator[Step]:
+    stopped = "a thread in real time is stopped for 5 % of each second otherwise"
     for group, name, desired, why in (
         (Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU"),
-        (
-            Group.SCHEDULING,
-            "kernel.sched_rt_runtime_us",
-            "-1",
-            "a thread in real time is stopped for 5 % of each second otherwise",
-        ),
+        (Group.SCHEDULING, "kernel.sched_rt_runtime_us", "-1", stopped),
         (
             Group.SCHEDULING,
             "kernel.timer_migration",
@@ -217,11 +200,7 @@ VFIO: Final = "vfio-pci"
 UIO: Final = "uio_pci_generic"
 _PAGE_SIZES: Final = (PAGE_2M, PAGE_1G)
 
-_Mac = Annotated[
-    str,
-    StringConstraints(pattern=MAC_PATTERN),
-    AfterValidator(str.lower),
-]
+_Mac = Annotated[str, StringConstraints(pattern=MAC_PATTERN), AfterValidator(str.lower)]
 
 
 def _page_size(kb: int) -> int:
@@ -249,16 +228,14 @@ class GuestOptions(BaseModel):
         "the VM with 1 GB pages",
     )
     dpdk: tuple[_Mac, ...] | None = Field(
-        None,
-        description="MAC address of a NIC for a DPDK program; not given: the vhost-user NICs",
+        None, description="MAC address of a NIC for a DPDK program; not given: the vhost-user NICs"
     )
     no_dpdk: bool = Field(False, description="leave all NICs to the kernel")
     driver: Literal["vfio-pci", "uio_pci_generic"] = Field(
         "vfio-pci", description="driver for the DPDK NICs: vfio-pci or uio_pci_generic"
     )
     mtu: Annotated[int, Field(ge=68, le=65535)] | None = Field(
-        None,
-        description="MTU of the NICs that stay with the kernel, bytes, if the domain sets none",
+        None, description="MTU of the NICs that stay with the kernel, bytes, if the domain sets none"
     )
     realtime: bool | None = Field(
         None, description="prefer low latency to throughput; not given: as the domain is configured"

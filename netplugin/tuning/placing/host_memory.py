@@ -9,10 +9,10 @@ from typing import Final, NamedTuple
 
 from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.domain import RENDER, invalid
+from netplugin.libvirt.domain import RENDER
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import USUAL_KB, cells_of, memory_of, pages, size_kb, whole
-from netplugin.libvirt.values import content, parse_cpuset, unsigned
+from netplugin.libvirt.needs import USUAL_KB, cells_of, cpuset, memory_of, pages, size_kb, whole
+from netplugin.libvirt.values import content, unsigned
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.intent import PAGE_2M
 from netplugin.tuning.placing.capacity import HostCapacity
@@ -102,7 +102,8 @@ def node_faults(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]
     """Nodes in <numatune> that the host does not have. Raises: InvalidRequest."""
     for element in domain.iterfind("numatune/*"):
         named = element.tag in ("memory", "memnode") and element.get("nodeset") is not None
-        missing = _nodes(element, step) - host.cpus.keys() if named and host.cpus else ()
+        text = element.get("nodeset", "") if named and host.cpus else ""
+        missing = cpuset(text, f"<{element.tag} nodeset>", step) - host.cpus.keys()
         if missing:
             yield Fault(
                 f"<numatune><{element.tag}> binds memory to NUMA node {format_list(missing)}, "
@@ -202,7 +203,7 @@ def rooms(domain: Element, host: HostMemory, ground: HostCapacity | None, step: 
     if not nodes or (host.cpus and not host.total_kb):
         return
     default = _default(host, ground)
-    tuned = _bound(domain, step)
+    tuned = {cell: nodes for cell, (mode, nodes) in bound(domain, step).items() if mode != "preferred"}
     needs: dict[tuple[int, frozenset[int]], int] = {}
     for part in memory_of(domain, step):
         page_kb = default if part.page_kb is None else part.page_kb
@@ -223,21 +224,15 @@ def _most(host: HostMemory, ground: HostCapacity | None, node: int, page_kb: int
     return host.total_kb.get((node, page_kb), 0)
 
 
-def _bound(domain: Element, step: str) -> dict[int | None, frozenset[int]]:
-    """The nodes that the memory of a cell must be on, None for other cells; none if it may be on any."""
-    found: dict[int | None, frozenset[int]] = {}
+def bound(domain: Element, step: str) -> dict[int | None, tuple[str, frozenset[int]]]:
+    """By NUMA cell, None for those without a <memnode>, the mode and the nodes of its memory.
+
+    Raises: InvalidRequest.
+    """
+    found: dict[int | None, tuple[str, frozenset[int]]] = {}
     for element in domain.iterfind("numatune/*"):
         if element.tag in ("memory", "memnode"):
             cell = unsigned(element.get("cellid", "")) if element.tag == "memnode" else None
-            found.setdefault(
-                cell, frozenset() if element.get("mode") == "preferred" else _nodes(element, step)
-            )
+            nodes = cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>", step)
+            found.setdefault(cell, (element.get("mode", "strict"), nodes))
     return found
-
-
-def _nodes(element: Element, step: str) -> frozenset[int]:
-    text = element.get("nodeset", "")
-    try:
-        return parse_cpuset(text)
-    except ValueError:
-        raise invalid(f"<{element.tag} nodeset> is {text[:40]!r}, not a list like 0-3,8", step) from None

@@ -22,9 +22,7 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
     have = {node.node: node for node in ground.with_cores}
     if not have:
         raise Conflict(
-            "the host's plan has no cores for VMs",
-            step=RENDER,
-            fix="set [host] vm_cores in netplugin.conf",
+            "the host's plan has no cores for VMs", step=RENDER, fix="set [host] vm_cores in netplugin.conf"
         )
     missing = sorted(set(nodes) - set(have))
     if missing:

@@ -8,9 +8,9 @@ from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.errors import Conflict
 from netplugin.api.models import Binding
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.domain import RENDER, complete, invalid, nodes_asked
+from netplugin.libvirt.domain import RENDER, complete, nodes_asked
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import memory_kb, read_needs, size_kb, vcpus
+from netplugin.libvirt.needs import cpuset, memory_kb, read_needs, size_kb, vcpus
 from netplugin.libvirt.pins import Placement, is_marked, pins, write
 from netplugin.libvirt.values import parse_cpuset, unsigned
 from netplugin.tuning.facts import Cpus
@@ -134,7 +134,7 @@ def own_nodes(domain: Element) -> frozenset[int]:
                 step=RENDER,
                 fix=f"remove <{element.tag}> from <numatune>",
             )
-        nodes |= _cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>")
+        nodes |= cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>", RENDER)
     return frozenset(nodes)
 
 
@@ -142,10 +142,10 @@ def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
     """Yield each CPU pin of the domain as (element, CPUs). Raises: InvalidRequest."""
     vcpu = domain.find("vcpu")
     if vcpu is not None and vcpu.get("cpuset"):
-        yield "<vcpu cpuset>", _cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)
+        yield "<vcpu cpuset>", cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)
     for pin in domain.iterfind("cputune/*"):
         if pin.tag in ("vcpupin", "emulatorpin", "iothreadpin"):
-            yield _key(pin), _cpuset(pin.get("cpuset", ""), f"{_key(pin)} cpuset", step)
+            yield _key(pin), cpuset(pin.get("cpuset", ""), f"{_key(pin)} cpuset", step)
 
 
 def _key(pin: Element) -> str:
@@ -154,13 +154,6 @@ def _key(pin: Element) -> str:
         return f"<{pin.tag}>"
     number = unsigned(text)
     return f"<{pin.tag}> {text[:20] if number is None else number}"
-
-
-def _cpuset(text: str, what: str, step: str = RENDER) -> Cpus:
-    try:
-        return parse_cpuset(text)
-    except ValueError:
-        raise invalid(f"{what} is {text[:40]!r}, not a list like 0-3,8", step) from None
 
 
 def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:

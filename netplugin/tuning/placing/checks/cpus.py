@@ -9,13 +9,7 @@ from typing import Final
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.pins import (
-    INVARIANT_TSC,
-    TIMERS,
-    is_kvm,
-    is_marked_realtime,
-    is_x86,
-)
+from netplugin.libvirt.pins import INVARIANT_TSC, TIMERS, is_kvm, is_marked_realtime, is_x86
 from netplugin.libvirt.values import content, parse_cpuset
 from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.checks.case import Case, graded
@@ -60,13 +54,7 @@ def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     twice = frozenset(cpu for cpu, count in often.items() if count > 1)
     for id, status, wrong, expected, text in (
         ("vcpu-pmd", "fail", used & ground.pmd, "no vCPU on the CPU of a PMD thread", "of PMD threads"),
-        (
-            "vcpu-others",
-            "fail",
-            used & case.others,
-            "CPUs that no other VM has",
-            "of other VMs",
-        ),
+        ("vcpu-others", "fail", used & case.others, "CPUs that no other VM has", "of other VMs"),
         ("vcpu-twice", "fail", twice, "one vCPU on a CPU", "with several vCPUs"),
         (
             "vcpu-cpus",
@@ -128,11 +116,7 @@ def _remembered(case: Case) -> Iterator[Finding]:
     elif mine != used:
         wrong = f"the agent gave this VM CPU {format_list(mine.values())}, and the domain has others"
     yield graded(
-        "placement",
-        wrong,
-        "the domain is as the agent placed it",
-        "the CPUs that the agent gave",
-        _PIN,
+        "placement", wrong, "the domain is as the agent placed it", "the CPUs that the agent gave", _PIN
     )
 
 
@@ -195,25 +179,9 @@ def _topology(case: Case, groups: dict[tuple[int, ...], list[int]]) -> Finding:
 #: QEMU CPU models without SSE4.2, which DPDK requires; ``qemu64`` is QEMU's default on x86.
 _POOR: Final = frozenset(
     (
-        "qemu64",
-        "qemu32",
-        "kvm64",
-        "kvm32",
-        "pentium",
-        "pentium2",
-        "pentium3",
-        "486",
-        "core2duo",
-        "coreduo",
-        "n270",
-        "athlon",
-        "phenom",
-        "Conroe",
-        "Penryn",
-        "Opteron_G1",
-        "Opteron_G2",
-        "Opteron_G3",
-    )
+        "qemu64 qemu32 kvm64 kvm32 pentium pentium2 pentium3 486 core2duo coreduo n270 athlon "
+        "phenom Conroe Penryn Opteron_G1 Opteron_G2 Opteron_G3"
+    ).split()
 )
 
 
@@ -313,10 +281,7 @@ def _clock(case: Case) -> Iterator[Finding]:
     )
     cpu = case.domain.find("cpu")
     feature = None if cpu is None else cpu.find(f"feature[@name='{INVARIANT_TSC}']")
-    hidden = cpu is not None and (cpu.get("mode"), cpu.get("migratable", "on")) == (
-        "host-passthrough",
-        "on",
-    )
+    hidden = cpu is not None and (cpu.get("mode"), cpu.get("migratable", "on")) == ("host-passthrough", "on")
     unsure = feature is None or feature.get("policy") not in ("require", "force") or hidden
     yield graded(
         "realtime-tsc",

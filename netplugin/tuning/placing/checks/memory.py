@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final
 
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.pins import is_marked
-from netplugin.libvirt.values import parse_cpuset
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.checks.case import STEP, Case, graded
-from netplugin.tuning.placing.host_memory import node_faults, page_faults, rooms
+from netplugin.tuning.placing.host_memory import bound, node_faults, page_faults, rooms
 from netplugin.tuning.placing.render import home
+
+#: How many faults of a kind are named: a domain may have thousands.
+_SHOWN: Final = 16
 
 
 def memory(case: Case) -> Iterator[Finding]:
@@ -56,23 +60,6 @@ def _shared(case: Case) -> Finding:
     )
 
 
-def _memory_nodes(case: Case) -> dict[int, frozenset[int]]:
-    """The NUMA nodes of each cell's memory; cells with unbound memory are left out."""
-    bound = {}
-    for element in case.domain.iterfind("numatune/*"):
-        try:
-            nodes = parse_cpuset(element.get("nodeset", ""))
-        except ValueError:
-            continue
-        if nodes and element.tag == "memnode":
-            bound[element.get("cellid", "")] = nodes
-        elif nodes and element.tag == "memory":
-            bound[""] = nodes
-    every = bound.get("")
-    found = {cell.number: bound.get(str(cell.number), every) for cell in case.cells}
-    return {number: nodes for number, nodes in found.items() if nodes}
-
-
 def _host(case: Case) -> Iterator[Finding]:
     """What libvirt or QEMU would refuse to start on this host."""
     for id, faults, found, expected in (
@@ -84,7 +71,7 @@ def _host(case: Case) -> Iterator[Finding]:
             "pages that the host has, and memory that is a multiple of its pages",
         ),
     ):
-        wrong = list(faults)
+        wrong = list(islice(faults, _SHOWN))
         for fault in wrong:
             yield graded(id, fault.found, "", expected, fault.fix, "fail")
         if found and not wrong:
@@ -107,15 +94,15 @@ def _nodes(case: Case) -> Iterator[Finding]:
         cpus = {node.node: node.cpus | node.emulator for node in case.ground.nodes}
     if len(cpus) < 2:
         return
-    bound = _memory_nodes(case)
+    memory = bound(case.domain, STEP)
     vcpu_nodes: set[int] = set()
     for cell in case.cells:
         homes = _homes((cpu for vcpu in cell.vcpus for cpu in case.pins.get(vcpu, ())), cpus)
         if not homes:
             continue
         vcpu_nodes |= homes
-        has = bound.get(cell.number)
-        found = f"memory on {'any node' if has is None else 'node ' + format_list(has)}"
+        _, has = memory.get(cell.number, memory.get(None, ("", frozenset())))
+        found = f"memory on {'any node' if not has else 'node ' + format_list(has)}"
         expected = f"memory on node {format_list(homes)}, as its CPUs"
         yield graded(
             "memory-node",
