@@ -121,6 +121,11 @@ def invalid(message: str, step: str, fix: str | None = None) -> InvalidRequest:
     return InvalidRequest.of_field("xml", message, step=step, fix=fix)
 
 
+def conflict(message: str, fix: str) -> Conflict:
+    """The error for a domain that cannot be rendered as it is."""
+    return Conflict(message, step=RENDER, fix=fix)
+
+
 def child(domain: Element, tag: str) -> Element:
     """The child element of this name; if missing, it is created at the position where libvirt writes it."""
     found = domain.find(tag)
@@ -164,10 +169,9 @@ def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
     Raises: Conflict for several nodes, and for a <numatune> that says otherwise; InvalidRequest.
     """
     if len(nodes) > 1:
-        raise Conflict(
+        raise conflict(
             f"the NICs and the policy ask for different NUMA nodes: {sorted(nodes)}",
-            step=RENDER,
-            fix="ask for one node, or none",
+            "ask for one node, or none",
         )
     for node in nodes:
         numatune = child(domain, "numatune")
@@ -187,10 +191,9 @@ def _require_node(element: Element, node: int) -> None:
     except ValueError as wrong:
         raise invalid(f"<{element.tag} nodeset>: {wrong}", RENDER) from None
     if not agrees:
-        raise Conflict(
+        raise conflict(
             f"<numatune><{element.tag}> is for NUMA node {has[:40]}, and the policy or a port names {node}",
-            step=RENDER,
-            fix=f"remove <{element.tag}>, or ask for the same node (numa_node)",
+            f"remove <{element.tag}>, or ask for the same node (numa_node)",
         )
 
 
@@ -245,10 +248,9 @@ def _replace_nics(
         if heir not in heirs:
             heirs.add(heir)
             for part, reason in take_over(each, heir):
-                raise Conflict(
+                raise conflict(
                     f"the NIC {address(heir)} has <{part}> in the domain: {reason}",
-                    step=RENDER,
-                    fix=f"remove <{part}> from that <{each.tag}>",
+                    f"remove <{part}> from that <{each.tag}>",
                 )
         devices.remove(each)
     devices[place:place] = desired
@@ -276,10 +278,9 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
     if not users:
         return
     if len(users) > 1:
-        raise Conflict(
+        raise conflict(
             f"the VM's ports are for QEMUs of different users: {sorted(map(str, users))}",
-            step=RENDER,
-            fix="ask for all ports of a VM with one qemu_user",
+            "ask for all ports of a VM with one qemu_user",
         )
     (user,) = users
     found = _dac_label(domain)
@@ -288,11 +289,10 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
         found = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
         etree.SubElement(found, "label").text = f"+{user}:+{user}"
     elif not _runs_as(found, user):
-        raise Conflict(
+        raise conflict(
             f"the domain has a seclabel of model dac that is not user {user}'s (+{user}:+<group>), and "
             "no other user can reach its vhost-user sockets",
-            step=RENDER,
-            fix="remove that <seclabel> from the domain, or name its user as qemu_user",
+            "remove that <seclabel> from the domain, or name its user as qemu_user",
         )
 
 
@@ -305,21 +305,19 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
     Raises: Conflict.
     """
     if any(not label.get("model") for label in domain.findall("seclabel")):
-        raise Conflict(
+        raise conflict(
             "the domain has a <seclabel> without a model, and libvirt takes no second one: "
             f"QEMU needs one of model dac to run as user {user} (qemu_user)",
-            step=RENDER,
-            fix="name its model (selinux or apparmor), or remove it",
+            "name its model (selinux or apparmor), or remove it",
         )
     for binding in bindings:
         needs = binding.domain_requirements
         if needs.shared_memory and needs.qemu_user is None:
             nic = address(fragments(binding.interface_xml)[0])
-            raise Conflict(
+            raise conflict(
                 f"the vhost-user NIC {nic} has no qemu_user, and other NICs of the VM are for a QEMU of "
                 f"user {user}, to whom the socket of this one may be closed",
-                step=RENDER,
-                fix=f"ask for it with qemu_user {user} too; or give the domain a <seclabel> "
+                f"ask for it with qemu_user {user} too; or give the domain a <seclabel> "
                 f"of model dac of your own, with user {user} and a group that reaches all sockets",
             )
 
@@ -358,17 +356,15 @@ def _share(domain: Element, backing: Element) -> None:
     if access is None:
         access = etree.SubElement(backing, "access", mode="shared")
     elif access.get("mode") != "shared":
-        raise Conflict(
+        raise conflict(
             "memoryBacking has access mode='private', and a vhost-user NIC needs shared memory",
-            step=RENDER,
-            fix="remove <access> from the domain's <memoryBacking>",
+            "remove <access> from the domain's <memoryBacking>",
         )
     for cell in domain.iterfind("cpu/numa/cell"):
         if cell.get("memAccess", "shared") != "shared":
-            raise Conflict(
+            raise conflict(
                 "a NUMA cell has memAccess='private', and a vhost-user NIC needs shared memory",
-                step=RENDER,
-                fix="remove memAccess from the domain's NUMA cells",
+                "remove memAccess from the domain's NUMA cells",
             )
         cell.set("memAccess", "shared")
     source = backing.find("source")
@@ -377,8 +373,7 @@ def _share(domain: Element, backing: Element) -> None:
             source = etree.Element("source", type="memfd")
             backing.insert(list(backing).index(access), source)
     elif source.get("type") == "anonymous":
-        raise Conflict(
+        raise conflict(
             "memoryBacking has source type='anonymous', which cannot be shared",
-            step=RENDER,
-            fix="remove <source> from the domain's <memoryBacking>",
+            "remove <source> from the domain's <memoryBacking>",
         )

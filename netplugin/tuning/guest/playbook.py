@@ -5,7 +5,8 @@ The playbook is idempotent and does not reboot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from netplugin.host.cpus import format_list
 from netplugin.host.nic_models import KEPT_BY_DPDK
@@ -39,20 +40,21 @@ def guest_playbook(plan: GuestPlan) -> str:
     )
 
 
+def _task(name: str, module: str, arguments: Mapping[str, Any], **more: Any) -> Task:
+    return {"name": name, f"ansible.builtin.{module}": dict(arguments), **more}
+
+
 def _interrupts(plan: GuestPlan) -> Iterator[Task]:
     if not plan.isolated:
         return
-    yield {"name": "Look for services", "ansible.builtin.service_facts": {}}
-    yield {
-        "name": "Stop irqbalance, which would bring interrupts back",
-        "ansible.builtin.service": {"name": "irqbalance", "state": "stopped", "enabled": False},
-        "when": Template("'irqbalance.service' in ansible_facts.services"),
-    }
-    yield {
-        "name": "Read the interrupts",
-        "ansible.builtin.slurp": {"src": "/proc/interrupts"},
-        "register": "netplugin_interrupts",
-    }
+    yield _task("Look for services", "service_facts", {})
+    yield _task(
+        "Stop irqbalance, which would bring interrupts back",
+        "service",
+        {"name": "irqbalance", "state": "stopped", "enabled": False},
+        when=Template("'irqbalance.service' in ansible_facts.services"),
+    )
+    yield _task("Read the interrupts", "slurp", {"src": "/proc/interrupts"}, register="netplugin_interrupts")
     cpus = format_list(plan.housekeeping)
     lines = [
         "{% for irq in netplugin_irqs %}",
@@ -95,15 +97,12 @@ def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
 
 
 def _package(name: str) -> Task:
-    return {"name": f"Install {name}", "ansible.builtin.package": {"name": name, "state": "present"}}
+    return _task(f"Install {name}", "package", {"name": name, "state": "present"})
 
 
 def _rest(plan: GuestPlan) -> Iterator[Task]:
     if any(step.effect is Effect.REBOOT for step in plan.steps):
-        yield {
-            "name": "Say what is left to do",
-            "ansible.builtin.debug": {"msg": "the kernel's arguments count after a reboot"},
-        }
+        yield _task("Say what is left to do", "debug", {"msg": "the kernel's arguments count after a reboot"})
 
 
 # -- Tasks that bind a guest's NICs to a DPDK driver; NICs are found by MAC address, not by PCI address.
@@ -133,7 +132,7 @@ def binding_tasks(plan: GuestPlan) -> Iterator[Task]:
 
 
 def _module(driver: str, noiommu: bool) -> Iterator[Task]:
-    yield {"name": "Install driverctl", "ansible.builtin.package": {"name": "driverctl", "state": "present"}}
+    yield _task("Install driverctl", "package", {"name": "driverctl", "state": "present"})
     yield file_with(f"Load {driver} at boot", "/etc/modules-load.d/netplugin-guest.conf", [driver])
     if noiommu:
         yield file_with(
@@ -141,120 +140,119 @@ def _module(driver: str, noiommu: bool) -> Iterator[Task]:
             "/etc/modprobe.d/netplugin-guest.conf",
             ["options vfio enable_unsafe_noiommu_mode=1"],
         )
-    yield {
-        "name": f"Load {driver} now",
-        "ansible.builtin.command": {"argv": ["modprobe", driver]},
-        "changed_when": False,
-    }
+    yield _task(f"Load {driver} now", "command", {"argv": ["modprobe", driver]}, changed_when=False)
     if noiommu:
         yield from _without_iommu()
 
 
 def _without_iommu() -> Iterator[Task]:
-    yield {
-        "name": "Look whether VFIO can do without an IOMMU",
-        "ansible.builtin.stat": {"path": _NOIOMMU},
-        "register": "netplugin_noiommu",
-    }
-    yield {
-        "name": "Stop on a kernel whose VFIO cannot",
-        "ansible.builtin.assert": {
+    yield _task(
+        "Look whether VFIO can do without an IOMMU", "stat", {"path": _NOIOMMU}, register="netplugin_noiommu"
+    )
+    yield _task(
+        "Stop on a kernel whose VFIO cannot",
+        "assert",
+        {
             "that": [Template("netplugin_noiommu.stat.exists")],
             "fail_msg": "Debian's kernels are such: plan with --driver uio_pci_generic, or take another",
         },
-        "when": Template("not ansible_check_mode"),
-    }
-    yield {
-        "name": "Read whether VFIO does without an IOMMU",
-        "ansible.builtin.slurp": {"src": _NOIOMMU},
-        "register": "netplugin_noiommu_now",
-        "when": Template("netplugin_noiommu.stat.exists"),
-    }
-    yield {
-        "name": "Let VFIO do without an IOMMU",
-        "ansible.builtin.command": {"argv": ["tee", _NOIOMMU], "stdin": "Y"},
-        "when": [
+        when=Template("not ansible_check_mode"),
+    )
+    yield _task(
+        "Read whether VFIO does without an IOMMU",
+        "slurp",
+        {"src": _NOIOMMU},
+        register="netplugin_noiommu_now",
+        when=Template("netplugin_noiommu.stat.exists"),
+    )
+    yield _task(
+        "Let VFIO do without an IOMMU",
+        "command",
+        {"argv": ["tee", _NOIOMMU], "stdin": "Y"},
+        when=[
             Template("netplugin_noiommu.stat.exists"),
             Template("netplugin_noiommu_now.content | b64decode | trim != 'Y'"),
         ],
-        "changed_when": True,
-    }
+        changed_when=True,
+    )
 
 
 def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
-    yield {
-        "name": "Find the NICs for DPDK by their MAC addresses",
-        "ansible.builtin.command": {
-            "argv": ["readlink", "--canonicalize", Template("/sys/class/net/{{ netplugin_device }}/device")]
-        },
-        "vars": {"netplugin_device": _DEVICE},
-        "loop": nics,
-        "when": Template("netplugin_device | length > 0"),
-        "register": "netplugin_found",
-        "changed_when": False,
-        "check_mode": False,
-    }
-    yield {
-        "name": "Recall where they were before they were bound",
-        "ansible.builtin.set_fact": {
-            "netplugin_addresses": Template("{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}")
-        },
-    }
-    yield {
-        "name": "Take down where they are on PCI",
-        "ansible.builtin.set_fact": {
+    yield _task(
+        "Find the NICs for DPDK by their MAC addresses",
+        "command",
+        {"argv": ["readlink", "--canonicalize", Template("/sys/class/net/{{ netplugin_device }}/device")]},
+        vars={"netplugin_device": _DEVICE},
+        loop=nics,
+        when=Template("netplugin_device | length > 0"),
+        register="netplugin_found",
+        changed_when=False,
+        check_mode=False,
+    )
+    yield _task(
+        "Recall where they were before they were bound",
+        "set_fact",
+        {"netplugin_addresses": Template("{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}")},
+    )
+    yield _task(
+        "Take down where they are on PCI",
+        "set_fact",
+        {
             "netplugin_addresses": Template(
                 "{{ netplugin_addresses | combine({item.item.mac: netplugin_at}) }}"
             )
         },
-        "vars": {"netplugin_at": Template(f"{{{{ item.stdout | regex_findall('{_PCI}') | last }}}}")},
-        "loop": Template(
+        vars={"netplugin_at": Template(f"{{{{ item.stdout | regex_findall('{_PCI}') | last }}}}")},
+        loop=Template(
             "{{ netplugin_found.results | selectattr('stdout', 'defined')"
             " | selectattr('stdout', 'search', '/pci') }}"
         ),
-        "loop_control": {"label": Template("{{ item.item.mac }}")},
-    }
-    yield {
-        "name": "Stop if one is not there",
-        "ansible.builtin.assert": {
+        loop_control={"label": Template("{{ item.item.mac }}")},
+    )
+    yield _task(
+        "Stop if one is not there",
+        "assert",
+        {
             "that": [Template("item.mac in netplugin_addresses")],
             "fail_msg": Template(
                 "No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}"
             ),
         },
-        "loop": nics,
-    }
-    yield {
-        "name": "Stop if one of them is the way to this guest",
-        "ansible.builtin.assert": {
+        loop=nics,
+    )
+    yield _task(
+        "Stop if one of them is the way to this guest",
+        "assert",
+        {
             "that": [Template("item.mac != (ansible_facts.default_ipv4.macaddress | default(''))")],
             "fail_msg": Template(
                 "The default route goes through {{ item.mac }}: plan with --dpdk and other NICs"
             ),
         },
-        "loop": nics,
-    }
-    yield {
-        "name": "Make the folder of local facts",
-        "ansible.builtin.file": {"path": _FACTS, "state": "directory", "mode": "0755"},
-    }
-    yield {
-        "name": "Remember where they are",
-        "ansible.builtin.copy": {
+        loop=nics,
+    )
+    yield _task(
+        "Make the folder of local facts", "file", {"path": _FACTS, "state": "directory", "mode": "0755"}
+    )
+    yield _task(
+        "Remember where they are",
+        "copy",
+        {
             "dest": f"{_FACTS}/netplugin_guest.fact",
             "content": Template("{{ netplugin_addresses | to_json(sort_keys=true) }}"),
             "mode": "0644",
         },
-    }
+    )
 
 
 def _bind(driver: str) -> Iterator[Task]:
-    yield {
-        "name": "Read what drivers they have",
-        "ansible.builtin.stat": {"path": Template("/sys/bus/pci/devices/{{ item.value }}/driver")},
-        "loop": Template("{{ netplugin_addresses | dict2items }}"),
-        "register": "netplugin_drivers",
-    }
+    yield _task(
+        "Read what drivers they have",
+        "stat",
+        {"path": Template("/sys/bus/pci/devices/{{ item.value }}/driver")},
+        loop=Template("{{ netplugin_addresses | dict2items }}"),
+        register="netplugin_drivers",
+    )
     now = "item.stat.lnk_source | default('') | basename"
     yield {
         # driverctl overrides persist across boots.

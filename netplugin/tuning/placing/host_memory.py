@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError
+from netplugin.api.errors import CapacityExhausted, NetpluginError
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.domain import RENDER
+from netplugin.libvirt.domain import RENDER, conflict
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import USUAL_KB, cells_of, cpuset, memory_of, pages, size_kb, whole
 from netplugin.libvirt.values import content, unsigned
@@ -69,7 +69,7 @@ class Fault(NamedTuple):
 def refuse_faults(domain: Element, host: HostMemory, ground: HostCapacity | None) -> None:
     """Raises: Conflict naming the element of a domain that libvirt or QEMU would refuse; InvalidRequest."""
     for fault in (*node_faults(domain, host, RENDER), *page_faults(domain, host, ground, RENDER)):
-        raise Conflict(fault.found, step=RENDER, fix=fault.fix)
+        raise conflict(fault.found, fault.fix)
 
 
 def refuse_without_room(domain: Element, host: HostMemory, ground: HostCapacity | None) -> None:
@@ -189,9 +189,7 @@ class Room:
     def error(self) -> NetpluginError:
         detail = f"the VM's <memory> needs {self.text}"
         if self.needs_kb > self.most_kb:
-            return Conflict(
-                detail, step=RENDER, fix="reserve such pages on the node, or give the VM less memory"
-            )
+            return conflict(detail, "reserve such pages on the node, or give the VM less memory")
         return CapacityExhausted(detail, step=RENDER, fix="stop what uses the pages, or reserve more")
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from netplugin.api.errors import CapacityExhausted, Conflict, NetpluginError
-from netplugin.libvirt.domain import RENDER
+from netplugin.api.errors import CapacityExhausted, NetpluginError
+from netplugin.libvirt.domain import RENDER, conflict
 from netplugin.libvirt.needs import GuestCell, Needs, whole
 from netplugin.libvirt.pins import PlacedCell, Placement
 from netplugin.tuning.facts import Cpus
@@ -21,15 +21,12 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
     """Raises: Conflict if the VM would not fit on an empty host either: the domain or plan must change."""
     have = {node.node: node for node in ground.with_cores}
     if not have:
-        raise Conflict(
-            "the host's plan has no cores for VMs", step=RENDER, fix="set [host] vm_cores in netplugin.conf"
-        )
+        raise conflict("the host's plan has no cores for VMs", "set [host] vm_cores in netplugin.conf")
     missing = sorted(set(nodes) - set(have))
     if missing:
-        raise Conflict(
+        raise conflict(
             f"the request names NUMA node {missing[0]}, on which the host's plan has no VM cores",
-            step=RENDER,
-            fix=f"ask for node {_list(have)}, or for none",
+            f"ask for node {_list(have)}, or for none",
         )
     if len(needs.cells) > len(have) or len(set(nodes)) > len(needs.cells):
         raise _wrong_number(needs, have, nodes)
@@ -38,38 +35,34 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
     widest = max(sizes, key=lambda number: (sizes[number], -number))
     for cell in needs.cells:
         if len(cell.vcpus) > sizes[widest]:
-            raise Conflict(
+            raise conflict(
                 f"{_of(cell, needs)} {len(cell.vcpus)} vCPUs, and NUMA node {widest} has "
                 f"{sizes[widest]} CPUs for VMs",
-                step=RENDER,
-                fix="give it fewer vCPUs, the plan more "
+                "give it fewer vCPUs, the plan more "
                 "[host] vm_cores, or the domain NUMA cells (<cpu><numa>), each for a node of its own",
             )
         memory = {number: have[number].memory_kb.get(page_kb, 0) for number in sizes}
         if whole(cell.memory_kb, page_kb) > max(memory.values()):
-            raise Conflict(
+            raise conflict(
                 f"{_of(cell, needs)} {cell.memory_kb >> 10} MB of memory, and "
                 + "; ".join(f"NUMA node {n} has {kb >> 10} MB" for n, kb in memory.items())
                 + f" for VMs in pages of {page_kb} KB",
-                step=RENDER,
-                fix="set [host] vm_memory_mb, and reserve what netplugin host plan says, "
+                "set [host] vm_memory_mb, and reserve what netplugin host plan says, "
                 "or give the VM less memory",
             )
 
 
 def _wrong_number(needs: Needs, have: Collection[int], nodes: Collection[int]) -> NetpluginError:
     if len(needs.cells) > len(have):
-        return Conflict(
+        return conflict(
             f"the domain has {len(needs.cells)} NUMA cells (<cpu><numa>), and the host's plan has cores "
             f"for VMs on NUMA node {_list(have)} alone",
-            step=RENDER,
-            fix="give the domain fewer cells, or the plan more [host] vm_cores",
+            "give the domain fewer cells, or the plan more [host] vm_cores",
         )
-    return Conflict(
+    return conflict(
         f"NUMA nodes {_list(nodes)} are required by the NICs and the policy, and the domain has "
         f"{len(needs.cells)} NUMA cell",
-        step=RENDER,
-        fix="ask for one node, or give the domain a NUMA cell (<cpu><numa>) for each",
+        "ask for one node, or give the domain a NUMA cell (<cpu><numa>) for each",
     )
 
 
@@ -223,10 +216,9 @@ def place(
     page_kb = needs.page_kb or ground.page_kb
     offered = {size for node in ground.nodes for size in node.memory_kb}
     if page_kb not in offered:
-        raise Conflict(
+        raise conflict(
             f"<page size> is {page_kb} KB, and the host has hugepages of {_list(offered) or 'no'} KB",
-            step=RENDER,
-            fix="name a size that the host has, or none",
+            "name a size that the host has, or none",
         )
     request = PlacementRequest(needs.cells, page_kb, frozenset(nodes), frozenset(near))
     if before is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from netplugin.api.domain_models import DomainPolicy
-from netplugin.api.errors import Conflict
 from netplugin.api.models import Binding
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.domain import RENDER, complete, nodes_asked
+from netplugin.libvirt.domain import RENDER, complete, conflict, nodes_asked
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cpuset, memory_kb, read_needs, size_kb, vcpus
 from netplugin.libvirt.pins import Placement, is_marked, pins, write
@@ -26,24 +25,21 @@ def refuse_unplaceable(domain: Element, ground: HostCapacity, realtime: bool) ->
     vcpu = domain.find("vcpu")
     count = vcpus(domain, RENDER)
     if vcpu is not None and vcpu.get("current", str(count)) != str(count):
-        raise Conflict(
+        raise conflict(
             f"<vcpu current='{vcpu.get('current')}'> is not all {count} vCPUs, and a vCPU that comes later "
             "has no place",
-            step=RENDER,
-            fix="remove current from <vcpu>, or give it the same number",
+            "remove current from <vcpu>, or give it the same number",
         )
     if vcpu is not None and vcpu.get("placement", "static") != "static":
-        raise Conflict(
+        raise conflict(
             "<vcpu placement='auto'> asks numad for a place, and the policy asks the host's plan",
-            step=RENDER,
-            fix="remove placement from <vcpu>",
+            "remove placement from <vcpu>",
         )
     most = domain.find("maxMemory")
     if most is not None and size_kb(most, "<maxMemory>", RENDER) > memory_kb(domain, RENDER):
-        raise Conflict(
+        raise conflict(
             "<maxMemory> is more than <memory>, and memory that comes later has no place",
-            step=RENDER,
-            fix="remove <maxMemory>, or give the VM all of its memory at the start",
+            "remove <maxMemory>, or give the VM all of its memory at the start",
         )
     refuse_pmd(domain, ground)
     if realtime:
@@ -61,11 +57,10 @@ def refuse_pmd(domain: Element, ground: HostCapacity) -> None:
         taken = cpus & ground.pmd
         # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated ones.
         if taken and not cpus >= ground.pmd | ground.cpus | ground.housekeeping:
-            raise Conflict(
+            raise conflict(
                 f"{what} is CPU {format_list(cpus)}, and CPU {format_list(taken)} is for PMD threads by the "
                 "host's plan",
-                step=RENDER,
-                fix="remove it, and let policy.pin choose",
+                "remove it, and let policy.pin choose",
             )
 
 
@@ -80,21 +75,19 @@ def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int,
         else:
             agrees = ours.get(what) == cpus
         if not agrees:
-            raise Conflict(
+            raise conflict(
                 f"{what} is CPU {format_list(cpus)}, and the policy pins it by the host's plan to CPU "
                 f"{format_list(ours.get(what, placement.cpus))}",
-                step=RENDER,
-                fix="remove it from the domain, or render the domain without policy.pin and policy.realtime",
+                "remove it from the domain, or render the domain without policy.pin and policy.realtime",
             )
 
 
 def refuse_stale_mark(domain: Element) -> None:
     """Refuse a domain with placement mark when the policy no longer places it. Raises: Conflict."""
     if is_marked(domain):
-        raise Conflict(
+        raise conflict(
             "the domain was placed by netplugin, and its pins are still in it",
-            step=RENDER,
-            fix="set policy.pin or policy.realtime again, or give the domain as it was before",
+            "set policy.pin or policy.realtime again, or give the domain as it was before",
         )
 
 
@@ -102,20 +95,18 @@ def refuse_elsewhere(domain: Element, nodes: Collection[int], host: HostMemory) 
     """Refuse a requested node that the host lacks, and pins to CPUs of other nodes. Raises: Conflict."""
     for node in sorted(nodes) if host.cpus else ():
         if node not in host.cpus:
-            raise Conflict(
+            raise conflict(
                 f"NUMA node {node} is requested by the policy or a port (numa_node), and the host has node "
                 f"{format_list(host.cpus)}",
-                step=RENDER,
-                fix="name a node that the host has, or none",
+                "name a node that the host has, or none",
             )
         here = host.cpus[node]
         for what, cpus in pinned(domain):
             if cpus and here and not cpus & here:
-                raise Conflict(
+                raise conflict(
                     f"{what} is CPU {format_list(cpus)}, and NUMA node {node}, which the policy or a port "
                     f"requests, has CPU {format_list(here)}",
-                    step=RENDER,
-                    fix="remove the pin, or ask for its node (numa_node)",
+                    "remove the pin, or ask for its node (numa_node)",
                 )
 
 
@@ -128,11 +119,10 @@ def own_nodes(domain: Element) -> frozenset[int]:
         if element.tag not in ("memory", "memnode"):
             continue
         if element.get("placement") == "auto" or element.get("mode", "strict") != "strict":
-            raise Conflict(
+            raise conflict(
                 f"<numatune><{element.tag}> has mode='{element.get('mode', 'strict')}' or placement='auto', "
                 "and a placed VM has its memory on the node of its CPUs",
-                step=RENDER,
-                fix=f"remove <{element.tag}> from <numatune>",
+                f"remove <{element.tag}> from <numatune>",
             )
         nodes |= cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>", RENDER)
     return frozenset(nodes)
@@ -158,20 +148,18 @@ def _key(pin: Element) -> str:
 
 def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:
     if not ground.realtime:
-        raise Conflict(
+        raise conflict(
             "policy.realtime needs a host that is planned for it: its CPUs isolated, by kernel arguments too",
-            step=RENDER,
-            fix="set [host] realtime = true in netplugin.conf, and take the steps of netplugin host plan",
+            "set [host] realtime = true in netplugin.conf, and take the steps of netplugin host plan",
         )
     current = domain.find("currentMemory")
     if current is not None and domain.find("memory") is not None:
         now, whole = size_kb(current, "<currentMemory>", RENDER), memory_kb(domain, RENDER)
         if now < whole:
-            raise Conflict(
+            raise conflict(
                 f"<currentMemory> is {now} KB of {whole}, which takes a memory balloon, and a real-time VM "
                 "has none",
-                step=RENDER,
-                fix="remove <currentMemory>",
+                "remove <currentMemory>",
             )
 
 
