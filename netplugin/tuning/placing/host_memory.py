@@ -144,7 +144,9 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
     if cells and memory is not None:
         stated = whole(size_kb(memory, "<memory>", step), 1024)
         least = has - sum(part.kb for part in devices)
-        if not least - 1024 * len(cells) <= stated <= has:
+        # libvirt counts devices that are no RAM too (virDomainDefGetMemoryTotal), and rounds each to 2 MiB.
+        sizes = [size_kb(each, "<size>", step) for each in domain.iterfind("devices/memory/target/size")]
+        if not least - 1024 * len(cells) <= stated <= least + sum(whole(size, 2048) for size in sizes):
             yield Fault(
                 f"<memory> has {stated} KB, and the NUMA cells have {least} KB together",
                 "let <memory> be their sum: libvirt gives the VM what the cells have",
@@ -201,7 +203,7 @@ def rooms(domain: Element, host: HostMemory, ground: HostCapacity | None, step: 
     if not nodes or (host.cpus and not host.total_kb):
         return
     default = _default(host, ground)
-    tuned = {cell: nodes for cell, (mode, nodes) in bound(domain, step).items() if mode != "preferred"}
+    tuned = {n: nodes if mode == "preferred" else own for n, (mode, own) in bound(domain, step).items()}
     needs: dict[tuple[int, frozenset[int]], int] = {}
     for part in memory_of(domain, step):
         page_kb = default if part.page_kb is None else part.page_kb

@@ -168,6 +168,11 @@ def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
         xml("768", extra=MOST + cells(512), devices=dimm(256)),
         xml("512", extra=MOST + cells(512), devices=dimm(256)),
         xml(extra=MOST + cells(512)),
+        xml(
+            "1024",
+            extra=MOST + cells(512),
+            devices="<memory model='nvdimm'><target><size unit='MiB'>512</size></target></memory>",
+        ),
         xml(extra="<!-- a --><x:memory xmlns:x='urn:x'>1</x:memory>" + cells(512)),
         xml(devices="<memory model='nvdimm'><source><path>/x</path></source></memory>"),
     ],
@@ -241,6 +246,7 @@ def test_pages_that_are_not_free_are_refused_by_node(
         xml("3072"),
         xml("1536", extra=bound("0")),
         xml("3072", extra=bound("1").replace("strict", "preferred")),
+        xml("3072", extra=cells(3072) + bound("0", "1").replace("'0' mode='strict'", "'0' mode='preferred'")),
     ],
 )
 def test_pages_that_are_free_somewhere_it_may_be_are_enough(text: str) -> None:
