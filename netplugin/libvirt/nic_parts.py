@@ -8,6 +8,7 @@ from typing import Final
 from lxml import etree
 
 from netplugin.libvirt.interfaces import ALIAS, Element
+from netplugin.libvirt.values import unsigned
 
 OURS: Final = "of the port"
 VMS: Final = "of the VM"
@@ -60,6 +61,12 @@ def take_over(old: Element, new: Element) -> list[tuple[str, str]]:
     """
     _take(old, new, "", same_hardware=_is_function(old) == _is_function(new))
     return [each for each in refused(old, new) if each[0] != _WRITTEN.get(kind(old))]
+
+
+def queues(nic: Element) -> int:
+    """Queue pairs of a NIC; 1 for a function of the host, of which libvirt has none."""
+    driver = nic.find("driver")
+    return 1 if driver is None or _is_function(nic) else unsigned(driver.get("queues", "1")) or 1
 
 
 def kind(nic: Element) -> str:

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from netplugin.libvirt.domain import address, function, nics, number, parse_domain
+from netplugin.libvirt.domain import address, function, nics, parse_domain
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cells_of, iothreads, memory_kb, vcpus
+from netplugin.libvirt.nic_parts import queues
 from netplugin.libvirt.values import content
 from netplugin.tuning.placing.render import pinned
 
@@ -118,13 +119,8 @@ def ours(domain: Element) -> Reading:
         iothreads=len(iothreads(domain)),
         pins=pins,
         cells=tuple((cell.number, cell.vcpus, cell.memory_kb) for cell in cells_of(domain, "t")),
-        nics=tuple((address(nic), function(nic), _queues(nic)) for nic in nics(domain)),
+        nics=tuple((address(nic), function(nic), queues(nic)) for nic in nics(domain)),
     )
-
-
-def _queues(nic: Element) -> int:
-    driver = nic.find("driver")
-    return number(None if driver is None else driver.get("queues"), 1) or 1
 
 
 @cache

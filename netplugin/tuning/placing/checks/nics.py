@@ -11,7 +11,7 @@ from netplugin.api.models import Finding, VfInfo
 from netplugin.libvirt.domain import address, function, number, wrong_user
 from netplugin.libvirt.domain import nics as nics_of
 from netplugin.libvirt.interfaces import Element, fragments
-from netplugin.libvirt.nic_parts import behind_iommu, refused
+from netplugin.libvirt.nic_parts import behind_iommu, queues, refused
 from netplugin.libvirt.values import mac
 from netplugin.tuning.placing.checks.case import Case, DomainNic, graded
 
@@ -134,13 +134,13 @@ def _serves(interface: Element, case: Case) -> Iterator[Finding]:
     driver = interface.find("driver")
     if driver is None:
         driver = etree.Element("driver")
-    queues, ring = number(driver.get("queues"), 1), number(driver.get("rx_queue_size"), 256)
+    count, ring = queues(interface), number(driver.get("rx_queue_size"), 256)
     name = address(interface)
-    many = f"{name} has {queues} queues for {case.vcpus} vCPUs" if queues > case.vcpus else None
+    many = f"{name} has {count} queues for {case.vcpus} vCPUs" if count > case.vcpus else None
     yield graded(
         "queues",
         many,
-        f"{name} has {queues} queues",
+        f"{name} has {count} queues",
         "no more queues than vCPUs",
         "ask for the port with fewer queues",
     )
