@@ -68,17 +68,17 @@ def test_performance_cores_first(
 
 
 def test_a_vm_has_cores_of_one_kind() -> None:
-    ground = with_memory(ground_of(planned("hybrid", pmd_cores=2), facts_of("hybrid")), 65536)
+    ground = with_memory(ground_of(planned("hybrid", pmd_cores=2), facts_of("hybrid")), 1 << 20)
     fast, slow = set(range(6, 16)), set(range(17, 32))
     for vcpus, kinds in ((1, fast), (8, fast), (10, fast), (11, slow), (15, slow), (16, fast | slow)):
-        assert set(place(Vm(1, vcpus=vcpus, memory_mb=64), ground).pins.values()) <= kinds
+        assert set(place(Vm(1, vcpus=vcpus, memory_mb=1024), ground).pins.values()) <= kinds
     # Cores of the same width: nothing else tells them apart.
     for cores, expected in (((1, 2, 3), {2, 3}), ((1, 2, 3, 4, 5), {2, 3})):
         node = NodeGround(0, tuple((cpu,) for cpu in cores), frozenset((0,)), {}, slow=frozenset((1, 4, 5)))
-        two = with_memory(replace(SMALL, nodes=(node,)), 1024)
-        assert set(place(Vm(1, vcpus=2, memory_mb=64), two).pins.values()) == expected
-    three: HostCapacity = with_memory(replace(SMALL, nodes=(node,)), 1024)
-    assert set(place(Vm(1, vcpus=3, memory_mb=64), three).pins.values()) == {1, 4, 5}
+        two = with_memory(replace(SMALL, nodes=(node,)), 1 << 14)
+        assert set(place(Vm(1, vcpus=2, memory_mb=1024), two).pins.values()) == expected
+    three: HostCapacity = with_memory(replace(SMALL, nodes=(node,)), 1 << 14)
+    assert set(place(Vm(1, vcpus=3, memory_mb=1024), three).pins.values()) == {1, 4, 5}
 
 
 def test_the_agent_chooses_performance_cores_first() -> None:
