@@ -148,7 +148,7 @@ def test_a_wrong_backend_fails(
             file.unlink()
 
 
-def test_each_field_that_needs_a_feature_is_asked_for() -> None:
+def test_each_field_that_needs_a_feature_is_requested() -> None:
     spec = example.TestFiles().make_spec()
     optional = {n for n, field in PortSpec.model_fields.items() if not field.is_required()}
     rules = PortSpec.rules()

@@ -135,7 +135,7 @@ def test_no_nic_is_chosen_that_dpdk_cannot_use() -> None:
     assert chosen(machine(card, nic("tg3", I350, "slow", speed=10000))) == ["3b:00.1"]
     assert chosen(machine(card, nic("vfio-pci", MLX5, None))) == ["3b:00.1"]
     assert chosen(machine(card, nic("vfio-pci", I350, None))) == ["1a:00.0"], "it is bound for DPDK"
-    assert chosen(machine(nic("tg3", I350, "slow"))) == ["1a:00.0"], "and the check says what is wrong with it"
+    assert chosen(machine(nic("tg3", I350, "slow"))) == ["1a:00.0"], "the check says what is wrong"
 
 
 @pytest.mark.parametrize("path", ["/proc/net/route", "/proc/net/ipv6_route"])
