@@ -57,8 +57,8 @@ def isolation(host: Host) -> Iterator[Finding]:
         return
     cpus = format_list(isolated)
     if ticks is not None and ticks != isolated:
-        found = f"isolcpus has CPUs {cpus}, nohz_full {format_list(ticks) or 'none'}"
-        expected = "the same CPUs in isolcpus, nohz_full and rcu_nocbs"
+        found = f"isolated are CPUs {cpus}, in nohz_full {format_list(ticks) or 'none'}"
+        expected = "the isolated CPUs in nohz_full and rcu_nocbs too"
         yield warn("isolation-ticks", found, expected, f"boot with nohz_full={cpus} rcu_nocbs={cpus}")
     if struck := [irq.number for irq in host.irqs if (known(irq.effective, None) or frozenset()) & isolated]:
         found = f"interrupts {format_list(struck)} go to isolated CPUs"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from netplugin.api.errors import some
 from netplugin.api.models import Finding
+from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Node
 from netplugin.tuning.root import known
@@ -30,9 +31,14 @@ def hugepages(node: Node) -> Iterator[Finding]:
     yield fail("hugepages", found, expected, fix if min(total, free) < plan.pages else None)
 
 
+def _threads(node: Node) -> Iterator[str]:
+    if node.threads:
+        yield f"PMD threads on CPUs {format_list(node.threads)}"
+
+
 def bare(node: Node) -> Iterator[Finding]:
     """Without a plan: none on this node for those that run on it."""
-    users = (*node.ports, *node.domains)
+    users = (*node.ports, *_threads(node), *node.domains)
     if node.pages is None and node.elsewhere and users and node.megabytes == 0:
         found = f"no hugepages are reserved on NUMA node {node.number}, which has {some(users)}"
         fix = "netplugin host plan says how many"
@@ -46,7 +52,7 @@ def socket_memory(node: Node) -> Iterator[Finding]:
         node.megabytes,
         "netplugin host plan says how much; OVS takes it when it starts",
     )
-    users = (*node.ports, *(f"NIC {nic.address}" for nic in node.nics))
+    users = (*node.ports, *_threads(node), *(f"NIC {nic.address}" for nic in node.nics))
     if asked is not None and have is not None and asked > have:
         found = f"dpdk-socket-mem has {asked} MB for NUMA node {node.number}, whose hugepages are {have} MB"
         yield fail("socket-memory", found, "as much as there is in hugepages of the node", fix)

@@ -124,9 +124,10 @@ def cgroups(scene: Scene) -> Iterator[Cgroup]:
 class Node:
     """``share``, ``pages`` and ``polling`` (PMD CPUs) are planned; ``nics`` are those of the plan that are on
     this node and polled here, ``near`` the nodes on which the plan's NICs are polled. ``ports`` of OVS and
-    running VMs (``domains``) have their memory here. ``idle``: neither OVS-DPDK nor a VM runs. ``megabytes``
-    of hugepages, None if unknown; ``elsewhere``: other nodes have some. ``socket_mb`` is its entry of
-    ``dpdk-socket-mem``, None if that is not set."""
+    running VMs (``domains``) have their memory here; ``threads`` are the CPUs of PMD threads here, if no port
+    is known. ``idle``: neither OVS-DPDK nor a VM runs. ``megabytes`` of hugepages, None if unknown;
+    ``elsewhere``: other nodes have some. ``socket_mb`` is its entry of ``dpdk-socket-mem``, None if that is
+    not set."""
 
     number: int
     pools: tuple[HugepagePool, ...] | None
@@ -137,6 +138,7 @@ class Node:
     near: tuple[int, ...]
     intent: HostIntent | None
     ports: tuple[str, ...]
+    threads: Cpus
     domains: tuple[str, ...]
     idle: bool
     megabytes: int | None
@@ -150,7 +152,7 @@ def nodes(scene: Scene) -> Iterator[Node]:
     cores, queues = known(facts.cpus.cores, ()), [q for pmd in (ovs.pmds if ovs else ()) for q in pmd.queues]
     shares = {share.node: share for share in plan.partition.nodes} if plan else {}
     pages = {one.node: one for one in plan.pages} if plan else {}
-    nics = plan.nics if plan and plan.intent.pmd_cores else ()
+    nics, polled = plan.nics if plan and plan.intent.pmd_cores else (), _polled(scene)
     homes = {nic.address: known(nic.node, None) for nic in nics}
     numbers = {core.node for core in cores} | shares.keys() | pages.keys()
     numbers |= {pool.node for pool in pools or ()} | {node.node for node in known(facts.memory.nodes, ())}
@@ -169,6 +171,9 @@ def nodes(scene: Scene) -> Iterator[Node]:
             near=near,
             intent=plan.intent if plan else None,
             ports=tuple(dict.fromkeys(f"port {q.port}" for q in queues if q.port_numa_node == number)),
+            threads=polled & cpus_of(core for core in cores if core.node == number)
+            if not queues
+            else frozenset(),
             domains=tuple(f"VM {domain.name}" for domain in domains if number in domain.memory_nodes),
             idle=not domains and not (ovs and ovs.dpdk_initialized),
             megabytes=None if pools is None else sizes[number],
@@ -430,12 +435,18 @@ class PmdThread:
     fast: Cpus
 
 
-def pmd_threads(scene: Scene) -> Iterator[PmdThread]:
-    ovs, cores = known(scene.live.ovs, None), known(scene.facts.cpus.cores, ())
+def _polled(scene: Scene) -> Cpus:
+    """CPUs of the PMD threads that run, or that pmd-cpu-mask asks for."""
+    ovs = known(scene.live.ovs, None)
     mask = frozenset(masked(ovs.other_config.get(MASK))) if ovs and ovs.dpdk_initialized else frozenset()
+    return scene.running_pmds | mask
+
+
+def pmd_threads(scene: Scene) -> Iterator[PmdThread]:
+    cores, polled = known(scene.facts.cpus.cores, ()), _polled(scene)
     for core in cores:
         fast = cpus_of(one for one in cores if one.node == core.node and one.kind == PERFORMANCE)
-        for cpu in sorted(core.cpus & (scene.running_pmds | mask)):
+        for cpu in sorted(core.cpus & polled):
             yield PmdThread(cpu, cpu in scene.running_pmds, core.kind, fast)
 
 

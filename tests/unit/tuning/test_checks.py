@@ -314,6 +314,13 @@ def test_memory_of_ovs_on_the_wrong_node(listed: str, words: list[str]) -> None:
     bare = [nodes[0], nodes[1] | {"hugepages": {1048576: 0}}]
     [none] = found(scene(replace(load("published"), nodes=bare), live), "hugepages")
     assert "on NUMA node 1, which has port p1" in none.found
+    # As long as no port is polled, it is known only where the threads are to be.
+    silent = Live(ovs=OvsLive("3.1.0", "22.11", True, {"dpdk-socket-mem": "0,1024", "pmd-cpu-mask": "0x6"}))
+    other = replace(load("published"), nodes=[nodes[0] | {"hugepages": {1048576: 0}}, nodes[1]])
+    ids = [
+        finding.id for finding in check(scene(other, silent)) if "PMD threads on CPUs 1-2" in finding.found
+    ]
+    assert ids[:2] == ["hugepages", "socket-memory"]
 
 
 @pytest.mark.parametrize(("queues", "count"), [(2, 0), (4, 1)])
