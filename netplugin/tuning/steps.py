@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 from netplugin.api.errors import FieldError, HostError, InvalidRequest
 from netplugin.tuning.root import Fact, Unknown
+
+T = TypeVar("T")
 
 
 class Effect(StrEnum):
@@ -34,145 +36,103 @@ class Group(StrEnum):
     KERNEL_ARGUMENTS = "kernel-arguments"
 
 
+class Target:
+    """What a step sets. ``kind`` names it in JSON, after its fields; ``text`` shows these to people."""
+
+    kind: ClassVar[str]
+    text: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.text.format(**vars(self))
+
+
 @dataclass(frozen=True)
-class File:
+class File(Target):
     """A file of /proc or /sys. ``lasting``: its name and meaning survive a reboot."""
 
+    kind, text = "file", "{path}"
     path: str
     lasting: bool = True
-    kind: str = field(default="file", init=False)
-
-    def __str__(self) -> str:
-        return self.path
 
 
 @dataclass(frozen=True)
-class Sysctl:
+class Sysctl(Target):
+    kind, text = "sysctl", "sysctl {name}"
     name: str
-    kind: str = field(default="sysctl", init=False)
-
-    def __str__(self) -> str:
-        return f"sysctl {self.name}"
 
 
 @dataclass(frozen=True)
-class KernelArgument:
+class KernelArgument(Target):
+    kind, text = "kernel-argument", "kernel argument {name}"
     name: str
-    kind: str = field(default="kernel-argument", init=False)
-
-    def __str__(self) -> str:
-        return f"kernel argument {self.name}"
 
 
 @dataclass(frozen=True)
-class OtherConfig:
+class OtherConfig(Target):
     """A key of ``other_config`` in the Open_vSwitch table."""
 
+    kind, text = "ovs-other-config", "other_config:{key}"
     key: str
-    kind: str = field(default="ovs-other-config", init=False)
-
-    def __str__(self) -> str:
-        return f"other_config:{self.key}"
 
 
 @dataclass(frozen=True)
-class TunedProfile:
+class TunedProfile(Target):
     """The active profile of tuned."""
 
-    kind: str = field(default="tuned-profile", init=False)
-
-    def __str__(self) -> str:
-        return "tuned profile"
+    kind, text = "tuned-profile", "tuned profile"
 
 
 @dataclass(frozen=True)
-class TunedVariable:
+class TunedVariable(Target):
+    kind, text = "tuned-variable", "{name} of tuned's {profile}"
     profile: str
     name: str
-    kind: str = field(default="tuned-variable", init=False)
-
-    def __str__(self) -> str:
-        return f"{self.name} of tuned's {self.profile}"
 
 
 @dataclass(frozen=True)
-class ThreadPriority:
+class ThreadPriority(Target):
     """The SCHED_FIFO priority of all kernel threads with this name; 0 is SCHED_OTHER."""
 
+    kind, text = "thread-priority", "priority of {threads}"
     threads: str
-    kind: str = field(default="thread-priority", init=False)
-
-    def __str__(self) -> str:
-        return f"priority of {self.threads}"
 
 
 @dataclass(frozen=True)
-class Swap:
+class Swap(Target):
     """The active swap areas."""
 
-    kind: str = field(default="swap", init=False)
-
-    def __str__(self) -> str:
-        return "swap"
+    kind, text = "swap", "swap"
 
 
 @dataclass(frozen=True)
-class BannedCpus:
+class BannedCpus(Target):
     """CPUs banned from irqbalance (``IRQBALANCE_BANNED_CPULIST``); ``path`` is its environment file."""
 
+    kind, text = "irqbalance-banned-cpus", "IRQBALANCE_BANNED_CPULIST in {path}"
     path: str
-    kind: str = field(default="irqbalance-banned-cpus", init=False)
-
-    def __str__(self) -> str:
-        return f"IRQBALANCE_BANNED_CPULIST in {self.path}"
 
 
 @dataclass(frozen=True)
-class ServiceCpus:
+class ServiceCpus(Target):
     """CPUs of services: ``CPUAffinity`` of systemd's manager."""
 
-    kind: str = field(default="service-cpus", init=False)
-
-    def __str__(self) -> str:
-        return "CPUAffinity of systemd"
+    kind, text = "service-cpus", "CPUAffinity of systemd"
 
 
 @dataclass(frozen=True)
-class BootPages:
+class BootPages(Target):
     """Hugepages of one size that a systemd unit reserves on each node at boot, before OVS starts."""
 
+    kind, text = "boot-pages", "pages of {size_kb} KB by netplugin-hugepages.service"
     size_kb: int
-    kind: str = field(default="boot-pages", init=False)
-
-    def __str__(self) -> str:
-        return f"pages of {self.size_kb} KB by netplugin-hugepages.service"
 
 
 @dataclass(frozen=True)
-class VfCount:
+class VfCount(Target):
     """Number of VFs of the PF at this PCI address."""
 
+    kind, text = "vf-count", "virtual functions of {address}"
     address: str
-    kind: str = field(default="vf-count", init=False)
-
-    def __str__(self) -> str:
-        return f"virtual functions of {self.address}"
-
-
-Target: TypeAlias = (
-    File
-    | Sysctl
-    | KernelArgument
-    | OtherConfig
-    | TunedProfile
-    | TunedVariable
-    | ThreadPriority
-    | Swap
-    | BannedCpus
-    | ServiceCpus
-    | BootPages
-    | VfCount
-)
 
 
 @dataclass(frozen=True)
@@ -193,34 +153,18 @@ class Step:
         return not isinstance(self.now, Unknown) and self.now == self.desired
 
 
-# -- Errors of planning: the intent does not fit the machine, or a required fact is missing. ------
-
-
-T = TypeVar("T")
-
-
 def impossible(field: str, message: str, fix: str, step: str = "plan") -> InvalidRequest:
     """The error for an intent field that requests more than there is."""
-    return InvalidRequest(
-        f"{field}: {message}",
-        step=step,
-        fix=fix,
-        errors=[FieldError(field=field, message=message)],
-    )
+    errors = [FieldError(field=field, message=message)]
+    return InvalidRequest(f"{field}: {message}", step=step, fix=fix, errors=errors)
 
 
 def needed(fact: Fact[T]) -> T:
     """Return a required fact. Raises: HostError naming the file that cannot be read."""
     if isinstance(fact, Unknown):
-        raise HostError(
-            f"no plan without {fact.path}: {fact.reason}",
-            step="plan",
-            fix="run it as root, on the host itself and not in a container",
-        )
+        fix = "run it as root, on the host itself and not in a container"
+        raise HostError(f"no plan without {fact.path}: {fact.reason}", step="plan", fix=fix)
     return fact
-
-
-# -- Sources of the plan's rules, shown by ``netplugin host plan --explain``. ---------------------
 
 
 #: Remark on a source whose text was not available.
@@ -228,8 +172,8 @@ NOT_READ: Final = "not read for this rule"
 
 
 class Source(str):
-    """Name of a document, as shown in a plan. ``read`` is the version that the rules were checked against, a
-    repository at a commit or tag; None if it was not available, which the name then states."""
+    """Name of a document, as ``plan --explain`` shows it. ``read`` is the version that the rules were checked
+    against, a repository at a commit or tag; None if it was not available, which the name then states."""
 
     read: str | None
 

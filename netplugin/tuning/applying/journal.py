@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -38,7 +38,7 @@ from netplugin.tuning.steps import (
 
 #: Targets that are set only at boot.
 _AT_BOOT = (KernelArgument, ServiceCpus, BootPages)
-_KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Target) if kind not in _AT_BOOT}
+_KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in Target.__subclasses__() if kind not in _AT_BOOT}
 #: Targets stored on disk. All others are kernel state, which a reboot resets.
 _ON_DISK = (OtherConfig, TunedProfile, TunedVariable, BannedCpus)
 

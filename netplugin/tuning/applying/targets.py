@@ -55,7 +55,7 @@ _PATTERNS: Mapping[type, tuple[str, str]] = {
 def check(target: Target, raw: Raw) -> None:
     """Raises: ValueError if no plan writes to the target, or it cannot have had the value."""
     fields, values = _PATTERNS[type(target)]
-    named = " ".join(str(value) for name, value in vars(target).items() if name not in ("kind", "lasting"))
+    named = " ".join(str(value) for name, value in vars(target).items() if name != "lasting")
     if not re.fullmatch(fields, named):
         raise ValueError(f"no plan sets {target.kind} {named[:60]!r}")
     if raw is not None and not re.fullmatch(values, raw):

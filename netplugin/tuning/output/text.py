@@ -17,10 +17,7 @@ from netplugin.tuning.facts import Core
 from netplugin.tuning.planning.partition import NodeShare, Partition
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
-from netplugin.tuning.steps import PAGES, PARTITION, Effect, Step
-
-# -- CPU partition as a text map: one column per core, one row per thread of a core. --------------
-
+from netplugin.tuning.steps import PAGES, PARTITION, Effect, Step, Target
 
 LEGEND = "H housekeeping  P PMD  V VM  E emulator  - idle sibling"
 _COLUMNS = 16
@@ -54,9 +51,6 @@ def _cell(core: Core, thread: int, letter: str, partition: Partition) -> str:
         return ""
     idle = letter in "PV" and cpus[thread] not in partition.polling | partition.vcpus
     return f"{'-' if idle else letter}{cpus[thread]}"
-
-
-# -- Render a plan as human-readable text: CPU map, memory, and steps by effect. ------------------
 
 
 _HEADS = {
@@ -115,20 +109,16 @@ def _alike(step: Step) -> tuple[str, str, str, str, str]:
     return step.group, now, desired, step.why, step.source
 
 
-# -- Facts, plans and steps as JSON: CPU sets as lists like ``0-3,8``, unknown facts with the reason.
-
-
-# -- Convert facts, plans and steps to JSON: CPU sets as lists like ``0-3,8``, unknown facts with reason.
-
-
 def as_json(value: Any) -> Any:
-    """Convert to dicts, lists, strings, numbers, booleans and None."""
+    """Convert facts, plans and steps: CPU sets to lists like ``0-3,8``, unknown facts to their reason."""
     if isinstance(value, Unknown):
         return {"unknown": value.reason, "path": value.path}
     if isinstance(value, CommandLine):
         return [name if given is None else f"{name}={given}" for name, given in value.arguments]
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
+    if isinstance(value, Target):
+        return {**vars(value), "kind": value.kind}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, frozenset):
@@ -142,13 +132,9 @@ def as_json(value: Any) -> Any:
     return value
 
 
-# -- A plan as JSON: all its values and those derived from them. ----------------------------------
-
-
 def plan_json(plan: TuningPlan) -> str:
     """Render the plan. ``partition`` adds the CPUs of each role, each step adds ``done``.
-    ``sources`` are the sources of partition and pages; each step has its own.
-    """
+    ``sources`` are the sources of partition and pages; each step has its own."""
     shown = as_json(plan)
     for name in ("housekeeping", "pmd", "emulator", "vm", "isolated"):
         shown["partition"][name] = as_json(getattr(plan.partition, name))
