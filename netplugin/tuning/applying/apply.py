@@ -91,10 +91,7 @@ def shown(value: Fact[str | None]) -> str:
 # -- Apply the live steps of a plan: write each to the journal first, set it, read it back. -------
 
 
-_LATER = {
-    Effect.OVS_RESTART: StepOutcome.NEEDS_OVS_RESTART,
-    Effect.REBOOT: StepOutcome.NEEDS_REBOOT,
-}
+_LATER = {Effect.OVS_RESTART: StepOutcome.NEEDS_OVS_RESTART, Effect.REBOOT: StepOutcome.NEEDS_REBOOT}
 
 
 def preview(plan: TuningPlan) -> Iterator[Result]:
@@ -167,10 +164,7 @@ def _taken_back(result: Result, before: Raw, machine: TunedMachine, journal: App
     except NetpluginError as stuck:
         reason = f"{result.reason}; and it could not be put back: {stuck.detail}"
         return replace(
-            result,
-            outcome=StepOutcome.FAILED,
-            reason=reason,
-            fix="netplugin host apply --undo --yes",
+            result, outcome=StepOutcome.FAILED, reason=reason, fix="netplugin host apply --undo --yes"
         )
     journal.withdraw()
     return result
@@ -235,11 +229,7 @@ def _undone(
     """Undo one change; without a journal only return what would be done."""
     before = machine.value(change.target, change.before)
     result = Result(
-        change.group,
-        change.target,
-        Unknown(str(change.target), "not read"),
-        before,
-        StepOutcome.FAILED,
+        change.group, change.target, Unknown(str(change.target), "not read"), before, StepOutcome.FAILED
     )
     try:
         now = machine.read(change.target)

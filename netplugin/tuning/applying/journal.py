@@ -173,19 +173,14 @@ class ApplyJournal:
             self._open()
         except BlockingIOError as busy:
             raise Conflict(
-                f"another apply or undo holds {self.path}",
-                step="journal",
-                fix="wait until it has ended",
+                f"another apply or undo holds {self.path}", step="journal", fix="wait until it has ended"
             ) from busy
         except OSError as refused:
             raise _unusable(self.path, refused) from refused
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
 

@@ -5,14 +5,13 @@ The playbook is idempotent and does not reboot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from netplugin.host.cpus import format_list
 from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.tuning.guest.plan import GuestPlan
 from netplugin.tuning.output.playbook import as_yaml, same_machine, step_tasks, until_boot
-from netplugin.tuning.output.playbook_tasks import Task, Template, command, file_with
+from netplugin.tuning.output.playbook_tasks import Task, Template, command, file_with, folder, jinja, task
 from netplugin.tuning.steps import Effect
 
 _RULES = "/etc/udev/rules.d/90-netplugin-guest.rules"
@@ -40,39 +39,27 @@ def guest_playbook(plan: GuestPlan) -> str:
     )
 
 
-def _task(name: str, module: str, arguments: Mapping[str, Any], **more: Any) -> Task:
-    return {"name": name, f"ansible.builtin.{module}": dict(arguments), **more}
-
-
 def _interrupts(plan: GuestPlan) -> Iterator[Task]:
     if not plan.isolated:
         return
-    yield _task("Look for services", "service_facts", {})
-    yield _task(
+    yield task("Look for services", "service_facts")
+    yield task(
         "Stop irqbalance, which would bring interrupts back",
         "service",
-        {"name": "irqbalance", "state": "stopped", "enabled": False},
+        **{"name": "irqbalance", "state": "stopped", "enabled": False},
         when=Template("'irqbalance.service' in ansible_facts.services"),
     )
-    yield _task("Read the interrupts", "slurp", {"src": "/proc/interrupts"}, register="netplugin_interrupts")
+    yield task("Read the interrupts", "slurp", src="/proc/interrupts", register="netplugin_interrupts")
     cpus = format_list(plan.housekeeping)
     lines = [
         "{% for irq in netplugin_irqs %}",
         f"w- /proc/irq/{{{{ irq }}}}/smp_affinity_list - - - - {cpus}",
         "{% endfor %}",
     ]
-    folder, file = until_boot("Keep queues of virtio NICs off isolated vCPUs", lines)
-    copy = file["ansible.builtin.copy"]
-    copy["content"] = Template(copy["content"])
-    yield folder
-    yield file | {
-        "vars": {
-            "netplugin_irqs": Template(
-                "{{ netplugin_interrupts.content | b64decode | regex_findall(netplugin_queues) }}"
-            ),
-            "netplugin_queues": _QUEUES,
-        }
-    }
+    made, file = until_boot("Keep queues of virtio NICs off isolated vCPUs", lines, evaluated=True)
+    yield made
+    irqs = jinja("netplugin_interrupts.content | b64decode | regex_findall(netplugin_queues)")
+    yield file | {"vars": {"netplugin_irqs": irqs, "netplugin_queues": _QUEUES}}
 
 
 def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
@@ -97,27 +84,24 @@ def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
 
 
 def _package(name: str) -> Task:
-    return _task(f"Install {name}", "package", {"name": name, "state": "present"})
+    return task(f"Install {name}", "package", name=name, state="present")
 
 
 def _rest(plan: GuestPlan) -> Iterator[Task]:
     if any(step.effect is Effect.REBOOT for step in plan.steps):
-        yield _task("Say what is left to do", "debug", {"msg": "the kernel's arguments count after a reboot"})
+        yield task("Say what is left to do", "debug", msg="the kernel's arguments count after a reboot")
 
 
-# -- Tasks that bind a guest's NICs to a DPDK driver; NICs are found by MAC address, not by PCI address.
-# The kernel does not know the MAC address of a bound NIC, so the PCI address is kept as a local Ansible
-# fact.
-
-
+# NICs are found by MAC address, not by PCI address. The kernel does not know the MAC address of a bound NIC,
+# so its PCI address is kept as a local Ansible fact.
 _FACTS = "/etc/ansible/facts.d"
 _NOIOMMU = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode"
 _PCI = "[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}[.][0-7]"
 #: The PCI network device with the MAC address, not a bond, bridge or failover device with the same one.
-_DEVICE = Template(
-    "{{ ansible_facts.values() | select('mapping') | selectattr('pciid', 'defined')"
+_DEVICE = jinja(
+    "ansible_facts.values() | select('mapping') | selectattr('pciid', 'defined')"
     " | selectattr('macaddress', 'defined') | selectattr('macaddress', 'equalto', item.mac)"
-    " | map(attribute='device') | first | default('') }}"
+    " | map(attribute='device') | first | default('')"
 )
 
 
@@ -132,7 +116,7 @@ def binding_tasks(plan: GuestPlan) -> Iterator[Task]:
 
 
 def _module(driver: str, noiommu: bool) -> Iterator[Task]:
-    yield _task("Install driverctl", "package", {"name": "driverctl", "state": "present"})
+    yield _package("driverctl")
     yield file_with(f"Load {driver} at boot", "/etc/modules-load.d/netplugin-guest.conf", [driver])
     if noiommu:
         yield file_with(
@@ -140,48 +124,44 @@ def _module(driver: str, noiommu: bool) -> Iterator[Task]:
             "/etc/modprobe.d/netplugin-guest.conf",
             ["options vfio enable_unsafe_noiommu_mode=1"],
         )
-    yield _task(f"Load {driver} now", "command", {"argv": ["modprobe", driver]}, changed_when=False)
+    yield task(f"Load {driver} now", "command", argv=["modprobe", driver], changed_when=False)
     if noiommu:
         yield from _without_iommu()
 
 
 def _without_iommu() -> Iterator[Task]:
-    yield _task(
-        "Look whether VFIO can do without an IOMMU", "stat", {"path": _NOIOMMU}, register="netplugin_noiommu"
+    there = Template("netplugin_noiommu.stat.exists")
+    yield task(
+        "Look whether VFIO can do without an IOMMU", "stat", path=_NOIOMMU, register="netplugin_noiommu"
     )
-    yield _task(
+    yield task(
         "Stop on a kernel whose VFIO cannot",
         "assert",
-        {
-            "that": [Template("netplugin_noiommu.stat.exists")],
-            "fail_msg": "Debian's kernels are such: plan with --driver uio_pci_generic, or take another",
-        },
+        that=[there],
+        fail_msg="Debian's kernels are such: plan with --driver uio_pci_generic, or take another",
         when=Template("not ansible_check_mode"),
     )
-    yield _task(
+    yield task(
         "Read whether VFIO does without an IOMMU",
         "slurp",
-        {"src": _NOIOMMU},
-        register="netplugin_noiommu_now",
-        when=Template("netplugin_noiommu.stat.exists"),
+        **{"src": _NOIOMMU, "register": "netplugin_noiommu_now", "when": there},
     )
-    yield _task(
+    yield task(
         "Let VFIO do without an IOMMU",
         "command",
-        {"argv": ["tee", _NOIOMMU], "stdin": "Y"},
-        when=[
-            Template("netplugin_noiommu.stat.exists"),
-            Template("netplugin_noiommu_now.content | b64decode | trim != 'Y'"),
-        ],
+        argv=["tee", _NOIOMMU],
+        stdin="Y",
+        when=[there, Template("netplugin_noiommu_now.content | b64decode | trim != 'Y'")],
         changed_when=True,
     )
 
 
 def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
-    yield _task(
+    device = Template("/sys/class/net/{{ netplugin_device }}/device")
+    yield task(
         "Find the NICs for DPDK by their MAC addresses",
         "command",
-        {"argv": ["readlink", "--canonicalize", Template("/sys/class/net/{{ netplugin_device }}/device")]},
+        argv=["readlink", "--canonicalize", device],
         vars={"netplugin_device": _DEVICE},
         loop=nics,
         when=Template("netplugin_device | length > 0"),
@@ -189,79 +169,62 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
         changed_when=False,
         check_mode=False,
     )
-    yield _task(
+    yield task(
         "Recall where they were before they were bound",
         "set_fact",
-        {"netplugin_addresses": Template("{{ ansible_facts.ansible_local.netplugin_guest | default({}) }}")},
+        netplugin_addresses=jinja("ansible_facts.ansible_local.netplugin_guest | default({})"),
     )
-    yield _task(
+    yield task(
         "Take down where they are on PCI",
         "set_fact",
-        {
-            "netplugin_addresses": Template(
-                "{{ netplugin_addresses | combine({item.item.mac: netplugin_at}) }}"
-            )
-        },
-        vars={"netplugin_at": Template(f"{{{{ item.stdout | regex_findall('{_PCI}') | last }}}}")},
-        loop=Template(
-            "{{ netplugin_found.results | selectattr('stdout', 'defined')"
-            " | selectattr('stdout', 'search', '/pci') }}"
+        netplugin_addresses=jinja("netplugin_addresses | combine({item.item.mac: netplugin_at})"),
+        vars={"netplugin_at": jinja(f"item.stdout | regex_findall('{_PCI}') | last")},
+        loop=jinja(
+            "netplugin_found.results | selectattr('stdout', 'defined')"
+            " | selectattr('stdout', 'search', '/pci')"
         ),
-        loop_control={"label": Template("{{ item.item.mac }}")},
+        loop_control={"label": jinja("item.item.mac")},
     )
-    yield _task(
+    yield task(
         "Stop if one is not there",
         "assert",
-        {
-            "that": [Template("item.mac in netplugin_addresses")],
-            "fail_msg": Template(
-                "No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}"
-            ),
-        },
+        that=[Template("item.mac in netplugin_addresses")],
+        fail_msg=Template("No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}"),
         loop=nics,
     )
-    yield _task(
+    yield task(
         "Stop if one of them is the way to this guest",
         "assert",
-        {
-            "that": [Template("item.mac != (ansible_facts.default_ipv4.macaddress | default(''))")],
-            "fail_msg": Template(
-                "The default route goes through {{ item.mac }}: plan with --dpdk and other NICs"
-            ),
-        },
+        that=[Template("item.mac != (ansible_facts.default_ipv4.macaddress | default(''))")],
+        fail_msg=Template("The default route goes through {{ item.mac }}: plan with --dpdk and other NICs"),
         loop=nics,
     )
-    yield _task(
-        "Make the folder of local facts", "file", {"path": _FACTS, "state": "directory", "mode": "0755"}
-    )
-    yield _task(
+    yield folder("Make the folder of local facts", _FACTS)
+    yield task(
         "Remember where they are",
         "copy",
-        {
-            "dest": f"{_FACTS}/netplugin_guest.fact",
-            "content": Template("{{ netplugin_addresses | to_json(sort_keys=true) }}"),
-            "mode": "0644",
-        },
+        dest=f"{_FACTS}/netplugin_guest.fact",
+        content=jinja("netplugin_addresses | to_json(sort_keys=true)"),
+        mode="0644",
     )
 
 
 def _bind(driver: str) -> Iterator[Task]:
-    yield _task(
+    yield task(
         "Read what drivers they have",
         "stat",
-        {"path": Template("/sys/bus/pci/devices/{{ item.value }}/driver")},
-        loop=Template("{{ netplugin_addresses | dict2items }}"),
+        path=Template("/sys/bus/pci/devices/{{ item.value }}/driver"),
+        loop=jinja("netplugin_addresses | dict2items"),
         register="netplugin_drivers",
     )
     now = "item.stat.lnk_source | default('') | basename"
-    yield {
-        # driverctl overrides persist across boots.
-        "name": f"Bind them to {driver}",
-        "ansible.builtin.command": {
-            "argv": ["driverctl", "set-override", Template("{{ item.item.value }}"), driver]
-        },
-        "loop": Template("{{ netplugin_drivers.results }}"),
-        "loop_control": {"label": Template("{{ item.item.key }} {{ item.item.value }}")},
-        "when": Template(f"{now} not in {[driver, *sorted(KEPT_BY_DPDK)]}"),
-        "changed_when": True,
-    }
+    # driverctl overrides persist across boots.
+    yield task(
+        f"Bind them to {driver}",
+        "command",
+        argv=["driverctl", "set-override", jinja("item.item.value"), driver],
+        loop=jinja("netplugin_drivers.results"),
+        loop_control={"label": Template("{{ item.item.key }} {{ item.item.value }}")},
+        when=Template(f"{now} not in {[driver, *sorted(KEPT_BY_DPDK)]}"),
+        changed_when=True,
+    )

@@ -18,8 +18,11 @@ from netplugin.tuning.output.playbook_tasks import (
     Template,
     command,
     file_with,
-    notified,
+    folder,
+    jinja,
     ovs_tasks,
+    reading,
+    task,
     thread_tasks,
     vf_tasks,
 )
@@ -104,35 +107,25 @@ def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
 
 
 def _play(name: str, tasks: list[Task], handlers: Sequence[Task]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "hosts": "all",
-        "become": True,
-        "gather_facts": True,
-        "tasks": tasks,
-        "handlers": [
-            command(_FILES, "systemd-tmpfiles", "--create", _LASTING),
-            command(_IRQS, "systemd-tmpfiles", "--create", _PASSING),
-            command(_SYSCTLS, "sysctl", f"--load={_SYSCTL}"),
-            kernel.update_loader(),
-            *handlers,
-        ],
-    }
+    own = [
+        command(_FILES, "systemd-tmpfiles", "--create", _LASTING),
+        command(_IRQS, "systemd-tmpfiles", "--create", _PASSING),
+        command(_SYSCTLS, "sysctl", f"--load={_SYSCTL}"),
+        kernel.update_loader(),
+    ]
+    play = {"name": name, "hosts": "all", "become": True, "gather_facts": True, "tasks": tasks}
+    return play | {"handlers": [*own, *handlers]}
 
 
 def same_machine(online: frozenset[int]) -> Iterator[Task]:
-    yield {
-        "name": "Read which CPUs are on line",
-        "ansible.builtin.slurp": {"src": f"{CPU}/online"},
-        "register": "netplugin_online",
-    }
-    yield {
-        "name": "Stop on a machine that the plan was not made for",
-        "ansible.builtin.assert": {
-            "that": [Template(f"netplugin_online.content | b64decode | trim == '{format_list(online)}'")],
-            "fail_msg": f"This plan is for a machine with CPUs {format_list(online)}",
-        },
-    }
+    yield task("Read which CPUs are on line", "slurp", src=f"{CPU}/online", register="netplugin_online")
+    cpus = format_list(online)
+    yield task(
+        "Stop on a machine that the plan was not made for",
+        "assert",
+        that=[Template(f"netplugin_online.content | b64decode | trim == '{cpus}'")],
+        fail_msg=f"This plan is for a machine with CPUs {cpus}",
+    )
 
 
 def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -141,7 +134,7 @@ def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
     # The minus ignores errors: the kernel refuses to move managed interrupts.
     passing = [f"w- {target.path} - - - - {desired}" for target, desired in files if not target.lasting]
     if lasting:
-        yield notified(file_with("Set hugepages and masks, now and at boot", _LASTING, lasting), _FILES)
+        yield file_with("Set hugepages and masks, now and at boot", _LASTING, lasting) | {"notify": _FILES}
     if passing:
         yield from until_boot("Keep interrupts off isolated CPUs", passing)
 
@@ -156,68 +149,51 @@ def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
     if lines:
         yield file_with("Set parameters of modules, for when they are loaded", _MODPROBE, lines)
     else:
-        yield {
-            "name": "Remove the parameters of modules of an older plan",
-            "ansible.builtin.file": {"path": _MODPROBE, "state": "absent"},
-        }
+        yield task(
+            "Remove the parameters of modules of an older plan", "file", path=_MODPROBE, state="absent"
+        )
 
 
-def until_boot(name: str, lines: list[str]) -> Iterator[Task]:
+def until_boot(name: str, lines: list[str], evaluated: bool = False) -> Iterator[Task]:
     """tmpfiles.d lines that do not survive a reboot."""
-    yield {
-        "name": "Make the folder of what lasts until a boot",
-        "ansible.builtin.file": {
-            "path": str(PurePosixPath(_PASSING).parent),
-            "state": "directory",
-            "mode": "0755",
-        },
-    }
-    yield notified(file_with(name, _PASSING, lines), _IRQS)
+    yield folder("Make the folder of what lasts until a boot", str(PurePosixPath(_PASSING).parent))
+    yield file_with(name, _PASSING, lines, evaluated) | {"notify": _IRQS}
 
 
 def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
     lines = [f"{s.target.name} = {s.desired}" for s in steps if isinstance(s.target, Sysctl)]
     if lines:
-        yield notified(file_with("Set sysctls", _SYSCTL, lines), _SYSCTLS)
+        yield file_with("Set sysctls", _SYSCTL, lines) | {"notify": _SYSCTLS}
 
 
 def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
     if any(isinstance(step.target, Swap) for step in steps):
-        yield command("Stop swapping", "swapoff", "--all") | {
-            "when": Template("ansible_facts.swaptotal_mb > 0")
-        }
-        yield {
-            "name": "Swap no more after a boot",
-            "ansible.builtin.replace": {
-                "path": "/etc/fstab",
-                "regexp": r"^([^#\n]\S*\s+\S+\s+swap\s.*)$",
-                "replace": r"# \1",
-            },
-        }
+        when = Template("ansible_facts.swaptotal_mb > 0")
+        yield command("Stop swapping", "swapoff", "--all") | {"when": when}
+        yield task(
+            "Swap no more after a boot",
+            "replace",
+            path="/etc/fstab",
+            regexp=r"^([^#\n]\S*\s+\S+\s+swap\s.*)$",
+            replace=r"# \1",
+        )
 
 
 def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, TunedVariable):
-            yield {
-                "name": "Tell tuned which CPUs are isolated",
-                "ansible.builtin.lineinfile": {
-                    "path": variables_path(step.target.profile),
-                    "regexp": rf"^{step.target.name}\s*=",
-                    "line": f"{step.target.name}={step.desired}",
-                    "create": True,
-                    "mode": "0644",
-                },
-            }
+            yield task(
+                "Tell tuned which CPUs are isolated",
+                "lineinfile",
+                path=variables_path(step.target.profile),
+                regexp=rf"^{step.target.name}\s*=",
+                line=f"{step.target.name}={step.desired}",
+                create=True,
+                mode="0644",
+            )
         if isinstance(step.target, TunedProfile):
-            yield {
-                "name": "Read the profile of tuned",
-                "ansible.builtin.command": {"argv": ["tuned-adm", "active"]},
-                "register": "netplugin_tuned",
-                "changed_when": False,
-                "failed_when": False,
-                "check_mode": False,
-            }
+            active = ("netplugin_tuned", "tuned-adm", "active")
+            yield reading("Read the profile of tuned", *active, failed_when=False)
             yield command("Choose the profile of tuned", "tuned-adm", "profile", str(step.desired)) | {
                 "vars": {"netplugin_profile": step.desired},
                 "when": Template("netplugin_profile not in netplugin_tuned.stdout"),
@@ -233,16 +209,13 @@ def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:
 def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, BannedCpus):
-            yield notified(
-                {
-                    "name": "Tell irqbalance which CPUs to leave alone",
-                    "ansible.builtin.lineinfile": {
-                        "path": step.target.path,
-                        "regexp": "^IRQBALANCE_BANNED_CPULIST=",
-                        "line": f"IRQBALANCE_BANNED_CPULIST={step.desired}",
-                    },
-                },
-                _IRQBALANCE,
+            yield task(
+                "Tell irqbalance which CPUs to leave alone",
+                "lineinfile",
+                path=step.target.path,
+                regexp="^IRQBALANCE_BANNED_CPULIST=",
+                line=f"IRQBALANCE_BANNED_CPULIST={step.desired}",
+                notify=_IRQBALANCE,
             )
 
 
@@ -250,57 +223,40 @@ def _list_counts(path: str, cpus: str) -> Iterator[Task]:
     """Stop if irqbalance would ignore the list: before 1.8, or if a different mask overrides it
     (``setup_banned_cpus`` in irqbalance's cputree.c). A mask of the same CPUs works with any version; tuned
     before 2.24 writes one."""
-    yield {
-        "name": "Read the version of irqbalance",
-        "ansible.builtin.command": {"argv": ["irqbalance", "--version"]},
-        "register": "netplugin_irqbalance",
-        "changed_when": False,
-        "failed_when": False,
-        "check_mode": False,
-    }
-    yield {
-        "name": "Read which CPUs irqbalance leaves alone",
-        "ansible.builtin.slurp": {"src": path},
-        "register": "netplugin_banned",
-    }
-    desired = int(to_mask(parse_list(cpus)), 16)
-    found = (
-        "netplugin_banned.content | b64decode | "
-        "regex_findall('^\\s*IRQBALANCE_BANNED_CPUS=(.*)$', multiline=True)"
-    )
-    version = (
-        "netplugin_irqbalance.stdout | default('') | regex_search('version ([0-9.]+)', '\\1') | "
-        "default(['1.8'], true) | first"
-    )
-    yield {
-        "name": "Stop where irqbalance would not heed the list",
-        "ansible.builtin.assert": {
-            "that": [
-                Template(
-                    f"(netplugin_mask | default('0', true) | int(base=16) == {desired}) or "
-                    "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
-                )
-            ],
-            "fail_msg": f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
-            "before IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
-            f"{to_kernel(parse_list(cpus))}",
-        },
-        "vars": {
-            "netplugin_version": Template(f"{{{{ {version} }}}}"),
-            "netplugin_mask": Template(
-                f"{{{{ {found} | default([''], true) | last | regex_replace('[^0-9A-Fa-f]', '') }}}}"
+    version = ("netplugin_irqbalance", "irqbalance", "--version")
+    yield reading("Read the version of irqbalance", *version, failed_when=False)
+    yield task("Read which CPUs irqbalance leaves alone", "slurp", src=path, register="netplugin_banned")
+    desired = parse_list(cpus)
+    yield task(
+        "Stop where irqbalance would not heed the list",
+        "assert",
+        that=[
+            Template(
+                f"(netplugin_mask | default('0', true) | int(base=16) == {int(to_mask(desired), 16)}) or "
+                "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
+            )
+        ],
+        fail_msg=f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
+        "before IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
+        f"{to_kernel(desired)}",
+        vars={
+            "netplugin_version": jinja(
+                "netplugin_irqbalance.stdout | default('') | regex_search('version ([0-9.]+)', '\\1') | "
+                "default(['1.8'], true) | first"
+            ),
+            "netplugin_mask": jinja(
+                "netplugin_banned.content | b64decode | "
+                "regex_findall('^\\s*IRQBALANCE_BANNED_CPUS=(.*)$', multiline=True) | "
+                "default([''], true) | last | regex_replace('[^0-9A-Fa-f]', '')"
             ),
         },
-    }
+    )
 
 
 def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
     for step in steps:
         if isinstance(step.target, ServiceCpus):
-            yield {
-                "name": "Make the folder of systemd's settings",
-                "ansible.builtin.file": {"path": f"{SYSTEMD}.d", "state": "directory", "mode": "0755"},
-            }
+            yield folder("Make the folder of systemd's settings", f"{SYSTEMD}.d")
             yield file_with(
                 "Keep services on housekeeping CPUs from the next boot",
                 f"{SYSTEMD}.d/90-netplugin-tuning.conf",
@@ -313,30 +269,24 @@ def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
     """Unit that reserves hugepages before OVS starts: OVS's unit has no ordering after systemd-tmpfiles."""
     if not any(isinstance(step.target, BootPages) for step in steps):
         return
-    create = f"systemd-tmpfiles --create --prefix={NODE} {_LASTING}"
-    yield file_with(
-        "Reserve hugepages at boot, before OVS starts",
-        f"/etc/systemd/system/{HUGEPAGES_UNIT}",
-        [
-            "[Unit]",
-            "Description=Hugepages of each NUMA node, as planned",
-            "DefaultDependencies=no",
-            "After=local-fs.target",
-            "Before=sysinit.target ovs-vswitchd.service openvswitch.service libvirtd.service",
-            "",
-            "[Service]",
-            "Type=oneshot",
-            "RemainAfterExit=yes",
-            f"ExecStart={create}",
-            "",
-            "[Install]",
-            "WantedBy=sysinit.target",
-        ],
-    )
-    yield {
-        "name": "Enable it",
-        "ansible.builtin.systemd": {"name": HUGEPAGES_UNIT, "enabled": True, "daemon_reload": True},
-    }
+    unit = f"""\
+[Unit]
+Description=Hugepages of each NUMA node, as planned
+DefaultDependencies=no
+After=local-fs.target
+Before=sysinit.target ovs-vswitchd.service openvswitch.service libvirtd.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=systemd-tmpfiles --create --prefix={NODE} {_LASTING}
+
+[Install]
+WantedBy=sysinit.target
+"""
+    path = f"/etc/systemd/system/{HUGEPAGES_UNIT}"
+    yield file_with("Reserve hugepages at boot, before OVS starts", path, unit.splitlines())
+    yield task("Enable it", "systemd", name=HUGEPAGES_UNIT, enabled=True, daemon_reload=True)
 
 
 def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -363,7 +313,7 @@ def _rest(plan: TuningPlan) -> Iterator[Task]:
         if plan.left(effect)
     ]
     if waits:
-        yield {"name": "Say what is left to do", "ansible.builtin.debug": {"msg": "; ".join(waits)}}
+        yield task("Say what is left to do", "debug", msg="; ".join(waits))
 
 
 #: In order of execution: memory before OVS, which needs it; settings that need a reboot last.

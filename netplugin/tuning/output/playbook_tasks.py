@@ -11,9 +11,6 @@ from netplugin.tuning.read.kernel import LOADER_INFO, READS_ENTRIES
 from netplugin.tuning.read.network import PCI
 from netplugin.tuning.steps import KernelArgument, Step
 
-# -- Builders for common Ansible tasks. -----------------------------------------------------------
-
-
 Task: TypeAlias = dict[str, Any]
 
 
@@ -24,27 +21,40 @@ class Template(str):
     """
 
 
+def jinja(expression: str) -> Template:
+    """Text that is the value of the expression."""
+    return Template(f"{{{{ {expression} }}}}")
+
+
+#: Those that ``task`` puts next to the module.
+_KEYWORDS = "register notify vars when loop loop_control changed_when failed_when check_mode".split()
+
+
+def task(name: str, module: str, /, **words: Any) -> Task:
+    """``words`` are the arguments of the builtin module and keywords of the task, both in their order."""
+    keywords = {word: words.pop(word) for word in list(words) if word in _KEYWORDS}
+    return {"name": name, f"ansible.builtin.{module}": words, **keywords}
+
+
 def command(name: str, *words: str) -> Task:
-    return {"name": name, "ansible.builtin.command": {"argv": list(words)}, "changed_when": True}
+    return task(name, "command", argv=list(words), changed_when=True)
 
 
-def file_with(name: str, path: str, lines: list[str]) -> Task:
-    """Write a whole file that netplugin owns."""
-    return {
-        "name": name,
-        "ansible.builtin.copy": {
-            "dest": path,
-            "content": "# Made by netplugin.\n" + "".join(f"{line}\n" for line in lines),
-            "mode": "0644",
-        },
-    }
+def reading(name: str, register: str, *words: str, **more: Any) -> Task:
+    """Run a command that changes nothing, in check mode too."""
+    return task(
+        name, "command", argv=list(words), register=register, changed_when=False, **more, check_mode=False
+    )
 
 
-def notified(task: Task, handler: str) -> Task:
-    return task | {"notify": handler}
+def file_with(name: str, path: str, lines: list[str], evaluated: bool = False) -> Task:
+    """Write a whole file that netplugin owns; the lines are data unless Ansible is to evaluate them."""
+    content = "# Made by netplugin.\n" + "".join(f"{line}\n" for line in lines)
+    return task(name, "copy", dest=path, content=Template(content) if evaluated else content, mode="0644")
 
 
-# -- Tasks that set the kernel command line, in the files of the boot loader that was used. -------
+def folder(name: str, path: str) -> Task:
+    return task(name, "file", path=path, state="directory", mode="0755")
 
 
 _GRUB, _CMDLINE = "/etc/default/grub", "/etc/kernel/cmdline"
@@ -85,113 +95,98 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
     left = ["Remove from the kernel's command line:", *gone] if gone else []
     exact = {name: value and contradicting(name, value) for name, value in found.items()}
     yield from _loader()
-    yield {
-        "name": "Name the kernel's arguments, and in any spelling what they replace",
-        "ansible.builtin.set_fact": {
-            "netplugin_words": [f"{name}={value}" for name, value in found.items() if value is not None],
-            "netplugin_names": [spelling(name) for name, pattern in exact.items() if not pattern] or ["(?!)"],
-            "netplugin_exact": [pattern for pattern in exact.values() if pattern] or ["(?!)"],
-        },
-    }
+    yield task(
+        "Name the kernel's arguments, and in any spelling what they replace",
+        "set_fact",
+        netplugin_words=[f"{name}={value}" for name, value in found.items() if value is not None],
+        netplugin_names=[spelling(name) for name, pattern in exact.items() if not pattern] or ["(?!)"],
+        netplugin_exact=[pattern for pattern in exact.values() if pattern] or ["(?!)"],
+    )
     yield from _scripts()
     yield from _lines()
-    yield {
-        "name": "Report what no known boot loader was given",
-        "ansible.builtin.debug": {
-            "msg": ["Add to the kernel's command line:", Template("{{ netplugin_words | join(' ') }}"), *left]
-        },
-        "when": Template(
+    yield task(
+        "Report what no known boot loader was given",
+        "debug",
+        msg=["Add to the kernel's command line:", jinja("netplugin_words | join(' ')"), *left],
+        when=Template(
             "netplugin_loader == 'unknown' or (netplugin_loader == 'systemd-boot' and "
             f"{_read(f'{_ENTRIES}|{_PROXMOX}')} | length == 0)"
         ),
-    }
+    )
 
 
 def _loader() -> Iterator[Task]:
     """Find what started the machine: files of a boot loader may be there without that."""
-    yield {
-        "name": "Look for files of boot loaders",
-        "ansible.builtin.find": {
-            "paths": list(_FOLDERS),
-            "patterns": ["LoaderInfo-*", "cmdline", "grub", "proxmox-boot-uuids", "*.cfg", "*.conf"],
-            "recurse": True,
-            "depth": 4,
-        },
-        "register": "netplugin_files",
-    }
-    yield {
-        "name": "Read files of boot loaders",
-        "ansible.builtin.slurp": {"src": Template("{{ item.path }}")},
-        "loop": Template(
-            "{{ netplugin_files.files | selectattr('path', 'match', netplugin_paths | join('|')) }}"
+    patterns = ["LoaderInfo-*", "cmdline", "grub", "proxmox-boot-uuids", "*.cfg", "*.conf"]
+    yield task(
+        "Look for files of boot loaders",
+        "find",
+        **{"paths": list(_FOLDERS), "patterns": patterns, "recurse": True, "depth": 4},
+        register="netplugin_files",
+    )
+    yield task(
+        "Read files of boot loaders",
+        "slurp",
+        src=jinja("item.path"),
+        loop=jinja("netplugin_files.files | selectattr('path', 'match', netplugin_paths | join('|'))"),
+        loop_control={"label": jinja("item.path")},
+        vars={"netplugin_paths": list(_FILES)},
+        register="netplugin_read",
+    )
+    yield task(
+        "Choose the boot loader that started the machine",
+        "set_fact",
+        netplugin_loader=jinja(
+            "'systemd-boot' if 'systemd-boot' in netplugin_started else 'grub-entries'"
+            " if netplugin_menus | select('search', netplugin_entries) | list | length > 0"
+            " else 'grub' if netplugin_menus | length > 0 else 'unknown'"
         ),
-        "loop_control": {"label": Template("{{ item.path }}")},
-        "vars": {"netplugin_paths": list(_FILES)},
-        "register": "netplugin_read",
-    }
-    started = f"{_read('/sys/')} | map(attribute='content') | map('b64decode', 'utf-16-le') | join"
-    yield {
-        "name": "Choose the boot loader that started the machine",
-        "ansible.builtin.set_fact": {
-            "netplugin_loader": Template(
-                "{{ 'systemd-boot' if 'systemd-boot' in netplugin_started else 'grub-entries'"
-                " if netplugin_menus | select('search', netplugin_entries) | list | length > 0"
-                " else 'grub' if netplugin_menus | length > 0 else 'unknown' }}"
-            )
-        },
-        "vars": {
-            "netplugin_started": Template(f"{{{{ {started} }}}}"),
-            "netplugin_menus": Template(
-                f"{{{{ {_MENU} | map(attribute='content') | map('b64decode') | list }}}}"
+        vars={
+            "netplugin_started": jinja(
+                f"{_read('/sys/')} | map(attribute='content') | map('b64decode', 'utf-16-le') | join"
             ),
+            "netplugin_menus": jinja(f"{_MENU} | map(attribute='content') | map('b64decode') | list"),
             "netplugin_entries": READS_ENTRIES,
         },
-    }
+    )
 
 
 def update_loader() -> Task:
     """The handler for settings that are not read when the machine starts."""
     menu = f"({_MENU} | map(attribute='item.path') | first)"
-    return {
-        "name": _UPDATE_LOADER,
-        "ansible.builtin.command": {
-            "argv": Template(
-                "{{ ['proxmox-boot-tool', 'refresh'] if netplugin_loader == 'systemd-boot'"
-                " else ['update-grub'] if ansible_facts.os_family == 'Debian'"
-                f" else ['grub-mkconfig' if {menu} == '/boot/grub/grub.cfg' else 'grub2-mkconfig',"
-                f" '-o', {menu}] }}}}"
-            )
-        },
-        "changed_when": True,
-        "when": Template(
+    return task(
+        _UPDATE_LOADER,
+        "command",
+        argv=jinja(
+            "['proxmox-boot-tool', 'refresh'] if netplugin_loader == 'systemd-boot'"
+            " else ['update-grub'] if ansible_facts.os_family == 'Debian'"
+            f" else ['grub-mkconfig' if {menu} == '/boot/grub/grub.cfg' else 'grub2-mkconfig', '-o', {menu}]"
+        ),
+        changed_when=True,
+        when=Template(
             "netplugin_loader == 'grub' or (netplugin_loader == 'systemd-boot' and "
             f"{_read(_PROXMOX)} | length > 0)"
         ),
-    }
+    )
 
 
 def _rewritten(name: str, files: str, variables: dict[str, str], when: str) -> Task:
     """Write ``netplugin_new`` of each of the files."""
-    return {
-        "name": name,
-        "ansible.builtin.copy": {
-            "dest": Template("{{ item.item.path }}"),
-            "content": Template("{{ netplugin_new }}"),
-            "mode": Template("{{ item.item.mode }}"),
-            "follow": True,
-        },
+    return task(
+        name,
+        "copy",
+        dest=jinja("item.item.path"),
+        content=jinja("netplugin_new"),
+        mode=jinja("item.item.mode"),
+        follow=True,
         **_each(files, variables, when),
-        "notify": _UPDATE_LOADER,
-    }
+        notify=_UPDATE_LOADER,
+    )
 
 
 def _each(files: str, variables: dict[str, str], when: str) -> Task:
-    return {
-        "loop": Template(f"{{{{ {_read(files)} }}}}"),
-        "loop_control": {"label": Template("{{ item.item.path }}")},
-        "vars": variables,
-        "when": Template(when),
-    }
+    label = {"label": jinja("item.item.path")}
+    return {"loop": jinja(_read(files)), "loop_control": label, "vars": variables, "when": Template(when)}
 
 
 def _outdated(quote: str, plain: str, before: str, after: str) -> Template:
@@ -215,8 +210,8 @@ def _scripts() -> Iterator[Task]:
         "netplugin_outdated": _outdated(
             *(r"\\" '"', r"""[^\s"'\\]|"[^"'\s]+"(?=[\s'])""", r"""(?<=[\s"'=])""", r"""(?![^\s"'])""")
         ),
-        "netplugin_kept": Template(
-            f"{{{{ {_FOUND} | regex_replace(netplugin_own, '') | regex_replace(netplugin_outdated, '') }}}}"
+        "netplugin_kept": jinja(
+            f"{_FOUND} | regex_replace(netplugin_own, '') | regex_replace(netplugin_outdated, '')"
         ),
         "netplugin_new": Template(
             f"{{% if item.item.path != '{_GRUB}' or ({_DEBIAN}) %}}\n{{{{ netplugin_kept }}}}{{% else %}}\n"
@@ -230,24 +225,20 @@ def _scripts() -> Iterator[Task]:
         'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {{ word }}"',
         "{% endfor %}",
     ]
-    snippet = file_with("Set the kernel's arguments", _SNIPPET, lines)
-    copy = snippet["ansible.builtin.copy"]
-    copy["content"] = Template(copy["content"])
-    yield notified(snippet, _UPDATE_LOADER) | {"when": Template(_DEBIAN)}
+    snippet = file_with("Set the kernel's arguments", _SNIPPET, lines, evaluated=True)
+    yield snippet | {"notify": _UPDATE_LOADER, "when": Template(_DEBIAN)}
 
 
 def _lines() -> Iterator[Task]:
     """Entries (uapi-group.org, Boot Loader Specification), and what kernel-install makes new ones of."""
-    yield {
-        "name": "Read the arguments that entries have from the environment of grub",
-        "ansible.builtin.command": {"argv": ["grub2-editenv", "-", "list"]},
-        "register": "netplugin_environment",
-        "changed_when": False,
-        "check_mode": False,
+    yield reading(
+        "Read the arguments that entries have from the environment of grub",
+        *("netplugin_environment", "grub2-editenv", "-", "list"),
+    ) | {
         "when": Template(
             f"netplugin_loader == 'grub-entries' and {_read(_ENTRIES)} | map(attribute='content') "
             "| map('b64decode') | select('search', 'kernelopts') | list | length > 0"
-        ),
+        )
     }
     outdated = {
         "netplugin_quote": '"',
@@ -256,14 +247,11 @@ def _lines() -> Iterator[Task]:
     options = "(netplugin_environment.stdout | default('') | regex_findall('(?m)^kernelopts=.*$') | join)"
     kept = f"{options} | regex_replace(netplugin_outdated, '')"
     yield command(
-        "Take older values out of the environment of grub",
-        *("grub2-editenv", "-", "set", Template(f"{{{{ {kept} }}}}")),
+        "Take older values out of the environment of grub", *("grub2-editenv", "-", "set", jinja(kept))
     ) | {"vars": outdated, "when": Template(f"{kept} != {options}")}
     variables = outdated | {
-        "netplugin_kept": Template(f"{{{{ {_FOUND} | regex_replace(netplugin_outdated, '') }}}}"),
-        "netplugin_end": Template(
-            f"{{{{ netplugin_first if item.item.path == '{_CMDLINE}' else netplugin_last }}}}"
-        ),
+        "netplugin_kept": jinja(f"{_FOUND} | regex_replace(netplugin_outdated, '')"),
+        "netplugin_end": jinja(f"netplugin_first if item.item.path == '{_CMDLINE}' else netplugin_last"),
         "netplugin_first": rf"\A((?:#[^\n]*\n)*{_END}",
         "netplugin_last": rf"(?s)\A((?:.*\n)?options\b{_END}",
         "netplugin_with": Template(r"\g<1> {{ netplugin_words | join(' ') }}"),
@@ -277,108 +265,63 @@ def _lines() -> Iterator[Task]:
     when = "netplugin_loader in ['systemd-boot', 'grub-entries']"
     when += rf" and (item.item.path == '{_CMDLINE}' or {_FOUND} is search('(^|\n)linux'))"
     yield _rewritten("Set the kernel's arguments in entries", files, variables, when)
-    yield {
-        "name": "Report lines whose end the kernel would cut",
-        "ansible.builtin.debug": {
-            "msg": Template(f"The kernel keeps {KEPT} bytes of {{{{ item.item.path }}}}")
-        },
-        **_each(files, variables, f"{when} and netplugin_new.splitlines() | map('length') | max > {KEPT}"),
-    }
-
-
-# -- Tasks that set ``other_config`` of OVS where it differs. -------------------------------------
+    cut = f"{when} and netplugin_new.splitlines() | map('length') | max > {KEPT}"
+    yield task(
+        "Report lines whose end the kernel would cut",
+        "debug",
+        msg=Template(f"The kernel keeps {KEPT} bytes of {{{{ item.item.path }}}}"),
+        **_each(files, variables, cut),
+    )
 
 
 #: Pairs of other_config in OVSDB's JSON encoding of a map (RFC 7047).
 _FOUND_SETTINGS = "(netplugin_ovs.stdout | from_json).data[0][0][1]"
+#: vswitchd may be down or waiting for memory.
+_VSCTL = ("ovs-vsctl", "--no-wait")
 
 
 def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
-    """``settings`` are keys and values; None removes the key. ``--no-wait``, because vswitchd may be down or
-    waiting for memory."""
+    """Set ``other_config`` where it differs: ``settings`` are keys and values; None removes the key."""
     if not settings:
         return
-    yield {
-        "name": "Read other_config of OVS",
-        "ansible.builtin.command": {
-            "argv": [
-                "ovs-vsctl",
-                "--no-wait",
-                "--format=json",
-                "--columns=other_config",
-                "list",
-                "Open_vSwitch",
-            ]
-        },
-        "register": "netplugin_ovs",
-        "changed_when": False,
-        "check_mode": False,
-    }
-    yield {
-        "name": "Set other_config of OVS",
-        "ansible.builtin.command": {
-            "argv": [
-                "ovs-vsctl",
-                "--no-wait",
-                "set",
-                "Open_vSwitch",
-                ".",
-                Template("other_config:{{ item.key }}={{ item.value }}"),
-            ]
-        },
-        "loop": [{"key": key, "value": value} for key, value in settings if value is not None],
-        "when": Template(f"[item.key, item.value] not in {_FOUND_SETTINGS}"),
-        "changed_when": True,
-    }
+    yield reading(
+        "Read other_config of OVS",
+        *("netplugin_ovs", *_VSCTL, "--format=json", "--columns=other_config", "list", "Open_vSwitch"),
+    )
+    pair = Template("other_config:{{ item.key }}={{ item.value }}")
+    yield task(
+        "Set other_config of OVS",
+        "command",
+        argv=[*_VSCTL, "set", "Open_vSwitch", ".", pair],
+        loop=[{"key": key, "value": value} for key, value in settings if value is not None],
+        when=Template(f"[item.key, item.value] not in {_FOUND_SETTINGS}"),
+        changed_when=True,
+    )
     gone = [key for key, value in settings if value is None]
     if gone:
-        yield {
-            "name": "Remove from other_config of OVS",
-            "ansible.builtin.command": {
-                "argv": [
-                    "ovs-vsctl",
-                    "--no-wait",
-                    "remove",
-                    "Open_vSwitch",
-                    ".",
-                    "other_config",
-                    Template("{{ item }}"),
-                ]
-            },
-            "loop": gone,
-            "when": Template(f"item in ({_FOUND_SETTINGS} | map('first'))"),
-            "changed_when": True,
-        }
-
-
-# -- Tasks that give kernel threads a real-time priority where it differs. ------------------------
+        yield task(
+            "Remove from other_config of OVS",
+            "command",
+            argv=[*_VSCTL, "remove", "Open_vSwitch", ".", "other_config", jinja("item")],
+            loop=gone,
+            when=Template(f"item in ({_FOUND_SETTINGS} | map('first'))"),
+            changed_when=True,
+        )
 
 
 def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
-    """``threads`` is the name without CPU number: ``ksoftirqd``."""
+    """A real-time priority, where it differs; ``threads`` is the name without CPU number: ``ksoftirqd``."""
     register = f"netplugin_{threads}"
-    yield {
-        "name": f"Read the priorities of {threads}",
-        # Any process may have the name of a kernel thread, but only kernel threads are kthreadd's children.
-        "ansible.builtin.command": {"argv": ["ps", "--ppid", "2", "-o", "pid=,cls=,rtprio=,comm="]},
-        "register": register,
-        "changed_when": False,
-        "check_mode": False,
-    }
+    # Any process may have the name of a kernel thread, but only kernel threads are kthreadd's children.
+    ps = ("ps", "--ppid", "2", "-o", "pid=,cls=,rtprio=,comm=")
+    yield reading(f"Read the priorities of {threads}", register, *ps)
     pattern = rf"^\s*\d+\s+(?!FF\s+{priority}\s)\S+\s+\S+\s+{threads}/"
-    task = command(
-        f"Set the priorities of {threads}",
-        "chrt",
-        "--fifo",
-        "--pid",
-        priority,
-        Template("{{ (item | split)[0] }}"),
-    )
-    loop = f"{{{{ {register}.stdout_lines | select('match', netplugin_pattern) | list }}}}"
-    yield task | {"vars": {"netplugin_pattern": pattern}, "loop": Template(loop)}
-
-
-# -- Tasks that create VFs on PFs that have none, now and at each boot. ---------------------------
+    chrt = ("chrt", "--fifo", "--pid", priority, jinja("(item | split)[0]"))
+    loop = jinja(f"{register}.stdout_lines | select('match', netplugin_pattern) | list")
+    yield command(f"Set the priorities of {threads}", *chrt) | {
+        "vars": {"netplugin_pattern": pattern},
+        "loop": loop,
+    }
 
 
 #: A udev rule, because at boot the time at which the NIC's driver loads is not known.
@@ -386,35 +329,33 @@ _RULES = "/etc/udev/rules.d/90-netplugin-tuning.rules"
 
 
 def vf_tasks(counts: list[tuple[str, str]]) -> Iterator[Task]:
-    """``counts`` are PCI addresses and numbers. Existing VFs in another number must be removed first."""
+    """Create VFs where there are none, now and at each boot: ``counts`` are PCI addresses and numbers.
+    Existing VFs in another number must be removed first."""
     if not counts:
         return
     nics = [{"path": f"{PCI}/{address}/sriov_numvfs", "number": n} for address, n in counts]
-    yield {
-        "name": "Read how many virtual functions there are",
-        "ansible.builtin.slurp": {"src": Template("{{ item.path }}")},
-        "loop": nics,
-        "register": "netplugin_vfs",
-    }
+    yield task(
+        "Read how many virtual functions there are",
+        "slurp",
+        **{"src": jinja("item.path"), "loop": nics, "register": "netplugin_vfs"},
+    )
     there = "item.content | b64decode | trim"
-    yield {
-        "name": "Stop where there are virtual functions in another number, which may be in use",
-        "ansible.builtin.assert": {
-            "that": [Template(f"{there} in ['0', item.item.number]")],
-            "fail_msg": Template("Write 0 to {{ item.item.path }} once nobody uses them"),
-        },
-        "loop": Template("{{ netplugin_vfs.results }}"),
-    }
-    yield {
-        "name": "Enable virtual functions",
-        "ansible.builtin.command": {
-            "argv": ["tee", Template("{{ item.item.path }}")],
-            "stdin": Template("{{ item.item.number }}"),
-        },
-        "loop": Template("{{ netplugin_vfs.results }}"),
-        "when": Template(f"{there} != item.item.number"),
-        "changed_when": True,
-    }
+    yield task(
+        "Stop where there are virtual functions in another number, which may be in use",
+        "assert",
+        that=[Template(f"{there} in ['0', item.item.number]")],
+        fail_msg=Template("Write 0 to {{ item.item.path }} once nobody uses them"),
+        loop=jinja("netplugin_vfs.results"),
+    )
+    yield task(
+        "Enable virtual functions",
+        "command",
+        argv=["tee", jinja("item.item.path")],
+        stdin=jinja("item.item.number"),
+        loop=jinja("netplugin_vfs.results"),
+        when=Template(f"{there} != item.item.number"),
+        changed_when=True,
+    )
     rules = [
         f'ACTION=="add", SUBSYSTEM=="net", KERNELS=="{address}", ATTR{{device/sriov_numvfs}}="{n}"'
         for address, n in counts
