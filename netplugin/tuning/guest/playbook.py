@@ -46,7 +46,9 @@ def _interrupts(plan: GuestPlan) -> Iterator[Task]:
     yield task(
         "Stop irqbalance, which would bring interrupts back",
         "service",
-        **{"name": "irqbalance", "state": "stopped", "enabled": False},
+        name="irqbalance",
+        state="stopped",
+        enabled=False,
         when=Template("'irqbalance.service' in ansible_facts.services"),
     )
     yield task("Read the interrupts", "slurp", src="/proc/interrupts", register="netplugin_interrupts")
@@ -144,7 +146,9 @@ def _without_iommu() -> Iterator[Task]:
     yield task(
         "Read whether VFIO does without an IOMMU",
         "slurp",
-        **{"src": _NOIOMMU, "register": "netplugin_noiommu_now", "when": there},
+        src=_NOIOMMU,
+        register="netplugin_noiommu_now",
+        when=there,
     )
     yield task(
         "Let VFIO do without an IOMMU",

@@ -7,12 +7,11 @@ restarts OVS nor reboots.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from netplugin.host.cpus import format_list, parse_list, to_kernel, to_mask
-from netplugin.tuning.output import playbook_tasks as kernel
 from netplugin.tuning.output.playbook_tasks import (
     Task,
     Template,
@@ -20,10 +19,12 @@ from netplugin.tuning.output.playbook_tasks import (
     file_with,
     folder,
     jinja,
+    kernel_tasks,
     ovs_tasks,
     reading,
     task,
     thread_tasks,
+    update_loader,
     vf_tasks,
 )
 from netplugin.tuning.planning.plan import TuningPlan
@@ -46,6 +47,8 @@ from netplugin.tuning.steps import (
     TunedVariable,
     VfCount,
 )
+
+T = TypeVar("T")
 
 #: Interrupt settings, which must not survive a reboot, because interrupt numbers change.
 _PASSING = "/run/tmpfiles.d/netplugin-tuning.conf"
@@ -73,8 +76,17 @@ def playbook(plan: TuningPlan, online: frozenset[int]) -> str:
 
 
 def step_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for make in _MAKERS:
+    """In order of execution: memory before OVS, which needs it; settings that need a reboot last."""
+    for make in (_files, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned):
         yield from make(steps)
+    yield from vf_tasks([(target.address, str(number)) for target, number in _of(VfCount, steps)])
+    yield from ovs_tasks([(target.key, desired) for target, desired in _of(OtherConfig, steps)])
+    yield from kernel_tasks(steps)
+
+
+def _of(kind: type[T], steps: tuple[Step, ...]) -> Iterator[tuple[T, str | None]]:
+    """The targets of one kind, and what they should be."""
+    return ((step.target, step.desired) for step in steps if isinstance(step.target, kind))
 
 
 def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
@@ -100,21 +112,15 @@ def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
 
     Dumper.add_multi_representer(str, scalar)
     Dumper.add_representer(str, scalar)
-    text = yaml.dump(
-        [_play(name, tasks, handlers)], Dumper=Dumper, sort_keys=False, width=120, explicit_start=True
-    )
-    return str(text)
-
-
-def _play(name: str, tasks: list[Task], handlers: Sequence[Task]) -> dict[str, Any]:
     own = [
         command(_FILES, "systemd-tmpfiles", "--create", _LASTING),
         command(_IRQS, "systemd-tmpfiles", "--create", _PASSING),
         command(_SYSCTLS, "sysctl", f"--load={_SYSCTL}"),
-        kernel.update_loader(),
+        update_loader(),
     ]
     play = {"name": name, "hosts": "all", "become": True, "gather_facts": True, "tasks": tasks}
-    return play | {"handlers": [*own, *handlers]}
+    plays = [play | {"handlers": [*own, *handlers]}]
+    return str(yaml.dump(plays, Dumper=Dumper, sort_keys=False, width=120, explicit_start=True))
 
 
 def same_machine(online: frozenset[int]) -> Iterator[Task]:
@@ -129,7 +135,7 @@ def same_machine(online: frozenset[int]) -> Iterator[Task]:
 
 
 def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
-    files = [(step.target, step.desired) for step in steps if isinstance(step.target, File)]
+    files = list(_of(File, steps))
     lasting = [f"w {target.path} - - - - {desired}" for target, desired in files if target.lasting]
     # The minus ignores errors: the kernel refuses to move managed interrupts.
     passing = [f"w- {target.path} - - - - {desired}" for target, desired in files if not target.lasting]
@@ -142,16 +148,15 @@ def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
 def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
     """systemd-tmpfiles misses modules that are loaded after it runs; modprobe.d(5) covers those."""
     lines = [
-        f"options {match['module']} {match['name']}={step.desired}"
-        for step in steps
-        if isinstance(step.target, File) and (match := _PARAMETER.fullmatch(step.target.path))
+        f"options {match['module']} {match['name']}={desired}"
+        for target, desired in _of(File, steps)
+        if (match := _PARAMETER.fullmatch(target.path))
     ]
     if lines:
         yield file_with("Set parameters of modules, for when they are loaded", _MODPROBE, lines)
     else:
-        yield task(
-            "Remove the parameters of modules of an older plan", "file", path=_MODPROBE, state="absent"
-        )
+        name = "Remove the parameters of modules of an older plan"
+        yield task(name, "file", path=_MODPROBE, state="absent")
 
 
 def until_boot(name: str, lines: list[str], evaluated: bool = False) -> Iterator[Task]:
@@ -161,81 +166,71 @@ def until_boot(name: str, lines: list[str], evaluated: bool = False) -> Iterator
 
 
 def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
-    lines = [f"{s.target.name} = {s.desired}" for s in steps if isinstance(s.target, Sysctl)]
+    lines = [f"{target.name} = {desired}" for target, desired in _of(Sysctl, steps)]
     if lines:
         yield file_with("Set sysctls", _SYSCTL, lines) | {"notify": _SYSCTLS}
 
 
 def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
-    if any(isinstance(step.target, Swap) for step in steps):
+    if list(_of(Swap, steps)):
         when = Template("ansible_facts.swaptotal_mb > 0")
         yield command("Stop swapping", "swapoff", "--all") | {"when": when}
-        yield task(
-            "Swap no more after a boot",
-            "replace",
-            path="/etc/fstab",
-            regexp=r"^([^#\n]\S*\s+\S+\s+swap\s.*)$",
-            replace=r"# \1",
-        )
+        areas = r"^([^#\n]\S*\s+\S+\s+swap\s.*)$"
+        yield task("Swap no more after a boot", "replace", path="/etc/fstab", regexp=areas, replace=r"# \1")
 
 
 def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for step in steps:
-        if isinstance(step.target, TunedVariable):
-            yield task(
-                "Tell tuned which CPUs are isolated",
-                "lineinfile",
-                path=variables_path(step.target.profile),
-                regexp=rf"^{step.target.name}\s*=",
-                line=f"{step.target.name}={step.desired}",
-                create=True,
-                mode="0644",
-            )
-        if isinstance(step.target, TunedProfile):
-            active = ("netplugin_tuned", "tuned-adm", "active")
-            yield reading("Read the profile of tuned", *active, failed_when=False)
-            yield command("Choose the profile of tuned", "tuned-adm", "profile", str(step.desired)) | {
-                "vars": {"netplugin_profile": step.desired},
-                "when": Template("netplugin_profile not in netplugin_tuned.stdout"),
-            }
-
-
-def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for step in steps:
-        if isinstance(step.target, BannedCpus):
-            yield from _list_counts(step.target.path, str(step.desired))
+    for variable, cpus in _of(TunedVariable, steps):
+        yield task(
+            "Tell tuned which CPUs are isolated",
+            "lineinfile",
+            path=variables_path(variable.profile),
+            regexp=rf"^{variable.name}\s*=",
+            line=f"{variable.name}={cpus}",
+            create=True,
+            mode="0644",
+        )
+    for _, profile in _of(TunedProfile, steps):
+        active = ("netplugin_tuned", "tuned-adm", "active")
+        yield reading("Read the profile of tuned", *active, failed_when=False)
+        yield command("Choose the profile of tuned", "tuned-adm", "profile", str(profile)) | {
+            "vars": {"netplugin_profile": profile},
+            "when": Template("netplugin_profile not in netplugin_tuned.stdout"),
+        }
 
 
 def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for step in steps:
-        if isinstance(step.target, BannedCpus):
-            yield task(
-                "Tell irqbalance which CPUs to leave alone",
-                "lineinfile",
-                path=step.target.path,
-                regexp="^IRQBALANCE_BANNED_CPULIST=",
-                line=f"IRQBALANCE_BANNED_CPULIST={step.desired}",
-                notify=_IRQBALANCE,
-            )
+    for target, cpus in _of(BannedCpus, steps):
+        yield task(
+            "Tell irqbalance which CPUs to leave alone",
+            "lineinfile",
+            path=target.path,
+            regexp="^IRQBALANCE_BANNED_CPULIST=",
+            line=f"IRQBALANCE_BANNED_CPULIST={cpus}",
+            notify=_IRQBALANCE,
+        )
 
 
-def _list_counts(path: str, cpus: str) -> Iterator[Task]:
+def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:
+    for target, cpus in _of(BannedCpus, steps):
+        yield from _list_counts(target.path, parse_list(str(cpus)))
+
+
+def _list_counts(path: str, desired: Sequence[int]) -> Iterator[Task]:
     """Stop if irqbalance would ignore the list: before 1.8, or if a different mask overrides it
     (``setup_banned_cpus`` in irqbalance's cputree.c). A mask of the same CPUs works with any version; tuned
     before 2.24 writes one."""
     version = ("netplugin_irqbalance", "irqbalance", "--version")
     yield reading("Read the version of irqbalance", *version, failed_when=False)
     yield task("Read which CPUs irqbalance leaves alone", "slurp", src=path, register="netplugin_banned")
-    desired = parse_list(cpus)
+    heeded = (
+        f"(netplugin_mask | default('0', true) | int(base=16) == {int(to_mask(desired), 16)}) or "
+        "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
+    )
     yield task(
         "Stop where irqbalance would not heed the list",
         "assert",
-        that=[
-            Template(
-                f"(netplugin_mask | default('0', true) | int(base=16) == {int(to_mask(desired), 16)}) or "
-                "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
-            )
-        ],
+        that=[Template(heeded)],
         fail_msg=f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
         "before IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
         f"{to_kernel(desired)}",
@@ -254,20 +249,19 @@ def _list_counts(path: str, cpus: str) -> Iterator[Task]:
 
 
 def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for step in steps:
-        if isinstance(step.target, ServiceCpus):
-            yield folder("Make the folder of systemd's settings", f"{SYSTEMD}.d")
-            yield file_with(
-                "Keep services on housekeeping CPUs from the next boot",
-                f"{SYSTEMD}.d/90-netplugin-tuning.conf",
-                # Lists accumulate; the empty one clears those of other files.
-                ["[Manager]", "CPUAffinity=", f"CPUAffinity={step.desired}"],
-            )
+    for _, cpus in _of(ServiceCpus, steps):
+        yield folder("Make the folder of systemd's settings", f"{SYSTEMD}.d")
+        name, path = (
+            "Keep services on housekeeping CPUs from the next boot",
+            f"{SYSTEMD}.d/90-netplugin-tuning.conf",
+        )
+        # Lists accumulate; the empty one clears those of other files.
+        yield file_with(name, path, ["[Manager]", "CPUAffinity=", f"CPUAffinity={cpus}"])
 
 
 def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
     """Unit that reserves hugepages before OVS starts: OVS's unit has no ordering after systemd-tmpfiles."""
-    if not any(isinstance(step.target, BootPages) for step in steps):
+    if not list(_of(BootPages, steps)):
         return
     unit = f"""\
 [Unit]
@@ -290,43 +284,14 @@ WantedBy=sysinit.target
 
 
 def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for step in steps:
-        if isinstance(step.target, ThreadPriority):
-            yield from thread_tasks(step.target.threads, str(step.desired))
-
-
-def _ovs(steps: tuple[Step, ...]) -> Iterator[Task]:
-    yield from ovs_tasks([(s.target.key, s.desired) for s in steps if isinstance(s.target, OtherConfig)])
-
-
-def _vfs(steps: tuple[Step, ...]) -> Iterator[Task]:
-    yield from vf_tasks([(s.target.address, str(s.desired)) for s in steps if isinstance(s.target, VfCount)])
+    for target, priority in _of(ThreadPriority, steps):
+        yield from thread_tasks(target.threads, str(priority))
 
 
 def _rest(plan: TuningPlan) -> Iterator[Task]:
-    waits = [
-        text
-        for effect, text in (
-            (Effect.OVS_RESTART, "other_config of OVS counts after a restart of ovs-vswitchd"),
-            (Effect.REBOOT, "the kernel's arguments count after a reboot"),
-        )
-        if plan.left(effect)
-    ]
-    if waits:
-        yield task("Say what is left to do", "debug", msg="; ".join(waits))
-
-
-#: In order of execution: memory before OVS, which needs it; settings that need a reboot last.
-_MAKERS: tuple[Callable[[tuple[Step, ...]], Iterator[Task]], ...] = (
-    _files,
-    _boot_pages,
-    _sysctls,
-    _swap,
-    _threads,
-    _irqbalance,
-    _services,
-    _tuned,
-    _vfs,
-    _ovs,
-    kernel.kernel_tasks,
-)
+    waits = {
+        Effect.OVS_RESTART: "other_config of OVS counts after a restart of ovs-vswitchd",
+        Effect.REBOOT: "the kernel's arguments count after a reboot",
+    }
+    if left := [text for effect, text in waits.items() if plan.left(effect)]:
+        yield task("Say what is left to do", "debug", msg="; ".join(left))

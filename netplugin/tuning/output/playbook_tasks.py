@@ -121,7 +121,10 @@ def _loader() -> Iterator[Task]:
     yield task(
         "Look for files of boot loaders",
         "find",
-        **{"paths": list(_FOLDERS), "patterns": patterns, "recurse": True, "depth": 4},
+        paths=list(_FOLDERS),
+        patterns=patterns,
+        recurse=True,
+        depth=4,
         register="netplugin_files",
     )
     yield task(
@@ -231,24 +234,21 @@ def _scripts() -> Iterator[Task]:
 
 def _lines() -> Iterator[Task]:
     """Entries (uapi-group.org, Boot Loader Specification), and what kernel-install makes new ones of."""
-    yield reading(
-        "Read the arguments that entries have from the environment of grub",
-        *("netplugin_environment", "grub2-editenv", "-", "list"),
-    ) | {
-        "when": Template(
-            f"netplugin_loader == 'grub-entries' and {_read(_ENTRIES)} | map(attribute='content') "
-            "| map('b64decode') | select('search', 'kernelopts') | list | length > 0"
-        )
-    }
+    entries = f"{_read(_ENTRIES)} | map(attribute='content') | map('b64decode')"
+    asked = f"{entries} | select('search', 'kernelopts') | list | length > 0"
+    listing = ("netplugin_environment", "grub2-editenv", "-", "list")
+    name = "Read the arguments that entries have from the environment of grub"
+    yield reading(name, *listing) | {"when": Template(f"netplugin_loader == 'grub-entries' and {asked}")}
     outdated = {
         "netplugin_quote": '"',
         "netplugin_outdated": _outdated('"', r'[^\s"]', r"(?<!\S)", r"(?!\S)"),
     }
     options = "(netplugin_environment.stdout | default('') | regex_findall('(?m)^kernelopts=.*$') | join)"
     kept = f"{options} | regex_replace(netplugin_outdated, '')"
-    yield command(
-        "Take older values out of the environment of grub", *("grub2-editenv", "-", "set", jinja(kept))
-    ) | {"vars": outdated, "when": Template(f"{kept} != {options}")}
+    taken = command(
+        "Take older values out of the environment of grub", "grub2-editenv", "-", "set", jinja(kept)
+    )
+    yield taken | {"vars": outdated, "when": Template(f"{kept} != {options}")}
     variables = outdated | {
         "netplugin_kept": jinja(f"{_FOUND} | regex_replace(netplugin_outdated, '')"),
         "netplugin_end": jinja(f"netplugin_first if item.item.path == '{_CMDLINE}' else netplugin_last"),
@@ -318,10 +318,8 @@ def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
     pattern = rf"^\s*\d+\s+(?!FF\s+{priority}\s)\S+\s+\S+\s+{threads}/"
     chrt = ("chrt", "--fifo", "--pid", priority, jinja("(item | split)[0]"))
     loop = jinja(f"{register}.stdout_lines | select('match', netplugin_pattern) | list")
-    yield command(f"Set the priorities of {threads}", *chrt) | {
-        "vars": {"netplugin_pattern": pattern},
-        "loop": loop,
-    }
+    variables = {"netplugin_pattern": pattern}
+    yield command(f"Set the priorities of {threads}", *chrt) | {"vars": variables, "loop": loop}
 
 
 #: A udev rule, because at boot the time at which the NIC's driver loads is not known.
@@ -337,7 +335,9 @@ def vf_tasks(counts: list[tuple[str, str]]) -> Iterator[Task]:
     yield task(
         "Read how many virtual functions there are",
         "slurp",
-        **{"src": jinja("item.path"), "loop": nics, "register": "netplugin_vfs"},
+        src=jinja("item.path"),
+        loop=nics,
+        register="netplugin_vfs",
     )
     there = "item.content | b64decode | trim"
     yield task(
