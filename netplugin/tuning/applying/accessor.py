@@ -1,22 +1,22 @@
-"""Access to the host while applying: the protocol of a kind of target, programs, files below a root."""
+"""Access to the host while applying: programs, files below a root, the base of each kind of target."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
+from netplugin.api.errors import HostError
 from netplugin.host.processes import run
 from netplugin.host.safe_files import open_within, opened, replacing
-from netplugin.tuning.root import Root
+from netplugin.tuning.root import Fact, Root, Unknown
 
-# -- Accessor protocol of a kind of target: read, write, restore. ---------------------------------
-
-
-T = TypeVar("T", contravariant=True)
+T = TypeVar("T")
+K = TypeVar("K")
 
 #: A value in the host's own format, from which it can be restored exactly; None: not set.
 Raw: TypeAlias = str | None
@@ -26,36 +26,12 @@ class WriteIgnored(Exception):
     """The write was ignored or the target has gone, which is not a failure; the message says why."""
 
 
-class SettingAccessor(Protocol[T]):
-    """Reads and writes targets of one kind. All methods raise: NetpluginError, ``WriteIgnored``."""
-
-    def read(self, target: T) -> Raw: ...
-
-    def value(self, target: T, raw: Raw) -> str | None:
-        """Normalise ``raw`` to a plan value; equivalent texts give the same value."""
-        ...
-
-    def write(self, target: T, desired: str | None) -> None:
-        """Set ``desired``, a plan value."""
-        ...
-
-    def restore(self, target: T, raw: Raw) -> None:
-        """Set ``raw``, which was read earlier."""
-        ...
-
-
-# -- Runs host programs while applying. -----------------------------------------------------------
-
-
 #: (arguments, timeout in seconds) -> standard output. Raises: as ``netplugin.host.processes.run``.
 Run: TypeAlias = Callable[[Sequence[str], float], str]
 
 
 def run_program(args: Sequence[str], seconds: float) -> str:
     return run(args, step="apply", deadline=time.monotonic() + seconds)
-
-
-# -- Read and write a host's files below one root directory. --------------------------------------
 
 
 class WritableRoot(Root):
@@ -105,3 +81,32 @@ class WritableRoot(Root):
 
     def _folder(self, path: str) -> int:
         return open_within(self.path, path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+class SettingAccessor(ABC, Generic[K]):
+    """Reads and writes targets of one kind. All methods raise: NetpluginError, ``WriteIgnored``."""
+
+    def __init__(self, root: WritableRoot, run: Run = run_program) -> None:
+        self._root, self._run = root, run
+
+    @abstractmethod
+    def read(self, target: K) -> Raw: ...
+
+    def value(self, target: K, raw: Raw) -> str | None:
+        """Normalise ``raw`` to a plan value; equivalent texts give the same value."""
+        return raw
+
+    def write(self, target: K, desired: str | None) -> None:
+        """Set ``desired``, a plan value."""
+        self.restore(target, desired)
+
+    @abstractmethod
+    def restore(self, target: K, raw: Raw) -> None:
+        """Set ``raw``, which was read earlier."""
+
+
+def required(fact: Fact[T]) -> T:
+    """Raises: HostError naming the file that cannot be read."""
+    if isinstance(fact, Unknown):
+        raise HostError(f"{fact.path}: {fact.reason}", step="read")
+    return fact

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
@@ -17,18 +17,13 @@ from netplugin.api.errors import Conflict, HostError
 from netplugin.host.cpus import format_list, from_kernel, parse_list, to_kernel
 from netplugin.host.nic_errors import OF_VF_NUMBER, Causes
 from netplugin.host.vfs import HostInterface, host_uses, in_user_space
-from netplugin.tuning.applying.accessor import Raw, Run, WritableRoot, WriteIgnored
+from netplugin.tuning.applying.accessor import Raw, SettingAccessor, WritableRoot, WriteIgnored, required
 from netplugin.tuning.facts import KernelThread
 from netplugin.tuning.read.kernel import kernel_threads, sysctl_path
 from netplugin.tuning.read.memory import chosen
 from netplugin.tuning.read.network import PCI
-from netplugin.tuning.root import Fact, Root, Unknown, known
+from netplugin.tuning.root import Root, Unknown, known
 from netplugin.tuning.steps import File, Swap, Sysctl, ThreadPriority, VfCount
-
-T = TypeVar("T")
-
-# -- Convert an OSError of a write into a HostError with the kernel's error text and a fix. -------
-
 
 _NOT_ROOT = "run it as root, on the host itself and not in a container"
 _FIXES = {
@@ -54,33 +49,19 @@ def refusal(what: str, refused: OSError, causes: Causes = MappingProxyType({})) 
     return HostError(f"{what}: {words[:1].lower()}{words[1:]}{because}", step="write", fix=fix)
 
 
-def _read(fact: Fact[T]) -> T:
-    """Raises: HostError naming the file that cannot be read."""
-    if isinstance(fact, Unknown):
-        raise HostError(f"{fact.path}: {fact.reason}", step="read")
-    return fact
-
-
-# -- Read and write files of /proc and /sys, including sysctls. -----------------------------------
-
-
 #: Errors of ``write_irq_affinity`` in kernel/irq/proc.c for a kernel-managed interrupt: EIO before
 #: Linux 6.4, EPERM since. Missing permission is EACCES or EROFS instead.
 _MANAGED = (errno.EIO, errno.EPERM)
 
 
-class KernelFiles:
+class KernelFiles(SettingAccessor[File | Sysctl]):
     """Raw value: the file's text, or of a choice like ``always [madvise] never`` the word in brackets."""
 
-    def __init__(self, root: WritableRoot) -> None:
-        self._root = root
-
     def read(self, target: File | Sysctl) -> Raw:
-        path = _path(target)
-        fact = self._root.text(path)
+        fact = self._root.text(_path(target))
         if isinstance(fact, Unknown) and fact.missing and _passing(target):
             raise WriteIgnored("it is not there any more")
-        text = _read(fact)
+        text = required(fact)
         return chosen(text) if "[" in text else text
 
     def value(self, target: File | Sysctl, raw: Raw) -> str | None:
@@ -95,9 +76,8 @@ class KernelFiles:
         return raw
 
     def write(self, target: File | Sysctl, desired: str | None) -> None:
-        self.restore(target, desired)
-        path = _path(target)
-        if path.endswith("/nr_hugepages") and (got := self.read(target)) != desired:
+        super().write(target, desired)
+        if _path(target).endswith("/nr_hugepages") and (got := self.read(target)) != desired:
             detail = f"the kernel has {got} pages to give and not {desired}: memory is in use or in pieces"
             fix = "reserve them at boot, with the plan's kernel arguments"
             raise HostError(detail, step="read-back", fix=fix)
@@ -123,22 +103,16 @@ def _passing(target: File | Sysctl) -> bool:
     return isinstance(target, File) and not target.lasting
 
 
-# -- Switch swap areas off and on with swapoff and swapon. ----------------------------------------
-
-
 _PATH = "/proc/swaps"
 #: Timeouts in seconds: swapoff may have to read back gigabytes from disk.
 _OFF_S, _ON_S = 600.0, 30.0
 
 
-class Swaps:
+class Swaps(SettingAccessor[Swap]):
     """Raw value: one line of name and priority per area, as in /proc/swaps, highest priority first."""
 
-    def __init__(self, root: WritableRoot, run: Run) -> None:
-        self._root, self._run = root, run
-
     def read(self, target: Swap) -> Raw:
-        rows = [row.split() for row in _read(self._root.text(_PATH)).splitlines()[1:]]
+        rows = [row.split() for row in required(self._root.text(_PATH)).splitlines()[1:]]
         rows.sort(key=lambda row: -int(row[-1]))
         return "\n".join(f"{row[0]} {row[-1]}" for row in rows) or None
 
@@ -170,9 +144,6 @@ def _plain(name: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), name)
 
 
-# -- Set the scheduling policy and priority of kernel threads. ------------------------------------
-
-
 #: (pid, policy, priority) -> None; policy is SCHED_FIFO, SCHED_OTHER and so on. Raises: OSError.
 SetScheduler: TypeAlias = Callable[[int, int, int], None]
 
@@ -181,11 +152,12 @@ def set_scheduler(pid: int, policy: int, priority: int) -> None:
     os.sched_setscheduler(pid, policy, os.sched_param(priority))
 
 
-class KernelThreads:
+class KernelThreads(SettingAccessor[ThreadPriority]):
     """Raw value: policy and priority of each thread, ``ksoftirqd/0=0:0,ksoftirqd/1=1:2``."""
 
     def __init__(self, root: WritableRoot, set_scheduler: SetScheduler) -> None:
-        self._root, self._set = root, set_scheduler
+        super().__init__(root)
+        self._set = set_scheduler
 
     def read(self, target: ThreadPriority) -> Raw:
         return ",".join(f"{t.name}={t.policy}:{t.priority}" for t in self._threads(target)) or None
@@ -216,12 +188,8 @@ class KernelThreads:
                     self._set(thread.pid, policy, priority)
 
     def _threads(self, target: ThreadPriority) -> tuple[KernelThread, ...]:
-        return tuple(
-            t for t in _read(kernel_threads(self._root)) if t.name.partition("/")[0] == target.threads
-        )
-
-
-# -- Users of a PF's VFs: ports of the agent, DPDK or VMs, and the host's own network. ------------
+        threads = required(kernel_threads(self._root))
+        return tuple(t for t in threads if t.name.partition("/")[0] == target.threads)
 
 
 @dataclass(frozen=True)
@@ -261,28 +229,21 @@ def _by_the_host(root: Root, address: str) -> Iterator[VfUse]:
         yield VfUse(address, use.how, use.end)
 
 
-# -- Set the number of VFs of a PF. The kernel requires 0 VFs between two other numbers. ----------
-
-
 #: Returns the agent's port ids by VF address; empty if no agent runs.
 #: Raises: NetpluginError if an agent runs but does not answer.
 Ports: TypeAlias = Callable[[], Mapping[str, str]]
 
 
-class VfCounts:
-    """Raw value: the number. New VFs do not inherit the settings of the old ones."""
+class VfCounts(SettingAccessor[VfCount]):
+    """Raw value: the number. The kernel requires 0 between two other numbers. New VFs do not inherit the
+    settings of the old ones."""
 
     def __init__(self, root: WritableRoot, ports: Ports) -> None:
-        self._root, self._ports = root, ports
+        super().__init__(root)
+        self._ports = ports
 
     def read(self, target: VfCount) -> Raw:
-        return _read(self._root.text(_vf_path(target)))
-
-    def value(self, target: VfCount, raw: Raw) -> str | None:
-        return raw
-
-    def write(self, target: VfCount, desired: str | None) -> None:
-        self.restore(target, desired)
+        return required(self._root.text(_vf_path(target)))
 
     def restore(self, target: VfCount, raw: Raw) -> None:
         """Set the number, through 0 if VFs exist. Raises: Conflict if an existing VF is in use."""

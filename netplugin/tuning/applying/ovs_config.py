@@ -13,7 +13,7 @@ from netplugin.host.ovsdb import Ovsdb
 from netplugin.host.ovsdb_replica import SetOtherConfig
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.read import parse_threads
-from netplugin.tuning.applying.accessor import Raw
+from netplugin.tuning.applying.accessor import Raw, SettingAccessor
 from netplugin.tuning.steps import OtherConfig
 
 _MASK = "pmd-cpu-mask"
@@ -68,9 +68,8 @@ class RunningOvs:
     def _connected(self) -> Ovsdb:
         if self._database is None:
             socket = self._sockets.database
-            if (
-                socket is not None and not socket.exists()
-            ):  # fail at once instead of retrying until the deadline
+            # Fail at once instead of retrying until the deadline.
+            if socket is not None and not socket.exists():
                 raise BackendUnavailable(
                     f"no Open vSwitch database at {socket}",
                     step="ovsdb-connect",
@@ -81,7 +80,7 @@ class RunningOvs:
         return self._database
 
 
-class OvsConfig:
+class OvsConfig(SettingAccessor[OtherConfig]):
     """Raw value: the text of the key."""
 
     def __init__(self, ovs: OvsOtherConfig) -> None:
@@ -99,7 +98,7 @@ class OvsConfig:
             return raw
 
     def write(self, target: OtherConfig, desired: str | None) -> None:
-        self._ovs.set(target.key, desired)
+        super().write(target, desired)
         if target.key == _MASK:
             running, asked = self._ovs.pmd_cpus(), frozenset(from_mask(desired or ""))
             if running and running != asked:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable
 
 from netplugin.api.errors import BackendUnavailable, HostError
 from netplugin.host.cpus import format_list, to_kernel
-from netplugin.tuning.applying.accessor import Raw, Run, WritableRoot
+from netplugin.tuning.applying.accessor import K, Raw, SettingAccessor, required
 from netplugin.tuning.applying.kernel import refusals
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.read.cpus import banned_cpus, cpu_list, masked_cpus
 from netplugin.tuning.read.kernel import TUNED, variables_path
-from netplugin.tuning.root import Unknown
 from netplugin.tuning.steps import BannedCpus, TunedProfile, TunedVariable
-
-# -- Find, replace and remove a ``NAME=value`` line in the text of a file under /etc (pure). ------
 
 
 def last_line(name: str, text: str | None) -> Raw:
@@ -24,10 +22,6 @@ def last_line(name: str, text: str | None) -> Raw:
         return None
     found = _lines(name, text)
     return found[-1][0] if found else ""
-
-
-def value_of(raw: Raw) -> str | None:
-    return (raw or "").partition("=")[2].strip() or None
 
 
 def with_line(name: str, text: str, line: Raw) -> str:
@@ -48,26 +42,43 @@ def _lines(name: str, text: str) -> list[re.Match[str]]:
     return list(re.finditer(rf"^{re.escape(name)}[ \t]*=.*$", text, re.MULTILINE))
 
 
-# -- CPUs banned from irqbalance: a line in its environment file; irqbalance is restarted if it runs.
-
-
 _NAME = "IRQBALANCE_BANNED_CPULIST"
 #: First version that reads the list (irqbalance commit 677b686e223c).
 _LEAST = (1, 8)
 _RESTART_S, _VERSION_S = 60.0, 10.0
 
 
-class IrqbalanceFile:
-    """Raw value: the last line that sets the list, empty if none does, None if there is no file."""
+class _LineInFile(SettingAccessor[K]):
+    """Raw value: the last line that sets the name, empty if none does, None if there is no file."""
 
-    def __init__(self, root: WritableRoot, run: Run) -> None:
-        self._root, self._run = root, run
+    @abstractmethod
+    def _where(self, target: K) -> tuple[str, str]:
+        """The path of the file and the name."""
 
-    def read(self, target: BannedCpus) -> Raw:
-        return last_line(_NAME, self._text(target))
+    def read(self, target: K) -> Raw:
+        return last_line(self._where(target)[1], self._text(target))
+
+    def value(self, target: K, raw: Raw) -> str | None:
+        return (raw or "").partition("=")[2].strip() or None
+
+    def write(self, target: K, desired: str | None) -> None:
+        self.restore(target, f"{self._where(target)[1]}={desired}")
+
+    def _text(self, target: K) -> str | None:
+        """The file's exact text; ``Root.text`` would strip white space."""
+        path, _ = self._where(target)
+        with refusals(path):
+            return self._root.whole(path)
+
+
+class IrqbalanceFile(_LineInFile[BannedCpus]):
+    """irqbalance is restarted if it runs."""
+
+    def _where(self, target: BannedCpus) -> tuple[str, str]:
+        return target.path, _NAME
 
     def value(self, target: BannedCpus, raw: Raw) -> str | None:
-        text = value_of(raw)
+        text = super().value(target, raw)
         try:
             return text and format_list(banned_cpus(f"{_NAME}={text}") or ())
         except ValueError:
@@ -85,7 +96,7 @@ class IrqbalanceFile:
                 fix=f"install a newer one, or set {mask} in {target.path}; once the kernel has "
                 "isolated them, it leaves them alone by itself",
             )
-        self.restore(target, f"{_NAME}={desired}")
+        super().write(target, desired)
         if self._in_words(target, banned_cpus) != desired:
             raise HostError(
                 f"{target.path} has IRQBALANCE_BANNED_CPUS, which goes before {_NAME}",
@@ -123,13 +134,6 @@ class IrqbalanceFile:
             return None
         return None if found is None else format_list(found)
 
-    def _text(self, target: BannedCpus) -> str | None:
-        with refusals(target.path):
-            return self._root.whole(target.path)
-
-
-# -- tuned: variables of its profiles, one line each in a file, and the active profile. -----------
-
 
 #: Timeout in seconds: tuned-adm returns when the profile is active; some profiles stop services or build
 #: an initrd.
@@ -137,20 +141,9 @@ _PROFILE_S = 300.0
 _AUTO = "auto "
 
 
-class TunedVariables:
-    """Raw value: the last line that sets the variable, empty if none does, None if there is no file."""
-
-    def __init__(self, root: WritableRoot) -> None:
-        self._root = root
-
-    def read(self, target: TunedVariable) -> Raw:
-        return last_line(target.name, self._text(target))
-
-    def value(self, target: TunedVariable, raw: Raw) -> str | None:
-        return value_of(raw)
-
-    def write(self, target: TunedVariable, desired: str | None) -> None:
-        self.restore(target, f"{target.name}={desired}")
+class TunedVariables(_LineInFile[TunedVariable]):
+    def _where(self, target: TunedVariable) -> tuple[str, str]:
+        return variables_path(target.profile), target.name
 
     def restore(self, target: TunedVariable, raw: Raw) -> None:
         path, text = variables_path(target.profile), self._text(target)
@@ -161,33 +154,19 @@ class TunedVariables:
             elif changed != text:
                 self._root.replace(path, changed)
 
-    def _text(self, target: TunedVariable) -> str | None:
-        """The file's exact text; ``Root.text`` would strip white space."""
-        path = variables_path(target.profile)
-        with refusals(path):
-            return self._root.whole(path)
 
-
-class TunedProfiles:
+class TunedProfiles(SettingAccessor[TunedProfile]):
     """Raw value: the profile, prefixed with ``auto`` if tuned chose it; None if no profile is active."""
 
-    def __init__(self, root: WritableRoot, run: Run) -> None:
-        self._root, self._run = root, run
-
     def read(self, target: TunedProfile) -> Raw:
-        profile = self._root.text(f"{TUNED}/active_profile")
-        if isinstance(profile, Unknown) and not profile.missing:
-            raise HostError(f"{profile.path}: {profile.reason}", step="read")
-        if isinstance(profile, Unknown) or not profile:
+        profile = required(self._root.optional(f"{TUNED}/active_profile", str))
+        if not profile:
             return None
         by_itself = self._root.text(f"{TUNED}/profile_mode") == "auto"
         return f"{_AUTO}{profile}" if by_itself else profile
 
     def value(self, target: TunedProfile, raw: Raw) -> str | None:
         return raw.removeprefix(_AUTO) if raw else None
-
-    def write(self, target: TunedProfile, desired: str | None) -> None:
-        self.restore(target, desired)
 
     def restore(self, target: TunedProfile, raw: Raw) -> None:
         if raw is None:
