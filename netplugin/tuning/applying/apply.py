@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from netplugin.api.errors import HostError, NetpluginError
+from netplugin.tuning import steps
+from netplugin.tuning.applying import kernel, services
 from netplugin.tuning.applying.accessor import (
     Raw,
     Run,
@@ -17,36 +19,10 @@ from netplugin.tuning.applying.accessor import (
     run_program,
 )
 from netplugin.tuning.applying.journal import AppliedChange, ApplyJournal, History, JournalEvent
-from netplugin.tuning.applying.kernel import (
-    KernelFiles,
-    KernelThreads,
-    Ports,
-    SetScheduler,
-    Swaps,
-    VfCounts,
-    set_scheduler,
-)
 from netplugin.tuning.applying.ovs_config import OvsConfig, OvsOtherConfig
-from netplugin.tuning.applying.services import IrqbalanceFile, TunedProfiles, TunedVariables
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Fact, Unknown
-from netplugin.tuning.steps import (
-    BannedCpus,
-    Effect,
-    File,
-    Group,
-    OtherConfig,
-    Step,
-    Swap,
-    Sysctl,
-    Target,
-    ThreadPriority,
-    TunedProfile,
-    TunedVariable,
-    VfCount,
-)
-
-# -- Outcome of each step of an apply or undo. ----------------------------------------------------
+from netplugin.tuning.steps import Effect, Group, Step, Target, TunedProfile
 
 
 class StepOutcome(StrEnum):
@@ -88,16 +64,18 @@ def shown(value: Fact[str | None]) -> str:
     return "not set" if value is None else str(value)
 
 
-# -- Apply the live steps of a plan: write each to the journal first, set it, read it back. -------
+_NOT_YET = {
+    Effect.LIVE: StepOutcome.WOULD_SET,
+    Effect.OVS_RESTART: StepOutcome.NEEDS_OVS_RESTART,
+    Effect.REBOOT: StepOutcome.NEEDS_REBOOT,
+}
 
 
-_LATER = {Effect.OVS_RESTART: StepOutcome.NEEDS_OVS_RESTART, Effect.REBOOT: StepOutcome.NEEDS_REBOOT}
-
-
-def preview(plan: TuningPlan) -> Iterator[Result]:
+def preview(plan: TuningPlan, effects: Iterable[Effect] = tuple(Effect)) -> Iterator[Result]:
     """Return what ``apply`` would do (pure)."""
-    yield from _all(plan, Effect.LIVE, StepOutcome.WOULD_SET)
-    yield from _later(plan)
+    for effect in effects:
+        for step in plan.left(effect):
+            yield Result(step.group, step.target, step.now, step.desired, _NOT_YET[effect])
 
 
 def apply(plan: TuningPlan, machine: TunedMachine, journal: ApplyJournal) -> Iterator[Result]:
@@ -117,20 +95,13 @@ def apply(plan: TuningPlan, machine: TunedMachine, journal: ApplyJournal) -> Ite
                 refused.add(step.target)
             profile_set |= result.outcome is StepOutcome.SET and isinstance(step.target, TunedProfile)
     if profile_set:
-        yield from _again([step for step in live if step.target not in refused], machine, journal)
-    yield from _later(plan)
-
-
-def _again(steps: list[Step], machine: TunedMachine, journal: ApplyJournal) -> Iterator[Result]:
-    """Apply the steps again that a tuned profile has overridden.
-
-    The profile is set after the other steps, so that the journal has their original values: a profile does
-    not restore everything when it ends (tuned 2.20 leaves the writeback cpumask).
-    """
-    for step in steps:
-        result = _take(step, machine, journal)
-        if result is not None:
-            yield result
+        # Again what the profile has overridden. It is set after the others, so that the journal has their
+        # original values: a profile does not restore everything when it ends (tuned 2.20 leaves the
+        # writeback cpumask).
+        for step in live:
+            if step.target not in refused and (result := _take(step, machine, journal)):
+                yield result
+    yield from preview(plan, (Effect.OVS_RESTART, Effect.REBOOT))
 
 
 def _take(step: Step, machine: TunedMachine, journal: ApplyJournal) -> Result | None:
@@ -163,9 +134,8 @@ def _taken_back(result: Result, before: Raw, machine: TunedMachine, journal: App
         pass  # the target no longer exists, so there is nothing to restore
     except NetpluginError as stuck:
         reason = f"{result.reason}; and it could not be put back: {stuck.detail}"
-        return replace(
-            result, outcome=StepOutcome.FAILED, reason=reason, fix="netplugin host apply --undo --yes"
-        )
+        fix = "netplugin host apply --undo --yes"
+        return replace(result, outcome=StepOutcome.FAILED, reason=reason, fix=fix)
     journal.withdraw()
     return result
 
@@ -176,23 +146,12 @@ def _require(machine: TunedMachine, target: Target, desired: str | None) -> None
         raise HostError(f"{target} is {shown(found)} afterwards and not {shown(desired)}", step="read-back")
 
 
-def _because(result: Result, refused: NetpluginError | WriteIgnored) -> Result:
+def _because(
+    result: Result, refused: NetpluginError | WriteIgnored, ignored: StepOutcome = StepOutcome.KEPT
+) -> Result:
     if isinstance(refused, WriteIgnored):
-        return replace(result, outcome=StepOutcome.KEPT, reason=str(refused))
+        return replace(result, outcome=ignored, reason=str(refused))
     return replace(result, code=refused.code, reason=refused.detail, fix=refused.fix)
-
-
-def _later(plan: TuningPlan) -> Iterator[Result]:
-    for effect, outcome in _LATER.items():
-        yield from _all(plan, effect, outcome)
-
-
-def _all(plan: TuningPlan, effect: Effect, outcome: StepOutcome) -> Iterator[Result]:
-    for step in plan.left(effect):
-        yield Result(step.group, step.target, step.now, step.desired, outcome)
-
-
-# -- Undo: restore every value to what it was before the first apply in the journal. Needs no plan.
 
 
 _SINCE = "somebody else set it since"
@@ -207,7 +166,7 @@ def preview_undo(history: History, machine: TunedMachine, force: bool) -> Iterat
 
 
 def undo(machine: TunedMachine, journal: ApplyJournal, force: bool) -> Iterator[Result]:
-    """Restore values lazily, one per result, the last change first.
+    """Restore values to what they were before the first apply in the journal, lazily, the last change first.
 
     ``force``: also values that something else has changed since.
     Raises: HostError if the journal cannot be read or written; nothing is changed after that.
@@ -239,7 +198,7 @@ def _undone(
         if not (force or change.open or result.old in change.ours):
             return replace(result, outcome=StepOutcome.CHANGED_SINCE, reason=_SINCE, fix=_FORCE)
     except (NetpluginError, WriteIgnored) as refused:
-        return _not_restored(result, refused)
+        return _because(result, refused, StepOutcome.GONE)
     if journal is None:
         return replace(result, outcome=StepOutcome.WOULD_RESTORE)
     # Not in a try: an error of the journal is not one of this change, and must end the undo.
@@ -247,14 +206,8 @@ def _undone(
     try:
         _restore(change, machine)
     except (NetpluginError, WriteIgnored) as refused:
-        return _not_restored(result, refused)
+        return _because(result, refused, StepOutcome.GONE)
     return replace(result, outcome=StepOutcome.RESTORED)
-
-
-def _not_restored(result: Result, refused: NetpluginError | WriteIgnored) -> Result:
-    if isinstance(refused, WriteIgnored):
-        return replace(result, outcome=StepOutcome.GONE, reason=str(refused))
-    return replace(result, code=refused.code, reason=refused.detail, fix=refused.fix)
 
 
 def _restore(change: AppliedChange, machine: TunedMachine) -> None:
@@ -278,21 +231,18 @@ def _gone(history: History) -> Iterator[Result]:
         yield Result(group, target, nothing, None, StepOutcome.GONE, reason="a boot has undone it")
 
 
-# -- Reads and writes targets on a host through the accessor for each kind of target. -------------
-
-
 @dataclass(frozen=True)
 class TunedMachine:
     """Access to a host: files below ``root``, OVS, programs, the scheduler, and the agent's VF allocation."""
 
     root: WritableRoot
     ovs: OvsOtherConfig
-    ports: Ports
+    ports: kernel.Ports
     run: Run = run_program
-    set_scheduler: SetScheduler = set_scheduler
+    set_scheduler: kernel.SetScheduler = kernel.set_scheduler
 
     def read(self, target: Target) -> Raw:
-        """Read the raw value. Raises, like the other methods: NetpluginError, ``Kept``."""
+        """Read the raw value. Raises, like the other methods: NetpluginError, ``WriteIgnored``."""
         return self._place(target).read(target)
 
     def value(self, target: Target, raw: Raw) -> str | None:
@@ -306,14 +256,14 @@ class TunedMachine:
 
     def _place(self, target: Target) -> SettingAccessor[Any]:
         places: Mapping[type, SettingAccessor[Any]] = {
-            File: KernelFiles(self.root),
-            Sysctl: KernelFiles(self.root),
-            OtherConfig: OvsConfig(self.ovs),
-            TunedVariable: TunedVariables(self.root),
-            TunedProfile: TunedProfiles(self.root, self.run),
-            ThreadPriority: KernelThreads(self.root, self.set_scheduler),
-            Swap: Swaps(self.root, self.run),
-            BannedCpus: IrqbalanceFile(self.root, self.run),
-            VfCount: VfCounts(self.root, self.ports),
+            steps.File: kernel.KernelFiles(self.root),
+            steps.Sysctl: kernel.KernelFiles(self.root),
+            steps.OtherConfig: OvsConfig(self.ovs),
+            steps.TunedVariable: services.TunedVariables(self.root),
+            steps.TunedProfile: services.TunedProfiles(self.root, self.run),
+            steps.ThreadPriority: kernel.KernelThreads(self.root, self.set_scheduler),
+            steps.Swap: kernel.Swaps(self.root, self.run),
+            steps.BannedCpus: services.IrqbalanceFile(self.root, self.run),
+            steps.VfCount: kernel.VfCounts(self.root, self.ports),
         }
         return places[type(target)]

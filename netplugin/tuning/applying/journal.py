@@ -11,36 +11,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.api.errors import Conflict, HostError, reason
 from netplugin.host.safe_files import UnsafeFile, open_own, own_directory, sync
+from netplugin.tuning import steps
 from netplugin.tuning.applying import targets
 from netplugin.tuning.applying.accessor import Raw
 from netplugin.tuning.output.text import as_json
-from netplugin.tuning.steps import (
-    BannedCpus,
-    BootPages,
-    Group,
-    KernelArgument,
-    OtherConfig,
-    ServiceCpus,
-    Target,
-    TunedProfile,
-    TunedVariable,
-)
-
-# -- Journal lines, and the changes still to be undone that follow from them (pure). --------------
-
+from netplugin.tuning.steps import BannedCpus, Group, Target, TunedProfile
 
 #: Targets that are set only at boot.
-_AT_BOOT = (KernelArgument, ServiceCpus, BootPages)
+_AT_BOOT = (steps.KernelArgument, steps.ServiceCpus, steps.BootPages)
 _KINDS: dict[str, type[Any]] = {kind.kind: kind for kind in Target.__subclasses__() if kind not in _AT_BOOT}
 #: Targets stored on disk. All others are kernel state, which a reboot resets.
-_ON_DISK = (OtherConfig, TunedProfile, TunedVariable, BannedCpus)
+_ON_DISK = (steps.OtherConfig, TunedProfile, steps.TunedVariable, BannedCpus)
 
 
 class JournalEvent(StrEnum):
@@ -147,16 +134,12 @@ def _take(changes: dict[Target, AppliedChange], entry: JournalLine, target: Targ
         changes[target] = replace(there, open=entry.event is JournalEvent.UNDOING)
 
 
-# -- Journal of original values: a file of lines, each synced to disk before the host is changed. -
-# Only the end of the file changes. After a crash it has whole lines and at most one partial line, whose
-# change was not started.
-
-
 DEFAULT = Path("/var/lib/netplugin/tuning.journal")
 
 
 class ApplyJournal:
-    """Context manager; one process at a time holds the journal.
+    """Context manager; one process at a time holds the journal. Only the end of the file changes: after a
+    crash it has whole lines and at most one partial line, whose change was not started.
 
     Methods that write raise HostError on a disk error; the caller must then change nothing more.
     """
@@ -172,16 +155,13 @@ class ApplyJournal:
         try:
             self._open()
         except BlockingIOError as busy:
-            raise Conflict(
-                f"another apply or undo holds {self.path}", step="journal", fix="wait until it has ended"
-            ) from busy
+            wait = "wait until it has ended"
+            raise Conflict(f"another apply or undo holds {self.path}", step="journal", fix=wait) from busy
         except OSError as refused:
             raise _unusable(self.path, refused) from refused
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def history(self) -> History:
@@ -203,8 +183,6 @@ class ApplyJournal:
     def clear(self) -> None:
         """Empty the journal; only when nothing is left to undo."""
         self._cut(0)
-
-    # -- the file ----------------------------------------------------------------------------------
 
     def _open(self) -> None:
         own_directory(self.path.parent, 0o700)
@@ -275,9 +253,8 @@ def _whole(data: bytes) -> bytes:
 
 def _unusable(path: Path, refused: OSError) -> HostError:
     if isinstance(refused, UnsafeFile):
-        return HostError(
-            f"the journal: {refused.filename} {refused.strerror}", step="journal", fix=refused.fix
-        )
+        found = f"the journal: {refused.filename} {refused.strerror}"
+        return HostError(found, step="journal", fix=refused.fix)
     return HostError(
         f"the journal {path} cannot be used: {refused.strerror or refused}",
         step="journal",
