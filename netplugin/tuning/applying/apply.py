@@ -187,9 +187,8 @@ def _undone(
 ) -> Result:
     """Undo one change; without a journal only return what would be done."""
     before = machine.value(change.target, change.before)
-    result = Result(
-        change.group, change.target, Unknown(str(change.target), "not read"), before, StepOutcome.FAILED
-    )
+    nothing = Unknown(str(change.target), "not read")
+    result = Result(change.group, change.target, nothing, before, StepOutcome.FAILED)
     try:
         now = machine.read(change.target)
         result = replace(result, old=machine.value(change.target, now))

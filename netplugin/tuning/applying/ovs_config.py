@@ -70,11 +70,9 @@ class RunningOvs:
             socket = self._sockets.database
             # Fail at once instead of retrying until the deadline.
             if socket is not None and not socket.exists():
-                raise BackendUnavailable(
-                    f"no Open vSwitch database at {socket}",
-                    step="ovsdb-connect",
-                    fix="start ovsdb-server, or say with --ovs-rundir where its sockets are",
-                )
+                detail = f"no Open vSwitch database at {socket}"
+                fix = "start ovsdb-server, or say with --ovs-rundir where its sockets are"
+                raise BackendUnavailable(detail, step="ovsdb-connect", fix=fix)
             self._database = Ovsdb(self._sockets.connection).start()
         self._database.require_online(_WAIT_S)
         return self._database
@@ -102,10 +100,8 @@ class OvsConfig(SettingAccessor[OtherConfig]):
         if target.key == _MASK:
             running, asked = self._ovs.pmd_cpus(), frozenset(from_mask(desired or ""))
             if running and running != asked:
-                raise HostError(
-                    f"vswitchd runs PMD threads on {format_list(running)}, not on {format_list(asked)}",
-                    step="read-back",
-                )
+                cpus = f"{format_list(running)}, not on {format_list(asked)}"
+                raise HostError(f"vswitchd runs PMD threads on {cpus}", step="read-back")
 
     def restore(self, target: OtherConfig, raw: Raw) -> None:
         self._ovs.set(target.key, raw)

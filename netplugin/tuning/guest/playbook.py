@@ -34,9 +34,8 @@ def guest_playbook(plan: GuestPlan) -> str:
         command(_RELOAD, "udevadm", "control", "--reload"),
         command(_TRIGGER, "udevadm", "trigger", "--action=add", "--subsystem-match=net"),
     ]
-    return as_yaml(
-        f"Set up the guest {plan.domain.name} for packets, as netplugin planned it", tasks, handlers
-    )
+    name = f"Set up the guest {plan.domain.name} for packets, as netplugin planned it"
+    return as_yaml(name, tasks, handlers)
 
 
 def _interrupts(plan: GuestPlan) -> Iterator[Task]:
@@ -80,9 +79,8 @@ def _kernel_nics(plan: GuestPlan) -> Iterator[Task]:
         return
     if any(each.channels for each in plan.nics):
         yield _package("ethtool")
-    yield file_with("Set queues and MTU of NICs that stay with the kernel", _RULES, rules) | {
-        "notify": [_RELOAD, _TRIGGER]
-    }
+    written = file_with("Set queues and MTU of NICs that stay with the kernel", _RULES, rules)
+    yield written | {"notify": [_RELOAD, _TRIGGER]}
 
 
 def _package(name: str) -> Task:

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from netplugin.host.cpus import format_list, parse_list, to_kernel, to_mask
+from netplugin.tuning import steps as kinds
 from netplugin.tuning.output.playbook_tasks import (
     Task,
     Template,
@@ -32,21 +33,7 @@ from netplugin.tuning.read.cpus import CPU, NODE
 from netplugin.tuning.read.kernel import SYSTEMD, variables_path
 from netplugin.tuning.read.memory import HUGEPAGES_UNIT
 from netplugin.tuning.read.memory import LASTING as _LASTING
-from netplugin.tuning.steps import (
-    BannedCpus,
-    BootPages,
-    Effect,
-    File,
-    OtherConfig,
-    ServiceCpus,
-    Step,
-    Swap,
-    Sysctl,
-    ThreadPriority,
-    TunedProfile,
-    TunedVariable,
-    VfCount,
-)
+from netplugin.tuning.steps import Effect, Step
 
 T = TypeVar("T")
 
@@ -79,8 +66,8 @@ def step_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
     """In order of execution: memory before OVS, which needs it; settings that need a reboot last."""
     for make in (_files, _boot_pages, _sysctls, _swap, _threads, _irqbalance, _services, _tuned):
         yield from make(steps)
-    yield from vf_tasks([(target.address, str(number)) for target, number in _of(VfCount, steps)])
-    yield from ovs_tasks([(target.key, desired) for target, desired in _of(OtherConfig, steps)])
+    yield from vf_tasks([(target.address, str(number)) for target, number in _of(kinds.VfCount, steps)])
+    yield from ovs_tasks([(target.key, desired) for target, desired in _of(kinds.OtherConfig, steps)])
     yield from kernel_tasks(steps)
 
 
@@ -135,7 +122,7 @@ def same_machine(online: frozenset[int]) -> Iterator[Task]:
 
 
 def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
-    files = list(_of(File, steps))
+    files = list(_of(kinds.File, steps))
     lasting = [f"w {target.path} - - - - {desired}" for target, desired in files if target.lasting]
     # The minus ignores errors: the kernel refuses to move managed interrupts.
     passing = [f"w- {target.path} - - - - {desired}" for target, desired in files if not target.lasting]
@@ -149,7 +136,7 @@ def _module_parameters(steps: tuple[Step, ...]) -> Iterator[Task]:
     """systemd-tmpfiles misses modules that are loaded after it runs; modprobe.d(5) covers those."""
     lines = [
         f"options {match['module']} {match['name']}={desired}"
-        for target, desired in _of(File, steps)
+        for target, desired in _of(kinds.File, steps)
         if (match := _PARAMETER.fullmatch(target.path))
     ]
     if lines:
@@ -166,13 +153,13 @@ def until_boot(name: str, lines: list[str], evaluated: bool = False) -> Iterator
 
 
 def _sysctls(steps: tuple[Step, ...]) -> Iterator[Task]:
-    lines = [f"{target.name} = {desired}" for target, desired in _of(Sysctl, steps)]
+    lines = [f"{target.name} = {desired}" for target, desired in _of(kinds.Sysctl, steps)]
     if lines:
         yield file_with("Set sysctls", _SYSCTL, lines) | {"notify": _SYSCTLS}
 
 
 def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
-    if list(_of(Swap, steps)):
+    if list(_of(kinds.Swap, steps)):
         when = Template("ansible_facts.swaptotal_mb > 0")
         yield command("Stop swapping", "swapoff", "--all") | {"when": when}
         areas = r"^([^#\n]\S*\s+\S+\s+swap\s.*)$"
@@ -180,7 +167,7 @@ def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for variable, cpus in _of(TunedVariable, steps):
+    for variable, cpus in _of(kinds.TunedVariable, steps):
         yield task(
             "Tell tuned which CPUs are isolated",
             "lineinfile",
@@ -190,7 +177,7 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
             create=True,
             mode="0644",
         )
-    for _, profile in _of(TunedProfile, steps):
+    for _, profile in _of(kinds.TunedProfile, steps):
         active = ("netplugin_tuned", "tuned-adm", "active")
         yield reading("Read the profile of tuned", *active, failed_when=False)
         yield command("Choose the profile of tuned", "tuned-adm", "profile", str(profile)) | {
@@ -200,7 +187,7 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for target, cpus in _of(BannedCpus, steps):
+    for target, cpus in _of(kinds.BannedCpus, steps):
         yield task(
             "Tell irqbalance which CPUs to leave alone",
             "lineinfile",
@@ -212,7 +199,7 @@ def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 
 def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for target, cpus in _of(BannedCpus, steps):
+    for target, cpus in _of(kinds.BannedCpus, steps):
         yield from _list_counts(target.path, parse_list(str(cpus)))
 
 
@@ -249,7 +236,7 @@ def _list_counts(path: str, desired: Sequence[int]) -> Iterator[Task]:
 
 
 def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for _, cpus in _of(ServiceCpus, steps):
+    for _, cpus in _of(kinds.ServiceCpus, steps):
         yield folder("Make the folder of systemd's settings", f"{SYSTEMD}.d")
         name, path = (
             "Keep services on housekeeping CPUs from the next boot",
@@ -261,7 +248,7 @@ def _services(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _boot_pages(steps: tuple[Step, ...]) -> Iterator[Task]:
     """Unit that reserves hugepages before OVS starts: OVS's unit has no ordering after systemd-tmpfiles."""
-    if not list(_of(BootPages, steps)):
+    if not list(_of(kinds.BootPages, steps)):
         return
     unit = f"""\
 [Unit]
@@ -284,7 +271,7 @@ WantedBy=sysinit.target
 
 
 def _threads(steps: tuple[Step, ...]) -> Iterator[Task]:
-    for target, priority in _of(ThreadPriority, steps):
+    for target, priority in _of(kinds.ThreadPriority, steps):
         yield from thread_tasks(target.threads, str(priority))
 
 
