@@ -9,13 +9,15 @@ import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from netplugin.host.safe_files import open_file_within, open_within, opened
 
 T = TypeVar("T")
 D = TypeVar("D")
+P = ParamSpec("P")
 
 #: Read limit in bytes, above any expected file; a copied tree is not trusted.
 _MOST_BYTES = 1 << 20
@@ -46,6 +48,33 @@ Fact: TypeAlias = T | Unknown
 
 def known(fact: Fact[T], default: D) -> T | D:
     return default if isinstance(fact, Unknown) else fact
+
+
+class _Refused(Exception):
+    def __init__(self, fact: Unknown) -> None:
+        self.fact = fact
+
+
+def sure(fact: Fact[T], missing: T | None = None) -> T:
+    """The value, for use below ``@whole``; ``missing``, if given, where there is no such file."""
+    if not isinstance(fact, Unknown):
+        return fact
+    if fact.missing and missing is not None:
+        return missing
+    raise _Refused(fact)
+
+
+def whole(read: Callable[P, T]) -> Callable[P, Fact[T]]:
+    """Return the first Unknown that ``sure`` meets instead of a part, which would look complete."""
+
+    @wraps(read)
+    def reading(*args: P.args, **given: P.kwargs) -> Fact[T]:
+        try:
+            return read(*args, **given)
+        except _Refused as refused:
+            return refused.fact
+
+    return reading
 
 
 class Root:

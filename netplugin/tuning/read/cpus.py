@@ -19,10 +19,7 @@ from netplugin.tuning.facts import (
     Policy,
     PowerFacts,
 )
-from netplugin.tuning.root import Fact, Root, Unknown, known
-
-# -- Read CPU facts: online state, cores with siblings, NUMA node and kind, caches, isolation. ----
-
+from netplugin.tuning.root import Fact, Root, Unknown, known, sure, whole
 
 CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
@@ -64,35 +61,32 @@ def read_cpus(root: Root) -> CpuFacts:
     )
 
 
-def _partitions(root: Root, group: str = CGROUP) -> Fact[Cpus]:
+@whole
+def _partitions(root: Root, group: str = CGROUP) -> Cpus:
     """CPUs isolated by cpuset partitions (Documentation/admin-guide/cgroup-v2.rst).
 
     ``cpuset.cpus.isolated`` of the root cgroup has them since Linux 6.8 (commit 877c737db935). Before that,
     a partition's parent is a partition; one that is invalid has a reason after its type and isolates nothing.
     """
-    listed = root.optional(f"{group}/cpuset.cpus.isolated", cpu_list) if group == CGROUP else None
-    if listed is not None:
+    if (
+        group == CGROUP
+        and (listed := sure(root.optional(f"{group}/cpuset.cpus.isolated", cpu_list))) is not None
+    ):
         return listed
-    names = root.names(group)
-    if isinstance(names, Unknown):
-        return frozenset() if names.missing else names
     found: Cpus = frozenset()
-    for at in (f"{group}/{name}" for name in names):
-        kind = root.optional(f"{at}/cpuset.cpus.partition", str)
-        own = root.parsed(f"{at}/cpuset.cpus.effective", cpu_list) if kind == "isolated" else frozenset()
-        below = _partitions(root, at) if kind in ("root", "isolated") else frozenset()
-        for fact in (kind, own, below):
-            if isinstance(fact, Unknown):
-                return fact
-            found |= fact if isinstance(fact, frozenset) else frozenset()
+    for at in (f"{group}/{name}" for name in sure(root.names(group), ())):
+        kind = sure(root.optional(f"{at}/cpuset.cpus.partition", str))
+        if kind == "isolated":
+            found |= sure(root.parsed(f"{at}/cpuset.cpus.effective", cpu_list))
+        if kind in ("root", "isolated"):
+            found |= sure(_partitions(root, at))
     return found
 
 
-def node_numbers(root: Root) -> Fact[tuple[int, ...]]:
+@whole
+def node_numbers(root: Root) -> tuple[int, ...]:
     """Numbers of the NUMA nodes that are online, which may be sparse; only node 0 without NUMA."""
-    names = root.names(NODE)
-    if isinstance(names, Unknown):
-        return (0,) if names.missing else names
+    names = sure(root.names(NODE), ("node0",))
     there = frozenset(int(match[1]) for name in names if (match := _NODE.fullmatch(name)))
     online = known(root.optional(f"{NODE}/online", cpu_list), None)
     return tuple(sorted(there & (there if online is None else online)))
@@ -113,46 +107,29 @@ def _cpuinfo(text: str, field: str) -> str:
     return found[1].strip()
 
 
-def _distances(root: Root) -> Fact[dict[int, dict[int, int]]]:
+@whole
+def _distances(root: Root) -> dict[int, dict[int, int]]:
     """NUMA distances; empty without NUMA. Each file has a number per online node, in order."""
-    numbers = node_numbers(root)
-    if isinstance(numbers, Unknown):
-        return numbers
-    found = {}
+    numbers, found = sure(node_numbers(root)), {}
     for node in numbers:
-        row = root.optional(f"{NODE}/node{node}/distance", lambda text: tuple(map(int, text.split())))
-        if isinstance(row, Unknown):
-            return row
+        row = sure(root.optional(f"{NODE}/node{node}/distance", lambda text: tuple(map(int, text.split()))))
         if row is not None and len(row) == len(numbers):
             found[node] = dict(zip(numbers, row, strict=True))
     return found
 
 
+@whole
 def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:
-    """All cores, or the first Unknown: a partial topology is useless.
-
-    Siblings on different nodes count as cores of their own, because OVS and libvirt go by node.
-    """
-    if isinstance(online, Unknown):
-        return online
-    home = _nodes_of_cpus(root, online)
-    slow = _slow(root, online)
-    if isinstance(home, Unknown):
-        return home
-    if isinstance(slow, Unknown):
-        return slow
+    """Siblings on different nodes count as cores of their own, because OVS and libvirt go by node."""
+    home, slow = sure(_nodes_of_cpus(root, sure(online))), sure(_slow(root, sure(online)))
     first = min(home.values(), default=0)
     cores: dict[Cpus, Core] = {}
-    for cpu in sorted(online):
+    for cpu in sorted(sure(online)):
         at = f"{CPU}/cpu{cpu}/topology"
-        siblings = root.parsed(f"{at}/thread_siblings_list", cpu_list)
-        package = root.parsed(f"{at}/physical_package_id", int)
-        if isinstance(siblings, Unknown):
-            return siblings
-        if isinstance(package, Unknown):
-            return package
+        siblings = sure(root.parsed(f"{at}/thread_siblings_list", cpu_list))
+        package = sure(root.parsed(f"{at}/physical_package_id", int))
         # A sibling may have gone offline between two reads.
-        cpus = frozenset(c for c in siblings & online if home.get(c) == home.get(cpu)) | {cpu}
+        cpus = frozenset(c for c in siblings & sure(online) if home.get(c) == home.get(cpu)) | {cpu}
         if any(cpus != other and cpus & other for other in cores):
             return Unknown(f"{at}/thread_siblings_list", "contradicts that of its siblings")
         kind = NODELESS if cpu not in home else EFFICIENCY if cpu in slow else PERFORMANCE
@@ -160,67 +137,46 @@ def _cores(root: Root, online: Fact[Cpus]) -> Fact[tuple[Core, ...]]:
     return tuple(cores.values())
 
 
-def _slow(root: Root, online: Cpus) -> Fact[Cpus]:
+@whole
+def _slow(root: Root, online: Cpus) -> Cpus:
     """CPUs of efficiency cores. By ``cpu_capacity`` (ARM) they have less than three quarters of the fastest
     CPU's: those of one kind may differ a little in frequency."""
-    fast = root.optional(_FAST, cpu_list)
-    if fast is not None:
-        return fast if isinstance(fast, Unknown) else online - fast
+    if (fast := sure(root.optional(_FAST, cpu_list))) is not None:
+        return online - fast
     capacities: dict[int, int] = {}
     for cpu in sorted(online):
-        capacity = root.optional(f"{CPU}/cpu{cpu}/cpu_capacity", int)
+        capacity = sure(root.optional(f"{CPU}/cpu{cpu}/cpu_capacity", int))
         if capacity is None:  # a kernel has it for all CPUs or for none
             return frozenset()
-        if isinstance(capacity, Unknown):
-            return capacity
         capacities[cpu] = capacity
     most = max(capacities.values(), default=0)
     return frozenset(cpu for cpu, capacity in capacities.items() if 4 * capacity < 3 * most)
 
 
-def _nodes_of_cpus(root: Root, online: Cpus) -> Fact[dict[int, int]]:
-    numbers = node_numbers(root)
-    if isinstance(numbers, Unknown):
-        return numbers
+@whole
+def _nodes_of_cpus(root: Root, online: Cpus) -> dict[int, int]:
     home: dict[int, int] = {}
+    numbers = sure(node_numbers(root))
     for node in numbers:
         cpus = root.parsed(f"{NODE}/node{node}/cpulist", cpu_list)
-        if isinstance(cpus, Unknown):
-            if not (cpus.missing and numbers == (0,)):
-                return cpus
-            cpus = online
-        home |= dict.fromkeys(cpus, node)
+        home |= dict.fromkeys(sure(cpus, online if numbers == (0,) else None), node)
     return home
 
 
-def _caches(root: Root, online: Fact[Cpus]) -> Fact[tuple[Cache, ...]]:
-    if isinstance(online, Unknown):
-        return online
+@whole
+def _caches(root: Root, online: Fact[Cpus]) -> tuple[Cache, ...]:
     found: dict[Cache, None] = {}
-    for cpu in sorted(online):
-        names = root.names(f"{CPU}/cpu{cpu}/cache")
-        if isinstance(names, Unknown):
-            if names.missing:  # a VM may report none
-                continue
-            return names
-        for name in names:
-            at = f"{CPU}/cpu{cpu}/cache/{name}"
-            if not name.startswith("index"):
-                continue
-            level = root.parsed(f"{at}/level", int)
-            kind = root.text(f"{at}/type")
-            size = root.parsed(f"{at}/size", lambda text: int(text.removesuffix("K")))
-            cpus = root.parsed(f"{at}/shared_cpu_list", cpu_list)
-            for fact in (level, kind, size, cpus):
-                if isinstance(fact, Unknown):
-                    return fact
-            assert isinstance(level, int) and isinstance(kind, str)
-            assert isinstance(size, int) and isinstance(cpus, frozenset)
-            found[Cache(level, kind, size, cpus)] = None
+    for cpu in sorted(sure(online)):
+        names = sure(root.names(f"{CPU}/cpu{cpu}/cache"), ())  # a VM may report none
+        for at in (f"{CPU}/cpu{cpu}/cache/{name}" for name in names if name.startswith("index")):
+            cache = Cache(
+                level=sure(root.parsed(f"{at}/level", int)),
+                kind=sure(root.text(f"{at}/type")),
+                size_kb=sure(root.parsed(f"{at}/size", lambda text: int(text.removesuffix("K")))),
+                cpus=sure(root.parsed(f"{at}/shared_cpu_list", cpu_list)),
+            )
+            found[cache] = None
     return tuple(found)
-
-
-# -- Read CPU power management: frequency governors, turbo, P-states and C-states. ----------------
 
 
 def read_power(root: Root) -> PowerFacts:
@@ -234,10 +190,9 @@ def read_power(root: Root) -> PowerFacts:
     )
 
 
-def _policies(root: Root) -> Fact[tuple[Policy, ...]]:
-    names = root.names(f"{CPU}/cpufreq")
-    if isinstance(names, Unknown):
-        return () if names.missing else names
+@whole
+def _policies(root: Root) -> tuple[Policy, ...]:
+    names = sure(root.names(f"{CPU}/cpufreq"), ())
     return tuple(
         Policy(
             name=name,
@@ -259,21 +214,10 @@ def _turbo(root: Root) -> Fact[bool | None]:
     return off if isinstance(off, Unknown) else not off
 
 
-def _idle_states(root: Root) -> Fact[tuple[str, ...]]:
-    """Names of CPU 0's C-states."""
-    names = root.names(f"{CPU}/cpu0/cpuidle")
-    if isinstance(names, Unknown):
-        return () if names.missing else names
-    found = []
-    for state in names:
-        name = root.text(f"{CPU}/cpu0/cpuidle/{state}/name")
-        if isinstance(name, Unknown):
-            return name
-        found.append(name)
-    return tuple(found)
-
-
-# -- Read the CPU affinity of IRQs, workqueues and writeback, and irqbalance's settings. ----------
+@whole
+def _idle_states(root: Root) -> tuple[str, ...]:
+    at = f"{CPU}/cpu0/cpuidle"
+    return tuple(sure(root.text(f"{at}/{state}/name")) for state in sure(root.names(at), ()))
 
 
 DEFAULT_AFFINITY = "/proc/irq/default_smp_affinity"
@@ -302,15 +246,11 @@ def read_interrupts(root: Root) -> InterruptFacts:
     )
 
 
-def _irqbalance(root: Root) -> Fact[IrqbalanceFacts | None]:
+@whole
+def _irqbalance(root: Root) -> IrqbalanceFacts | None:
     for path in IRQBALANCE:
-        text = root.text(path)
-        if isinstance(text, Unknown):
-            if text.missing:
-                continue
-            return text
-        banned = root.parsed(path, banned_cpus)
-        return banned if isinstance(banned, Unknown) else IrqbalanceFacts(path, banned)
+        if sure(root.optional(path, str)) is not None:
+            return IrqbalanceFacts(path, sure(root.parsed(path, banned_cpus)))
     return None
 
 
@@ -338,18 +278,16 @@ def _banned(name: str, text: str) -> str:
     return values[-1].strip().strip("\"'") if values else ""
 
 
-def _irqs(root: Root) -> Fact[tuple[Irq, ...]]:
-    numbers = root.names("/proc/irq")
-    if isinstance(numbers, Unknown):
-        return () if numbers.missing else numbers
-    return tuple(_irq(root, int(n)) for n in sorted(filter(str.isdecimal, numbers), key=int))
+@whole
+def _irqs(root: Root) -> tuple[Irq, ...]:
+    numbers = filter(str.isdecimal, sure(root.names("/proc/irq"), ()))
+    return tuple(_irq(root, int(n)) for n in sorted(numbers, key=int))
 
 
 def _irq(root: Root, number: int) -> Irq:
-    names = root.names(f"/proc/irq/{number}")
     return Irq(
         number=number,
-        names=() if isinstance(names, Unknown) else tuple(n for n in names if n not in _FILES),
+        names=tuple(n for n in known(root.names(f"/proc/irq/{number}"), ()) if n not in _FILES),
         affinity=root.parsed(irq_path(number), cpu_list),
         effective=root.optional(f"/proc/irq/{number}/effective_affinity_list", cpu_list),
     )

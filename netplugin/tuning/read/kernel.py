@@ -8,16 +8,12 @@ from functools import partial
 from netplugin.tuning.command_line import parse_command_line
 from netplugin.tuning.facts import Cpus, KernelFacts, KernelThread, Tuned
 from netplugin.tuning.read.cpus import cpu_list
-from netplugin.tuning.root import Fact, Root, Unknown, known
+from netplugin.tuning.root import Fact, Root, Unknown, known, sure, whole
 
 #: Sysctls to read.
 SYSCTLS = (
-    "kernel.nmi_watchdog",
-    "kernel.numa_balancing",
-    "kernel.sched_rt_runtime_us",
-    "kernel.soft_watchdog",
-    "kernel.timer_migration",
-    "vm.stat_interval",
+    *("kernel.nmi_watchdog", "kernel.numa_balancing", "kernel.sched_rt_runtime_us", "kernel.soft_watchdog"),
+    *("kernel.timer_migration", "vm.stat_interval"),
 )
 #: tuned profiles with the variable ``isolated_cores``.
 PROFILES = ("cpu-partitioning", "realtime-virtual-host")
@@ -52,12 +48,11 @@ def read_kernel(root: Root) -> KernelFacts:
     )
 
 
+@whole
 def _boot_loader(root: Root) -> Fact[str | None]:
     """What started the machine: files of another boot loader may be there too."""
-    started = root.optional(LOADER_INFO, str)
-    if isinstance(started, Unknown):
-        return started
-    if "systemd-boot" in (started or "").replace(" ", ""):  # the zeros of UTF-16 are read as blanks
+    started = sure(root.text(LOADER_INFO), "")
+    if "systemd-boot" in started.replace(" ", ""):  # the zeros of UTF-16 are read as blanks
         return "systemd-boot"
     vendors = known(root.names(_OF_FIRMWARE), ())
     paths = (*_MENUS, *(f"{_OF_FIRMWARE}/{vendor}/grub.cfg" for vendor in reversed(vendors)))
@@ -85,21 +80,14 @@ def _realtime(root: Root) -> Fact[bool]:
     return root.parsed("/proc/version", lambda text: bool(re.search(r"PREEMPT[_ ]RT", text)))
 
 
+@whole
 def _tuned(root: Root) -> Fact[Tuned | None]:
     there = root.names(TUNED)
     if isinstance(there, Unknown):
         return None if there.missing else there
-    profile = root.optional(f"{TUNED}/active_profile", str)
-    if isinstance(profile, Unknown):
-        return profile
-    variables = {}
-    for name in PROFILES:
-        cores = root.optional(variables_path(name), _isolated_cores)
-        if isinstance(cores, Unknown):
-            return cores
-        if cores is not None:
-            variables[name] = cores
-    return Tuned(profile or None, variables)
+    profile = sure(root.optional(f"{TUNED}/active_profile", str))
+    cores = {name: sure(root.optional(variables_path(name), _isolated_cores)) for name in PROFILES}
+    return Tuned(profile or None, {name: text for name, text in cores.items() if text is not None})
 
 
 def _isolated_cores(text: str) -> str | None:
@@ -107,19 +95,13 @@ def _isolated_cores(text: str) -> str | None:
     return found[-1] if found and found[-1] else None
 
 
-def _service_cpus(root: Root) -> Fact[Cpus | None]:
+@whole
+def _service_cpus(root: Root) -> Cpus | None:
     """CPUAffinity from system.conf and its drop-ins, in order."""
-    folder = root.names(f"{SYSTEMD}.d")
-    if isinstance(folder, Unknown):
-        if not folder.missing:
-            return folder
-        folder = ()
+    folder = sure(root.names(f"{SYSTEMD}.d"), ())
     found: Cpus | None = None
-    paths = [SYSTEMD, *(f"{SYSTEMD}.d/{name}" for name in folder if name.endswith(".conf"))]
-    for path in paths:
-        cpus = root.optional(path, partial(cpu_affinity, before=found))
-        if isinstance(cpus, Unknown):
-            return cpus
+    for path in (SYSTEMD, *(f"{SYSTEMD}.d/{name}" for name in folder if name.endswith(".conf"))):
+        cpus = sure(root.optional(path, partial(cpu_affinity, before=found)))
         found = found if isinstance(root.text(path), Unknown) else cpus
     return found
 
@@ -136,23 +118,16 @@ def cpu_affinity(text: str, before: Cpus | None = None) -> Cpus | None:
     return found
 
 
+@whole
 def kernel_threads(root: Root) -> Fact[tuple[KernelThread, ...]]:
     """Kernel threads that may have to preempt a busy CPU."""
-    names = root.names("/proc")
-    if isinstance(names, Unknown):
-        return names
     threads = []
-    for name in sorted(filter(str.isdecimal, names), key=int):
-        stat = root.text(f"/proc/{name}/stat")
-        if isinstance(stat, Unknown):
-            if stat.missing:  # it has ended
-                continue
-            return stat
-        if match := _THREAD.fullmatch(stat):
+    for name in sorted(filter(str.isdecimal, sure(root.names("/proc"))), key=int):
+        if match := _THREAD.fullmatch(sure(root.text(f"/proc/{name}/stat"), "")):  # empty if it has ended
             rest = match[3].split()
             if len(rest) <= _POLICY or not (rest[_PRIORITY] + rest[_POLICY]).isdecimal():
                 return Unknown(f"/proc/{name}/stat", "has too few fields")
-            if rest[_PARENT] != _KTHREADD:
-                continue
-            threads.append(KernelThread(match[2], int(match[1]), int(rest[_PRIORITY]), int(rest[_POLICY])))
+            if rest[_PARENT] == _KTHREADD:
+                found = KernelThread(match[2], int(match[1]), int(rest[_PRIORITY]), int(rest[_POLICY]))
+                threads.append(found)
     return tuple(threads)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from netplugin.tuning.facts import HugepagePool, Limit, MemoryFacts, NodeMemory
 from netplugin.tuning.read.cpus import CGROUP, NODE, cpu_list, node_numbers
-from netplugin.tuning.root import Fact, Root, Unknown
-
-# -- Read memory and hugepages of each node, KSM, transparent hugepages and swap. -----------------
-
+from netplugin.tuning.root import Fact, Root, Unknown, sure, whole
 
 _SIZE = re.compile(r"hugepages-(\d+)kB")
 _MM = "/sys/kernel/mm"
@@ -21,11 +19,10 @@ _LINE = re.compile(rf"^w {NODE}/node(\d+)/hugepages/hugepages-(\d+)kB/nr_hugepag
 
 
 def read_memory(root: Root) -> MemoryFacts:
-    nodes = node_numbers(root)
     return MemoryFacts(
-        nodes=nodes if isinstance(nodes, Unknown) else _nodes(root, nodes),
+        nodes=_nodes(root),
         sizes_kb=_sizes(root, f"{_MM}/hugepages"),
-        pools=nodes if isinstance(nodes, Unknown) else _pools(root, nodes),
+        pools=_pools(root),
         at_boot=_at_boot(root),
         ksm=root.optional(f"{_MM}/ksm/run", int),
         transparent=root.optional(f"{_MM}/transparent_hugepage/enabled", chosen),
@@ -41,43 +38,39 @@ def chosen(text: str) -> str:
     return found[1]
 
 
-def _nodes(root: Root, nodes: tuple[int, ...]) -> Fact[tuple[NodeMemory, ...]]:
-    found = []
+@whole
+def _nodes(root: Root) -> tuple[NodeMemory, ...]:
+    found, nodes = [], sure(node_numbers(root))
     for node in nodes:
-        memory = root.parsed(f"{NODE}/node{node}/meminfo", lambda text, n=node: _meminfo(text, n))  # type: ignore[misc]
+        memory = root.parsed(f"{NODE}/node{node}/meminfo", partial(_meminfo, node))
         if isinstance(memory, Unknown) and memory.missing and nodes == (0,):
-            memory = root.parsed("/proc/meminfo", lambda text: _meminfo(text, 0))
-        if isinstance(memory, Unknown):
-            return memory
-        found.append(memory)
+            memory = root.parsed("/proc/meminfo", partial(_meminfo, 0))
+        found.append(sure(memory))
     return tuple(found)
 
 
-def _meminfo(text: str, node: int) -> NodeMemory:
+def _meminfo(node: int, text: str) -> NodeMemory:
     values = dict(re.findall(r"^(?:Node \d+ )?(MemTotal|MemFree):\s+(\d+) kB$", text, re.MULTILINE))
     if len(values) != 2:
         raise ValueError("no MemTotal and MemFree")
     return NodeMemory(node, int(values["MemTotal"]), int(values["MemFree"]))
 
 
-def _sizes(root: Root, path: str) -> Fact[tuple[int, ...]]:
-    names = root.names(path)
-    if isinstance(names, Unknown):
-        return () if names.missing else names
+@whole
+def _sizes(root: Root, path: str) -> tuple[int, ...]:
+    names = sure(root.names(path), ())
     return tuple(sorted(int(match[1]) for name in names if (match := _SIZE.fullmatch(name))))
 
 
-def _pools(root: Root, nodes: tuple[int, ...]) -> Fact[tuple[HugepagePool, ...]]:
-    pools = []
+@whole
+def _pools(root: Root) -> tuple[HugepagePool, ...]:
+    pools, nodes = [], sure(node_numbers(root))
     for node in nodes:
         folder = f"{NODE}/node{node}/hugepages"
         there = root.names(folder)
         if nodes == (0,) and isinstance(there, Unknown) and there.missing:
             folder = f"{_MM}/hugepages"  # a kernel without NUMA has them only here
-        sizes = _sizes(root, folder)
-        if isinstance(sizes, Unknown):
-            return sizes
-        for size in sizes:
+        for size in sure(_sizes(root, folder)):
             at = f"{folder}/hugepages-{size}kB"
             total = root.parsed(f"{at}/nr_hugepages", int)
             free = root.parsed(f"{at}/free_hugepages", int)
@@ -103,9 +96,6 @@ def _swaps(text: str) -> tuple[str, ...]:
     if not head.startswith("Filename"):
         raise ValueError("no head")
     return tuple(row.split()[0] for row in rows)
-
-
-# -- Read cgroup limits that apply to this process, to OVS or to VMs. -----------------------------
 
 
 #: Slices of daemons such as vswitchd, and of libvirt's VMs.

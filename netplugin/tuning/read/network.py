@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from netplugin.tuning.facts import HostNic, InterfaceFacts, IommuFacts, KernelBond, NetworkFacts
-from netplugin.tuning.root import Fact, Root, Unknown, known
+from netplugin.tuning.root import Fact, Root, Unknown, known, sure, whole
 
 T = TypeVar("T")
 
@@ -50,22 +50,19 @@ def read_iommu(root: Root) -> IommuFacts:
     return IommuFacts(len(groups), tuple(sorted(t for t in types if isinstance(t, str))))
 
 
+@whole
 def _nics(root: Root) -> Fact[tuple[HostNic, ...]]:
-    addresses = root.names(PCI)
-    if isinstance(addresses, Unknown):
-        return () if addresses.missing else addresses
-    routed = _routed(root)
+    addresses, routed = sure(root.names(PCI), ()), _routed(root)
     return _all(_nic(root, address, routed) for address in addresses if _ADDRESS.fullmatch(address))
 
 
-def _routed(root: Root) -> Fact[frozenset[str]]:
+@whole
+def _routed(root: Root) -> frozenset[str]:
     """Interfaces of default routes, and those below them: a bond's members, the parent of a VLAN."""
     found, todo = set[str](), list[str]()
     for path, (destination, mask, interface) in _ROUTES.items():
-        text = root.optional(path, str)
-        if isinstance(text, Unknown):
-            return text
-        rows = (row for row in map(str.split, (text or "").splitlines()) if len(row) > 9)
+        text = sure(root.text(path), "")
+        rows = (row for row in map(str.split, text.splitlines()) if len(row) > 9)
         todo += [row[interface] for row in rows if not (row[destination] + row[mask]).strip("0")]
     while todo:
         name = todo.pop()
@@ -87,21 +84,14 @@ def _all(found: Iterable[Fact[T]]) -> Fact[tuple[T, ...]]:
     return refused[0] if refused else tuple(f for f in facts if not isinstance(f, Unknown))
 
 
+@whole
 def _nic(root: Root, address: str, routed: Fact[frozenset[str]]) -> Fact[HostNic]:
     """A NIC; a missing Unknown if the device is not a NIC or is a VF."""
     at = f"{PCI}/{address}"
-    kind = root.text(f"{at}/class")
-    if isinstance(kind, Unknown):
-        return kind
-    if not kind.startswith(_NETWORK) or root.link(f"{at}/physfn"):
+    if not sure(root.text(f"{at}/class")).startswith(_NETWORK) or root.link(f"{at}/physfn"):
         return Unknown(at, "is no NIC", missing=True)
-    text = root.optional(f"{at}/uevent", str)
-    if isinstance(text, Unknown):
-        return text
-    uevent = dict(re.findall(r"^(\w+)=(.*)$", text or "", re.MULTILINE))
-    interfaces = _interfaces_of(root, at)
-    if isinstance(interfaces, Unknown):
-        return interfaces
+    uevent = dict(re.findall(r"^(\w+)=(.*)$", sure(root.text(f"{at}/uevent"), ""), re.MULTILINE))
+    interfaces = sure(_interfaces_of(root, at))
     return HostNic(
         address=address,
         node=root.optional(f"{at}/numa_node", _node),
@@ -118,30 +108,26 @@ def _node(text: str) -> int | None:
     return None if int(text) < 0 else int(text)
 
 
-def _interfaces_of(root: Root, at: str) -> Fact[tuple[str, ...]]:
+@whole
+def _interfaces_of(root: Root, at: str) -> tuple[str, ...]:
     """Interfaces of a PCI device; those of a virtio NIC are below its virtio device."""
     below = [name for name in known(root.names(at), ()) if name.startswith("virtio")]
-    named = _all(root.names(f"{place}/net") for place in (at, *(f"{at}/{b}" for b in below)))
-    return named if isinstance(named, Unknown) else tuple(n for names in named for n in names)
+    named = sure(_all(root.names(f"{place}/net") for place in (at, *(f"{at}/{b}" for b in below))))
+    return tuple(name for names in named for name in names)
 
 
-def _interface(root: Root, name: str) -> Fact[InterfaceFacts]:
+@whole
+def _interface(root: Root, name: str) -> InterfaceFacts:
     at = f"{_NET}/{name}"
-    there = root.names(at)
-    queues = root.names(f"{at}/queues")
+    there = sure(root.names(at))
+    queues = sure(root.names(f"{at}/queues"), ())
     # Without link, reading fails with EINVAL, or gives -1 if the driver does not know the speed.
-    speed = root.optional(f"{at}/speed", int)
-    index, link, arphrd = (root.optional(f"{at}/{file}", int) for file in ("ifindex", "iflink", "type"))
-    state = root.optional(f"{at}/operstate", str)
-    kind = root.optional(f"{at}/uevent", lambda text: _kind(text, known(there, ())))
-    for fact in (there, queues, speed, index, link, arphrd, state, kind):
-        if isinstance(fact, Unknown) and not (fact is queues and fact.missing):
-            return fact
-    index, link, state = known(index, None), known(link, None), known(state, None)
-    kind = known(kind, None) or _KINDS.get(known(arphrd, None) or 0)
+    speed = sure(root.optional(f"{at}/speed", int)) or -1
+    index, link, arphrd = (sure(root.optional(f"{at}/{file}", int)) for file in ("ifindex", "iflink", "type"))
+    state = sure(root.optional(f"{at}/operstate", str))
+    kind = sure(root.optional(f"{at}/uevent", lambda text: _kind(text, there))) or _KINDS.get(arphrd or 0)
     if kind is None and state == "unknown" and link is not None and link != index:
         kind = "gretap"  # it has no DEVTYPE, and other devices with another one below have a carrier
-    queues, speed = known(queues, ()), known(speed, None) or -1
     return InterfaceFacts(
         name=name,
         mtu=root.parsed(f"{at}/mtu", int),
@@ -149,7 +135,7 @@ def _interface(root: Root, name: str) -> Fact[InterfaceFacts]:
         rx_queues=sum(queue.startswith("rx-") for queue in queues),
         tx_queues=sum(queue.startswith("tx-") for queue in queues),
         master=root.link(f"{at}/master"),
-        lowers=_lowers(known(there, ())),
+        lowers=_lowers(there),
         kind=kind,
         index=index,
         link=link,
