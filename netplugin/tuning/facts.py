@@ -166,9 +166,6 @@ class KernelFacts:
     service_cpus: Fact[Cpus | None]
     halt_poll_ns: Fact[int | None]
 
-    def sysctl(self, name: str) -> Fact[str | None]:
-        return self.sysctls.get(name)
-
 
 @dataclass(frozen=True)
 class Irq:

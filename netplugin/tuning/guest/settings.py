@@ -18,21 +18,10 @@ from netplugin.tuning import steps
 from netplugin.tuning.command_line import page_name
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M
-from netplugin.tuning.planning.kernel_work import PRIORITIES, THP
+from netplugin.tuning.planning.kernel_work import PRIORITIES, QUIET, REALTIME, THP, WHY_IN_GUEST
 from netplugin.tuning.read.cpus import DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK
 from netplugin.tuning.root import Unknown
-from netplugin.tuning.steps import (
-    Effect,
-    File,
-    Group,
-    KernelArgument,
-    Step,
-    Swap,
-    Sysctl,
-    Target,
-    ThreadPriority,
-    impossible,
-)
+from netplugin.tuning.steps import Effect, File, Group, KernelArgument, Step, Sysctl, Target, impossible
 
 _NOT_ASKED = Unknown("the guest", "was not asked")
 
@@ -41,65 +30,29 @@ def settings(
     domain: GuestDomain, pages: GuestPages, housekeeping: Cpus, isolated: Cpus, realtime: bool
 ) -> Iterator[Step]:
     if isolated:
-        yield from _kernel_work(domain, housekeeping)
-        if realtime:
-            yield from _latency()
+        source = f"{steps.TUNED_GUEST} and those that it includes"
+        for group, target, desired, about in _live(len(domain.cells_kb), to_kernel(housekeeping), realtime):
+            yield Step(group, target, _NOT_ASKED, desired, Effect.LIVE, WHY_IN_GUEST[about], source)
     for name, desired, why in _arguments(domain, pages, housekeeping, isolated, realtime):
-        yield Step(
-            Group.KERNEL_ARGUMENTS,
-            KernelArgument(name),
-            _NOT_ASKED,
-            desired,
-            Effect.REBOOT,
-            why,
-            steps.of_argument(name),
-        )
+        target, source = KernelArgument(name), steps.of_argument(name)
+        yield Step(Group.KERNEL_ARGUMENTS, target, _NOT_ASKED, desired, Effect.REBOOT, why, source)
 
 
-def _live(group: Group, target: Target, desired: str | None, why: str) -> Step:
-    source = f"{steps.TUNED_GUEST} and those that it includes"
-    return Step(group, target, _NOT_ASKED, desired, Effect.LIVE, why, source)
-
-
-def _kernel_work(domain: GuestDomain, housekeeping: Cpus) -> Iterator[Step]:
-    mask = to_kernel(housekeeping)
-    nmi = "the NMI watchdog needs a counter that KVM emulates, and each of its interrupts leaves the guest"
-    for group, target, desired, why in (
-        (Group.INTERRUPTS, File(DEFAULT_AFFINITY), mask, "interrupts that come later go to housekeeping"),
-        (Group.WORKQUEUES, File(WORKQUEUES), mask, "unbound work of the kernel stays on housekeeping"),
-        (Group.WORKQUEUES, File(WRITEBACK), mask, "writing dirty pages stays on housekeeping"),
-        (Group.WATCHDOG, Sysctl("kernel.nmi_watchdog"), "0", nmi),
-        (
-            Group.SCHEDULING,
-            Sysctl("vm.stat_interval"),
-            "10",
-            "each CPU folds its memory statistics once an interval",
-        ),
-    ):
-        yield _live(group, target, desired, why)
-    if len(domain.cells_kb) > 1:
-        why = "balancing takes pages away to see who faults"
-        yield _live(Group.MEMORY, Sysctl("kernel.numa_balancing"), "0", why)
-
-
-def _latency() -> Iterator[Step]:
-    stopped = "a thread in real time is stopped for 5 % of each second otherwise"
-    for group, name, desired, why in (
-        (Group.WATCHDOG, "kernel.soft_watchdog", "0", "it wakes a thread on each CPU"),
-        (Group.SCHEDULING, "kernel.sched_rt_runtime_us", "-1", stopped),
-        (
-            Group.SCHEDULING,
-            "kernel.timer_migration",
-            "0",
-            "timers of other CPUs must not move to one of these",
-        ),
-    ):
-        yield _live(group, Sysctl(name), desired, why)
-    yield _live(Group.MEMORY, File(THP), "never", "making large pages of small ones stops who uses them")
-    yield _live(Group.MEMORY, Swap(), None, "memory that comes back from a disk comes milliseconds late")
-    for threads, desired, _ in PRIORITIES:
-        why = "what the kernel has to do on a vCPU must not wait for a busy thread there"
-        yield _live(Group.SCHEDULING, ThreadPriority(threads), desired, why)
+def _live(cells: int, mask: str, realtime: bool) -> Iterator[tuple[Group, Target, str | None, str]]:
+    """Group, target, value, and what ``WHY_IN_GUEST`` has the reason by."""
+    yield Group.INTERRUPTS, File(DEFAULT_AFFINITY), mask, DEFAULT_AFFINITY
+    for path in (WORKQUEUES, WRITEBACK):
+        yield Group.WORKQUEUES, File(path), mask, path
+    for group, name, desired, _ in sorted(QUIET, key=lambda row: row[0] is Group.MEMORY):
+        if cells > 1 or group is not Group.MEMORY:  # without cells, nothing to balance
+            yield group, Sysctl(name), desired, name
+    if realtime:
+        for group, name, desired, _ in REALTIME:
+            yield group, Sysctl(name), desired, name
+        yield Group.MEMORY, File(THP), "never", THP
+        yield Group.MEMORY, steps.Swap(), None, "swap"
+        for name, desired in PRIORITIES:
+            yield Group.SCHEDULING, steps.ThreadPriority(name), desired, name
 
 
 def _arguments(

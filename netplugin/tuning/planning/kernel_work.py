@@ -2,57 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from netplugin.host.cpus import format_list, to_kernel
 from netplugin.tuning import steps
-from netplugin.tuning.facts import Cpus, Facts
+from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.partition import Partition
 from netplugin.tuning.read.cpus import CPU, DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK, irq_path
 from netplugin.tuning.read.kernel import HALT_POLL
 from netplugin.tuning.root import Fact, Unknown, known
-from netplugin.tuning.steps import (
-    BannedCpus,
-    Effect,
-    File,
-    Group,
-    ServiceCpus,
-    Step,
-    Swap,
-    Sysctl,
-    Target,
-    ThreadPriority,
-    TunedProfile,
-    TunedVariable,
-)
+from netplugin.tuning.steps import Effect, File, Group, Step, Sysctl, Target
 
-# -- Plan the CPUs of kernel work and services, and the frequency governor (pure). ----------------
+T = TypeVar("T")
 
-#: Group, name, value, reason and source.
-_QUIET = (
-    (
-        Group.WATCHDOG,
-        "kernel.nmi_watchdog",
-        "0",
-        "the NMI watchdog interrupts each CPU and takes a counter of its PMU",
-        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
-    ),
-    (
-        Group.MEMORY,
-        "kernel.numa_balancing",
-        "0",
-        "balancing takes pages away to see who faults; planned memory is where it belongs",
-        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}",
-    ),
-    (
-        Group.SCHEDULING,
-        "vm.stat_interval",
-        "10",
-        "each CPU folds its memory statistics once an interval",
-        f"{steps.KERNEL_THREADS}; {steps.TUNED_LATENCY}",
-    ),
+KSM = "/sys/kernel/mm/ksm/run"
+THP = "/sys/kernel/mm/transparent_hugepage/enabled"
+#: Sysctls where CPUs are isolated, and for real time: group, name, value and source.
+QUIET = (
+    (Group.WATCHDOG, "kernel.nmi_watchdog", "0", f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}"),
+    (Group.MEMORY, "kernel.numa_balancing", "0", f"{steps.SYSCTL_KERNEL}; {steps.TUNED_LATENCY}"),
+    (Group.SCHEDULING, "vm.stat_interval", "10", f"{steps.KERNEL_THREADS}; {steps.TUNED_LATENCY}"),
 )
+_NO_SOFT_LOCKUP = f"{steps.SYSCTL_KERNEL}; {steps.TUNED_REALTIME} (nosoftlockup)"
+REALTIME = (
+    (Group.WATCHDOG, "kernel.soft_watchdog", "0", _NO_SOFT_LOCKUP),
+    (Group.SCHEDULING, "kernel.sched_rt_runtime_us", "-1", steps.TUNED_REALTIME),
+    (Group.SCHEDULING, "kernel.timer_migration", "0", steps.TUNED_LATENCY),
+)
+#: SCHED_FIFO priorities from tuned's realtime-virtual-host, above that of a real-time vCPU (1), which these
+#: threads must preempt. Not every kernel has all of them.
+PRIORITIES = (("ksoftirqd", "2"), ("ktimers", "2"), ("ktimersoftd", "3"), ("rcuc", "4"), ("rcub", "4"))
+#: Why each is set on a host, and in a guest.
+_FAULTS = "balancing takes pages away to see who faults"
+_MERGED = "making large pages of small ones stops who uses them"
+WHY = {
+    DEFAULT_AFFINITY: "interrupts that come later go to housekeeping",
+    WORKQUEUES: "unbound work of the kernel stays on housekeeping",
+    WRITEBACK: "writing dirty pages to disks stays on housekeeping",
+    # 2 and not 0, which would keep merged pages; tuned's profile also sets 2.
+    KSM: "a merged page stops a VM at its next write to it: 2 parts those that are merged already",
+    THP: f"{_MERGED}; VMs have hugepages of their own",
+    "swap": "memory that comes back from a disk comes milliseconds late",
+    "kernel.nmi_watchdog": "the NMI watchdog interrupts each CPU and takes a counter of its PMU",
+    "kernel.numa_balancing": f"{_FAULTS}; planned memory is where it belongs",
+    "vm.stat_interval": "each CPU folds its memory statistics once an interval",
+    "kernel.soft_watchdog": "it wakes a thread on each CPU",
+    "kernel.sched_rt_runtime_us": "a vCPU in real time is stopped for 5 % of each second otherwise",
+    "kernel.timer_migration": "timers of other CPUs must not move to one of these",
+    "ksoftirqd": "timers and packets of a CPU must not wait for its vCPU",
+    **dict.fromkeys(("ktimers", "ktimersoftd"), "timers of a CPU must not wait for its vCPU"),
+    **dict.fromkeys(
+        ("rcuc", "rcub"), "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"
+    ),
+}
+WHY_IN_GUEST = {
+    **WHY,
+    WRITEBACK: "writing dirty pages stays on housekeeping",
+    THP: _MERGED,
+    "kernel.nmi_watchdog": "the NMI watchdog needs a counter that KVM emulates, and each of its interrupts "
+    "leaves the guest",
+    "kernel.numa_balancing": _FAULTS,
+    "kernel.sched_rt_runtime_us": "a thread in real time is stopped for 5 % of each second otherwise",
+    **dict.fromkeys(
+        dict(PRIORITIES), "what the kernel has to do on a vCPU must not wait for a busy thread there"
+    ),
+}
+#: KVM's default on x86 (KVM_HALT_POLL_NS_DEFAULT in arch/x86/include/asm/kvm_host.h).
+_HALT_POLL_NS = "200000"
 
 
 def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -61,32 +79,30 @@ def kernel_work(facts: Facts, partition: Partition) -> Iterator[Step]:
         return
     yield from _interrupts(facts, partition)
     yield from _irqbalance(facts, partition)
-    unbound = f"{steps.KERNEL_THREADS}; {steps.TUNED_PARTITIONING}"
-    for path, cpus, what in (
-        (WORKQUEUES, facts.interrupts.workqueues, "unbound work of the kernel"),
-        (WRITEBACK, facts.interrupts.writeback, "writing dirty pages to disks"),
-    ):
-        why = f"{what} stays on housekeeping"
-        yield from _mask(Group.WORKQUEUES, path, cpus, partition, why, unbound)
-    for group, name, desired, why, source in _QUIET:
-        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), desired, why, source)
-    yield from _services(facts, partition)
+    mask, source = to_kernel(partition.housekeeping), f"{steps.KERNEL_THREADS}; {steps.TUNED_PARTITIONING}"
+    for path, cpus in ((WORKQUEUES, facts.interrupts.workqueues), (WRITEBACK, facts.interrupts.writeback)):
+        yield from _step(Group.WORKQUEUES, File(path), _text(cpus, to_kernel), mask, WHY[path], source)
+    yield from _sysctls(facts, QUIET)
+    yield _services(facts, partition)
     yield from _governors(facts, partition)
 
 
+def _sysctls(facts: Facts, rows: Iterable[tuple[Group, str, str, str]]) -> Iterator[Step]:
+    for group, name, desired, source in rows:
+        yield from _step(group, Sysctl(name), facts.kernel.sysctls.get(name), desired, WHY[name], source)
+
+
 def _interrupts(facts: Facts, partition: Partition) -> Iterator[Step]:
-    default = facts.interrupts.default_affinity
-    why = "interrupts that come later go to housekeeping"
-    yield from _mask(Group.INTERRUPTS, DEFAULT_AFFINITY, default, partition, why, steps.IRQ_AFFINITY)
+    target, now = File(DEFAULT_AFFINITY), _text(facts.interrupts.default_affinity, to_kernel)
+    desired, why = to_kernel(partition.housekeeping), WHY[DEFAULT_AFFINITY]
+    yield from _step(Group.INTERRUPTS, target, now, desired, why, steps.IRQ_AFFINITY)
     for irq in known(facts.interrupts.irqs, ()):
         affinity = irq.affinity
         if isinstance(affinity, Unknown) or not affinity & partition.isolated:
             continue
-        desired = (affinity & partition.housekeeping) or partition.near(affinity)
-        target = File(irq_path(irq.number), lasting=False)
-        why = "an interrupt stops what the CPU does"
-        now, planned = format_list(affinity), format_list(desired)
-        yield Step(Group.INTERRUPTS, target, now, planned, Effect.LIVE, why, steps.IRQ_AFFINITY)
+        desired = format_list((affinity & partition.housekeeping) or partition.near(affinity))
+        target, why = File(irq_path(irq.number), lasting=False), "an interrupt stops what the CPU does"
+        yield from _step(Group.INTERRUPTS, target, format_list(affinity), desired, why, steps.IRQ_AFFINITY)
 
 
 def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -94,36 +110,20 @@ def _irqbalance(facts: Facts, partition: Partition) -> Iterator[Step]:
     found = facts.interrupts.irqbalance
     if found is None or isinstance(found, Unknown):
         return
-    yield Step(
-        Group.INTERRUPTS,
-        BannedCpus(found.path),
-        None if found.banned is None else format_list(found.banned),
-        format_list(partition.isolated),
-        Effect.LIVE,
-        "irqbalance would bring interrupts back within seconds",
-        f"{steps.IRQBALANCE}; {steps.TUNED_PARTITIONING}",
-    )
+    target, desired = steps.BannedCpus(found.path), format_list(partition.isolated)
+    now, why = _text(found.banned, format_list), "irqbalance would bring interrupts back within seconds"
+    source = f"{steps.IRQBALANCE}; {steps.TUNED_PARTITIONING}"
+    yield Step(Group.INTERRUPTS, target, now, desired, Effect.LIVE, why, source)
 
 
-def _services(facts: Facts, partition: Partition) -> Iterator[Step]:
-    found = facts.kernel.service_cpus
-    yield Step(
-        Group.SCHEDULING,
-        ServiceCpus(),
-        found if found is None or isinstance(found, Unknown) else format_list(found),
-        format_list(partition.housekeeping),
-        Effect.REBOOT,
+def _services(facts: Facts, partition: Partition) -> Step:
+    now, desired = _text(facts.kernel.service_cpus, format_list), format_list(partition.housekeeping)
+    why = (
         "services, with them OVS's main, handler and revalidator threads, start on housekeeping; libvirt "
-        "gives VMs CPUs of their own",
-        f"{steps.SYSTEMD}; {steps.TUNED_PARTITIONING}",
+        "gives VMs CPUs of their own"
     )
-
-
-def _mask(
-    group: Group, path: str, cpus: Fact[Cpus | None], partition: Partition, why: str, source: str
-) -> Iterator[Step]:
-    now = cpus if cpus is None or isinstance(cpus, Unknown) else to_kernel(cpus)
-    yield from _step(group, File(path), now, to_kernel(partition.housekeeping), why, source)
+    source = f"{steps.SYSTEMD}; {steps.TUNED_PARTITIONING}"
+    return Step(Group.SCHEDULING, steps.ServiceCpus(), now, desired, Effect.REBOOT, why, source)
 
 
 def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
@@ -135,9 +135,6 @@ def _governors(facts: Facts, partition: Partition) -> Iterator[Step]:
             yield Step(Group.POWER, target, policy.governor, "performance", Effect.LIVE, why, source)
 
 
-# -- Plan tuned's variables and profile, if tuned is installed (pure). ----------------------------
-
-
 def tuned_steps(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[Step]:
     """Set the same CPUs as in ``isolcpus``; otherwise tuned would revert these settings."""
     tuned = facts.kernel.tuned
@@ -145,56 +142,11 @@ def tuned_steps(facts: Facts, partition: Partition, intent: HostIntent) -> Itera
         return
     profile = "realtime-virtual-host" if intent.realtime else "cpu-partitioning"
     source = steps.TUNED_HOST if intent.realtime else steps.TUNED_PARTITIONING
-    variable, now = TunedVariable(profile, "isolated_cores"), tuned.isolated_cores.get(profile)
+    variable, now = steps.TunedVariable(profile, "isolated_cores"), tuned.isolated_cores.get(profile)
     cpus, why = format_list(partition.isolated), "tuned sets masks and priorities by this list"
     yield Step(Group.TUNED, variable, now, cpus, Effect.LIVE, why, source)
     why = "another profile would undo this one's settings at the next boot"
-    yield Step(Group.TUNED, TunedProfile(), tuned.profile, profile, Effect.LIVE, why, source)
-
-
-# -- Plan real-time settings that can be changed live (pure). -------------------------------------
-
-
-KSM = "/sys/kernel/mm/ksm/run"
-THP = "/sys/kernel/mm/transparent_hugepage/enabled"
-_RCU = "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"
-#: SCHED_FIFO priorities from tuned's realtime-virtual-host, above that of a real-time vCPU (1), which these
-#: threads must preempt. Not every kernel has all of them.
-PRIORITIES = (
-    ("ksoftirqd", "2", "timers and packets of a CPU must not wait for its vCPU"),
-    ("ktimers", "2", "timers of a CPU must not wait for its vCPU"),
-    ("ktimersoftd", "3", "timers of a CPU must not wait for its vCPU"),
-    ("rcuc", "4", _RCU),
-    ("rcub", "4", _RCU),
-)
-#: KVM's default on x86 (KVM_HALT_POLL_NS_DEFAULT in arch/x86/include/asm/kvm_host.h).
-_HALT_POLL_NS = "200000"
-
-
-#: Group, name, value, reason and source.
-_REALTIME = (
-    (
-        Group.WATCHDOG,
-        "kernel.soft_watchdog",
-        "0",
-        "it wakes a thread on each CPU",
-        f"{steps.SYSCTL_KERNEL}; {steps.TUNED_REALTIME} (nosoftlockup)",
-    ),
-    (
-        Group.SCHEDULING,
-        "kernel.sched_rt_runtime_us",
-        "-1",
-        "a vCPU in real time is stopped for 5 % of each second otherwise",
-        steps.TUNED_REALTIME,
-    ),
-    (
-        Group.SCHEDULING,
-        "kernel.timer_migration",
-        "0",
-        "timers of other CPUs must not move to one of these",
-        steps.TUNED_LATENCY,
-    ),
-)
+    yield Step(Group.TUNED, steps.TunedProfile(), tuned.profile, profile, Effect.LIVE, why, source)
 
 
 def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[Step]:
@@ -202,19 +154,14 @@ def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[
     if not (intent.realtime and partition.isolated):
         return
     memory = facts.memory
-    # Not 0, which would keep merged pages; tuned's profile also sets 2.
-    why = "a merged page stops a VM at its next write to it: 2 parts those that are merged already"
-    source = f"{steps.KSM}; {steps.TUNED_HOST}"
-    yield from _step(Group.MEMORY, File(KSM), _text(memory.ksm), "2", why, source)
-    # Reading the file gives all choices; the one in brackets is compared.
-    why = "making large pages of small ones stops who uses them; VMs have hugepages of their own"
-    source = f"{steps.THP}; {steps.TUNED_LATENCY}"
-    yield from _step(Group.MEMORY, File(THP), memory.transparent, "never", why, source)
-    swaps = memory.swaps if isinstance(memory.swaps, Unknown) else ",".join(memory.swaps) or None
-    why = "memory that comes back from a disk comes milliseconds late"
-    yield Step(Group.MEMORY, Swap(), swaps, None, Effect.LIVE, why, steps.OWN)
-    for group, name, desired, why, source in _REALTIME:
-        yield from _step(group, Sysctl(name), facts.kernel.sysctl(name), desired, why, source)
+    for path, now, desired, source in (
+        (KSM, _text(memory.ksm), "2", f"{steps.KSM}; {steps.TUNED_HOST}"),
+        (THP, memory.transparent, "never", f"{steps.THP}; {steps.TUNED_LATENCY}"),
+    ):
+        yield from _step(Group.MEMORY, File(path), now, desired, WHY[path], source)
+    swaps = _text(memory.swaps, ",".join) or None
+    yield Step(Group.MEMORY, steps.Swap(), swaps, None, Effect.LIVE, WHY["swap"], steps.OWN)
+    yield from _sysctls(facts, REALTIME)
     yield from _halt_polling(facts, partition)
     yield from _threads(facts)
 
@@ -224,8 +171,7 @@ def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
     now = facts.kernel.halt_poll_ns
     cores = (core for share in partition.nodes for core in share.vm)
     if any(len(core.cpus & partition.vcpus) > 1 for core in cores):
-        desired = "0"
-        why = "a halted vCPU that polls takes from the vCPU on the sibling"
+        desired, why = "0", "a halted vCPU that polls takes from the vCPU on the sibling"
     else:
         desired = str(known(now, None) or _HALT_POLL_NS)
         why = "a halted vCPU that polls wakes sooner, and has its core to itself"
@@ -235,19 +181,16 @@ def _halt_polling(facts: Facts, partition: Partition) -> Iterator[Step]:
 
 def _threads(facts: Facts) -> Iterator[Step]:
     threads = facts.kernel.threads
-    for name, desired, why in PRIORITIES:
-        now: Fact[str | None]
-        if isinstance(threads, Unknown):
-            now = threads
-        else:
-            found = {t.priority for t in threads if t.name.partition("/")[0] == name}
-            # rcuc needs rcu_nocbs or PREEMPT_RT, ktimers PREEMPT_RT
-            now = ",".join(map(str, sorted(found))) or None
-        yield from _step(Group.SCHEDULING, ThreadPriority(name), now, desired, why, steps.TUNED_HOST)
+    for name, desired in PRIORITIES:
+        found = {t.priority for t in known(threads, ()) if t.name.partition("/")[0] == name}
+        # rcuc needs rcu_nocbs or PREEMPT_RT, ktimers PREEMPT_RT
+        now = threads if isinstance(threads, Unknown) else ",".join(map(str, sorted(found))) or None
+        target = steps.ThreadPriority(name)
+        yield from _step(Group.SCHEDULING, target, now, desired, WHY[name], steps.TUNED_HOST)
 
 
-def _text(value: Fact[int | None]) -> Fact[str | None]:
-    return value if isinstance(value, Unknown) or value is None else str(value)
+def _text(value: Fact[T | None], form: Callable[[T], str] = str) -> Fact[str | None]:
+    return value if isinstance(value, Unknown) or value is None else form(value)
 
 
 def _step(
