@@ -18,6 +18,7 @@ from netplugin.tuning import steps
 from netplugin.tuning.command_line import page_name
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M
+from netplugin.tuning.planning.hugepages import beside_linux
 from netplugin.tuning.planning.kernel_work import PRIORITIES, QUIET, REALTIME, THP, WHY_IN_GUEST
 from netplugin.tuning.read.cpus import DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK
 from netplugin.tuning.root import Unknown
@@ -86,16 +87,9 @@ def _arguments(
             yield "idle", "poll", why
 
 
-# -- Hugepages inside a guest (pure): the same number in each NUMA cell, which any kernel can reserve.
-
-
-#: Reserved for Linux in each cell: a share of its memory, and the minimum in KB.
-_SYSTEM_SHARE, _SYSTEM_KB = 0.1, 512 * 1024
-
-
 @dataclass(frozen=True)
 class GuestPages:
-    """``pages`` is the total number, spread evenly over the cells."""
+    """``pages`` is the total number, spread evenly over the NUMA cells, which any kernel can reserve."""
 
     size_kb: int
     pages: int
@@ -109,25 +103,21 @@ def plan_pages(domain: GuestDomain, options: GuestOptions) -> GuestPages:
     """Plan the pages; by default half of the memory, or 0 pages without room. Raises: InvalidRequest."""
     cells = len(domain.cells_kb)
     for size in _sizes(domain, options):
-        room = min(_room_kb(cell) for cell in domain.cells_kb) // size * cells
+        room = beside_linux(min(domain.cells_kb)) // size * cells
         if options.hugepage_mb is None:
-            half = min(domain.cells_kb) // 2 // size * cells
-            pages = min(half, room)
-            if pages:
-                return GuestPages(size, pages)
+            pages = min(min(domain.cells_kb) // 2 // size * cells, room)
         else:
             pages = -(-options.hugepage_mb * 1024 // (size * cells)) * cells
-            if pages <= room:
-                return GuestPages(size, pages)
+        if pages <= room and (pages or options.hugepage_mb is not None):
+            return GuestPages(size, pages)
     if options.hugepage_mb is None:
         return GuestPages(size, 0)
-    raise impossible(
-        "hugepage_mb",
+    what = (
         f"{options.hugepage_mb} MB in pages of {size} KB, but {domain.name} has room for "
-        f"{room * size // 1024} in addition to Linux ({domain.memory_kb // 1024} MB in {_cells(cells)})",
-        "ask for less, or give the VM more memory",
-        step=STEP,
+        f"{room * size // 1024} in addition to Linux ({domain.memory_kb // 1024} MB in "
+        f"{'one cell' if cells == 1 else f'{cells} cells'})"
     )
+    raise impossible("hugepage_mb", what, "ask for less, or give the VM more memory", step=STEP)
 
 
 def _sizes(domain: GuestDomain, options: GuestOptions) -> tuple[int, ...]:
@@ -136,17 +126,6 @@ def _sizes(domain: GuestDomain, options: GuestOptions) -> tuple[int, ...]:
         return (options.hugepage_kb,)
     large = domain.backing_kb == PAGE_1G and domain.whole_cpu
     return (PAGE_1G, PAGE_2M) if large else (PAGE_2M,)
-
-
-def _room_kb(cell_kb: int) -> int:
-    return max(0, cell_kb - max(_SYSTEM_KB, int(cell_kb * _SYSTEM_SHARE)))
-
-
-def _cells(count: int) -> str:
-    return "one cell" if count == 1 else f"{count} cells"
-
-
-# -- Options of a guest plan that the domain does not contain. ------------------------------------
 
 
 VFIO: Final = "vfio-pci"

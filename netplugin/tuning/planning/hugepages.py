@@ -34,7 +34,7 @@ MOST_MBUFS, LEAST_MBUFS = 262144, 16384
 _DESCRIPTORS, _BURST, _MOST_LCORES = 2048, 32, 128
 #: Memory in addition to the buffers, for NIC and vhost rings and DPDK itself, MB.
 _DPDK_MB = 512
-#: Reserved for Linux on each node: a share of its memory, and the minimum in KB.
+#: Reserved for Linux on each node or cell: a share of its memory, and the minimum in KB.
 _SYSTEM_SHARE, _SYSTEM_KB = 0.1, 512 * 1024
 #: Minimum number of large pages that must fit on a node; with fewer, rounding wastes too much.
 _ROOM_FOR_LARGE = 16
@@ -270,9 +270,13 @@ def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
             for pool in needed(facts.memory.pools)
             if pool.node == memory.node and pool.size_kb != size_kb
         )
-        system = max(_SYSTEM_KB, int(memory.total_kb * _SYSTEM_SHARE))
-        room[memory.node] = max(0, memory.total_kb - system - other)
+        room[memory.node] = max(0, beside_linux(memory.total_kb) - other)
     return room
+
+
+def beside_linux(total_kb: int) -> int:
+    """Memory of a node or cell that may be in hugepages, KB."""
+    return max(0, total_kb - max(_SYSTEM_KB, int(total_kb * _SYSTEM_SHARE)))
 
 
 def _vm_mb(

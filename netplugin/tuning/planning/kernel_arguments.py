@@ -36,7 +36,12 @@ def kernel_arguments(
     machine, line = _machine(facts), facts.kernel.arguments
     reserved = Hugepages() if isinstance(line, Unknown) else line.hugepages(machine)
     own = {} if isinstance(line, Unknown) else {**_cpus(facts, line, machine), **_pages_now(reserved, pages)}
-    for name, desired, why, source in _desired(facts, partition, pages, reserved, intent):
+    wanted = [*_hugepages(facts, pages, reserved), *_iommu(facts)]
+    if partition.isolated:
+        wanted += _isolation(facts, partition)
+        if intent.realtime and known(facts.cpus.arch, "") != ARM:
+            wanted += _realtime(facts)
+    for name, desired, why, source in wanted:
         now: Fact[str | None] = line if isinstance(line, Unknown) else None
         if isinstance(line, CommandLine):
             now = desired if desired and line.gives(name, desired) else line.value(name)
@@ -65,9 +70,8 @@ def _cpus(facts: Facts, line: CommandLine, machine: Machine) -> dict[str, str | 
         for kind, fact in (("domain", facts.cpus.isolated), ("nohz", facts.cpus.nohz_full))
     )
     managed = written.get("managed_irq", _NONE)
-    flagged = (
-        (("managed_irq,domain", domain),) if managed == domain else (("managed_irq", managed), ("", domain))
-    )
+    both = managed == domain
+    flagged = [("managed_irq,domain", domain)] if both else [("managed_irq", managed), ("", domain)]
     isolated = [f"{flags},{format_list(cpus)}".removeprefix(",") for flags, cpus in flagged if cpus]
     affinity = line.value("irqaffinity")
     try:  # the CPU that boots is added
@@ -85,8 +89,7 @@ def _cpus(facts: Facts, line: CommandLine, machine: Machine) -> dict[str, str | 
 def _pages_now(reserved: Hugepages, pages: tuple[NodePages, ...]) -> dict[str, str | None]:
     if not pages:
         return {}
-    size = pages[0].size_kb
-    default = reserved.default_kb
+    size, default = pages[0].size_kb, reserved.default_kb
     named = size if size in reserved.sizes_kb else min(reserved.sizes_kb, default=None)
     counted = [_counted(reserved.pages.get(size, {}), pages), *_other_sizes(reserved, pages)]
     return {
@@ -124,25 +127,13 @@ def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
     return len(pages) == 1 or release(facts) >= (5, 16)
 
 
-def _desired(
-    facts: Facts, partition: Partition, pages: tuple[NodePages, ...], reserved: Hugepages, intent: HostIntent
-) -> Iterator[Argument]:
-    yield from _hugepages(facts, pages, reserved)
-    yield from _iommu(facts)
-    if partition.isolated:
-        yield from _isolation(facts, partition)
-        if intent.realtime and known(facts.cpus.arch, "") != ARM:
-            yield from _realtime(facts)
-
-
 def _iommu(facts: Facts) -> Iterator[Argument]:
     why = "the host's own devices pass the IOMMU untranslated, VMs' do not"
     if known(facts.cpus.arch, "") == ARM:
         yield Argument("iommu.passthrough", "1", why)
         return
     yield Argument("iommu", "pt", why)
-    # AMD's is on by default; amd_iommu=on does not exist.
-    if known(facts.cpus.vendor, "") == INTEL:
+    if known(facts.cpus.vendor, "") == INTEL:  # AMD's is on by default; amd_iommu=on does not exist
         yield Argument("intel_iommu", "on", "VFs are given to VMs and to DPDK through the IOMMU")
 
 
@@ -155,10 +146,8 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...], reserved: Hugepages) 
     yield Argument("default_hugepagesz", size, "what a mount of hugetlbfs has without a size")
     if not counts_by_node(facts, pages):  # a BootPages step reserves them
         if _counts_default(facts.kernel.arguments) and reserved.default_kb != pages[0].size_kb:
-            why = (
-                f"it counts pages of the default size, which is {size} from then on; a "
-                "unit reserves what each node needs"
-            )
+            why = f"it counts pages of the default size, which is {size} from then on"
+            why += "; a unit reserves what each node needs"
             yield Argument("hugepages", None, why, f"{_PARAMETERS}; {steps.HUGETLB}")
         return
     count = " ".join([_counted(planned, pages) or "", *_other_sizes(reserved, pages)])
@@ -170,23 +159,19 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...], reserved: Hugepages) 
 
 def _counts_default(line: Fact[CommandLine]) -> bool:
     """Whether ``hugepages=`` comes before any ``hugepagesz=``, and so counts pages of the default size."""
-    if isinstance(line, Unknown):
-        return False
-    return next(
-        (name == "hugepages" for name, _ in line.arguments if name in ("hugepages", "hugepagesz")), False
-    )
+    names = () if isinstance(line, Unknown) else (name for name, _ in line.arguments)
+    return next((name == "hugepages" for name in names if name in ("hugepages", "hugepagesz")), False)
 
 
 def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
     cpus = format_list(partition.isolated)
     flags = "managed_irq,domain," if release(facts) >= (5, 6) else ""
-    yield Argument(
-        "isolcpus",
-        flags + cpus,
+    source = f"{_PARAMETERS}; {steps.MANAGED_IRQ}" if flags else _PARAMETERS
+    why = (
         "the scheduler puts nothing there by itself: PMD threads and pinned vCPUs alone run there, "
-        "and a VM that may run there must be pinned",
-        f"{_PARAMETERS}; {steps.MANAGED_IRQ}" if flags else _PARAMETERS,
+        "and a VM that may run there must be pinned"
     )
+    yield Argument("isolcpus", flags + cpus, why, source)
     yield Argument("nohz_full", cpus, "no timer tick while one thread runs on a CPU", _PARTITIONING)
     yield Argument("rcu_nocbs", cpus, "RCU's callbacks run elsewhere", _PARTITIONING)
     housekeeping, why = format_list(partition.housekeeping), "interrupts start on housekeeping"
@@ -195,16 +180,18 @@ def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:
 
 def _realtime(facts: Facts) -> Iterator[Argument]:
     """Real-time arguments; x86 only."""
-    vendor = known(facts.cpus.vendor, "")
-    yield Argument(
-        "mce",
-        "ignore_ce",
-        "no polling for errors that were corrected; those that were not still stop the machine",
-        f"{steps.of_argument('mce')}; {steps.TUNED_REALTIME} (ignore_ce)",
-    )
-    source = f"{_PARAMETERS}; {steps.TUNED_LATENCY}"
+    vendor, source = known(facts.cpus.vendor, ""), f"{_PARAMETERS}; {steps.TUNED_LATENCY}"
+    why = "no polling for errors that were corrected; those that were not still stop the machine"
+    yield Argument("mce", "ignore_ce", why, f"{steps.BOOT_OPTIONS}; {steps.TUNED_REALTIME} (ignore_ce)")
     yield Argument("tsc", "reliable", "no watchdog that checks the clock", source)
-    yield from _idle(facts)
+    if not any(len(core.cpus) > 1 for core in known(facts.cpus.cores, ())):
+        why = "a CPU that polls wakes at once; it draws full power"
+        yield Argument("idle", "poll", why, steps.BOOT_OPTIONS)
+    else:
+        why = "no sleep that takes microseconds to wake from; polling would take from SMT siblings"
+        if known(facts.power.idle_driver, None) == "intel_idle":
+            yield Argument("intel_idle.max_cstate", "1", why, steps.INTEL_IDLE)
+        yield Argument("processor.max_cstate", "1", why)
     why = "the frequency does not move by itself"
     if vendor == INTEL:
         yield Argument("intel_pstate", "disable", why, f"{_PARAMETERS}; {steps.TUNED_REALTIME}")
@@ -214,58 +201,32 @@ def _realtime(facts: Facts) -> Iterator[Argument]:
     yield Argument("pcie_aspm.policy", "performance", "links to NICs do not sleep", steps.ASPM)
 
 
-def _idle(facts: Facts) -> Iterator[Argument]:
-    """Idle polling without SMT; with SMT, C1 at most, because polling slows the sibling down."""
-    if not any(len(core.cpus) > 1 for core in known(facts.cpus.cores, ())):
-        why = "a CPU that polls wakes at once; it draws full power"
-        yield Argument("idle", "poll", why, steps.of_argument("idle"))
-        return
-    why = "no sleep that takes microseconds to wake from; polling would take from SMT siblings"
-    if known(facts.power.idle_driver, None) == "intel_idle":
-        yield Argument("intel_idle.max_cstate", "1", why, steps.INTEL_IDLE)
-    yield Argument("processor.max_cstate", "1", why)
-
-
-# -- Steps that reserve hugepages on each node: now, and at boot if the command line cannot (pure).
-
-
 def page_steps(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
+    """Steps that reserve hugepages on each node: now, and at boot if the command line cannot."""
     pools = {(pool.node, pool.size_kb): pool for pool in needed(facts.memory.pools)}
     for plan in (plan for plan in pages if plan.pages):
         pool = pools.get((plan.node, plan.size_kb))
         if pool is None:  # the node has no pages of this size; the hugepages check reports that
             continue
-        now = pool.total
+        now = pool.total if isinstance(pool.total, Unknown) else str(pool.total)
         buffers = f"{plan.mbufs} buffers for {f'{plan.ports} ports' if plan.per_port else 'each size'}"
-        yield Step(
-            Group.HUGEPAGES,
-            File(pool.path),
-            now if isinstance(now, Unknown) else str(now),
-            str(plan.reserved),
-            Effect.LIVE,
+        why = (
             f"{plan.ovs_mb} MB for OVS ({buffers}) and {plan.vm_mb} MB for VMs. "
-            "A running kernel gives what is not in pieces: read it back, or reserve at boot",
-            f"{steps.OVS_MEMORY}; {steps.HUGETLB}",
+            "A running kernel gives what is not in pieces: read it back, or reserve at boot"
         )
-    yield from _at_boot(facts, pages)
-
-
-def _at_boot(facts: Facts, pages: tuple[NodePages, ...]) -> Iterator[Step]:
+        target, source = File(pool.path), f"{steps.OVS_MEMORY}; {steps.HUGETLB}"
+        yield Step(Group.HUGEPAGES, target, now, str(plan.reserved), Effect.LIVE, why, source)
     counts = {plan.node: plan.reserved for plan in pages if plan.pages}
     if not counts or counts_by_node(facts, pages):
         return
     size, found = pages[0].size_kb, facts.memory.at_boot
-    now: Fact[str | None] = found if isinstance(found, Unknown) else _text((found or {}).get(size))
-    yield Step(
-        Group.HUGEPAGES,
-        BootPages(size),
-        now,
-        _text(counts),
-        Effect.REBOOT,
+    reserved = found if isinstance(found, Unknown) else _text((found or {}).get(size))
+    why = (
         "this kernel's command line cannot say how many on which node: a unit writes them before OVS and "
-        "libvirt start, while memory is whole (netplugin host plan -f ansible makes it)",
-        f"{steps.HUGETLB}; counts by node: {steps.NODE_PAGES}",
+        "libvirt start, while memory is whole (netplugin host plan -f ansible makes it)"
     )
+    source = f"{steps.HUGETLB}; counts by node: {steps.NODE_PAGES}"
+    yield Step(Group.HUGEPAGES, BootPages(size), reserved, _text(counts), Effect.REBOOT, why, source)
 
 
 def _text(counts: Mapping[int, int] | None) -> str | None:

@@ -6,13 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from netplugin.host.cpus import from_mask, to_mask
 from netplugin.host.nic_models import dpdk_fault, lacks_vfs
-from netplugin.host.ovs_versions import (
-    ASSIGNS_BY_GROUP,
-    Version,
-    may_not_start,
-    parse_version,
-    with_no_device,
-)
+from netplugin.host.ovs_versions import ASSIGNS_BY_GROUP, may_not_start, parse_version, with_no_device
 from netplugin.host.vfs import in_user_space
 from netplugin.tuning import steps
 from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts, Live
@@ -21,8 +15,6 @@ from netplugin.tuning.planning.hugepages import NodePages, is_per_port
 from netplugin.tuning.planning.partition import Distances, Partition, nearest
 from netplugin.tuning.root import Fact, Unknown, known
 from netplugin.tuning.steps import Effect, Group, OtherConfig, Step, VfCount, impossible, needed
-
-# -- Choose the NICs that PMD threads serve, and so the nodes of the threads (pure). --------------
 
 
 def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
@@ -69,9 +61,6 @@ def named(nics: tuple[HostNic, ...], name: str, field: str) -> HostNic:
     raise impossible(field, f"there is no NIC {name[:60]}", f"name one of: {have}")
 
 
-# -- Plan the number of VFs of each NIC in the intent (pure). -------------------------------------
-
-
 def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
     """One step per named NIC; other NICs keep their VFs.
 
@@ -102,53 +91,51 @@ def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
         yield Step(Group.VFS, target, now, str(int(number)), Effect.LIVE, why, steps.SRIOV)
 
 
-# -- Plan the settings of OVS-DPDK (pure). Source: OVS Documentation/intro/install/dpdk.rst and vswitch.xml.
-
-
-LCORES = "dpdk-lcore-mask"
-_TSO, _PER_PORT = "userspace-tso-enable", "per-port-memory"
-
-
 def ovs_settings(
     live: Live, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Step]:
-    """Steps for ``other_config``; none for a host without PMD cores."""
+    """Steps for ``other_config``; none for a host without PMD cores.
+
+    Source: OVS Documentation/intro/install/dpdk.rst and vswitch.xml.
+    """
     if not intent.pmd_cores:
         return
     sizes = {plan.node: plan.ovs_mb for plan in pages}
     memory = ",".join(str(sizes.get(node, 0)) for node in range(max(sizes) + 1))
     restart, source = Effect.OVS_RESTART, steps.OVS_CONFIG
     yield _step(live, "dpdk-init", "true", restart, "OVS starts DPDK only if configured to", source)
-    version = parse_version(None if isinstance(live.ovs, Unknown) else live.ovs.version)
-    yield from _listed(live, version)
+    ovs = known(live.ovs, None)
+    version, config = (
+        (parse_version(None), {}) if ovs is None else (parse_version(ovs.version), ovs.other_config)
+    )
+    yield from _listed(live)
     yield _mask(live, partition)
-    if isinstance(_now(live, LCORES), str):
+    if "dpdk-lcore-mask" in config:
         why = (
             "it pins OVS's main, handler and revalidator threads to one CPU; without it they run on those "
             "that services have"
         )
-        yield _step(live, LCORES, None, restart, why, source)
-    why = (
-        "MB on each node: the buffers of "
-        f"{'each port' if is_per_port(live) else 'the MTUs in use'} and 512 MB for rings and DPDK itself"
-    )
+        yield _step(live, "dpdk-lcore-mask", None, restart, why, source)
+    of = "each port" if is_per_port(live) else "the MTUs in use"
+    why = f"MB on each node: the buffers of {of} and 512 MB for rings and DPDK itself"
     sources = f"{source}; {steps.OVS_MEMORY}; the 512 MB: {steps.OWN}"
     yield _step(live, "dpdk-socket-mem", memory, restart, why, sources)
     assign = "group" if version >= ASSIGNS_BY_GROUP else "cycles"
     why = "queues go to PMD threads by their measured load"
     yield _step(live, "pmd-rxq-assign", assign, Effect.LIVE, why, steps.OVS_PMD)
     for key, why in (
-        (_TSO, "left as found: it changes what VMs see"),
-        (_PER_PORT, "left as found: the memory is planned for it"),
+        ("userspace-tso-enable", "left as found: it changes what VMs see"),
+        ("per-port-memory", "left as found: the memory is planned for it"),
     ):
-        now = _now(live, key)
-        if isinstance(now, str):
-            yield _step(live, key, now, restart, why, source)
+        if key in config:
+            yield _step(live, key, config[key], restart, why, source)
 
 
-def _listed(live: Live, version: Version) -> Iterator[Step]:
+def _listed(live: Live) -> Iterator[Step]:
     """The step for dpdk-extra if OVS may not start without it. An OVS that runs with DPDK needs none."""
-    if isinstance(live.ovs, Unknown) or not may_not_start(version, live.ovs.other_config):
+    if isinstance(live.ovs, Unknown):
+        return
+    if not may_not_start(parse_version(live.ovs.version), live.ovs.other_config):
         return
     # The database keeps dpdk_initialized when a newer vswitchd could not start; then none answers.
     if live.ovs.dpdk_initialized and live.ovs.silent is None:

@@ -20,6 +20,12 @@ from netplugin.tuning.facts import EFFICIENCY, NODELESS, PERFORMANCE, Cache, Cor
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.steps import impossible
 
+T = TypeVar("T")
+Distances: TypeAlias = Mapping[int, Mapping[int, int]]
+FAST_FIRST, SLOW_FIRST = (PERFORMANCE, EFFICIENCY), (EFFICIENCY, PERFORMANCE)
+#: The kernel's distances without a firmware table (LOCAL_DISTANCE, REMOTE_DISTANCE in linux/topology.h).
+_LOCAL, _REMOTE = 10, 20
+
 
 @dataclass(frozen=True)
 class NodeShare:
@@ -63,10 +69,8 @@ class Partition:
 
     @property
     def isolated(self) -> Cpus:
-        """CPUs to isolate from the kernel's own work.
-
-        Emulator cores are not isolated: without load balancing, all threads would stay on one CPU.
-        """
+        """CPUs to isolate from the kernel's own work. Emulator cores are not: without load balancing, all
+        threads would stay on one CPU."""
         return self.pmd | self.vm
 
     def housekeeping_of(self, node: int) -> Cpus:
@@ -74,7 +78,7 @@ class Partition:
 
     def near(self, cpus: Cpus) -> Cpus:
         """Housekeeping CPUs of the nodes of these CPUs; all housekeeping CPUs if those have none."""
-        nodes = [s for s in self.nodes if s.cpus & cpus]
+        nodes = (share for share in self.nodes if share.cpus & cpus)
         return cpus_of(core for share in nodes for core in share.housekeeping) or self.housekeeping
 
     def polling_on(self, nodes: Collection[int]) -> Cpus:
@@ -119,26 +123,17 @@ def divide(
     counts = _vms(free, order, served, intent)
     shares = []
     for node in sorted(kept):
-        vms = counts.get(node, 0)
-        relay_cores = _relay_cores(node, served, intent) if vms else 0
-        shares.append(
-            NodeShare(
-                node,
-                pmd=(*pmd.get(node, ()), *free[node].take(relay_cores)),
-                emulator=free[node].take(intent.emulator_cores if vms else 0, SLOW_FIRST),
-                vm=free[node].take(vms),
-                # Unassigned cores are housekeeping.
-                housekeeping=(*kept[node], *free[node].cores),
-            )
-        )
+        vms, left = counts.get(node, 0), free[node]
+        polling = (*pmd.get(node, ()), *left.take(_relay_cores(node, served, intent) if vms else 0))
+        emulator = left.take(intent.emulator_cores if vms else 0, SLOW_FIRST)
+        vm = left.take(vms)
+        # Unassigned cores are housekeeping.
+        shares.append(NodeShare(node, (*kept[node], *left.cores), polling, emulator, vm))
     return Partition(
         tuple(shares),
         polling=_busy((core for share in shares for core in share.pmd), intent),
         vcpus=_busy((core for share in shares for core in share.vm), intent),
     )
-
-
-FAST_FIRST, SLOW_FIRST = (PERFORMANCE, EFFICIENCY), (EFFICIENCY, PERFORMANCE)
 
 
 def kept_cores(cores: Collection[Core], count: int) -> dict[int, tuple[Core, ...]]:
@@ -188,33 +183,28 @@ def _pmd(
     room = {node: len(free[node]) for node in kept}
     where = ", ".join(map(str, room))
     full = [node for node in room if not room[node]] if sure else []
-    if intent.pmd_cores > sum(room.values()):
-        raise impossible(
-            "pmd_cores",
-            f"{intent.pmd_cores} whole cores, but NUMA node {where} of the NIC has {sum(room.values())} "
-            f"with {intent.housekeeping_cores} a node for housekeeping, and OVS polls a NIC on its own "
-            "node",
-            f"ask for at most {0 if full else sum(room.values())}"
-            + (", or for fewer housekeeping cores" if intent.housekeeping_cores > 1 else ""),
+    asked, most, housekeeping = intent.pmd_cores, sum(room.values()), intent.housekeeping_cores
+    near = "OVS polls a NIC on its own node"
+    if asked > most:
+        what = f"{asked} whole cores, but NUMA node {where} of the NIC has {most} with {housekeeping} a node"
+        fewer = ", or for fewer housekeeping cores" if housekeeping > 1 else ""
+        fix = f"ask for at most {0 if full else most}{fewer}"
+        raise impossible("pmd_cores", f"{what} for housekeeping, and {near}", fix)
+    if asked and full:
+        what = (
+            f"{housekeeping} whole cores a node for housekeeping leave no core for a PMD thread on NUMA node"
         )
-    if intent.pmd_cores and full:
-        fewer = all(kept[node] > 1 for node in full)
-        raise impossible(
-            "housekeeping_cores" if fewer else "pmd_cores",
-            f"{intent.housekeeping_cores} whole cores a node for housekeeping leave no core for a PMD thread "
-            f"on NUMA node {full[0]}, which has a NIC",
-            "name the NICs that OVS has on other nodes (nics), or ask for "
-            + ("fewer: 1" if fewer else "no PMD cores: 0"),
-        )
-    if sure and 0 < intent.pmd_cores < len(room):
-        raise impossible(
-            "pmd_cores",
-            f"{intent.pmd_cores} whole cores, and there are NICs on the NUMA nodes {where}: OVS polls a NIC "
-            "on its own node",
-            f"ask for at least {len(room)}, or name the NICs that OVS has (nics)",
-        )
+        field, less = "pmd_cores", "no PMD cores: 0"
+        if all(kept[node] > 1 for node in full):
+            field, less = "housekeeping_cores", "fewer: 1"
+        fix = f"name the NICs that OVS has on other nodes (nics), or ask for {less}"
+        raise impossible(field, f"{what} {full[0]}, which has a NIC", fix)
+    if sure and 0 < asked < len(room):
+        what = f"{asked} whole cores, and there are NICs on the NUMA nodes {where}: {near}"
+        fix = f"ask for at least {len(room)}, or name the NICs that OVS has (nics)"
+        raise impossible("pmd_cores", what, fix)
     counts = dict.fromkeys(room, 0)
-    for _ in range(intent.pmd_cores):
+    for _ in range(asked):
         node = min((n for n in room if counts[n] < room[n]), key=lambda n: counts[n])
         counts[node] += 1
     return {node: free[node].take(count) for node, count in counts.items()}
@@ -233,14 +223,14 @@ def _vms(
         node: max(0, len(free[node]) - intent.emulator_cores - _relay_cores(node, served, intent))
         for node in order
     }
-    left = sum(room.values()) if intent.vm_cores is None else intent.vm_cores
-    if left > sum(room.values()):
-        raise impossible(
-            "vm_cores",
-            f"{left} whole cores, but {sum(room.values())} are left after housekeeping, PMD cores and "
-            f"{intent.emulator_cores} emulator cores a node",
-            f"ask for at most {sum(room.values())}, or for fewer of the others",
+    most = sum(room.values())
+    left = most if intent.vm_cores is None else intent.vm_cores
+    if left > most:
+        what = (
+            f"{left} whole cores, but {most} are left after housekeeping, PMD cores and "
+            f"{intent.emulator_cores} emulator cores a node"
         )
+        raise impossible("vm_cores", what, f"ask for at most {most}, or for fewer of the others")
     counts = {}
     for node in order:
         counts[node] = min(left, room[node])
@@ -248,17 +238,12 @@ def _vms(
     return counts
 
 
-# -- Group cores by shared L3 cache (pure): a CCX on AMD, a cluster on ARM. -----------------------
-# The threads of a VM, and the PMD threads that serve it, exchange data through the L3 cache. Between cores
-# with different L3 caches, data crosses the fabric (SUSE Best Practices, "Optimizing Linux for AMD EPYC":
-# an L3 for each CCX).
-
-
-T = TypeVar("T")
-
-
 def l3_caches(caches: Iterable[Cache]) -> tuple[Cpus, ...]:
-    """CPUs of each L3 cache; empty if the machine reports none."""
+    """CPUs of each L3 cache, a CCX on AMD, a cluster on ARM; empty if the machine reports none.
+
+    The threads of a VM, and the PMD threads that serve it, exchange data through it; between two of them,
+    data crosses the fabric (SUSE Best Practices, "Optimizing Linux for AMD EPYC").
+    """
     return tuple(cache.cpus for cache in caches if cache.level == 3)
 
 
@@ -272,10 +257,7 @@ def grouped(cores: Sequence[T], cpus: Sequence[Cpus], l3: Sequence[Cpus]) -> lis
 
 
 def together(groups: Iterable[Sequence[T]], count: int) -> list[T]:
-    """Take ``count`` cores from as few groups as possible, best fit first; all cores if there are too few.
-
-    Ties are resolved by the order of ``groups``.
-    """
+    """Take ``count`` cores from as few groups as possible, best fit and then first; all if too few."""
     left = [list(group) for group in groups if group]
     taken: list[T] = []
     while left and len(taken) < count:
@@ -287,17 +269,6 @@ def together(groups: Iterable[Sequence[T]], count: int) -> list[T]:
     return taken
 
 
-# -- Rank NUMA nodes by distance from the NICs (pure): NUMA distance first, then package. ---------
-# With SNC (Intel) or NPS (AMD), a package has several nodes, which are nearer to each other than to the other
-# package. If the firmware reports one distance for all other nodes, the package decides.
-
-
-#: The kernel's distances without a firmware table (LOCAL_DISTANCE and REMOTE_DISTANCE in
-#: include/linux/topology.h).
-_LOCAL, _REMOTE = 10, 20
-Distances: TypeAlias = Mapping[int, Mapping[int, int]]
-
-
 def nearest(node: int | None, nodes: Collection[int], distances: Distances) -> int | None:
     """The node itself if it is one of ``nodes``, or else the nearest of them; None if there is none, or if
     the firmware does not report the node."""
@@ -307,7 +278,11 @@ def nearest(node: int | None, nodes: Collection[int], distances: Distances) -> i
 
 
 def ranks(cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Distances) -> dict[int, int]:
-    """Rank of each node: 0 for NIC nodes, then 1 and up; equally distant nodes share a rank."""
+    """Rank of each node: 0 for NIC nodes, then 1 and up; equally distant nodes share a rank.
+
+    With SNC (Intel) or NPS (AMD) a package has several nodes, nearer to each other than to the other package.
+    If the firmware reports one distance for all other nodes, the package decides.
+    """
     packages: dict[int, set[int]] = {}
     for core in cores:
         packages.setdefault(core.node, set()).add(core.package)
