@@ -46,13 +46,11 @@ class Cache:
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """``smt`` is None if the kernel has no SMT control, ``nohz_full`` if it was built without it.
-
-    ``arch`` is ``x86_64`` or ``aarch64``. On ARM, ``vendor`` and ``model`` are the implementer and part
-    numbers. ``distances`` are the firmware's NUMA distances from node to node; 10 is local. ``isolated`` are
-    all CPUs that the scheduler does not balance, None if the kernel reports none; ``partitioned`` those of
-    them that are isolated by a cgroup's cpuset partition and not since boot: they end with that cgroup.
-    """
+    """``smt`` is None if the kernel has no SMT control, ``nohz_full`` if it was built without it. ``arch`` is
+    ``x86_64`` or ``aarch64``. On ARM, ``vendor`` and ``model`` are the implementer and part numbers.
+    ``distances`` are the firmware's NUMA distances from node to node; 10 is local. ``isolated`` are all CPUs
+    that the scheduler does not balance, None if the kernel reports none; ``partitioned`` those of them that
+    are isolated by a cgroup's cpuset partition and not since boot: they end with that cgroup."""
 
     arch: Fact[str]
     vendor: Fact[str]
@@ -126,10 +124,8 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class KernelThread:
-    """A kernel thread that may have to preempt a busy CPU; priority 0 is not real time.
-
-    ``policy`` is a number from sched(7): 0 is SCHED_OTHER, 1 is SCHED_FIFO.
-    """
+    """A kernel thread that may have to preempt a busy CPU; priority 0 is not real time. ``policy`` is a
+    number from sched(7): 0 is SCHED_OTHER, 1 is SCHED_FIFO."""
 
     name: str
     pid: int
@@ -148,13 +144,9 @@ class Tuned:
 @dataclass(frozen=True)
 class KernelFacts:
     """``sysctls`` has None for one that the kernel lacks; ``tuned`` is None if it is not installed.
-
     ``boot_loader`` started the machine: ``systemd-boot``, ``grub``, or ``grub-entries`` if grub reads entries
-    from files; None if it is not known.
-
-    ``service_cpus`` is systemd's ``CPUAffinity``, None if not set; ``halt_poll_ns`` is KVM's parameter,
-    None if the module is not loaded.
-    """
+    from files; None if it is not known. ``service_cpus`` is systemd's ``CPUAffinity``, None if not set;
+    ``halt_poll_ns`` is KVM's parameter, None if the module is not loaded."""
 
     release: Fact[str]
     arguments: Fact[CommandLine]
@@ -179,10 +171,8 @@ class Irq:
 
 @dataclass(frozen=True)
 class IrqbalanceFacts:
-    """Settings of irqbalance in ``path``; ``banned`` is None if not set.
-
-    irqbalance also avoids the CPUs that the kernel was booted with as isolated (irqbalance(1)).
-    """
+    """Settings of irqbalance in ``path``; ``banned`` is None if not set. irqbalance also avoids the CPUs that
+    the kernel was booted with as isolated (irqbalance(1))."""
 
     path: str
     banned: Cpus | None
@@ -224,9 +214,10 @@ class HostNic:
 
 @dataclass(frozen=True)
 class InterfaceFacts:
-    """``speed_mbps`` is in Mbit/s, None without link; ``master`` is its bond or bridge. ``kind`` is None for
-    a NIC, ``link`` the index of the device below it or at its other end, or its own; ``state`` is ``down``,
-    ``up``, or ``unknown`` for a device that has no carrier."""
+    """``speed_mbps`` is in Mbit/s, None without link; ``master`` is its bond or bridge, ``lowers`` the
+    members of a bond or bridge, or the parent of a VLAN. ``kind`` is None for a NIC, ``link`` the index of
+    the device below it or at its other end, or its own; ``state`` is ``down``, ``up``, or ``unknown`` for a
+    device that has no carrier."""
 
     name: str
     mtu: Fact[int]
@@ -234,7 +225,6 @@ class InterfaceFacts:
     rx_queues: int
     tx_queues: int
     master: str | None
-    #: Lower interfaces: the members of a bond or bridge, the parent of a VLAN.
     lowers: tuple[str, ...]
     kind: str | None = None
     index: int | None = None
@@ -294,21 +284,11 @@ def _unknown(value: Any) -> Iterator[Unknown]:
             yield from _unknown(inner)
 
 
-# -- State that only running daemons know, as values; an ``Unknown`` if one was not queried or is silent.
-
-
-_OVS_NOT_ASKED = Unknown("ovs-vswitchd", "was not asked", missing=True)
-_LIBVIRT_NOT_ASKED = Unknown("libvirtd", "was not asked", missing=True)
-
-
 @dataclass(frozen=True)
 class OvsPortLive:
     """An OVS interface that is a device, a patch to another bridge or a tunnel's end; a ``port`` with several
-    interfaces is a bond.
-
-    ``peer`` is the other end of a patch, ``header`` the bytes that a tunnel adds at least, ``link`` whether
-    there is one; None if that does not apply or is not known.
-    """
+    interfaces is a bond. ``peer`` is the other end of a patch, ``header`` the bytes that a tunnel adds at
+    least, ``link`` whether there is one; None if that does not apply or is not known."""
 
     name: str
     port: str
@@ -351,6 +331,10 @@ class DomainLive:
     def pinned(self) -> Cpus:
         """CPUs of the vCPUs that are pinned to a single CPU."""
         return frozenset(cpu for cpus in self.vcpus if len(cpus) == 1 for cpu in cpus)
+
+
+_OVS_NOT_ASKED = Unknown("ovs-vswitchd", "was not asked", missing=True)
+_LIBVIRT_NOT_ASKED = Unknown("libvirtd", "was not asked", missing=True)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,6 @@ from pydantic.fields import FieldInfo
 from netplugin.api.fields import worded
 from netplugin.programs.bounded import first_mistake
 
-# -- Purpose of a host: the cores, memory and links to plan for. ----------------------------------
-
-
 _Count = Annotated[int, Field(ge=0, le=4096)]
 #: MTU in bytes, within the limits of OVS and the kernel.
 _Mtu = Annotated[int, Field(ge=68, le=9702)]
@@ -89,9 +86,6 @@ class HostIntent(BaseModel):
     realtime: bool = Field(False, description="prefer low latency to throughput and power saving")
 
 
-# -- Configuration group ``[host]``: the fields of ``HostIntent`` as oslo.config options. -------------
-
-
 GROUP = "host"
 
 _LIBVIRT_URI = cfg.StrOpt(
@@ -103,15 +97,12 @@ _LIBVIRT_URI = cfg.StrOpt(
 
 def _option(name: str, field: FieldInfo) -> Any:
     """The option for a field of ``HostIntent``, which validates it and names the field."""
-    words: dict[str, Any] = {"help": f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."}
+    words = f"{str(field.description)[:1].upper()}{str(field.description)[1:]}."
     default = None if field.is_required() else field.default
-    if isinstance(default, bool):
-        return cfg.BoolOpt(name, default=default, **words)
     if isinstance(default, tuple):
-        return cfg.ListOpt(name, default=[str(each) for each in default], **words)
-    if field.annotation is float:
-        return cfg.FloatOpt(name, default=default, **words)
-    return cfg.IntOpt(name, default=default, **words)
+        return cfg.ListOpt(name, default=[str(each) for each in default], help=words)
+    of_float = cfg.FloatOpt if field.annotation is float else cfg.IntOpt
+    return (cfg.BoolOpt if isinstance(default, bool) else of_float)(name, default=default, help=words)
 
 
 OPTIONS = [_LIBVIRT_URI, *(_option(name, field) for name, field in HostIntent.model_fields.items())]

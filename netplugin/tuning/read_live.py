@@ -6,9 +6,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -24,9 +23,6 @@ from netplugin.host.processes import run
 from netplugin.pmd.read import read
 from netplugin.tuning.facts import Cpus, DomainLive, Live, OvsLive, OvsPortLive
 from netplugin.tuning.root import Fact, Unknown, known
-
-# -- Query libvirt for its version, QEMU's version, and the pinning of running domains. -----------
-
 
 URI = "qemu:///system"
 _WAIT_S = 5.0
@@ -53,24 +49,16 @@ class _Answer(BaseModel):
     fix: str | None = None
 
 
-@dataclass(frozen=True)
-class LibvirtLive:
-    """``versions`` has ``libvirt`` and ``qemu``, where known."""
-
-    domains: Fact[tuple[DomainLive, ...]]
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
-def read_libvirt(uri: str = URI) -> LibvirtLive:
+def read_libvirt(uri: str = URI) -> Live:
     """Query libvirt; ``domains`` is an ``Unknown`` if it does not run or does not answer within seconds."""
     answer = _ask(uri)
     if isinstance(answer, Unknown):
-        return LibvirtLive(answer, _emulator_version())
+        return Live(domains=answer, versions=_emulator_version())
     try:
         domains = tuple(_live(domain) for domain in answer.domains)
     except ValueError as odd:
-        return LibvirtLive(Unknown(uri, f"numatune: {odd}"), answer.versions)
-    return LibvirtLive(domains, {**_emulator_version(), **answer.versions})
+        return Live(domains=Unknown(uri, f"numatune: {odd}"), versions=answer.versions)
+    return Live(domains=domains, versions={**_emulator_version(), **answer.versions})
 
 
 def _ask(uri: str) -> Fact[_Answer]:
@@ -107,12 +95,8 @@ def _emulator_version() -> dict[str, str]:
     return {}
 
 
-# -- Query a running OVS for its settings, ports and PMD threads; read-only. ----------------------
-
-
-#: Prefixes of the interface types that PMD threads poll, and types of devices of the kernel.
-_POLLED = ("dpdk",)
-_SYSTEM = ("", "system")
+#: Types of devices of the kernel, and of ends of patches.
+_NOT_POLLED = ("", "system", "patch")
 #: Bytes that a tunnel adds to a frame's payload over IPv4, Ethernet's 14 of the inner frame among them: lib/
 #: netdev-native-tnl.c. IPv6 takes 20 more.
 _HEADERS = {"vxlan": 50, "geneve": 50, "gre": 38, "ip6gre": 58, "erspan": 50, "ip6erspan": 70}
@@ -172,9 +156,7 @@ def _ports(view: OvsView) -> tuple[OvsPortLive, ...]:
         )
         for port in view.ports()
         for i in port.interfaces
-        if i.type.startswith(_POLLED)
-        or i.type in (*_SYSTEM, "patch")
-        or (i.type in _HEADERS and port.bridge in own)
+        if i.type.startswith("dpdk") or i.type in _NOT_POLLED or (i.type in _HEADERS and port.bridge in own)
     )
     return tuple(sorted(ports, key=lambda port: port.name))
 
@@ -192,13 +174,8 @@ def _pmd(view: OvsView, sockets: OvsSockets) -> Fact[PmdState]:
         return Unknown("ovs-vswitchd", refused.detail)
 
 
-# -- Query the daemons of this host in parallel, so that a hanging one costs only its own timeout.
-
-
 def read_live(ovs_sockets: OvsSockets, libvirt_uri: str) -> Live:
-    """Query OVS and libvirt. Returns within a few seconds and raises nothing."""
+    """Query OVS and libvirt in parallel: a hanging one costs only its own timeout. Raises nothing."""
     with ThreadPoolExecutor(2) as asking:
         ovs = asking.submit(read_ovs, ovs_sockets)
-        libvirt = asking.submit(read_libvirt, libvirt_uri)
-        domains = libvirt.result()
-        return Live(ovs.result(), domains.domains, domains.versions)
+        return replace(read_libvirt(libvirt_uri), ovs=ovs.result())

@@ -12,8 +12,6 @@ from netplugin.tuning.facts import Cpus
 from netplugin.tuning.guest.settings import UIO, VFIO, GuestOptions, GuestPages, plan_pages, settings
 from netplugin.tuning.steps import Effect, Step, impossible
 
-# -- Plan a guest (pure): from its domain and options to vCPU roles, hugepages, settings and NICs.
-
 
 @dataclass(frozen=True)
 class PlannedNic:
@@ -28,7 +26,7 @@ class PlannedNic:
 
 @dataclass(frozen=True)
 class GuestPlan:
-    """``noiommu``: vfio-pci is used without an IOMMU. ``doubts`` are warnings for the operator."""
+    """``noiommu``: vfio-pci is used without an IOMMU."""
 
     domain: GuestDomain
     options: GuestOptions
@@ -38,7 +36,6 @@ class GuestPlan:
     pages: GuestPages
     steps: tuple[Step, ...]
     nics: tuple[PlannedNic, ...]
-    doubts: tuple[str, ...]
 
     @property
     def bound(self) -> tuple[PlannedNic, ...]:
@@ -47,6 +44,11 @@ class GuestPlan:
     @property
     def noiommu(self) -> bool:
         return self.domain.iommu is None and any(each.driver == VFIO for each in self.bound)
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Warnings for the operator, a sentence each."""
+        return tuple(_doubts(self))
 
     @property
     def online(self) -> Cpus:
@@ -58,36 +60,21 @@ def plan_guest(xml: str, options: GuestOptions) -> GuestPlan:
     domain = read_domain(xml)
     # Whole cores: work on a sibling would slow a DPDK thread down.
     kept = -(-options.housekeeping // domain.threads) * domain.threads
-    every = frozenset(range(domain.vcpus))
     housekeeping = frozenset(range(min(kept, domain.vcpus)))
-    isolated = every - housekeeping
+    isolated = frozenset(range(domain.vcpus)) - housekeeping
     pages = plan_pages(domain, options)
     realtime = domain.realtime if options.realtime is None else options.realtime
+    steps = tuple(settings(domain, pages, housekeeping, isolated, realtime))
     nics = _nics(domain, options)
-    bound = tuple(each.nic for each in nics if each.driver)
-    return GuestPlan(
-        domain,
-        options,
-        realtime,
-        housekeeping,
-        isolated,
-        pages,
-        tuple(settings(domain, pages, housekeeping, isolated, realtime)),
-        nics,
-        tuple(doubts(domain, pages, isolated, realtime, bound, options.driver)),
-    )
+    return GuestPlan(domain, options, realtime, housekeeping, isolated, pages, steps, nics)
 
 
 def _nics(domain: GuestDomain, options: GuestOptions) -> tuple[PlannedNic, ...]:
     chosen = _chosen(domain, options)
     for nic in domain.nics:
         if nic.mac in chosen and nic.kind is NicKind.VF and options.driver == UIO:
-            raise impossible(
-                "driver",
-                f"{nic.mac} is a VF, which has no interrupts of the old kind (INTx) for {UIO}",
-                f"bind it to {VFIO}",
-                step=STEP,
-            )
+            what = f"{nic.mac} is a VF, which has no interrupts of the old kind (INTx) for {UIO}"
+            raise impossible("driver", what, f"bind it to {VFIO}", step=STEP)
     return tuple(
         PlannedNic(nic, options.driver, None, None)
         if nic.mac in chosen
@@ -112,56 +99,38 @@ def _chosen(domain: GuestDomain, options: GuestOptions) -> frozenset[str]:
         return frozenset(nic.mac for nic in domain.nics if nic.vhostuser and not nic.teamed)
     for mac in options.dpdk:
         found = [nic for nic in domain.nics if nic.mac == mac]
-        have = ", ".join(nic.mac for nic in domain.nics) or "no NIC"
         if not found:
+            have = ", ".join(nic.mac for nic in domain.nics) or "no NIC"
             raise impossible("dpdk", f"{domain.name} has no NIC {mac}", f"it has {have}", step=STEP)
         if any(nic.teamed for nic in found):
-            raise impossible(
-                "dpdk",
-                f"{mac} is one of a team, which the guest's kernel joins (net_failover)",
-                "name another, or plug the port without teaming",
-                step=STEP,
-            )
+            what = f"{mac} is one of a team, which the guest's kernel joins (net_failover)"
+            raise impossible("dpdk", what, "name another, or plug the port without teaming", step=STEP)
     return frozenset(options.dpdk)
 
 
-# -- Warnings for the operator about a guest before it is tuned (pure), one sentence each. --------
-
-
-def doubts(
-    domain: GuestDomain,
-    pages: GuestPages,
-    isolated: Cpus,
-    realtime: bool,
-    bound: tuple[GuestNic, ...],
-    driver: str,
-) -> Iterator[str]:
-    """Yield the warnings. ``bound`` are the NICs for DPDK, ``driver`` is theirs."""
-    yield from _vcpus(domain, isolated, realtime)
-    if not pages.pages:
-        yield (f"{domain.memory_kb // 1024} MB leave no room for the hugepages of DPDK in addition to Linux")
+def _doubts(plan: GuestPlan) -> Iterator[str]:
+    domain, bound = plan.domain, [each.nic for each in plan.bound]
+    if not plan.isolated:
+        yield (
+            f"{counted(domain.vcpus, 'vCPU')}, all for housekeeping: "
+            "there is nothing to isolate, and DPDK shares with the rest"
+        )
+    if plan.realtime and domain.kvmclock:
+        yield "latency counts and the domain has kvmclock: render it with policy.realtime"
+    if not plan.pages.pages:
+        yield f"{domain.memory_kb // 1024} MB leave no room for the hugepages of DPDK in addition to Linux"
     if not any(nic.ours for nic in domain.nics):
         yield "the domain has no NIC that netplugin plugs: was it rendered?"
     for nic in domain.nics:
-        yield from _nic(nic, domain, isolated, nic in bound)
-    loose = [nic.mac for nic in bound if domain.iommu and not nic.translated] if driver == VFIO else []
-    if loose:
+        yield from _nic(nic, domain, plan.isolated, nic in bound)
+    loose = [nic.mac for nic in bound if not nic.translated]
+    if loose and domain.iommu and plan.options.driver == VFIO:
         yield (
             f"the emulated IOMMU does not translate for {', '.join(loose)} (no <driver iommu='on'>), which "
             f"{VFIO} assumes: add iommu='on' to the domain, or plan with --driver {UIO}"
         )
     if domain.iommu == "intel" and not domain.pcie:
         yield "the emulated IOMMU is Intel's, which needs the machine q35"
-
-
-def _vcpus(domain: GuestDomain, isolated: Cpus, realtime: bool) -> Iterator[str]:
-    if not isolated:
-        yield (
-            f"{counted(domain.vcpus, 'vCPU')}, all for housekeeping: "
-            "there is nothing to isolate, and DPDK shares with the rest"
-        )
-    if realtime and domain.kvmclock:
-        yield "latency counts and the domain has kvmclock: render it with policy.realtime"
 
 
 def _nic(nic: GuestNic, domain: GuestDomain, isolated: Cpus, bound: bool) -> Iterator[str]:
@@ -185,9 +154,6 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-# -- Render a guest's plan as human-readable text. ------------------------------------------------
-
-
 def guest_text(plan: GuestPlan) -> str:
     return "\n".join(_lines(plan)) + "\n"
 
@@ -208,19 +174,15 @@ def _lines(plan: GuestPlan) -> Iterator[str]:
     for effect, head in ((Effect.LIVE, "Now"), (Effect.REBOOT, "With a reboot")):
         steps = [step for step in plan.steps if step.effect is effect]
         if steps:
-            yield ""
-            yield head
+            yield f"\n{head}"
         for step in steps:
-            desired = "off" if step.desired is None else step.desired
-            yield f"  [{step.group}] {step.target} = {desired}"
+            yield f"  [{step.group}] {step.target} = {'off' if step.desired is None else step.desired}"
             yield f"      {step.why}"
     if plan.isolated:
-        yield ""
-        yield "Interrupts"
+        yield "\nInterrupts"
         yield f"  queues of virtio NICs go to {format_list(plan.housekeeping)}, and irqbalance is off"
         yield "      it would bring them back"
-    yield ""
-    yield "NICs"
+    yield "\nNICs"
     for nic in plan.nics:
         yield from _nic_line(nic)
     yield from _binding(plan)
@@ -229,9 +191,8 @@ def _lines(plan: GuestPlan) -> Iterator[str]:
 def _nic_line(planned: PlannedNic) -> Iterator[str]:
     nic = planned.nic
     where = nic.address or "PCI address not in the domain"
-    team = ", one of a team" if nic.teamed else ""
-    team += ", behind the IOMMU" if nic.translated else ""
-    yield f"  {nic.mac}  {nic.kind}, {where}, {counted(nic.queues, 'queue')}{team}"
+    more = ", one of a team" * nic.teamed + ", behind the IOMMU" * nic.translated
+    yield f"  {nic.mac}  {nic.kind}, {where}, {counted(nic.queues, 'queue')}{more}"
     if planned.driver:
         yield f"      for DPDK: driverctl set-override {nic.address or 'ADDRESS'} {planned.driver}"
         return
@@ -246,8 +207,7 @@ def _binding(plan: GuestPlan) -> Iterator[str]:
     """Notes on DPDK drivers."""
     if not plan.bound:
         return
-    yield ""
-    yield "Drivers for DPDK"
+    yield "\nDrivers for DPDK"
     if plan.noiommu:
         yield "  no emulated IOMMU: options vfio enable_unsafe_noiommu_mode=1 (/etc/modprobe.d)"
         yield "      a program with such a NIC can write all of the guest's memory"

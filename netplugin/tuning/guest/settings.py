@@ -68,7 +68,7 @@ def _arguments(
     if domain.iommu:
         why = "devices that the kernel keeps pass the emulated IOMMU untranslated"
         yield ("iommu", "pt", why) if domain.x86 else ("iommu.passthrough", "1", why)
-        if domain.iommu == "intel":  # AMD's is on by default; amd_iommu=on does not exist
+        if domain.iommu == "intel":
             yield "intel_iommu", "on", "vfio-pci gives NICs to DPDK through the emulated IOMMU"
     if isolated:
         cpus = format_list(isolated)
