@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -31,16 +32,11 @@ class Rule(NamedTuple):
     source: str
     adds: bool = False
     comma: bool = False
-    either: frozenset[str] = frozenset()
-    off: frozenset[str] = frozenset()
+    either: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
 
 
 _ONE: Final = Rule("kernel/params.c, parse_one")
-
-
-def _adds(source: str, either: str = "", off: str = "", *, comma: bool = False) -> Rule:
-    return Rule(source, True, comma, frozenset(either.split()), frozenset(off.split()))
-
 
 #: Arguments that netplugin writes. For those without another rule the last occurrence counts.
 RULES: Final[Mapping[str, Rule]] = MappingProxyType(
@@ -53,13 +49,13 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "rcu_nocbs": Rule("kernel/rcu/tree_nocb.h, rcu_nocb_setup, rcu_init_nohz"),
         # The CPU that boots is added.
         "irqaffinity": Rule("kernel/irq/irqdesc.c, irq_affinity_setup"),
-        "iommu": _adds("arch/x86/kernel/pci-dma.c, iommu_setup", "pt nopt", "off", comma=True),
-        "intel_iommu": _adds("drivers/iommu/intel/iommu.c, intel_iommu_setup", "on off", comma=True),
+        "iommu": Rule("arch/x86/kernel/pci-dma.c, iommu_setup", True, True, ("pt", "nopt"), ("off",)),
+        "intel_iommu": Rule("drivers/iommu/intel/iommu.c, intel_iommu_setup", True, True, ("on", "off")),
         "iommu.passthrough": Rule("drivers/iommu/iommu.c, iommu_set_def_domain_type"),
-        "mce": _adds("arch/x86/kernel/cpu/mce/core.c, mcheck_enable", off="off"),
-        "tsc": _adds("arch/x86/kernel/tsc.c, tsc_setup", off="unstable"),
-        "idle": _adds("arch/x86/kernel/process.c, idle_setup"),
-        "intel_pstate": _adds("drivers/cpufreq/intel_pstate.c, intel_pstate_setup"),
+        "mce": Rule("arch/x86/kernel/cpu/mce/core.c, mcheck_enable", True, off=("off",)),
+        "tsc": Rule("arch/x86/kernel/tsc.c, tsc_setup", True, off=("unstable",)),
+        "idle": Rule("arch/x86/kernel/process.c, idle_setup", True),
+        "intel_pstate": Rule("drivers/cpufreq/intel_pstate.c, intel_pstate_setup", True),
         "amd_pstate": Rule("drivers/cpufreq/amd-pstate.c, amd_pstate_param"),
         "clocksource": Rule("kernel/time/clocksource.c, boot_override_clocksource"),
         **dict.fromkeys(("intel_idle.max_cstate", "processor.max_cstate", "pcie_aspm.policy"), _ONE),
@@ -81,10 +77,8 @@ class Machine:
     @property
     def default_kb(self) -> int:
         """HPAGE_SIZE: 2 MB, and on ARM what one page table of its base pages spans."""
-        for size in (524288, 64, 32768):
-            if size in self.sizes_kb:
-                return 2048 if size == 64 else size
-        return 2048
+        first = next((size for size in (524288, 64, 32768) if size in self.sizes_kb), 64)
+        return 2048 if first == 64 else first
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ class CommandLine:
         if not rule.adds:
             return self.value(name) == value
         words = _added(rule, self.values(name))
-        return value in words and not rule.off & words.keys()
+        return value in words and words.keys().isdisjoint(rule.off)
 
     def isolation(self, machine: Machine) -> Mapping[str, frozenset[int]]:
         """CPUs of ``domain``, ``managed_irq`` and ``nohz`` (nohz_full) that are isolated."""
@@ -133,11 +127,11 @@ class CommandLine:
 
     def written_isolcpus(self, cpu_ids: int) -> frozenset[int]:
         """CPUs that isolcpus names, whatever its flags do with them."""
-        found: set[int] = set()
+        found: frozenset[int] = frozenset()
         for value in self.values("isolcpus"):
             with suppress(ValueError):
                 found |= parse_cpus(_flagged(value)[1], cpu_ids)
-        return frozenset(found)
+        return found
 
     def rcu_nocbs(self, machine: Machine, nohz: Collection[int]) -> frozenset[int]:
         """CPUs whose RCU callbacks run elsewhere, given those of nohz_full."""
@@ -162,13 +156,8 @@ def parse_command_line(text: str) -> CommandLine:
 
     /proc/cmdline has what the kernel kept, which may be more than ``KEPT`` with a boot configuration.
     """
-    arguments = []
-    for word in _WORD.findall(text):
-        name, value = _argument(word)
-        if (name, value) == ("--", None):
-            break
-        arguments.append((name, value))
-    return CommandLine(tuple(arguments))
+    arguments = map(_argument, _WORD.findall(text))
+    return CommandLine(tuple(takewhile(lambda argument: argument != ("--", None), arguments)))
 
 
 def _argument(word: str) -> tuple[str, str | None]:
@@ -199,28 +188,23 @@ def _added(rule: Rule, values: Collection[str]) -> dict[str, None]:
     return words
 
 
-# -- Words that a boot loader's file must not have besides new ones, as regular expressions. ------
-
-
 def spelling(name: str) -> str:
-    """An argument in any spelling."""
+    """An argument in any spelling, as a regular expression."""
     return "".join("[-_]" if char in "-_" else re.escape(char) for char in name)
 
 
 def contradicting(name: str, value: str) -> str | None:
-    """Of an argument whose words add up, the one with this value and those that undo it, ``@`` for a quote:
-    others may stay. None for other arguments, of which only one occurrence counts."""
+    """Of an argument whose words add up, those that a boot loader's file must not have besides new ones, as a
+    regular expression: the one with this value and those that undo it, ``@`` for a quote. None for other
+    arguments, of which only one occurrence counts."""
     rule = RULES.get(name, _ONE)
     if not rule.adds:
         return None
-    undone = "|".join(map(re.escape, sorted((rule.either | rule.off) - {value})))
+    undone = "|".join(map(re.escape, sorted({*rule.either, *rule.off} - {value})))
     other = r"""[^\s"',\\]+"""
     among = rf"(?:{other},)*(?:{undone})(?:,{other})*" if rule.comma else undone
     words = "|".join(filter(None, [re.escape(value), undone and among]))
     return f"{spelling(name)}=(?:@)?(?:{words})(?:@)?"
-
-
-# -- Lists of CPUs, and the isolation that they give. ---------------------------------------------
 
 
 _NUMBER = r"(?:N|[0-9]{1,9})"
@@ -235,23 +219,18 @@ def parse_cpus(text: str, cpu_ids: int) -> frozenset[int]:
         found = _REGION.fullmatch(part)
         if found is None or (found["used"] and found["first"] and not found["last"]):
             raise ValueError(f"{part[:40]!r} is neither a CPU nor a range of CPUs")
-        whole = found["all"] is not None
-        first = 0 if whole else _number(found["first"], cpu_ids)
-        last = cpu_ids - 1 if whole else _number(found["last"] or found["first"], cpu_ids)
+        given = ("0", "N", *found.group("used", "group")) if found["all"] else found.groups()[1:]
+        first, last, used, group = (cpu_ids - 1 if each == "N" else int(each or 0) for each in given)
+        last = last if given[1] else first
         if last >= cpu_ids:
             raise ValueError(f"{part} is beyond CPU {cpu_ids - 1}")
         region = span(first, last)
-        if found["used"]:
-            used, group = _number(found["used"], cpu_ids), _number(found["group"], cpu_ids)
+        if given[2]:
             if not group or used > group:
                 raise ValueError(f"{part}: {used} of {group}")
             region = sum(1 << cpu for cpu in numbers(region) if (cpu - first) % group < used)
         bits |= region
     return frozenset(numbers(bits))
-
-
-def _number(text: str, cpu_ids: int) -> int:
-    return cpu_ids - 1 if text == "N" else int(text)
 
 
 def _flagged(value: str) -> tuple[frozenset[str], str]:
@@ -282,12 +261,10 @@ def _isolate(found: dict[str, frozenset[int]], flags: frozenset[str], text: str,
     found |= dict.fromkeys(flags, cpus)
 
 
-# -- Hugepages, in the order in which the arguments come (mm/hugetlb.c since 5.8). ----------------
-
-
 class _Pages:
-    """``valid``: the size before was. ``size`` is None until one is named; a number then counts pages of the
-    default size. ``counted`` is the last size with a number, 0 at first."""
+    """Hugepages, in the order in which the arguments come (mm/hugetlb.c since 5.8). ``valid``: the size
+    before was. ``size`` is None until one is named; a number then counts pages of the default size.
+    ``counted`` is the last size with a number, 0 at first."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

@@ -20,7 +20,7 @@ from netplugin.tuning.facts import Facts, HostNic, Live
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M, HostIntent
 from netplugin.tuning.planning.partition import Partition, nearest
 from netplugin.tuning.read.cpus import ARM, X86
-from netplugin.tuning.root import known
+from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import impossible, needed
 
 #: Ethernet header, FCS and two VLAN tags, bytes.
@@ -117,9 +117,9 @@ def page_size(facts: Facts, intent: HostIntent) -> int:
         return intent.hugepage_kb
     fit = [size for size in sizes if PAGE_2M <= size <= PAGE_1G]
     if not fit:
-        for field in ("pmd_cores", "vm_memory_mb"):
-            if getattr(intent, field):
-                what = f"{getattr(intent, field)}, and the kernel has no hugepages of 2 MB to 1 GB"
+        for field, count in (("pmd_cores", intent.pmd_cores), ("vm_memory_mb", intent.vm_memory_mb)):
+            if count:
+                what = f"{count}, and the kernel has no hugepages of 2 MB to 1 GB"
                 raise impossible(field, what, "ask for none (0), or use another kernel")
         return 0
     # ARM has more than two sizes; they depend on the kernel's base page size.
@@ -198,15 +198,12 @@ def plan_pages(
     usable = {node: room[node] // size * size for node in with_ovs}
     pools = _pools(partition, intent, homes, live, weights, usable)
     vm = _vm_mb(intent, weights, room, pools, size)
-    plans = (
-        _node(node, size, room[node], vm.get(node, 0), pools(node) if node in with_ovs else None)
-        for node in sorted(room)
-    )
-    there = {(p.node, p.size_kb): known(p.total, 0) for p in needed(facts.memory.pools)}
-    return tuple(
-        replace(plan, beyond=max(0, there.get((plan.node, size), 0) - plan.pages)) if plan.pages else plan
-        for plan in plans
-    )
+    there = {p.node: known(p.total, 0) for p in needed(facts.memory.pools) if p.size_kb == size}
+    plans = []
+    for node in sorted(room):
+        plan = _node(node, size, room[node], vm.get(node, 0), pools(node) if node in with_ovs else None)
+        plans.append(replace(plan, beyond=max(0, there.get(node, 0) - plan.pages)) if plan.pages else plan)
+    return tuple(plans)
 
 
 def _pools(
@@ -222,10 +219,11 @@ def _pools(
 
     Raises: InvalidRequest if the pools of all ports do not fit.
     """
-    if not is_per_port(live):
+    if isinstance(live.ovs, Unknown) or not is_per_port(live):
         return lambda node: _Pools(intent.mtus, None)
     cores = sum(len(share.vm) for share in partition.nodes)
-    asked = max(cores, _vhost_ports(live)) if intent.vm_ports is None else intent.vm_ports
+    plugged = sum(port.type.startswith("dpdkvhostuser") for port in live.ovs.ports)
+    asked = max(cores, plugged) if intent.vm_ports is None else intent.vm_ports
     first = partition.pmd_nodes[:1]
     # A NIC has one txq per PMD thread plus one; a vhost-user port has as many as its VM.
     nic = port_mbufs(intent.queues, len(partition.polling) + 1)
@@ -253,11 +251,6 @@ def is_per_port(live: Live) -> bool:
     """True if OVS uses one pool per port (``per-port-memory`` in ovs-vswitchd.conf.db(5))."""
     ovs = known(live.ovs, None)
     return ovs is not None and ovs.other_config.get("per-port-memory", "").lower() == "true"
-
-
-def _vhost_ports(live: Live) -> int:
-    ovs = known(live.ovs, None)
-    return sum(port.type.startswith("dpdkvhostuser") for port in ovs.ports) if ovs else 0
 
 
 def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
@@ -297,25 +290,18 @@ def _vm_mb(
         shares = {node: -(-intent.vm_memory_mb * w // whole) for node, w in weights.items()}
         mb = {node: pages * size_kb // 1024 for node, pages in free.items()}
         if short := [node for node in shares if shares[node] > mb[node]]:
-            all_mb = min(mb[node] * whole // weights[node] for node in weights)
-            raise impossible(
-                "vm_memory_mb",
-                f"{shares[short[0]]} MB of it fall to NUMA node {short[0]}, which has {mb[short[0]]} MB "
-                "for them",
-                f"ask for at most {all_mb}, or spread the VM cores over more nodes",
-            )
+            node, most_mb = short[0], min(mb[node] * whole // weights[node] for node in weights)
+            what = f"{shares[node]} MB of it fall to NUMA node {node}, which has {mb[node]} MB for them"
+            fix = f"ask for at most {most_mb}, or spread the VM cores over more nodes"
+            raise impossible("vm_memory_mb", what, fix)
         return shares
     per_vm = _pages(intent.vm_size_mb, size_kb)
     most = {node: pages // per_vm for node, pages in free.items()}
-    count = -(-intent.vm_memory_mb // intent.vm_size_mb)
-    if count > sum(most.values()):
-        raise impossible(
-            "vm_memory_mb",
-            f"{count} VMs of {intent.vm_size_mb} MB, but the nodes with VM cores have room "
-            f"for {sum(most.values())}",
-            f"ask for at most {sum(most.values()) * intent.vm_size_mb}, or spread the VM cores over more "
-            "nodes",
-        )
+    count, all_vms = -(-intent.vm_memory_mb // intent.vm_size_mb), sum(most.values())
+    if count > all_vms:
+        what = f"{count} VMs of {intent.vm_size_mb} MB, but the nodes with VM cores have room for {all_vms}"
+        fix = f"ask for at most {all_vms * intent.vm_size_mb}, or spread the VM cores over more nodes"
+        raise impossible("vm_memory_mb", what, fix)
     given = dict.fromkeys(weights, 0)
     for _ in range(count):
         # Choose the node with the fewest VMs per core, including the new one. A node with few cores may get

@@ -192,19 +192,14 @@ def read_power(root: Root) -> PowerFacts:
 
 @whole
 def _policies(root: Root) -> tuple[Policy, ...]:
-    names = sure(root.names(f"{CPU}/cpufreq"), ())
-    return tuple(
-        Policy(
-            name=name,
-            cpus=root.parsed(
-                f"{CPU}/cpufreq/{name}/affected_cpus", lambda text: cpu_list(",".join(text.split()))
-            ),
-            driver=root.text(f"{CPU}/cpufreq/{name}/scaling_driver"),
-            governor=root.text(f"{CPU}/cpufreq/{name}/scaling_governor"),
-        )
-        for name in sorted(names, key=lambda name: (len(name), name))
-        if re.fullmatch(r"policy[0-9]+", name)
-    )
+    policies = []
+    for name in sorted(sure(root.names(f"{CPU}/cpufreq"), ()), key=lambda name: (len(name), name)):
+        if re.fullmatch(r"policy[0-9]+", name):
+            at = f"{CPU}/cpufreq/{name}"
+            cpus = root.parsed(f"{at}/affected_cpus", lambda text: cpu_list(",".join(text.split())))
+            driver, governor = root.text(f"{at}/scaling_driver"), root.text(f"{at}/scaling_governor")
+            policies.append(Policy(name, cpus, driver, governor))
+    return tuple(policies)
 
 
 def _turbo(root: Root) -> Fact[bool | None]:
@@ -226,10 +221,7 @@ WRITEBACK = "/sys/devices/virtual/workqueue/writeback/cpumask"
 #: Environment file on Debian and on Red Hat.
 IRQBALANCE = ("/etc/default/irqbalance", "/etc/sysconfig/irqbalance")
 #: Files in an IRQ's directory; the other entries are directories of the devices that use it.
-_FILES = frozenset(
-    "affinity_hint effective_affinity effective_affinity_list node smp_affinity smp_affinity_list "
-    "spurious".split()
-)
+_FILE = re.compile("affinity_hint|(effective|smp)_affinity(_list)?|node|spurious")
 
 
 def irq_path(number: int) -> str:
@@ -259,8 +251,7 @@ def banned_cpus(text: str) -> Cpus | None:
 
     The older variable, a mask, overrides the list (setup_banned_cpus in irqbalance's cputree.c).
     """
-    mask = masked_cpus(text)
-    if mask is not None:
+    if (mask := masked_cpus(text)) is not None:
         return mask
     found = _banned("CPULIST", text)
     return cpu_list(found) if found else None
@@ -287,7 +278,7 @@ def _irqs(root: Root) -> tuple[Irq, ...]:
 def _irq(root: Root, number: int) -> Irq:
     return Irq(
         number=number,
-        names=tuple(n for n in known(root.names(f"/proc/irq/{number}"), ()) if n not in _FILES),
+        names=tuple(n for n in known(root.names(f"/proc/irq/{number}"), ()) if not _FILE.fullmatch(n)),
         affinity=root.parsed(irq_path(number), cpu_list),
         effective=root.optional(f"/proc/irq/{number}/effective_affinity_list", cpu_list),
     )
