@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,14 @@ def _asked(uri: str) -> dict[str, Any]:
     try:
         import libvirt
     except ImportError:
-        return {
-            "refused": "libvirt-python is not installed",
-            "fix": "install it where the agent is installed: pip install 'netplugin[libvirt]'",
-        }
+        fix = "install it where the agent is installed: pip install 'netplugin[libvirt]'"
+        return {"refused": "libvirt-python is not installed", "fix": fix}
     libvirt.registerErrorHandler(lambda *_: None, None)  # libvirt also prints every error it raises
     try:
         connection = libvirt.openReadOnly(uri)
         versions = {"libvirt": _dotted(connection.getLibVersion())}
-        try:
+        with suppress(libvirt.libvirtError):  # no QEMU found
             versions["qemu"] = _dotted(connection.getVersion())
-        except libvirt.libvirtError:
-            pass  # no QEMU found
         return {"versions": versions, "domains": list(_domains(libvirt, connection))}
     except libvirt.libvirtError as wrong:
         return {"refused": str(wrong)}
@@ -70,17 +67,15 @@ def _domain(domain: Any) -> dict[str, Any]:
 
 def _emulator(name: str) -> list[int]:
     """Affinity of QEMU's main thread, as libvirt only has the configured one; empty if unreadable."""
-    try:
+    with suppress(OSError, ValueError):
         return sorted(os.sched_getaffinity(int((_PIDS / f"{name}.pid").read_text())))
-    except (OSError, ValueError):
-        return []
+    return []
 
 
 def _runs(libvirt: Any, domain: Any) -> bool:
-    try:
+    with suppress(libvirt.libvirtError):  # a transient domain that has ended
         return bool(domain.isActive())
-    except libvirt.libvirtError:
-        return False  # a transient domain that has ended
+    return False
 
 
 def _cpus(cpus: Iterable[bool]) -> list[int]:

@@ -152,10 +152,8 @@ class CommandLine:
 
 
 def parse_command_line(text: str) -> CommandLine:
-    """Parse a command line up to ``--``; the words after it belong to init.
-
-    /proc/cmdline has what the kernel kept, which may be more than ``KEPT`` with a boot configuration.
-    """
+    """Parse a command line up to ``--``; the words after it belong to init. /proc/cmdline has what the kernel
+    kept, which may be more than ``KEPT`` with a boot configuration."""
     arguments = map(_argument, _WORD.findall(text))
     return CommandLine(tuple(takewhile(lambda argument: argument != ("--", None), arguments)))
 
@@ -275,11 +273,10 @@ class _Pages:
         self._pages: dict[int | None, dict[int | None, int]] = {}
 
     def set_default(self, value: str) -> None:
-        self._valid = False
         size = memory_kb(value)
-        if self._default is not None or size is None or size not in self._machine.sizes_kb:
+        self._valid = self._default is None and size in self._machine.sizes_kb
+        if size is None or not self._valid:
             return
-        self._valid = True
         self._default = size
         if size not in self._pages:
             self._pages[size] = {}
@@ -307,11 +304,9 @@ class _Pages:
             return
         if self._counted == self._size:
             return
-        try:
+        self._pages[self._size] = {}
+        with suppress(ValueError):
             self._pages[self._size] = _counts(value, self._machine)
-        except ValueError:
-            self._pages[self._size] = {}
-        else:
             self._counted = self._size
 
     def result(self) -> Hugepages:

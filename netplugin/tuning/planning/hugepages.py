@@ -105,10 +105,8 @@ def port_mbufs(rxqs: int, txqs: int) -> int:
 
 
 def page_size(facts: Facts, intent: HostIntent) -> int:
-    """Choose the hugepage size, KB; 0 if there is none and none is needed.
-
-    Raises: HostError, InvalidRequest.
-    """
+    """Choose the hugepage size, KB; 0 if there is none and none is needed. Raises: HostError,
+    InvalidRequest."""
     sizes = needed(facts.memory.sizes_kb)
     if intent.hugepage_kb is not None:
         if intent.hugepage_kb not in sizes:
@@ -129,10 +127,8 @@ def page_size(facts: Facts, intent: HostIntent) -> int:
 
 
 def able_nodes(facts: Facts, intent: HostIntent) -> tuple[int, ...]:
-    """Nodes that can have PMD threads and VMs: with CPUs, and memory for what the intent has there.
-
-    Raises: HostError; InvalidRequest if there is none and the intent needs one.
-    """
+    """Nodes that can have PMD threads and VMs: with CPUs, and memory for what the intent has there. Raises:
+    HostError; InvalidRequest if there is none and the intent needs one."""
     size = page_size(facts, intent)
     able = _able(facts, intent, size)
     if able or not (intent.pmd_cores or intent.vm_memory_mb):
@@ -216,9 +212,7 @@ def _pools(
 ) -> Callable[[int], _Pools]:
     """Return a function from node to pools. ``homes`` are the nodes of the NICs, ``room`` the pages that OVS
     could have on each of its nodes, by KB. VM ports are spread by VM cores, as their node is not known.
-
-    Raises: InvalidRequest if the pools of all ports do not fit.
-    """
+    Raises: InvalidRequest if the pools of all ports do not fit."""
     if isinstance(live.ovs, Unknown) or not is_per_port(live):
         return lambda node: _Pools(intent.mtus, None)
     cores = sum(len(share.vm) for share in partition.nodes)

@@ -119,11 +119,9 @@ def release(facts: Facts) -> tuple[int, int]:
 
 
 def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
-    """True if the command line can set the number of hugepages per node.
-
-    ``hugepages=0:29,1:40`` needs Linux 5.16 (commit b5389086ad7b); an older kernel cannot parse it and
-    reserves nothing. A plain number is spread evenly over all nodes.
-    """
+    """True if the command line can set the number of hugepages per node. ``hugepages=0:29,1:40`` needs Linux
+    5.16 (commit b5389086ad7b); an older kernel cannot parse it and reserves nothing. A plain number is spread
+    evenly over all nodes."""
     return len(pages) == 1 or release(facts) >= (5, 16)
 
 
@@ -145,7 +143,11 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...], reserved: Hugepages) 
     size = page_name(pages[0].size_kb)
     yield Argument("default_hugepagesz", size, "what a mount of hugetlbfs has without a size")
     if not counts_by_node(facts, pages):  # a BootPages step reserves them
-        if _counts_default(facts.kernel.arguments) and reserved.default_kb != pages[0].size_kb:
+        line = facts.kernel.arguments
+        names = () if isinstance(line, Unknown) else (name for name, _ in line.arguments)
+        # Before any hugepagesz=, hugepages= counts pages of the default size.
+        first = next((name for name in names if name in ("hugepages", "hugepagesz")), None)
+        if first == "hugepages" and reserved.default_kb != pages[0].size_kb:
             why = f"it counts pages of the default size, which is {size} from then on"
             why += "; a unit reserves what each node needs"
             yield Argument("hugepages", None, why, f"{_PARAMETERS}; {steps.HUGETLB}")
@@ -155,12 +157,6 @@ def _hugepages(facts: Facts, pages: tuple[NodePages, ...], reserved: Hugepages) 
     where = "on the node that needs them, " if len(pages) > 1 else ""
     yield Argument("hugepagesz", size, "the size that the next argument counts")
     yield Argument("hugepages", count, f"reserved {where}before memory is in pieces", source)
-
-
-def _counts_default(line: Fact[CommandLine]) -> bool:
-    """Whether ``hugepages=`` comes before any ``hugepagesz=``, and so counts pages of the default size."""
-    names = () if isinstance(line, Unknown) else (name for name, _ in line.arguments)
-    return next((name == "hugepages" for name in names if name in ("hugepages", "hugepagesz")), False)
 
 
 def _isolation(facts: Facts, partition: Partition) -> Iterator[Argument]:

@@ -18,11 +18,9 @@ from netplugin.tuning.steps import Effect, Group, OtherConfig, Step, VfCount, im
 
 
 def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
-    """NICs of the intent; else those bound for DPDK; else the fastest, or all if no speed is known.
-
-    Unless the intent names it, no NIC that DPDK cannot use, nor that of the default route, while there is
-    another. Raises: InvalidRequest for a NIC that does not exist.
-    """
+    """NICs of the intent; else those bound for DPDK; else the fastest, or all if no speed is known. Unless
+    the intent names it, no NIC that DPDK cannot use, nor that of the default route, while there is another.
+    Raises: InvalidRequest for a NIC that does not exist."""
     nics = known(facts.network.nics, ())
     if intent.nics:
         return tuple(dict.fromkeys(named(nics, name, "nics") for name in intent.nics))
@@ -62,11 +60,8 @@ def named(nics: tuple[HostNic, ...], name: str, field: str) -> HostNic:
 
 
 def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
-    """One step per named NIC; other NICs keep their VFs.
-
-    Raises: InvalidRequest for a NIC that does not exist, supports no or fewer VFs, or is named twice;
-    HostError for a missing fact.
-    """
+    """One step per named NIC; other NICs keep their VFs. Raises: InvalidRequest for a NIC that does not
+    exist, supports no or fewer VFs, or is named twice; HostError for a missing fact."""
     seen = set()
     for entry in intent.vfs:
         name, _, number = entry.rpartition("=")
@@ -94,10 +89,8 @@ def vf_steps(facts: Facts, intent: HostIntent) -> Iterator[Step]:
 def ovs_settings(
     live: Live, partition: Partition, pages: tuple[NodePages, ...], intent: HostIntent
 ) -> Iterator[Step]:
-    """Steps for ``other_config``; none for a host without PMD cores.
-
-    Source: OVS Documentation/intro/install/dpdk.rst and vswitch.xml.
-    """
+    """Steps for ``other_config``; none for a host without PMD cores. Source: OVS
+    Documentation/intro/install/dpdk.rst and vswitch.xml."""
     if not intent.pmd_cores:
         return
     sizes = {plan.node: plan.ovs_mb for plan in pages}
@@ -159,12 +152,11 @@ def _step(live: Live, key: str, desired: str | None, effect: Effect, why: str, s
 def _mask(live: Live, partition: Partition) -> Step:
     """The step for pmd-cpu-mask; masks are normalised before they are compared."""
     key, desired = "pmd-cpu-mask", to_mask(partition.polling)
-    now = _now(live, key)
+    now, sources = _now(live, key), f"{steps.OVS_CONFIG}; {steps.OVS_SCHEDULING}"
     if isinstance(now, str):
         try:
             now = to_mask(from_mask(now))
         except ValueError:
             now = Unknown(f"other_config:{key}", f"is no mask: {now[:40]!r}")
     why = "one PMD thread on each of these CPUs, on the nodes of the NICs and of VMs"
-    sources = f"{steps.OVS_CONFIG}; {steps.OVS_SCHEDULING}"
     return Step(Group.OVS, OtherConfig(key), now, desired, Effect.LIVE, why, sources)

@@ -239,11 +239,9 @@ def _vms(
 
 
 def l3_caches(caches: Iterable[Cache]) -> tuple[Cpus, ...]:
-    """CPUs of each L3 cache, a CCX on AMD, a cluster on ARM; empty if the machine reports none.
-
-    The threads of a VM, and the PMD threads that serve it, exchange data through it; between two of them,
-    data crosses the fabric (SUSE Best Practices, "Optimizing Linux for AMD EPYC").
-    """
+    """CPUs of each L3 cache, a CCX on AMD, a cluster on ARM; empty if the machine reports none. The threads
+    of a VM, and the PMD threads that serve it, exchange data through it; between two of them, data crosses
+    the fabric (SUSE Best Practices, "Optimizing Linux for AMD EPYC")."""
     return tuple(cache.cpus for cache in caches if cache.level == 3)
 
 
@@ -278,11 +276,9 @@ def nearest(node: int | None, nodes: Collection[int], distances: Distances) -> i
 
 
 def ranks(cores: tuple[Core, ...], nic_nodes: tuple[int, ...], distances: Distances) -> dict[int, int]:
-    """Rank of each node: 0 for NIC nodes, then 1 and up; equally distant nodes share a rank.
-
-    With SNC (Intel) or NPS (AMD) a package has several nodes, nearer to each other than to the other package.
-    If the firmware reports one distance for all other nodes, the package decides.
-    """
+    """Rank of each node: 0 for NIC nodes, then 1 and up; equally distant nodes share a rank. With SNC (Intel)
+    or NPS (AMD) a package has several nodes, nearer to each other than to the other package. If the firmware
+    reports one distance for all other nodes, the package decides."""
     packages: dict[int, set[int]] = {}
     for core in cores:
         packages.setdefault(core.node, set()).add(core.package)

@@ -63,11 +63,9 @@ def read_cpus(root: Root) -> CpuFacts:
 
 @whole
 def _partitions(root: Root, group: str = CGROUP) -> Cpus:
-    """CPUs isolated by cpuset partitions (Documentation/admin-guide/cgroup-v2.rst).
-
-    ``cpuset.cpus.isolated`` of the root cgroup has them since Linux 6.8 (commit 877c737db935). Before that,
-    a partition's parent is a partition; one that is invalid has a reason after its type and isolates nothing.
-    """
+    """CPUs isolated by cpuset partitions (Documentation/admin-guide/cgroup-v2.rst). ``cpuset.cpus.isolated``
+    of the root cgroup has them since Linux 6.8 (commit 877c737db935). Before that, a partition's parent is a
+    partition; one that is invalid has a reason after its type and isolates nothing."""
     if (
         group == CGROUP
         and (listed := sure(root.optional(f"{group}/cpuset.cpus.isolated", cpu_list))) is not None
@@ -247,10 +245,8 @@ def _irqbalance(root: Root) -> IrqbalanceFacts | None:
 
 
 def banned_cpus(text: str) -> Cpus | None:
-    """CPUs that the environment file bans from irqbalance. Raises: ValueError.
-
-    The older variable, a mask, overrides the list (setup_banned_cpus in irqbalance's cputree.c).
-    """
+    """CPUs that the environment file bans from irqbalance. Raises: ValueError. The older variable, a mask,
+    overrides the list (setup_banned_cpus in irqbalance's cputree.c)."""
     if (mask := masked_cpus(text)) is not None:
         return mask
     found = _banned("CPULIST", text)

@@ -108,9 +108,7 @@ def _service_cpus(root: Root) -> Cpus | None:
 
 def cpu_affinity(text: str, before: Cpus | None = None) -> Cpus | None:
     """Parse ``CPUAffinity=`` of systemd's manager: lists accumulate, an empty one clears the earlier ones.
-
-    Raises: ValueError.
-    """
+    Raises: ValueError."""
     found = before
     for given in re.findall(r"^[ \t]*CPUAffinity[ \t]*=(.*)$", text, re.MULTILINE):
         cpus = cpu_list(",".join(given.replace(",", " ").split()))

@@ -109,14 +109,11 @@ def read_limits(root: Root) -> tuple[Limit, ...]:
     limits = []
     for group in dict.fromkeys((*_upwards(version_2 or "/"), *_SLICES)):
         at = f"{CGROUP}{group}".rstrip("/")
-        limits.append(
-            Limit(
-                group=group,
-                cpus=root.optional(f"{at}/cpuset.cpus.effective", cpu_list),
-                memory_bytes=root.optional(f"{at}/memory.max", _bytes),
-                hugepages=_hugepages(root, at),
-            )
-        )
+        cpus = root.optional(f"{at}/cpuset.cpus.effective", cpu_list)
+        memory_bytes = root.optional(f"{at}/memory.max", _bytes)
+        pages = {size: root.optional(f"{at}/hugetlb.{size}.max", _bytes) for size in ("2MB", "1GB")}
+        hugepages = {size: limit for size, limit in pages.items() if limit is not None}
+        limits.append(Limit(group, cpus, memory_bytes, hugepages))
     if cpuset and cpuset != "/":
         at = f"{CGROUP}/cpuset{cpuset}/cpuset.effective_cpus"
         limits.append(Limit(cpuset, root.optional(at, cpu_list), None, {}))
@@ -124,9 +121,7 @@ def read_limits(root: Root) -> tuple[Limit, ...]:
         at = f"{CGROUP}/memory{memory}/memory.limit_in_bytes"
         limits.append(Limit(memory, None, root.optional(at, _bytes), {}))
     return tuple(
-        limit
-        for limit in limits
-        if limit.cpus is not None or limit.memory_bytes is not None or limit.hugepages
+        each for each in limits if (each.cpus, each.memory_bytes, each.hugepages) != (None, None, {})
     )
 
 
@@ -147,8 +142,3 @@ def _upwards(group: str) -> list[str]:
 def _bytes(text: str) -> int | None:
     """Parse a limit; ``max``, and in v1 a number near 2^63, mean no limit (None)."""
     return None if text == "max" or int(text) >= 1 << 62 else int(text)
-
-
-def _hugepages(root: Root, at: str) -> dict[str, Fact[int]]:
-    limits = {size: root.optional(f"{at}/hugetlb.{size}.max", _bytes) for size in ("2MB", "1GB")}
-    return {size: limit for size, limit in limits.items() if limit is not None}
