@@ -12,8 +12,10 @@ from netplugin.api.fields import worded
 from netplugin.programs.bounded import first_mistake
 
 _Count = Annotated[int, Field(ge=0, le=4096)]
+_Some = Annotated[int, Field(ge=1, le=4096)]
+_Mb = Annotated[int, Field(ge=0, le=1 << 26)]
 #: MTU in bytes, within the limits of OVS and the kernel.
-_Mtu = Annotated[int, Field(ge=68, le=9702)]
+_Mtus = Annotated[tuple[Annotated[int, Field(ge=68, le=9702)], ...], Field(min_length=1)]
 #: A NIC, by PCI address or interface name, and its number of VFs.
 _VFS = worded(r"^[^\s=]{1,64}=[0-9]{1,5}$", "must be a NIC and its number of VFs, such as eth1=8")
 _Vfs = Annotated[str, StringConstraints(pattern=_VFS)]
@@ -41,9 +43,7 @@ class HostIntent(BaseModel):
         description="whole cores for QEMU's own threads on each node with VM cores; 0: they run "
         "on housekeeping cores",
     )
-    housekeeping_cores: Annotated[int, Field(ge=1, le=4096)] = Field(
-        1, description="whole cores on each node for everything else"
-    )
+    housekeeping_cores: _Some = Field(1, description="whole cores on each node for everything else")
     idle_siblings: bool = Field(
         False,
         description="run one PMD thread or vCPU per core and leave its sibling idle: less "
@@ -61,14 +61,10 @@ class HostIntent(BaseModel):
     )
     links: _Count = Field(1, description="number of links that carry traffic")
     link_gbps: Annotated[float, Field(gt=0, le=800)] = Field(10, description="speed of one link, Gbit/s")
-    mtus: Annotated[tuple[_Mtu, ...], Field(min_length=1)] = Field(
-        (1500,), description="all MTUs in use, bytes"
-    )
+    mtus: _Mtus = Field((1500,), description="all MTUs in use, bytes")
     queues: Annotated[int, Field(ge=1, le=1024)] = Field(1, description="receive queues per port")
-    vm_memory_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
-        0, description="memory of all VMs together, MB"
-    )
-    vm_size_mb: Annotated[int, Field(ge=0, le=1 << 26)] = Field(
+    vm_memory_mb: _Mb = Field(0, description="memory of all VMs together, MB")
+    vm_size_mb: _Mb = Field(
         0,
         description="memory of one VM, MB, of the largest if they differ: each node gets "
         "memory for whole VMs; 0: memory is divided by VM cores",

@@ -5,20 +5,8 @@ from __future__ import annotations
 import re
 
 from netplugin.host.cpus import from_kernel, parse_list
-from netplugin.tuning.facts import (
-    EFFICIENCY,
-    NODELESS,
-    PERFORMANCE,
-    Cache,
-    Core,
-    CpuFacts,
-    Cpus,
-    InterruptFacts,
-    Irq,
-    IrqbalanceFacts,
-    Policy,
-    PowerFacts,
-)
+from netplugin.tuning import facts
+from netplugin.tuning.facts import EFFICIENCY, NODELESS, PERFORMANCE, Cache, Core, Cpus, Irq, Policy
 from netplugin.tuning.root import Fact, Root, Unknown, known, sure, whole
 
 CPU = "/sys/devices/system/cpu"
@@ -39,13 +27,13 @@ def cpu_list(text: str) -> Cpus:
     return frozenset() if text == "(null)" else frozenset(parse_list(text))
 
 
-def read_cpus(root: Root) -> CpuFacts:
+def read_cpus(root: Root) -> facts.CpuFacts:
     online = root.parsed(f"{CPU}/online", cpu_list)
     booted = root.optional(f"{CPU}/isolated", cpu_list)
     partitions = _partitions(root)
     since_boot = known(booted, None) or frozenset()
     partitioned = partitions if isinstance(partitions, Unknown) else partitions - since_boot
-    return CpuFacts(
+    return facts.CpuFacts(
         arch=root.parsed("/proc/cpuinfo", _arch),
         vendor=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, _VENDOR)),
         model=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, _MODEL)),
@@ -177,8 +165,8 @@ def _caches(root: Root, online: Fact[Cpus]) -> tuple[Cache, ...]:
     return tuple(found)
 
 
-def read_power(root: Root) -> PowerFacts:
-    return PowerFacts(
+def read_power(root: Root) -> facts.PowerFacts:
+    return facts.PowerFacts(
         policies=_policies(root),
         turbo=_turbo(root),
         intel_pstate=root.optional(f"{CPU}/intel_pstate/status", str),
@@ -226,8 +214,8 @@ def irq_path(number: int) -> str:
     return f"/proc/irq/{number}/smp_affinity_list"
 
 
-def read_interrupts(root: Root) -> InterruptFacts:
-    return InterruptFacts(
+def read_interrupts(root: Root) -> facts.InterruptFacts:
+    return facts.InterruptFacts(
         default_affinity=root.optional(DEFAULT_AFFINITY, from_kernel),
         irqs=_irqs(root),
         workqueues=root.optional(WORKQUEUES, from_kernel),
@@ -237,10 +225,10 @@ def read_interrupts(root: Root) -> InterruptFacts:
 
 
 @whole
-def _irqbalance(root: Root) -> IrqbalanceFacts | None:
+def _irqbalance(root: Root) -> facts.IrqbalanceFacts | None:
     for path in IRQBALANCE:
         if sure(root.optional(path, str)) is not None:
-            return IrqbalanceFacts(path, sure(root.parsed(path, banned_cpus)))
+            return facts.IrqbalanceFacts(path, sure(root.parsed(path, banned_cpus)))
     return None
 
 

@@ -29,17 +29,12 @@ _LOOPBACK = "lo"
 
 def read_network(root: Root) -> NetworkFacts:
     names = root.names(_NET)
-    if isinstance(names, Unknown):
-        names = () if names.missing else names
-    if isinstance(names, Unknown):
+    if isinstance(names, Unknown) and not names.missing:
         return NetworkFacts(_nics(root), names, ())
-    return NetworkFacts(
-        nics=_nics(root),
-        interfaces=_all(_interface(root, name) for name in names if name != _LOOPBACK),
-        bonds=tuple(
-            _bond(root, name) for name in names if "bonding" in known(root.names(f"{_NET}/{name}"), ())
-        ),
-    )
+    there = known(names, ())
+    interfaces = _all(_interface(root, name) for name in there if name != _LOOPBACK)
+    bonds = (name for name in there if "bonding" in known(root.names(f"{_NET}/{name}"), ()))
+    return NetworkFacts(_nics(root), interfaces, tuple(_bond(root, name) for name in bonds))
 
 
 def read_iommu(root: Root) -> IommuFacts:
