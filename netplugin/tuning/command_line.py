@@ -287,16 +287,12 @@ class _Pages:
 
     def name_size(self, value: str) -> None:
         size = memory_kb(value)
-        self._valid = size in self._machine.sizes_kb
-        if size is None or not self._valid:
-            return
-        if size in self._pages:
-            # The default may be named once more, before its pages are counted.
-            self._valid = size == self._default and not any(self._pages[size].values())
-            if not self._valid:
-                return
-        self._pages.setdefault(size, {})
-        self._size = size
+        # The default may be named once more, before its pages are counted.
+        again = size == self._default and not any(self._pages.get(size, {}).values())
+        self._valid = size in self._machine.sizes_kb and (again or size not in self._pages)
+        if self._valid:
+            self._pages.setdefault(size, {})
+            self._size = size
 
     def count(self, value: str) -> None:
         if not self._valid:

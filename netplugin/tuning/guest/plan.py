@@ -70,23 +70,18 @@ def plan_guest(xml: str, options: GuestOptions) -> GuestPlan:
 
 
 def _nics(domain: GuestDomain, options: GuestOptions) -> tuple[PlannedNic, ...]:
-    chosen = _chosen(domain, options)
+    chosen, planned = _chosen(domain, options), []
     for nic in domain.nics:
-        if nic.mac in chosen and nic.kind is NicKind.VF and options.driver == UIO:
+        if nic.mac not in chosen:  # on a virtio NIC the queue pairs of the domain, at most one per vCPU
+            pairs = min(nic.queues, domain.vcpus) if nic.kind is NicKind.VIRTIO else 1
+            mtu = None if nic.mtu else options.mtu
+            planned.append(PlannedNic(nic, None, pairs if pairs > 1 else None, mtu))
+            continue
+        if nic.kind is NicKind.VF and options.driver == UIO:
             what = f"{nic.mac} is a VF, which has no interrupts of the old kind (INTx) for {UIO}"
             raise impossible("driver", what, f"bind it to {VFIO}", step=STEP)
-    return tuple(
-        PlannedNic(nic, options.driver, None, None)
-        if nic.mac in chosen
-        else PlannedNic(nic, None, _channels(nic, domain), None if nic.mtu else options.mtu)
-        for nic in domain.nics
-    )
-
-
-def _channels(nic: GuestNic, domain: GuestDomain) -> int | None:
-    """Queue pairs to enable on a virtio NIC: those of the domain, at most one per vCPU."""
-    count = min(nic.queues, domain.vcpus)
-    return count if nic.kind is NicKind.VIRTIO and count > 1 else None
+        planned.append(PlannedNic(nic, options.driver, None, None))
+    return tuple(planned)
 
 
 def _chosen(domain: GuestDomain, options: GuestOptions) -> frozenset[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from netplugin.tuning.facts import Facts, HostNic, Live
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M, HostIntent
@@ -41,6 +42,7 @@ _ROOM_FOR_LARGE = 16
 #: Number of nodes that DPDK can use, from 0 (RTE_MAX_NUMA_NODES in config/x86, and in config/arm of the
 #: generic build, which distributions have); 16 elsewhere (config/ppc).
 _DPDK_NODES = {X86: 32, ARM: 4}
+_ByNode: TypeAlias = Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -207,8 +209,8 @@ def _pools(
     intent: HostIntent,
     homes: tuple[int | None, ...],
     live: Live,
-    weights: Mapping[int, int],
-    room: Mapping[int, int],
+    weights: _ByNode,
+    room: _ByNode,
 ) -> Callable[[int], _Pools]:
     """Return a function from node to pools. ``homes`` are the nodes of the NICs, ``room`` the pages that OVS
     could have on each of its nodes, by KB. VM ports are spread by VM cores, as their node is not known.
@@ -267,11 +269,7 @@ def beside_linux(total_kb: int) -> int:
 
 
 def _vm_mb(
-    intent: HostIntent,
-    weights: Mapping[int, int],
-    room: Mapping[int, int],
-    pools: Callable[[int], _Pools],
-    size_kb: int,
+    intent: HostIntent, weights: _ByNode, room: _ByNode, pools: Callable[[int], _Pools], size_kb: int
 ) -> dict[int, int]:
     """VM memory by node, MB; in units of whole VMs if ``vm_size_mb`` is set, as a VM uses one node."""
     if not intent.vm_memory_mb:
@@ -301,8 +299,7 @@ def _vm_mb(
         # Choose the node with the fewest VMs per core, including the new one. A node with few cores may get
         # none, because its share would be missing on nodes with more cores. The check reports that.
         open_nodes = (node for node in given if given[node] < most[node])
-        node = min(open_nodes, key=lambda n: ((given[n] + 1) / weights[n], n))
-        given[node] += 1
+        given[min(open_nodes, key=lambda n: ((given[n] + 1) / weights[n], n))] += 1
     return {node: number * per_vm * size_kb // 1024 for node, number in given.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from netplugin.host.cpus import format_list
@@ -74,10 +75,8 @@ def _cpus(facts: Facts, line: CommandLine, machine: Machine) -> dict[str, str | 
     flagged = [("managed_irq,domain", domain)] if both else [("managed_irq", managed), ("", domain)]
     isolated = [f"{flags},{format_list(cpus)}".removeprefix(",") for flags, cpus in flagged if cpus]
     affinity = line.value("irqaffinity")
-    try:  # the CPU that boots is added
+    with suppress(ValueError):  # the CPU that boots is added
         affinity = affinity and format_list(parse_cpus(affinity, machine.cpu_ids) | {min(machine.cpus)})
-    except ValueError:
-        pass
     return {
         "isolcpus": " ".join(isolated) or None,
         "nohz_full": format_list(nohz) or None,

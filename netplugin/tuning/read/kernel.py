@@ -49,19 +49,16 @@ def read_kernel(root: Root) -> KernelFacts:
 
 
 @whole
-def _boot_loader(root: Root) -> Fact[str | None]:
+def _boot_loader(root: Root) -> str | None:
     """What started the machine: files of another boot loader may be there too."""
     started = sure(root.text(LOADER_INFO), "")
     if "systemd-boot" in started.replace(" ", ""):  # the zeros of UTF-16 are read as blanks
         return "systemd-boot"
     vendors = known(root.names(_OF_FIRMWARE), ())
     paths = (*_MENUS, *(f"{_OF_FIRMWARE}/{vendor}/grub.cfg" for vendor in reversed(vendors)))
-    menus = (root.optional(path, _reads) for path in paths)
-    return next((menu for menu in menus if menu is not None), None)
-
-
-def _reads(menu: str) -> str:
-    return "grub-entries" if re.search(READS_ENTRIES, menu) else "grub"
+    texts = (sure(root.optional(path, str)) for path in paths)
+    menu = next((text for text in texts if text is not None), None)
+    return None if menu is None else "grub-entries" if re.search(READS_ENTRIES, menu) else "grub"
 
 
 def sysctl_path(name: str) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 from netplugin.tuning.facts import HugepagePool, Limit, MemoryFacts, NodeMemory
 from netplugin.tuning.read.cpus import CGROUP, NODE, cpu_list, node_numbers
-from netplugin.tuning.root import Fact, Root, Unknown, sure, whole
+from netplugin.tuning.root import Root, Unknown, sure, whole
 
 _SIZE = re.compile(r"hugepages-(\d+)kB")
 _MM = "/sys/kernel/mm"
@@ -23,7 +23,7 @@ def read_memory(root: Root) -> MemoryFacts:
         nodes=_nodes(root),
         sizes_kb=_sizes(root, f"{_MM}/hugepages"),
         pools=_pools(root),
-        at_boot=_at_boot(root),
+        at_boot=None if root.link(_ENABLED) is None else root.optional(LASTING, _written_at_boot),
         ksm=root.optional(f"{_MM}/ksm/run", int),
         transparent=root.optional(f"{_MM}/transparent_hugepage/enabled", chosen),
         swaps=root.parsed("/proc/swaps", _swaps),
@@ -76,10 +76,6 @@ def _pools(root: Root) -> tuple[HugepagePool, ...]:
             free = root.parsed(f"{at}/free_hugepages", int)
             pools.append(HugepagePool(node, size, f"{at}/nr_hugepages", total, free))
     return tuple(pools)
-
-
-def _at_boot(root: Root) -> Fact[dict[int, dict[int, int]] | None]:
-    return None if root.link(_ENABLED) is None else root.optional(LASTING, _written_at_boot)
 
 
 def _written_at_boot(text: str) -> dict[int, dict[int, int]]:

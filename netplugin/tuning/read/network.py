@@ -89,7 +89,7 @@ def _nic(root: Root, address: str, routed: Fact[frozenset[str]]) -> Fact[HostNic
     interfaces = sure(_interfaces_of(root, at))
     return HostNic(
         address=address,
-        node=root.optional(f"{at}/numa_node", _node),
+        node=root.optional(f"{at}/numa_node", lambda text: int(text) if int(text) >= 0 else None),
         driver=uevent.get("DRIVER"),
         device=uevent.get("PCI_ID", "").lower(),
         interfaces=interfaces,
@@ -97,10 +97,6 @@ def _nic(root: Root, address: str, routed: Fact[frozenset[str]]) -> Fact[HostNic
         vfs=root.optional(f"{at}/sriov_numvfs", int),
         default_route=routed if isinstance(routed, Unknown) else not routed.isdisjoint(interfaces),
     )
-
-
-def _node(text: str) -> int | None:
-    return None if int(text) < 0 else int(text)
 
 
 @whole
