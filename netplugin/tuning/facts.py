@@ -1,7 +1,4 @@
-"""Facts of a host as values, and what OVS and libvirt run now.
-
-A fact that cannot be read is an ``Unknown`` with the reason.
-"""
+"""Facts of a host, and what OVS and libvirt run now, as values; an ``Unknown`` where one cannot be read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Guest kernel settings as steps (pure): command line arguments, CPU masks and sysctls.
-
-Sources: Documentation/admin-guide/kernel-parameters.txt; for real time tuned's realtime-virtual-guest.
-"""
+Sources: Documentation/admin-guide/kernel-parameters.txt; for real time tuned's realtime-virtual-guest."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from netplugin.tuning import steps
 from netplugin.tuning.command_line import page_name
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.intent import PAGE_1G, PAGE_2M
-from netplugin.tuning.planning.hugepages import beside_linux
+from netplugin.tuning.planning.hugepages import usable_kb
 from netplugin.tuning.planning.kernel_work import PRIORITIES, QUIET, REALTIME, THP, WHY_IN_GUEST
 from netplugin.tuning.read.cpus import DEFAULT_AFFINITY, WORKQUEUES, WRITEBACK
 from netplugin.tuning.root import Unknown
@@ -103,7 +101,7 @@ def plan_pages(domain: GuestDomain, options: GuestOptions) -> GuestPages:
     """Plan the pages; by default half of the memory, or 0 pages without room. Raises: InvalidRequest."""
     cells = len(domain.cells_kb)
     for size in _sizes(domain, options):
-        room = beside_linux(min(domain.cells_kb)) // size * cells
+        room = usable_kb(min(domain.cells_kb)) // size * cells
         if options.hugepage_mb is None:
             pages = min(min(domain.cells_kb) // 2 // size * cells, room)
         else:

@@ -140,12 +140,9 @@ def able_nodes(facts: Facts, intent: HostIntent) -> tuple[int, ...]:
         what = f"{intent.vm_memory_mb} MB, and no NUMA node with CPUs has memory for a page of {size} KB"
         raise impossible("vm_memory_mb", what, "ask for none (0), or boot with numa=off")
     what = f"no NUMA node with CPUs has room for the smallest buffer pools of OVS: the largest has {most} MB"
-    less: list[tuple[str, int | tuple[int, ...], str]] = [
-        ("mtus", (min(intent.mtus),), f"use the MTU {min(intent.mtus)} alone")
-    ]
-    if PAGE_2M in needed(facts.memory.sizes_kb):
-        less.append(("hugepage_kb", PAGE_2M, f"choose pages of {PAGE_2M} KB"))
-    for field, value, fix in less:
+    mtu, has_2m = min(intent.mtus), PAGE_2M in needed(facts.memory.sizes_kb)
+    pages = [("hugepage_kb", PAGE_2M, f"choose pages of {PAGE_2M} KB")] if has_2m else []
+    for field, value, fix in (("mtus", (mtu,), f"use the MTU {mtu} alone"), *pages):
         asked = intent.model_copy(update={field: value})
         if _able(facts, asked, page_size(facts, asked)):
             raise impossible(field, what, f"{fix}, or a host with more memory")
@@ -252,18 +249,14 @@ def is_per_port(live: Live) -> bool:
 def _room_kb(facts: Facts, size_kb: int) -> dict[int, int]:
     """Memory of each node with memory for hugepages, KB, minus the reserve for Linux and pages of other
     sizes."""
-    room = {}
-    for memory in (node for node in needed(facts.memory.nodes) if node.total_kb):
-        other = sum(
-            pool.size_kb * known(pool.total, 0)
-            for pool in needed(facts.memory.pools)
-            if pool.node == memory.node and pool.size_kb != size_kb
-        )
-        room[memory.node] = max(0, beside_linux(memory.total_kb) - other)
+    room = {node.node: usable_kb(node.total_kb) for node in needed(facts.memory.nodes) if node.total_kb}
+    for pool in needed(facts.memory.pools):
+        if pool.node in room and pool.size_kb != size_kb:
+            room[pool.node] = max(0, room[pool.node] - pool.size_kb * known(pool.total, 0))
     return room
 
 
-def beside_linux(total_kb: int) -> int:
+def usable_kb(total_kb: int) -> int:
     """Memory of a node or cell that may be in hugepages, KB."""
     return max(0, total_kb - max(_SYSTEM_KB, int(total_kb * _SYSTEM_SHARE)))
 

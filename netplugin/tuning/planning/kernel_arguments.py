@@ -37,12 +37,12 @@ def kernel_arguments(
     machine, line = _machine(facts), facts.kernel.arguments
     reserved = Hugepages() if isinstance(line, Unknown) else line.hugepages(machine)
     own = {} if isinstance(line, Unknown) else {**_cpus(facts, line, machine), **_pages_now(reserved, pages)}
-    wanted = [*_hugepages(facts, pages, reserved), *_iommu(facts)]
+    arguments = [*_hugepages(facts, pages, reserved), *_iommu(facts)]
     if partition.isolated:
-        wanted += _isolation(facts, partition)
+        arguments += _isolation(facts, partition)
         if intent.realtime and known(facts.cpus.arch, "") != ARM:
-            wanted += _realtime(facts)
-    for name, desired, why, source in wanted:
+            arguments += _realtime(facts)
+    for name, desired, why, source in arguments:
         now: Fact[str | None] = line if isinstance(line, Unknown) else None
         if isinstance(line, CommandLine):
             now = desired if desired and line.gives(name, desired) else line.value(name)

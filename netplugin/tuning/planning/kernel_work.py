@@ -34,9 +34,11 @@ REALTIME = (
 #: SCHED_FIFO priorities from tuned's realtime-virtual-host, above that of a real-time vCPU (1), which these
 #: threads must preempt. Not every kernel has all of them.
 PRIORITIES = (("ksoftirqd", "2"), ("ktimers", "2"), ("ktimersoftd", "3"), ("rcuc", "4"), ("rcub", "4"))
-#: Why each is set on a host, and in a guest.
+_KERNEL = "what the kernel has to do on a vCPU must not wait for a busy thread there"
+_RCU = "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"
 _FAULTS = "balancing takes pages away to see who faults"
 _MERGED = "making large pages of small ones stops who uses them"
+#: Why each is set on a host, and in a guest.
 WHY = {
     DEFAULT_AFFINITY: "interrupts that come later go to housekeeping",
     WORKQUEUES: "unbound work of the kernel stays on housekeeping",
@@ -53,9 +55,7 @@ WHY = {
     "kernel.timer_migration": "timers of other CPUs must not move to one of these",
     "ksoftirqd": "timers and packets of a CPU must not wait for its vCPU",
     **dict.fromkeys(("ktimers", "ktimersoftd"), "timers of a CPU must not wait for its vCPU"),
-    **dict.fromkeys(
-        ("rcuc", "rcub"), "RCU must not wait for a busy vCPU, or memory runs full of what nobody frees"
-    ),
+    **dict.fromkeys(("rcuc", "rcub"), _RCU),
 }
 WHY_IN_GUEST = {
     **WHY,
@@ -65,9 +65,7 @@ WHY_IN_GUEST = {
     "leaves the guest",
     "kernel.numa_balancing": _FAULTS,
     "kernel.sched_rt_runtime_us": "a thread in real time is stopped for 5 % of each second otherwise",
-    **dict.fromkeys(
-        dict(PRIORITIES), "what the kernel has to do on a vCPU must not wait for a busy thread there"
-    ),
+    **dict.fromkeys(dict(PRIORITIES), _KERNEL),
 }
 #: KVM's default on x86 (KVM_HALT_POLL_NS_DEFAULT in arch/x86/include/asm/kvm_host.h).
 _HALT_POLL_NS = "200000"
@@ -154,11 +152,9 @@ def latency(facts: Facts, partition: Partition, intent: HostIntent) -> Iterator[
     if not (intent.realtime and partition.isolated):
         return
     memory = facts.memory
-    for path, now, desired, source in (
-        (KSM, _text(memory.ksm), "2", f"{steps.KSM}; {steps.TUNED_HOST}"),
-        (THP, memory.transparent, "never", f"{steps.THP}; {steps.TUNED_LATENCY}"),
-    ):
-        yield from _step(Group.MEMORY, File(path), now, desired, WHY[path], source)
+    ksm, thp = f"{steps.KSM}; {steps.TUNED_HOST}", f"{steps.THP}; {steps.TUNED_LATENCY}"
+    yield from _step(Group.MEMORY, File(KSM), _text(memory.ksm), "2", WHY[KSM], ksm)
+    yield from _step(Group.MEMORY, File(THP), memory.transparent, "never", WHY[THP], thp)
     swaps = _text(memory.swaps, ",".join) or None
     yield Step(Group.MEMORY, steps.Swap(), swaps, None, Effect.LIVE, WHY["swap"], steps.OWN)
     yield from _sysctls(facts, REALTIME)

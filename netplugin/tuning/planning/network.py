@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from netplugin.host.cpus import from_mask, to_mask
 from netplugin.host.nic_models import dpdk_fault, lacks_vfs
 from netplugin.host.ovs_versions import ASSIGNS_BY_GROUP, may_not_start, parse_version, with_no_device
 from netplugin.host.vfs import in_user_space
 from netplugin.tuning import steps
-from netplugin.tuning.facts import Facts, HostNic, InterfaceFacts, Live
+from netplugin.tuning.facts import Facts, HostNic, Live
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.hugepages import NodePages, is_per_port
 from netplugin.tuning.planning.partition import Distances, Partition, nearest
@@ -29,19 +29,14 @@ def chosen_nics(facts: Facts, intent: HostIntent) -> tuple[HostNic, ...]:
     if bound:
         return bound
     nics = tuple(nic for nic in nics if not known(nic.default_route, False)) or nics
-    interfaces = {i.name: i for i in known(facts.network.interfaces, ())}
-    best = max((speed(nic, interfaces) for nic in nics), default=0)
-    return tuple(nic for nic in nics if speed(nic, interfaces) == best)
+    mbps = {each.name: each.speed_mbps or 0 for each in known(facts.network.interfaces, ())}  # 0 without link
+    speeds = [max((mbps.get(name, 0) for name in nic.interfaces), default=0) for nic in nics]
+    return tuple(nic for nic, speed in zip(nics, speeds, strict=True) if speed == max(speeds))
 
 
 def are_sure(nics: tuple[HostNic, ...], intent: HostIntent) -> bool:
     """True if the NICs are configured or bound to DPDK; else the choice depends on which links are up."""
     return bool(intent.nics) or any(in_user_space(nic.driver) for nic in nics)
-
-
-def speed(nic: HostNic, interfaces: Mapping[str, InterfaceFacts]) -> int:
-    """Speed in Mbit/s; 0 without link."""
-    return max((interfaces[n].speed_mbps or 0 for n in nic.interfaces if n in interfaces), default=0)
 
 
 def nodes_of(nics: tuple[HostNic, ...], nodes: tuple[int, ...], distances: Distances) -> tuple[int, ...]:

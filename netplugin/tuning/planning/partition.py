@@ -191,22 +191,19 @@ def _pmd(
         fix = f"ask for at most {0 if full else most}{fewer}"
         raise impossible("pmd_cores", f"{what} for housekeeping, and {near}", fix)
     if asked and full:
-        what = (
-            f"{housekeeping} whole cores a node for housekeeping leave no core for a PMD thread on NUMA node"
-        )
+        what = f"{housekeeping} whole cores a node for housekeeping leave no core for a PMD thread"
         field, less = "pmd_cores", "no PMD cores: 0"
         if all(kept[node] > 1 for node in full):
             field, less = "housekeeping_cores", "fewer: 1"
         fix = f"name the NICs that OVS has on other nodes (nics), or ask for {less}"
-        raise impossible(field, f"{what} {full[0]}, which has a NIC", fix)
+        raise impossible(field, f"{what} on NUMA node {full[0]}, which has a NIC", fix)
     if sure and 0 < asked < len(room):
         what = f"{asked} whole cores, and there are NICs on the NUMA nodes {where}: {near}"
         fix = f"ask for at least {len(room)}, or name the NICs that OVS has (nics)"
         raise impossible("pmd_cores", what, fix)
     counts = dict.fromkeys(room, 0)
     for _ in range(asked):
-        node = min((n for n in room if counts[n] < room[n]), key=lambda n: counts[n])
-        counts[node] += 1
+        counts[min((n for n in room if counts[n] < room[n]), key=lambda n: counts[n])] += 1
     return {node: free[node].take(count) for node, count in counts.items()}
 
 
