@@ -56,10 +56,10 @@ def isolation(host: Host) -> Iterator[Finding]:
     if not isolated:
         return
     cpus = format_list(isolated)
-    if ticks is not None and ticks != isolated:
+    if ticks is not None and isolated - ticks:  # the kernel takes more of those
         found = f"isolated are CPUs {cpus}, in nohz_full {format_list(ticks) or 'none'}"
-        expected = "the isolated CPUs in nohz_full and rcu_nocbs too"
-        yield warn("isolation-ticks", found, expected, f"boot with nohz_full={cpus} rcu_nocbs={cpus}")
+        expected, both = "the isolated CPUs in nohz_full and rcu_nocbs too", format_list(isolated | ticks)
+        yield warn("isolation-ticks", found, expected, f"boot with nohz_full={both} rcu_nocbs={both}")
     if struck := [irq.number for irq in host.irqs if (known(irq.effective, None) or frozenset()) & isolated]:
         found = f"interrupts {format_list(struck)} go to isolated CPUs"
         fix = "netplugin host plan has their masks; some move only with isolcpus=managed_irq,domain,..."

@@ -345,3 +345,16 @@ def test_what_differs_from_the_plan_is_reported_by_group() -> None:
 def test_an_ovs_that_was_not_read_is_reported_once() -> None:
     [asked] = found(scene("small", Live(), pmd_cores=1), "plan-ovs")
     assert asked.found == "unknown (ovs-vswitchd: was not asked)"
+
+
+# -- field reports -------------------------------------------------------------------------------
+
+
+def test_more_cpus_without_ticks_than_isolated_ones() -> None:
+    """housekeeping_setup in kernel/sched/isolation.c takes a nohz_full that differs from isolcpus=domain."""
+    made = tree(replace(load("published"), isolated="2-9"))
+    made.files["/sys/devices/system/cpu/nohz_full"] = "2-15\n"
+    assert found(Scene(read_facts(MemoryRoot(made))), "isolation-ticks") == []
+    made.files["/sys/devices/system/cpu/nohz_full"] = "3-15\n"
+    [lacking] = found(Scene(read_facts(MemoryRoot(made))), "isolation-ticks")
+    assert lacking.fix == "boot with nohz_full=2-15 rcu_nocbs=2-15"
