@@ -39,6 +39,7 @@ def read_cpus(root: Root) -> facts.CpuFacts:
         model=root.parsed("/proc/cpuinfo", lambda text: _cpuinfo(text, _MODEL)),
         online=online,
         offline=root.parsed(f"{CPU}/offline", cpu_list),
+        present=root.optional(f"{CPU}/present", cpu_list),
         cores=_cores(root, online),
         distances=_distances(root),
         caches=_caches(root, online),

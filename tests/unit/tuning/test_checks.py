@@ -358,3 +358,13 @@ def test_more_cpus_without_ticks_than_isolated_ones() -> None:
     made.files["/sys/devices/system/cpu/nohz_full"] = "3-15\n"
     [lacking] = found(Scene(read_facts(MemoryRoot(made))), "isolation-ticks")
     assert lacking.fix == "boot with nohz_full=2-15 rcu_nocbs=2-15"
+
+
+def test_cpus_that_could_be_plugged_in_are_not_off_line() -> None:
+    """Firmware announces more than there are: online 0-63, possible 0-127."""
+    made = tree(load("published"))
+    made.files["/sys/devices/system/cpu/offline"] = "64-127\n"
+    assert found(Scene(read_facts(MemoryRoot(made))), "cpu-offline") == []
+    made.files["/sys/devices/system/cpu/present"] = "0-65\n"
+    [away] = found(Scene(read_facts(MemoryRoot(made))), "cpu-offline")
+    assert away.found == "CPUs 64-65 are off line"
