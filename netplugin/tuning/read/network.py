@@ -117,8 +117,8 @@ def _interface(root: Root, name: str) -> InterfaceFacts:
     index, link, arphrd = (sure(root.optional(f"{at}/{file}", int)) for file in ("ifindex", "iflink", "type"))
     state = sure(root.optional(f"{at}/operstate", str))
     kind = sure(root.optional(f"{at}/uevent", lambda text: _kind(text, there))) or _KINDS.get(arphrd or 0)
-    if kind is None and state == "unknown" and link is not None and link != index:
-        kind = "gretap"  # it has no DEVTYPE, and other devices with another one below have a carrier
+    if (kind, state, arphrd) == (None, "unknown", 1) and link is not None and link != index:
+        kind = "gretap"  # it has no DEVTYPE, and other Ethernet devices with one below have a carrier
     return InterfaceFacts(
         name=name,
         mtu=root.parsed(f"{at}/mtu", int),

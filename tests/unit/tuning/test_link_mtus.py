@@ -247,3 +247,11 @@ def test_ports_of_ovs_with_bridge_peer_header_and_link() -> None:
         "pa": ("br-a", "pb", None, True),
         "eth0": ("br-a", None, None, True),
     }
+
+
+def test_an_xfrm_interface_is_no_tunnel_with_a_header() -> None:
+    """Its packets have the MTU of their route (xfrmi_xmit2); it has no DEVTYPE (xfrmi_dev_setup)."""
+    files = {"mtu": 1500, "ifindex": 9, "iflink": 4, "type": 65534, "operstate": "unknown", "uevent": ""}
+    tree = Tree({f"/sys/class/net/xfrm0/{name}": f"{text}\n" for name, text in files.items()})
+    [xfrm] = known(read_network(MemoryRoot(tree)).interfaces, ())
+    assert xfrm.kind is None and mtus(interface("eth0", 1500, index=4, link=4), xfrm) == []
