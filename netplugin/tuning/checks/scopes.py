@@ -195,12 +195,13 @@ def _socket_mb(ovs: OvsLive | None, node: int) -> int | None:
 #: Bytes that a device adds to what its MTU counts, at least and at most: over IPv4 and IPv6, where it can be
 #: over both. VXLAN_HEADROOM in include/net/vxlan.h; drivers/net/geneve.c; gre_calc_hlen, and Ethernet's 14
 #: for gretap; net/ipv4/ipip.c and sit.c; net/ipv6/ip6_tunnel.c, whose encapsulation limit is an option;
-#: MESSAGE_MINIMUM_LENGTH and UDP in drivers/net/wireguard/device.c; macsec_change_mtu. The tag of a VLAN is
+#: MESSAGE_MINIMUM_LENGTH and UDP in drivers/net/wireguard/device.c; macsec_change_mtu; hsr_get_max_mtu; the
+#: tags in net/dsa, for which the kernel makes the device below wider if it can. The tag of a VLAN is
 #: outside the MTU (vlan_dev_change_mtu), but above macsec (netif_reduces_vlan_mtu).
 HEADERS = {
     **dict.fromkeys(("vxlan", "geneve"), (50, 70)),
     **{"gretap": (38, 58), "gre": (24, 24), "ip6gre": (44, 44), "ipip": (20, 20), "sit": (20, 20)},
-    **{"ip6tnl": (40, 48), "wireguard": (60, 80), "macsec": (32, 32)},
+    **{"ip6tnl": (40, 48), "wireguard": (60, 80), "macsec": (32, 32), "hsr": (6, 6), "dsa": (0, 32)},
 }
 
 

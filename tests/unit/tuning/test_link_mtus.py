@@ -45,6 +45,7 @@ def mtus(*interfaces: InterfaceFacts, ports: tuple[OvsPortLive, ...] = ()) -> li
         ("ip6tnl", 1500, 1460),
         ("wireguard", 1500, 1440),
         ("macsec", 1500, 1468),
+        ("hsr", 1500, 1494),
         ("vlan", 1500, 1500),
         ("macvlan", 1500, 1500),
         (None, 1500, 1500),
@@ -255,3 +256,9 @@ def test_an_xfrm_interface_is_no_tunnel_with_a_header() -> None:
     tree = Tree({f"/sys/class/net/xfrm0/{name}": f"{text}\n" for name, text in files.items()})
     [xfrm] = known(read_network(MemoryRoot(tree)).interfaces, ())
     assert xfrm.kind is None and mtus(interface("eth0", 1500, index=4, link=4), xfrm) == []
+
+
+@pytest.mark.parametrize("lower", [1500, 1504, 1508, 1520])
+def test_the_device_below_the_ports_of_a_switch_chip_has_room_for_a_tag(lower: int) -> None:
+    """dsa_user_change_mtu in net/dsa/user.c."""
+    assert mtus(interface("eth0", lower), interface("lan1", 1500, "eth0", kind="dsa")) == []
