@@ -44,10 +44,11 @@ class Cache:
 @dataclass(frozen=True)
 class CpuFacts:
     """``smt`` is None if the kernel has no SMT control, ``nohz_full`` if it was built without it.
-    ``offline`` has CPUs that could be plugged in, too. ``arch`` is ``x86_64`` or ``aarch64``. On ARM, ``vendor`` and ``model`` are the implementer and part numbers.
-    ``distances`` are the firmware's NUMA distances from node to node; 10 is local. ``isolated`` are all CPUs
-    that the scheduler does not balance, None if the kernel reports none; ``partitioned`` those of them that
-    are isolated by a cgroup's cpuset partition and not since boot: they end with that cgroup."""
+    ``offline`` has CPUs that could be plugged in, too. ``arch`` is ``x86_64`` or ``aarch64``. On ARM,
+    ``vendor`` and ``model`` are the implementer and part numbers. ``distances`` are the firmware's NUMA
+    distances from node to node; 10 is local. ``isolated`` are all CPUs that the scheduler does not balance,
+    None if the kernel reports none; ``partitioned`` those of them that are isolated by a cgroup's cpuset
+    partition and not since boot: they end with that cgroup."""
 
     arch: Fact[str]
     vendor: Fact[str]

@@ -37,7 +37,7 @@ def next_hops(link: Link) -> Iterator[Finding]:
         if own.mtu > hop.mtu:
             # Where a tunnel is on no device, its routes may have a smaller MTU, as Cilium's do.
             yield (warn if hop.where == AT_MOST else fail)("mtu", found, expected, _either(_ip, own, hop))
-        elif own.mtu < hop.mtu - hop.spare and hop.where == BELOW:
+        elif own.mtu < hop.mtu - hop.spare and hop.where == BELOW and not hop.filled:
             yield warn("mtu", found, expected, _ip(own.name, hop.mtu - hop.spare))
 
 

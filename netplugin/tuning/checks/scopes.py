@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from netplugin.api.pmd_models import PmdState
@@ -231,13 +231,14 @@ BELOW, AT_MOST, PEER = "{} below it", "{}, the widest that may be below it,", "i
 @dataclass(frozen=True)
 class Hop:
     """An interface that frames pass, and its MTU without what is added to them: at least ``header`` bytes, at
-    most ``header + spare``."""
+    most ``header + spare``. ``filled``: a device above it has its whole MTU."""
 
     name: str
     mtu: int
     header: int = 0
     spare: int = 0
     where: str = BELOW
+    filled: bool = False
 
 
 def _by_name(scene: Scene) -> dict[str, InterfaceFacts]:
@@ -271,6 +272,12 @@ def links(scene: Scene) -> Iterator[Link]:
     lowers = {name: set(one.lowers) for name, one in named.items()}
     for name, one in named.items():
         lowers.get(one.master or "", set()).add(name)
+    filled = {
+        low
+        for name in named
+        for low in lowers[name] & named.keys()
+        if known(named[name].mtu, 0) >= known(named[low].mtu, 0)
+    }
     real = [one for one in named.values() if one.kind not in {*HEADERS, "tun"} and not one.lowers]
     grounds = [one for one in real if one.state != "down"]
     for name, one in named.items():
@@ -283,7 +290,8 @@ def links(scene: Scene) -> Iterator[Link]:
         hops = []
         for lower in (named[lower] for lower in sorted(lowers[name] & named.keys())):
             tag = 4 if (one.kind, lower.kind) == ("vlan", "macsec") else 0
-            hops.append(_hop(lower, header + tag, most - header))
+            hop = _hop(lower, header + tag, most - header)
+            hops.append(replace(hop, filled=lower.name in filled))
         if other and (other.link, other.kind, one.kind) == (one.index, None, None):
             hops.append(_hop(other, where=PEER))
         if header and grounds and not (hops or one.master == _OVS or one.state == "down"):

@@ -262,3 +262,12 @@ def test_an_xfrm_interface_is_no_tunnel_with_a_header() -> None:
 def test_the_device_below_the_ports_of_a_switch_chip_has_room_for_a_tag(lower: int) -> None:
     """dsa_user_change_mtu in net/dsa/user.c."""
     assert mtus(interface("eth0", lower), interface("lan1", 1500, "eth0", kind="dsa")) == []
+
+
+def test_a_vlan_may_have_less_than_another_one_on_the_same_bond() -> None:
+    """The bond has the most of its VLANs: storage has 9000, and management 1500, as all of its network."""
+    bond, management = interface("bond0", 9000, kind="bond"), interface("bond0.5", 1500, "bond0", kind="vlan")
+    assert [f.status for f in mtus(bond, management)] == ["warn"]
+    assert mtus(bond, management, interface("bond0.6", 9000, "bond0", kind="vlan")) == []
+    assert mtus(replace(bond, master="br0"), management, interface("br0", 9000, kind="bridge")) == []
+    assert [f.status for f in mtus(bond, management, interface("bond0.6", 9001, "bond0"))] == ["fail"]
