@@ -132,7 +132,7 @@ def _iommu_on(host: Host) -> str:
     """AMD and ARM IOMMUs are enabled by default if the firmware reports them (kernel-parameters.txt)."""
     if known(host.cpus.arch, "") == ARM:
         return "switch the SMMU on in the firmware"
-    if known(host.cpus.vendor, "") == AMD:
+    if known(host.cpus.vendor, "") in (AMD, "HygonGenuine"):  # Hygon has it from AMD
         return "switch the IOMMU (AMD-Vi) on in the firmware; boot without amd_iommu=off"
     return "boot with intel_iommu=on iommu=pt; VT-d must be on in the firmware"
 

@@ -368,3 +368,8 @@ def test_cpus_that_could_be_plugged_in_are_not_off_line() -> None:
     made.files["/sys/devices/system/cpu/present"] = "0-65\n"
     [away] = found(Scene(read_facts(MemoryRoot(made))), "cpu-offline")
     assert away.found == "CPUs 64-65 are off line"
+
+
+def test_the_iommu_of_a_hygon_cpu_is_amd_s() -> None:
+    [off] = found(scene(replace(load("published"), vendor="HygonGenuine", iommu_groups=0)), "iommu")
+    assert "AMD-Vi" in str(off.fix) and "intel_iommu" not in str(off.fix)
