@@ -179,13 +179,17 @@ def read_power(root: Root) -> facts.PowerFacts:
 
 @whole
 def _policies(root: Root) -> tuple[Policy, ...]:
+    """Without those whose CPUs are all off line: reading or writing them is EBUSY, and older kernels list no
+    CPUs (policy_is_inactive in drivers/cpufreq/cpufreq.c). A policy has the number of one of its CPUs."""
     policies = []
+    online = known(root.parsed(f"{CPU}/online", cpu_list), None)
     for name in sorted(sure(root.names(f"{CPU}/cpufreq"), ()), key=lambda name: (len(name), name)):
         if re.fullmatch(r"policy[0-9]+", name):
             at = f"{CPU}/cpufreq/{name}"
             cpus = root.parsed(f"{at}/affected_cpus", lambda text: cpu_list(",".join(text.split())))
             driver, governor = root.text(f"{at}/scaling_driver"), root.text(f"{at}/scaling_governor")
-            policies.append(Policy(name, cpus, driver, governor))
+            if known(cpus, None) or online is None or int(name.removeprefix("policy")) in online:
+                policies.append(Policy(name, cpus, driver, governor))
     return tuple(policies)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from netplugin.tuning.facts import Core, Facts, HugepagePool, Limit
 from netplugin.tuning.output.text import as_json
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.read.kernel import LOADER_INFO, read_kernel
-from netplugin.tuning.root import Root, Unknown
+from netplugin.tuning.root import Root, Unknown, known
 from tests.unit.tuning.golden import facts_of
 from tests.unit.tuning.machines import NAMES, MemoryRoot, load
 from tests.unit.tuning.trees import tree
@@ -210,3 +211,16 @@ def test_the_boot_loader_that_started_the_machine(files: dict[str, str], loader:
 def test_a_boot_loader_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "boot/grub/grub.cfg").mkdir(parents=True)
     assert isinstance(read_kernel(Root(tmp_path)).boot_loader, Unknown)
+
+
+@pytest.mark.parametrize("error", [errno.EBUSY, None])
+def test_the_frequency_of_cpus_that_are_off_line_has_no_policy(error: int | None) -> None:
+    """As after ``echo off > smt/control``: the files stay."""
+    small = load("amd-4-nodes")
+    machine = tree(replace(small, cpufreq={"driver": "acpi-cpufreq", "governor": "performance"}))
+    away = f"/sys/devices/system/cpu/cpufreq/policy{min(small.present - small.online)}"
+    machine.files |= {f"{away}/affected_cpus": "\n", f"{away}/scaling_governor": "\n"}
+    facts = read_facts(MemoryRoot(machine, {away: error} if error else None))
+    assert isinstance(facts.power.policies, tuple)
+    assert {cpu for p in facts.power.policies for cpu in known(p.cpus, ())} == small.online
+    assert facts.unknown() == ()
