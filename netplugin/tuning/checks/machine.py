@@ -40,8 +40,8 @@ def unknown(host: Host) -> Iterator[Finding]:
 def offline(host: Host) -> Iterator[Finding]:
     """Only present CPUs count: hot-pluggable ones have no directory in sysfs, and ``offline`` has them too
     (print_cpus_offline in drivers/base/cpu.c)."""
-    offline = known(host.cpus.offline, frozenset())
-    if cpus := offline & (known(host.cpus.present, None) or offline):
+    offline, present = known(host.cpus.offline, frozenset()), known(host.cpus.present, None)
+    if cpus := offline if present is None else offline & present:
         fix = f"echo 1 > {CPU}/cpu{min(cpus)}/online, and so on; or SMT is off: cat {CPU}/smt/control"
         expected = "all CPUs on line; a plan leaves out those that are not"
         yield warn("cpu-offline", f"CPUs {format_list(cpus)} are off line", expected, fix)

@@ -156,10 +156,11 @@ def _caches(root: Root, online: Fact[Cpus]) -> tuple[Cache, ...]:
     for cpu in sorted(sure(online)):
         names = sure(root.names(f"{CPU}/cpu{cpu}/cache"), ())  # a VM may report none
         for at in (f"{CPU}/cpu{cpu}/cache/{name}" for name in names if name.startswith("index")):
+            # ARM's firmware need not say the size (cache_default_attrs_is_visible in drivers/base/cacheinfo.c).
             cache = Cache(
                 level=sure(root.parsed(f"{at}/level", int)),
                 kind=sure(root.text(f"{at}/type")),
-                size_kb=sure(root.parsed(f"{at}/size", lambda text: int(text.removesuffix("K")))),
+                size_kb=sure(root.optional(f"{at}/size", lambda text: int(text.removesuffix("K")))) or 0,
                 cpus=sure(root.parsed(f"{at}/shared_cpu_list", cpu_list)),
             )
             found[cache] = None
@@ -194,7 +195,9 @@ def _policies(root: Root) -> tuple[Policy, ...]:
 
 
 def _turbo(root: Root) -> Fact[bool | None]:
-    off = root.optional(f"{CPU}/intel_pstate/no_turbo", int)
+    pstate = root.optional(f"{CPU}/intel_pstate/status", str)
+    # Without a driver, reading no_turbo is EAGAIN (show_no_turbo in drivers/cpufreq/intel_pstate.c).
+    off = None if pstate == "off" else root.optional(f"{CPU}/intel_pstate/no_turbo", int)
     if off is None:
         return root.optional(f"{CPU}/cpufreq/boost", lambda text: bool(int(text)))
     return off if isinstance(off, Unknown) else not off

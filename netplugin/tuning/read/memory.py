@@ -26,7 +26,7 @@ def read_memory(root: Root) -> MemoryFacts:
         at_boot=None if root.link(_ENABLED) is None else root.optional(LASTING, _written_at_boot),
         ksm=root.optional(f"{_MM}/ksm/run", int),
         transparent=root.optional(f"{_MM}/transparent_hugepage/enabled", chosen),
-        swaps=root.parsed("/proc/swaps", _swaps),
+        swaps=root.optional("/proc/swaps", _swaps) or (),  # a kernel without CONFIG_SWAP has no such file
     )
 
 

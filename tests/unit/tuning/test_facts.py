@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,3 +225,20 @@ def test_the_frequency_of_cpus_that_are_off_line_has_no_policy(error: int | None
     assert isinstance(facts.power.policies, tuple)
     assert {cpu for p in facts.power.policies for cpu in known(p.cpus, ())} == small.online
     assert facts.unknown() == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [("arm", r"/cache/index\d/size$"), ("small", "^/proc/swaps$"), ("published", "no_turbo$")],
+)
+def test_what_some_kernels_lack_is_not_unknown(name: str, missing: str) -> None:
+    """Sizes of caches that firmware does not tell, swap, and turbo while intel_pstate is off."""
+    machine = tree(load(name))
+    lost = {path for path in machine.files if re.search(missing, path)}
+    machine.files = {path: text for path, text in machine.files.items() if path not in lost}
+    refused = {}
+    if name == "published":
+        machine.files |= dict.fromkeys(lost, "0\n")
+        machine.files["/sys/devices/system/cpu/intel_pstate/status"] = "off\n"
+        refused = dict.fromkeys(lost, errno.EAGAIN)
+    assert lost and read_facts(MemoryRoot(machine, refused)).unknown() == ()
