@@ -91,7 +91,7 @@ def floating(domain: Domain) -> Iterator[Finding]:
 
 
 def memory(domain: Domain) -> Iterator[Finding]:
-    nodes, name = domain.live.memory_nodes, domain.live.name
+    nodes, name = domain.near, domain.live.name
     if domain.nodes and nodes and domain.nodes != nodes:
         found = f"{name}: memory on NUMA node {format_list(nodes)}, vCPUs on {format_list(domain.nodes)}"
         fix = "pin the vCPUs to CPUs of the memory's node, or start it with another numatune"

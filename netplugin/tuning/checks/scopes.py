@@ -461,10 +461,12 @@ def pmd_threads(scene: Scene) -> Iterator[PmdThread]:
 
 @dataclass(frozen=True)
 class Domain:
-    """A running VM; ``nodes`` are those of the CPUs that its vCPUs may run on."""
+    """A running VM; ``nodes`` are those of the CPUs that its vCPUs may run on, ``near`` those of its memory
+    that have CPUs: no vCPU can be next to HBM or CXL memory of its own node."""
 
     live: DomainLive
     nodes: frozenset[int]
+    near: frozenset[int]
     isolated: Cpus
     polling: Cpus
 
@@ -475,7 +477,8 @@ def domains(scene: Scene) -> Iterator[Domain]:
     homes = {cpu: core.node for core in known(scene.facts.cpus.cores, ()) for cpu in core.cpus}
     for live in known(scene.live.domains, ()):
         at = frozenset(homes[cpu] for cpus in live.vcpus for cpu in cpus if cpu in homes)
-        yield Domain(live, at, isolated, scene.polling)
+        near = live.memory_nodes.intersection(homes.values()) if homes else live.memory_nodes
+        yield Domain(live, at, near, isolated, scene.polling)
 
 
 @dataclass(frozen=True)

@@ -143,3 +143,11 @@ def test_a_daemon_that_does_not_answer_is_reported_and_one_that_is_not_there_is_
     assert [f.fix for f in findings if f.id == "unknown-fact"] == ["pip install it"]
     assert unknown(missing=False) == ["qemu:///system: did not answer within 5 s"]
     assert unknown(missing=True) == []
+
+
+@pytest.mark.parametrize(("memory", "count"), [({0, 2}, 0), ({2}, 0), ({1, 2}, 1), ({1}, 1)])
+def test_memory_on_a_node_without_cpus(memory: set[int], count: int) -> None:
+    """Nodes 2 and 3 are HBM."""
+    live = Live(domains=(DomainLive("vm", (frozenset({2}),), frozenset({0}), frozenset(memory)),))
+    findings = [f for f in check(Scene(facts_of("hbm"), live)) if f.id == "domain-memory"]
+    assert len(findings) == count
