@@ -11,6 +11,7 @@ from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Cgroup, Host, StepGroup
 from netplugin.tuning.planning.kernel_arguments import AMD
 from netplugin.tuning.read.cpus import ARM, CPU
+from netplugin.tuning.read.memory import LIMITED_KB
 from netplugin.tuning.root import Fact, Unknown, known
 from netplugin.tuning.steps import Effect, Step
 
@@ -140,10 +141,6 @@ def _iommu_on(host: Host) -> str:
 # -- Limits of a control group. -------------------------------------------------------------------
 
 
-#: Hugepage sizes as the cgroup hugetlb controller names them, KB.
-_NAMES = {"2MB": 2048, "1GB": 1048576}
-
-
 def limits(group: Cgroup) -> Iterator[Finding]:
     name, allowed = f"control group {group.limit.group}", known(group.limit.cpus, None)
     if allowed and group.online - allowed:
@@ -158,7 +155,7 @@ def limits(group: Cgroup) -> Iterator[Finding]:
         fix = "take MemoryMax= out of the unit or slice, or leave the container"
         yield warn("cgroup-memory", f"{name} may use {most >> 20} MB of memory", expected, fix)
     for size, limit in group.limit.hugepages.items():
-        most, need = known(limit, None), group.needs_mb.get(_NAMES[size], 0)
+        most, need = known(limit, None), group.needs_mb.get(LIMITED_KB[size], 0)
         if most is not None and most >> 20 < need:
             found = f"{name} may use {most >> 20} MB of {size} pages"
             yield fail("cgroup-hugepages", found, f"{need} MB", f"set hugetlb.{size}.max of the group to max")

@@ -94,6 +94,8 @@ def _swaps(text: str) -> tuple[str, ...]:
     return tuple(row.split()[0] for row in rows)
 
 
+#: Hugepage sizes as the cgroup hugetlb controller names them (mem_fmt in mm/hugetlb_cgroup.c), KB.
+LIMITED_KB = {"64KB": 64, "2MB": 2048, "16MB": 16384, "32MB": 32768, "512MB": 524288, "1GB": 1048576}
 #: Slices of daemons such as vswitchd, and of libvirt's VMs.
 _SLICES = ("/system.slice", "/machine.slice")
 
@@ -107,7 +109,7 @@ def read_limits(root: Root) -> tuple[Limit, ...]:
         at = f"{CGROUP}{group}".rstrip("/")
         cpus = root.optional(f"{at}/cpuset.cpus.effective", cpu_list)
         memory_bytes = root.optional(f"{at}/memory.max", _bytes)
-        pages = {size: root.optional(f"{at}/hugetlb.{size}.max", _bytes) for size in ("2MB", "1GB")}
+        pages = {size: root.optional(f"{at}/hugetlb.{size}.max", _bytes) for size in LIMITED_KB}
         hugepages = {size: limit for size, limit in pages.items() if limit is not None}
         limits.append(Limit(group, cpus, memory_bytes, hugepages))
     if cpuset and cpuset != "/":

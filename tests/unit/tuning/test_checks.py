@@ -373,3 +373,11 @@ def test_cpus_that_could_be_plugged_in_are_not_off_line() -> None:
 def test_the_iommu_of_a_hygon_cpu_is_amd_s() -> None:
     [off] = found(scene(replace(load("published"), vendor="HygonGenuine", iommu_groups=0)), "iommu")
     assert "AMD-Vi" in str(off.fix) and "intel_iommu" not in str(off.fix)
+
+
+def test_a_limit_on_pages_of_a_size_that_arm_has() -> None:
+    limits = {"/machine.slice": {"hugetlb.512MB.max": "0"}}
+    [limit] = found(
+        scene(replace(load("arm"), limits=limits), pmd_cores=2, vm_memory_mb=4096), "cgroup-hugepages"
+    )
+    assert (limit.status, limit.found) == ("fail", "control group /machine.slice may use 0 MB of 512MB pages")
