@@ -18,6 +18,8 @@ _IOMMU = "/sys/kernel/iommu_groups"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 #: PCI class of a network controller (include/linux/pci_ids.h).
 _NETWORK = "0x02"
+#: Names of representors of VFs and SFs (__devlink_port_phys_port_name_get in net/devlink/port.c).
+_REPRESENTOR = re.compile(r"(?:c\d+)?pf\d+(?:vf|sf)\d+")
 #: Kinds of devices by their ARPHRD number (if_arp.h), of those without a DEVTYPE.
 _KINDS = {768: "ipip", 769: "ip6tnl", 776: "sit", 778: "gre", 823: "ip6gre"}
 #: The columns of destination, mask (of IPv6: length of the prefix) and interface (``fib_route_seq_show`` in
@@ -101,10 +103,12 @@ def _nic(root: Root, address: str, routed: Fact[frozenset[str]]) -> Fact[HostNic
 
 @whole
 def _interfaces_of(root: Root, at: str) -> tuple[str, ...]:
-    """Interfaces of a PCI device; those of a virtio NIC are below its virtio device."""
+    """Interfaces of a PCI device, without representors, which are ports of VMs. Those of a virtio NIC are
+    below its virtio device."""
     below = [name for name in known(root.names(at), ()) if name.startswith("virtio")]
     named = sure(_all(root.names(f"{place}/net") for place in (at, *(f"{at}/{b}" for b in below))))
-    return tuple(name for names in named for name in names)
+    ports = {n: known(root.optional(f"{_NET}/{n}/phys_port_name", str), None) for ns in named for n in ns}
+    return tuple(name for name, port in ports.items() if not _REPRESENTOR.fullmatch(port or ""))
 
 
 @whole

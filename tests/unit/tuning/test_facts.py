@@ -242,3 +242,22 @@ def test_what_some_kernels_lack_is_not_unknown(name: str, missing: str) -> None:
         machine.files["/sys/devices/system/cpu/intel_pstate/status"] = "off\n"
         refused = dict.fromkeys(lost, errno.EAGAIN)
     assert lost and read_facts(MemoryRoot(machine, refused)).unknown() == ()
+
+
+@pytest.mark.parametrize("port", ["pf0vf0", "pf1sf88", "c1pf0vf3"])
+def test_a_representor_is_a_port_of_a_vm_and_not_an_uplink(port: str) -> None:
+    """mlx5 and ice have it below the PF's device."""
+    machine = tree(load("published"))
+    [at] = [path.removesuffix("mtu") for path in machine.files if path.endswith("/ens1f0np0/mtu")]
+    rep = at.replace("ens1f0np0", "rep0")
+    machine.files |= {
+        f"{at}phys_port_name": "p0\n",
+        f"{rep}mtu": "1500\n",
+        f"{rep}phys_port_name": f"{port}\n",
+    }
+    machine.links["/sys/class/net/rep0"] = f"../..{rep.removeprefix('/sys').rstrip('/')}"
+    network = read_facts(MemoryRoot(machine)).network
+    assert [
+        n for nic in known(network.nics, ()) for n in nic.interfaces if n.startswith(("rep", "ens1f0"))
+    ] == ["ens1f0np0"]
+    assert "rep0" in {one.name for one in known(network.interfaces, ())}
