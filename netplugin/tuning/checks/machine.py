@@ -52,6 +52,8 @@ def isolation(host: Host) -> Iterator[Finding]:
     isolated, ticks = known(host.cpus.isolated, None), known(host.cpus.nohz_full, None)
     online, line = known(host.cpus.online, frozenset()), known(host.kernel.arguments, None)
     written = line.written_isolcpus(max(online, default=0) + 1) if line else frozenset()
+    if online <= written:  # the kernel keeps the one that boots (housekeeping_setup)
+        written -= {min(online, default=0)}
     if isolated is not None and (lost := written & online - isolated):
         found = f"isolcpus names CPUs {format_list(lost)}, which the kernel has not isolated"
         fix = "boot with isolcpus=managed_irq,domain,...: flags without domain isolate nothing"

@@ -381,3 +381,10 @@ def test_a_limit_on_pages_of_a_size_that_arm_has() -> None:
         scene(replace(load("arm"), limits=limits), pmd_cores=2, vm_memory_mb=4096), "cgroup-hugepages"
     )
     assert (limit.status, limit.found) == ("fail", "control group /machine.slice may use 0 MB of 512MB pages")
+
+
+def test_the_cpu_that_boots_is_never_isolated() -> None:
+    every = replace(load("published"), cmdline="isolcpus=0-63", isolated="1-63")
+    assert found(scene(every), "isolation-argument") == []
+    [lost] = found(scene(replace(every, isolated="2-63")), "isolation-argument")
+    assert "names CPUs 1, which" in lost.found
