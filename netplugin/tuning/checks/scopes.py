@@ -185,8 +185,9 @@ def nodes(scene: Scene) -> Iterator[Node]:
 def _socket_mb(ovs: OvsLive | None, node: int) -> int | None:
     """The entry of a node; nodes that the list does not reach get none (vswitch.xml, dpdk-socket-mem)."""
     listed = (ovs.other_config.get("dpdk-socket-mem") if ovs else None) or ""
-    sizes = [int(part) for part in listed.split(",") if part.strip().isdecimal()]
-    return None if not sizes else sizes[node] if node < len(sizes) else 0
+    parts = [part.strip() for part in listed.split(",")]
+    sizes = [int(part) if part.isdecimal() else 0 for part in parts]  # eal_parse_socket_arg: empty is 0
+    return None if not any(parts) else sizes[node] if node < len(sizes) else 0
 
 
 # -- NICs, kernel interfaces and bridges: the MTU of each, and of what is below or beyond it. ------

@@ -388,3 +388,14 @@ def test_the_cpu_that_boots_is_never_isolated() -> None:
     assert found(scene(every), "isolation-argument") == []
     [lost] = found(scene(replace(every, isolated="2-63")), "isolation-argument")
     assert "names CPUs 1, which" in lost.found
+
+
+@pytest.mark.parametrize(
+    ("memory", "lacks"), [(",1024", 0), ("1024,", 1), (" 1024, 1024", None), (",", None)]
+)
+def test_an_empty_entry_of_dpdk_socket_mem_has_a_place(memory: str, lacks: int | None) -> None:
+    nodes = [node | {"hugepages": {1048576: 8}} for node in load("published").nodes]
+    threads = (core(2, queue("a", port_numa_node=0)), core(18, queue("b", port_numa_node=1), node=1))
+    live = Live(OvsLive("3.1.0", "22.11", True, {"dpdk-socket-mem": memory}, pmds=threads))
+    findings = found(scene(replace(load("published"), nodes=nodes), live), "socket-memory")
+    assert [f"for NUMA node {lacks}," in finding.found for finding in findings] == [True][: lacks is not None]
