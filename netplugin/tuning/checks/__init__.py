@@ -36,7 +36,8 @@ SCOPES: tuple[Scope[Any], ...] = (
     Scope("node", _each(parts.nodes), (pmd.numa,)),
     Scope("node", _each(pmd.balances), (pmd.uneven,)),
     Scope("port", _each(parts.ports), (pmd.queues,)),
-    Scope("domain", scopes.domains, (running.on_pmd, running.floating, running.memory, running.emulator)),
+    Scope("domain", scopes.domains, (running.on_pmd, running.by_pmd, running.floating)),
+    Scope("domain", scopes.domains, (running.memory, running.emulator)),
     Scope("CPU", scopes.pinned_cpus, (running.shared,)),
     Scope("steps", scopes.step_groups, (machine.planned,)),
 )

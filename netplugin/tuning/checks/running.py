@@ -75,6 +75,15 @@ def on_pmd(domain: Domain) -> Iterator[Finding]:
         yield fail("domain-pmd", found, "vCPUs and PMD threads on CPUs of their own", _pin(domain, struck[0]))
 
 
+def by_pmd(domain: Domain) -> Iterator[Finding]:
+    """A PMD thread and a vCPU that is pinned to the other thread of its core slow each other down."""
+    pinned = {number: cpus for number, cpus in enumerate(domain.live.vcpus) if len(cpus) == 1}
+    if struck := [number for number, cpus in pinned.items() if cpus <= domain.siblings]:
+        on = format_list(frozenset().union(*(pinned[number] for number in struck)))
+        found = f"{domain.live.name}: vCPUs {format_list(struck)} are on CPUs {on}, siblings of PMD threads"
+        yield warn("domain-pmd", found, "whole cores for PMD threads", _pin(domain, struck[0]))
+
+
 def _pin(domain: Domain, vcpu: int) -> str:
     return f"virsh vcpupin {domain.live.name} {vcpu} CPU --live --config, and so on"
 

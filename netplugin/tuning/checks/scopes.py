@@ -463,23 +463,27 @@ def pmd_threads(scene: Scene) -> Iterator[PmdThread]:
 @dataclass(frozen=True)
 class Domain:
     """A running VM; ``nodes`` are those of the CPUs that its vCPUs may run on, ``near`` those of its memory
-    that have CPUs: no vCPU can be next to HBM or CXL memory of its own node."""
+    that have CPUs: no vCPU can be next to HBM or CXL memory of its own node. ``siblings`` are the siblings of
+    PMD threads."""
 
     live: DomainLive
     nodes: frozenset[int]
     near: frozenset[int]
     isolated: Cpus
     polling: Cpus
+    siblings: Cpus
 
 
 def domains(scene: Scene) -> Iterator[Domain]:
     """None if libvirt was not queried or runs no domain."""
     isolated = known(scene.facts.cpus.isolated, None) or frozenset()
-    homes = {cpu: core.node for core in known(scene.facts.cpus.cores, ()) for cpu in core.cpus}
+    cores, polling = known(scene.facts.cpus.cores, ()), scene.polling
+    homes = {cpu: core.node for core in cores for cpu in core.cpus}
+    siblings = cpus_of(core for core in cores if core.cpus & polling) - polling
     for live in known(scene.live.domains, ()):
         at = frozenset(homes[cpu] for cpus in live.vcpus for cpu in cpus if cpu in homes)
         near = live.memory_nodes.intersection(homes.values()) if homes else live.memory_nodes
-        yield Domain(live, at, near, isolated, scene.polling)
+        yield Domain(live, at, near, isolated, polling, siblings)
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,7 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
     running.masked: ((vms(), vms(isolated="8")), {1}),
     pmd.queues: ((QUEUES,), {0}),
     running.on_pmd: ((vms(vm("a", {2}), vm("b", {3})),), {0}),
+    running.by_pmd: ((vms(vm("a", {34}), vm("b", {3}, {35}), isolated="2-9,34-41"),), {0}),
     running.floating: ((vms(vm("a", {3, 4}), vm("b", {3})),), {0}),
     running.memory: (
         (vms(vm("a", {17}, memory_nodes=frozenset({0})), vm("b", {3}, memory_nodes=frozenset({0}))),),
