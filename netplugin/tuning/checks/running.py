@@ -26,6 +26,9 @@ def mask(ovs: Ovs) -> Iterator[Finding]:
     if ovs.mask is None:
         found = f"pmd-cpu-mask is {ovs.settings['pmd-cpu-mask']!r}"
         yield fail("pmd-mask", found, "a hexadecimal mask of CPUs", fix)
+    elif not ovs.mask and ovs.settings.get("pmd-cpu-mask"):
+        found = f"pmd-cpu-mask is {ovs.settings['pmd-cpu-mask']}, without a CPU: OVS starts no PMD thread"
+        yield fail("pmd-mask", found, "a mask with CPUs, or none", fix)  # reconfigure_pmd_threads
     elif not ovs.mask:
         found = "pmd-cpu-mask is not set: one PMD thread a node, where OVS likes"
         yield warn("pmd-mask", found, "whole isolated cores of the NIC's node", fix)

@@ -399,3 +399,16 @@ def test_an_empty_entry_of_dpdk_socket_mem_has_a_place(memory: str, lacks: int |
     live = Live(OvsLive("3.1.0", "22.11", True, {"dpdk-socket-mem": memory}, pmds=threads))
     findings = found(scene(replace(load("published"), nodes=nodes), live), "socket-memory")
     assert [f"for NUMA node {lacks}," in finding.found for finding in findings] == [True][: lacks is not None]
+
+
+@pytest.mark.parametrize(
+    ("mask", "status"),
+    [
+        ({}, "warn"),
+        ({"pmd-cpu-mask": ""}, "warn"),
+        *[({"pmd-cpu-mask": text}, "fail") for text in ("0", "0x0", "0x")],
+    ],
+)
+def test_a_mask_without_a_cpu_is_none_at_all_only_if_it_is_empty(mask: dict[str, str], status: str) -> None:
+    """reconfigure_pmd_threads in OVS's lib/dpif-netdev.c."""
+    assert statuses(scene("published", Live(OvsLive("3.1.0", "22.11", True, mask))), "pmd-mask") == [status]
