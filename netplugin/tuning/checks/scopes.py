@@ -292,7 +292,7 @@ def links(scene: Scene) -> Iterator[Link]:
         for lower in (named[lower] for lower in sorted(lowers[name] & named.keys())):
             tag = 4 if (one.kind, lower.kind) == ("vlan", "macsec") else 0
             hop = _hop(lower, header + tag, most - header)
-            hops.append(replace(hop, filled=lower.name in filled))
+            hops.append(replace(hop, filled=lower.name in filled or lower.kind == "bridge"))
         if other and (other.link, other.kind, one.kind) == (one.index, None, None):
             hops.append(_hop(other, where=PEER))
         if header and grounds and not (hops or one.master == _OVS or one.state == "down"):

@@ -271,3 +271,7 @@ def test_a_vlan_may_have_less_than_another_one_on_the_same_bond() -> None:
     assert mtus(bond, management, interface("bond0.6", 9000, "bond0", kind="vlan")) == []
     assert mtus(replace(bond, master="br0"), management, interface("br0", 9000, kind="bridge")) == []
     assert [f.status for f in mtus(bond, management, interface("bond0.6", 9001, "bond0"))] == ["fail"]
+    # What a bridge has is for its ports; the host's own VLAN on it may have less.
+    bridge, nic = interface("br0", 9000, kind="bridge"), interface("eth0", 9000, master="br0")
+    assert mtus(bridge, nic, interface("br0.5", 1500, "br0", kind="vlan")) == []
+    assert [f.status for f in mtus(bridge, nic, interface("br0.5", 9001, "br0", kind="vlan"))] == ["fail"]
