@@ -156,7 +156,7 @@ def _caches(root: Root, online: Fact[Cpus]) -> tuple[Cache, ...]:
     for cpu in sorted(sure(online)):
         names = sure(root.names(f"{CPU}/cpu{cpu}/cache"), ())  # a VM may report none
         for at in (f"{CPU}/cpu{cpu}/cache/{name}" for name in names if name.startswith("index")):
-            # ARM's firmware need not say the size (cache_default_attrs_is_visible in drivers/base/cacheinfo.c).
+            # ARM's firmware need not say it (cache_default_attrs_is_visible in drivers/base/cacheinfo.c).
             cache = Cache(
                 level=sure(root.parsed(f"{at}/level", int)),
                 kind=sure(root.text(f"{at}/type")),
