@@ -20,6 +20,7 @@ _NO_TAP: Final = "the port is the host's end of the NIC, and the agent sets it u
 PARTS: Final = {
     **dict.fromkeys(("@type", "@mode", "@managed", "source", "target", "model", "teaming"), OURS),
     **dict.fromkeys(("driver@queues", "driver@rx_queue_size", "driver@tx_queue_size"), OURS),
+    **dict.fromkeys(("backend@type", "backend@logFile"), OURS),  # of a network in user space
     **dict.fromkeys(
         ("driver@name", "driver@txmode", "driver@ioeventfd", "driver@event_idx", "driver@rss"), VMS
     ),

@@ -136,6 +136,12 @@ def test_what_the_port_has_no_part_in_stays(kind: str, inner: str) -> None:
         )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_helper_of_a_network_in_user_space_goes(kind: str) -> None:
+    inner = "<backend type='passt' logFile='/x' vhost='/dev/vhost-net'/>"
+    assert dict(replaced(kind, inner, "bridge").find("backend").attrib) == {"vhost": "/dev/vhost-net"}
+
+
 def test_texts_and_attributes_of_the_interface_stay() -> None:
     nic = replaced("ethernet", "<tune><sndbuf>1600</sndbuf></tune>", attributes="trustGuestRxFilters='yes'")
     assert nic.findtext("tune/sndbuf") == "1600" and nic.get("trustGuestRxFilters") == "yes"
