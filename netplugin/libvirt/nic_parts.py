@@ -94,6 +94,15 @@ def _is_function(nic: Element) -> bool:
     return "hostdev" in (nic.tag, nic.get("type"))
 
 
+def _fits(address: Element, nic: Element) -> bool:
+    """Whether libvirt takes an address of this type for a NIC, which is virtio's or a function of the host
+    (observed with 9.0)."""
+    where = address.get("type", "pci")
+    if _is_function(nic):
+        return where == "pci" or (where == "unassigned" and nic.tag == "hostdev")
+    return where in ("pci", "ccw", "virtio-mmio")
+
+
 def _take(old: Element, new: Element, path: str, same_hardware: bool = True) -> None:
     for name, value in old.attrib.items():
         if name not in new.attrib and PARTS.get(f"{path}@{name!s}", VMS) == VMS:
@@ -107,6 +116,8 @@ def _take(old: Element, new: Element, path: str, same_hardware: bool = True) -> 
             continue
         if below == "alias" and part.get("name", "").startswith(ALIAS):
             continue  # it has the MAC of a port
+        if below == "address" and not _fits(part, new):
+            continue
         there = new.find(tag)
         if there is None:
             there = etree.SubElement(new, part.tag)

@@ -142,6 +142,13 @@ def test_the_helper_of_a_network_in_user_space_goes(kind: str) -> None:
     assert dict(replaced(kind, inner, "bridge").find("backend").attrib) == {"vhost": "/dev/vhost-net"}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["usb", "isa", "spapr-vio", "unassigned", "ccw", "virtio-mmio"])
+def test_an_address_where_the_new_nic_cannot_be_goes(kind: str, where: str) -> None:
+    stays = kind != "hostdev" and where in ("ccw", "virtio-mmio")
+    assert (replaced(kind, f"<address type='{where}'/>", "bridge").find("address") is not None) is stays
+
+
 def test_texts_and_attributes_of_the_interface_stay() -> None:
     nic = replaced("ethernet", "<tune><sndbuf>1600</sndbuf></tune>", attributes="trustGuestRxFilters='yes'")
     assert nic.findtext("tune/sndbuf") == "1600" and nic.get("trustGuestRxFilters") == "yes"
