@@ -8,7 +8,7 @@ from typing import Final
 from lxml import etree
 
 from netplugin.libvirt.interfaces import ALIAS, Element
-from netplugin.libvirt.values import unsigned
+from netplugin.libvirt.values import content, unsigned
 
 OURS: Final = "of the port"
 VMS: Final = "of the VM"
@@ -121,5 +121,5 @@ def _take(old: Element, new: Element, path: str, same_hardware: bool = True) -> 
         there = new.find(tag)
         if there is None:
             there = etree.SubElement(new, part.tag)
-            there.text = part.text
+            there.text = (content(part) or None) if part.find("*") is None else None
         _take(part, there, below)

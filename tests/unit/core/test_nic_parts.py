@@ -150,7 +150,9 @@ def test_an_address_where_the_new_nic_cannot_be_goes(kind: str, where: str) -> N
 
 
 def test_texts_and_attributes_of_the_interface_stay() -> None:
-    nic = replaced("ethernet", "<tune><sndbuf>1600</sndbuf></tune>", attributes="trustGuestRxFilters='yes'")
+    nic = replaced(
+        "ethernet", "<tune><sndbuf>16<!-- x -->00</sndbuf></tune>", attributes="trustGuestRxFilters='yes'"
+    )
     assert nic.findtext("tune/sndbuf") == "1600" and nic.get("trustGuestRxFilters") == "yes"
     assert replaced("vhostuser", "", "hostdev").get("managed") is None, "that of the VF that it was"
 
