@@ -13,6 +13,9 @@ from netplugin.libvirt.values import content, unsigned
 OURS: Final = "of the port"
 VMS: Final = "of the VM"
 _NO_TAP: Final = "the port is the host's end of the NIC, and the agent sets it up"
+#: libvirt sets it down as that of a network device of QEMU, which has none for a function
+#: (qemuProcessSetLinkStates in libvirt's src/qemu/qemu_process.c; QEMU's set_link answers DeviceNotFound).
+_NO_LINK: Final = "QEMU has no link of a VF to set down, and the VM would not start"
 #: Each part of libvirt's <interface> and <hostdev> (interface-options and hostdev in domaincommon.rng), with
 #: ``@`` before an attribute. OURS: as the binding has it, or not at all. VMS: kept where the binding has
 #: none, as is what is not listed. Another text is why it is refused: the port decides it, or libvirt takes it
@@ -51,7 +54,9 @@ def refused(old: Element, new: Element) -> Iterator[tuple[str, str]]:
     """Yield each element of the domain's NIC that the port's NIC cannot have, and why."""
     for part in old.iterchildren(etree.Element):
         reason = PARTS.get(str(part.tag), VMS)
-        if reason not in (OURS, VMS) and new.find(part.tag) is None:
+        if part.tag == "link" and part.get("state") == "down" and _is_function(new):
+            yield "link", _NO_LINK
+        elif reason not in (OURS, VMS) and new.find(part.tag) is None:
             yield str(part.tag), reason
 
 
