@@ -137,6 +137,8 @@ def by_libvirt(connection: libvirt.virConnect, xml: str) -> str:
         domain(extra=STRICT.format(5).replace("strict", "preferred")),
         domain(extra=cells(64) + "<numatune><memnode cellid='0' mode='strict' nodeset='5'/></numatune>"),
         domain(pages="<page size='0' unit='M'/>"),
+        domain().replace("</hugepages>", "</hugepages><allocation mode='ondemand'/>"),
+        domain().replace("</hugepages>", "</hugepages><source type='anonymous'/>"),
     ],
 )
 def test_what_is_refused_does_not_start(hypervisor: libvirt.virConnect, xml: str) -> None:

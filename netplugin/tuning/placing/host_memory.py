@@ -82,6 +82,7 @@ def refuse_without_room(domain: Element, host: HostMemory, ground: HostCapacity 
 def page_faults(domain: Element, host: HostMemory, ground: HostCapacity | None, step: str) -> Iterator[Fault]:
     """Faults of page sizes and of memory devices. Raises: InvalidRequest."""
     yield from _page_elements(domain, host, step)
+    yield from _backing(domain)
     yield from _sums(domain, step)
     for part in memory_of(domain, step):
         page_kb = _default(host, ground) if part.page_kb is None else part.page_kb
@@ -134,6 +135,20 @@ def _page_elements(domain: Element, host: HostMemory, step: str) -> Iterator[Fau
                 of = "all cells without one" if cell is None else f"NUMA cell {cell}"
                 yield Fault(f"{what} is a second one for {of}", "let each cell have one <page>")
             taken.add(cell)
+
+
+def _backing(domain: Element) -> Iterator[Fault]:
+    """Source: qemuValidateDomainDefMemory in libvirt's src/qemu/qemu_validate.c."""
+    backing = domain.find("memoryBacking")
+    if backing is None or backing.find("hugepages") is None:
+        return
+    for tag, name, value in (("allocation", "mode", "ondemand"), ("source", "type", "anonymous")):
+        part = backing.find(tag)
+        if part is not None and part.get(name) == value:
+            yield Fault(
+                f"<memoryBacking> has <{tag} {name}='{value}'>, and <hugepages>, for which libvirt takes none",
+                f"remove <{tag}> from <memoryBacking>",
+            )
 
 
 def _sums(domain: Element, step: str) -> Iterator[Fault]:

@@ -116,6 +116,10 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
         ),
         (xml(pages=MB2.format(" nodeset='1'")), ONE, "is for NUMA cell 1, which the domain does not have"),
         (xml(extra=cells(512), pages=MB2.format(" nodeset='0,3'")), ONE, "is for NUMA cell 3"),
+        *(
+            (xml().replace("</hugepages>", f"</hugepages>{part}"), ONE, part[:-2])
+            for part in ("<allocation mode='ondemand'/>", "<source type='anonymous'/>")
+        ),
         (xml("8192", extra=cells(256, 256)), ONE, "<memory> has 8388608 KB, and the NUMA cells have 524288"),
         (xml("512", extra=cells(512, 512)), ONE, "<memory> has 524288 KB"),
         (xml(extra=MOST), ONE, "<maxMemory> needs a NUMA cell"),
@@ -173,6 +177,7 @@ def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
             extra=MOST + cells(512),
             devices="<memory model='nvdimm'><target><size unit='MiB'>512</size></target></memory>",
         ),
+        xml().replace("</hugepages>", "</hugepages><allocation mode='immediate'/><source type='memfd'/>"),
         xml(extra="<!-- a --><x:memory xmlns:x='urn:x'>1</x:memory>" + cells(512)),
         xml(devices="<memory model='nvdimm'><source><path>/x</path></source></memory>"),
     ],
