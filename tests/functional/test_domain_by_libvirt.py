@@ -29,6 +29,7 @@ from tests.lab.libvirtd import PrivateLibvirt
 TAP = "npt-kept"
 PAGE = "<page size='2' unit='M'{}/>"
 STRICT = "<numatune><memory mode='strict' nodeset='{}'/></numatune>"
+MEMNODE = "<numatune><memnode cellid='{}' mode='strict' nodeset='0'/></numatune>"
 SPEC = PortSpec.model_validate(
     {
         "vm_id": "vm",
@@ -136,6 +137,13 @@ def by_libvirt(connection: libvirt.virConnect, xml: str) -> str:
         domain(extra=STRICT.format("0,7")),
         domain(extra=STRICT.format(5).replace("strict", "preferred")),
         domain(extra=cells(64) + "<numatune><memnode cellid='0' mode='strict' nodeset='5'/></numatune>"),
+        domain(extra=MEMNODE.format(0)),
+        domain(extra=cells(32, 32) + MEMNODE.format(3)),
+        domain(
+            extra=cells(32, 32)
+            + MEMNODE.format(0).replace("/><", "/><memnode cellid='0' mode='strict' nodeset='0'/><")
+        ),
+        domain(extra=cells(64) + MEMNODE.format(0).replace("nodeset='0'", "")),
         domain(pages="<page size='0' unit='M'/>"),
         domain().replace("</hugepages>", "</hugepages><allocation mode='ondemand'/>"),
         domain().replace("</hugepages>", "</hugepages><source type='anonymous'/>"),

@@ -111,6 +111,21 @@ def node_faults(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]
                 f"and the host has node {format_list(host.cpus)}",
                 "name a node that the host has, or remove the element",
             )
+    yield from _memnodes(domain, step)
+
+
+def _memnodes(domain: Element, step: str) -> Iterator[Fault]:
+    """Source: virDomainNumatuneNodeParseXML in libvirt's src/conf/numa_conf.c."""
+    free = {cell.number for cell in cells_of(domain, step)}
+    for element in domain.iterfind("numatune/memnode"):
+        cell = unsigned(element.get("cellid", ""))
+        if cell not in free or element.get("nodeset") is None:
+            yield Fault(
+                f"<numatune><memnode cellid='{element.get('cellid', '')[:20]}'> has no NUMA cell of its own "
+                "in the domain, or no nodeset",
+                "give each <memnode> a cellid of its own, of <cpu><numa>, and a nodeset; or remove it",
+            )
+        free.discard(-1 if cell is None else cell)
 
 
 def _listed(sizes: Iterable[int]) -> str:

@@ -146,6 +146,18 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
             "<numatune><memory> binds memory to NUMA node 5, and the host has node 0",
         ),
         (xml(extra=bound("0,7")), ONE, "to NUMA node 7"),
+        (xml(extra=bound("0", "0")), ONE, "<memnode cellid='0'> has no NUMA cell"),
+        (xml(extra=cells(512) + bound("0", "0", "0")), ONE, "<memnode cellid='1'> has no NUMA cell"),
+        (
+            xml(extra=cells(256, 256) + bound("0", "0", "0").replace("'1'", "'0'")),
+            ONE,
+            "<memnode cellid='0'>",
+        ),
+        (
+            xml(extra=cells(512) + "<numatune><memnode cellid='0' mode='strict'/></numatune>"),
+            ONE,
+            "or no nodeset",
+        ),
         (xml(extra=cells(512) + bound("0", "5")), ONE, "<numatune><memnode> binds memory to NUMA node 5"),
     ],
 )
