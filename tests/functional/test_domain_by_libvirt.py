@@ -130,6 +130,8 @@ def by_libvirt(connection: libvirt.virConnect, xml: str) -> str:
         ),
         domain(extra=MOST.format(256)),
         domain(extra=MOST.format(32) + cells(64)),
+        domain(extra=MOST.format(64) + cells(64)),
+        domain(extra=MOST.format(256).replace("slots='2' ", "") + cells(64)),
         domain(96, extra=cells(64), devices=dimm(32)),
         domain(96, extra=cells(64) + MOST.format(256), devices=dimm(32, 5)),
         domain(20 << 10),
@@ -166,6 +168,7 @@ def test_what_is_refused_does_not_start(hypervisor: libvirt.virConnect, xml: str
         domain(extra=cells(32, 32), pages="<page size='1' unit='G'/>" + PAGE.format(" nodeset='0-1'")),
         domain(96, extra=cells(64) + MOST.format(256) + STRICT.format(0), devices=dimm(32)),
         domain(64, extra=cells(64) + MOST.format(256), devices=dimm(33)),
+        domain(96, extra=cells(64) + MOST.format(96), devices=dimm(32)),
     ],
 )
 def test_what_is_not_refused_starts(hypervisor: libvirt.virConnect, xml: str) -> None:

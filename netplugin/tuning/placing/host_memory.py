@@ -161,7 +161,7 @@ def _backing(domain: Element) -> Iterator[Fault]:
         part = backing.find(tag)
         if part is not None and part.get(name) == value:
             yield Fault(
-                f"<memoryBacking> has <{tag} {name}='{value}'>, and <hugepages>, for which libvirt takes none",
+                f"<memoryBacking> has <{tag} {name}='{value}'>, which libvirt refuses with <hugepages>",
                 f"remove <{tag}> from <memoryBacking>",
             )
 
@@ -186,8 +186,12 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
         yield Fault(f"{what} needs a NUMA cell, and there is none", "add <cpu><numa>, or remove it")
     if devices and most is None:
         yield Fault(f"{devices[0].what} needs <maxMemory>", "add <maxMemory slots='...'>")
-    if most is not None and size_kb(most, "<maxMemory>", step) < has:
+    if most is not None and not unsigned(most.get("slots", "")):
+        yield Fault("<maxMemory> has no slots", "say how many devices may come: <maxMemory slots='...'>")
+    if most is not None and (limit := whole(size_kb(most, "<maxMemory>", step), 1024)) < has:
         yield Fault(f"<maxMemory> is below the {has} KB of the VM", "raise it")
+    elif most is not None and limit == has and not devices:  # machine_set_mem in QEMU
+        yield Fault(f"<maxMemory> is the {has} KB of the VM, which QEMU does not take", "raise or remove it")
     for device in devices:
         if cells and device.cell not in cells:
             yield Fault(

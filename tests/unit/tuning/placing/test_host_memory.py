@@ -124,6 +124,9 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
         (xml("512", extra=cells(512, 512)), ONE, "<memory> has 524288 KB"),
         (xml(extra=MOST), ONE, "<maxMemory> needs a NUMA cell"),
         (xml(extra=MOST.replace("GiB", "MiB") + cells(512)), ONE, "<maxMemory> is below the 524288 KB"),
+        (xml(extra=MOST.replace(" slots='4'", "") + cells(512)), ONE, "<maxMemory> has no slots"),
+        (xml(extra=MOST.replace("'4'", "'0'") + cells(512)), ONE, "<maxMemory> has no slots"),
+        (xml("8192", extra=MOST + cells(8192)), ONE, "<maxMemory> is the 8388608 KB of the VM"),
         (xml("768", extra=cells(512), devices=dimm(256)), ONE, "<memory model='dimm'> needs <maxMemory>"),
         (xml("768", devices=dimm(256, "")), ONE, "<memory model='dimm'> needs a NUMA cell"),
         (
