@@ -134,6 +134,11 @@ def by_libvirt(connection: libvirt.virConnect, xml: str) -> str:
         domain(extra=MOST.format(256).replace("slots='2' ", "") + cells(64)),
         domain(96, extra=cells(64), devices=dimm(32)),
         domain(96, extra=cells(64) + MOST.format(256), devices=dimm(32, 5)),
+        domain(
+            96,
+            extra=cells(64) + MOST.format(256),
+            devices=dimm(32).replace("<target", "<source><nodemask>5</nodemask></source><target"),
+        ),
         domain(20 << 10),
         domain(extra=STRICT.format(5)),
         domain(extra=STRICT.format("0,7")),

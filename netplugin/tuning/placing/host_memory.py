@@ -111,6 +111,14 @@ def node_faults(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]
                 f"and the host has node {format_list(host.cpus)}",
                 "name a node that the host has, or remove the element",
             )
+    for mask in domain.iterfind("devices/memory/source/nodemask"):
+        missing = cpuset(content(mask), "<nodemask>", step) - host.cpus.keys() if host.cpus else frozenset()
+        if missing:
+            yield Fault(
+                f"<nodemask> of a memory device has NUMA node {format_list(missing)}, "
+                f"and the host has node {format_list(host.cpus)}",
+                "name a node that the host has, or remove <nodemask>",
+            )
     yield from _memnodes(domain, step)
 
 

@@ -69,6 +69,7 @@ def dimm(mb: int, inner: str = "<node>0</node>", source: str = "") -> str:
     return f"<memory model='dimm'>{source}<target><size unit='MiB'>{mb}</size>{inner}</target></memory>"
 
 
+MASK = "<source><nodemask>{}</nodemask></source>"
 MOST = "<maxMemory slots='4' unit='GiB'>8</maxMemory>"
 
 
@@ -149,6 +150,11 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
             "<numatune><memory> binds memory to NUMA node 5, and the host has node 0",
         ),
         (xml(extra=bound("0,7")), ONE, "to NUMA node 7"),
+        (
+            xml("768", extra=MOST + cells(512), devices=dimm(256, source=MASK.format("0-1"))),
+            ONE,
+            "<nodemask> of a memory device has NUMA node 1",
+        ),
         (xml(extra=bound("0", "0")), ONE, "<memnode cellid='0'> has no NUMA cell"),
         (xml(extra=cells(512) + bound("0", "0", "0")), ONE, "<memnode cellid='1'> has no NUMA cell"),
         (
@@ -187,6 +193,7 @@ def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
         xml("768", extra=MOST + cells(512), devices=dimm(256)),
         xml("512", extra=MOST + cells(512), devices=dimm(256)),
         xml(extra=MOST + cells(512)),
+        xml("768", extra=MOST + cells(512), devices=dimm(256, source=MASK.format("0"))),
         xml(
             "1024",
             extra=MOST + cells(512),
