@@ -129,6 +129,8 @@ def by_libvirt(connection: libvirt.virConnect, xml: str) -> str:
             extra=cells(32, 32), pages=PAGE.format(" nodeset='0'") + "<page size='1' unit='G' nodeset='0'/>"
         ),
         domain(extra=MOST.format(256)),
+        domain(extra=cells(32, 32).replace("id='1'", "id='0'")),
+        domain(extra=cells(32, 32).replace("id='1'", "id='2'")),
         domain(extra=MOST.format(32) + cells(64)),
         domain(extra=MOST.format(64) + cells(64)),
         domain(extra=MOST.format(256).replace("slots='2' ", "") + cells(64)),

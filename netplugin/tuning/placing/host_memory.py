@@ -176,7 +176,12 @@ def _backing(domain: Element) -> Iterator[Fault]:
 
 def _sums(domain: Element, step: str) -> Iterator[Fault]:
     parts = memory_of(domain, step)
-    cells = {cell.number for cell in cells_of(domain, step)}
+    numbers = [cell.number for cell in cells_of(domain, step)]
+    cells = set(numbers)
+    if sorted(numbers) != list(range(len(numbers))):
+        yield Fault(
+            f"<cpu><numa> has cells {', '.join(map(str, numbers))}", "number them from 0, each number once"
+        )
     devices = [part for part in parts if part.what.startswith("<memory model")]
     has, memory, most = sum(part.kb for part in parts), domain.find("memory"), domain.find("maxMemory")
     if cells and memory is not None:

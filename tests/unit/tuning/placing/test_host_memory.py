@@ -122,6 +122,8 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
             for part in ("<allocation mode='ondemand'/>", "<source type='anonymous'/>")
         ),
         (xml("8192", extra=cells(256, 256)), ONE, "<memory> has 8388608 KB, and the NUMA cells have 524288"),
+        (xml(extra=cells(256, 256).replace("id='1'", "id='0'")), ONE, "<cpu><numa> has cells 0, 0"),
+        (xml(extra=cells(256, 256).replace("id='1'", "id='2'")), ONE, "<cpu><numa> has cells 0, 2"),
         (xml("512", extra=cells(512, 512)), ONE, "<memory> has 524288 KB"),
         (xml(extra=MOST), ONE, "<maxMemory> needs a NUMA cell"),
         (xml(extra=MOST.replace("GiB", "MiB") + cells(512)), ONE, "<maxMemory> is below the 524288 KB"),
@@ -190,6 +192,12 @@ def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
         xml(pages=GB1.format("") + MB2.format(" nodeset='0'"), extra=cells(512)),
         xml("513", pages=MB2.format(" nodeset='0'"), extra=cells(512, 1)),
         xml(extra=cells(256, 256) + bound("0", "0", "0")),
+        xml(
+            extra=cells(256, 256)
+            .replace("id='0'", "id='2'")
+            .replace("id='1'", "id='0'")
+            .replace("id='2'", "id='1'")
+        ),
         xml("768", extra=MOST + cells(512), devices=dimm(256)),
         xml("512", extra=MOST + cells(512), devices=dimm(256)),
         xml(extra=MOST + cells(512)),
