@@ -101,10 +101,14 @@ def _default(host: HostMemory, ground: HostCapacity | None) -> int | None:
 
 def node_faults(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]:
     """Nodes in <numatune> that the host does not have. Raises: InvalidRequest."""
+    vcpu = domain.find("vcpu")
     for element in domain.iterfind("numatune/*"):
         named = element.tag in ("memory", "memnode") and element.get("nodeset") is not None
-        text = element.get("nodeset", "") if named and host.cpus else ""
-        missing = cpuset(text, f"<{element.tag} nodeset>", step) - host.cpus.keys()
+        nodes = cpuset(element.get("nodeset", "") if named else "", f"<{element.tag} nodeset>", step)
+        numad = "auto" in (element.get("placement"), "static" if vcpu is None else vcpu.get("placement"))
+        if not nodes and (named or (element.tag == "memory" and not numad)):
+            yield Fault(f"<numatune><{element.tag}> names no NUMA node", "name it as nodeset, or remove it")
+        missing = nodes - host.cpus.keys() if host.cpus else frozenset()
         if missing:
             yield Fault(
                 f"<numatune><{element.tag}> binds memory to NUMA node {format_list(missing)}, "

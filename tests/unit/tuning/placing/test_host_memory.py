@@ -157,6 +157,9 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
             ONE,
             "<nodemask> of a memory device has NUMA node 1",
         ),
+        (xml(extra=bound("")), ONE, "<numatune><memory> names no NUMA node"),
+        (xml(extra=bound("0,^0")), ONE, "<numatune><memory> names no NUMA node"),
+        (xml(extra="<numatune><memory mode='strict'/></numatune>"), ONE, "names no NUMA node"),
         (xml(extra=bound("0", "0")), ONE, "<memnode cellid='0'> has no NUMA cell"),
         (xml(extra=cells(512) + bound("0", "0", "0")), ONE, "<memnode cellid='1'> has no NUMA cell"),
         (
@@ -201,6 +204,8 @@ def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
         xml("768", extra=MOST + cells(512), devices=dimm(256)),
         xml("512", extra=MOST + cells(512), devices=dimm(256)),
         xml(extra=MOST + cells(512)),
+        xml(extra="<numatune><memory placement='auto'/></numatune>"),
+        xml(extra="<numatune><memory/></numatune>").replace("<vcpu>", "<vcpu placement='auto'>"),
         xml("768", extra=MOST + cells(512), devices=dimm(256, source=MASK.format("0"))),
         xml(
             "1024",
