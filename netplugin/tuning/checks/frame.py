@@ -33,3 +33,10 @@ def warn(about: str, found: str, expected: str, fix: str | None) -> Finding:
 
 def fail(about: str, found: str, expected: str, fix: str | None) -> Finding:
     return Finding(id=about, status="fail" if fix else "ok", found=found, expected=expected, fix=fix)
+
+
+def graded(
+    about: str, wrong: str | None, found: str, expected: str, fix: str, say: Callable[..., Finding] = warn
+) -> Finding:
+    """What is ``wrong``, or an ok finding with ``found``."""
+    return say(about, found, expected, None) if wrong is None else say(about, wrong, expected, fix)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from netplugin.api.models import Binding, Finding, VfInfo
+from netplugin.api.models import Binding, VfInfo
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import GuestCell, cells_of, memory_kb, vcpus
 from netplugin.libvirt.pins import Placement
@@ -54,28 +54,21 @@ class Case:
         )
 
     @cached_property
+    def _pinned(self) -> dict[str, Cpus]:
+        return dict(pinned(self.domain, STEP))
+
+    @cached_property
     def pins(self) -> dict[int, Cpus]:
         """Pinned vCPUs and the CPUs of each."""
-        pins = dict(pinned(self.domain, STEP))
-        every = pins.get("<vcpu cpuset>")
+        pins, every = self._pinned, self._pinned.get("<vcpu cpuset>")
         found = {n: pins.get(f"<vcpupin> {n}", every) for n in range(self.vcpus)}
         return {n: cpus for n, cpus in found.items() if cpus}
 
     @cached_property
     def emulator(self) -> Cpus | None:
         """The CPUs of QEMU's emulator threads, or None if they are not pinned."""
-        pins = dict(pinned(self.domain, STEP))
-        return pins.get("<emulatorpin>", pins.get("<vcpu cpuset>"))
+        return self._pinned.get("<emulatorpin>", self._pinned.get("<vcpu cpuset>"))
 
     @property
     def used(self) -> Cpus:
         return frozenset(cpu for cpus in self.pins.values() for cpu in cpus)
-
-
-def graded(id: str, wrong: str | None, found: str, expected: str, fix: str, status: str = "warn") -> Finding:
-    """An ``ok`` finding with ``found``, or one of ``status`` with ``wrong`` if that is given."""
-    if wrong is None:
-        return Finding(id=id, status="ok", found=found, expected=expected)
-    return Finding.model_validate(
-        {"id": id, "status": status, "found": wrong, "expected": expected, "fix": fix}
-    )

@@ -11,11 +11,9 @@ from netplugin.host.cpus import format_list
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.pins import INVARIANT_TSC, TIMERS, is_kvm, is_marked_realtime, is_x86
 from netplugin.libvirt.values import content, parse_cpuset
+from netplugin.tuning.checks.frame import fail, graded, warn
 from netplugin.tuning.placing.capacity import HostCapacity
-from netplugin.tuning.placing.checks.case import Case, graded
-
-# -- Check that vCPUs and QEMU's emulator threads run on the CPUs that the host's plan reserves for them.
-
+from netplugin.tuning.placing.checks.case import Case
 
 _PIN: Final = 'render the domain again: POST /v1/vms/VM:render-domain {"policy": {"pin": true}}'
 
@@ -36,13 +34,8 @@ def cpus(case: Case) -> Iterator[Finding]:
 def _pinned(case: Case) -> Finding:
     loose = [n for n in range(case.vcpus) if len(case.pins.get(n, ())) != 1]
     wrong = f"vCPU {format_list(loose)} of {case.vcpus} has no CPU of its own" if loose else None
-    return graded(
-        "vcpu-pinned",
-        wrong,
-        f"all {case.vcpus} vCPUs are pinned",
-        "each vCPU on a CPU of its own: isolated CPUs are not balanced",
-        _PIN,
-    )
+    expected = "each vCPU on a CPU of its own: isolated CPUs are not balanced"
+    return graded("vcpu-pinned", wrong, f"all {case.vcpus} vCPUs are pinned", expected, _PIN)
 
 
 def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
@@ -52,26 +45,21 @@ def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
         return
     often = Counter(cpu for cpus in case.pins.values() if len(cpus) == 1 for cpu in cpus)
     twice = frozenset(cpu for cpu, count in often.items() if count > 1)
-    for id, status, wrong, expected, text in (
-        ("vcpu-pmd", "fail", used & ground.pmd, "no vCPU on the CPU of a PMD thread", "of PMD threads"),
-        ("vcpu-others", "fail", used & case.others, "CPUs that no other VM has", "of other VMs"),
-        ("vcpu-twice", "fail", twice, "one vCPU on a CPU", "with several vCPUs"),
+    strange, planned = used - ground.cpus - ground.pmd, format_list(ground.cpus)
+    for id, say, cpus, expected, text in (
+        ("vcpu-pmd", fail, used & ground.pmd, "no vCPU on the CPU of a PMD thread", "of PMD threads"),
+        ("vcpu-others", fail, used & case.others, "CPUs that no other VM has", "of other VMs"),
+        ("vcpu-twice", fail, twice, "one vCPU on a CPU", "with several vCPUs"),
         (
             "vcpu-cpus",
-            "warn",
-            used - ground.cpus - ground.pmd,
-            f"CPU {format_list(ground.cpus)}, which the plan has for vCPUs",
+            warn,
+            strange,
+            f"CPU {planned}, which the plan has for vCPUs",
             "that are not for vCPUs",
         ),
     ):
-        yield graded(
-            id,
-            f"vCPUs are on CPU {format_list(wrong)}, {text}" if wrong else None,
-            f"vCPUs are on CPU {format_list(used)}",
-            expected,
-            _PIN,
-            status,
-        )
+        wrong = f"vCPUs are on CPU {format_list(cpus)}, {text}" if cpus else None
+        yield graded(id, wrong, f"vCPUs are on CPU {format_list(used)}", expected, _PIN, say)
 
 
 def _one_node(case: Case, ground: HostCapacity) -> Iterator[Finding]:
@@ -79,29 +67,17 @@ def _one_node(case: Case, ground: HostCapacity) -> Iterator[Finding]:
         mine = (cpu for vcpu in cell.vcpus for cpu in case.pins.get(vcpu, ()))
         nodes = sorted({node for cpu in mine if (node := ground.node_of(cpu)) is not None})
         found = f"the vCPUs of cell {cell.number} are on NUMA node {format_list(nodes) or 'unknown'}"
-        yield graded(
-            "vcpu-node",
-            found if len(nodes) > 1 else None,
-            found,
-            "the vCPUs of a guest's NUMA cell on one node",
-            _PIN,
-        )
+        wrong = found if len(nodes) > 1 else None
+        yield graded("vcpu-node", wrong, found, "the vCPUs of a guest's NUMA cell on one node", _PIN)
 
 
 def _emulator(case: Case, ground: HostCapacity) -> Finding:
-    has = case.emulator
-    wrong = None
-    if has is None:
-        wrong = "QEMU's own threads are not pinned"
-    elif has & (ground.cpus | ground.pmd):
-        wrong = f"QEMU's own threads may run on CPU {format_list(has & (ground.cpus | ground.pmd))}"
-    return graded(
-        "emulator",
-        wrong,
-        f"QEMU's own threads are on CPU {format_list(has or ())}",
-        f"CPU {format_list(ground.emulator)}, which run neither vCPUs nor PMD threads",
-        _PIN,
-    )
+    wrong = None if case.emulator is not None else "QEMU's own threads are not pinned"
+    has = case.emulator or frozenset()
+    if taken := has & (ground.cpus | ground.pmd):
+        wrong = f"QEMU's own threads may run on CPU {format_list(taken)}"
+    expected = f"CPU {format_list(ground.emulator)}, which run neither vCPUs nor PMD threads"
+    return graded("emulator", wrong, f"QEMU's own threads are on CPU {format_list(has)}", expected, _PIN)
 
 
 def _remembered(case: Case) -> Iterator[Finding]:
@@ -115,12 +91,8 @@ def _remembered(case: Case) -> Iterator[Finding]:
         wrong = "the agent gave this VM no CPUs, and may give these to another"
     elif mine != used:
         wrong = f"the agent gave this VM CPU {format_list(mine.values())}, and the domain has others"
-    yield graded(
-        "placement", wrong, "the domain is as the agent placed it", "the CPUs that the agent gave", _PIN
-    )
-
-
-# -- Check that vCPUs own whole cores, and that the guest topology shows which vCPUs are siblings.
+    expected = "the CPUs that the agent gave"
+    yield graded("placement", wrong, "the domain is as the agent placed it", expected, _PIN)
 
 
 def siblings(case: Case) -> Iterator[Finding]:
@@ -146,13 +118,8 @@ def siblings(case: Case) -> Iterator[Finding]:
         wrong = f"vCPU {', '.join(map(str, split[0]))} share a core"
     elif len(half) > len(case.cells):  # the last core of each cell may be half used
         wrong = f"{len(half)} cores have a sibling idle, as that of CPU {half[0][0]}"
-    yield graded(
-        "siblings",
-        wrong,
-        f"the vCPUs have {len(groups)} cores to themselves",
-        "whole cores, and vCPUs that follow each other on siblings",
-        _PIN,
-    )
+    found = f"the vCPUs have {len(groups)} cores to themselves"
+    yield graded("siblings", wrong, found, "whole cores, and vCPUs that follow each other on siblings", _PIN)
     yield _topology(case, groups)
 
 
@@ -164,16 +131,9 @@ def _topology(case: Case, groups: dict[tuple[int, ...], list[int]]) -> Finding:
     topology = case.domain.find("cpu/topology")
     has = "1" if topology is None else topology.get("threads", "1")
     found = f"the guest sees {has} CPUs a core"
-    return graded(
-        "topology",
-        found if has != desired else None,
-        found,
-        f"{desired}, as its vCPUs are on the host",
-        f"set threads='{desired}' in <cpu><topology>, or render the domain with policy.pin",
-    )
-
-
-# -- Check that the guest's CPU model suits DPDK and that all vCPUs are present at boot. ----------
+    fix = f"set threads='{desired}' in <cpu><topology>, or render the domain with policy.pin"
+    wrong = found if has != desired else None
+    return graded("topology", wrong, found, f"{desired}, as its vCPUs are on the host", fix)
 
 
 #: QEMU CPU models without SSE4.2, which DPDK requires; ``qemu64`` is QEMU's default on x86.
@@ -189,25 +149,18 @@ def model(case: Case) -> Iterator[Finding]:
     cpu = case.domain.find("cpu")
     name = _name(cpu)
     poor = name is None or name in _POOR
-    desired = "host-passthrough" if is_kvm(case.domain) else "maximum"
-    yield graded(
-        "cpu-mode",
-        f"the CPU is {name or 'the least that QEMU has'}" if poor else None,
-        f"the CPU is {name}",
-        f"a CPU with all that DPDK uses, as <cpu mode='{desired}'>",
-        f"write <cpu mode='{desired}'>, or render the domain with policy.pin",
-    )
+    desired = f"<cpu mode='{'host-passthrough' if is_kvm(case.domain) else 'maximum'}'>"
+    wrong = f"the CPU is {name or 'the least that QEMU has'}" if poor else None
+    expected = f"a CPU with all that DPDK uses, as {desired}"
+    fix = f"write {desired}, or render the domain with policy.pin"
+    yield graded("cpu-mode", wrong, f"the CPU is {name}", expected, fix)
     vcpu = case.domain.find("vcpu")
     now = str(case.vcpus) if vcpu is None else vcpu.get("current", str(case.vcpus))
     late = f"{now} of {case.vcpus} vCPUs from the start" if now != str(case.vcpus) else None
     if case.ground is not None:
-        yield graded(
-            "vcpu-hotplug",
-            late,
-            f"all {case.vcpus} vCPUs from the start",
-            "all vCPUs from the start: one that comes later is not placed",
-            "remove current from <vcpu>",
-        )
+        found = f"all {case.vcpus} vCPUs from the start"
+        expected = "all vCPUs from the start: one that comes later is not placed"
+        yield graded("vcpu-hotplug", late, found, expected, "remove current from <vcpu>")
 
 
 def _name(cpu: Element | None) -> str | None:
@@ -215,9 +168,6 @@ def _name(cpu: Element | None) -> str | None:
         return None
     named = content(cpu.find("model")) or None
     return cpu.get("mode") if cpu.get("mode") not in (None, "custom") else named
-
-
-# -- Check that a real-time domain has a real-time scheduler, locked memory, no balloon and a TSC clock.
 
 
 _REALTIME: Final = 'render the domain again: POST /v1/vms/VM:render-domain {"policy": {"realtime": true}}'
@@ -230,37 +180,22 @@ def realtime(case: Case) -> Iterator[Finding]:
     if not (scheduled or is_marked_realtime(domain)):
         return
     if case.ground is not None:
+        wrong = None if case.ground.realtime else "the host is not planned for real time"
+        fix = "set [host] realtime = true, and take the steps of netplugin host plan"
         yield graded(
-            "realtime-host",
-            None if case.ground.realtime else "the host is not planned for real time",
-            "the host is planned for real time",
-            "[host] realtime",
-            "set [host] realtime = true, and take the steps of netplugin host plan",
-            "fail",
+            "realtime-host", wrong, "the host is planned for real time", "[host] realtime", fix, fail
         )
     left = sorted(set(range(case.vcpus)) - scheduled)
+    wrong = f"vCPU {format_list(left)} runs as any other thread" if left else None
+    found, expected = "all vCPUs have a real-time scheduler", "<vcpusched> with fifo for all vCPUs"
+    yield graded("realtime-scheduler", wrong, found, expected, _REALTIME)
+    wrong = "memory may be taken away" if domain.find("memoryBacking/locked") is None else None
+    expected = "<memoryBacking><locked/>: a page fault stops a vCPU"
+    yield graded("realtime-memory", wrong, "the memory is locked", expected, _REALTIME)
     balloon = domain.find("devices/memballoon")
-    for id, wrong, found, expected in (
-        (
-            "realtime-scheduler",
-            f"vCPU {format_list(left)} runs as any other thread" if left else None,
-            "all vCPUs have a real-time scheduler",
-            "<vcpusched> with fifo for all vCPUs",
-        ),
-        (
-            "realtime-memory",
-            "memory may be taken away" if domain.find("memoryBacking/locked") is None else None,
-            "the memory is locked",
-            "<memoryBacking><locked/>: a page fault stops a vCPU",
-        ),
-        (
-            "realtime-balloon",
-            "there is a balloon" if balloon is None or balloon.get("model") != "none" else None,
-            "there is no balloon",
-            "<memballoon model='none'/>: a balloon takes memory from the guest",
-        ),
-    ):
-        yield graded(id, wrong, found, expected, _REALTIME)
+    wrong = "there is a balloon" if balloon is None or balloon.get("model") != "none" else None
+    expected = "<memballoon model='none'/>: a balloon takes memory from the guest"
+    yield graded("realtime-balloon", wrong, "there is no balloon", expected, _REALTIME)
     if is_kvm(domain) and is_x86(domain):
         yield from _clock(case)
 
@@ -272,34 +207,21 @@ def _clock(case: Case) -> Iterator[Finding]:
         for name, (attribute, value) in TIMERS.items()
         if (timer := timers.get(name)) is None or timer.get(attribute) != value
     ]
-    yield graded(
-        "realtime-clock",
-        "; ".join(wrong) or None,
-        "the guest reads the TSC",
-        "no kvmclock, and the host's own TSC",
-        _REALTIME,
-    )
+    expected = "no kvmclock, and the host's own TSC"
+    yield graded("realtime-clock", "; ".join(wrong) or None, "the guest reads the TSC", expected, _REALTIME)
     cpu = case.domain.find("cpu")
     feature = None if cpu is None else cpu.find(f"feature[@name='{INVARIANT_TSC}']")
     hidden = cpu is not None and (cpu.get("mode"), cpu.get("migratable", "on")) == ("host-passthrough", "on")
     unsure = feature is None or feature.get("policy") not in ("require", "force") or hidden
-    yield graded(
-        "realtime-tsc",
-        "the guest does not learn that the TSC is invariant" if unsure else None,
-        "the guest learns that the TSC is invariant",
-        "<feature policy='require' name='invtsc'/>, and "
-        "migratable='off' with host-passthrough: it takes another clock otherwise",
-        _REALTIME,
-    )
+    lacks = "the guest does not learn that the TSC is invariant" if unsure else None
+    expected = "<feature policy='require' name='invtsc'/>, and "
+    expected += "migratable='off' with host-passthrough: it takes another clock otherwise"
+    yield graded("realtime-tsc", lacks, "the guest learns that the TSC is invariant", expected, _REALTIME)
     pmu = case.domain.find("features/pmu")
     off = pmu is not None and pmu.get("state") == "off"
-    yield graded(
-        "realtime-pmu",
-        None if off else "the guest has performance counters",
-        "no performance counters",
-        "<pmu state='off'/>: each use of a counter leaves the guest",
-        _REALTIME,
-    )
+    counts = None if off else "the guest has performance counters"
+    expected = "<pmu state='off'/>: each use of a counter leaves the guest"
+    yield graded("realtime-pmu", counts, "no performance counters", expected, _REALTIME)
 
 
 def _scheduled(case: Case) -> set[int]:

@@ -9,9 +9,10 @@ from typing import Final
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.pins import is_marked
+from netplugin.tuning.checks.frame import fail, graded, warn
 from netplugin.tuning.facts import Cpus
-from netplugin.tuning.placing.checks.case import STEP, Case, graded
-from netplugin.tuning.placing.host_memory import bound, node_faults, page_faults, rooms
+from netplugin.tuning.placing.checks.case import STEP, Case
+from netplugin.tuning.placing.host_memory import Fault, bound, node_faults, page_faults, rooms
 from netplugin.tuning.placing.render import home
 
 #: How many faults of a kind are named: a domain may have thousands.
@@ -25,14 +26,11 @@ def memory(case: Case) -> Iterator[Finding]:
     demanded = any(need.hugepages for need in needs) or is_marked(case.domain)
     if demanded or (case.ground is not None and case.pins):
         none = case.domain.find("memoryBacking/hugepages") is None
-        yield graded(
-            "hugepages",
-            "the memory is in pages of 4 KB" if none else None,
-            "the memory is in hugepages",
-            "hugepages: each page of 4 KB is looked up separately",
-            "render the domain with policy.pin, or add <hugepages> to <memoryBacking>",
-            "fail" if demanded else "warn",
-        )
+        wrong = "the memory is in pages of 4 KB" if none else None
+        expected = "hugepages: each page of 4 KB is looked up separately"
+        fix = "render the domain with policy.pin, or add <hugepages> to <memoryBacking>"
+        say = fail if demanded else warn
+        yield graded("hugepages", wrong, "the memory is in hugepages", expected, fix, say)
     yield from _host(case)
     yield from _nodes(case)
 
@@ -50,41 +48,24 @@ def _shared(case: Case) -> Finding:
         source is None or source.get("type") == "anonymous"
     ):
         wrong = "the memory is anonymous, which nobody can share"
-    return graded(
-        "memory-shared",
-        wrong,
-        "the memory is shared",
-        "memory that OVS can map: a vhost-user NIC passes no frame otherwise",
-        "render the domain again: POST /v1/vms/VM:render-domain",
-        "fail",
-    )
+    expected = "memory that OVS can map: a vhost-user NIC passes no frame otherwise"
+    fix = "render the domain again: POST /v1/vms/VM:render-domain"
+    return graded("memory-shared", wrong, "the memory is shared", expected, fix, fail)
 
 
 def _host(case: Case) -> Iterator[Finding]:
     """What libvirt or QEMU would refuse to start on this host."""
-    for id, faults, found, expected in (
-        ("memory-node", node_faults(case.domain, case.host, STEP), None, "nodes that the host has"),
-        (
-            "memory-pages",
-            page_faults(case.domain, case.host, case.ground, STEP),
-            "the memory is whole pages",
-            "pages that the host has, and memory that is a multiple of its pages",
-        ),
-    ):
-        wrong = list(islice(faults, _SHOWN))
-        for fault in wrong:
-            yield graded(id, fault.found, "", expected, fault.fix, "fail")
-        if found and not wrong:
-            yield graded(id, None, found, expected, "")
+    for fault in islice(node_faults(case.domain, case.host, STEP), _SHOWN):
+        yield fail("memory-node", fault.found, "nodes that the host has", fault.fix)
+    expected = "pages that the host has, and memory that is a multiple of its pages"
+    faults = list(islice(page_faults(case.domain, case.host, case.ground, STEP), _SHOWN))
+    for fault in faults or (Fault("the memory is whole pages", ""),):
+        yield fail("memory-pages", fault.found, expected, fault.fix or None)
+    fix = "reserve what netplugin host plan says, stop what uses the pages, or give the VM less"
     for room in rooms(case.domain, case.host, case.ground, STEP):
-        yield graded(
-            "hugepages-room",
-            room.text if room.needs_kb > room.free_kb else None,
-            f"{room.needs_kb >> 10} MB {room.where}",
-            f"at most {room.free_kb >> 10} MB {room.where}",
-            "reserve what netplugin host plan says, stop what uses the pages, or give the VM less",
-            "fail",
-        )
+        wrong = room.text if room.needs_kb > room.free_kb else None
+        found, expected = (f"{kb >> 10} MB {room.where}" for kb in (room.needs_kb, room.free_kb))
+        yield graded("hugepages-room", wrong, found, f"at most {expected}", fix, fail)
 
 
 def _nodes(case: Case) -> Iterator[Finding]:
@@ -104,38 +85,27 @@ def _nodes(case: Case) -> Iterator[Finding]:
         _, has = memory.get(cell.number, memory.get(None, ("", frozenset())))
         found = f"memory on {'any node' if not has else 'node ' + format_list(has)}"
         expected = f"memory on node {format_list(homes)}, as its CPUs"
-        yield graded(
-            "memory-node",
-            None if has == homes else found,
-            found,
-            expected,
-            "render the domain with policy.pin, or bind it in <numatune>",
-        )
+        fix = "render the domain with policy.pin, or bind it in <numatune>"
+        yield warn("memory-node", found, expected, None if has == homes else fix)
     if not vcpu_nodes:
         return
     emulator = _homes(case.emulator or (), cpus)
-    wrong = (
-        f"QEMU's own threads are on node {format_list(emulator)}, the vCPUs on node {format_list(vcpu_nodes)}"
-    )
-    yield graded(
-        "emulator-node",
-        wrong if emulator and not emulator & vcpu_nodes else None,
+    on, wrong = f"the vCPUs on node {format_list(vcpu_nodes)}", None
+    if emulator and not emulator & vcpu_nodes:
+        wrong = f"QEMU's own threads are on node {format_list(emulator)}, {on}"
+    found, fix = (
         "QEMU's own threads are near the vCPUs",
-        "CPUs for QEMU's own threads on the node of the vCPUs",
         "render the domain with policy.pin, or change <emulatorpin>",
     )
+    yield graded("emulator-node", wrong, found, "CPUs for QEMU's own threads on the node of the vCPUs", fix)
     for nic in case.nics:
-        node = home(nic.binding)
-        if node is None:
-            continue
-        wrong = f"port {nic.port_id} is on node {node}, the vCPUs on node {format_list(vcpu_nodes)}"
-        yield graded(
-            "nic-node",
-            None if node in vcpu_nodes else wrong,
-            f"port {nic.port_id} is on node {node}",
-            "NIC and vCPUs on one node",
-            "render the domain with policy.numa_node",
-        )
+        if (node := home(nic.binding)) is not None:
+            found = f"port {nic.port_id} is on node {node}"
+            wrong, fix = (
+                None if node in vcpu_nodes else f"{found}, {on}",
+                "render the domain with policy.numa_node",
+            )
+            yield graded("nic-node", wrong, found, "NIC and vCPUs on one node", fix)
 
 
 def _homes(which: Iterable[int], cpus: Mapping[int, Cpus]) -> frozenset[int]:

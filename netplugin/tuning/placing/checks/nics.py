@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from lxml import etree
-
 from netplugin.api.models import Finding, VfInfo
 from netplugin.libvirt.domain import address, function, number, wrong_user
 from netplugin.libvirt.domain import nics as nics_of
 from netplugin.libvirt.interfaces import Element, fragments
 from netplugin.libvirt.nic_parts import behind_iommu, queues, refused
 from netplugin.libvirt.values import mac
-from netplugin.tuning.placing.checks.case import Case, DomainNic, graded
-
-# -- Check that a domain has the NICs of its ports as their bindings define them; check rings and queues.
-
+from netplugin.tuning.checks.frame import fail, graded, warn
+from netplugin.tuning.placing.checks.case import Case, DomainNic
 
 #: Receive ring size in frames: QEMU's maximum for virtio-net.
 _RING: Final = 1024
@@ -71,33 +67,20 @@ def _nic(nic: DomainNic, desired: Element, there: _There) -> Finding:
         strange = there.by_end.get(_end(desired))
         if strange is not None:
             wrong = f"a NIC on {_end(desired)} has the MAC {address(strange) or 'that libvirt chooses'}"
-            return graded("nic-mac", wrong, "", expected, _RENDER, "fail")
-        return graded("nic-missing", f"no NIC has {name}", "", expected, _RENDER, "fail")
-    differences = [
-        *_differences(desired, found, ""),
-        *((p, f"is set: {why}") for p, why in refused(found, desired)),
-    ]
-    slows = all(place.split(" ")[0] in _SLOWS for place, _ in differences)
-    wrong = "; ".join(f"{place} {what}".strip() for place, what in differences)
-    return graded(
-        "nic",
-        f"{name}: {wrong}" if wrong else None,
-        f"{name} as its port has it",
-        expected,
-        _RENDER,
-        "warn" if slows else "fail",
-    )
+            return fail("nic-mac", wrong, expected, _RENDER)
+        return fail("nic-missing", f"no NIC has {name}", expected, _RENDER)
+    differences = list(_differences(desired, found, ""))
+    differences += [(part, f"is set: {why}") for part, why in refused(found, desired)]
+    say = warn if all(place.split(" ")[0] in _SLOWS for place, _ in differences) else fail
+    wrong = f"{name}: " + "; ".join(f"{place} {what}".strip() for place, what in differences)
+    return graded("nic", wrong if differences else None, f"{name} as its port has it", expected, _RENDER, say)
 
 
 def _other_vf(interface: Element, vf: VfInfo) -> Finding:
     has = f"port {vf.port_id} of another VM has" if vf.port_id else "no port has"
-    return Finding(
-        id="nic-vf",
-        status="fail",
-        found=f"<{interface.tag}> on {vf.pci_address}, a VF that {has}",
-        expected="of the VFs in [sriov] devices those of the VM's ports alone",
-        fix="remove it from the domain; a VF that is not for ports is left out of [sriov] devices",
-    )
+    found = f"<{interface.tag}> on {vf.pci_address}, a VF that {has}"
+    fix = "remove it from the domain; a VF that is not for ports is left out of [sriov] devices"
+    return fail("nic-vf", found, "of the VFs in [sriov] devices those of the VM's ports alone", fix)
 
 
 def _differences(desired: Element, found: Element, path: str) -> Iterator[tuple[str, str]]:
@@ -131,65 +114,37 @@ def _kind(interface: Element) -> str:
 
 
 def _serves(interface: Element, case: Case) -> Iterator[Finding]:
-    driver = interface.find("driver")
-    if driver is None:
-        driver = etree.Element("driver")
-    count, ring = queues(interface), number(driver.get("rx_queue_size"), 256)
-    name = address(interface)
-    many = f"{name} has {count} queues for {case.vcpus} vCPUs" if count > case.vcpus else None
-    yield graded(
-        "queues",
-        many,
-        f"{name} has {count} queues",
-        "no more queues than vCPUs",
-        "ask for the port with fewer queues",
-    )
+    driver, name, count = interface.find("driver"), address(interface), queues(interface)
+    found, fix = f"{name} has {count} queues", "ask for the port with fewer queues"
+    many = f"{found} for {case.vcpus} vCPUs" if count > case.vcpus else None
+    yield graded("queues", many, found, "no more queues than vCPUs", fix)
     if interface.get("type") == "vdpa":
         return  # its rings are those of the device
-    small = f"{name} has a ring of {ring} frames to receive from" if ring < _RING else None
-    yield graded(
-        "rings",
-        small,
-        f"{name} has a ring of {ring} frames",
-        f"{_RING} frames, for bursts",
-        f"ask for the port with rx_queue_size {_RING}",
-    )
+    ring = number(None if driver is None else driver.get("rx_queue_size"), 256)
+    found, fix = f"{name} has a ring of {ring} frames", f"ask for the port with rx_queue_size {_RING}"
+    small = f"{found} to receive from" if ring < _RING else None
+    yield graded("rings", small, found, f"{_RING} frames, for bursts", fix)
 
 
 def _translated(interface: Element, case: Case) -> Iterator[Finding]:
     """Without the feature in its backend, QEMU refuses a device behind a guest's IOMMU
     (virtio_bus_device_plugged in its hw/virtio/virtio-bus.c)."""
-    if (
-        case.other_config is None
-        or interface.get("type") != "vhostuser"
-        or not behind_iommu(interface, case.domain)
-    ):
+    vhostuser = interface.get("type") == "vhostuser" and behind_iommu(interface, case.domain)
+    if case.other_config is None or not vhostuser:
         return
-    on = case.other_config.get(_IOMMU) == "true"
-    yield graded(
-        "nic-iommu",
-        None if on else f"{address(interface)} is behind the VM's IOMMU, and OVS has {_IOMMU} off",
-        f"{address(interface)} is behind the VM's IOMMU, and OVS translates for it",
-        f"other_config:{_IOMMU}=true in OVS for a NIC with iommu='on': QEMU does not start otherwise",
-        f"ovs-vsctl set Open_vSwitch . other_config:{_IOMMU}=true, and restart OVS; or remove iommu='on'",
-        "fail",
-    )
-
-
-# -- Check that QEMU runs as the user that may open the VM's vhost-user sockets (``qemu_user``). --
+    what = f"{address(interface)} is behind the VM's IOMMU, and OVS"
+    wrong = None if case.other_config.get(_IOMMU) == "true" else f"{what} has {_IOMMU} off"
+    expected = f"other_config:{_IOMMU}=true in OVS for a NIC with iommu='on': QEMU does not start otherwise"
+    fix = f"ovs-vsctl set Open_vSwitch . other_config:{_IOMMU}=true, and restart OVS; or remove iommu='on'"
+    yield graded("nic-iommu", wrong, f"{what} translates for it", expected, fix, fail)
 
 
 def user(case: Case) -> Iterator[Finding]:
     """One finding per ``qemu_user`` of the ports; none if no port sets it."""
     users = {nic.binding.domain_requirements.qemu_user for nic in case.nics}
     for uid in sorted(each for each in users if each is not None):
-        yield graded(
-            "qemu-user",
-            wrong_user(case.domain, uid),
-            f"QEMU runs as user {uid}",
-            f"<seclabel type='static' model='dac'> with the label +{uid}:+<group>: the sockets of the "
-            "VM's ports are open to that user alone",
-            "render the domain again: POST /v1/vms/VM:render-domain; "
-            "ports of different users are for different VMs",
-            "fail",
-        )
+        expected = f"<seclabel type='static' model='dac'> with the label +{uid}:+<group>: the sockets of the "
+        expected += "VM's ports are open to that user alone"
+        fix = f"{_RENDER}; ports of different users are for different VMs"
+        wrong = wrong_user(case.domain, uid)
+        yield graded("qemu-user", wrong, f"QEMU runs as user {uid}", expected, fix, fail)
