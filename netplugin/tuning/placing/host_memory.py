@@ -89,10 +89,8 @@ def page_faults(domain: Element, host: HostMemory, ground: HostCapacity | None, 
         if page_kb and part.kb % page_kb:
             dividing = [size for size in sorted(host.sizes_kb) if part.kb % size == 0]
             named = f", or a <page> of {_listed(dividing)} KB, which divides it" if dividing else ""
-            yield Fault(
-                f"{part.what} has {part.kb} KB, which is no multiple of its pages of {page_kb} KB",
-                f"give it {whole(part.kb, page_kb)} KB{named}",
-            )
+            found = f"{part.what} has {part.kb} KB, which is no multiple of its pages of {page_kb} KB"
+            yield Fault(found, f"give it {whole(part.kb, page_kb)} KB{named}")
 
 
 def _default(host: HostMemory, ground: HostCapacity | None) -> int | None:
@@ -154,10 +152,8 @@ def _page_elements(domain: Element, host: HostMemory, step: str) -> Iterator[Fau
             yield Fault(f"{what}: the host has pages of {_listed(host.sizes_kb)} KB", "name one of these")
         for cell in (None,) if cells is None else sorted(cells):
             if cell is not None and cell not in there:
-                yield Fault(
-                    f"{what} is for NUMA cell {cell}, which the domain does not have",
-                    "let its nodeset name cells of <cpu><numa>: they are no nodes of the host",
-                )
+                fix = "let its nodeset name cells of <cpu><numa>: they are no nodes of the host"
+                yield Fault(f"{what} is for NUMA cell {cell}, which the domain does not have", fix)
             elif cell in taken:
                 of = "all cells without one" if cell is None else f"NUMA cell {cell}"
                 yield Fault(f"{what} is a second one for {of}", "let each cell have one <page>")
@@ -194,10 +190,8 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
         # libvirt counts devices that are no RAM too (virDomainDefGetMemoryTotal), and rounds each to 2 MiB.
         sizes = [size_kb(each, "<size>", step) for each in domain.iterfind("devices/memory/target/size")]
         if not least - 1024 * len(cells) <= stated <= least + sum(whole(size, 2048) for size in sizes):
-            yield Fault(
-                f"<memory> has {stated} KB, and the NUMA cells have {least} KB together",
-                "let <memory> be their sum: libvirt gives the VM what the cells have",
-            )
+            fix = "let <memory> be their sum: libvirt gives the VM what the cells have"
+            yield Fault(f"<memory> has {stated} KB, and the NUMA cells have {least} KB together", fix)
     if (most is not None or devices) and not cells:
         what = devices[0].what if most is None else "<maxMemory>"
         yield Fault(f"{what} needs a NUMA cell, and there is none", "add <cpu><numa>, or remove it")
@@ -211,9 +205,8 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
         yield Fault(f"<maxMemory> is the {has} KB of the VM, which QEMU does not take", "raise or remove it")
     for device in devices:
         if cells and device.cell not in cells:
-            yield Fault(
-                f"<node> of {device.what} is no NUMA cell of the domain", "name a cell of <cpu><numa>"
-            )
+            fix = "name a cell of <cpu><numa>"
+            yield Fault(f"<node> of {device.what} is no NUMA cell of the domain", fix)
 
 
 # -- Hugepages that memory needs, and those of the nodes that it is bound to. ----------------------

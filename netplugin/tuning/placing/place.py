@@ -14,8 +14,6 @@ from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity, NodeGround
 from netplugin.tuning.planning.partition import grouped, together
 
-# -- Errors for a VM that does not fit (pure): the host can never hold it, or other VMs use the room.
-
 
 def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int], page_kb: int) -> None:
     """Raises: Conflict if the VM would not fit on an empty host either: the domain or plan must change."""
@@ -24,10 +22,8 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
         raise conflict("the host's plan has no cores for VMs", "set [host] vm_cores in netplugin.conf")
     missing = sorted(set(nodes) - set(have))
     if missing:
-        raise conflict(
-            f"the request names NUMA node {missing[0]}, on which the host's plan has no VM cores",
-            f"ask for node {_list(have)}, or for none",
-        )
+        found = f"the request names NUMA node {missing[0]}, on which the host's plan has no VM cores"
+        raise conflict(found, f"ask for node {_list(have)}, or for none")
     if len(needs.cells) > len(have) or len(set(nodes)) > len(needs.cells):
         raise _wrong_number(needs, have, nodes)
     where = set(nodes) if nodes and len(needs.cells) == 1 else set(have)
@@ -35,35 +31,29 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
     widest = max(sizes, key=lambda number: (sizes[number], -number))
     for cell in needs.cells:
         if len(cell.vcpus) > sizes[widest]:
-            raise conflict(
-                f"{_of(cell, needs)} {len(cell.vcpus)} vCPUs, and NUMA node {widest} has "
-                f"{sizes[widest]} CPUs for VMs",
-                "give it fewer vCPUs, the plan more "
-                "[host] vm_cores, or the domain NUMA cells (<cpu><numa>), each for a node of its own",
+            has = f"NUMA node {widest} has {sizes[widest]} CPUs for VMs"
+            fix = (
+                "give it fewer vCPUs, the plan more [host] vm_cores, or the domain NUMA cells (<cpu><numa>), "
             )
+            fix += "each for a node of its own"
+            raise conflict(f"{_of(cell, needs)} {len(cell.vcpus)} vCPUs, and {has}", fix)
         memory = {number: have[number].memory_kb.get(page_kb, 0) for number in sizes}
         if whole(cell.memory_kb, page_kb) > max(memory.values()):
-            raise conflict(
-                f"{_of(cell, needs)} {cell.memory_kb >> 10} MB of memory, and "
-                + "; ".join(f"NUMA node {n} has {kb >> 10} MB" for n, kb in memory.items())
-                + f" for VMs in pages of {page_kb} KB",
-                "set [host] vm_memory_mb, and reserve what netplugin host plan says, "
-                "or give the VM less memory",
-            )
+            have_mb = "; ".join(f"NUMA node {n} has {kb >> 10} MB" for n, kb in memory.items())
+            found = f"{_of(cell, needs)} {cell.memory_kb >> 10} MB of memory, and {have_mb} for VMs in pages"
+            fix = "set [host] vm_memory_mb, and reserve what netplugin host plan says, or give the VM less"
+            raise conflict(f"{found} of {page_kb} KB", f"{fix} memory")
 
 
 def _wrong_number(needs: Needs, have: Collection[int], nodes: Collection[int]) -> NetpluginError:
-    if len(needs.cells) > len(have):
-        return conflict(
-            f"the domain has {len(needs.cells)} NUMA cells (<cpu><numa>), and the host's plan has cores "
-            f"for VMs on NUMA node {_list(have)} alone",
-            "give the domain fewer cells, or the plan more [host] vm_cores",
-        )
-    return conflict(
-        f"NUMA nodes {_list(nodes)} are required by the NICs and the policy, and the domain has "
-        f"{len(needs.cells)} NUMA cell",
-        "ask for one node, or give the domain a NUMA cell (<cpu><numa>) for each",
-    )
+    count = len(needs.cells)
+    if count > len(have):
+        cores = f"and the host's plan has cores for VMs on NUMA node {_list(have)} alone"
+        fix = "give the domain fewer cells, or the plan more [host] vm_cores"
+        return conflict(f"the domain has {count} NUMA cells (<cpu><numa>), {cores}", fix)
+    asked = f"NUMA nodes {_list(nodes)} are required by the NICs and the policy"
+    fix = "ask for one node, or give the domain a NUMA cell (<cpu><numa>) for each"
+    return conflict(f"{asked}, and the domain has {count} NUMA cell", fix)
 
 
 def exhausted(
@@ -76,12 +66,9 @@ def exhausted(
     )
     wants = " and ".join(f"{len(cell.vcpus)} vCPUs with {cell.memory_kb >> 10} MB" for cell in needs.cells)
     where = f"node {_list(nodes)}" if nodes else "one node" if len(needs.cells) == 1 else "a node each"
-    return CapacityExhausted(
-        f"no room for {wants} on {where}; in whole cores and in pages of {page_kb} KB are free: {free}",
-        step=RENDER,
-        fix="delete the ports of a placed VM that is gone, stop what libvirt runs on these "
-        "CPUs, or plan more [host] vm_cores",
-    )
+    found = f"no room for {wants} on {where}; in whole cores and in pages of {page_kb} KB are free: {free}"
+    fix = "delete the ports of a placed VM that is gone, stop what libvirt runs on these CPUs, or "
+    return CapacityExhausted(found, step=RENDER, fix=f"{fix}plan more [host] vm_cores")
 
 
 def _of(cell: GuestCell, needs: Needs) -> str:
@@ -90,9 +77,6 @@ def _of(cell: GuestCell, needs: Needs) -> str:
 
 def _list(numbers: Collection[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
-
-
-# -- Search for a NUMA node for each guest NUMA cell, and for a CPU for each of its vCPUs (pure). -
 
 
 _Core: TypeAlias = tuple[int, ...]
@@ -143,9 +127,8 @@ def _arrange(
             continue
         rest = _arrange(request, left[1:], used | {node}, ground, others)
         if rest is not None:
-            mine = PlacedCell(
-                number=cell.number, node=node, vcpus=cell.vcpus, cpus=cpus, memory_kb=cell.memory_kb
-            )
+            kb = cell.memory_kb
+            mine = PlacedCell(number=cell.number, node=node, vcpus=cell.vcpus, cpus=cpus, memory_kb=kb)
             return (mine, *rest)
     return None
 
@@ -216,10 +199,8 @@ def place(
     page_kb = needs.page_kb or ground.page_kb
     offered = {size for node in ground.nodes for size in node.memory_kb}
     if page_kb not in offered:
-        raise conflict(
-            f"<page size> is {page_kb} KB, and the host has hugepages of {_list(offered) or 'no'} KB",
-            "name a size that the host has, or none",
-        )
+        found = f"<page size> is {page_kb} KB, and the host has hugepages of {_list(offered) or 'no'} KB"
+        raise conflict(found, "name a size that the host has, or none")
     request = PlacementRequest(needs.cells, page_kb, frozenset(nodes), frozenset(near))
     if before is not None:
         homes = {cell.number: cell.node for cell in before.cells}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from netplugin.api.errors import Conflict, FieldError, InvalidRequest, NetpluginError, some
+from netplugin.api.errors import Conflict, InvalidRequest, NetpluginError, some
 from netplugin.api.pmd_models import PmdChoice
 from netplugin.host.cpus import format_list
 from netplugin.host.ovs_rows import OvsInterface
@@ -124,11 +124,9 @@ def refuse_cores_of_vms(cpus: Collection[int], running: Collection[int], host: P
     """Refuse PMD threads on cores of VMs, except on CPUs that run one already. Raises: Conflict."""
     taken = frozenset(cpus) - frozenset(running)
     if vms := host.vms_on(taken):
-        raise Conflict(
-            f"CPUs {format_list(taken)} are on cores of the VMs {', '.join(vms[:5])}",
-            step=STEP,
-            fix='name other CPUs, or let the agent choose: PUT /v1/pmd {"count": N}',
-        )
+        found = f"CPUs {format_list(taken)} are on cores of the VMs {', '.join(vms[:5])}"
+        fix = 'name other CPUs, or let the agent choose: PUT /v1/pmd {"count": N}'
+        raise Conflict(found, step=STEP, fix=fix)
 
 
 def _held(placement: Placement) -> Cpus:
@@ -246,11 +244,8 @@ def _too_few(
     what = f"{count} PMD threads, {each}, on the nodes of NICs and VMs: {have} cores that can be had"
     if _chosen(count, siblings, host, _free(host, frozenset())) is not None:
         vms = sorted(set(host.users.values()))
-        return Conflict(
-            f"{what}, and the others that it takes are of the VMs {', '.join(vms[:5])}",
-            step=STEP,
-            fix="ask for fewer, or move or stop a VM",
-        )
+        found = f"{what}, and the others that it takes are of the VMs {', '.join(vms[:5])}"
+        return Conflict(found, step=STEP, fix="ask for fewer, or move or stop a VM")
     hint = "" if siblings else ", or for siblings, which puts a thread on both CPUs of a core"
     return _invalid(what, f"ask for fewer{hint}")
 
@@ -262,23 +257,17 @@ def _nic_without_thread(count: int, siblings: bool, host: PmdHost, bare: Sequenc
     if _free(host, frozenset(host.users))[node]:
         each = max(len(core.cpus) for core in host.cores) if siblings else 1
         return _invalid(f"{count} PMD threads leave {what}", f"ask for at least {each * len(host.nics)}")
+    by_name = 'name the CPUs: PUT /v1/pmd {"cpus": "LIST"}'
     if _free(host, frozenset())[node]:
         there = cpus_of(core for core in host.cores if core.node == node)
-        return Conflict(
-            f"{what}: its cores are of the VMs {_some(host.vms_on(there))}",
-            step=STEP,
-            fix='move or stop a VM, or name the CPUs: PUT /v1/pmd {"cpus": "LIST"}',
-        )
-    return _invalid(
-        f"{what}: all of its cores are for everything else",
-        'plan fewer [host] housekeeping_cores, or name the CPUs: PUT /v1/pmd {"cpus": "LIST"}',
-    )
+        fix = f"move or stop a VM, or {by_name}"
+        return Conflict(f"{what}: its cores are of the VMs {_some(host.vms_on(there))}", step=STEP, fix=fix)
+    fix = f"plan fewer [host] housekeeping_cores, or {by_name}"
+    return _invalid(f"{what}: all of its cores are for everything else", fix)
 
 
 def _invalid(what: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"count: {what}", step=STEP, fix=fix, errors=[FieldError(field="count", message=what)]
-    )
+    return InvalidRequest.of_field("count", what, step=STEP, fix=fix)
 
 
 def _some(names: Collection[str]) -> str:

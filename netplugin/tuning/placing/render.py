@@ -17,30 +17,22 @@ from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, refuse_faults
 from netplugin.tuning.placing.place import place
 
-# -- Refuse domain XML that contradicts any placement; the error names the element (pure). --------
-
 
 def refuse_unplaceable(domain: Element, ground: HostCapacity, realtime: bool) -> None:
     """Checks before the placement is chosen. Raises: Conflict, InvalidRequest."""
     vcpu = domain.find("vcpu")
     count = vcpus(domain, RENDER)
     if vcpu is not None and vcpu.get("current", str(count)) != str(count):
-        raise conflict(
-            f"<vcpu current='{vcpu.get('current')}'> is not all {count} vCPUs, and a vCPU that comes later "
-            "has no place",
-            "remove current from <vcpu>, or give it the same number",
-        )
+        late = "and a vCPU that comes later has no place"
+        found = f"<vcpu current='{vcpu.get('current')}'> is not all {count} vCPUs, {late}"
+        raise conflict(found, "remove current from <vcpu>, or give it the same number")
     if vcpu is not None and vcpu.get("placement", "static") != "static":
-        raise conflict(
-            "<vcpu placement='auto'> asks numad for a place, and the policy asks the host's plan",
-            "remove placement from <vcpu>",
-        )
+        found = "<vcpu placement='auto'> asks numad for a place, and the policy asks the host's plan"
+        raise conflict(found, "remove placement from <vcpu>")
     most = domain.find("maxMemory")
     if most is not None and size_kb(most, "<maxMemory>", RENDER) > memory_kb(domain, RENDER):
-        raise conflict(
-            "<maxMemory> is more than <memory>, and memory that comes later has no place",
-            "remove <maxMemory>, or give the VM all of its memory at the start",
-        )
+        found = "<maxMemory> is more than <memory>, and memory that comes later has no place"
+        raise conflict(found, "remove <maxMemory>, or give the VM all of its memory at the start")
     refuse_pmd(domain, ground)
     if realtime:
         _refuse_without_realtime(domain, ground)
@@ -57,11 +49,9 @@ def refuse_pmd(domain: Element, ground: HostCapacity) -> None:
         taken = cpus & ground.pmd
         # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated ones.
         if taken and not cpus >= ground.pmd | ground.cpus | ground.housekeeping:
-            raise conflict(
-                f"{what} is CPU {format_list(cpus)}, and CPU {format_list(taken)} is for PMD threads by the "
-                "host's plan",
-                "remove it, and let policy.pin choose",
-            )
+            polled = f"CPU {format_list(taken)} is for PMD threads by the host's plan"
+            fix = "remove it, and let policy.pin choose"
+            raise conflict(f"{what} is CPU {format_list(cpus)}, and {polled}", fix)
 
 
 def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int, ...]) -> None:
@@ -70,44 +60,36 @@ def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int,
         return
     ours = {_key(pin): parse_cpuset(pin.get("cpuset", "")) for pin in pins(placement, iothreads)}
     for what, cpus in pinned(domain):
+        agrees = ours.get(what) == cpus
         if what == "<vcpu cpuset>":
             agrees = cpus >= placement.cpus | set(placement.emulator)
-        else:
-            agrees = ours.get(what) == cpus
         if not agrees:
-            raise conflict(
-                f"{what} is CPU {format_list(cpus)}, and the policy pins it by the host's plan to CPU "
-                f"{format_list(ours.get(what, placement.cpus))}",
-                "remove it from the domain, or render the domain without policy.pin and policy.realtime",
-            )
+            planned = f"by the host's plan to CPU {format_list(ours.get(what, placement.cpus))}"
+            found = f"{what} is CPU {format_list(cpus)}, and the policy pins it {planned}"
+            fix = "remove it from the domain, or render the domain without policy.pin and policy.realtime"
+            raise conflict(found, fix)
 
 
 def refuse_stale_mark(domain: Element) -> None:
     """Refuse a domain with placement mark when the policy no longer places it. Raises: Conflict."""
     if is_marked(domain):
-        raise conflict(
-            "the domain was placed by netplugin, and its pins are still in it",
-            "set policy.pin or policy.realtime again, or give the domain as it was before",
-        )
+        fix = "set policy.pin or policy.realtime again, or give the domain as it was before"
+        raise conflict("the domain was placed by netplugin, and its pins are still in it", fix)
 
 
 def refuse_elsewhere(domain: Element, nodes: Collection[int], host: HostMemory) -> None:
     """Refuse a requested node that the host lacks, and pins to CPUs of other nodes. Raises: Conflict."""
     for node in sorted(nodes) if host.cpus else ():
         if node not in host.cpus:
-            raise conflict(
-                f"NUMA node {node} is requested by the policy or a port (numa_node), and the host has node "
-                f"{format_list(host.cpus)}",
-                "name a node that the host has, or none",
-            )
+            asked = f"NUMA node {node} is requested by the policy or a port (numa_node)"
+            found = f"{asked}, and the host has node {format_list(host.cpus)}"
+            raise conflict(found, "name a node that the host has, or none")
         here = host.cpus[node]
         for what, cpus in pinned(domain):
             if cpus and here and not cpus & here:
-                raise conflict(
-                    f"{what} is CPU {format_list(cpus)}, and NUMA node {node}, which the policy or a port "
-                    f"requests, has CPU {format_list(here)}",
-                    "remove the pin, or ask for its node (numa_node)",
-                )
+                has = f"which the policy or a port requests, has CPU {format_list(here)}"
+                found = f"{what} is CPU {format_list(cpus)}, and NUMA node {node}, {has}"
+                raise conflict(found, "remove the pin, or ask for its node (numa_node)")
 
 
 def own_nodes(domain: Element) -> frozenset[int]:
@@ -119,11 +101,10 @@ def own_nodes(domain: Element) -> frozenset[int]:
         if element.tag not in ("memory", "memnode"):
             continue
         if element.get("placement") == "auto" or element.get("mode", "strict") != "strict":
-            raise conflict(
-                f"<numatune><{element.tag}> has mode='{element.get('mode', 'strict')}' or placement='auto', "
-                "and a placed VM has its memory on the node of its CPUs",
-                f"remove <{element.tag}> from <numatune>",
-            )
+            has = f"mode='{element.get('mode', 'strict')}' or placement='auto'"
+            placed = "and a placed VM has its memory on the node of its CPUs"
+            found = f"<numatune><{element.tag}> has {has}, {placed}"
+            raise conflict(found, f"remove <{element.tag}> from <numatune>")
         nodes |= cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>", RENDER)
     return frozenset(nodes)
 
@@ -148,22 +129,17 @@ def _key(pin: Element) -> str:
 
 def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:
     if not ground.realtime:
-        raise conflict(
-            "policy.realtime needs a host that is planned for it: its CPUs isolated, by kernel arguments too",
-            "set [host] realtime = true in netplugin.conf, and take the steps of netplugin host plan",
+        found = (
+            "policy.realtime needs a host that is planned for it: its CPUs isolated, by kernel arguments too"
         )
+        fix = "set [host] realtime = true in netplugin.conf, and take the steps of netplugin host plan"
+        raise conflict(found, fix)
     current = domain.find("currentMemory")
     if current is not None and domain.find("memory") is not None:
         now, whole = size_kb(current, "<currentMemory>", RENDER), memory_kb(domain, RENDER)
         if now < whole:
-            raise conflict(
-                f"<currentMemory> is {now} KB of {whole}, which takes a memory balloon, and a real-time VM "
-                "has none",
-                "remove <currentMemory>",
-            )
-
-
-# -- Place a domain (pure): refuse conflicts, choose the placement, write it, add the NICs. -------
+            balloon = "which takes a memory balloon, and a real-time VM has none"
+            raise conflict(f"<currentMemory> is {now} KB of {whole}, {balloon}", "remove <currentMemory>")
 
 
 def render_placed(

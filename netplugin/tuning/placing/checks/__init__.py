@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from netplugin.api.models import Finding
 from netplugin.tuning.placing.checks.case import Case
 from netplugin.tuning.placing.checks.cpus import cpus, model, realtime, siblings
 from netplugin.tuning.placing.checks.memory import memory
 from netplugin.tuning.placing.checks.nics import nics, user
 
-CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
-    nics,
-    user,
-    memory,
-    cpus,
-    siblings,
-    model,
-    realtime,
-)
+CHECKS = (nics, user, memory, cpus, siblings, model, realtime)
 
 
 def check(case: Case) -> tuple[Finding, ...]:
