@@ -169,10 +169,8 @@ def keep_memory_on(domain: Element, nodes: Collection[int]) -> None:
     Raises: Conflict for several nodes, and for a <numatune> that says otherwise; InvalidRequest.
     """
     if len(nodes) > 1:
-        raise conflict(
-            f"the NICs and the policy ask for different NUMA nodes: {sorted(nodes)}",
-            "ask for one node, or none",
-        )
+        found = f"the NICs and the policy ask for different NUMA nodes: {sorted(nodes)}"
+        raise conflict(found, "ask for one node, or none")
     for node in nodes:
         numatune = child(domain, "numatune")
         for element in numatune.iterchildren("memory", "memnode"):
@@ -191,10 +189,10 @@ def _require_node(element: Element, node: int) -> None:
     except ValueError as wrong:
         raise invalid(f"<{element.tag} nodeset>: {wrong}", RENDER) from None
     if not agrees:
-        raise conflict(
-            f"<numatune><{element.tag}> is for NUMA node {has[:40]}, and the policy or a port names {node}",
-            f"remove <{element.tag}>, or ask for the same node (numa_node)",
+        found = (
+            f"<numatune><{element.tag}> is for NUMA node {has[:40]}, and the policy or a port names {node}"
         )
+        raise conflict(found, f"remove <{element.tag}>, or ask for the same node (numa_node)")
 
 
 def number(text: str | None, default: int) -> int:
@@ -237,8 +235,8 @@ def _replace_nics(
     devices: Element, desired: Sequence[Element], there: Mapping[str, Sequence[Element]]
 ) -> None:
     """Remove NICs with the same MAC or PCI function and insert the new ones at the position of the first."""
-    found = [each for nic in desired for name in _names(nic) for each in there.get(name, ())]
-    old = [each for each in dict.fromkeys(found) if each.getparent() is devices]
+    known = [each for nic in desired for name in _names(nic) for each in there.get(name, ())]
+    old = [each for each in dict.fromkeys(known) if each.getparent() is devices]
     place = min(map(devices.index, old), default=len(devices))
     heirs: set[Element] = set()
     for each in sorted(old, key=lambda nic: (kind(nic) not in map(kind, desired), devices.index(nic))):
@@ -248,10 +246,8 @@ def _replace_nics(
         if heir not in heirs:
             heirs.add(heir)
             for part, reason in take_over(each, heir):
-                raise conflict(
-                    f"the NIC {address(heir)} has <{part}> in the domain: {reason}",
-                    f"remove <{part}> from that <{each.tag}>",
-                )
+                found = f"the NIC {address(heir)} has <{part}> in the domain: {reason}"
+                raise conflict(found, f"remove <{part}> from that <{each.tag}>")
         devices.remove(each)
     devices[place:place] = desired
 
@@ -278,22 +274,18 @@ def _run_as(domain: Element, bindings: Sequence[Binding]) -> None:
     if not users:
         return
     if len(users) > 1:
-        raise conflict(
-            f"the VM's ports are for QEMUs of different users: {sorted(map(str, users))}",
-            "ask for all ports of a VM with one qemu_user",
-        )
+        wrong = f"the VM's ports are for QEMUs of different users: {sorted(map(str, users))}"
+        raise conflict(wrong, "ask for all ports of a VM with one qemu_user")
     (user,) = users
-    found = _dac_label(domain)
-    if found is None:
+    label = _dac_label(domain)
+    if label is None:
         _may_label(domain, bindings, user)
-        found = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
-        etree.SubElement(found, "label").text = f"+{user}:+{user}"
-    elif not _runs_as(found, user):
-        raise conflict(
-            f"the domain has a seclabel of model dac that is not user {user}'s (+{user}:+<group>), and "
-            "no other user can reach its vhost-user sockets",
-            "remove that <seclabel> from the domain, or name its user as qemu_user",
-        )
+        label = etree.SubElement(domain, "seclabel", type="static", model="dac", relabel="yes")
+        etree.SubElement(label, "label").text = f"+{user}:+{user}"
+    elif not _runs_as(label, user):
+        wrong = f"the domain has a seclabel of model dac that is not user {user}'s (+{user}:+<group>), and "
+        wrong += "no other user can reach its vhost-user sockets"
+        raise conflict(wrong, "remove that <seclabel> from the domain, or name its user as qemu_user")
 
 
 def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -> None:
@@ -305,21 +297,19 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
     Raises: Conflict.
     """
     if any(not label.get("model") for label in domain.findall("seclabel")):
-        raise conflict(
-            "the domain has a <seclabel> without a model, and libvirt takes no second one: "
-            f"QEMU needs one of model dac to run as user {user} (qemu_user)",
-            "name its model (selinux or apparmor), or remove it",
-        )
+        found = "the domain has a <seclabel> without a model, and libvirt takes no second one: "
+        found += f"QEMU needs one of model dac to run as user {user} (qemu_user)"
+        raise conflict(found, "name its model (selinux or apparmor), or remove it")
     for binding in bindings:
         needs = binding.domain_requirements
         if needs.shared_memory and needs.qemu_user is None:
             nic = address(fragments(binding.interface_xml)[0])
-            raise conflict(
-                f"the vhost-user NIC {nic} has no qemu_user, and other NICs of the VM are for a QEMU of "
-                f"user {user}, to whom the socket of this one may be closed",
-                f"ask for it with qemu_user {user} too; or give the domain a <seclabel> "
-                f"of model dac of your own, with user {user} and a group that reaches all sockets",
+            found = f"the vhost-user NIC {nic} has no qemu_user, and other NICs of the VM are for a QEMU of "
+            found += f"user {user}, to whom the socket of this one may be closed"
+            fix = (
+                f"ask for it with qemu_user {user} too; or give the domain a <seclabel> of model dac of your "
             )
+            raise conflict(found, f"{fix}own, with user {user} and a group that reaches all sockets")
 
 
 def wrong_user(domain: Element, user: int) -> str | None:
@@ -352,20 +342,16 @@ def _runs_as(seclabel: Element, user: int | None) -> bool:
 
 def _share(domain: Element, backing: Element) -> None:
     """Make the guest memory shared, file-backed memory: vhost-user requires that OVS can map it."""
-    access = backing.find("access")
+    access, needed = backing.find("access"), "and a vhost-user NIC needs shared memory"
     if access is None:
         access = etree.SubElement(backing, "access", mode="shared")
     elif access.get("mode") != "shared":
-        raise conflict(
-            "memoryBacking has access mode='private', and a vhost-user NIC needs shared memory",
-            "remove <access> from the domain's <memoryBacking>",
-        )
+        found = f"memoryBacking has access mode='private', {needed}"
+        raise conflict(found, "remove <access> from the domain's <memoryBacking>")
     for cell in domain.iterfind("cpu/numa/cell"):
         if cell.get("memAccess", "shared") != "shared":
-            raise conflict(
-                "a NUMA cell has memAccess='private', and a vhost-user NIC needs shared memory",
-                "remove memAccess from the domain's NUMA cells",
-            )
+            found = f"a NUMA cell has memAccess='private', {needed}"
+            raise conflict(found, "remove memAccess from the domain's NUMA cells")
         cell.set("memAccess", "shared")
     source = backing.find("source")
     if source is None:
@@ -373,7 +359,5 @@ def _share(domain: Element, backing: Element) -> None:
             source = etree.Element("source", type="memfd")
             backing.insert(list(backing).index(access), source)
     elif source.get("type") == "anonymous":
-        raise conflict(
-            "memoryBacking has source type='anonymous', which cannot be shared",
-            "remove <source> from the domain's <memoryBacking>",
-        )
+        found = "memoryBacking has source type='anonymous', which cannot be shared"
+        raise conflict(found, "remove <source> from the domain's <memoryBacking>")

@@ -11,10 +11,10 @@ from typing import Final
 from netplugin.host.processes import printable
 from netplugin.libvirt.domain import address, invalid, nics, parse_domain
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import cells_of, memory_kb, page_sizes, vcpus
+from netplugin.libvirt.needs import cells_of, memory_kb, pages, parse_number, vcpus
 from netplugin.libvirt.nic_parts import behind_iommu
 from netplugin.libvirt.pins import is_marked_realtime, is_x86
-from netplugin.libvirt.values import content, pci_address, unsigned
+from netplugin.libvirt.values import content, pci_address
 
 STEP: Final = "guest-plan"
 
@@ -85,7 +85,7 @@ def read_domain(xml: str) -> GuestDomain:
         vcpus=count,
         threads=max(1, _number(domain.find("cpu/topology"), "threads", 1)),
         cells_kb=cells or (memory_kb(domain, STEP),),
-        backing_kb=min(page_sizes(domain, STEP), default=None),
+        backing_kb=min((size for size, _ in pages(domain, STEP)), default=None),
         whole_cpu=_attribute(domain, "cpu", "mode") in ("host-passthrough", "maximum"),
         kvmclock=not any(
             timer.get("name") == "kvmclock" and timer.get("present") == "no"
@@ -118,11 +118,8 @@ def _nics(domain: Element) -> Iterator[GuestNic]:
         if interface.tag == "hostdev" and not mac:
             continue  # not a NIC, or one without a known MAC
         if not mac:
-            raise invalid(
-                f"an <interface> has the MAC address {_attribute(interface, 'mac', 'address')[:30]!r}",
-                STEP,
-                "take the domain as libvirt has it: virsh dumpxml",
-            )
+            found = f"an <interface> has the MAC address {_attribute(interface, 'mac', 'address')[:30]!r}"
+            raise invalid(found, STEP, "take the domain as libvirt has it: virsh dumpxml")
         of = interface.get("type")
         mtu = _number(interface.find("mtu"), "size", 0)
         yield GuestNic(
@@ -164,9 +161,4 @@ def _attribute(element: Element, path: str, name: str) -> str:
 
 def _number(element: Element | None, name: str, default: int) -> int:
     text = "" if element is None else element.get(name, "")
-    if not text:
-        return default
-    number = unsigned(text)
-    if number is None or number >= 1 << 32:
-        raise invalid(f"{name} is {text[:20]!r}, not a number", STEP)
-    return number
+    return parse_number(text, name, STEP, bits=32) if text else default

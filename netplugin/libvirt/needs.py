@@ -40,10 +40,6 @@ class Needs:
     page_kb: int | None
     iothreads: tuple[int, ...]
 
-    @property
-    def vcpus(self) -> int:
-        return sum(len(cell.vcpus) for cell in self.cells)
-
 
 def read_needs(domain: Element, step: str) -> Needs:
     """Raises: InvalidRequest for invalid XML; Conflict, Unsupported if the domain cannot be placed."""
@@ -55,7 +51,7 @@ def vcpus(domain: Element, step: str) -> int:
     element = domain.find("vcpu")
     if element is None:
         return 1
-    count = _number(content(element), "<vcpu>", step)
+    count = parse_number(content(element), "<vcpu>", step)
     if not 0 < count <= _MOST_VCPUS:
         raise invalid(f"<vcpu> is {count}, not 1 to {_MOST_VCPUS}", step)
     return count
@@ -74,7 +70,7 @@ def memory_kb(domain: Element, step: str) -> int:
 
 def size_kb(element: Element, what: str, step: str, attribute: str | None = None) -> int:
     """Size in KiB, rounded up. The number is in ``attribute`` if given, else in the element's text."""
-    count = _number(content(element) if attribute is None else element.get(attribute, ""), what, step)
+    count = parse_number(content(element) if attribute is None else element.get(attribute, ""), what, step)
     unit = _UNIT.fullmatch(element.get("unit") or "KiB")
     if unit is None:
         raise invalid(f"{what} has the unit {element.get('unit', '')[:20]!r}", step, "use KiB, MiB or GiB")
@@ -98,7 +94,7 @@ def cells_of(domain: Element, step: str) -> Iterator[GuestCell]:
     for place, cell in enumerate(domain.iterfind("cpu/numa/cell")):
         if place == _MOST_CELLS:
             raise invalid(f"has more than {_MOST_CELLS} NUMA cells", step)
-        id = _number(cell.get("id", str(place)), "a NUMA cell's id", step)
+        id = parse_number(cell.get("id", str(place)), "a NUMA cell's id", step)
         mine = tuple(sorted(cpuset(cell.get("cpus", ""), f"cpus of NUMA cell {id}", step)))
         yield GuestCell(id, mine, size_kb(cell, f"memory of NUMA cell {id}", step, "memory"))
 
@@ -108,23 +104,13 @@ def _cells(domain: Element, count: int, step: str) -> tuple[GuestCell, ...]:
     if not cells:
         return (GuestCell(0, tuple(range(count)), memory_kb(domain, step)),)
     if any(not cell.vcpus for cell in cells):
-        raise Unsupported(
-            "placing a domain with a NUMA cell (<cpu><numa>) that has no CPUs",
-            step=step,
-            fix="give each cell its CPUs, or render the domain without policy.pin and policy.realtime",
-        )
+        fix = "give each cell its CPUs, or render the domain without policy.pin and policy.realtime"
+        what = "placing a domain with a NUMA cell (<cpu><numa>) that has no CPUs"
+        raise Unsupported(what, step=step, fix=fix)
     if sorted(cpu for cell in cells for cpu in cell.vcpus) != list(range(count)):
-        raise Conflict(
-            f"the NUMA cells (<cpu><numa>) do not have each of the {count} vCPUs once",
-            step=step,
-            fix=f"share out the CPUs 0-{count - 1} among the cells",
-        )
+        what = f"the NUMA cells (<cpu><numa>) do not have each of the {count} vCPUs once"
+        raise Conflict(what, step=step, fix=f"share out the CPUs 0-{count - 1} among the cells")
     return cells
-
-
-def page_sizes(domain: Element, step: str) -> set[int]:
-    """Hugepage sizes that the domain requests, KB. Raises: InvalidRequest."""
-    return {size for size, _ in pages(domain, step)}
 
 
 def pages(domain: Element, step: str) -> list[tuple[int, frozenset[int] | None]]:
@@ -197,7 +183,7 @@ def _devices(domain: Element, sizes: Mapping[int | None, int | None], step: str)
         if model not in ("dimm", "virtio-mem") or size is None:
             continue
         node, own = device.find("target/node"), device.find("source/pagesize")
-        cell = None if node is None else _number(content(node), "<memory> of a device: <node>", step)
+        cell = None if node is None else parse_number(content(node), "<memory> of a device: <node>", step)
         page = sizes.get(cell, sizes[None])
         if own is not None:
             page = kb if (kb := size_kb(own, "<pagesize>", step)) > USUAL_KB else 0
@@ -206,13 +192,10 @@ def _devices(domain: Element, sizes: Mapping[int | None, int | None], step: str)
 
 
 def _page_kb(domain: Element, step: str) -> int | None:
-    sizes = page_sizes(domain, step)
+    sizes = {size for size, _ in pages(domain, step)}
     if len(sizes) > 1:
-        raise Unsupported(
-            f"placing a domain with hugepages of several sizes ({', '.join(map(str, sorted(sizes)))} KB)",
-            step=step,
-            fix="ask for one size in <memoryBacking><hugepages>, or for none",
-        )
+        what = f"placing a domain with hugepages of several sizes ({', '.join(map(str, sorted(sizes)))} KB)"
+        raise Unsupported(what, step=step, fix="ask for one size in <memoryBacking><hugepages>, or for none")
     return next(iter(sizes), None)
 
 
@@ -224,8 +207,9 @@ def cpuset(text: str, what: str, step: str) -> frozenset[int]:
         raise invalid(f"{what} is {text[:40]!r}, not a list like 0-3,8", step) from None
 
 
-def _number(text: str, what: str, step: str) -> int:
+def parse_number(text: str, what: str, step: str, bits: int = 64) -> int:
+    """Raises: InvalidRequest."""
     found = unsigned(text)
-    if found is None or found >= 1 << 64:
+    if found is None or found >= 1 << bits:
         raise invalid(f"{what} is {text[:20]!r}, not a number", step)
     return found

@@ -140,8 +140,7 @@ def _tune_cpus(domain: Element, placement: Placement, iothreads: tuple[int, ...]
 def _tune_numa(domain: Element, placement: Placement) -> None:
     numatune = child(domain, "numatune")
     del numatune[:]
-    nodeset = format_list(placement.nodes)
-    etree.SubElement(numatune, "memory", mode="strict", nodeset=nodeset)
+    etree.SubElement(numatune, "memory", mode="strict", nodeset=format_list(placement.nodes))
     for cell in placement.cells:
         etree.SubElement(numatune, "memnode", cellid=str(cell.number), mode="strict", nodeset=str(cell.node))
 
@@ -170,18 +169,12 @@ def _model(domain: Element, placement: Placement) -> None:
         else:
             cpu.set("mode", "maximum")
     _topology(cpu, placement)
-    numa = cpu.find("numa")
-    if numa is None:
+    if cpu.find("numa") is None:
         numa = etree.SubElement(cpu, "numa")
         for cell in placement.cells:
-            etree.SubElement(
-                numa,
-                "cell",
-                id=str(cell.number),
-                cpus=format_list(cell.vcpus),
-                memory=str(cell.memory_kb),
-                unit="KiB",
-            )
+            made = etree.SubElement(numa, "cell", id=str(cell.number), cpus=format_list(cell.vcpus))
+            made.set("memory", str(cell.memory_kb))
+            made.set("unit", "KiB")
 
 
 def _topology(cpu: Element, placement: Placement) -> None:
@@ -198,32 +191,27 @@ def _topology(cpu: Element, placement: Placement) -> None:
         sockets, dies = len(placement.cells), 1
         if cores % sockets:
             sockets = 1
-    for name, value in (
-        ("sockets", sockets),
-        ("dies", dies),
-        ("cores", cores // (sockets * dies)),
-        ("threads", threads),
-    ):
+    names, each = ("sockets", "dies", "cores", "threads"), cores // (sockets * dies)
+    for name, value in zip(names, (sockets, dies, each, threads), strict=True):
         topology.set(name, str(value))
 
 
 def _be_realtime(domain: Element) -> None:
     """Remove the balloon; on x86 KVM also kvmclock and the PMU, and require an invariant TSC."""
-    devices = child(domain, "devices")
-    balloon = devices.find("memballoon")
-    if balloon is None:
-        balloon = etree.SubElement(devices, "memballoon")
+    balloon = _within(child(domain, "devices"), "memballoon")
     if balloon.get("model") != "none":
         balloon.clear()
         balloon.set("model", "none")
     if is_kvm(domain) and is_x86(domain):
-        features = child(domain, "features")
-        pmu = features.find("pmu")
-        if pmu is None:
-            pmu = etree.SubElement(features, "pmu")
-        pmu.set("state", "off")
+        _within(child(domain, "features"), "pmu").set("state", "off")
         _set_timers(domain)
         _require_invariant_tsc(child(domain, "cpu"))
+
+
+def _within(parent: Element, tag: str) -> Element:
+    """The child of this name, added as the last if there is none."""
+    found = parent.find(tag)
+    return etree.SubElement(parent, tag) if found is None else found
 
 
 def _require_invariant_tsc(cpu: Element) -> None:
