@@ -35,6 +35,7 @@ from netplugin.libvirt.domain import (
 from netplugin.libvirt.interfaces import Element, fragments
 from netplugin.libvirt.pins import Placement
 from netplugin.libvirt.values import content
+from netplugin.tuning.checks.frame import fail
 from netplugin.tuning.checks.scene import Scene
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.placing.capacity import Held, HostCapacity, ground_of, held, pinned_by_others, running
@@ -125,11 +126,9 @@ class Domains:
             except NetpluginError as unread:
                 expected = "the VFs can be read, to tell whether the domain has one of another VM"
                 findings.append(_unknown("nic-vf", unread, expected))
-        host = _host(scene)
         ovs = known(scene.live.ovs, None) if scene else None
-        case = Case(
-            domain, own_nics, ground, mine, others.cpus, other_vfs, host, ovs.other_config if ovs else None
-        )
+        config = ovs.other_config if ovs else None
+        case = Case(domain, own_nics, ground, mine, others.cpus, other_vfs, _host(scene), config)
         return [*findings, *await self._off_loop.compute(lambda: tuple(check(case)))]
 
     def _of(self, vm_id: str, step: str) -> list[Port]:
@@ -170,8 +169,7 @@ class Domains:
             before = placements.pop(vm_id, None)
             host = _host(scene)
             place = partial(render_placed, domain, bindings, policy, ground, host=host)
-            # PMD threads may run on VM cores of the plan, if PUT /v1/pmd set them while no VM used
-            # these cores.
+            # PMD threads may run on VM cores of the plan, if PUT /v1/pmd set them while no VM used these.
             spared = held(placements.values(), live | scene.polling)
             try:
                 placement = place(spared, before)
@@ -194,11 +192,8 @@ class Domains:
     def _planned(self, facts: Facts, live: Live) -> Scene:
         scene = self._view.scene(facts, live)
         if scene.plan is None:
-            raise Conflict(
-                "policy.pin and policy.realtime place a VM by the host's plan, and it has none",
-                step=RENDER,
-                fix=_SET,
-            )
+            none = "policy.pin and policy.realtime place a VM by the host's plan, and it has none"
+            raise Conflict(none, step=RENDER, fix=_SET)
         return scene
 
 
@@ -230,23 +225,17 @@ def _complete(domain: Element, bindings: list[Binding], policy: DomainPolicy, sc
 
 def _active(port: Port) -> Binding:
     if port.state is not PortState.ACTIVE or port.binding is None:
-        raise Conflict(
-            f"port {port.port_id} is {port.state.value}, not active",
-            step=RENDER,
-            port_id=port.port_id,
-            fix=f"GET /v1/ports/{port.port_id} and see its error",
-        )
+        seen = _not_active(port)
+        raise Conflict(f"{seen.found}, not active", step=RENDER, port_id=port.port_id, fix=seen.fix)
     return port.binding
 
 
 def _not_active(port: Port) -> Finding:
-    return Finding(
-        id="port",
-        status="fail",
-        found=f"port {port.port_id} is {port.state.value}",
-        expected="all ports of the VM are active",
-        fix=f"GET /v1/ports/{port.port_id} and see its error",
+    found, fix = (
+        f"port {port.port_id} is {port.state.value}",
+        f"GET /v1/ports/{port.port_id} and see its error",
     )
+    return fail("port", found, "all ports of the VM are active", fix)
 
 
 def _other_functions(domain: Element, own_nics: tuple[DomainNic, ...]) -> set[str]:
@@ -278,13 +267,11 @@ def _none_for_realtime(full: CapacityExhausted, polling: Cpus) -> CapacityExhaus
     """
     if not polling:
         return full
-    return CapacityExhausted(
-        f"{full.detail}; CPUs {format_list(polling)} of those for VMs are of PMD threads, which a "
-        "real-time vCPU would keep from running",
-        step=RENDER,
-        fix='give PMD threads the cores that the plan has for them: PUT /v1/pmd {"count": N}, or '
-        f"with the plan's mask as cpus; or {full.fix}",
-    )
+    taken = f"CPUs {format_list(polling)} of those for VMs are of PMD threads"
+    kept = "which a real-time vCPU would keep from running"
+    fix = 'give PMD threads the cores that the plan has for them: PUT /v1/pmd {"count": N}, or '
+    fix += f"with the plan's mask as cpus; or {full.fix}"
+    return CapacityExhausted(f"{full.detail}; {taken}, {kept}", step=RENDER, fix=fix)
 
 
 def _with_polling(

@@ -17,9 +17,6 @@ from netplugin.pmd.propose import is_measured, propose
 from netplugin.pmd.read import look
 from netplugin.pmd.settings import AFFINITY, AUTO_LB, MASK, affinity_text, masked, read_affinity
 
-# -- Validate a request for PMD settings and compute the resulting OVSDB changes (pure). ----------
-
-
 #: The value of ``pmd-rxq-affinity`` of each interface; None: not set.
 Affinities = Mapping[str, str | None]
 
@@ -69,11 +66,9 @@ def change(
     places = {(port, int(queue)): cpu for port, queue, cpu in asked if cpu is not None}
     for (port, number), cpu in places.items():
         if cpu not in there:
-            raise _invalid(
-                f"affinity.{port}.{number}",
-                f"CPU {cpu} is not among those of PMD threads, {cpus.format_list(there)}, and OVS would "
-                "poll the queue elsewhere without a word",
-            )
+            found = f"CPU {cpu} is not among those of PMD threads, {cpus.format_list(there)}"
+            elsewhere = "and OVS would poll the queue elsewhere without a word"
+            raise _invalid(f"affinity.{port}.{number}", f"{found}, {elsewhere}")
     if not request.proposed and (places or cores is not None):
         # OVS skips the CPUs of its mask that are not on line.
         running = there.intersection(core.cpu for core in state.cores)
@@ -129,10 +124,8 @@ def _pins(
             raise _invalid(f"affinity.{port}", "OVS has no such port that PMD threads poll")
         for queue, cpu in queues.items():
             if int(queue) not in there:
-                raise _invalid(
-                    f"affinity.{port}.{queue}",
-                    f"the port has {len(there)} receive queues now, {cpus.format_list(there)}",
-                )
+                has = f"the port has {len(there)} receive queues now, {cpus.format_list(there)}"
+                raise _invalid(f"affinity.{port}.{queue}", has)
             after[port].pop(int(queue), None)
             if cpu is not None:
                 after[port][int(queue)] = cpu
@@ -159,11 +152,9 @@ def _refuse_lost_pins(
     for port, pins in sorted(after.items()):
         for queue, cpu in sorted(pins.items()):
             if cpu in gone and before[port].get(queue) == cpu:
-                raise _invalid(
-                    "cpus" if request.cpus is not None else "count",
-                    f"{port} queue {queue} is pinned to CPU {cpu}, which would have no PMD thread: "
-                    "clear or change the pinning in the same call",
-                )
+                found = f"{port} queue {queue} is pinned to CPU {cpu}, which would have no PMD thread: "
+                found += "clear or change the pinning in the same call"
+                raise _invalid("cpus" if request.cpus is not None else "count", found)
 
 
 def _refuse_unpolled(
@@ -173,18 +164,15 @@ def _refuse_unpolled(
     pinned = {cpu for pins in after.values() for cpu in pins.values()}
     if state.settings.rxq_isolate and there and pinned.issuperset(there):
         name = "affinity" if request.affinity else "cpus" if request.cpus else "count"
-        raise _invalid(
-            name,
+        found = (
             f"every PMD thread (CPUs {cpus.format_list(there)}) would have pinned queues, and so none would "
-            "poll those that are not pinned, such as the next port's: leave one without, or let "
-            "pinned queues share their thread (pmd-rxq-assign=group, pmd-rxq-isolate=false)",
         )
+        found += "poll those that are not pinned, such as the next port's: leave one without, or let "
+        found += "pinned queues share their thread (pmd-rxq-assign=group, pmd-rxq-isolate=false)"
+        raise _invalid(name, found)
 
 
 _invalid = InvalidRequest.of_field
-
-
-# -- Apply PMD settings in one transaction, verify them, and roll back on failure. ----------------
 
 
 LOG = logging.getLogger(__name__)
@@ -205,10 +193,8 @@ def set_pmd(ovs: OvsHost, request: PmdRequest, chosen: tuple[PmdChoice, ...] = (
     count = tuple(cpu for core in chosen for cpu in cpus.parse_list(core.cpus))
     desired = change(request, state, affinities, cpus.online(), tuple(sorted(count)))
     known = ovs.view.root.other_config
-    before = PmdChange(
-        {key: known.get(key) for key in desired.other_config},
-        {name: affinities[name] for name in desired.affinity},
-    )
+    config = {key: known.get(key) for key in desired.other_config}
+    before = PmdChange(config, {name: affinities[name] for name in desired.affinity})
     try:
         _write(ovs, desired, before)
         found = look(ovs).state
@@ -237,11 +223,8 @@ def _verify(desired: PmdChange, before: PmdState, found: PmdState) -> None:
     running = {core.cpu for core in found.cores}
     # Without a port that needs polling, OVS has no PMD threads to compare.
     if desired.cores is not None and running and running != set(desired.cores):
-        raise HostError(
-            f"vswitchd runs PMD threads on {cpus.format_list(running)}, not on "
-            f"{cpus.format_list(desired.cores)}",
-            step="pmd-verify",
-        )
+        on, desired_on = cpus.format_list(running), cpus.format_list(desired.cores)
+        raise HostError(f"vswitchd runs PMD threads on {on}, not on {desired_on}", step="pmd-verify")
     places = {(q.port, q.queue): core.cpu for core in found.cores for q in core.queues}
     for (port, queue), cpu in sorted(desired.places.items()):
         there = places.get((port, queue))

@@ -38,15 +38,13 @@ def propose(state: PmdState) -> PmdProposal:
     then = _better(problem, now, nodes) if measured else now
     needed = measured and (then != now or bool(state.unpolled))
     before, after = _loads(state, problem, now), _loads(state, problem, then)
+    variances, sums = schedule.variances, (problem.sums(now), problem.sums(then))
     view = _auto_load_balance(state, problem, now, then, needed)
     return PmdProposal(
         moves=sum(then[key] != cpu for key, cpu in now.items()),
         now=before,
         proposed=after,
-        improvement_percent=schedule.improvement(
-            schedule.variances(problem.sums(now), state.cores),
-            schedule.variances(problem.sums(then), state.cores),
-        ),
+        improvement_percent=schedule.improvement(*(variances(loads, state.cores) for loads in sums)),
         queues=tuple(_queues(state, then, needed)),
         affinity=_affinity(state, then) if needed else {},
         settings={ASSIGN: GROUP, ISOLATE: "false"} if needed and state.settings.rxq_isolate else {},
@@ -171,9 +169,6 @@ def _auto_load_balance(
     )
 
 
-# -- Advice on PMD threads beyond another rxq assignment: more queues, more CPUs, auto load balance (pure).
-
-
 #: Percent of a CPU above which a queue or thread counts as full.
 FULL = 90
 
@@ -202,11 +197,9 @@ def _balance(state: PmdState, now: PmdLoads, view: AutoLoadBalanceView) -> PmdAd
         fields.append(f'"improvement_threshold": {view.improvement_percent}')
     call = f'PUT /v1/pmd {{"auto_load_balance": {{{", ".join(fields)}}}}}'
     does = "is on and comes" if view.enabled and view.acts else "would come"
-    return PmdAdvice(
-        id="auto-load-balance",
-        text=f"OVS's automatic load balance {does} to {view.expected.largest_percent} % on the "
-        f"fullest thread without pinning anything, and follows the traffic: {call}",
-    )
+    text = f"OVS's automatic load balance {does} to {view.expected.largest_percent} % on the "
+    text += f"fullest thread without pinning anything, and follows the traffic: {call}"
+    return PmdAdvice(id="auto-load-balance", text=text)
 
 
 def _more_queues(port: PortQueues) -> Iterator[PmdAdvice]:
@@ -225,31 +218,23 @@ def _more_queues(port: PortQueues) -> Iterator[PmdAdvice]:
         elif port.enabled < len(port.queues):
             count = len(port.queues)
             way = f"the VM uses {port.enabled} of {count} queues: in it, ethtool -L NIC combined {count}"
-        yield PmdAdvice(
-            id="spread-flows" if idle else "more-queues",
-            text=f"{port.port} queue {queue.queue} alone takes {queue.usage_percent} % of a CPU, and no "
-            f"thread gives it more: {way}",
-        )
+        takes = f"{port.port} queue {queue.queue} alone takes {queue.usage_percent} % of a CPU"
+        text = f"{takes}, and no thread gives it more: {way}"
+        yield PmdAdvice(id="spread-flows" if idle else "more-queues", text=text)
 
 
 def _fewer_queues(port: PortQueues) -> Iterator[PmdAdvice]:
     if port.enabled > port.threads:
-        yield PmdAdvice(
-            id="fewer-queues",
-            text=f"{port.port} has {port.enabled} queues for {port.threads} PMD threads that are near it: "
-            "two on one thread cost a poll more and bring nothing",
-        )
+        text = f"{port.port} has {port.enabled} queues for {port.threads} PMD threads that are near it: "
+        text += "two on one thread cost a poll more and bring nothing"
+        yield PmdAdvice(id="fewer-queues", text=text)
 
 
 def _more_cores(node: NodeThreads) -> Iterator[PmdAdvice]:
-    loads = [
-        sum(queue.usage_percent or 0 for queue in core.queues) + (core.overhead_percent or 0)
-        for core in node.cores
-    ]
+    usage = [[core.overhead_percent, *(queue.usage_percent for queue in core.queues)] for core in node.cores]
+    loads = [sum(percent or 0 for percent in each) for each in usage]
     if loads and min(loads) > FULL:
         count = len(loads) + node.others
-        yield PmdAdvice(
-            id="more-cores",
-            text=f"all {len(loads)} PMD threads of NUMA node {node.node} are above {FULL} %: only more cores "
-            f'of that node help (PUT /v1/pmd {{"count": {count + 1}}}, or "cpus" to choose them)',
-        )
+        text = f"all {len(loads)} PMD threads of NUMA node {node.node} are above {FULL} %: only more cores "
+        text += f'of that node help (PUT /v1/pmd {{"count": {count + 1}}}, or "cpus" to choose them)'
+        yield PmdAdvice(id="more-cores", text=text)

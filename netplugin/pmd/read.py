@@ -19,9 +19,6 @@ from netplugin.host.ovs_view import OvsView
 from netplugin.host.vswitchd import appctl
 from netplugin.pmd.settings import AFFINITY, masked, read_affinity, read_settings
 
-# -- Parse ``dpif-netdev/pmd-rxq-show``: which PMD thread polls which queue (pure). ---------------
-
-
 #: pmd_info_show_rxq in lib/dpif-netdev.c: the same format from OVS 3.1 to 4.0.
 _SECONDS = re.compile(r"^Displaying last (\d{1,20}) seconds pmd usage %$")
 _THREAD = re.compile(r"^pmd thread numa_id (\d{1,20}) core_id (\d{1,20}):$")
@@ -66,9 +63,6 @@ def _of_line(thread: PmdCore, line: str) -> dict[str, Any]:
         queue = RxQueue(port=found[1], queue=int(found[2]), enabled=is_enabled, usage_percent=usage)
         return {"queues": (*thread.queues, queue)}
     return {}
-
-
-# -- Parse the counters of PMD threads: ``pmd-stats-show`` of OVS 3, ``pmd-perf-show`` of OVS 4 (pure).
 
 
 _COUNTED = re.compile(r"^pmd thread numa_id \d+ core_id (\d{1,20}):$")
@@ -168,9 +162,6 @@ def parse_counters(text: str) -> dict[int, PmdCounters]:
                 if match := pattern.match(line):
                     current[name] = float(match[1]) if "." in match[1] else int(match[1])
     return {cpu: _counters(shown) for cpu, shown in sections.items() if shown}
-
-
-# -- Read the PMD threads of a running OVS, from ovs-appctl and the database, into a PmdState. ----
 
 
 READ_S = 5.0
