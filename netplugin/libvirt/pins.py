@@ -13,9 +13,6 @@ from netplugin.libvirt.domain import child, number
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.values import replace_content
 
-# -- Metadata mark of a placed domain: netplugin wrote its pins and may replace them. -------------
-
-
 NAMESPACE: Final = "urn:netplugin:placed"
 _TAG: Final = f"{{{NAMESPACE}}}placed"
 
@@ -35,9 +32,6 @@ def mark(domain: Element, realtime: bool) -> None:
     if found is None:
         found = etree.SubElement(child(domain, "metadata"), _TAG, nsmap={"netplugin": NAMESPACE})
     found.set("realtime", "yes" if realtime else "no")
-
-
-# -- Placement of a VM: the CPU of each vCPU, the CPUs of QEMU's other threads, and its memory nodes.
 
 
 class PlacedCell(Value):
@@ -82,7 +76,6 @@ class Placement(Value):
         return -(-cell.memory_kb // self.page_kb) * self.page_kb
 
 
-# -- Write a placement into a domain (pure): pins, memory, topology and real-time settings. -------
 # Sources: libvirt's formatdomain ("CPU Tuning", "NUMA Node Tuning", "Memory Backing", "CPU model and
 # topology", "Time keeping"), and for real time the guides of real-time KVM (tuned's realtime-virtual-host).
 

@@ -35,9 +35,6 @@ def unknown(host: Host) -> Iterator[Finding]:
         yield warn("unknown-fact", f"{', '.join(refused[:_SHOWN])}{more}: {reason}", expected, fix)
 
 
-# -- CPUs: on line, isolated as a whole, and calm where latency counts. ---------------------------
-
-
 def offline(host: Host) -> Iterator[Finding]:
     """Only present CPUs count: hot-pluggable ones have no directory in sysfs, and ``offline`` has them too
     (print_cpus_offline in drivers/base/cpu.c)."""
@@ -93,9 +90,6 @@ def latency(host: Host) -> Iterator[Finding]:
         yield warn("turbo", found, "turbo off where latency counts", fix)
 
 
-# -- Cores for links, hugepages at all, an IOMMU for VFs, a NIC with a node. ----------------------
-
-
 #: Whole cores per 10 Gbit/s, for the switch and again for the guests (SPARC VM Server guide).
 CORES_PER_10G = 2
 
@@ -140,9 +134,6 @@ def _iommu_on(host: Host) -> str:
     return "boot with intel_iommu=on iommu=pt; VT-d must be on in the firmware"
 
 
-# -- Limits of a control group. -------------------------------------------------------------------
-
-
 def limits(group: Cgroup) -> Iterator[Finding]:
     name, allowed = f"control group {group.limit.group}", known(group.limit.cpus, None)
     if allowed and group.online - allowed:
@@ -161,9 +152,6 @@ def limits(group: Cgroup) -> Iterator[Finding]:
         if most is not None and most >> 20 < need:
             found = f"{name} may use {most >> 20} MB of {size} pages"
             yield fail("cgroup-hugepages", found, f"{need} MB", f"set hugetlb.{size}.max of the group to max")
-
-
-# -- Compare the host with its plan: one finding per group of steps. ------------------------------
 
 
 _FIX = {

@@ -10,8 +10,6 @@ from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Domain, Ovs, PinnedCpu, PmdThread
 from netplugin.tuning.facts import EFFICIENCY
 
-# -- OVS-DPDK: PMD threads on isolated and planned CPUs. ------------------------------------------
-
 
 def lcores(ovs: Ovs) -> Iterator[Finding]:
     """With the mask, all non-PMD threads of OVS share one CPU (ovs-vswitchd.conf.db(5), dpdk-lcore-mask)."""
@@ -64,9 +62,6 @@ def slow_core(thread: PmdThread) -> Iterator[Finding]:
         if thread.fast:
             fix = f"put it on one of the CPUs {format_list(thread.fast)}: netplugin host plan has a mask"
         yield warn("pmd-efficiency", found, "PMD threads on performance cores", fix)
-
-
-# -- The CPU affinity of a running VM against isolated CPUs, PMD threads and other VMs. -----------
 
 
 def on_pmd(domain: Domain) -> Iterator[Finding]:

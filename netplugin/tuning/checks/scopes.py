@@ -32,8 +32,6 @@ from netplugin.tuning.planning.partition import NodeShare, cpus_of
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import Group, Step
 
-# -- The host: what there is once. ----------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Host:
@@ -117,9 +115,6 @@ def cgroups(scene: Scene) -> Iterator[Cgroup]:
         yield Cgroup(limit, known(scene.facts.cpus.online, frozenset()), memory, cpus, sizes)
 
 
-# -- A NUMA node: its memory and cores, and of the plan and of what runs that which is there. -----
-
-
 @dataclass(frozen=True)
 class Node:
     """``share``, ``pages`` and ``polling`` (PMD CPUs) are planned; ``nics`` are those of the plan that are on
@@ -188,9 +183,6 @@ def _socket_mb(ovs: OvsLive | None, node: int) -> int | None:
     parts = [part.strip() for part in listed.split(",")]
     sizes = [int(part) if part.isdecimal() else 0 for part in parts]  # eal_parse_socket_arg: empty is 0
     return None if not any(parts) else sizes[node] if node < len(sizes) else 0
-
-
-# -- NICs, kernel interfaces and bridges: the MTU of each, and of what is below or beyond it. ------
 
 
 #: Bytes that a device adds to what its MTU counts, at least and at most: over IPv4 and IPv6, where it can be
@@ -396,9 +388,6 @@ def _grouped(ports: Collection[OvsPortLive], by: Literal["port", "bridge"]) -> d
 
 def _least(hops: Iterable[Hop]) -> Hop | None:
     return min(hops, key=lambda hop: hop.mtu, default=None)
-
-
-# -- OVS as it runs, and domains. -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)

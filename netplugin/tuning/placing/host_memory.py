@@ -209,9 +209,6 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
             yield Fault(f"<node> of {device.what} is no NUMA cell of the domain", fix)
 
 
-# -- Hugepages that memory needs, and those of the nodes that it is bound to. ----------------------
-
-
 @dataclass(frozen=True)
 class Room:
     """What memory bound to ``nodes`` needs in pages of a size, what is free there, and what there is, KB."""

@@ -179,7 +179,6 @@ def _cpus(count: int, cores: Sequence[_Core], l3: Sequence[Cpus]) -> tuple[int, 
     return cpus if len(cpus) == count else None
 
 
-# -- Choose a VM's placement (pure): whole cores, siblings together, each guest NUMA cell on one node.
 # A core with all its siblings belongs to one VM, because siblings share execution units. A VM that has a
 # placement stays on its nodes and cores if it still fits there.
 
