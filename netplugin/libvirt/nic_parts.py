@@ -24,15 +24,11 @@ PARTS: Final = {
     **dict.fromkeys(("@type", "@mode", "@managed", "source", "target", "model", "teaming"), OURS),
     **dict.fromkeys(("driver@queues", "driver@rx_queue_size", "driver@tx_queue_size"), OURS),
     **dict.fromkeys(("backend@type", "backend@logFile"), OURS),  # of a network in user space
-    **dict.fromkeys(
-        ("driver@name", "driver@txmode", "driver@ioeventfd", "driver@event_idx", "driver@rss"), VMS
-    ),
-    **dict.fromkeys(("driver@rss_hash_report", "driver@packed", "driver@page_per_vq", "driver@iommu"), VMS),
-    **dict.fromkeys(
-        ("driver", "driver@ats", "driver/host", "driver/guest", "mac", "link", "guest", "tune"), VMS
-    ),
-    **dict.fromkeys(("@trustGuestRxFilters", "alias", "acpi", "address", "boot", "rom", "backend"), VMS),
-    **dict.fromkeys(("readonly", "shareable"), VMS),
+    **dict.fromkeys(("driver@name", "driver@txmode", "driver@ioeventfd", "driver@event_idx"), VMS),
+    **dict.fromkeys(("driver@rss", "driver@rss_hash_report", "driver@packed", "driver@page_per_vq"), VMS),
+    **dict.fromkeys(("driver@iommu", "driver@ats", "driver", "driver/host", "driver/guest", "mac"), VMS),
+    **dict.fromkeys(("link", "guest", "tune", "@trustGuestRxFilters", "alias", "acpi", "address"), VMS),
+    **dict.fromkeys(("boot", "rom", "backend", "readonly", "shareable"), VMS),
     "mtu": "the port's network.mtu is its MTU",
     "vlan": "the port's network.vlan_id and network.trunk are its VLANs",
     "virtualport": "the port's backend and network say where it is connected",

@@ -35,7 +35,7 @@ def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
     get = other_config.get
     assign = get(ASSIGN, "cycles")
     assign = assign if assign in _ASSIGNMENTS else "cycles"
-    default = AutoLoadBalance()
+    default, least = AutoLoadBalance(), get(AUTO_LB["improvement_threshold"])
     return PmdSettings(
         mask=get(MASK),
         rxq_assign=assign,
@@ -44,9 +44,7 @@ def read_settings(other_config: Mapping[str, str]) -> PmdSettings:
         auto_load_balance=AutoLoadBalance(
             enabled=get(AUTO_LB["enabled"], "").lower() == "true",
             load_threshold=_number(get(AUTO_LB["load_threshold"]), default.load_threshold, 100),
-            improvement_threshold=_number(
-                get(AUTO_LB["improvement_threshold"]), default.improvement_threshold, 100
-            ),
+            improvement_threshold=_number(least, default.improvement_threshold, 100),
             interval_minutes=_number(get(AUTO_LB["interval_minutes"]), default.interval_minutes, 20_000) or 1,
         ),
         sleep_max=sleep_max(other_config),

@@ -73,11 +73,9 @@ def bridge_mtu(bridge: Bridge) -> Iterator[Finding]:
 
 def spreads(bond: Bond) -> Iterator[Finding]:
     if bond.coarse:
-        found = (
-            f"{bond.name} is {bond.what}: all between two MAC addresses, as of two routers or tunnels, is on "
-        )
+        what = "all between two MAC addresses, as of two routers or tunnels, is on one link"
         expected = "a hash that heeds ports: an aggregation is as good as its hash"
-        yield warn("bond-hash", found + "one link", expected, bond.fix)
+        yield warn("bond-hash", f"{bond.name} is {bond.what}: {what}", expected, bond.fix)
 
 
 def members(bond: Bond) -> Iterator[Finding]:

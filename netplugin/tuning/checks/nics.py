@@ -36,13 +36,8 @@ def memory(one: Nic) -> Iterator[Finding]:
     write (numa_node_store in drivers/pci/pci-sysfs.c)."""
     node = known(one.nic.node, None)
     if one.planned and one.served and node is not None and node not in one.served:
-        found = (
-            f"{one.nic.address} is on NUMA node {node}, which has no CPUs or too little memory for DPDK, or "
-            "a number that DPDK does not have: OVS opens no port there"
-        )
+        lacks = "no CPUs or too little memory for DPDK, or a number that DPDK does not have"
+        found = f"{one.nic.address} is on NUMA node {node}, which has {lacks}: OVS opens no port there"
         expected = f"NICs of OVS on a node with CPUs and memory, such as {format_list(one.served)}"
-        fix = (
-            f"move it or memory to another slot, or echo {one.served[0]} > {PCI}/{one.nic.address}/numa_node "
-            "before OVS starts, at each boot"
-        )
-        yield warn("nic-memory", found, expected, fix)
+        write = f"echo {one.served[0]} > {PCI}/{one.nic.address}/numa_node before OVS starts, at each boot"
+        yield warn("nic-memory", found, expected, f"move it or memory to another slot, or {write}")

@@ -25,18 +25,16 @@ _UNISOLATE = (
 def numa(node: NodeThreads) -> Iterator[Finding]:
     """Queues of a node's ports that other nodes poll, now or as soon as a port is added."""
     if away := [f"{q.port} queue {q.queue}" for q in node.queues if q.enabled and q.numa_mismatch]:
-        found = (
-            f"{len(away)} receive queues are polled from another NUMA node than their port's, {node.node}: "
-        )
+        found = f"{len(away)} receive queues are polled from another NUMA node than their port's, {node.node}"
         fix = f"add CPUs of NUMA node {node.node} to those of PMD threads (PUT /v1/pmd)"
         expected = "queues polled by PMD threads of their port's node"
-        yield warn("pmd-numa", found + some(away), expected, _PROPOSED if node.cores else fix)
+        yield warn("pmd-numa", f"{found}: {some(away)}", expected, _PROPOSED if node.cores else fix)
     if node.shared_others and node.cores and all(core.isolated for core in node.cores):
-        found = (
-            f"all PMD threads of NUMA node {node.node} are isolated by pinned queues: those of the next port "
+        found = f"all PMD threads of NUMA node {node.node} are isolated by pinned queues"
+        later = "those of the next port there would be polled from another node"
+        yield warn(
+            "pmd-numa", f"{found}: {later}", "a PMD thread on each node that is not isolated", _UNISOLATE
         )
-        found += "there would be polled from another node"
-        yield warn("pmd-numa", found, "a PMD thread on each node that is not isolated", _UNISOLATE)
 
 
 def pins(state: PmdState) -> Iterator[Finding]:

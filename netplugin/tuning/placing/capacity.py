@@ -76,7 +76,7 @@ def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
     partition = plan.partition
     away = ranks(known(facts.cpus.cores, ()), plan.nic_nodes, known(facts.cpus.distances, {}))
     ovs_kb = {(pages.node, pages.size_kb): pages.ovs_mb << 10 for pages in plan.pages}
-    pools = known(facts.memory.pools, ())
+    pools = [(p.node, p.size_kb, known(p.total, 0) * p.size_kb) for p in known(facts.memory.pools, ())]
     nodes = tuple(
         NodeGround(
             node=share.node,
@@ -84,11 +84,9 @@ def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
             emulator=frozenset(cpu for core in share.emulator for cpu in core.cpus)
             or partition.housekeeping_of(share.node),
             memory_kb={
-                pool.size_kb: max(
-                    0, known(pool.total, 0) * pool.size_kb - ovs_kb.get((share.node, pool.size_kb), 0)
-                )
-                for pool in pools
-                if pool.node == share.node
+                size: max(0, kb - ovs_kb.get((node, size), 0))
+                for node, size, kb in pools
+                if node == share.node
             },
             away=away.get(share.node, 0),
             l3=l3_caches(known(facts.cpus.caches, ())),
@@ -97,9 +95,8 @@ def ground_of(plan: TuningPlan, facts: Facts) -> HostCapacity:
         for share in partition.nodes
     )
     sizes = [pages.size_kb for pages in plan.pages]
-    return HostCapacity(
-        nodes, sizes[0] if sizes else 0, partition.pmd, partition.housekeeping, plan.intent.realtime
-    )
+    page_kb = sizes[0] if sizes else 0
+    return HostCapacity(nodes, page_kb, partition.pmd, partition.housekeeping, plan.intent.realtime)
 
 
 def held(placements: Iterable[Placement], live: Cpus = frozenset()) -> Held:
@@ -127,9 +124,8 @@ def running(live: Live, step: str) -> tuple[DomainLive, ...]:
     why = f"libvirt runs here and does not say which CPUs its VMs have: {live.domains.reason}"
     if live.domains.fix:
         raise HostError(why, step=step, fix=live.domains.fix)
-    raise BackendUnavailable(
-        why, step=step, fix="see that `virsh list` answers, and that the agent may connect"
-    )
+    fix = "see that `virsh list` answers, and that the agent may connect"
+    raise BackendUnavailable(why, step=step, fix=fix)
 
 
 def pinned_by_others(domains: Iterable[DomainLive], every: Cpus, name: str | None) -> Cpus:
@@ -137,11 +133,5 @@ def pinned_by_others(domains: Iterable[DomainLive], every: Cpus, name: str | Non
 
     ``name`` is the domain to place; its own CPUs are left out.
     """
-    return frozenset(
-        cpu
-        for domain in domains
-        if domain.name != name
-        for vcpu in domain.vcpus
-        if not vcpu >= every
-        for cpu in vcpu
-    )
+    vcpus = (vcpu for domain in domains if domain.name != name for vcpu in domain.vcpus)
+    return frozenset().union(*(vcpu for vcpu in vcpus if not vcpu >= every))
