@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -84,10 +84,22 @@ def page_faults(domain: Element, host: HostMemory, ground: HostCapacity | None, 
     yield from _page_elements(domain, host, step)
     yield from _backing(domain)
     yield from _sums(domain, step)
+    yield from _divisions(domain, _default(host, ground), host.sizes_kb, step)
+
+
+def refuse_undivided(domain: Element, page_kb: int) -> None:
+    """Raises: Conflict if pages of this size do not divide the memory of a VM that is to be placed."""
+    for fault in _divisions(domain, page_kb, (), RENDER, placed=True):
+        raise conflict(fault.found, fault.fix)
+
+
+def _divisions(
+    domain: Element, default_kb: int | None, sizes_kb: Collection[int], step: str, placed: bool = False
+) -> Iterator[Fault]:
     for part in memory_of(domain, step):
-        page_kb = _default(host, ground) if part.page_kb is None else part.page_kb
+        page_kb = default_kb if part.page_kb is None or (placed and not part.page_kb) else part.page_kb
         if page_kb and part.kb % page_kb:
-            dividing = [size for size in sorted(host.sizes_kb) if part.kb % size == 0]
+            dividing = [size for size in sorted(sizes_kb) if part.kb % size == 0]
             named = f", or a <page> of {_listed(dividing)} KB, which divides it" if dividing else ""
             found = f"{part.what} has {part.kb} KB, which is no multiple of its pages of {page_kb} KB"
             yield Fault(found, f"give it {whole(part.kb, page_kb)} KB{named}")

@@ -14,7 +14,7 @@ from netplugin.libvirt.pins import Placement, is_marked, pins, write
 from netplugin.libvirt.values import parse_cpuset, unsigned
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
-from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, refuse_faults
+from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, refuse_faults, refuse_undivided
 from netplugin.tuning.placing.place import place
 
 
@@ -157,6 +157,7 @@ def render_placed(
     """
     refuse_unplaceable(domain, ground, policy.realtime)
     needs = read_needs(domain, RENDER)
+    refuse_undivided(domain, needs.page_kb or ground.page_kb)
     nodes = nodes_asked(bindings, policy) | own_nodes(domain)
     near = {node for binding in bindings if (node := home(binding)) is not None}
     placement = place(needs, ground, others, nodes, near, before)
