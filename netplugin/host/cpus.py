@@ -81,9 +81,6 @@ def by_node(root: Path = Path("/sys")) -> dict[int, frozenset[int]]:
     return {n: cpus for n, cpus in found.items() if cpus}
 
 
-# -- CPU masks in the kernel's format: groups of 32 bits, ``1,00000003``. -------------------------
-
-
 def to_kernel(cpus: Iterable[int]) -> str:
     """Format a mask in the shortest form that the kernel accepts (``bitmap_parse`` in lib/bitmap-str.c)."""
     bits = sum(1 << cpu for cpu in set(cpus))
@@ -96,7 +93,7 @@ def to_kernel(cpus: Iterable[int]) -> str:
 
 
 def from_kernel(text: str) -> frozenset[int]:
-    """Parse a mask. Raises: ValueError."""
+    """Parse a mask of the kernel: groups of 32 bits, ``1,00000003``. Raises: ValueError."""
     bits = 0
     for word in text.split(","):
         bits = bits << 32 | int(word, 16)

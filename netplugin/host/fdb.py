@@ -1,8 +1,7 @@
 """FDB entries of VXLAN devices and bridges, over netlink (RFC 7348, bridge(8)).
 
-A VXLAN device sends broadcasts and frames with an unknown destination to every address that has an
-entry for the all-zero MAC. These addresses are the peers. A learned entry has the MAC of the
-sender.
+A VXLAN device sends broadcasts and frames with an unknown destination to every address that has an entry for
+the all-zero MAC. These addresses are the peers. A learned entry has the MAC of the sender.
 
 A fixed entry of a bridge is static, so it does not age, and sticky, so it does not move to another
 port that sends from the same MAC (``br_fdb_update`` in net/bridge/br_fdb.c).

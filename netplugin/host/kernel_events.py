@@ -20,9 +20,8 @@ from netplugin.host.usability import Wake
 class KernelEventListener(ABC):
     """Reads event sockets of the kernel until ``close``.
 
-    Our own changes cause events too, and the kernel queues them before the call returns. Make a
-    change within ``suppress_own_events``: events queued at its end are our own, as far as
-    ``decode`` attributes them to us.
+    Our own changes cause events too, and the kernel queues them before the call returns. Make a change within
+    ``suppress_own_events``: events queued at its end are our own, as far as ``decode`` attributes them to us.
     """
 
     def __init__(

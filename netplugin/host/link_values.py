@@ -11,13 +11,11 @@ _DOT1Q = 0x8100
 class Bridge:
     """Bridge options: no STP, no forward delay, no multicast snooping.
 
-    The operator avoids loops, a new port forwards at once, and multicast reaches every VM without a
-    querier.
+    The operator avoids loops, a new port forwards at once, and multicast reaches every VM without a querier.
 
-    The bridge learns nothing from frames to reserved group addresses, which no rule filters. The
-    number of learned entries is limited, as in OVS (``mac-table-size`` in ovs-vswitchd.conf.db(5)):
-    otherwise a sender of many MACs fills the host's memory. None: the kernel has no such limit
-    (added in 6.8).
+    The bridge learns nothing from frames to reserved group addresses, which no rule filters. The number of
+    learned entries is limited, as in OVS (``mac-table-size`` in ovs-vswitchd.conf.db(5)): otherwise a sender
+    of many MACs fills the host's memory. None: the kernel has no such limit (added in 6.8).
 
     The others are the kernel's defaults: it forwards no frames to reserved groups, keeps what it learns
     for 300 s (in 1/100 s), has no VLANs, and hands nothing to the host's iptables. What matters only with

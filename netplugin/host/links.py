@@ -69,8 +69,6 @@ class Links:
     def __init__(self) -> None:
         self._kernel = Rtnetlink()
 
-    # -- reading ---------------------------------------------------------------------------------
-
     def get(self, name: str) -> Link | None:
         """The device with this name or alternative name; None if there is none."""
         with contextlib.suppress(NoSuchLink):
@@ -125,8 +123,6 @@ class Links:
                     texts.setdefault(index, []).append(address)
             return {name_of(index): tuple(sorted(each)) for index, each in texts.items()}
 
-    # -- writing ---------------------------------------------------------------------------------
-
     def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int, altname: str = "") -> None:
         """Create a device with our alias, down, on no bridge, with the host's IPv6 disabled.
 
@@ -169,15 +165,13 @@ class Links:
         ``address`` is its own MAC, not the VM's; ``altname``: an alternative name (since Linux 5.5), by which
         ``get`` finds it too.
 
-        The kernel refuses to open a multi-queue tap as a single-queue one and vice versa
-        (``tun_set_iff`` in drivers/net/tun.c). libvirt opens it as multi-queue as soon as the
-        domain has more than one queue.
+        The kernel refuses to open a multi-queue tap as a single-queue one and vice versa (``tun_set_iff`` in
+        drivers/net/tun.c). libvirt opens it as multi-queue as soon as the domain has more than one queue.
 
         Raises: Conflict if another device has the alternative name.
         """
         with _opened_tap("create-tap", name, multi_queue, _IFF_TUN_EXCL) as device:
-            # Set the alias before the tap is persistent: until then it disappears with this
-            # process.
+            # Set the alias before the tap is persistent: until then it disappears with this process.
             own = ("IFLA_IFALIAS", alias), ("IFLA_ADDRESS", address), ("IFLA_MTU", mtu), ("IFLA_GROUP", group)
             self._set("create-tap", name, *own)
             if altname:

@@ -120,8 +120,7 @@ def _holder(name: str) -> Holder:
             asker.connect(name)
             credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
-        # It does not listen, its queue is full, it has just ended, or we are out of file
-        # descriptors.
+        # It does not listen, its queue is full, it has just ended, or we are out of file descriptors.
         return Holder()
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return Holder(pid, uid)

@@ -10,9 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-# -- Names of the devices that netplugin creates: deterministic, recognizable, within IFNAMSIZ. ---
-
-
 #: Name prefixes of our devices. nftables drops the traffic of a tap with our prefix, or in our group
 #: (``TAP_GROUP``), and no filter.
 TAP = "npt"
@@ -85,9 +82,6 @@ def provisional_mac(name: str) -> str:
     """
     digest = hashlib.sha256(name.encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (_FIRST_BYTE, *digest[:5]))
-
-
-# -- Addresses derived from others. ---------------------------------------------------------------
 
 
 def link_local(mac: str) -> str:

@@ -89,8 +89,6 @@ class Nfnetlink:
     _generations: int = 0
     _late: ThreadedCall | None = field(default=None, repr=False)
 
-    # -- reading ---------------------------------------------------------------------------------
-
     def read(self, step: str, deadline: float, look: Callable[[Channel, int], T]) -> T:
         """Return what ``look`` reads, of which it gets the stamp; again while others change what it lists.
 
@@ -114,8 +112,6 @@ class Nfnetlink:
         """
         [[_, generation, *_]] = ask(channel, _ANY_FAMILY, _GETGEN, b"")
         return (int.from_bytes(generation, "big") - self._generations) % (1 << 32)
-
-    # -- writing ---------------------------------------------------------------------------------
 
     def commit(
         self, family: int, commands: Sequence[Iterable[NfMessage]], step: str, deadline: float
@@ -206,9 +202,6 @@ def unavailable() -> NetpluginError | None:
     return None
 
 
-# -- attributes ------------------------------------------------------------------------------------
-
-
 def packed(*values: int | str | bytes | None) -> bytes:
     """Encode attributes numbered from 1: numbers of 32 bits, names, what is encoded, and None for none."""
     found = b""
@@ -227,9 +220,6 @@ def unpacked(data: bytes, count: int, offset: int = 0) -> list[bytes]:
     """Decode the attributes numbered 1 to ``count``, after a header; each is empty if there is none."""
     found = dict(attributes(data, offset))
     return [found.get(number, b"") for number in range(1, count + 1)]
-
-
-# -- a transaction ---------------------------------------------------------------------------------
 
 
 def _head(family: int, resource: int = 0) -> bytes:

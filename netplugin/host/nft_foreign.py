@@ -125,9 +125,6 @@ def _elements(found: list[list[bytes]], flags: int, length: int) -> _Elements:
     )
 
 
-# -- expressions -----------------------------------------------------------------------------------
-
-
 def _rules(number: int, expressions: bytes, elements_of: Callable[[str], _Elements]) -> Iterator[FrameRule]:
     """Translate a rule; none if it has no verdict."""
     found: list[FrameCondition] = []

@@ -196,9 +196,6 @@ def _encoded(statement: Statement) -> bytes:
     return statement if isinstance(statement, bytes) else statement.code()
 
 
-# -- what the kernel reports -----------------------------------------------------------------------
-
-
 @lru_cache(maxsize=8192)
 def _normal(expression: bytes) -> bytes:
     """Encode an expression of the kernel as we do: attributes in order, and without those of no effect."""

@@ -165,9 +165,6 @@ def _element(table: str, name: str, key: str | bytes, data: bytes | None = None)
     return packed(table, name, attribute(_ELEMENT, packed(packed(value), data)))
 
 
-# -- the table -------------------------------------------------------------------------------------
-
-
 class Nftables:
     """One table of one family.
 
@@ -192,8 +189,6 @@ class Nftables:
         #: What we have changed since the listing.
         self._changed: set[Command] = set()
 
-    # -- writing ---------------------------------------------------------------------------------
-
     def commit(self, commands: Sequence[Command], deadline: float) -> None:
         """Make all changes in one transaction.
 
@@ -212,8 +207,6 @@ class Nftables:
         self._changed.update(commands)
         if len(self._changed) <= _MOST_CHANGES:
             self._listing = listing
-
-    # -- reading ---------------------------------------------------------------------------------
 
     def read(self, chains: Collection[str] | None, deadline: float) -> Table | None:
         """Read the table with the rules of these chains (None: of all, and nothing from an earlier read).
@@ -290,9 +283,6 @@ class Nftables:
         """
         listed = dump(channel, self._family, kind, packed(self.table, name))
         return [each for each in listed if text(each[1]) == self.table]
-
-
-# -- what the kernel reports -----------------------------------------------------------------------
 
 
 def _chain(found: Sequence[bytes]) -> tuple[str, Chain]:

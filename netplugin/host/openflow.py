@@ -157,8 +157,6 @@ class OpenFlow:
         total, ours = self._exchange(bridge, [[every, marked]], deadline, read)
         return total - ours
 
-    # -- settings --------------------------------------------------------------------------------
-
     def settings(self, bridge: str, deadline: float) -> BridgeSettings:
         """The settings as they are."""
         return self._settings(bridge, deadline)[0]
@@ -254,14 +252,10 @@ class OpenFlow:
         requests = [*changes, m.message(m.GET_CONFIG_REQUEST, xid), m.request_ports(xid + 1)]
         return self._exchange(bridge, [requests], deadline, read)
 
-    # -- frames ----------------------------------------------------------------------------------
-
     def send(self, bridge: str, frames: Sequence[tuple[int, bytes]], deadline: float) -> None:
         """Have the bridge treat frames as if it had received each of them from the port with that number."""
         requests = [m.packet_out(xid, ofport, frame) for xid, (ofport, frame) in enumerate(frames, 1)]
         self._exchange(bridge, [requests], deadline, lambda answers: None)
-
-    # -- the connections -------------------------------------------------------------------------
 
     def descriptors(self) -> dict[int, str]:
         """Where notices of changed flows come in, each with its bridge."""

@@ -116,9 +116,6 @@ def barrier(xid: int) -> bytes:
     return message(_BARRIER_REQUEST, xid)
 
 
-# -- Flows. --------------------------------------------------------------------------------------------
-
-
 def _match(fields: bytes) -> bytes:
     """An ofp_match; its length is without the padding (OFPMT_OXM)."""
     return struct.pack(">HH", 1, 4 + len(fields)) + fields + bytes(-(4 + len(fields)) % 8)
@@ -167,9 +164,6 @@ def commit() -> bytes:
 
 def _bundle_control(kind: int) -> bytes:
     return message(BUNDLE_CONTROL, 1, struct.pack(">IHH", _BUNDLE, kind, _ATOMIC_ORDERED))
-
-
-# -- Requests with an answer in parts. -----------------------------------------------------------------
 
 
 def _request(kind: int, xid: int, body: bytes = b"") -> bytes:
@@ -300,8 +294,6 @@ def read_changes(reply: OpenFlowMessage) -> Changed:
     return gravest
 
 
-# -- Ports. --------------------------------------------------------------------------------------------
-
 _PORT = struct.Struct(">IH2x6s2x16sII")  # ofp_port without its properties
 _NO_FORWARD = 1 << 5  # OFPPC_NO_FWD
 
@@ -342,9 +334,6 @@ def packet_out(xid: int, ofport: int, frame: bytes) -> bytes:
     return message(_PACKET_OUT, xid, struct.pack(">IIH6x", _ANY, ofport, len(actions)) + actions + frame)
 
 
-# -- Fragments. ----------------------------------------------------------------------------------------
-
-
 def match_fragments(xid: int) -> bytes:
     """Match L4 ports of first fragments; the bridge sends no frame to us (miss_send_len 0)."""
     return message(SET_CONFIG, xid, _CONFIG.pack(_FRAGMENTS_MATCHED, 0))
@@ -355,9 +344,6 @@ def fragments_matched(reply: OpenFlowMessage) -> bool:
     if reply.kind != GET_CONFIG_REPLY or len(reply.body) != _CONFIG.size:
         raise Malformed("no configuration")
     return bool(_CONFIG.unpack(reply.body)[0] == _FRAGMENTS_MATCHED)
-
-
-# -- Errors. -------------------------------------------------------------------------------------------
 
 
 def refuses_version(reply: OpenFlowMessage) -> bool:

@@ -135,9 +135,8 @@ class OvsInterface:
     def starved(self) -> bool:
         """Whether a VM is connected but OVS has no mbufs for the device.
 
-        vswitchd then removes the port from the datapath and reports that in its log only. In the
-        database ``ofport`` and ``error`` do not change; only ``mtu`` stays empty (observed with OVS
-        3.1).
+        vswitchd then removes the port from the datapath and reports that in its log only. In the database
+        ``ofport`` and ``error`` do not change; only ``mtu`` stays empty (observed with OVS 3.1).
         """
         return bool(self.connection and not self.mtu)
 

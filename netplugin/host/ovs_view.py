@@ -128,8 +128,6 @@ class OvsView:
         if idl is not None:
             idl.notify = self._note
 
-    # -- reading -------------------------------------------------------------------------------
-
     def bridge(self, name: str) -> OvsBridge | None:
         with self._lock:
             return self._bridges.one("name", name)

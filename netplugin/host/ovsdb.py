@@ -198,8 +198,6 @@ class Ovsdb:
             until = min(deadline, time.monotonic() + _CATCH_UP_S)
             self.wait_for(lambda: echo.is_answered or idl.lost, until)
 
-    # -- transactions ----------------------------------------------------------------------------
-
     def write(self, changes: Sequence[Writable], deadline: float) -> None:
         """Commit the changes and wait until vswitchd has applied them.
 
@@ -295,8 +293,7 @@ class Ovsdb:
     def require_certain(self) -> None:
         """Require that the database is online and locked, without a pending transaction of ours.
 
-        A transaction without an answer may still be carried out, so the rows read now may be about
-        to change.
+        A transaction without an answer may still be carried out, so the rows read now may be about to change.
 
         Raises: BackendUnavailable, OperationTimeout.
         """

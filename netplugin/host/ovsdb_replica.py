@@ -108,9 +108,6 @@ def replica(remote: str, schema: Any, lock: threading.Condition | None = None) -
     return api
 
 
-# -- transactions and rows -------------------------------------------------------------------------
-
-
 class Writable(Protocol):
     """A change of the database, as a part of a transaction."""
 

@@ -18,9 +18,8 @@ def remaining(deadline: float) -> float:
 def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = None) -> str:
     """Run the program and return its stdout, as UTF-8 with U+FFFD for other bytes.
 
-    Raises: BackendUnavailable if it is not installed, HostError with its stderr if it fails or with
-    the error of the kernel if it cannot be started, OperationTimeout at the deadline (the program is
-    killed).
+    Raises: BackendUnavailable if it is not installed, HostError with its stderr if it fails or with the error
+    of the kernel if it cannot be started, OperationTimeout at the deadline (the program is killed).
     """
     try:
         done = subprocess.run(

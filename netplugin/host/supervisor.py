@@ -84,8 +84,7 @@ class Supervisor:
                 wait_s = _BACKOFF_FIRST_S
             if stopped.wait(wait_s):
                 return
-            # Report it as up while it runs. If it cannot work it fails again soon, with a longer
-            # back-off.
+            # Report it as up while it runs. If it cannot work it fails again soon, with a longer back-off.
             self._is_up(name)
             wait_s = min(_BACKOFF_MOST_S, wait_s * 2)
 

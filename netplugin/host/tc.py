@@ -68,11 +68,10 @@ class Tbf:
     def of(cls, kbps: int, frame: int) -> Tbf:
         """The bucket for a rate in kbit/s and the largest frame in bytes, with all headers.
 
-        The kernel's clock refills the bucket, on some kernels (CONFIG_HZ=100) only every 10 ms. So
-        the bucket holds 10 ms of traffic, or the rate is not reached, and at least one frame, or
-        none is ever sent. From about 50 Mbit/s on, it exceeds the 64 KiB of a TSO frame, which then
-        need not be segmented. A longer queue would add delay and no throughput: the limit is 50 ms
-        of traffic, and at least ten frames.
+        The kernel's clock refills the bucket, on some kernels (CONFIG_HZ=100) only every 10 ms. So the bucket
+        holds 10 ms of traffic, or the rate is not reached, and at least one frame, or none is ever sent. From
+        about 50 Mbit/s on, it exceeds the 64 KiB of a TSO frame, which then need not be segmented. A longer
+        queue would add delay and no throughput: the limit is 50 ms of traffic, and at least ten frames.
         """
         rate = kbps * 1000 // 8
         burst = max(_FILL_NS, -(-frame * 10**9 // rate))

@@ -99,9 +99,6 @@ def setting(number: int, group: str, want: VfAttributes) -> tuple[str, Any]:
     return "IFLA_VFINFO_LIST", nest([("IFLA_VF_INFO", nest([attribute]))])
 
 
-# -- answers ---------------------------------------------------------------------------------------
-
-
 def parse_link(message: Message) -> NicLink:
     found, vfs = _parts(message)
     permanent = found.mac("IFLA_PERM_ADDRESS")

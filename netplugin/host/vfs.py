@@ -80,8 +80,7 @@ def host_uses(
     ``may_be_up``: an interface that is merely up does not count as a use; DPDK may have left it so.
 
     sysfs shows only interfaces of the reader's network namespace (``net_namespace`` of class net in
-    net/core/net-sysfs.c). If the driver has no interface here, it may be in the namespace of a
-    container.
+    net/core/net-sysfs.c). If the driver has no interface here, it may be in the namespace of a container.
     """
     if driver is None or in_user_space(driver):
         return
@@ -132,8 +131,6 @@ class Vfs:
         self.sys = sys
         self._kernel = Rtnetlink()
 
-    # -- reading ---------------------------------------------------------------------------------
-
     def link(self, index: int) -> NicLink | None:
         """One interface, with its VFs if it is a PF's; None if it does not exist.
 
@@ -159,8 +156,6 @@ class Vfs:
         device = self._device(address)
         return is_open(device, read_link(device / "driver"))
 
-    # -- attributes ------------------------------------------------------------------------------
-
     def set(self, pf_index: int, vf_number: int, group: str, want: VfAttributes) -> None:
         """Write one of ``GROUPS`` of one VF.
 
@@ -169,8 +164,6 @@ class Vfs:
         """
         with _words("set-vf", f"VF {vf_number}: {group}", group):
             self._kernel.ask(RTM_SETLINK, about_link(setting(vf_number, group, want), index=pf_index))
-
-    # -- drivers ---------------------------------------------------------------------------------
 
     def override(self, address: str, driver: str | None) -> None:
         """Set the only driver that may bind to the device (``driver_override``); None: no restriction."""
@@ -273,9 +266,6 @@ def read_link(path: Path | str) -> str | None:
         return os.readlink(path).rpartition("/")[2]
     except OSError:
         return None
-
-
-# -- errors of the kernel ----------------------------------------------------------------------------
 
 
 # ENOTSUPP: bnxt (bnxt_set_vf_vlan and bnxt_set_vf_spoofchk with an old firmware).

@@ -111,8 +111,7 @@ class VswitchdWatch:
 def appctl(sockets: OvsSockets, *command: str, deadline: float) -> str:
     """Run a command in vswitchd, as ovs-appctl does, and return its output.
 
-    Raises: BackendUnavailable if vswitchd does not run, HostError with its error text,
-    OperationTimeout.
+    Raises: BackendUnavailable if vswitchd does not run, HostError with its error text, OperationTimeout.
     """
     (answer,) = appctl_each(sockets, [command], deadline)
     if isinstance(answer, HostError):

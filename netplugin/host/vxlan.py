@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
-# RFC 7348, section 5: the VM's layer-3 packet is preceded by its Ethernet header (without a tag),
-# the VXLAN header, UDP and the outer IP header. The MTU of the underlay minus these is the MTU of
-# the VM.
+# RFC 7348, section 5: the VM's layer-3 packet is preceded by its Ethernet header (without a tag), the VXLAN
+# header, UDP and the outer IP header. The MTU of the underlay minus these is the MTU of the VM.
 _ETHERNET, _VXLAN, _UDP = 14, 8, 8
 _IP = {4: 20, 6: 40}
 
