@@ -15,37 +15,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pyroute2.netlink import NLA_F_NESTED
-from pyroute2.netlink.rtnl import (
-    RTM_DELLINK,
-    RTM_GETADDR,
-    RTM_GETLINK,
-    RTM_NEWLINK,
-    RTM_NEWLINKPROP,
-    RTM_SETLINK,
-)
+from pyroute2.netlink import NLA_F_NESTED, rtnl
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError, OperationTimeout
+from netplugin.host import link_messages as messages
 from netplugin.host import netlink
-from netplugin.host.link_messages import (
-    FLOODS,
-    OPTIONS,
-    PORT_OPTIONS,
-    SKIP_STATISTICS,
-    identity,
-    kind_of,
-    name_of,
-    read_address,
-    read_bond_member,
-    read_bridge_port,
-    read_link,
-)
 from netplugin.host.link_values import BondMember, Bridge, BridgePort, Link, Made, Vlan, Vxlan
 from netplugin.host.processes import remaining
 from netplugin.host.rtnetlink import APPEND, CREATE, DUMP, Rtnetlink, about_link, nest
 from netplugin.host.rtnetlink_messages import Message
+from netplugin.host.safe_files import opened
 from netplugin.host.threaded_call import ThreadedCall
 
 # include/uapi/linux/if_tun.h
@@ -55,7 +36,7 @@ _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x0002, 0x1000, 0x0100
 _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
 #: What a new bridge has otherwise than ours.
 _NEW_BRIDGE = Bridge(forward_delay=1500, mcast_snooping=1, booleans=0, fdb_max_learned=0)
-_WITHOUT_STATISTICS = ("IFLA_EXT_MASK", SKIP_STATISTICS)
+_WITHOUT_STATISTICS = ("IFLA_EXT_MASK", messages.SKIP_STATISTICS)
 #: How long a deletion may take until the device is gone, and after which time to look.
 _DELETE_S, _LOOK_S = 30.0, 0.0005
 
@@ -79,7 +60,7 @@ class Links:
         """All devices whose name, alias and kind match."""
         with words("list-links", "devices"):
             found = self._listed()
-            return [read_link(message) for message in found if matches(*identity(message))]
+            return [messages.read_link(each) for each in found if matches(*messages.identity(each))]
 
     def of_kind(self, kind: str) -> list[Link]:
         """All devices of a kind.
@@ -88,8 +69,8 @@ class Links:
         all devices; then there is none, and the dump is discarded.
         """
         with words("list-links", f"devices of kind {kind}"):
-            found = self._listed(_info(kind), fits=lambda message: kind_of(message) == kind)
-            return [read_link(message) for message in found]
+            found = self._listed(_info(kind), fits=lambda message: messages.kind_of(message) == kind)
+            return [messages.read_link(message) for message in found]
 
     def bridge_ports(self) -> list[tuple[int, BridgePort]]:
         """All bridge ports, each with its index.
@@ -97,8 +78,8 @@ class Links:
         The dump for AF_BRIDGE is shorter than the full list of devices.
         """
         with words("list-members", "bridge ports"):
-            found = self._kernel.ask(RTM_GETLINK, about_link(family=socket.AF_BRIDGE), DUMP)
-            return [read_bridge_port(message) for message in found]
+            found = self._kernel.ask(rtnl.RTM_GETLINK, about_link(family=socket.AF_BRIDGE), DUMP)
+            return [messages.read_bridge_port(message) for message in found]
 
     def bridge_members(self, bridge: Link) -> frozenset[str]:
         """The names of the ports of a bridge."""
@@ -108,8 +89,8 @@ class Links:
         """The members of a bond, sorted by name."""
         with words("list-members", bond.name):
             found = self._listed(("IFLA_MASTER", bond.index))
-            members = [read_bond_member(m) for m in found if m.attributes.number("IFLA_MASTER") == bond.index]
-            return tuple(sorted(members, key=lambda member: member.name))
+            members = (each for each in found if each.attributes.number("IFLA_MASTER") == bond.index)
+            return tuple(sorted(map(messages.read_bond_member, members), key=lambda member: member.name))
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """The IP addresses with their prefix lengths, by device name.
@@ -118,10 +99,12 @@ class Links:
         """
         with words("read-addresses", "addresses"):
             texts: dict[int, list[str]] = {}
-            for index, address in map(read_address, self._kernel.ask(RTM_GETADDR, ifaddrmsg(), DUMP)):
+            for index, address in map(
+                messages.read_address, self._kernel.ask(rtnl.RTM_GETADDR, ifaddrmsg(), DUMP)
+            ):
                 if not address.startswith("fe80:"):
                     texts.setdefault(index, []).append(address)
-            return {name_of(index): tuple(sorted(each)) for index, each in texts.items()}
+            return {messages.name_of(index): tuple(sorted(each)) for index, each in texts.items()}
 
     def create(self, name: str, made: Made, *, alias: str, address: str, mtu: int, altname: str = "") -> None:
         """Create a device with our alias, down, on no bridge, with the host's IPv6 disabled.
@@ -143,7 +126,7 @@ class Links:
             # no effect. So it begins with another one.
             attributes.append(("IFLA_MTU", mtu - 1))
         with words(step, name):
-            self._kernel.ask(RTM_NEWLINK, about_link(*attributes, _info(kind, _options(made))), CREATE)
+            self._kernel.ask(rtnl.RTM_NEWLINK, about_link(*attributes, _info(kind, _options(made))), CREATE)
         self._set(step, name, ("IFLA_IFALIAS", alias), ("IFLA_MTU", mtu))
         if altname:
             self.add_altname(name, altname)
@@ -218,7 +201,7 @@ class Links:
         if learning is not None:
             options = {"LEARNING": learning}
             if flooding is not None:
-                options |= {PORT_OPTIONS[flood][0]: flooding for flood in FLOODS}
+                options |= {messages.PORT_OPTIONS[flood][0]: flooding for flood in messages.FLOODS}
             if flooding is False:  # then the bridge forgets what it has learned on the port
                 options["FLUSH"] = True
             self._set_port("set-learning", name, options)
@@ -249,17 +232,17 @@ class Links:
         if isinstance(link.data, Bridge):
             options = _bridge_options(desired, link.data, [option])
             with words("set-bridge", name):
-                self._kernel.ask(RTM_NEWLINK, about_link(_info("bridge", options), index=link.index))
+                self._kernel.ask(rtnl.RTM_NEWLINK, about_link(_info("bridge", options), index=link.index))
 
     def reset_port_option(self, name: str, option: str) -> None:
         """Set an option of a bridge port (``PortOptions``) as the kernel does for a new one."""
-        self._set_port("set-port", name, dict([PORT_OPTIONS[option]]))
+        self._set_port("set-port", name, dict([messages.PORT_OPTIONS[option]]))
 
     def add_altname(self, name: str, altname: str) -> None:
         """Give the device a further name. Raises: Conflict if another has it."""
         with words("create-name", altname):
             names = ("IFLA_PROP_LIST", nest([("IFLA_ALT_IFNAME", altname)]), NLA_F_NESTED)
-            self._kernel.ask(RTM_NEWLINKPROP, about_link(_called(name), names), APPEND)
+            self._kernel.ask(rtnl.RTM_NEWLINKPROP, about_link(_called(name), names), APPEND)
 
     def rename(self, name: str, new: str) -> None:
         """Rename the device; kernels before 6.2 refuse it while the device is up.
@@ -268,7 +251,7 @@ class Links:
         """
         with words("create-name", new):
             renamed = about_link(("IFLA_IFNAME", new), index=self._index(name, "create-name"))
-            self._kernel.ask(RTM_SETLINK, renamed)
+            self._kernel.ask(rtnl.RTM_SETLINK, renamed)
 
     def refuse_ipv6(self, name: str) -> None:
         """Disable the host's IPv6 on the device: its link-local address would expose the host.
@@ -291,13 +274,12 @@ class Links:
             call = ThreadedCall("delete-link", partial(self._delete, name, index))
             while not call.ended(_LOOK_S) and self._index(name, "delete-link") == index:
                 if not remaining(deadline):
-                    raise OperationTimeout(
-                        f"{name}: the kernel did not delete it in time", step="delete-link"
-                    )
+                    late = f"{name}: the kernel did not delete it in time"
+                    raise OperationTimeout(late, step="delete-link")
 
     def _delete(self, name: str, index: int) -> None:
         with words("delete-link", name):
-            self._kernel.ask(RTM_DELLINK, about_link(index=index))
+            self._kernel.ask(rtnl.RTM_DELLINK, about_link(index=index))
 
     def _set(self, step: str, name: str, *attributes: tuple[Any, ...], **fields: int) -> None:
         """Change a device by its name.
@@ -305,23 +287,23 @@ class Links:
         RTM_NEWLINK with a group would change all devices of the group if there is none of the name.
         """
         with words(step, name):
-            self._kernel.ask(RTM_SETLINK, about_link(_called(name), *attributes, **fields))
+            self._kernel.ask(rtnl.RTM_SETLINK, about_link(_called(name), *attributes, **fields))
 
     def _set_port(self, step: str, name: str, options: Mapping[str, int]) -> None:
         """Set options of a bridge port: IFLA_BRPORT_* and the value of each."""
         nested = nest((f"IFLA_BRPORT_{option}", value) for option, value in options.items())
         place = {"index": self._index(name, step), "family": socket.AF_BRIDGE}
         with words(step, name):
-            self._kernel.ask(RTM_SETLINK, about_link(("IFLA_PROTINFO", nested, NLA_F_NESTED), **place))
+            self._kernel.ask(rtnl.RTM_SETLINK, about_link(("IFLA_PROTINFO", nested, NLA_F_NESTED), **place))
 
     def _named(self, name: str) -> Message:
         """The device with this name or alternative name. Raises: OSError."""
-        return self._kernel.ask(RTM_GETLINK, about_link(_called(name), _WITHOUT_STATISTICS))[0]
+        return self._kernel.ask(rtnl.RTM_GETLINK, about_link(_called(name), _WITHOUT_STATISTICS))[0]
 
     def _there(self, name: str, step: str) -> Link:
         """A device. Raises: NoSuchLink if there is none."""
         with words(step, name):
-            return read_link(self._named(name))
+            return messages.read_link(self._named(name))
 
     def _index(self, name: str, step: str) -> int:
         """The index of a device. Raises: NoSuchLink if there is none."""
@@ -332,7 +314,7 @@ class Links:
         self, *filters: tuple[Any, ...], fits: Callable[[Message], bool] = lambda _: True
     ) -> list[Message]:
         """All devices that the kernel's own filters let pass, if it knows them. See ``Rtnetlink.ask``."""
-        return self._kernel.ask(RTM_GETLINK, about_link(*filters, _WITHOUT_STATISTICS), DUMP, fits)
+        return self._kernel.ask(rtnl.RTM_GETLINK, about_link(*filters, _WITHOUT_STATISTICS), DUMP, fits)
 
 
 def _called(name: str) -> tuple[str, str]:
@@ -344,7 +326,8 @@ def _options(made: Made) -> dict[str, Any]:
     """The options of a device to create; of a bridge, those that a new one has otherwise."""
     if isinstance(made, Bridge):
         return _bridge_options(made, _NEW_BRIDGE, made.differences(_NEW_BRIDGE))
-    options = {attribute: getattr(made, name) for name, attribute in OPTIONS.get(type(made), {}).items()}
+    names = messages.OPTIONS.get(type(made), {})
+    options = {attribute: getattr(made, name) for name, attribute in names.items()}
     if isinstance(made, Vxlan):
         options["IFLA_VXLAN_LOCAL6" if ":" in made.local else "IFLA_VXLAN_LOCAL"] = made.local
     return options
@@ -371,12 +354,10 @@ def _opened_tap(step: str, name: str, multi_queue: bool, flags: int = 0) -> Iter
     flags |= _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | (_IFF_MULTI_QUEUE if multi_queue else 0)
     with words(step, name):
         device = os.open(TUN_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-    try:
+    with opened(device):
         with words(step, name):
             fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
         yield device
-    finally:
-        os.close(device)
 
 
 def _keep_for_root(device: int) -> None:
@@ -415,10 +396,8 @@ def kind_unavailable(kind: str) -> str | None:
     (and loaded the module).
     """
     try:
-        refused_mac = ("IFLA_ADDRESS", "01:00:00:00:00:00")
-        Rtnetlink().ask(
-            RTM_NEWLINK, about_link(("IFLA_IFNAME", "npbprobe"), refused_mac, _info(kind)), CREATE
-        )
+        probe = ("IFLA_IFNAME", "npbprobe"), ("IFLA_ADDRESS", "01:00:00:00:00:00"), _info(kind)
+        Rtnetlink().ask(rtnl.RTM_NEWLINK, about_link(*probe), CREATE)
     except OSError as refused:
         if refused.errno == errno.EADDRNOTAVAIL:
             return None

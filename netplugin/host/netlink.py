@@ -13,16 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 
-from pyroute2.netlink import (
-    NETLINK_EXT_ACK,
-    NETLINK_GET_STRICT_CHK,
-    NLM_F_ACK_TLVS,
-    NLM_F_CAPPED,
-    NLM_F_DUMP_INTR,
-    NLMSG_DONE,
-    NLMSG_ERROR,
-    SOL_NETLINK,
-)
+from pyroute2 import netlink
 
 from netplugin.api.errors import HostError, NetpluginError, OperationTimeout
 
@@ -87,8 +78,8 @@ class Channel:
     def __init__(self, protocol: int) -> None:
         """Raises: OSError."""
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
-        for option in (_CAP_ACK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK):
-            self.socket.setsockopt(SOL_NETLINK, option, 1)
+        for option in (_CAP_ACK, netlink.NETLINK_EXT_ACK, netlink.NETLINK_GET_STRICT_CHK):
+            self.socket.setsockopt(netlink.SOL_NETLINK, option, 1)
         wait_at_most(self.socket, ANSWER_S)
         self.process = os.getpid()
         #: Whether nothing more will come: all answers to the last request are read.
@@ -111,11 +102,11 @@ class Channel:
             for number, answered, marks, message in numbered(self._receive()):
                 if number != self._number:
                     continue
-                moving = moving or bool(marks & NLM_F_DUMP_INTR)
-                self.idle = answered in (NLMSG_DONE, NLMSG_ERROR)
+                moving = moving or bool(marks & netlink.NLM_F_DUMP_INTR)
+                self.idle = answered in (netlink.NLMSG_DONE, netlink.NLMSG_ERROR)
                 if self.idle:
                     # The end of a list has an error too, as if an object does not fit into a message.
-                    error = refusal(marks if answered == NLMSG_ERROR else 0, message[HEADER_BYTES:])
+                    error = refusal(marks if answered == netlink.NLMSG_ERROR else 0, message[HEADER_BYTES:])
                     if error is not None:
                         raise error
                     if moving:
@@ -182,7 +173,8 @@ def refusal(marks: int, payload: bytes) -> OSError | None:
     if code == 0:
         return None
     words = os.strerror(code) if 0 < code < _ERRNOS else f"error {code}"
-    if marks & NLM_F_ACK_TLVS and marks & NLM_F_CAPPED:  # only the header of the request is repeated
+    # With the second, only the header of the request is repeated.
+    if marks & netlink.NLM_F_ACK_TLVS and marks & netlink.NLM_F_CAPPED:
         error_text = dict(attributes(payload, 4 + HEADER_BYTES)).get(_ERROR_WORDS)
         words = f"{words} ({text(error_text)})" if error_text else words
     return OSError(code, words)

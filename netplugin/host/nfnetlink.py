@@ -21,14 +21,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from pyroute2.netlink import (
-    NETLINK_NETFILTER,
-    NLM_F_ACK,
-    NLM_F_DUMP,
-    NLM_F_ECHO,
-    NLM_F_REQUEST,
-    NLMSG_ERROR,
-)
+from pyroute2.netlink import NETLINK_NETFILTER, NLM_F_ACK, NLM_F_DUMP, NLM_F_ECHO, NLM_F_REQUEST, NLMSG_ERROR
 from pyroute2.netlink.nfnetlink import NFNL_SUBSYS_NFTABLES
 
 from netplugin.api.errors import BackendUnavailable, HostError, NetpluginError, OperationTimeout

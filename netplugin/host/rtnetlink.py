@@ -10,16 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pyroute2.netlink import (
-    NETLINK_ROUTE,
-    NLM_F_ACK,
-    NLM_F_APPEND,
-    NLM_F_CREATE,
-    NLM_F_DUMP,
-    NLM_F_EXCL,
-    NLM_F_REPLACE,
-    NLM_F_REQUEST,
-)
+from pyroute2 import netlink
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from netplugin.host.netlink import HEADER_BYTES, Interrupted, Kept
@@ -28,11 +19,11 @@ from netplugin.host.rtnetlink_messages import Message
 #: A message of pyroute2 to send: its fields, and its attributes with their names.
 Request = Any
 #: The flags of a request: do it, make a new object, add one to others, make one or change it, list.
-DO = NLM_F_REQUEST | NLM_F_ACK
-CREATE = DO | NLM_F_CREATE | NLM_F_EXCL
-APPEND = DO | NLM_F_CREATE | NLM_F_APPEND
-REPLACE = DO | NLM_F_CREATE | NLM_F_REPLACE
-DUMP = NLM_F_REQUEST | NLM_F_DUMP
+DO = netlink.NLM_F_REQUEST | netlink.NLM_F_ACK
+CREATE = DO | netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+APPEND = DO | netlink.NLM_F_CREATE | netlink.NLM_F_APPEND
+REPLACE = DO | netlink.NLM_F_CREATE | netlink.NLM_F_REPLACE
+DUMP = netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP
 _ATTEMPTS = 5
 
 
@@ -40,7 +31,7 @@ class Rtnetlink:
     """Requests to rtnetlink, in the network namespace of the calling thread, which must not change."""
 
     def __init__(self) -> None:
-        self._channels = Kept(NETLINK_ROUTE)
+        self._channels = Kept(netlink.NETLINK_ROUTE)
 
     def ask(
         self, kind: int, request: Request, flags: int = DO, fits: Callable[[Message], bool] = lambda _: True

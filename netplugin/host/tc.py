@@ -12,17 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyroute2.netlink import NLM_F_ECHO
-from pyroute2.netlink.rtnl import (
-    RTM_DELQDISC,
-    RTM_DELTFILTER,
-    RTM_GETQDISC,
-    RTM_GETTFILTER,
-    RTM_NEWQDISC,
-    RTM_NEWTFILTER,
-    TC_H_INGRESS,
-    TC_H_ROOT,
-)
+from pyroute2.netlink import NLM_F_ECHO, rtnl
 from pyroute2.netlink.rtnl.tcmsg import act_mirred, plugins, tcmsg
 from pyroute2.protocols import ETH_P_ALL
 
@@ -36,7 +26,7 @@ from netplugin.host.rtnetlink_messages import Attributes, Message
 
 # include/uapi/linux: pkt_sched.h, pkt_cls.h, if_ether.h, tc_act/tc_mirred.h
 _INGRESS_FILTERS = 0xFFFFFFF2  # the same for an ingress qdisc and clsact
-_INGRESS = {"handle": 0xFFFF0000, "parent": TC_H_INGRESS}
+_INGRESS = {"handle": 0xFFFF0000, "parent": rtnl.TC_H_INGRESS}
 _EGRESS_FILTERS = 0xFFFFFFF3  # of clsact
 _BPF_DIRECT_ACTION = 1
 _EGRESS_REDIRECT, _STOLEN = 1, 4
@@ -113,8 +103,8 @@ class Tc:
 
     def read(self, index: int, root_kind: str) -> Queueing:
         """Read one device. ``root_kind`` is the kind of its root qdisc as reported by the device."""
-        root = self._get(index, TC_H_ROOT) if root_kind == "tbf" else None
-        return self._queueing(index, root, self._get(index, TC_H_INGRESS))
+        root = self._get(index, rtnl.TC_H_ROOT) if root_kind == "tbf" else None
+        return self._queueing(index, root, self._get(index, rtnl.TC_H_INGRESS))
 
     def read_all(self) -> Mapping[int, Queueing]:
         """Read all devices that have a qdisc, by index.
@@ -123,16 +113,16 @@ class Tc:
         would lose events of links when it gets as many at once.
         """
         with words("list-qdiscs", "qdiscs"):
-            found = self._kernel.ask(RTM_GETQDISC, tcmsg(), DUMP)
+            found = self._kernel.ask(rtnl.RTM_GETQDISC, tcmsg(), DUMP)
         at = {(qdisc["index"], qdisc["parent"]): qdisc for qdisc in found}
         return {
-            index: self._queueing(index, at.get((index, TC_H_ROOT)), at.get((index, TC_H_INGRESS)))
+            index: self._queueing(index, at.get((index, rtnl.TC_H_ROOT)), at.get((index, rtnl.TC_H_INGRESS)))
             for index in {index for index, _ in at}
         }
 
     def is_filtered(self, index: int) -> bool:
         """Whether a device has filters where frames come in or go out, which we set on no uplink."""
-        if self._get(index, TC_H_INGRESS) is None:
+        if self._get(index, rtnl.TC_H_INGRESS) is None:
             return False
         with _gone("list-filters", index):
             return any(self._filters(index, at) for at in (_INGRESS_FILTERS, _EGRESS_FILTERS))
@@ -140,7 +130,7 @@ class Tc:
 
     def set_root(self, index: int, tbf: Tbf) -> None:
         """Set the egress rate. An existing tbf is changed in place and keeps its queue."""
-        there = self._get(index, TC_H_ROOT)
+        there = self._get(index, rtnl.TC_H_ROOT)
         if there is not None and there["handle"] == OURS << 16 and _tbf(there) is None:
             self.delete_root(index)  # another kind has our handle; the kernel cannot change it
         parameters = {
@@ -152,13 +142,13 @@ class Tc:
         }
         options = [("TCA_TBF_PARMS", parameters), *[("TCA_TBF_RATE64", tbf.rate)] * (tbf.rate > _MOST)]
         with words("set-rate", f"device {index}"):
-            place = {"handle": OURS << 16, "parent": TC_H_ROOT}
-            self._ask(RTM_NEWQDISC, REPLACE, index, **place, **_made("tbf", nest(options)))
+            place = {"handle": OURS << 16, "parent": rtnl.TC_H_ROOT}
+            self._ask(rtnl.RTM_NEWQDISC, REPLACE, index, **place, **_made("tbf", nest(options)))
 
     def delete_root(self, index: int) -> None:
         """Remove the egress rate."""
         with _gone("remove-rate", index):
-            self._ask(RTM_DELQDISC, DO, index, handle=OURS << 16, parent=TC_H_ROOT)
+            self._ask(rtnl.RTM_DELQDISC, DO, index, handle=OURS << 16, parent=rtnl.TC_H_ROOT)
 
     def set_redirect(self, index: int, to: int) -> None:
         """Redirect all ingress traffic to the egress of device ``to``, whose qdisc shapes it."""
@@ -168,7 +158,7 @@ class Tc:
             self._make_ingress(index)
             self._delete_filter(index, OURS)
             place = {"parent": _INGRESS_FILTERS, "info": _info(OURS)}
-            self._ask(RTM_NEWTFILTER, CREATE, index, **place, **_made("u32", all_of_it))
+            self._ask(rtnl.RTM_NEWTFILTER, CREATE, index, **place, **_made("u32", all_of_it))
 
     def delete_redirect(self, index: int) -> None:
         """Remove the redirect, and the ingress qdisc unless it has other filters."""
@@ -181,12 +171,12 @@ class Tc:
     def _remove_from_ingress(self, index: int, *priorities: int) -> None:
         for priority in priorities:
             self._delete_filter(index, priority)
-        ingress = self._get(index, TC_H_INGRESS)
+        ingress = self._get(index, rtnl.TC_H_INGRESS)
         if ingress is None or self._filters(index):
             return
         if ingress.attributes.text("TCA_KIND") == "ingress":
             with _gone("remove-ingress", index):
-                self._ask(RTM_DELQDISC, DO, index, **_INGRESS)
+                self._ask(rtnl.RTM_DELQDISC, DO, index, **_INGRESS)
 
     def set_guard(self, index: int, program: BpfProgram) -> None:
         """Install a program that filters ingress traffic before any redirect, behind the guard of offloads.
@@ -206,7 +196,7 @@ class Tc:
         place = {"handle": _GUARD_HANDLE, "parent": _INGRESS_FILTERS, "info": _info(priority)}
         options = _made("bpf", nest([*program, ("TCA_BPF_FLAGS", _BPF_DIRECT_ACTION)]))
         try:
-            self._ask(RTM_NEWTFILTER, REPLACE, index, **place, **options)
+            self._ask(rtnl.RTM_NEWTFILTER, REPLACE, index, **place, **options)
         except OSError as refused:
             if refused.errno == errno.ENOENT:
                 what = f"the kernel has no BPF filters in tc: {refused.strerror}"
@@ -215,16 +205,16 @@ class Tc:
                 raise
             # A filter of another kind has our priority.
             self._delete_filter(index, priority)
-            self._ask(RTM_NEWTFILTER, REPLACE, index, **place, **options)
+            self._ask(rtnl.RTM_NEWTFILTER, REPLACE, index, **place, **options)
 
     def _make_ingress(self, index: int) -> None:
         """Create the qdisc that ingress filters are attached to, unless there is one (or clsact)."""
-        if self._get(index, TC_H_INGRESS) is None:
-            self._ask(RTM_NEWQDISC, CREATE, index, **_INGRESS, **nest([("TCA_KIND", "ingress")]))
+        if self._get(index, rtnl.TC_H_INGRESS) is None:
+            self._ask(rtnl.RTM_NEWQDISC, CREATE, index, **_INGRESS, **nest([("TCA_KIND", "ingress")]))
 
     def _delete_filter(self, index: int, priority: int) -> None:
         with _gone("remove-filter", index):
-            self._ask(RTM_DELTFILTER, DO, index, parent=_INGRESS_FILTERS, info=_info(priority))
+            self._ask(rtnl.RTM_DELTFILTER, DO, index, parent=_INGRESS_FILTERS, info=_info(priority))
 
     def _get(self, index: int, parent: int) -> Message | None:
         """One qdisc; None if there is none or only a placeholder.
@@ -233,13 +223,13 @@ class Tc:
         NLM_F_ECHO (``qdisc_notify`` in net/sched/sch_api.c).
         """
         with _gone("read-qdisc", index):
-            found = self._ask(RTM_GETQDISC, DO | NLM_F_ECHO, index, parent=parent)
+            found = self._ask(rtnl.RTM_GETQDISC, DO | NLM_F_ECHO, index, parent=parent)
             return found[0] if found else None
         return None
 
     def _filters(self, index: int, parent: int = _INGRESS_FILTERS) -> list[Message]:
         with words("list-filters", f"device {index}"):
-            return self._ask(RTM_GETTFILTER, DUMP, index, parent=parent)
+            return self._ask(rtnl.RTM_GETTFILTER, DUMP, index, parent=parent)
 
     def _queueing(self, index: int, root: Message | None, ingress: Message | None) -> Queueing:
         filters = self._filters(index) if ingress else []

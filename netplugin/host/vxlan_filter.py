@@ -18,21 +18,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from netplugin.host import nft_rules as nft
-from netplugin.host import nft_sets
+from netplugin.host import nft_sets, nftables
 from netplugin.host.nfnetlink import Nfnetlink
 from netplugin.host.nft_rules import COUNTER, DROP, Extension, Match, Payload, Rule, member
 from netplugin.host.nft_sets import KeyType, concatenation
-from netplugin.host.nftables import (
-    AddElement,
-    AddSet,
-    AddTable,
-    Command,
-    DeleteElement,
-    DeleteTable,
-    Nftables,
-    SetChain,
-    base_chain,
-)
 
 FAMILY, TABLE = "inet", "netplugin"
 _NETWORKS, _PORTS, _PEERS4, _PEERS6, _CHAIN = "networks", "ports", "peers4", "peers6", "input"
@@ -82,12 +71,12 @@ class VxlanFilter:
     def __init__(self, local_ip: str, kernel: Nfnetlink | None = None) -> None:
         """``kernel``: see ``Nftables``."""
         six = ":" in local_ip
-        self._table = Nftables(FAMILY, TABLE, kernel, "vxlan-filter")
+        self._table = nftables.Nftables(FAMILY, TABLE, kernel, "vxlan-filter")
         #: The sets that were listed last, and what is in them.
         self._known: tuple[object, VxlanSources] = None, VxlanSources(sound=False)
         self._peers = _PEERS6 if six else _PEERS4
         rules = [*(_no_fragments(local_ip) if six else ()), _from_peers_only(six)]
-        self._chain = base_chain("input", -350, *rules)
+        self._chain = nftables.base_chain("input", -350, *rules)
         sender = nft_sets.IPV6_FROM if six else nft_sets.IPV4_FROM
         self._sets: dict[str, KeyType] = {
             _PORTS: nft_sets.PORT,
@@ -114,24 +103,24 @@ class VxlanFilter:
 
         One transaction. ``base``: it also creates the table, or corrects it.
         """
-        sets = [AddSet(name, keys) for name, keys in self._sets.items()]
-        commands: list[Command] = [
-            *([AddTable(), *sets, SetChain(_CHAIN, self._chain)] if base else ()),
-            *(DeleteElement(self._peers, peer) for peer in _keys(key, gone)),
-            AddElement(_PORTS, _packed(key.udp_port)),
-            AddElement(_NETWORKS, _key(key)),
-            *(AddElement(self._peers, peer) for peer in _keys(key, peers)),
+        sets = [nftables.AddSet(name, keys) for name, keys in self._sets.items()]
+        commands: list[nftables.Command] = [
+            *([nftables.AddTable(), *sets, nftables.SetChain(_CHAIN, self._chain)] if base else ()),
+            *(nftables.DeleteElement(self._peers, peer) for peer in _keys(key, gone)),
+            nftables.AddElement(_PORTS, _packed(key.udp_port)),
+            nftables.AddElement(_NETWORKS, _key(key)),
+            *(nftables.AddElement(self._peers, peer) for peer in _keys(key, peers)),
         ]
         self._table.commit(commands, deadline)
 
     def forget(self, key: VxlanKey, peers: Collection[str], deadline: float) -> None:
         """Remove a network and its peers."""
-        of_peers = (DeleteElement(self._peers, peer) for peer in _keys(key, peers))
-        self._table.commit([DeleteElement(_NETWORKS, _key(key)), *of_peers], deadline)
+        of_peers = (nftables.DeleteElement(self._peers, peer) for peer in _keys(key, peers))
+        self._table.commit([nftables.DeleteElement(_NETWORKS, _key(key)), *of_peers], deadline)
 
     def remove(self, deadline: float) -> None:
         """Delete the table."""
-        self._table.commit([DeleteTable()], deadline)
+        self._table.commit([nftables.DeleteTable()], deadline)
 
 
 def _from_peers_only(six: bool) -> Rule:
