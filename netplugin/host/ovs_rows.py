@@ -62,12 +62,8 @@ COLUMNS = {
 }
 #: The columns that this can do without: releases of OVS have come to have them since 2.4.
 MAY_LACK = {
-    "Open_vSwitch.dpdk_initialized",
-    "Open_vSwitch.dpdk_version",
-    "Open_vSwitch.iface_types",
-    "Interface.error",
-    "Interface.ifindex",
-    "Interface.mtu_request",
+    *(f"Open_vSwitch.{column}" for column in ("dpdk_initialized", "dpdk_version", "iface_types")),
+    *(f"Interface.{column}" for column in ("error", "ifindex", "mtu_request")),
 }
 #: The keys that are read of maps, by table and column; of others all.
 KEYS = {("Interface", "status"): ("status", "num_of_vrings", "n_rxq", "numa_id", "numa")}
