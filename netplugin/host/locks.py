@@ -7,6 +7,7 @@ They listen only so that the kernel reports the owner to others (``SO_PEERCRED``
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -128,12 +129,9 @@ def _holder(name: str) -> Holder:
 
 def _let_askers_go(mine: socket.socket) -> None:
     """Empty the queue: whoever connected has the credentials by now."""
-    while True:
-        try:
-            asker, _ = mine.accept()
-        except OSError:
-            return
-        asker.close()
+    with contextlib.suppress(OSError):
+        while True:
+            mine.accept()[0].close()
 
 
 def _program(pid: int) -> str:

@@ -250,12 +250,8 @@ class OvsHost:
             fixes = (gone.fix, fix_of_start(root.version, root.other_config))
             return replace(gone, fix="; ".join(filter(None, fixes)) or None)
         if not self._settled.is_set():
-            return Usability(
-                False,
-                "ovs-vswitchd has just started and is not configured yet",
-                "try again in a few seconds",
-                "vswitchd",
-            )
+            reason = "ovs-vswitchd has just started and is not configured yet"
+            return Usability(False, reason, "try again in a few seconds", "vswitchd")
         return Usability(True)
 
     def close(self) -> None:

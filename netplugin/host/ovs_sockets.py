@@ -41,9 +41,8 @@ class OvsSockets:
     def read(conf: Any) -> OvsSockets:
         """As the ``[ovs]`` options say."""
         rundir, control = conf.ovs.rundir, conf.ovs.control_socket
-        return OvsSockets(
-            conf.ovs.connection, Path(rundir) if rundir else None, Path(control) if control else None
-        )
+        directory, socket_path = (Path(each) if each else None for each in (rundir, control))
+        return OvsSockets(conf.ovs.connection, directory, socket_path)
 
     @staticmethod
     def below(rundir: Path) -> OvsSockets:
@@ -64,11 +63,8 @@ class OvsSockets:
         if self.database is None:
             return (_INSTALLED,)
         directory = self.database.parent
-        return (
-            (directory,)
-            if os.path.realpath(directory) == os.path.realpath(_INSTALLED)
-            else (directory, _INSTALLED)
-        )
+        is_installed = os.path.realpath(directory) == os.path.realpath(_INSTALLED)
+        return (directory,) if is_installed else (directory, _INSTALLED)
 
     def control(self) -> Path:
         """The control socket of vswitchd.
@@ -82,12 +78,10 @@ class OvsSockets:
             if found is not None and (directory == self.directories[0] or self._is_user(found)):
                 return found
         where = " and ".join(map(str, self.directories))
-        raise BackendUnavailable(
-            f"ovs-vswitchd does not run (looked in {where})",
-            step=_STEP,
-            fix="start ovs-vswitchd, or name its directory in [ovs] rundir or its socket in "
-            "[ovs] control_socket",
+        fix = (
+            "start ovs-vswitchd, or name its directory in [ovs] rundir or its socket in [ovs] control_socket"
         )
+        raise BackendUnavailable(f"ovs-vswitchd does not run (looked in {where})", step=_STEP, fix=fix)
 
     def management(self, bridge: str) -> Path:
         """The socket at which vswitchd takes the OpenFlow messages of a bridge."""

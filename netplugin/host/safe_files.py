@@ -171,11 +171,8 @@ def sync(path: Path) -> None:
 
     Raises: OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from netplugin.host.link_messages import SKIP_STATISTICS
 from netplugin.host.nic_errors import OF_BINDING
 from netplugin.host.rtnetlink import Rtnetlink, about_link
 from netplugin.host.rtnetlink_messages import Message
+from netplugin.host.safe_files import opened
 from netplugin.host.vf_messages import (
     GROUPS,
     NO_MAC,
@@ -249,15 +250,10 @@ def read_interfaces(device: Path | str) -> tuple[HostInterface, ...]:
 def read_text(path: Path | str) -> str:
     """The text of a sysfs attribute; empty if it is missing or unreadable."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+            return os.read(descriptor, 4096).decode(errors="replace").strip()
     except OSError:
         return ""
-    try:
-        return os.read(descriptor, 4096).decode(errors="replace").strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
 
 
 def read_link(path: Path | str) -> str | None:
