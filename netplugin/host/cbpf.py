@@ -65,9 +65,8 @@ class BpfProgram:
         Raises: OSError if the kernel refuses it.
         """
         code = ctypes.create_string_buffer(self.code)
-        to.setsockopt(
-            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", self.length, ctypes.addressof(code))
-        )
+        program = struct.pack("@HP", self.length, ctypes.addressof(code))
+        to.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
 
 @dataclass

@@ -381,11 +381,8 @@ def _refusal(step: str, what: str, code: int, error_text: str) -> NetpluginError
     if code == errno.ENODEV:
         return NoSuchLink(f"{what}: {error_text}", step=step)
     if code == errno.EEXIST and step.startswith("create-"):
-        return Conflict(
-            f"{what} cannot be made next to an object that netplugin did not make: {error_text}",
-            step=step,
-            fix="find it with ip -d link show, and remove or rename it",
-        )
+        clash = f"{what} cannot be made next to an object that netplugin did not make: {error_text}"
+        return Conflict(clash, step=step, fix="find it with ip -d link show, and remove or rename it")
     return HostError(f"{what}: {error_text}", step=step)
 
 

@@ -126,11 +126,9 @@ class Nfnetlink:
             refused, generations = _outcome(channel)
             channel.idle = True
         if refused:
-            error = TransactionRefused(
-                f"nftables: {'; '.join(dict.fromkeys(refused.values()))}",
-                step=step,
-                fix="look in nft list ruleset for tables named netplugin that another program has changed",
-            )
+            fix = "look in nft list ruleset for tables named netplugin that another program has changed"
+            reasons = "; ".join(dict.fromkeys(refused.values()))
+            error = TransactionRefused(f"nftables: {reasons}", step=step, fix=fix)
             error.refused = {number - 1: text for number, text in refused.items() if number}
             raise error
         self._generations += generations
@@ -153,9 +151,8 @@ class Nfnetlink:
             return
         with contextlib.suppress(OSError):  # its outcome is read anyway
             if not self._late.ended(remaining(deadline)):
-                raise OperationTimeout(
-                    "nftables: the kernel still works on an earlier transaction", step=step
-                )
+                what = "nftables: the kernel still works on an earlier transaction"
+                raise OperationTimeout(what, step=step)
         self._late = None
 
 
@@ -261,9 +258,6 @@ def _refusal(step: str, error_text: str, code: int) -> NetpluginError:
     if code in (errno.EPERM, errno.EACCES):
         return HostError(f"nftables: {error_text}", step=step, fix="give the agent CAP_NET_ADMIN")
     if code in (errno.EPROTONOSUPPORT, errno.EOPNOTSUPP, errno.EINVAL) and step == "nftables":
-        return BackendUnavailable(
-            f"the kernel has no nftables: {error_text}",
-            step=step,
-            fix="modprobe nf_tables, or use another kernel",
-        )
+        fix = "modprobe nf_tables, or use another kernel"
+        return BackendUnavailable(f"the kernel has no nftables: {error_text}", step=step, fix=fix)
     return HostError(f"nftables: {error_text}", step=step)

@@ -227,9 +227,8 @@ class Nftables:
         listed = table.names if chains is None else table.names.intersection(chains)
         rules = self._rules(channel, None if chains is None else listed)
         self._listing = (stamp, table) if self._kernel.stamp(channel) == stamp else None
-        return replace(
-            table, chains={name: replace(table.chains[name], rules=tuple(rules[name])) for name in listed}
-        )
+        found = {name: replace(table.chains[name], rules=tuple(rules[name])) for name in listed}
+        return replace(table, chains=found)
 
     def _list(self, channel: Channel) -> Table | None:
         if not ask(channel, self._family, _GETTABLE, packed(self.table)):

@@ -195,11 +195,8 @@ class OpenFlow:
 
         found, _ = self._settings(bridge, deadline, [m.match_fragments(1)], update)
         if not found.matches_fragments:
-            raise HostError(
-                f"{bridge} does not match the ports of fragments",
-                step=STEP,
-                fix=f"ovs-ofctl set-frags {bridge} nx-match says why",
-            )
+            fix = f"ovs-ofctl set-frags {bridge} nx-match says why"
+            raise HostError(f"{bridge} does not match the ports of fragments", step=STEP, fix=fix)
 
     def forward(self, bridge: str, ofports: Collection[int], on: bool, deadline: float) -> None:
         """Have the bridge forward frames to these ports, or none whatever its flows say; read back.
@@ -219,11 +216,9 @@ class OpenFlow:
         those = {port.ofport for port in changed}
         changes = [m.set_port(xid, port, shut=not on) for xid, port in enumerate(changed, 1)]
         for port in wrong(self._settings(bridge, deadline, changes, update)[1]):
-            raise HostError(
-                f"{bridge} does not {'forward to' if on else 'shut'} port {port.ofport}",
-                step=STEP,
-                fix=f"ovs-ofctl mod-port {bridge} {port.ofport} {'' if on else 'no-'}forward says why",
-            )
+            found = f"{bridge} does not {'forward to' if on else 'shut'} port {port.ofport}"
+            fix = f"ovs-ofctl mod-port {bridge} {port.ofport} {'' if on else 'no-'}forward says why"
+            raise HostError(found, step=STEP, fix=fix)
 
     def _settings(
         self,

@@ -146,11 +146,8 @@ class Connection:
             self._unsent += m.message(m.ECHO_REPLY, message.xid, message.body)
         elif message.kind == m.ERROR and m.refuses_version(message):
             bridge = self._path.stem
-            raise HostError(
-                f"{bridge} does not speak OpenFlow 1.4",
-                step=STEP,
-                fix=f"ovs-vsctl add bridge {bridge} protocols OpenFlow14",
-            )
+            fix = f"ovs-vsctl add bridge {bridge} protocols OpenFlow14"
+            raise HostError(f"{bridge} does not speak OpenFlow 1.4", step=STEP, fix=fix)
         else:
             return message.kind == m.HELLO
         return True

@@ -66,15 +66,9 @@ def findings(uses: Iterable[BondUse]) -> list[Finding]:
 
 def _links(bond: OvsBond) -> list[Finding]:
     if bond.lacp == "configured":
-        return [
-            Finding(
-                id="bond-lacp",
-                status="fail",
-                found=str(fault(bond)),
-                expected=f"LACP of {bond.name} is negotiated with the switch",
-                fix="configure LACP (802.3ad) for these links on the switch, or take lacp out of [ovs] bonds",
-            )
-        ]
+        expected = f"LACP of {bond.name} is negotiated with the switch"
+        fix = "configure LACP (802.3ad) for these links on the switch, or take lacp out of [ovs] bonds"
+        return [Finding(id="bond-lacp", status="fail", found=str(fault(bond)), expected=expected, fix=fix)]
     if not bond.down:
         return []
     dead = fault(bond)
@@ -103,13 +97,8 @@ def _hash(use: BondUse) -> Finding:
     elif bond.mode == "balance-slb" and use.senders < links:
         weakness = f"has {use.senders} of them for {links} links"
     if weakness is None:
-        return Finding(
-            id="bond-hash", status="ok", found=f"bond {bond.name} is {bond.mode}", expected=expected
-        )
-    return Finding(
-        id="bond-hash",
-        status="warn",
-        found=f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and {weakness}",
-        expected=expected,
-        fix="lacp in [ovs] bonds (balance-tcp), with LACP on the switch",
-    )
+        found = f"bond {bond.name} is {bond.mode}"
+        return Finding(id="bond-hash", status="ok", found=found, expected=expected)
+    found = f"bond {bond.name} is balance-slb, which spreads by source MAC and VLAN, and {weakness}"
+    fix = "lacp in [ovs] bonds (balance-tcp), with LACP on the switch"
+    return Finding(id="bond-hash", status="warn", found=found, expected=expected, fix=fix)

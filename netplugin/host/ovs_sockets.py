@@ -128,11 +128,9 @@ def _only(directory: Path) -> Path | None:
     """
     found = list(_of_vswitchds(directory))
     if len(found) > 1:
-        raise BackendUnavailable(
-            f"{len(found)} ovs-vswitchds run in {directory}: {', '.join(path.name for path in found)}",
-            step=_STEP,
-            fix=f"name one of them in [ovs] control_socket, such as {found[0]}",
-        )
+        what = f"{len(found)} ovs-vswitchds run in {directory}: {', '.join(path.name for path in found)}"
+        fix = f"name one of them in [ovs] control_socket, such as {found[0]}"
+        raise BackendUnavailable(what, step=_STEP, fix=fix)
     return found[0] if found else None
 
 

@@ -81,12 +81,11 @@ def too_narrow(hops: Sequence[tuple[str, int]], mtu: int, encapsulation: int = 0
     for name, found in hops:
         if found < needed:
             why = f" ({mtu} and {encapsulation} for VXLAN)" if encapsulation else ""
-            return Unsupported(
-                f"the network needs an MTU of {needed}{why} on every hop, and {name} has {found}",
-                step="mtu",
-                fix=f"ovs-vsctl set Interface {name} mtu_request={needed}, and the same "
-                "for the switch behind it",
+            what = f"the network needs an MTU of {needed}{why} on every hop, and {name} has {found}"
+            fix = (
+                f"ovs-vsctl set Interface {name} mtu_request={needed}, and the same for the switch behind it"
             )
+            return Unsupported(what, step="mtu", fix=fix)
     return None
 
 

@@ -59,12 +59,8 @@ LOCK = "netplugin"
 _HOLDER_LENGTH = 200  # any client of the database can write this value, so bound what is shown
 
 
-def _late() -> OperationTimeout:
-    return OperationTimeout(
-        "ovsdb-server did not answer the transaction in time",
-        step="ovsdb-commit",
-        fix="look whether ovsdb-server hangs",
-    )
+def _late(what: str = "ovsdb-server did not answer the transaction in time") -> OperationTimeout:
+    return OperationTimeout(what, step="ovsdb-commit", fix="look whether ovsdb-server hangs")
 
 
 def _refusal(txn: Transaction, is_second: bool) -> NetpluginError:
@@ -139,11 +135,9 @@ class Ovsdb:
     def require_online(self, wait_s: float = 0.0) -> None:
         """Wait up to ``wait_s`` seconds for the connection. Raises: BackendUnavailable."""
         if not self._comes(lambda: self.online, wait_s):
-            raise BackendUnavailable(
-                f"no connection to the Open vSwitch database at {self.remote}{self._reason}",
-                step="ovsdb-connect",
-                fix="start ovsdb-server, or correct [ovs] connection",
-            )
+            found = f"no connection to the Open vSwitch database at {self.remote}{self._reason}"
+            fix = "start ovsdb-server, or correct [ovs] connection"
+            raise BackendUnavailable(found, step="ovsdb-connect", fix=fix)
 
     @property
     def locked(self) -> bool:
@@ -298,11 +292,7 @@ class Ovsdb:
         Raises: BackendUnavailable, OperationTimeout.
         """
         if self._is_pending:
-            raise OperationTimeout(
-                "an earlier transaction is still with ovsdb-server, its outcome unknown",
-                step="ovsdb-commit",
-                fix="look whether ovsdb-server hangs",
-            )
+            raise _late("an earlier transaction is still with ovsdb-server, its outcome unknown")
         self.require_lock()
 
     @property
@@ -443,9 +433,8 @@ class Ovsdb:
             return
         if self._holder is not None and has_lock and not before[1]:
             self._write_holder(self._holder)
-        for was, is_now, word in zip(
-            before, self._reported, ("on line", "locked by this process"), strict=True
-        ):
+        words = "on line", "locked by this process"
+        for was, is_now, word in zip(before, self._reported, words, strict=True):
             if was != is_now:
                 LOG.info("OVS database %s is %s%s", self.remote, "" if is_now else "not ", word)
         self._tell_changed()

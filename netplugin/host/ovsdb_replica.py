@@ -169,11 +169,8 @@ def set_column(row: Row, column: str, value: Any) -> None:
     """
     declared = row._table.columns.get(column)
     if declared is None:
-        raise HostError(
-            f"this Open vSwitch has no column {column} in table {row._table.name}",
-            step="ovsdb-commit",
-            fix="use a newer Open vSwitch",
-        )
+        found = f"this Open vSwitch has no column {column} in table {row._table.name}"
+        raise HostError(found, step="ovsdb-commit", fix="use a newer Open vSwitch")
     before = row._changes.get(column)
     setattr(row, column, value)
     if row._changes.get(column) is before:  # it was not taken: this says why

@@ -176,9 +176,8 @@ def _extended(definition: Definition, attributes: Mapping[str, str], **classes: 
     """A class of pyroute2 with more attributes, or others: a copy, as a class is numbered once for all."""
     own = {name: value for name, value in vars(definition).items() if not name.startswith("_")}
     named = {**dict(definition.nla_map), **attributes}
-    return type(
-        definition.__name__, definition.__bases__, {**own, **classes, "nla_map": tuple(named.items())}
-    )
+    members = {**own, **classes, "nla_map": tuple(named.items())}
+    return type(definition.__name__, definition.__bases__, members)
 
 
 # Up to Linux 6.8 (include/uapi/linux/if_link.h).

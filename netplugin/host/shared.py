@@ -43,10 +43,8 @@ class Host:
         """OVS for backends; it requests the lock of the database."""
         with self._lock:
             if self._ovs is None:
-                settings = OvsSettings.read(self.conf)
-                self._ovs = OvsHost(
-                    settings, self.supervisor, self._who, self.mark, self.networks, self._claimed
-                )
+                ours = self._who, self.mark, self.networks, self._claimed
+                self._ovs = OvsHost(OvsSettings.read(self.conf), self.supervisor, *ours)
             return self._ovs
 
     @property

@@ -26,13 +26,10 @@ def has_interface(name: str) -> bool:
 
 def device_findings(name: str, spec: PhysicalNetworkSpec, sys: Path = SYS) -> list[Finding]:
     """The devices of a network that are missing or bound to the wrong driver. Nothing is changed."""
+    expected = f"the devices of physical network {name} are there, with the drivers that use them"
     return [
         Finding(
-            id=f"physical-network-{name}-{device}",
-            status="warn",
-            found=found,
-            expected=f"the devices of physical network {name} are there, with the drivers that use them",
-            fix=fix,
+            id=f"physical-network-{name}-{device}", status="warn", found=found, expected=expected, fix=fix
         )
         for device, found, fix in _problems(spec, sys)
     ]

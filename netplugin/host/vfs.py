@@ -19,21 +19,13 @@ from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
 
 from netplugin.api.errors import Conflict, HostError, NetpluginError, Unsupported
 from netplugin.api.models import VfCounters
-from netplugin.host import netlink
+from netplugin.host import netlink, vf_messages
 from netplugin.host.link_messages import SKIP_STATISTICS
 from netplugin.host.nic_errors import OF_BINDING
 from netplugin.host.rtnetlink import Rtnetlink, about_link
 from netplugin.host.rtnetlink_messages import Message
 from netplugin.host.safe_files import opened
-from netplugin.host.vf_messages import (
-    GROUPS,
-    NO_MAC,
-    NicLink,
-    VfAttributes,
-    parse_counters,
-    parse_link,
-    setting,
-)
+from netplugin.host.vf_messages import GROUPS, NO_MAC, NicLink, VfAttributes, setting
 
 SYS = Path("/sys")
 VFIO = "vfio-pci"
@@ -86,10 +78,8 @@ def host_uses(
     if driver is None or in_user_space(driver):
         return
     if not interfaces:
-        yield HostUse(
-            f"{driver} has it, and its interface is in another network namespace, or it has none",
-            f"bring the interface back, or unbind the VF from {driver}",
-        )
+        how = f"{driver} has it, and its interface is in another network namespace, or it has none"
+        yield HostUse(how, f"bring the interface back, or unbind the VF from {driver}")
     for interface in interfaces:
         if interface.enslaved:
             yield HostUse(f"its interface {interface.name} is enslaved", f"release {interface.name}")
@@ -140,14 +130,14 @@ class Vfs:
         """
         with _words("list-vfs", f"interface {index}"), netlink.ignored(errno.ENODEV):
             with netlink.ignored(errno.EMSGSIZE):
-                return parse_link(self._read(index, _WITH_VFS | SKIP_STATISTICS))
-            return parse_link(self._read(index, SKIP_STATISTICS))
+                return vf_messages.parse_link(self._read(index, _WITH_VFS | SKIP_STATISTICS))
+            return vf_messages.parse_link(self._read(index, SKIP_STATISTICS))
         return None
 
     def counters(self, index: int) -> dict[int, VfCounters]:
         """The counters of a PF's VFs, by VF number."""
         with _words("count-vfs", f"interface {index}"):
-            return parse_counters(self._read(index, _WITH_VFS))
+            return vf_messages.parse_counters(self._read(index, _WITH_VFS))
 
     def _read(self, index: int, mask: int) -> Message:
         return self._kernel.ask(RTM_GETLINK, about_link(("IFLA_EXT_MASK", mask), index=index))[0]

@@ -77,9 +77,8 @@ def _table(family: str, name: str) -> Iterator[BaseChain]:
     hooks = [(hook, number) for number, hook in enumerate(_HOOKS) if valid & 1 << number]
     chains = {numbers[number]: hook.upper() for hook, number in hooks}
     # The entry before a chain of the user names it.
-    chains |= {
-        after: text(data.partition(b"\0")[0]) for _, after, _, kind, data, _ in entries if kind == _ERROR
-    }
+    named = ((after, data) for _, after, _, kind, data, _ in entries if kind == _ERROR)
+    chains |= {after: text(data.partition(b"\0")[0]) for after, data in named}
     rules: dict[str, list[FrameRule]] = {}
     policies: dict[int, Then] = {}
     for at, after, conditions, kind, data, is_goto in entries:
