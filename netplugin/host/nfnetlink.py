@@ -40,10 +40,8 @@ _GENMSG = struct.Struct("=BBH")
 #: The length of the header that follows netlink's own.
 HEAD = _GENMSG.size
 #: By nft's name: the kernel's number (NFPROTO_*).
-FAMILIES: Mapping[str, int] = MappingProxyType(
-    {"inet": 1, "ip": 2, "arp": 3, "netdev": 5, "bridge": 7, "ip6": 10}
-)
-FAMILY_NAMES: Mapping[int, str] = MappingProxyType({number: name for name, number in FAMILIES.items()})
+FAMILIES: Mapping[str, int] = {"inet": 1, "ip": 2, "arp": 3, "netdev": 5, "bridge": 7, "ip6": 10}
+FAMILY_NAMES: Mapping[int, str] = {number: name for name, number in FAMILIES.items()}
 _ANY_FAMILY = 0
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 #: For the answers of the kernel about a transaction: one for each refused message.

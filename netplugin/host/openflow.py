@@ -112,11 +112,8 @@ class OpenFlow:
         flows (``collect_rules_loose`` in ofproto/ofproto.c). Of all, flows whose cookie has one of the
         bits ``without`` are left out.
         """
-        queries = (
-            [(COOKIE_MARK, MARK_MASK | without)]
-            if cookies is None
-            else [(cookie, m.WHOLE_COOKIE) for cookie in sorted(set(cookies))]
-        )
+        whole = [(cookie, m.WHOLE_COOKIE) for cookie in sorted(set(cookies or ()))]
+        queries = whole if cookies is not None else [(COOKIE_MARK, MARK_MASK | without)]
         asked = {xid: m.request_flows(xid, *cookie) for xid, cookie in enumerate(queries, 1)}
         read = partial(m.read_flows, requests=asked)
         return self._exchange(bridge, [[*asked.values()]], deadline, read)

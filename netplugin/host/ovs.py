@@ -88,9 +88,8 @@ class OvsSettings:
 
     def with_networks(self, made: Networks) -> OvsSettings:
         """These settings with the networks that the API made."""
-        on_ovs = {
-            name: (bridge, spec.ovs) for name, spec in made.items() if (bridge := bridge_of(name, spec))
-        }
+        bridges = {name: bridge for name, spec in made.items() if (bridge := bridge_of(name, spec))}
+        on_ovs = {name: (bridge, made[name].ovs) for name, bridge in bridges.items()}
         return replace(
             self,
             bridge_mappings={**self.bridge_mappings, **{n: bridge for n, (bridge, _) in on_ovs.items()}},

@@ -103,12 +103,8 @@ def read_underlay(local_ip: str, view: OvsView) -> Underlay:
     bridge = view.bridge(found.name)
     if bridge is None or bridge.datapath_type != "netdev":
         return Underlay(local_ip, found.name, found.up)
-    nics = [
-        interface
-        for port in view.unmanaged_on(bridge)
-        for interface in port.interfaces
-        if interface.type not in ("internal", "patch")
-    ]
+    interfaces = (each for port in view.unmanaged_on(bridge) for each in port.interfaces)
+    nics = [each for each in interfaces if each.type not in ("internal", "patch")]
     broken = [f"{nic.name}: {nic.error}" for nic in nics if nic.works_at is None]
     return Underlay(
         local_ip,

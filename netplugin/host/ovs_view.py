@@ -219,9 +219,8 @@ class OvsView:
     def ports_named(self, prefixes: tuple[str, ...]) -> list[OvsPort]:
         """The ports whose names begin with one of these prefixes, of three or more letters."""
         with self._lock:
-            alike = [
-                p for short in {each[:_PREFIX] for each in prefixes} for p in self._ports.all("prefix", short)
-            ]
+            shorts = {each[:_PREFIX] for each in prefixes}
+            alike = [port for short in shorts for port in self._ports.all("prefix", short)]
         return [port for port in alike if port.name.startswith(prefixes)]
 
     def interfaces(self) -> dict[str, OvsInterface]:
@@ -351,10 +350,8 @@ class OvsView:
             return None
         bridge = self._bridges.values.get(self._holder["Bridge"].get(uuid, uuid))
         interfaces, qos = self._interfaces.values, row._data["qos"].as_scalar()
-        found = [
-            interfaces[atom.value] for atom in row._data["interfaces"].values if atom.value in interfaces
-        ]
-        found.sort(key=lambda interface: interface.name)
+        members = (atom.value for atom in row._data["interfaces"].values)
+        found = sorted((interfaces[i] for i in members if i in interfaces), key=lambda each: each.name)
         name = bridge.name if bridge else None
         return OvsPort(bridge=name, interfaces=tuple(found), qos=self._qos.values.get(qos), **values(row))
 

@@ -33,18 +33,15 @@ def run(args: Sequence[str], *, step: str, deadline: float, stdin: str | None = 
             check=False,
         )
     except FileNotFoundError as missing:
-        raise BackendUnavailable(
-            f"{args[0]} is not installed", step=step, fix=f"install the package that has {args[0]}"
-        ) from missing
+        fix = f"install the package that has {args[0]}"
+        raise BackendUnavailable(f"{args[0]} is not installed", step=step, fix=fix) from missing
     except PermissionError as refused:
         raise HostError(f"{args[0]} may not be run", step=step, fix="run this as root") from refused
     except OSError as failed:  # EAGAIN, ENOMEM, EMFILE, ENOEXEC
-        raise HostError(
-            f"{args[0]} could not be started: {failed.strerror or failed}",
-            step=step,
-            fix="look at the free memory and at the limits of processes and open files; "
-            f"or install {args[0]} for this machine again",
-        ) from failed
+        limits = "look at the free memory and at the limits of processes and open files"
+        fix = f"{limits}; or install {args[0]} for this machine again"
+        what = f"{args[0]} could not be started: {failed.strerror or failed}"
+        raise HostError(what, step=step, fix=fix) from failed
     except subprocess.TimeoutExpired as late:
         raise OperationTimeout(f"{args[0]} did not end within {late.timeout:.1f} s", step=step) from late
     if done.returncode != 0:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from types import MappingProxyType
 from typing import Any
 
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
@@ -58,9 +57,7 @@ _KERNELS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "link_state": ("LINK_STATE", {"link_state": "link_state"}),
 }
 #: The fields of each group.
-GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {group: tuple(names) for group, (_, names) in _KERNELS.items()}
-)
+GROUPS: Mapping[str, tuple[str, ...]] = {group: tuple(names) for group, (_, names) in _KERNELS.items()}
 _SWITCHES = ("spoofchk", "trusted")
 
 

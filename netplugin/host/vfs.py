@@ -267,9 +267,7 @@ _NOT_ITS_FAULT = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENODEV, errno.EN
 
 def _words(step: str, what: str, group: str = "") -> AbstractContextManager[None]:
     """Translate errors of the kernel into typed errors with its error text."""
-    return netlink.translated(
-        step, what, lambda error_text, code: _error(step, f"{what}: {error_text}", code, group)
-    )
+    return netlink.translated(step, what, lambda words, code: _error(step, f"{what}: {words}", code, group))
 
 
 def _error(step: str, detail: str, code: int, group: str) -> NetpluginError:
