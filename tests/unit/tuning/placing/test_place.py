@@ -149,7 +149,7 @@ def test_operators_page_size_is_kept() -> None:
         (Vm(1, vcpus=9), Conflict, "the VM has 9 vCPUs, and NUMA node 0 has 8"),
         (Vm(1, vcpus=11, cells=(2, 9)), Conflict, "its NUMA cell 1 has 9 vCPUs"),
         (Vm(1, vcpus=6, cells=(2, 2, 2)), Conflict, "3 NUMA cells"),
-        (Vm(1, memory_mb=20000), Conflict, "20000 MB of memory, and NUMA node 0 has 16384 MB"),
+        (Vm(1, memory_mb=20480), Conflict, "20480 MB of memory, and NUMA node 0 has 16384 MB"),
         (Vm(1, numa_node=7), Conflict, "NUMA node 7"),
         (Vm(1, extra="<numatune><memory nodeset='0-1'/></numatune>"), Conflict, "NUMA nodes 0, 1"),
         (Vm(1, extra="<numatune><memory mode='interleave' nodeset='0'/></numatune>"), Conflict, "interleave"),
