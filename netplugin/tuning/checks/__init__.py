@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from netplugin.api.models import Finding
 from netplugin.api.pmd_models import PmdState
 from netplugin.pmd import parts
-from netplugin.tuning.checks import links, machine, nics, nodes, pmd, running, scopes
+from netplugin.tuning.checks import link_scopes, links, machine, nics, nodes, pmd, running, scopes
 from netplugin.tuning.checks.frame import Scope
 from netplugin.tuning.checks.scene import Scene
 
@@ -27,9 +27,9 @@ SCOPES: tuple[Scope[Any], ...] = (
     Scope("node", scopes.nodes, (nodes.hugepages, nodes.bare, nodes.socket_memory, nodes.vm_memory)),
     Scope("node", scopes.nodes, (nodes.nics, nodes.queues, nodes.vms)),
     Scope("NIC", scopes.nics, (nics.model, nics.memory)),
-    Scope("interface", scopes.links, (links.next_hops, links.carries)),
-    Scope("bridge", scopes.bridges, (links.ports, links.bridge_mtu)),
-    Scope("bond", scopes.bonds, (links.spreads, links.members)),
+    Scope("interface", link_scopes.links, (links.next_hops, links.carries)),
+    Scope("bridge", link_scopes.bridges, (links.ports, links.bridge_mtu)),
+    Scope("bond", link_scopes.bonds, (links.spreads, links.members)),
     Scope("OVS", scopes.switches, (running.lcores, running.mask, running.masked)),
     Scope("PMD thread", scopes.pmd_threads, (running.slow_core,)),
     Scope("PMD threads", scopes.pmd_states, (pmd.pins, pmd.unpolled)),

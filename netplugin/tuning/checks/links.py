@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from netplugin.api.errors import some
 from netplugin.api.models import Finding
 from netplugin.tuning.checks.frame import fail, warn
-from netplugin.tuning.checks.scopes import AT_MOST, BELOW, Bond, Bridge, Hop, Link
+from netplugin.tuning.checks.link_scopes import AT_MOST, BELOW, Bond, Bridge, Hop, Link
 
 
 def _ip(name: str, mtu: int) -> str:
@@ -20,8 +20,9 @@ def _vsctl(name: str, mtu: int) -> str:
 
 def _either(command: Callable[[str, int], str], upper: Hop, lower: Hop) -> str:
     """A NIC may not have the larger MTU; the smaller one is always accepted."""
-    smaller = command(upper.name, lower.mtu - lower.spare)
-    return f"{command(lower.name, upper.mtu + lower.header + lower.spare)}; where a NIC cannot, {smaller}"
+    raises = lower.raises or ((lower.name, upper.mtu + lower.header + lower.spare),)
+    larger = "; ".join(command(name, mtu) for name, mtu in dict.fromkeys(raises))
+    return f"{larger}; where a NIC cannot, {command(upper.name, lower.mtu - lower.spare)}"
 
 
 def _room(hop: Hop) -> str:

@@ -149,8 +149,6 @@ def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[Di
     ]
 
 
-# -- the figures ---------------------------------------------------------------------------------
-
 _Of = Callable[[Histogram], float | None]
 
 

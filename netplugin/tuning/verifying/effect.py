@@ -106,9 +106,6 @@ def _after(state: EffectState, before: MeasuredRun) -> Options:
     return _options_of(state, "after", **fields)
 
 
-# -- The state between calls. -----------------------------------------------------------------------
-
-
 def keep(folder: Path, state: EffectState) -> None:
     """Raises: HostError."""
     result.write_text(folder / STATE, state.model_dump_json(indent=1) + "\n")

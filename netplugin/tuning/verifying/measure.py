@@ -180,9 +180,6 @@ def _throughput(settings: ThroughputSettings, rounds: int, say: Say) -> Throughp
     return Throughput(program=" ".join(versions), settings=settings, samples=tuple(found))
 
 
-# -- Host settings that affect the figures, as text by name, to compare between runs (pure). ------
-
-
 def conditions(facts: Facts, live: Live, measured: Cpus) -> Mapping[str, str]:
     """Collect the settings. ``measured`` are the CPUs of the run. Unknown facts give their reason."""
     return {name: _text(value) for name, value in _all(facts, live, measured)}

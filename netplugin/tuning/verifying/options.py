@@ -20,9 +20,6 @@ from netplugin.tuning.verifying.guest.machine import measured_vcpus
 from netplugin.tuning.verifying.loop import hugepage_node
 from netplugin.tuning.verifying.result import Label, LatencySettings, TcpSettings, ThroughputSettings
 
-# -- Options of a run, and the settings that follow from them on this host (pure). ----------------
-
-
 _Seconds = Annotated[int, Field(ge=1, le=86400)]
 
 
@@ -168,9 +165,6 @@ def asked_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None
             frame_size=options.frame_size,
         )
     return MeasurementOptions(options.label, options.rounds, latency, throughput)
-
-
-# -- Choose the CPUs of a run (pure): those named, or those isolated or planned for VMs. ----------
 
 
 def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: TuningPlan | None) -> Cpus:

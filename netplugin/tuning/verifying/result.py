@@ -16,9 +16,6 @@ from netplugin.api.fields import NAME_PATTERN
 from netplugin.host.safe_files import own_directory, read_own, replacing
 from netplugin.programs.bounded import first_mistake
 
-# -- Histogram of wake-up latencies in microseconds, and its percentiles (pure). ------------------
-
-
 #: Percentiles by name, as fractions.
 PERCENTILES: Final[Mapping[str, float]] = {
     "P99": 0.99,
@@ -83,9 +80,6 @@ def _ceil(number: float) -> int:
     """Round up, tolerating floating-point error: 0.999 of 1000 is 999."""
     nearest = round(number)
     return nearest if abs(number - nearest) < 1e-6 else int(number) + 1
-
-
-# -- Stored form of a run: results, settings and conditions of the host. --------------------------
 
 
 #: Part of a file name.

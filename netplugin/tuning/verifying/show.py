@@ -35,8 +35,6 @@ from netplugin.tuning.verifying.result import (
 #: What must stand next to figures of a VM without KVM.
 EMULATED: Final = "Emulated, without KVM: this shows that it works, and is no measure of this host."
 
-# -- Render a run and a comparison as human-readable text. ----------------------------------------
-
 
 def run_text(run: MeasuredRun) -> str:
     return "\n".join(_run(run)) + "\n"
@@ -242,9 +240,6 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         cells[0] = row[0].ljust(widths[0])
         cells[-1] = row[-1].ljust(widths[-1]) if not row[-1].isdigit() else cells[-1]
         yield ("  " + "  ".join(cells)).rstrip()
-
-
-# -- Render a run and a comparison as JSON. -------------------------------------------------------
 
 
 def run_json(run: MeasuredRun, path: Path) -> str:

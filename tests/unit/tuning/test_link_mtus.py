@@ -66,6 +66,33 @@ def test_a_device_has_room_for_its_header(kind: str | None, lower: int, most: in
     assert [f.status for f in above(1000)] == ["warn"], "and it may be larger"
 
 
+@pytest.mark.parametrize(
+    ("lower", "kind", "fix"),
+    [
+        # The kernel gives a VLAN no more than the device below it has, and a bond sets its members.
+        (1500, "vlan", "ip link set bond0 mtu 1570; ip link set low0 mtu 1570"),
+        (9000, "vlan", "ip link set low0 mtu 1570"),
+        (1500, "macsec", "ip link set bond0 mtu 1602; ip link set low0 mtu 1570"),
+        (1500, None, "ip link set low0 mtu 1570"),
+    ],
+)
+def test_the_lowest_device_is_raised_first(lower: int, kind: str | None, fix: str) -> None:
+    devices = (
+        interface("eth0", lower, master="bond0"),
+        interface("bond0", lower, "eth0", kind="bond"),
+        interface("low0", 1500 if kind != "macsec" else 1468, "bond0", kind=kind),
+        interface("vx0", 1500, "low0", kind="vxlan"),
+    )
+    [found] = [f for f in mtus(*devices) if f.found.startswith("vx0 ")]
+    assert str(found.fix).rpartition("; where a NIC cannot")[0] == fix
+
+
+def test_devices_below_each_other_end() -> None:
+    """A copy of a tree is not trusted: no kernel has such links."""
+    ring = (interface("a", 1500, "b", kind="vlan"), interface("b", 1500, "a", kind="vlan"))
+    assert mtus(*ring, interface("vx0", 1500, "a", kind="vxlan"))
+
+
 @pytest.mark.parametrize(("lower", "count"), [("macsec", 1), ("vlan", 0), ("bond", 0)])
 def test_a_vlan_is_outside_the_mtu_but_above_macsec(lower: str, count: int) -> None:
     found = mtus(interface("low0", 1500, kind=lower), interface("low0.5", 1500, "low0", kind="vlan"))
