@@ -118,7 +118,7 @@ def _arrange(
     ground: HostCapacity,
     others: Held,
 ) -> tuple[PlacedCell, ...] | None:
-    """Backtracking search: each cell gets its own node, and the cells together must cover ``wish.nodes``."""
+    """Backtracking search: each cell gets its own node, and all of them must cover ``request.nodes``."""
     if not left:
         return () if used >= request.nodes else None
     cell = left[0]
@@ -136,8 +136,8 @@ def _arrange(
 def _fitting(
     request: PlacementRequest, cell: GuestCell, ground: HostCapacity, others: Held
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Nodes with room for a cell, and the CPUs there. Order: nodes in ``wish.nodes``, then in ``near``, then
-    by distance from the NICs, then by the fewest CPUs left."""
+    """Nodes with room for a cell, and the CPUs there. Order: nodes in ``request.nodes``, then in ``near``,
+    then by distance from the NICs, then by the fewest CPUs left."""
     found = []
     for node in ground.with_cores:
         free = free_cores(node, others)
@@ -190,8 +190,10 @@ def place(
     nodes: Collection[int] = (),
     near: Collection[int] = (),
     before: Placement | None = None,
+    homes: Mapping[int, int] | None = None,
 ) -> Placement:
-    """Place a VM. It must use ``nodes`` and should prefer ``near``; ``before`` is its current placement.
+    """Place a VM. It must use ``nodes`` and should prefer ``near``; ``before`` is its current placement,
+    ``homes`` the node of each cell that must be on one.
 
     Raises: Conflict if it can never fit on this host, CapacityExhausted if other VMs use the room.
     """
@@ -200,10 +202,10 @@ def place(
     if page_kb not in offered:
         found = f"<page size> is {page_kb} KB, and the host has hugepages of {_list(offered) or 'no'} KB"
         raise conflict(found, "name a size that the host has, or none")
-    request = PlacementRequest(needs.cells, page_kb, frozenset(nodes), frozenset(near))
+    request = PlacementRequest(needs.cells, page_kb, frozenset(nodes), frozenset(near), homes or {})
     if before is not None:
-        homes = {cell.number: cell.node for cell in before.cells}
-        kept = arrange(replace(request, homes=homes), _only(ground, before), others)
+        stay = {cell.number: cell.node for cell in before.cells}
+        kept = arrange(replace(request, homes={**stay, **request.homes}), _only(ground, before), others)
         if kept is not None:
             return _placement(kept, ground, page_kb)
     require_possible(needs, ground, request.nodes, page_kb)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.models import Binding
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.domain import RENDER, complete, conflict, nodes_asked
+from netplugin.libvirt.domain import RENDER, complete, conflict, nodes_asked, number
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cpuset, memory_kb, read_needs, size_kb, vcpus
 from netplugin.libvirt.pins import Placement, is_marked, pins, write
@@ -109,6 +109,32 @@ def own_nodes(domain: Element) -> frozenset[int]:
     return frozenset(nodes)
 
 
+def own_homes(domain: Element) -> dict[int, int]:
+    """The NUMA node of each cell that the operator's ``<memnode>`` binds to one. Raises: Conflict."""
+    elements = () if is_marked(domain) else domain.iterfind("numatune/memnode")
+    sets = {
+        number(each.get("cellid"), 0): cpuset(each.get("nodeset", ""), "<memnode>", RENDER)
+        for each in elements
+    }
+    homes = {cell: min(nodes) for cell, nodes in sets.items() if len(nodes) == 1}
+    if len(set(homes.values())) < len(homes):
+        found = "<numatune><memnode> binds NUMA cells to one node, and a placed VM has a node for each"
+        raise conflict(found, "bind them to different nodes, or remove <memnode>")
+    return homes
+
+
+def refuse_own_memory(domain: Element, placement: Placement) -> None:
+    """Refuse memory that the operator binds to other nodes than those of the placement. Raises: Conflict."""
+    homes = {str(cell.number): {cell.node} for cell in placement.cells}
+    for element in () if is_marked(domain) else domain.iterfind("numatune/*"):
+        given = cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>", RENDER)
+        nodes = homes.get(element.get("cellid", ""), set(placement.nodes))
+        if given and not nodes <= given:
+            planned = f"and the host's plan has it on node {format_list(nodes)}"
+            found = f"<numatune><{element.tag}> binds memory to NUMA node {format_list(given)}, {planned}"
+            raise conflict(found, f"name those nodes, or remove <{element.tag}>")
+
+
 def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
     """Yield each CPU pin of the domain as (element, CPUs). Raises: InvalidRequest."""
     vcpu = domain.find("vcpu")
@@ -160,7 +186,8 @@ def render_placed(
     refuse_undivided(domain, needs.page_kb or ground.page_kb)
     nodes = nodes_asked(bindings, policy) | own_nodes(domain)
     near = {node for binding in bindings if (node := home(binding)) is not None}
-    placement = place(needs, ground, others, nodes, near, before)
+    placement = place(needs, ground, others, nodes, near, before, own_homes(domain))
+    refuse_own_memory(domain, placement)
     refuse_own_pins(domain, placement, needs.iothreads)
     write(domain, placement, needs.iothreads, policy.realtime)
     complete(domain, bindings)

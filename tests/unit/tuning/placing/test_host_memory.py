@@ -325,6 +325,35 @@ def test_a_placed_vm_has_whole_pages_too() -> None:
     assert render_placed(small.domain, small.bindings, small.policy, TWO_NODES, Held()).page_kb == 2048
 
 
+def tuned(inner: str, *cells: int) -> Vm:
+    return Vm(1, vcpus=2 * max(1, len(cells)), cells=cells, extra=f"<numatune>{inner}</numatune>")
+
+
+def memnodes(*nodes: str) -> str:
+    return "".join(f"<memnode cellid='{n}' mode='strict' nodeset='{each}'/>" for n, each in enumerate(nodes))
+
+
+@pytest.mark.parametrize("nodes", [("0", "1"), ("1", "0"), ("0-1", "0"), ("1", "0-1")])
+def test_a_placed_vm_has_its_cells_where_the_operator_binds_them(nodes: tuple[str, str]) -> None:
+    vm = tuned(memnodes(*nodes), 2, 2)
+    placement = render_placed(vm.domain, vm.bindings, vm.policy, TWO_NODES, Held())
+    homes = {cell.number: cell.node for cell in placement.cells}
+    assert all(homes[number] == int(each) for number, each in enumerate(nodes) if each in "01")
+
+
+@pytest.mark.parametrize(
+    ("vm", "words"),
+    [
+        (tuned(memnodes("0", "0"), 2, 2), "binds NUMA cells to one node"),
+        (tuned("<memory mode='strict' nodeset='0'/>", 2, 2), "<memory> binds memory to NUMA node 0, and"),
+    ],
+)
+def test_memory_that_is_bound_against_the_placement_is_refused(vm: Vm, words: str) -> None:
+    with pytest.raises(Conflict) as refused:
+        render_placed(vm.domain, vm.bindings, vm.policy, TWO_NODES, Held())
+    assert words in refused.value.detail and refused.value.fix
+
+
 # -- nodes ---------------------------------------------------------------------------------------
 
 
