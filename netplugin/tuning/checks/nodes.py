@@ -47,12 +47,12 @@ def bare(node: Node) -> Iterator[Finding]:
 
 def socket_memory(node: Node) -> Iterator[Finding]:
     """DPDK takes this much when OVS starts, or OVS does not start; 0 is none (vswitch.xml)."""
-    asked, have = node.socket_mb, node.megabytes
-    fix = "netplugin host plan says how much; OVS takes it when it starts"
+    asked, have, fix = node.socket_mb, node.megabytes, "netplugin host plan says how much, for the next start"
     users = (*node.ports, *_threads(node), *(f"NIC {nic.address}" for nic in node.nics))
     if asked is not None and have is not None and asked > have:
         found = f"dpdk-socket-mem has {asked} MB for NUMA node {node.number}, whose hugepages are {have} MB"
-        yield fail("socket-memory", found, "as much as there is in hugepages of the node", fix)
+        say = warn if node.runs else fail
+        yield say("socket-memory", found, "as much as there is in hugepages of the node", fix)
     elif asked == 0 and users:
         found = f"dpdk-socket-mem has nothing for NUMA node {node.number}, which has {some(users)}"
         yield warn("socket-memory", found, "memory on each node with ports or NICs of OVS", fix)

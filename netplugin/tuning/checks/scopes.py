@@ -116,10 +116,9 @@ def cgroups(scene: Scene) -> Iterator[Cgroup]:
 class Node:
     """``share``, ``pages`` and ``polling`` (PMD CPUs) are planned; ``nics`` are those of the plan that are on
     this node and polled here, ``near`` the nodes on which the plan's NICs are polled. ``ports`` of OVS and
-    running VMs (``domains``) have their memory here; ``threads`` are the CPUs of PMD threads here, if no port
-    is known. ``idle``: neither OVS-DPDK nor a VM runs. ``megabytes`` of hugepages, None if unknown;
-    ``elsewhere``: other nodes have some. ``socket_mb`` is its entry of ``dpdk-socket-mem``, None if that is
-    not set."""
+    running VMs (``domains``) have their memory here; ``threads`` are the CPUs of PMD threads, if no port is
+    known. ``idle``: neither OVS-DPDK nor a VM runs; ``runs``: OVS-DPDK does. ``megabytes`` of hugepages, None
+    if unknown; ``elsewhere``: other nodes have some. ``socket_mb``: its entry of ``dpdk-socket-mem``."""
 
     number: int
     pools: tuple[HugepagePool, ...] | None
@@ -133,6 +132,7 @@ class Node:
     threads: Cpus
     domains: tuple[str, ...]
     idle: bool
+    runs: bool
     megabytes: int | None
     elsewhere: bool
     socket_mb: int | None
@@ -168,6 +168,7 @@ def nodes(scene: Scene) -> Iterator[Node]:
             else frozenset(),
             domains=tuple(f"VM {domain.name}" for domain in domains if number in domain.memory_nodes),
             idle=not domains and not (ovs and ovs.dpdk_initialized),
+            runs=bool(ovs and ovs.dpdk_initialized and ovs.silent is None),
             megabytes=None if pools is None else sizes[number],
             elsewhere=any(size for node, size in sizes.items() if node != number),
             socket_mb=_socket_mb(ovs, number),
@@ -175,11 +176,10 @@ def nodes(scene: Scene) -> Iterator[Node]:
 
 
 def _socket_mb(ovs: OvsLive | None, node: int) -> int | None:
-    """The entry of a node; nodes that the list does not reach get none (vswitch.xml, dpdk-socket-mem)."""
-    listed = (ovs.other_config.get("dpdk-socket-mem") if ovs else None) or ""
-    parts = [part.strip() for part in listed.split(",")]
-    sizes = [int(part) if part.isdecimal() else 0 for part in parts]  # eal_parse_socket_arg: empty is 0
-    return None if not any(parts) else sizes[node] if node < len(sizes) else 0
+    """None without a list; nodes that it does not reach get none (vswitch.xml, dpdk-socket-mem)."""
+    parts = [p.strip() for p in (ovs.other_config.get("dpdk-socket-mem", "") if ovs else "").split(",")]
+    mine = parts[node] if node < len(parts) else ""
+    return None if not any(parts) else int(mine) if mine.isdecimal() else 0  # as eal_parse_socket_arg
 
 
 @dataclass(frozen=True)

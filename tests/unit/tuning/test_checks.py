@@ -311,6 +311,11 @@ def test_memory_of_ovs_on_the_wrong_node(listed: str, words: list[str]) -> None:
     live = Live(ovs=OvsLive("3.1.0", "22.11", True, {"dpdk-socket-mem": listed}, (), pmds))
     findings = found(scene(replace(load("published"), nodes=nodes), live), "socket-memory")
     assert [f.found.removeprefix("dpdk-socket-mem ") for f in findings] == words
+    assert {f.status for f in findings} <= {"warn"}, "it runs"
+    assert isinstance(live.ovs, OvsLive)
+    down = replace(live, ovs=replace(live.ovs, silent=Unknown("ovs-vswitchd", "does not answer")))
+    findings = found(scene(replace(load("published"), nodes=nodes), down), "socket-memory")
+    assert [f.status for f in findings] == ["fail" if "9999" in listed else "warn" for _ in words]
     bare = [nodes[0], nodes[1] | {"hugepages": {1048576: 0}}]
     [none] = found(scene(replace(load("published"), nodes=bare), live), "hugepages")
     assert "on NUMA node 1, which has port p1" in none.found
