@@ -306,10 +306,9 @@ def _may_label(domain: Element, bindings: Sequence[Binding], user: int | None) -
             nic = address(fragments(binding.interface_xml)[0])
             found = f"the vhost-user NIC {nic} has no qemu_user, and other NICs of the VM are for a QEMU of "
             found += f"user {user}, to whom the socket of this one may be closed"
-            fix = (
-                f"ask for it with qemu_user {user} too; or give the domain a <seclabel> of model dac of your "
-            )
-            raise conflict(found, f"{fix}own, with user {user} and a group that reaches all sockets")
+            fix = f"ask for it with qemu_user {user} too; or give the domain a <seclabel> of model dac of "
+            fix += f"your own, with user {user} and a group that reaches all sockets"
+            raise conflict(found, fix)
 
 
 def wrong_user(domain: Element, user: int) -> str | None:

@@ -32,17 +32,16 @@ def require_possible(needs: Needs, ground: HostCapacity, nodes: Collection[int],
     for cell in needs.cells:
         if len(cell.vcpus) > sizes[widest]:
             has = f"NUMA node {widest} has {sizes[widest]} CPUs for VMs"
-            fix = (
-                "give it fewer vCPUs, the plan more [host] vm_cores, or the domain NUMA cells (<cpu><numa>), "
-            )
-            fix += "each for a node of its own"
+            fix = "give it fewer vCPUs, the plan more [host] vm_cores, or the domain NUMA cells "
+            fix += "(<cpu><numa>), each for a node of its own"
             raise conflict(f"{_of(cell, needs)} {len(cell.vcpus)} vCPUs, and {has}", fix)
         memory = {number: have[number].memory_kb.get(page_kb, 0) for number in sizes}
         if whole(cell.memory_kb, page_kb) > max(memory.values()):
             have_mb = "; ".join(f"NUMA node {n} has {kb >> 10} MB" for n, kb in memory.items())
-            found = f"{_of(cell, needs)} {cell.memory_kb >> 10} MB of memory, and {have_mb} for VMs in pages"
-            fix = "set [host] vm_memory_mb, and reserve what netplugin host plan says, or give the VM less"
-            raise conflict(f"{found} of {page_kb} KB", f"{fix} memory")
+            found = f"{_of(cell, needs)} {cell.memory_kb >> 10} MB of memory, and {have_mb} for VMs "
+            found += f"in pages of {page_kb} KB"
+            fix = "set [host] vm_memory_mb, and reserve what netplugin host plan says, "
+            raise conflict(found, fix + "or give the VM less memory")
 
 
 def _wrong_number(needs: Needs, have: Collection[int], nodes: Collection[int]) -> NetpluginError:
@@ -67,8 +66,8 @@ def exhausted(
     wants = " and ".join(f"{len(cell.vcpus)} vCPUs with {cell.memory_kb >> 10} MB" for cell in needs.cells)
     where = f"node {_list(nodes)}" if nodes else "one node" if len(needs.cells) == 1 else "a node each"
     found = f"no room for {wants} on {where}; in whole cores and in pages of {page_kb} KB are free: {free}"
-    fix = "delete the ports of a placed VM that is gone, stop what libvirt runs on these CPUs, or "
-    return CapacityExhausted(found, step=RENDER, fix=f"{fix}plan more [host] vm_cores")
+    fix = "delete the ports of a placed VM that is gone, stop what libvirt runs on these CPUs, "
+    return CapacityExhausted(found, step=RENDER, fix=fix + "or plan more [host] vm_cores")
 
 
 def _of(cell: GuestCell, needs: Needs) -> str:

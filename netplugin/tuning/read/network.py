@@ -56,16 +56,16 @@ def _nics(root: Root) -> Fact[tuple[HostNic, ...]]:
 @whole
 def _routed(root: Root) -> frozenset[str]:
     """Interfaces of default routes, and those below them: a bond's members, the parent of a VLAN."""
-    found, todo = set[str](), list[str]()
+    found, left = set[str](), list[str]()
     for path, (destination, mask, interface) in _ROUTES.items():
         text = sure(root.text(path), "")
         rows = (row for row in map(str.split, text.splitlines()) if len(row) > 9)
-        todo += [row[interface] for row in rows if not (row[destination] + row[mask]).strip("0")]
-    while todo:
-        name = todo.pop()
+        left += [row[interface] for row in rows if not (row[destination] + row[mask]).strip("0")]
+    while left:
+        name = left.pop()
         if name not in found and name != _LOOPBACK:
             found.add(name)
-            todo += _lowers(known(root.names(f"{_NET}/{name}"), ()))
+            left += _lowers(known(root.names(f"{_NET}/{name}"), ()))
     return frozenset(found)
 
 
