@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.models import Binding
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.domain import RENDER, complete, conflict, nodes_asked, number
+from netplugin.libvirt.domain import RENDER, complete, conflict, nodes_asked
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cpuset, memory_kb, read_needs, size_kb, vcpus
 from netplugin.libvirt.pins import Placement, is_marked, pins, write
 from netplugin.libvirt.values import parse_cpuset, unsigned
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
-from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, refuse_faults, refuse_undivided
+from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, bound, refuse_faults, refuse_undivided
 from netplugin.tuning.placing.place import place
 
 
@@ -92,47 +92,44 @@ def refuse_elsewhere(domain: Element, nodes: Collection[int], host: HostMemory) 
                 raise conflict(found, "remove the pin, or ask for its node (numa_node)")
 
 
-def own_nodes(domain: Element) -> frozenset[int]:
-    """NUMA nodes that the operator's ``<numatune>`` binds memory to. Raises: Conflict, InvalidRequest."""
-    if is_marked(domain):
-        return frozenset()
-    nodes: set[int] = set()
-    for element in domain.iterfind("numatune/*"):
-        if element.tag not in ("memory", "memnode"):
-            continue
-        if element.get("placement") == "auto" or element.get("mode", "strict") != "strict":
-            has = f"mode='{element.get('mode', 'strict')}' or placement='auto'"
+def own_memory(domain: Element) -> dict[int | None, Cpus]:
+    """The NUMA nodes that the operator binds memory to, by cell; None for cells without a ``<memnode>``.
+
+    Raises: Conflict, InvalidRequest.
+    """
+    found = {} if is_marked(domain) else bound(domain, RENDER)
+    memory = domain.find("numatune/memory")
+    auto = memory is not None and memory.get("placement") == "auto"
+    for cell, (mode, _) in found.items():
+        if mode != "strict" or (auto and cell is None):
+            has = f"<numatune><{_tag(cell)}> has mode='{mode}' or placement='auto'"
             placed = "and a placed VM has its memory on the node of its CPUs"
-            found = f"<numatune><{element.tag}> has {has}, {placed}"
-            raise conflict(found, f"remove <{element.tag}> from <numatune>")
-        nodes |= cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>", RENDER)
-    return frozenset(nodes)
+            raise conflict(f"{has}, {placed}", f"remove <{_tag(cell)}> from <numatune>")
+    return {cell: nodes for cell, (_, nodes) in found.items()}
 
 
-def own_homes(domain: Element) -> dict[int, int]:
-    """The NUMA node of each cell that the operator's ``<memnode>`` binds to one. Raises: Conflict."""
-    elements = () if is_marked(domain) else domain.iterfind("numatune/memnode")
-    sets = {
-        number(each.get("cellid"), 0): cpuset(each.get("nodeset", ""), "<memnode>", RENDER)
-        for each in elements
-    }
-    homes = {cell: min(nodes) for cell, nodes in sets.items() if len(nodes) == 1}
+def own_homes(own: Mapping[int | None, Cpus]) -> dict[int, int]:
+    """The NUMA node of each cell that the operator binds to one. Raises: Conflict."""
+    homes = {cell: min(nodes) for cell, nodes in own.items() if cell is not None and len(nodes) == 1}
     if len(set(homes.values())) < len(homes):
         found = "<numatune><memnode> binds NUMA cells to one node, and a placed VM has a node for each"
         raise conflict(found, "bind them to different nodes, or remove <memnode>")
     return homes
 
 
-def refuse_own_memory(domain: Element, placement: Placement) -> None:
+def refuse_own_memory(own: Mapping[int | None, Cpus], placement: Placement) -> None:
     """Refuse memory that the operator binds to other nodes than those of the placement. Raises: Conflict."""
-    homes = {str(cell.number): {cell.node} for cell in placement.cells}
-    for element in () if is_marked(domain) else domain.iterfind("numatune/*"):
-        given = cpuset(element.get("nodeset", ""), f"<{element.tag} nodeset>", RENDER)
-        nodes = homes.get(element.get("cellid", ""), set(placement.nodes))
+    homes: dict[int | None, set[int]] = {cell.number: {cell.node} for cell in placement.cells}
+    for cell, given in own.items():
+        nodes = homes.get(cell, set(placement.nodes))
         if given and not nodes <= given:
             planned = f"and the host's plan has it on node {format_list(nodes)}"
-            found = f"<numatune><{element.tag}> binds memory to NUMA node {format_list(given)}, {planned}"
-            raise conflict(found, f"name those nodes, or remove <{element.tag}>")
+            found = f"<numatune><{_tag(cell)}> binds memory to NUMA node {format_list(given)}, {planned}"
+            raise conflict(found, f"name those nodes, or remove <{_tag(cell)}>")
+
+
+def _tag(cell: int | None) -> str:
+    return "memory" if cell is None else "memnode"
 
 
 def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
@@ -184,10 +181,11 @@ def render_placed(
     refuse_unplaceable(domain, ground, policy.realtime)
     needs = read_needs(domain, RENDER)
     refuse_undivided(domain, needs.page_kb or ground.page_kb)
-    nodes = nodes_asked(bindings, policy) | own_nodes(domain)
+    own = own_memory(domain)
+    nodes = nodes_asked(bindings, policy).union(*own.values())
     near = {node for binding in bindings if (node := home(binding)) is not None}
-    placement = place(needs, ground, others, nodes, near, before, own_homes(domain))
-    refuse_own_memory(domain, placement)
+    placement = place(needs, ground, others, nodes, near, before, own_homes(own))
+    refuse_own_memory(own, placement)
     refuse_own_pins(domain, placement, needs.iothreads)
     write(domain, placement, needs.iothreads, policy.realtime)
     complete(domain, bindings)
