@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,14 @@ BASE = Path("/run/np")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not sandbox.inside() and any(not item.get_closest_marker("outside") for item in items):
         pytest.exit("these tests run in a sandbox: tox -e functional", returncode=2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def links_given_back() -> Iterator[None]:
+    """Fail a module that leaves a link: an agent of a later module takes a port's for an orphan."""
+    before = set(os.listdir("/sys/class/net"))
+    yield
+    assert set(os.listdir("/sys/class/net")) == before
 
 
 @pytest.fixture(scope="module")

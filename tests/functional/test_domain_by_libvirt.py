@@ -60,9 +60,18 @@ ALL_KINDS = ("boot", "rom", "acpi", "alias", "link", "address", "guest", "tune")
 
 
 @pytest.fixture(scope="module")
-def hypervisor() -> Iterator[libvirt.virConnect]:
-    for words in (("tuntap", "add", TAP, "mode", "tap"), ("link", "set", TAP, "up")):
-        subprocess.run(["ip", *words], check=True)
+def tap() -> Iterator[None]:
+    """The tap of the domains with an interface of type ethernet."""
+    subprocess.run(["ip", "tuntap", "add", TAP, "mode", "tap"], check=True)
+    try:
+        subprocess.run(["ip", "link", "set", TAP, "up"], check=True)
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", TAP], check=True)
+
+
+@pytest.fixture(scope="module")
+def hypervisor(tap: None) -> Iterator[libvirt.virConnect]:
     with PrivateLibvirt() as private:
         yield private.connect()
 
