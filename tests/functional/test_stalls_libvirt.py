@@ -45,6 +45,7 @@ def host() -> Iterator[Hypervisor]:
     with Hypervisor((BRIDGE_BACKEND,), options={"host": PLAN}) as running:
         running.plug(NIC)
         yield running
+        running.unplug([NIC])
 
 
 class Asking:
