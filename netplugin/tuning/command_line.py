@@ -27,15 +27,20 @@ PAGES: Final = ("default_hugepagesz", "hugepagesz", "hugepages")
 
 class Rule(NamedTuple):
     """``adds``: each occurrence of the argument adds a word (or a list, with ``comma``); otherwise the last
-    counts. Of the words in ``either`` the last counts; with one of ``off`` no other has an effect."""
+    counts. Of the words in ``either`` the last counts; with one of ``off`` no other has an effect.
+    ``switch`` is an argument that is on or off, and sets the first or the second of ``either`` with that."""
 
     source: str
     adds: bool = False
     comma: bool = False
     either: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
+    switch: str = ""
 
 
+#: ``kstrtobool`` in lib/kstrtox.c looks at no more than this.
+_SWITCH = re.compile(r"(?i)(?P<on>[yt1]|on)|[nf0]|of")
+_PASS: Final = "iommu.passthrough"
 _ONE: Final = Rule("kernel/params.c, parse_one")
 
 #: Arguments that netplugin writes. For those without another rule the last occurrence counts.
@@ -49,9 +54,9 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "rcu_nocbs": Rule("kernel/rcu/tree_nocb.h, rcu_nocb_setup, rcu_init_nohz"),
         # The CPU that boots is added.
         "irqaffinity": Rule("kernel/irq/irqdesc.c, irq_affinity_setup"),
-        "iommu": Rule("arch/x86/kernel/pci-dma.c, iommu_setup", True, True, ("pt", "nopt"), ("off",)),
+        "iommu": Rule("arch/x86/kernel/pci-dma.c, iommu_setup", True, True, ("pt", "nopt"), ("off",), _PASS),
         "intel_iommu": Rule("drivers/iommu/intel/iommu.c, intel_iommu_setup", True, True, ("on", "off")),
-        "iommu.passthrough": Rule("drivers/iommu/iommu.c, iommu_set_def_domain_type"),
+        _PASS: Rule("drivers/iommu/iommu.c, iommu_set_def_domain_type", switch=_PASS),
         "mce": Rule("arch/x86/kernel/cpu/mce/core.c, mcheck_enable", True, off=("off",)),
         "tsc": Rule("arch/x86/kernel/tsc.c, tsc_setup", True, off=("unstable",)),
         "idle": Rule("arch/x86/kernel/process.c, idle_setup", True),
@@ -66,13 +71,14 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 @dataclass(frozen=True)
 class Machine:
     """What a command line is read for: number of CPU ids (``nr_cpu_ids``), CPUs that are there, hugepage
-    sizes, NUMA nodes with memory, and whether the kernel counts hugepages by node (5.16 and later)."""
+    sizes, NUMA nodes with memory, and what the numbers of nodes in ``hugepages`` must be below: 0 if it has
+    none. Source: ``hugepages_setup`` in mm/hugetlb.c."""
 
     cpu_ids: int
     cpus: frozenset[int]
     sizes_kb: tuple[int, ...]
     nodes: tuple[int, ...]
-    counts_by_node: bool = True
+    node_limit: int = 1024
 
     @property
     def default_kb(self) -> int:
@@ -99,7 +105,14 @@ class CommandLine:
 
     def values(self, name: str) -> tuple[str, ...]:
         """Values of all occurrences, in any spelling; one without ``=`` is empty."""
-        return tuple(value or "" for key, value in self.arguments if _spelled(key) == _spelled(name))
+        rule, found = RULES.get(name, _ONE), []
+        for key, value in self.arguments:
+            if _spelled(key) == rule.switch:
+                on = _SWITCH.match(value or "")
+                found += [(rule.either or ("1", "0"))[not on["on"]]] if on else []
+            elif _spelled(key) == _spelled(name):
+                found.append(value or "")
+        return tuple(found)
 
     def value(self, name: str) -> str | None:
         """What the argument gives, by its rule; None if absent, empty for one without ``=``."""
@@ -202,7 +215,8 @@ def contradicting(name: str, value: str) -> str | None:
     other = r"""[^\s"',\\]+"""
     among = rf"(?:{other},)*(?:{undone})(?:,{other})*" if rule.comma else undone
     words = "|".join(filter(None, [re.escape(value), undone and among]))
-    return f"{spelling(name)}=(?:@)?(?:{words})(?:@)?"
+    switch = f"|{spelling(rule.switch)}=(?:@)?{other}(?:@)?" if rule.switch else ""
+    return f"{spelling(name)}=(?:@)?(?:{words})(?:@)?{switch}"
 
 
 _NUMBER = r"(?:N|[0-9]{1,9})"
@@ -313,10 +327,10 @@ class _Pages:
         return Hugepages(self._default, sizes, {size: counts for size, counts in pages.items() if counts})
 
     def _spread(self, counts: Mapping[int | None, int]) -> dict[int, int]:
-        """By node; a plain number goes evenly to all nodes with memory."""
+        """By node; a plain number goes evenly to all nodes with memory. The others get none."""
         nodes = self._machine.nodes
         if None not in counts:
-            return {node: pages for node, pages in counts.items() if node is not None and pages}
+            return {node: pages for node in nodes if (pages := counts.get(node))}
         each, more = divmod(counts[None], max(1, len(nodes)))
         spread = {node: each + (at < more) for at, node in enumerate(nodes)}
         return {node: pages for node, pages in spread.items() if pages}
@@ -324,7 +338,7 @@ class _Pages:
 
 def _counts(value: str, machine: Machine) -> dict[int | None, int]:
     """Numbers by node; a plain one has the node None. Raises: ValueError."""
-    if not machine.counts_by_node:
+    if not machine.node_limit:
         return {None: _leading(value)[0]}
     found: dict[int | None, int] = {}
     rest = value
@@ -334,7 +348,7 @@ def _counts(value: str, machine: Machine) -> dict[int | None, int]:
             if found:
                 raise ValueError(f"{value}: a number without a node")
             return {None: number}
-        if number not in machine.nodes:
+        if number >= machine.node_limit:
             raise ValueError(f"{value}: no node {number}")
         found[number], rest = _leading(rest[1:])
         if not rest.startswith(","):

@@ -58,7 +58,7 @@ def _machine(facts: Facts) -> Machine:
         cpus=online,
         sizes_kb=needed(facts.memory.sizes_kb),
         nodes=tuple(memory.node for memory in needed(facts.memory.nodes) if memory.total_kb),
-        counts_by_node=release(facts) >= (5, 16),
+        node_limit=_node_limit(facts),
     )
 
 
@@ -121,7 +121,14 @@ def counts_by_node(facts: Facts, pages: tuple[NodePages, ...]) -> bool:
     """True if the command line can set the number of hugepages per node. ``hugepages=0:29,1:40`` needs Linux
     5.16 (commit b5389086ad7b); an older kernel cannot parse it and reserves nothing. A plain number is spread
     evenly over all nodes."""
-    return len(pages) == 1 or release(facts) >= (5, 16)
+    return len(pages) == 1 or max((plan.node for plan in pages), default=0) < _node_limit(facts)
+
+
+def _node_limit(facts: Facts) -> int:
+    """Before Linux 5.19 (commit 0a7a0f6f7f36), a node's number must be below how many are on line."""
+    if release(facts) >= (5, 19):
+        return 1024  # MAX_NUMNODES of distributions on x86
+    return len(needed(facts.memory.nodes)) if release(facts) >= (5, 16) else 0
 
 
 def _iommu(facts: Facts) -> Iterator[Argument]:

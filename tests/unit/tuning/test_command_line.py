@@ -68,6 +68,7 @@ def test_a_line_is_read_as_long_as_the_kernel_has_it() -> None:
         ("amd_pstate=active amd_pstate=disable", "disable", True),
         ("amd_pstate=disable amd-pstate=active", "active", False),
         ("iommu.passthrough=1 iommu.passthrough=0", "0", False),
+        ("iommu.passthrough=0 iommu.passthrough=on iommu.passthrough", "1", True),
         ("processor.max-cstate=9 processor.max_cstate=1", "1", True),
         ("pcie_aspm.policy=performance", "performance", True),
         ("clocksource", "", False),
@@ -81,6 +82,20 @@ def test_an_argument_by_its_rule(text: str, value: str | None, gives: bool) -> N
     name = parse_command_line(text).arguments[0][0].replace("-", "_").replace("quiet", "mce")
     line = parse_command_line(text)
     assert (line.value(name), line.gives(name, desired[name])) == (value, gives)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "gives"),
+    [
+        ("iommu.passthrough=Y intel_iommu=on", "pt", True),
+        ("iommu=pt,force iommu.passthrough=off", "force,nopt", False),
+        ("iommu.passthrough=0 iommu=pt iommu.passthrough=2", "pt", True),
+        ("iommu=off iommu.passthrough=1", "off,pt", False),
+    ],
+)
+def test_on_x86_two_arguments_set_whether_the_iommu_translates(text: str, value: str, gives: bool) -> None:
+    line = parse_command_line(text)
+    assert (line.value("iommu"), line.gives("iommu", "pt")) == (value, gives)
 
 
 def test_another_argument_has_its_last_value() -> None:
@@ -206,7 +221,9 @@ def test_cpus_without_rcu_callbacks(text: str, cpus: str) -> None:
         ("hugepagesz=1G hugepages=0:4,1:2", None, {"1G": (4, 2)}),
         ("hugepagesz=1G hugepages=1:4,", None, {"1G": (0, 4)}),
         ("hugepages=1:3 default_hugepagesz=1G", "1G", {"1G": (0, 3)}),
-        ("hugepagesz=1G hugepages=0:4,2:2", None, {}),
+        # A node without memory has none of its pages, and the others theirs.
+        ("hugepagesz=1G hugepages=0:4,2:2", None, {"1G": (4, 0)}),
+        ("hugepagesz=1G hugepages=0:4,1024:2", None, {}),
         ("hugepagesz=1G hugepages=0:4,8", None, {}),
         ("hugepagesz=1G hugepages=x hugepages=3", None, {"1G": (2, 1)}),
         ("hugepagesz=1G hugepages= hugepages=3", None, {}),
@@ -223,9 +240,11 @@ def test_hugepages(text: str, default: str | None, pages: dict[str, tuple[int, i
 
 
 def test_hugepages_of_a_kernel_that_does_not_count_by_node() -> None:
-    old = Machine(8, HOST.cpus, HOST.sizes_kb, HOST.nodes, counts_by_node=False)
+    old = Machine(8, HOST.cpus, HOST.sizes_kb, HOST.nodes, node_limit=0)
     assert parse_command_line("hugepages=0:4,1:4").hugepages(old).pages == {}
     assert parse_command_line("hugepages=6:4").hugepages(old).pages == {MB_2: {0: 3, 1: 3}}
+    sparse = Machine(8, HOST.cpus, HOST.sizes_kb, (0, 8), node_limit=2)  # Linux 5.16 to 5.18
+    assert parse_command_line("hugepages=0:4,8:4").hugepages(sparse).pages == {}
 
 
 @pytest.mark.parametrize(
@@ -302,6 +321,7 @@ def cleaned(task: str, text: str) -> str:
     [
         ('ro "isolcpus=4 5" nohz-full="4" quiet', "ro quiet"),
         ("isolcpus=4 isolcpus=5 isolcpus=", ""),
+        ("ro iommu.passthrough=0 iommu.strict=1", "ro iommu.strict=1"),
         ("ro iommu=pt iommu=pt,force iommu=soft,off,force xiommu=off", "ro iommu=pt,force xiommu=off"),
         ('ro mce="off" "mce=ignore_ce" mce=no_cmci mce', "ro mce=no_cmci mce"),
         ("ro xhugepages=4 hugepagesz=2M a.hugepages=4", "ro xhugepages=4 hugepagesz=2M a.hugepages=4"),

@@ -17,7 +17,7 @@ from netplugin.tuning.placing.pmd_cores import choose_cores, host_of
 from netplugin.tuning.planning.plan import TuningPlan, make_plan
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import known
-from netplugin.tuning.steps import OtherConfig
+from netplugin.tuning.steps import BootPages, OtherConfig
 from tests.unit.tuning.golden import OVS, arguments, ovs, step
 from tests.unit.tuning.machines import Machine, MemoryRoot, load
 from tests.unit.tuning.placing.test_pmd_cores import interface
@@ -200,6 +200,15 @@ def test_sparse_numbers() -> None:
     made.files["/proc/cpuinfo"] = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n"
     again = make_plan(read_facts(MemoryRoot(made)), HostIntent(pmd_cores=2, vm_memory_mb=8192), OVS)
     assert (again.partition, again.pages) == (plan.partition, plan.pages)
+
+
+@pytest.mark.parametrize("release", ["5.15.0", "5.16.0", "5.18.19", "5.19.0", "6.12.0"])
+def test_pages_of_sparse_nodes_are_on_the_command_line_if_the_kernel_takes_their_numbers(
+    release: str,
+) -> None:
+    plan = planned(changed("power9", {}, release=release), pmd_cores=2, vm_memory_mb=8192)
+    by_unit = any(isinstance(step.target, BootPages) for step in plan.steps)
+    assert by_unit == (release[:4] in ("5.15", "5.16", "5.18")) != ("0:10,8:2" in str(arguments(plan)))
 
 
 @pytest.mark.parametrize(
