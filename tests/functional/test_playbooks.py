@@ -117,6 +117,13 @@ def test_a_machine_that_it_was_not_made_for_is_refused(ovs: PrivateOvs, tmp_path
     book = written(plan_of("published-pmd-2"), facts_of("published"), tmp_path / "tune.yml")
     with pytest.raises(Exception, match="This plan is for a machine with CPUs 0-63"):
         play(tmp_path, book, check=True, env=ovs.env)
+    facts, live = this_machine(ovs)
+    plan = make_plan(facts, HostIntent(pmd_cores=1), live)
+    first, *others = plan.partition.nodes
+    other = replace(plan.partition, nodes=(replace(first, node=7), *others))
+    book = written(replace(plan, partition=other), facts, tmp_path / "nodes.yml")
+    with pytest.raises(Exception, match=r"This plan is for a machine with .*/node7 "):
+        play(tmp_path, book, check=True, env=ovs.env)
 
 
 def harmless(step: Step) -> Step | None:
@@ -259,14 +266,14 @@ ARGUMENTS = {
 }
 
 
-def _arguments(tmp_path: Path, family: str = "Debian") -> tuple[Path, str]:
-    """A playbook that sets them alone on such a system, and what it sets."""
+def _arguments(tmp_path: Path, family: str = "Debian", **line: str) -> tuple[Path, str]:
+    """A playbook that sets them alone on such a system with this command line, and what it sets."""
     steps = [
         Step(Group.KERNEL_ARGUMENTS, KernelArgument(name), None, value, Effect.REBOOT, "", "")
         for name, value in ARGUMENTS.items()
     ]
     book = tmp_path / "arguments.yml"
-    system = {"ansible.builtin.set_fact": {"os_family": family, "cacheable": True}}
+    system = {"ansible.builtin.set_fact": {"os_family": family, "proc_cmdline": line, "cacheable": True}}
     book.write_text(as_yaml("Set arguments", [system, *kernel_tasks(tuple(steps))]))
     return book, " ".join(f"{name}={value}" for name, value in ARGUMENTS.items())
 
@@ -326,7 +333,8 @@ def test_grub_whose_scripts_read_one_file(tmp_path: Path, grub: Grub) -> None:
         f'test "$*" = "-o /boot/grub2/grub.cfg" && echo grub2 >> {grub.programs}/called',
     )
     _files({"/boot/grub2/grub.cfg": "linux /vmlinuz ro\n", "/boot/efi/EFI/other/grub.cfg": "blscfg\n"})
-    book, desired = _arguments(tmp_path, "Suse")
+    _files({STARTED: b"\6\0\0\0" + "rEFInd 0.14.2".encode("utf-16-le")})
+    book, desired = _arguments(tmp_path, "Suse", BOOT_IMAGE="/vmlinuz")  # it started grub
     env = {"PATH": f"{grub.programs}:{os.environ['PATH']}"}
     try:
         for calls in (1, 1):
@@ -338,8 +346,14 @@ def test_grub_whose_scripts_read_one_file(tmp_path: Path, grub: Grub) -> None:
         shutil.rmtree("/boot/efi")
 
 
-def test_without_a_boot_loader_that_is_known_nothing_is_written(tmp_path: Path, grub: Grub) -> None:
-    Path("/boot/grub/grub.cfg").unlink()
+@pytest.mark.parametrize("started", ["", "rEFInd 0.14.2", "Limine 8.6.0"])
+def test_without_a_boot_loader_that_is_known_nothing_is_written(
+    tmp_path: Path, grub: Grub, started: str
+) -> None:
+    if started:
+        _files({STARTED: b"\6\0\0\0" + started.encode("utf-16-le")})
+    else:
+        Path("/boot/grub/grub.cfg").unlink()
     before = grub.file.read_text()
     book, desired = _arguments(tmp_path)
     played = play(tmp_path, book)

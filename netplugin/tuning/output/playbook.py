@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from netplugin.host.cpus import format_list, parse_list, to_kernel, to_mask
 from netplugin.tuning import steps as kinds
+from netplugin.tuning.facts import NODELESS
 from netplugin.tuning.output.playbook_tasks import (
     Task,
     Template,
@@ -28,6 +29,7 @@ from netplugin.tuning.output.playbook_tasks import (
     update_loader,
     vf_tasks,
 )
+from netplugin.tuning.planning.partition import NodeShare, cpus_of
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.read.cpus import CPU, NODE
 from netplugin.tuning.read.kernel import SYSTEMD, variables_path
@@ -49,10 +51,11 @@ _OPENINGS = ("{{", "{%", "{#")
 
 
 def playbook(plan: TuningPlan, online: frozenset[int]) -> str:
-    """Return YAML. The playbook refuses a host whose online CPUs differ from the plan's."""
+    """Return YAML. The playbook refuses a host whose online CPUs, of all or of a node, are not the plan's."""
     # Tasks that may fail come before those that change: after a failure, notified handlers do not run.
     tasks = [
         *same_machine(online),
+        *_same_nodes(plan.partition.nodes),
         *_heeds_bans(plan.steps),
         *_module_parameters(plan.steps),
         *step_tasks(plan.steps),
@@ -118,6 +121,42 @@ def same_machine(online: frozenset[int]) -> Iterator[Task]:
         "assert",
         that=[Template(f"netplugin_online.content | b64decode | trim == '{cpus}'")],
         fail_msg=f"This plan is for a machine with CPUs {cpus}",
+    )
+
+
+def _same_nodes(shares: Sequence[NodeShare]) -> Iterator[Task]:
+    """A kernel without NUMA has no files of nodes; nodes without CPUs do not count."""
+    yield task(
+        "Look for NUMA nodes",
+        "find",
+        paths=[NODE],
+        patterns=["node[0-9]*"],
+        file_type="directory",
+        register="netplugin_nodes",
+    )
+    yield task(
+        "Read which CPUs each NUMA node has",
+        "slurp",
+        src=jinja("item.path ~ '/cpulist'"),
+        loop=jinja("netplugin_nodes.files"),
+        loop_control={"label": jinja("item.path")},
+        register="netplugin_homes",
+    )
+    nodes = {s.node: cpus_of(core for core in s.cores if core.kind != NODELESS) for s in shares}
+    planned = "; ".join(sorted(f"{NODE}/node{node} {format_list(cpus)}" for node, cpus in nodes.items()))
+    texts = "netplugin_homes.results | map(attribute='content') | map('b64decode') | map('trim')"
+    yield task(
+        "Stop on a machine whose NUMA nodes have other CPUs",
+        "assert",
+        that=[Template("netplugin_found in netplugin_planned")],
+        fail_msg=f"This plan is for a machine with {planned}",
+        vars={
+            "netplugin_found": jinja(
+                f"netplugin_homes.results | map(attribute='item.path') | zip({texts})"
+                " | rejectattr(1, 'equalto', '') | map('join', ' ') | sort | join('; ')"
+            ),
+            "netplugin_planned": [planned, *[""] * (len(nodes) == 1)],
+        },
     )
 
 

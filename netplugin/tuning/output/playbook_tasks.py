@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 from netplugin.tuning.command_line import KEPT, contradicting, spelling
-from netplugin.tuning.read.kernel import LOADER_INFO, READS_ENTRIES
+from netplugin.tuning.read.kernel import BY_GRUB, LOADER_INFO, READS_ENTRIES, STUB_INFO
 from netplugin.tuning.read.network import PCI
 from netplugin.tuning.steps import KernelArgument, Step
 
@@ -63,7 +63,7 @@ _SNIPPET = f"{_GRUB}.d/netplugin-tuning.cfg"
 _PROXMOX = "/etc/kernel/proxmox-boot-uuids"
 _FOLDERS = (str(PurePosixPath(LOADER_INFO).parent), "/etc/default", "/etc/kernel", "/boot", "/efi/loader")
 _FILES = (
-    f"(?:{LOADER_INFO}",
+    f"(?:{LOADER_INFO}|{STUB_INFO}",
     f"{_CMDLINE}|{_PROXMOX}|{_GRUB}",
     f"(?!{_SNIPPET}){_GRUB}[.]d/[^/]+[.]cfg",
     "/(?:boot|efi|boot/efi)/loader/entries/[^/]+[.]conf",
@@ -117,7 +117,7 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _loader() -> Iterator[Task]:
     """Find what started the machine: files of a boot loader may be there without that."""
-    patterns = ["LoaderInfo-*", "cmdline", "grub", "proxmox-boot-uuids", "*.cfg", "*.conf"]
+    patterns = ["LoaderInfo-*", "StubInfo-*", "cmdline", "grub", "proxmox-boot-uuids", "*.cfg", "*.conf"]
     yield task(
         "Look for files of boot loaders",
         "find",
@@ -140,13 +140,15 @@ def _loader() -> Iterator[Task]:
         "Choose the boot loader that started the machine",
         "set_fact",
         netplugin_loader=jinja(
-            "'systemd-boot' if 'systemd-boot' in netplugin_started else 'grub-entries'"
+            "'systemd-boot' if netplugin_started | select('search', 'systemd-boot') | list | length > 0"
+            " else 'unknown' if netplugin_started | reject('search', 'GRUB') | list | length > 0"
+            f" and '{BY_GRUB}' not in ansible_facts.proc_cmdline | default({{}}) else 'grub-entries'"
             " if netplugin_menus | select('search', netplugin_entries) | list | length > 0"
             " else 'grub' if netplugin_menus | length > 0 else 'unknown'"
         ),
         vars={
             "netplugin_started": jinja(
-                f"{_read('/sys/')} | map(attribute='content') | map('b64decode', 'utf-16-le') | join"
+                f"{_read('/sys/')} | map(attribute='content') | map('b64decode', 'utf-16-le') | list"
             ),
             "netplugin_menus": jinja(f"{_MENU} | map(attribute='content') | map('b64decode') | list"),
             "netplugin_entries": READS_ENTRIES,

@@ -38,8 +38,12 @@ class NodeShare:
     vm: tuple[Core, ...] = ()
 
     @property
+    def cores(self) -> tuple[Core, ...]:
+        return (*self.housekeeping, *self.pmd, *self.emulator, *self.vm)
+
+    @property
     def cpus(self) -> Cpus:
-        return cpus_of((*self.housekeeping, *self.pmd, *self.emulator, *self.vm))
+        return cpus_of(self.cores)
 
 
 @dataclass(frozen=True)

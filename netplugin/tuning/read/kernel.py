@@ -20,8 +20,12 @@ PROFILES = ("cpu-partitioning", "realtime-virtual-host")
 TUNED = "/etc/tuned"
 SYSTEMD = "/etc/systemd/system.conf"
 HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
-#: What started the machine, in UTF-16 (systemd.io/BOOT_LOADER_INTERFACE); grub's module bli sets it too.
-LOADER_INFO = "/sys/firmware/efi/efivars/LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+#: What started the machine, in UTF-16 (systemd.io/BOOT_LOADER_INTERFACE): systemd-boot, grub's module bli,
+#: Limine, rEFInd; and the stub of an image that has its command line inside.
+_EFI, _VENDOR = "/sys/firmware/efi/efivars", "-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+LOADER_INFO, STUB_INFO = (f"{_EFI}/{name}Info{_VENDOR}" for name in ("Loader", "Stub"))
+#: What grub puts before a command line (LINUX_IMAGE in its loader/i386/linux.c and loader/efi/linux.c).
+BY_GRUB = "BOOT_IMAGE"
 #: grub's command for entries in files (/boot/loader/entries), and where its settings are.
 READS_ENTRIES = r"(?m)^\s*blscfg\b"
 _MENUS, _OF_FIRMWARE = ("/boot/grub2/grub.cfg", "/boot/grub/grub.cfg"), "/boot/efi/EFI"
@@ -50,10 +54,15 @@ def read_kernel(root: Root) -> KernelFacts:
 
 @whole
 def _boot_loader(root: Root) -> str | None:
-    """What started the machine: files of another boot loader may be there too."""
-    started = sure(root.text(LOADER_INFO), "")
-    if "systemd-boot" in started.replace(" ", ""):  # the zeros of UTF-16 are read as blanks
+    """What started the machine: files of another boot loader may be there too, and are not used then, unless
+    the kernel says that grub came after it."""
+    # The zeros of UTF-16 are read as blanks.
+    started = [sure(root.text(path), "").replace(" ", "") for path in (LOADER_INFO, STUB_INFO)]
+    if "systemd-boot" in "".join(started):
         return "systemd-boot"
+    by_grub = f"{BY_GRUB}=" in known(root.text("/proc/cmdline"), "")
+    if not by_grub and any(name and "GRUB" not in name for name in started):
+        return None
     vendors = known(root.names(_OF_FIRMWARE), ())
     paths = (*_MENUS, *(f"{_OF_FIRMWARE}/{vendor}/grub.cfg" for vendor in reversed(vendors)))
     texts = (sure(root.optional(path, str)) for path in paths)

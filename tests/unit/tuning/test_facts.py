@@ -16,14 +16,19 @@ from netplugin.tuning.command_line import CommandLine
 from netplugin.tuning.facts import Core, Facts, HugepagePool, Limit
 from netplugin.tuning.output.text import as_json
 from netplugin.tuning.read import read_facts
-from netplugin.tuning.read.kernel import LOADER_INFO, read_kernel
+from netplugin.tuning.read.kernel import LOADER_INFO, STUB_INFO, read_kernel
 from netplugin.tuning.root import Root, Unknown, known
 from tests.unit.tuning.golden import facts_of
 from tests.unit.tuning.machines import NAMES, MemoryRoot, load
 from tests.unit.tuning.trees import tree
 
 #: As a tree has it: attributes of 4 bytes, and UTF-16.
-SYSTEMD_BOOT = "\6\0\0\0" + "systemd-boot 252.22\0".encode("utf-16-le").decode()
+BY_GRUB = {"/proc/cmdline": "BOOT_IMAGE=/vmlinuz ro"}
+
+
+def efi(text: str) -> str:
+    """A variable of the firmware with this text, as the kernel has it: attributes, then UTF-16."""
+    return "\6\0\0\0" + f"{text}\0".encode("utf-16-le").decode()
 
 
 def range_set(*ranges: tuple[int, int]) -> frozenset[int]:
@@ -199,13 +204,22 @@ def test_masks_as_the_kernel_has_them() -> None:
         ({"/etc/default/grub": "", "/boot/loader/entries/a.conf": ""}, None),
         ({"/boot/grub/grub.cfg": "linux /vmlinuz # no blscfg"}, "grub"),
         ({"/boot/grub2/grub.cfg": "insmod blscfg\nblscfg\n"}, "grub-entries"),
-        ({LOADER_INFO: SYSTEMD_BOOT, "/boot/grub/grub.cfg": "blscfg"}, "systemd-boot"),
-        ({LOADER_INFO: SYSTEMD_BOOT.replace("s\0y\0", ""), "/boot/grub/grub.cfg": ""}, "grub"),
+        ({LOADER_INFO: efi("systemd-boot 252.22"), "/boot/grub/grub.cfg": "blscfg"}, "systemd-boot"),
+        # grub says so itself, or the kernel says that it came after another one.
+        ({LOADER_INFO: efi("GRUB 2.12"), "/boot/grub/grub.cfg": ""}, "grub"),
+        ({LOADER_INFO: efi("rEFInd 0.14.2"), "/boot/grub/grub.cfg": "", **BY_GRUB}, "grub"),
+        ({LOADER_INFO: efi("rEFInd 0.14.2"), "/boot/grub/grub.cfg": ""}, None),
+        ({LOADER_INFO: efi("Limine 8.6.0"), "/boot/grub2/grub.cfg": "blscfg\n"}, None),
+        ({STUB_INFO: efi("systemd-stub 255.4"), "/boot/grub/grub.cfg": ""}, None),
+        (
+            {LOADER_INFO: efi("GRUB 2.12"), STUB_INFO: efi("systemd-stub 255.4"), "/boot/grub/grub.cfg": ""},
+            None,
+        ),
     ],
 )
 def test_the_boot_loader_that_started_the_machine(files: dict[str, str], loader: str | None) -> None:
     made = tree(load("small"))
-    made.files |= files
+    made.files |= {"/proc/cmdline": "ro quiet"} | files
     assert read_kernel(MemoryRoot(made)).boot_loader == loader
 
 

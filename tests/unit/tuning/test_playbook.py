@@ -128,9 +128,9 @@ def test_what_may_stop_a_playbook_comes_before_all_that_changes() -> None:
     """A handler that was notified before a task fails is not run, and not notified by the next run."""
     found = tasks("edge")
     stops = [i for i, task in enumerate(found) if "ansible.builtin.assert" in task]
-    reads = {"ansible.builtin.slurp", "ansible.builtin.assert", "ansible.builtin.command"}
+    reads = {f"ansible.builtin.{module}" for module in ("slurp", "find", "assert", "command")}
     before = found[: max(stops) + 1]
-    assert len(stops) == 2 and all(reads & task.keys() for task in before)
+    assert len(stops) == 3 and all(reads & task.keys() for task in before)
     assert all(t.get("changed_when", False) is False and "notify" not in t for t in before)
 
 
