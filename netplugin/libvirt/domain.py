@@ -238,6 +238,7 @@ def _replace_nics(
     known = [each for nic in desired for name in _names(nic) for each in there.get(name, ())]
     old = [each for each in dict.fromkeys(known) if each.getparent() is devices]
     place = min(map(devices.index, old), default=len(devices))
+    _disband(devices, old)
     heirs: set[Element] = set()
     for each in sorted(old, key=lambda nic: (kind(nic) not in map(kind, desired), devices.index(nic))):
         names = _names(each)
@@ -250,6 +251,17 @@ def _replace_nics(
                 raise conflict(found, f"remove <{part}> from that <{each.tag}>")
         devices.remove(each)
     devices[place:place] = desired
+
+
+def _disband(devices: Element, leaving: Sequence[Element]) -> None:
+    """Take these NICs out of their teams: of one only its persistent NIC is kept, while the other is."""
+    nics = devices.iterchildren("interface", "hostdev")
+    teams = [(nic, team) for nic in nics for team in nic.findall("teaming")]
+    used = {team.get("persistent") for nic, team in teams if nic not in leaving}
+    for nic, team in teams:
+        alias = nic.find("alias")
+        if nic in leaving and (alias is None or alias.get("name") not in used):
+            nic.remove(team)
 
 
 def _require(domain: Element, needs: DomainRequirements) -> None:

@@ -21,14 +21,14 @@ _NO_LINK: Final = "QEMU has no link of a VF to set down, and the VM would not st
 #: none, as is what is not listed. Another text is why it is refused: the port decides it, or libvirt takes it
 #: for none of the kinds of NIC that ports have (observed with 9.0).
 PARTS: Final = {
-    **dict.fromkeys(("@type", "@mode", "@managed", "source", "target", "model", "teaming"), OURS),
+    **dict.fromkeys(("@type", "@mode", "@managed", "source", "target", "model"), OURS),
     **dict.fromkeys(("driver@queues", "driver@rx_queue_size", "driver@tx_queue_size"), OURS),
     **dict.fromkeys(("backend@type", "backend@logFile"), OURS),  # of a network in user space
     **dict.fromkeys(("driver@name", "driver@txmode", "driver@ioeventfd", "driver@event_idx"), VMS),
     **dict.fromkeys(("driver@rss", "driver@rss_hash_report", "driver@packed", "driver@page_per_vq"), VMS),
     **dict.fromkeys(("driver@iommu", "driver@ats", "driver", "driver/host", "driver/guest", "mac"), VMS),
     **dict.fromkeys(("link", "guest", "tune", "@trustGuestRxFilters", "alias", "acpi", "address"), VMS),
-    **dict.fromkeys(("boot", "rom", "backend", "readonly", "shareable"), VMS),
+    **dict.fromkeys(("boot", "rom", "teaming", "backend", "readonly", "shareable"), VMS),
     "mtu": "the port's network.mtu is its MTU",
     "vlan": "the port's network.vlan_id and network.trunk are its VLANs",
     "virtualport": "the port's backend and network say where it is connected",
@@ -117,7 +117,7 @@ def _take(old: Element, new: Element, path: str, same_hardware: bool = True) -> 
             continue
         if below == "alias" and part.get("name", "").startswith(ALIAS):
             continue  # it has the MAC of a port
-        if below == "address" and not _fits(part, new):
+        if (below == "address" and not _fits(part, new)) or (below == "teaming" and _is_function(new)):
             continue
         there = new.find(tag)
         if there is None:

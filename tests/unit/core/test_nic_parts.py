@@ -219,6 +219,19 @@ def test_each_nic_of_a_team_keeps_its_own() -> None:
     assert nic.find("address").get("bus") == "0x06" and nic.find("teaming") is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("partner", ["ua-x", "ua-y"])
+def test_a_nic_stays_in_a_team_whose_vf_stays(kind: str, partner: str) -> None:
+    team = "<teaming type='persistent'/><alias name='ua-x'/>"
+    nic = f"<interface type='bridge'><mac address='{spec().mac}'/>{team}</interface>"
+    source = "<source><address domain='0' bus='9' slot='0x10' function='1'/></source>"
+    stays = f"{source}<teaming type='transient' persistent='{partner}'/>"
+    other = f"<hostdev type='pci' mode='subsystem'>{stays}</hostdev>"
+    text = f"<domain><devices>{nic}{other}</devices></domain>"
+    [found] = render(text, binding(kind)).findall("devices/interface")
+    assert (found.find("teaming") is not None) is (partner == "ua-x" and kind != "hostdev")
+
+
 def test_two_hundred_nics_keep_what_each_has() -> None:
     macs = [f"52:54:00:00:01:{n:02x}" for n in range(200)]
     old = "".join(
