@@ -33,7 +33,7 @@ from netplugin.libvirt.domain import (
     written,
 )
 from netplugin.libvirt.interfaces import Element, fragments
-from netplugin.libvirt.pins import Placement
+from netplugin.libvirt.pins import Placement, pinned
 from netplugin.libvirt.values import content
 from netplugin.tuning.checks.frame import fail
 from netplugin.tuning.checks.scene import Scene
@@ -50,7 +50,6 @@ from netplugin.tuning.placing.host_memory import (
     refuse_without_room,
 )
 from netplugin.tuning.placing.render import (
-    pinned,
     refuse_elsewhere,
     refuse_pmd,
     refuse_stale_mark,
@@ -203,9 +202,10 @@ def _names_host(domain: Element, bindings: list[Binding], policy: DomainPolicy) 
     Raises: Conflict if its pins are of a placement, InvalidRequest.
     """
     refuse_stale_mark(domain)
-    named = any(domain.find(path) is not None for path in ("numatune", "memoryBacking/hugepages"))
+    paths = ("numatune", "memoryBacking/hugepages", "devices/memory")
+    named = any(domain.find(path) is not None for path in paths)
     needs = any(binding.domain_requirements.hugepages for binding in bindings)
-    return named or needs or bool(nodes_asked(bindings, policy)) or any(True for _ in pinned(domain))
+    return named or needs or bool(nodes_asked(bindings, policy)) or any(True for _ in pinned(domain, RENDER))
 
 
 def _complete(domain: Element, bindings: list[Binding], policy: DomainPolicy, scene: Scene | None) -> None:

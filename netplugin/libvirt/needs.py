@@ -135,12 +135,16 @@ def pages(domain: Element, step: str) -> list[tuple[int, frozenset[int] | None]]
 class GuestMemory:
     """Memory that QEMU allocates as one: its element, its size as libvirt gives it to QEMU, and its NUMA
     cell, None if a memory device names none. ``page_kb`` is the size of its hugepages, None for the host's
-    default size, and 0 if it is in none."""
+    default size, and 0 if it is in none. ``used_kb`` is what it has at the start, ``nodes`` those of the host
+    that a device is bound to, ``block_kb`` what the guest plugs at a time."""
 
     what: str
     kb: int
     cell: int | None
     page_kb: int | None
+    used_kb: int
+    nodes: frozenset[int] = frozenset()
+    block_kb: int = 0
 
 
 def memory_of(domain: Element, step: str) -> tuple[GuestMemory, ...]:
@@ -157,7 +161,8 @@ def memory_of(domain: Element, step: str) -> tuple[GuestMemory, ...]:
     if len(cells) < 2:  # it may be one that only the placement gave the domain
         kb = cells[0].memory_kb if cells else memory_kb(domain, step) - sum(device.kb for device in devices)
         found = [("<memory>", cells[0].number if cells else 0, max(0, kb))]
-    return (*(GuestMemory(w, whole(kb, 1024), n, sizes.get(n, sizes[None])) for w, n, kb in found), *devices)
+    parts = ((what, whole(kb, 1024), n, sizes.get(n, sizes[None])) for what, n, kb in found)
+    return (*(GuestMemory(*part, used_kb=part[1]) for part in parts), *devices)
 
 
 def whole(kb: int, unit: int) -> int:
@@ -187,8 +192,14 @@ def _devices(domain: Element, sizes: Mapping[int | None, int | None], step: str)
         page = sizes.get(cell, sizes[None])
         if own is not None:
             page = kb if (kb := size_kb(own, "<pagesize>", step)) > USUAL_KB else 0
-        what = f"<memory model='{model}'>"
-        yield GuestMemory(what, whole(size_kb(size, f"<size> of {what}", step), 2048), cell, page)
+        what, asked = f"<memory model='{model}'>", device.find("target/requested")
+        kb = used = whole(size_kb(size, f"<size> of {what}", step), 2048)
+        nodes, block = cpuset(content(device.find("source/nodemask")), "<nodemask>", step), None
+        if model == "virtio-mem":  # the guest plugs what is requested, and QEMU reserves no more
+            used = 0 if asked is None else size_kb(asked, f"<requested> of {what}", step)
+            block = device.find("target/block")
+        block_kb = 0 if block is None else size_kb(block, f"<block> of {what}", step)
+        yield GuestMemory(what, kb, cell, page, used, nodes, block_kb)
 
 
 def _page_kb(domain: Element, step: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from lxml import etree
@@ -11,7 +11,8 @@ from netplugin.api.fields import Value
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import child, number
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.values import replace_content
+from netplugin.libvirt.needs import cpuset
+from netplugin.libvirt.values import replace_content, unsigned
 
 NAMESPACE: Final = "urn:netplugin:placed"
 _TAG: Final = f"{{{NAMESPACE}}}placed"
@@ -112,6 +113,24 @@ def pins(placement: Placement, iothreads: tuple[int, ...]) -> list[Element]:
     made.append(etree.Element("emulatorpin", cpuset=emulator))
     made += [etree.Element("iothreadpin", iothread=str(n), cpuset=emulator) for n in iothreads]
     return made
+
+
+def pinned(domain: Element, step: str) -> Iterator[tuple[str, frozenset[int]]]:
+    """Yield each CPU pin of the domain as (element, CPUs). Raises: InvalidRequest."""
+    vcpu = domain.find("vcpu")
+    if vcpu is not None and vcpu.get("cpuset"):
+        yield "<vcpu cpuset>", cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)
+    for pin in domain.iterfind("cputune/*"):
+        if pin.tag in _PINS:
+            yield pin_name(pin), cpuset(pin.get("cpuset", ""), f"{pin_name(pin)} cpuset", step)
+
+
+def pin_name(pin: Element) -> str:
+    text = pin.get("vcpu", pin.get("iothread"))
+    if text is None:
+        return f"<{pin.tag}>"
+    number = unsigned(text)
+    return f"<{pin.tag}> {text[:20] if number is None else number}"
 
 
 def _tune_cpus(domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool) -> None:

@@ -18,8 +18,8 @@ from netplugin.libvirt.domain import address, function, nics, parse_domain
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import cells_of, iothreads, memory_kb, vcpus
 from netplugin.libvirt.nic_parts import queues
+from netplugin.libvirt.pins import pinned
 from netplugin.libvirt.values import content
-from netplugin.tuning.placing.render import pinned
 
 FOREIGN = "xmlns:x='urn:x'"
 #: What may stand within a text, and before and after it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 
 import libvirt  # type: ignore[import-untyped]
 import pytest
@@ -20,7 +21,8 @@ from netplugin.libvirt.interfaces import (
     vhostuser_interface,
 )
 from netplugin.tuning.facts import Live
-from netplugin.tuning.placing.host_memory import memory_of_host, refuse_faults, refuse_without_room
+from netplugin.tuning.placing.host_memory import UNKNOWN, memory_of_host, refuse_faults, refuse_without_room
+from netplugin.tuning.placing.render import refuse_elsewhere
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root
 from tests.lab.accelerator import EMULATOR
@@ -86,6 +88,12 @@ def dimm(mb: int, node: int = 0) -> str:
     return f"<memory model='dimm'><target>{size}<node>{node}</node></target></memory>"
 
 
+def plugged(mb: int, requested: int) -> str:
+    more = f"<block unit='KiB'>2048</block><requested unit='MiB'>{requested}</requested>"
+    return dimm(mb).replace("dimm", "virtio-mem").replace("</node>", f"</node>{more}")
+
+
+TUNE = "<cputune>{}</cputune>"
 MOST = "<maxMemory slots='2' unit='MiB'>{}</maxMemory>"
 
 
@@ -168,6 +176,17 @@ def by_libvirt(connection: libvirt.virConnect, xml: str) -> str:
         domain(pages="<page size='0' unit='M'/>"),
         domain().replace("</hugepages>", "</hugepages><allocation mode='ondemand'/>"),
         domain().replace("</hugepages>", "</hugepages><source type='anonymous'/>"),
+        domain(extra=cells(32, 32).replace("cpus='1'", "cpus='1-2'")),
+        domain(extra=cells(32, 32).replace("cpus='1'", "cpus='0-1'")),
+        domain(0),
+        domain(extra=cells(64, 0)),
+        domain(extra=cells(64) + MOST.format(256), devices=dimm(0)),
+        domain(160, extra=cells(64) + MOST.format(256), devices=dimm(32) * 3),
+        domain(extra=TUNE.format("<vcpupin vcpu='0' cpuset='900'/>")),
+        domain(extra=TUNE.format("<vcpupin vcpu='0' cpuset='0,^0'/>")),
+        domain(extra=TUNE.format("<emulatorpin cpuset='900'/>")),
+        domain(extra="<iothreads>1</iothreads>" + TUNE.format("<iothreadpin iothread='1' cpuset='900'/>")),
+        domain().replace("<vcpu>", "<vcpu cpuset='900'>"),
     ],
 )
 def test_what_is_refused_does_not_start(hypervisor: libvirt.virConnect, xml: str) -> None:
@@ -188,10 +207,40 @@ def test_what_is_refused_does_not_start(hypervisor: libvirt.virConnect, xml: str
         domain(96, extra=cells(64) + MOST.format(256) + STRICT.format(0), devices=dimm(32)),
         domain(64, extra=cells(64) + MOST.format(256), devices=dimm(33)),
         domain(96, extra=cells(64) + MOST.format(96), devices=dimm(32)),
+        domain(extra=TUNE.format("<vcpupin vcpu='0' cpuset='0,900'/><vcpupin vcpu='7' cpuset='900'/>")),
+        domain(4160, extra=cells(64) + MOST.format(8192), devices=plugged(4096, 64)),
     ],
 )
 def test_what_is_not_refused_starts(hypervisor: libvirt.virConnect, xml: str) -> None:
     assert (refused(xml), by_libvirt(hypervisor, xml)) == ("", "")
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_the_agent_refuses_other_threads_on_no_node_that_libvirt_takes(
+    hypervisor: libvirt.virConnect, node: int
+) -> None:
+    """The memory is on one node and QEMU's own threads, here of a CPU, need not be there."""
+    pins = "<vcpupin vcpu='0' cpuset='0'/><emulatorpin cpuset='1'/><iothreadpin iothread='1' cpuset='1'/>"
+    xml = domain(extra=STRICT.format(0) + "<iothreads>1</iothreads>" + TUNE.format(pins))
+    two = replace(UNKNOWN, cpus={0: frozenset({0}), 1: frozenset({1})})
+    assert by_libvirt(hypervisor, xml) == ""
+    if node:
+        with pytest.raises(NetpluginError, match="<vcpupin> 0 is CPU 0"):
+            refuse_elsewhere(parse_domain(xml, "t"), {node}, two)
+    else:
+        refuse_elsewhere(parse_domain(xml, "t"), {node}, two)
+
+
+def test_a_nic_of_a_team_whose_vf_stays_is_defined(hypervisor: libvirt.virConnect) -> None:
+    """Without its part in the team, libvirt takes the VF's for wrong."""
+    team = "<teaming type='{}'/><alias name='ua-x'/>".format("persistent")
+    old = f"<interface type='bridge'><mac address='{SPEC.mac}'/><source bridge='x'/>{team}</interface>"
+    source = "<source><address domain='0' bus='9' slot='0x10' function='1'/></source>"
+    stays = f"{source}<teaming type='transient' persistent='ua-x'/>"
+    other = f"<hostdev type='pci' mode='subsystem'>{stays}</hostdev>"
+    read = parse_domain(domain(pages="", devices=old + other), "t")
+    complete(read, [Binding(vif_type="ethernet", interface_xml=KINDS["ethernet"])])
+    hypervisor.defineXML(written(read)).undefine()
 
 
 @pytest.mark.parametrize("inner", KEPT)

@@ -11,7 +11,8 @@ from netplugin.api.errors import CapacityExhausted, NetpluginError
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import RENDER, conflict
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import USUAL_KB, cells_of, cpuset, memory_of, pages, size_kb, whole
+from netplugin.libvirt.needs import USUAL_KB, cells_of, cpuset, memory_of, pages, size_kb, vcpus, whole
+from netplugin.libvirt.pins import pinned
 from netplugin.libvirt.values import content, unsigned
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.intent import PAGE_2M
@@ -68,7 +69,7 @@ class Fault(NamedTuple):
 
 def refuse_faults(domain: Element, host: HostMemory, ground: HostCapacity | None) -> None:
     """Raises: Conflict naming the element of a domain that libvirt or QEMU would refuse; InvalidRequest."""
-    for fault in (*node_faults(domain, host, RENDER), *page_faults(domain, host, ground, RENDER)):
+    for fault in (fault for kind in KINDS for fault in kind(domain, host, ground, RENDER)):
         raise conflict(fault.found, fault.fix)
 
 
@@ -79,7 +80,32 @@ def refuse_without_room(domain: Element, host: HostMemory, ground: HostCapacity 
             raise room.error
 
 
-def page_faults(domain: Element, host: HostMemory, ground: HostCapacity | None, step: str) -> Iterator[Fault]:
+def _cpu_faults(domain: Element, host: HostMemory, _: HostCapacity | None, step: str) -> Iterator[Fault]:
+    """vCPUs that cells have and the domain does not, or twice; pins to no CPU of the host. Sources:
+    virDomainNumaDefValidate in libvirt's src/conf/numa_conf.c, qemuProcessSetupPid in its qemu_process.c."""
+    count, there = vcpus(domain, step), frozenset().union(*host.cpus.values())
+    taken: set[int] = set()
+    for cell in cells_of(domain, step):
+        for wrong, what in (
+            (taken & {*cell.vcpus}, "another has"),
+            ({*cell.vcpus}.difference(range(count)), ""),
+        ):
+            if wrong:
+                has = what or f"the domain does not: it has {count}"
+                found = f"<cell id='{cell.number}'> has vCPU {format_list(wrong)}, which {has}"
+                yield Fault(found, "let each cell have its own of the vCPUs")
+        taken |= {*cell.vcpus}
+    for what, cpus in pinned(domain, step):
+        number = what.removeprefix("<vcpupin> ")
+        ignored = number.isdecimal() and int(number) >= count  # by libvirt
+        if not ignored and (not cpus or (there and not cpus & there)):
+            found = f"{what} has CPU {format_list(cpus) or 'none'}, and the host has {format_list(there)}"
+            yield Fault(found, "name CPUs of the host that are on line, or remove it")
+
+
+def _page_faults(
+    domain: Element, host: HostMemory, ground: HostCapacity | None, step: str
+) -> Iterator[Fault]:
     """Faults of page sizes and of memory devices. Raises: InvalidRequest."""
     yield from _page_elements(domain, host, step)
     yield from _backing(domain)
@@ -98,6 +124,9 @@ def _divisions(
 ) -> Iterator[Fault]:
     for part in memory_of(domain, step):
         page_kb = default_kb if part.page_kb is None or (placed and not part.page_kb) else part.page_kb
+        if page_kb and part.block_kb % page_kb:  # virtio_mem_device_realize in QEMU
+            found = f"<block> of {part.what} has {part.block_kb} KB, and its pages have {page_kb}"
+            yield Fault(found, "give it blocks of a multiple of that")
         if page_kb and part.kb % page_kb:
             dividing = [size for size in sorted(sizes_kb) if part.kb % size == 0]
             named = f", or a <page> of {_listed(dividing)} KB, which divides it" if dividing else ""
@@ -109,7 +138,7 @@ def _default(host: HostMemory, ground: HostCapacity | None) -> int | None:
     return host.default_kb or (ground.page_kb if ground else None)
 
 
-def node_faults(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]:
+def _node_faults(domain: Element, host: HostMemory, _: HostCapacity | None, step: str) -> Iterator[Fault]:
     """Nodes in <numatune> that the host does not have. Raises: InvalidRequest."""
     vcpu = domain.find("vcpu")
     for element in domain.iterfind("numatune/*"):
@@ -134,6 +163,17 @@ def node_faults(domain: Element, host: HostMemory, step: str) -> Iterator[Fault]
                 "name a node that the host has, or remove <nodemask>",
             )
     yield from _memnodes(domain, step)
+
+
+#: Kinds of faults: the finding's name, what should be, and what to say where it is; None says nothing.
+KINDS: Final = {
+    _node_faults: ("memory-node", "nodes that the host has", None),
+    _page_faults: (
+        *("memory-pages", "pages that the host has, and memory that is a multiple of its pages"),
+        "the memory is whole pages",
+    ),
+    _cpu_faults: ("vcpu-there", "vCPUs of the VM in its cells, pins to CPUs of the host", None),
+}
 
 
 def _memnodes(domain: Element, step: str) -> Iterator[Fault]:
@@ -190,6 +230,8 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
     parts = memory_of(domain, step)
     numbers = [cell.number for cell in cells_of(domain, step)]
     cells = set(numbers)
+    for part in (part for part in parts if not part.kb):
+        yield Fault(f"{part.what} has 0 KB", "give it memory, or remove it")
     if sorted(numbers) != list(range(len(numbers))):
         yield Fault(
             f"<cpu><numa> has cells {', '.join(map(str, numbers))}", "number them from 0, each number once"
@@ -209,8 +251,9 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
         yield Fault(f"{what} needs a NUMA cell, and there is none", "add <cpu><numa>, or remove it")
     if devices and most is None:
         yield Fault(f"{devices[0].what} needs <maxMemory>", "add <maxMemory slots='...'>")
-    if most is not None and not unsigned(most.get("slots", "")):
-        yield Fault("<maxMemory> has no slots", "say how many devices may come: <maxMemory slots='...'>")
+    slots = unsigned(most.get("slots", "")) if most is not None else None
+    if most is not None and (not slots or slots < len(domain.findall("devices/memory[@model='dimm']"))):
+        yield Fault(f"<maxMemory> has {slots or 'no'} slots", "let it have one for each device that may come")
     if most is not None and (limit := whole(size_kb(most, "<maxMemory>", step), 1024)) < has:
         yield Fault(f"<maxMemory> is below the {has} KB of the VM", "raise it")
     elif most is not None and limit == has and not devices:  # machine_set_mem in QEMU
@@ -261,8 +304,9 @@ def rooms(domain: Element, host: HostMemory, ground: HostCapacity | None, step: 
     for part in memory_of(domain, step):
         page_kb = default if part.page_kb is None else part.page_kb
         if page_kb:
-            key = (page_kb, tuned.get(part.cell, tuned.get(None, nodes)) & nodes or nodes)
-            needs[key] = needs.get(key, 0) + whole(part.kb, page_kb)
+            bound_to = part.nodes or tuned.get(part.cell, tuned.get(None, nodes))
+            key = (page_kb, bound_to & nodes or nodes)
+            needs[key] = needs.get(key, 0) + whole(part.used_kb, page_kb)
     for page_kb, within in needs:
         need = sum(kb for (size, where), kb in needs.items() if size == page_kb and where <= within)
         most = sum(_most(host, ground, node, page_kb) for node in within)

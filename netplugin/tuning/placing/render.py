@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.models import Binding
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import RENDER, complete, conflict, nodes_asked
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import cpuset, memory_kb, read_needs, size_kb, vcpus
-from netplugin.libvirt.pins import Placement, is_marked, pins, write
-from netplugin.libvirt.values import parse_cpuset, unsigned
+from netplugin.libvirt.needs import memory_kb, read_needs, size_kb, vcpus
+from netplugin.libvirt.pins import Placement, is_marked, pin_name, pinned, pins, write
+from netplugin.libvirt.values import parse_cpuset
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, bound, refuse_faults, refuse_undivided
@@ -32,7 +32,7 @@ def refuse_unplaceable(domain: Element, ground: HostCapacity, realtime: bool) ->
     most = domain.find("maxMemory")
     if most is not None and size_kb(most, "<maxMemory>", RENDER) > memory_kb(domain, RENDER):
         found = "<maxMemory> is more than <memory>, and memory that comes later has no place"
-        raise conflict(found, "remove <maxMemory>, or give the VM all of its memory at the start")
+        raise conflict(found, "remove <maxMemory>, and give the VM all of its memory at the start")
     refuse_pmd(domain, ground)
     if realtime:
         _refuse_without_realtime(domain, ground)
@@ -45,7 +45,7 @@ def refuse_pmd(domain: Element, ground: HostCapacity) -> None:
     """
     if is_marked(domain):
         return
-    for what, cpus in pinned(domain):
+    for what, cpus in pinned(domain, RENDER):
         taken = cpus & ground.pmd
         # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated ones.
         if taken and not cpus >= ground.pmd | ground.cpus | ground.housekeeping:
@@ -58,8 +58,8 @@ def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int,
     """Refuse pins that netplugin did not write and that differ from the placement. Raises: Conflict."""
     if is_marked(domain):
         return
-    ours = {_key(pin): parse_cpuset(pin.get("cpuset", "")) for pin in pins(placement, iothreads)}
-    for what, cpus in pinned(domain):
+    ours = {pin_name(pin): parse_cpuset(pin.get("cpuset", "")) for pin in pins(placement, iothreads)}
+    for what, cpus in pinned(domain, RENDER):
         agrees = ours.get(what) == cpus
         if what == "<vcpu cpuset>":
             agrees = cpus >= placement.cpus | set(placement.emulator)
@@ -78,15 +78,16 @@ def refuse_stale_mark(domain: Element) -> None:
 
 
 def refuse_elsewhere(domain: Element, nodes: Collection[int], host: HostMemory) -> None:
-    """Refuse a requested node that the host lacks, and pins to CPUs of other nodes. Raises: Conflict."""
+    """Refuse a requested node that the host lacks, and vCPUs that are pinned to other nodes. For QEMU's other
+    threads that is a finding of the check. Raises: Conflict."""
     for node in sorted(nodes) if host.cpus else ():
         if node not in host.cpus:
             asked = f"NUMA node {node} is requested by the policy or a port (numa_node)"
             found = f"{asked}, and the host has node {format_list(host.cpus)}"
             raise conflict(found, "name a node that the host has, or none")
         here = host.cpus[node]
-        for what, cpus in pinned(domain):
-            if cpus and here and not cpus & here:
+        for what, cpus in pinned(domain, RENDER):
+            if what.startswith("<vcpu") and cpus and here and not cpus & here:
                 has = f"which the policy or a port requests, has CPU {format_list(here)}"
                 found = f"{what} is CPU {format_list(cpus)}, and NUMA node {node}, {has}"
                 raise conflict(found, "remove the pin, or ask for its node (numa_node)")
@@ -130,24 +131,6 @@ def refuse_own_memory(own: Mapping[int | None, Cpus], placement: Placement) -> N
 
 def _tag(cell: int | None) -> str:
     return "memory" if cell is None else "memnode"
-
-
-def pinned(domain: Element, step: str = RENDER) -> Iterator[tuple[str, Cpus]]:
-    """Yield each CPU pin of the domain as (element, CPUs). Raises: InvalidRequest."""
-    vcpu = domain.find("vcpu")
-    if vcpu is not None and vcpu.get("cpuset"):
-        yield "<vcpu cpuset>", cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)
-    for pin in domain.iterfind("cputune/*"):
-        if pin.tag in ("vcpupin", "emulatorpin", "iothreadpin"):
-            yield _key(pin), cpuset(pin.get("cpuset", ""), f"{_key(pin)} cpuset", step)
-
-
-def _key(pin: Element) -> str:
-    text = pin.get("vcpu", pin.get("iothread"))
-    if text is None:
-        return f"<{pin.tag}>"
-    number = unsigned(text)
-    return f"<{pin.tag}> {text[:20] if number is None else number}"
 
 
 def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:

@@ -10,11 +10,10 @@ from typing import Final
 from netplugin.api.models import Binding, VfInfo
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import GuestCell, cells_of, memory_kb, vcpus
-from netplugin.libvirt.pins import Placement
+from netplugin.libvirt.pins import Placement, pinned
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory
-from netplugin.tuning.placing.render import pinned
 
 STEP: Final = "check-domain"
 
@@ -68,6 +67,12 @@ class Case:
     def emulator(self) -> Cpus | None:
         """The CPUs of QEMU's emulator threads, or None if they are not pinned."""
         return self._pinned.get("<emulatorpin>", self._pinned.get("<vcpu cpuset>"))
+
+    @property
+    def iothreads(self) -> Cpus:
+        """The CPUs that the IO threads are pinned to."""
+        pins = (cpus for what, cpus in self._pinned.items() if what.startswith("<iothreadpin>"))
+        return frozenset().union(*pins)
 
     @property
     def used(self) -> Cpus:

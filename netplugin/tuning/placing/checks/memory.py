@@ -12,7 +12,7 @@ from netplugin.libvirt.pins import is_marked
 from netplugin.tuning.checks.frame import fail, graded, warn
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.checks.case import STEP, Case
-from netplugin.tuning.placing.host_memory import Fault, bound, node_faults, page_faults, rooms
+from netplugin.tuning.placing.host_memory import KINDS, Fault, bound, rooms
 from netplugin.tuning.placing.render import home
 
 #: How many faults of a kind are named: a domain may have thousands.
@@ -55,12 +55,10 @@ def _shared(case: Case) -> Finding:
 
 def _host(case: Case) -> Iterator[Finding]:
     """What libvirt or QEMU would refuse to start on this host."""
-    for fault in islice(node_faults(case.domain, case.host, STEP), _SHOWN):
-        yield fail("memory-node", fault.found, "nodes that the host has", fault.fix)
-    expected = "pages that the host has, and memory that is a multiple of its pages"
-    faults = list(islice(page_faults(case.domain, case.host, case.ground, STEP), _SHOWN))
-    for fault in faults or (Fault("the memory is whole pages", ""),):
-        yield fail("memory-pages", fault.found, expected, fault.fix or None)
+    for kind, (name, expected, good) in KINDS.items():
+        faults = list(islice(kind(case.domain, case.host, case.ground, STEP), _SHOWN))
+        for fault in faults or ([Fault(good, "")] if good else []):
+            yield fail(name, fault.found, expected, fault.fix or None)
     fix = "reserve what netplugin host plan says, stop what uses the pages, or give the VM less"
     for room in rooms(case.domain, case.host, case.ground, STEP):
         wrong = room.text if room.needs_kb > room.free_kb else None
@@ -89,15 +87,15 @@ def _nodes(case: Case) -> Iterator[Finding]:
         yield warn("memory-node", found, expected, None if has == homes else fix)
     if not vcpu_nodes:
         return
-    emulator = _homes(case.emulator or (), cpus)
-    on, wrong = f"the vCPUs on node {format_list(vcpu_nodes)}", None
-    if emulator and not emulator & vcpu_nodes:
-        wrong = f"QEMU's own threads are on node {format_list(emulator)}, {on}"
-    found, fix = (
-        "QEMU's own threads are near the vCPUs",
-        "render the domain with policy.pin, or change <emulatorpin>",
-    )
-    yield graded("emulator-node", wrong, found, "CPUs for QEMU's own threads on the node of the vCPUs", fix)
+    on = f"the vCPUs on node {format_list(vcpu_nodes)}"
+    for what, used, tag in (
+        ("QEMU's own threads", case.emulator, "emulatorpin"),
+        ("IO threads", case.iothreads, "iothreadpin"),
+    ):
+        homes, expected = _homes(used or (), cpus), f"CPUs for {what} on the node of the vCPUs"
+        wrong = f"{what} are on node {format_list(homes)}, {on}" if homes and not homes & vcpu_nodes else None
+        fix = f"render the domain with policy.pin, or change <{tag}>"
+        yield graded("emulator-node", wrong, f"{what} are near the vCPUs", expected, fix)
     for nic in case.nics:
         if (node := home(nic.binding)) is not None:
             found = f"port {nic.port_id} is on node {node}"

@@ -69,6 +69,11 @@ def dimm(mb: int, inner: str = "<node>0</node>", source: str = "") -> str:
     return f"<memory model='dimm'>{source}<target><size unit='MiB'>{mb}</size>{inner}</target></memory>"
 
 
+def plugged(mb: int, requested: int) -> str:
+    more = f"<node>0</node><block unit='KiB'>2048</block><requested unit='MiB'>{requested}</requested>"
+    return dimm(mb, more).replace("dimm", "virtio-mem")
+
+
 MASK = "<source><nodemask>{}</nodemask></source>"
 MOST = "<maxMemory slots='4' unit='GiB'>8</maxMemory>"
 
@@ -173,6 +178,44 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
             "or no nodeset",
         ),
         (xml(extra=cells(512) + bound("0", "5")), ONE, "<numatune><memnode> binds memory to NUMA node 5"),
+        (
+            xml(extra=cells(*[128] * 4).replace("cpus='3'", "cpus='3-5'")),
+            ONE,
+            "<cell id='3'> has vCPU 4-5, which",
+        ),
+        (
+            xml(extra=cells(256, 256).replace("cpus='1'", "cpus='0-1'")),
+            ONE,
+            "<cell id='1'> has vCPU 0, which another",
+        ),
+        (xml("0"), ONE, "<memory> has 0 KB"),
+        (xml(extra=cells(512, 0)), ONE, "<cell id='1'> has 0 KB"),
+        (xml(extra=MOST + cells(512), devices=dimm(0)), ONE, "<memory model='dimm'> has 0 KB"),
+        (
+            xml("1024", extra=MOST.replace("'4'", "'1'") + cells(512), devices=dimm(256) * 2),
+            ONE,
+            "has 1 slots",
+        ),
+        *(
+            (xml(extra=f"<cputune>{pin}</cputune>"), ONE, words)
+            for pin, words in (
+                ("<vcpupin vcpu='0' cpuset='8-9'/>", "<vcpupin> 0 has CPU 8-9, and the host has 0-7"),
+                ("<vcpupin vcpu='0' cpuset='1,^1'/>", "<vcpupin> 0 has CPU none"),
+                ("<emulatorpin cpuset='64'/>", "<emulatorpin> has CPU 64"),
+                ("<iothreadpin iothread='1' cpuset='64'/>", "<iothreadpin> 1 has CPU 64"),
+            )
+        ),
+        (xml().replace("<vcpu>", "<vcpu cpuset='64'>"), ONE, "<vcpu cpuset> has CPU 64"),
+        (
+            xml(
+                "3072",
+                extra=MOST + cells(1024),
+                pages=GB1.format(" nodeset='0'"),
+                devices=plugged(2048, 1024),
+            ),
+            ONE,
+            "<block> of <memory model='virtio-mem'> has 2048 KB, and its pages have 1048576",
+        ),
     ],
 )
 def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
@@ -215,6 +258,9 @@ def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
         xml().replace("</hugepages>", "</hugepages><allocation mode='immediate'/><source type='memfd'/>"),
         xml(extra="<!-- a --><x:memory xmlns:x='urn:x'>1</x:memory>" + cells(512)),
         xml(devices="<memory model='nvdimm'><source><path>/x</path></source></memory>"),
+        xml("8704", extra=MOST.replace(">8", ">9") + cells(512), devices=plugged(8192, 512)),
+        xml(extra="<cputune><vcpupin vcpu='0' cpuset='7-9'/><vcpupin vcpu='9' cpuset='64'/></cputune>"),
+        xml(extra=cells(256, 256)),
     ],
 )
 def test_what_starts_is_not_refused(text: str) -> None:
@@ -262,11 +308,18 @@ def test_elements_that_are_there_twice_are_read_as_libvirt_reads_them() -> None:
             CapacityExhausted,
             "4096 MB on NUMA no",
         ),
-        (
-            xml("1536", extra=MOST + cells(512) + bound("1"), devices=dimm(1024)),
-            TWO,
-            CapacityExhausted,
-            "1536 MB on NUMA node 1",
+        *(
+            (
+                xml("1536", extra=MOST + cells(512) + bound(node), devices=device),
+                TWO,
+                CapacityExhausted,
+                words,
+            )
+            for node, device, words in (
+                ("1", dimm(1024), "1536 MB on NUMA node 1"),
+                ("0-1", dimm(1026, source=MASK.format("1")), "1026 MB on NUMA node 1"),
+                ("1", plugged(2048, 1024), "1536 MB on NUMA node 1"),
+            )
         ),
     ],
 )
@@ -402,8 +455,8 @@ def test_a_node_that_the_host_lacks_is_refused_by_those_it_has(node: int) -> Non
             "<cputune><vcpupin vcpu='0' cpuset='5'/><vcpupin vcpu='1' cpuset='2'/></cputune>",
             "<vcpupin> 1 is CPU 2",
         ),
-        ("<cputune><emulatorpin cpuset='0-1'/></cputune>", "<emulatorpin> is CPU 0-1"),
-        ("<cputune><iothreadpin iothread='1' cpuset='3'/></cputune>", "<iothreadpin> 1 is CPU 3"),
+        ("<cputune><emulatorpin cpuset='0-1'/></cputune>", None),
+        ("<cputune><iothreadpin iothread='1' cpuset='3'/></cputune>", None),
         ("<vcpu cpuset='1'>1</vcpu>", "<vcpu cpuset> is CPU 1"),
         ("<cputune><vcpupin vcpu='0' cpuset='4-7'/><emulatorpin cpuset='0-7'/></cputune>", None),
     ],
@@ -425,6 +478,9 @@ def test_threads_and_memory_on_different_nodes_are_found_without_a_plan() -> Non
     }
     assert found["memory-node"] == "memory on node 0"
     assert found["emulator-node"] == "QEMU's own threads are on node 0, the vCPUs on node 1"
+    threads = text.replace("<emulatorpin", "<iothreadpin iothread='1'")
+    found = {f.id: f.found for f in check(Case(parse_domain(threads, "t"), (), None, host=TWO))}
+    assert found["emulator-node"] == "IO threads are on node 0, the vCPUs on node 1"
     good = xml(extra=pins.replace("cpuset='0'", "cpuset='4'") + bound("1"))
     found = {
         f.id: f.found for f in check(Case(parse_domain(good, "t"), (), None, host=TWO)) if f.status != "ok"
