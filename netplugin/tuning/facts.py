@@ -199,7 +199,8 @@ class IommuFacts:
 @dataclass(frozen=True)
 class HostNic:
     """A PCI network device that is not a VF of this host; ``node`` is None if the firmware reports none.
-    ``default_route``: whether one leads through its interfaces, or through a bond, bridge or VLAN on them."""
+    ``default_route``: whether one leads through its interfaces, or through a bond, bridge or VLAN on them.
+    ``vf_drivers``: that of each of its VFs, empty for none."""
 
     address: str
     node: Fact[int | None]
@@ -209,6 +210,7 @@ class HostNic:
     total_vfs: Fact[int | None]
     vfs: Fact[int | None]
     default_route: Fact[bool] = False
+    vf_drivers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -286,8 +288,9 @@ def _unknown(value: Any) -> Iterator[Unknown]:
 @dataclass(frozen=True)
 class OvsPortLive:
     """An OVS interface that is a device, a patch to another bridge or a tunnel's end; a ``port`` with several
-    interfaces is a bond. ``peer`` is the other end of a patch, ``header`` the bytes that a tunnel adds at
-    least, ``link`` whether there is one; None if that does not apply or is not known."""
+    interfaces is a bond. ``type`` is OVS's, or ``representor`` for that of a VM's VF on DPDK. ``peer`` is the
+    other end of a patch, ``header`` the bytes that a tunnel adds at least, ``link`` whether there is one;
+    None if that does not apply or is not known."""
 
     name: str
     port: str

@@ -146,7 +146,7 @@ def _ports(view: OvsView) -> tuple[OvsPortLive, ...]:
         OvsPortLive(
             name=i.name,
             port=port.name,
-            type=i.type,
+            type="representor" if "representor=" in i.options.get("dpdk-devargs", "") else i.type,
             mtu=i.mtu,
             bond_mode=port.bond_mode,
             bridge=port.bridge,

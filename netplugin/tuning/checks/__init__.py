@@ -26,7 +26,7 @@ SCOPES: tuple[Scope[Any], ...] = (
     Scope("control group", scopes.cgroups, (machine.limits,)),
     Scope("node", scopes.nodes, (nodes.hugepages, nodes.bare, nodes.socket_memory, nodes.vm_memory)),
     Scope("node", scopes.nodes, (nodes.nics, nodes.queues, nodes.vms)),
-    Scope("NIC", scopes.nics, (nics.model, nics.memory)),
+    Scope("NIC", scopes.nics, (nics.model, nics.vfs, nics.memory)),
     Scope("interface", link_scopes.links, (links.next_hops, links.carries)),
     Scope("bridge", link_scopes.bridges, (links.ports, links.bridge_mtu)),
     Scope("bond", link_scopes.bonds, (links.spreads, links.members)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.host.nic_models import Binding, dpdk_fault, model_of
-from netplugin.host.vfs import in_user_space
+from netplugin.host.vfs import in_user_space, is_uio
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Nic
 from netplugin.tuning.read.network import PCI
@@ -28,6 +29,20 @@ def model(one: Nic) -> Iterator[Finding]:
         yield warn("nic-model", found, expected, "see https://doc.dpdk.org/guides/nics, or name another NIC")
     elif one.planned and model.needs:
         yield warn("nic-model", f"{where}; DPDK needs {model.needs}", expected, None)
+
+
+def vfs(one: Nic) -> Iterator[Finding]:
+    """VFs that are enabled, by driver: the agent binds what has a driver of the kernel or none. A VF has no
+    interrupts of the old kind for uio_pci_generic, and none but vfio-pci gives it to a VM."""
+    drivers = Counter(one.nic.vf_drivers)
+    wrong = [name for name in sorted(drivers) if is_uio(name) or name == "pci-stub"]
+    if drivers:
+        parts = (f"{n} with {name or 'no driver'}" for name, n in sorted(drivers.items()))
+        found = f"{drivers.total()} VFs of {one.nic.address}: {', '.join(parts)}"
+        fix = f"bind those of {' and '.join(wrong)} to vfio-pci: driverctl set-override ADDRESS vfio-pci"
+        yield warn(
+            "vf-drivers", found, "VFs for VMs on vfio-pci, or free to be bound to it", fix if wrong else None
+        )
 
 
 def memory(one: Nic) -> Iterator[Finding]:

@@ -9,7 +9,11 @@ from netplugin.api.models import Finding
 from netplugin.host.cpus import format_list
 from netplugin.tuning.checks.frame import fail, warn
 from netplugin.tuning.checks.scopes import Node
+from netplugin.tuning.planning.hugepages import LEAST_MBUFS, pools_mb
 from netplugin.tuning.root import known
+
+#: The smallest pool of buffers that OVS opens a port with, MB.
+_LEAST_MB = pools_mb((1500,), LEAST_MBUFS)
 
 
 def hugepages(node: Node) -> Iterator[Finding]:
@@ -46,15 +50,18 @@ def bare(node: Node) -> Iterator[Finding]:
 
 
 def socket_memory(node: Node) -> Iterator[Finding]:
-    """DPDK takes this much when OVS starts, or OVS does not start; 0 is none (vswitch.xml)."""
+    """DPDK takes this much when OVS starts, or OVS does not start. Where that is nothing (vswitch.xml: 0), it
+    takes what is free when a port needs some: 0 is no limit (hugepage_init_internal in DPDK's
+    eal_common_dynmem.c), and OVS sets none (NEWS, v2.17.0)."""
     asked, have, fix = node.socket_mb, node.megabytes, "netplugin host plan says how much, for the next start"
     users = (*node.ports, *_threads(node), *(f"NIC {nic.address}" for nic in node.nics))
     if asked is not None and have is not None and asked > have:
         found = f"dpdk-socket-mem has {asked} MB for NUMA node {node.number}, whose hugepages are {have} MB"
         say = warn if node.runs else fail
         yield say("socket-memory", found, "as much as there is in hugepages of the node", fix)
-    elif asked == 0 and users:
+    elif asked == 0 and users and node.free_mb < _LEAST_MB:
         found = f"dpdk-socket-mem has nothing for NUMA node {node.number}, which has {some(users)}"
+        found += f", and DPDK can take {node.free_mb} MB there later"
         yield warn("socket-memory", found, "memory on each node with ports or NICs of OVS", fix)
 
 

@@ -118,7 +118,8 @@ class Node:
     this node and polled here, ``near`` the nodes on which the plan's NICs are polled. ``ports`` of OVS and
     running VMs (``domains``) have their memory here; ``threads`` are the CPUs of PMD threads, if no port is
     known. ``idle``: neither OVS-DPDK nor a VM runs; ``runs``: OVS-DPDK does. ``megabytes`` of hugepages, None
-    if unknown; ``elsewhere``: other nodes have some. ``socket_mb``: its entry of ``dpdk-socket-mem``."""
+    if unknown; ``elsewhere``: other nodes have some. ``socket_mb``: its entry of ``dpdk-socket-mem``;
+    ``free_mb``: what DPDK can take of those that are free, after OVS has started."""
 
     number: int
     pools: tuple[HugepagePool, ...] | None
@@ -136,6 +137,7 @@ class Node:
     megabytes: int | None
     elsewhere: bool
     socket_mb: int | None
+    free_mb: int
 
 
 def nodes(scene: Scene) -> Iterator[Node]:
@@ -149,9 +151,12 @@ def nodes(scene: Scene) -> Iterator[Node]:
     numbers = {core.node for core in cores} | shares.keys() | pages.keys()
     numbers |= {pool.node for pool in pools or ()} | {node.node for node in known(facts.memory.nodes, ())}
     near = plan.nic_nodes if plan and nics else ()
-    sizes: dict[int, int] = defaultdict(int)
+    sizes, free = defaultdict[int, int](int), defaultdict[int, int](int)
     for pool in pools or ():
         sizes[pool.node] += known(pool.total, 0) * pool.size_kb >> 10
+        free[pool.node] += known(pool.free, 0) * pool.size_kb >> 10
+    if ovs and "--legacy-mem" in ovs.other_config.get("dpdk-extra", ""):
+        free.clear()
     for number in sorted(numbers):
         yield Node(
             number=number,
@@ -172,6 +177,7 @@ def nodes(scene: Scene) -> Iterator[Node]:
             megabytes=None if pools is None else sizes[number],
             elsewhere=any(size for node, size in sizes.items() if node != number),
             socket_mb=_socket_mb(ovs, number),
+            free_mb=free[number],
         )
 
 

@@ -16,6 +16,8 @@ _NET = "/sys/class/net"
 _IOMMU = "/sys/kernel/iommu_groups"
 #: A PCI address. Others do not occur on a host, and would become text of udev rules and shell commands.
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+#: The links of a NIC to its VFs.
+_VF = re.compile(r"virtfn\d+")
 #: PCI class of a network controller (include/linux/pci_ids.h).
 _NETWORK = "0x02"
 #: Names of representors of VFs and SFs (__devlink_port_phys_port_name_get in net/devlink/port.c).
@@ -88,7 +90,7 @@ def _nic(root: Root, address: str, routed: Fact[frozenset[str]]) -> Fact[HostNic
     if not sure(root.text(f"{at}/class")).startswith(_NETWORK) or root.link(f"{at}/physfn"):
         return Unknown(at, "is no NIC", missing=True)
     uevent = dict(re.findall(r"^(\w+)=(.*)$", sure(root.text(f"{at}/uevent"), ""), re.MULTILINE))
-    interfaces = sure(_interfaces_of(root, at))
+    interfaces, names = sure(_interfaces_of(root, at)), known(root.names(at), ())
     return HostNic(
         address=address,
         node=root.optional(f"{at}/numa_node", lambda text: int(text) if int(text) >= 0 else None),
@@ -97,6 +99,7 @@ def _nic(root: Root, address: str, routed: Fact[frozenset[str]]) -> Fact[HostNic
         interfaces=interfaces,
         total_vfs=root.optional(f"{at}/sriov_totalvfs", int),
         vfs=root.optional(f"{at}/sriov_numvfs", int),
+        vf_drivers=tuple(root.link(f"{at}/{name}/driver") or "" for name in names if _VF.fullmatch(name)),
         default_route=routed if isinstance(routed, Unknown) else not routed.isdisjoint(interfaces),
     )
 

@@ -77,6 +77,13 @@ DOWN = replace(
 VFIO = replace(
     load("published"), nics=[load("published").nics[0] | {"driver": "vfio-pci"}, *load("published").nics[1:2]]
 )
+VFS = replace(
+    load("published"),
+    nics=[
+        nic | {"vfs": 2, "vf_drivers": ["vfio-pci", driver]}
+        for nic, driver in zip(load("published").nics[:2], ("mlx5_core", "uio_pci_generic"), strict=True)
+    ],
+)
 FLAGS = replace(load("published"), cmdline="isolcpus=nohz,2-5")
 #: Port a has more queues than its node has threads, port b has not.
 QUEUES = ovs(
@@ -103,7 +110,7 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
     nodes.bare: ((Scene(scene(paged(9, 0)).facts, ovs(*TWO).live),), {1}),
     nodes.socket_memory: (
         (
-            Scene(scene(paged(9, 9)).facts, ovs(*TWO, dpdk_socket_mem="1024").live),
+            Scene(scene(paged(9, 0)).facts, ovs(*TWO, dpdk_socket_mem="1024").live),
             Scene(scene(paged(9, 9)).facts, ovs(TWO[0], dpdk_socket_mem="9999,0").live),
         ),
         {1, 2},
@@ -116,6 +123,7 @@ CASES: dict[Rule, tuple[tuple[Scene, ...], set[int]]] = {
     ),
     nodes.vms: ((scene(**BOTH_NODES),), {1}),
     nics.model: ((scene(VFIO, pmd_cores=2, nics=("ens1f1np1",)), scene(VFIO)), {0, 2}),
+    nics.vfs: ((scene(VFS),), {1}),
     nics.memory: ((scene("one-socket-memory", pmd_cores=2),), {1}),
     links.next_hops: (
         (

@@ -224,11 +224,13 @@ def _nic(nic: dict[str, Any], made: Tree) -> None:
         made.files[f"{device}/sriov_totalvfs"] = f"{nic['total_vfs']}\n"
         made.files[f"{device}/sriov_numvfs"] = f"{nic['vfs']}\n"
     for vf in range(nic.get("vfs", 0)):
-        made.files[f"{device[:-1]}{vf + 8}/class"] = "0x020000\n"
-        made.links[f"{device[:-1]}{vf + 8}/physfn"] = f"../{address}"
-        made.links[f"/sys/bus/pci/devices/{address[:-1]}{vf + 8}"] = (
-            f"../../..{device[:-1].removeprefix('/sys')}{vf + 8}"
-        )
+        name = f"{address[:-1]}{8 + vf + 64 * int(address[-1])}"
+        at = f"{device.rpartition('/')[0]}/{name}"
+        made.files[f"{at}/class"] = "0x020000\n"
+        made.links |= {f"{at}/physfn": f"../{address}", f"{device}/virtfn{vf}": f"../{name}"}
+        made.links[f"/sys/bus/pci/devices/{name}"] = f"../../..{at.removeprefix('/sys')}"
+        for driver in filter(None, nic.get("vf_drivers", [])[vf : vf + 1]):
+            made.links[f"{at}/driver"] = f"../../../bus/pci/drivers/{driver}"
     if "interface" not in nic:
         return
     at = "/".join(filter(None, (device, nic.get("virtio"), "net", nic["interface"])))
