@@ -1,9 +1,10 @@
 """Why the kernel refuses VFs, or another driver of a device, by errno: the cause and what to do about it.
 
 Sources: ``sriov_numvfs_store`` and ``sriov_enable`` in drivers/pci/iov.c; ``igb_disable_sriov``,
-``ice_check_sriov_allowed`` and ``i40e_pci_sriov_configure``; ``unbind_store`` and ``drivers_probe_store`` in
-drivers/base/bus.c, ``reset_store`` in drivers/pci/pci-sysfs.c; ``vfio_group_find_or_alloc`` in
-drivers/vfio/group.c. docs/nics.md has these, and those of a program that opens the device (QEMU, DPDK).
+``ice_check_sriov_allowed``, ``ice_set_per_vf_res`` and ``i40e_pci_sriov_configure``; ``unbind_store`` and
+``drivers_probe_store`` in drivers/base/bus.c, ``reset_store`` in drivers/pci/pci-sysfs.c;
+``vfio_group_find_or_alloc`` in drivers/vfio/group.c. docs/nics.md has these, and those of a program that
+opens the device (QEMU, DPDK).
 """
 
 from __future__ import annotations
@@ -41,10 +42,15 @@ OF_VF_NUMBER: Causes = {
         "the NIC's firmware has SR-IOV off or fewer VFs, or ice is in safe mode, without its DDP package",
         "switch SR-IOV on in the firmware of the NIC; install its DDP package; ask for fewer",
     ),
+    errno.ENOSPC: (
+        "the NIC has too few interrupts (MSI-X) left: its driver, and that of RDMA, took one for each CPU",
+        "keep irdma from loading, lower devlink's msix_vec_per_pf_max, or ask for fewer (dmesg)",
+    ),
     errno.ERANGE: ("it is more than sriov_totalvfs", "ask for fewer, or raise it in the NIC's firmware"),
     errno.EIO: (
-        "the NIC's SR-IOV capability contradicts itself (initial and total VFs, offset)",
-        "update the NIC's firmware, or switch the machine off and on (dmesg)",
+        "its SR-IOV capability contradicts itself (initial and total VFs, offset), or ice before Linux 6.4 "
+        "has too few interrupts or queues",
+        "update the NIC's firmware, or switch the machine off and on; ask for fewer (dmesg)",
     ),
     errno.EPERM: (
         "the driver keeps its VFs while VMs have them, or another host manages the NIC (a DPU)",

@@ -109,11 +109,12 @@ class HugepagePool:
 @dataclass(frozen=True)
 class MemoryFacts:
     """``nodes`` may have no memory (``total_kb`` 0) or no CPUs (CXL, HBM). ``sizes_kb`` are the supported
-    hugepage sizes; ``at_boot`` maps size and node to the pages that netplugin's systemd unit reserves at
-    boot, None without that unit."""
+    hugepage sizes, ``default_kb`` that of a mount without one, None without hugepages; ``at_boot`` maps size
+    and node to the pages that netplugin's systemd unit reserves at boot, None without that unit."""
 
     nodes: Fact[tuple[NodeMemory, ...]]
     sizes_kb: Fact[tuple[int, ...]]
+    default_kb: Fact[int | None]
     pools: Fact[tuple[HugepagePool, ...]]
     at_boot: Fact[Mapping[int, Mapping[int, int]] | None]
     ksm: Fact[int | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -15,11 +14,8 @@ from netplugin.libvirt.needs import USUAL_KB, cells_of, cpuset, memory_of, pages
 from netplugin.libvirt.pins import pinned
 from netplugin.libvirt.values import content, unsigned
 from netplugin.tuning.facts import Cpus, Facts, Live
-from netplugin.tuning.intent import PAGE_2M
 from netplugin.tuning.placing.capacity import HostCapacity
 from netplugin.tuning.root import Unknown, known
-
-_UNITS: Final = {"K": 1, "M": 1024, "G": 1048576}
 
 
 @dataclass(frozen=True)
@@ -46,14 +42,12 @@ def memory_of_host(facts: Facts, live: Live) -> HostMemory:
     cores = known(facts.cpus.cores, ())
     nodes = [node.node for node in known(facts.memory.nodes, ())]
     pools = known(facts.memory.pools, ())
-    line = known(facts.kernel.arguments, None)
-    asked = re.fullmatch(r"(\d{1,9})([KMG])", (line and line.value("default_hugepagesz")) or "", re.I)
     domains = live.domains
     silent = isinstance(domains, Unknown) and not domains.missing
     return HostMemory(
         {n: frozenset(cpu for core in cores if core.node == n for cpu in core.cpus) for n in nodes},
         frozenset(known(facts.memory.sizes_kb, ())),
-        int(asked[1]) * _UNITS[asked[2].upper()] if asked else PAGE_2M,
+        known(facts.memory.default_kb, None),
         {(pool.node, pool.size_kb): known(pool.total, 0) * pool.size_kb for pool in pools},
         {(pool.node, pool.size_kb): known(pool.free, 0) * pool.size_kb for pool in pools},
         None if silent else frozenset(domain.name for domain in known(domains, ())),

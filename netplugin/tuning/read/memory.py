@@ -22,6 +22,7 @@ def read_memory(root: Root) -> MemoryFacts:
     return MemoryFacts(
         nodes=_nodes(root),
         sizes_kb=_sizes(root, f"{_MM}/hugepages"),
+        default_kb=root.optional("/proc/meminfo", _default),
         pools=_pools(root),
         at_boot=None if root.link(_ENABLED) is None else root.optional(LASTING, _written_at_boot),
         ksm=root.optional(f"{_MM}/ksm/run", int),
@@ -54,6 +55,12 @@ def _meminfo(node: int, text: str) -> NodeMemory:
     if len(values) != 2:
         raise ValueError("no MemTotal and MemFree")
     return NodeMemory(node, int(values["MemTotal"]), int(values["MemFree"]))
+
+
+def _default(text: str) -> int | None:
+    """As libvirt reads it (virFileGetDefaultHugepageSize); None without hugepages."""
+    found = re.search(r"^Hugepagesize:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 @whole

@@ -254,6 +254,8 @@ def test_ports_of_ovs_with_bridge_peer_header_and_link() -> None:
         "pa": ("patch", {"peer": "pb"}),
         "eth0": ("", {}),
         "in0": ("internal", {}),
+        "nic": ("dpdk", {"dpdk-devargs": "0000:08:00.0"}),
+        "rep": ("dpdk", {"dpdk-devargs": "0000:08:00.0,representor=pf0vf[1-2]"}),
     }
     interfaces = {
         f"i-{name}": {"name": name, "type": kind, "options": text_map(options), "link_state": "up"}
@@ -274,7 +276,10 @@ def test_ports_of_ovs_with_bridge_peer_header_and_link() -> None:
         "gr": ("br-a", None, 38, True),
         "pa": ("br-a", "pb", None, True),
         "eth0": ("br-a", None, None, True),
+        **dict.fromkeys(("nic", "rep"), ("br-a", None, None, True)),
     }
+    types = {port.name: port.type for port in read_live._ports(view) if port.name in ("nic", "rep")}
+    assert types == {"nic": "dpdk", "rep": "representor"}, "frames leave by the NIC alone"
 
 
 def test_an_xfrm_interface_is_no_tunnel_with_a_header() -> None:

@@ -119,6 +119,8 @@ def _memory(machine: Machine) -> Iterator[tuple[str, str]]:
             yield f"{at}/hugepages/hugepages-{size}kB/free_hugepages", str(pages)
             yield f"{at}/hugepages/hugepages-{size}kB/surplus_hugepages", "0"
             yield f"/sys/kernel/mm/hugepages/hugepages-{size}kB/nr_overcommit_hugepages", "0"
+    default = 1048576 if "default_hugepagesz=1G" in machine.cmdline else 2048
+    yield "/proc/meminfo", f"HugePages_Total:       0\nHugepagesize:    {default} kB"
     yield "/sys/kernel/mm/ksm/run", "0"
     yield "/sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never"
     rows = [f"{name:40}partition\t1048572\t\t0\t\t-2" for name in machine.swaps]

@@ -502,5 +502,9 @@ def test_what_is_read_of_the_host() -> None:
     assert 1048576 in host.sizes_kb and host.domains == {"vm"}
     assert (host.total_kb[1, 1048576], host.free_kb[1, 1048576]) == (8 << 20, 3 << 20)
     assert memory_of_host(facts, Live()).domains == frozenset()
+    # The size of a mount without one is what the kernel says, as 512 MB on ARM with pages of 64 KB.
+    for line, size in {"default_hugepagesz=2M default_hugepagesz=1G": 2048, "ro": 524288}.items():
+        files |= {"/proc/cmdline": line, "/proc/meminfo": f"MemFree: 1 kB\nHugepagesize:  {size} kB\n"}
+        assert memory_of_host(read_facts(MemoryRoot(Tree(files, made.links))), Live()).default_kb == size
     silent = Unknown("qemu:///system", "did not answer")
     assert memory_of_host(facts, Live(domains=silent)).domains is None
