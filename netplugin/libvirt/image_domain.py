@@ -7,6 +7,7 @@ from pathlib import Path
 from lxml import etree
 
 from netplugin.libvirt.domain import written
+from netplugin.libvirt.interfaces import pci_attributes
 from netplugin.libvirt.vm_image import DISK, INITRD, KERNEL
 
 #: PCI addresses of the NICs under test in the VM, in the order of the ends. Each is behind a root port of its
@@ -91,9 +92,8 @@ def _devices(devices: etree._Element, base: Path, overlay: Path, console: Path) 
 
 def _management(root: etree._Element, ssh_port: int) -> None:
     """Add the NIC for SSH. libvirt has no element for this in QEMU's user network (``hostfwd``)."""
-    device = (
-        f"virtio-net-pci,netdev=management,mac={MANAGEMENT_MAC},bus=pcie.0,addr={_slot(MANAGEMENT)},romfile="
-    )
+    slot = pci_attributes(MANAGEMENT)["slot"]
+    device = f"virtio-net-pci,netdev=management,mac={MANAGEMENT_MAC},bus=pcie.0,addr={slot},romfile="
     network = f"user,id=management,restrict=on,hostfwd=tcp:{HOST}:{ssh_port}-:22"
     add_arguments(root, "-netdev", network, "-device", device)
 
@@ -108,22 +108,9 @@ def add_arguments(root: etree._Element, *words: str) -> None:
         etree.SubElement(line, f"{{{_QEMU}}}arg", value=word)
 
 
-def _slot(place: str) -> str:
-    return f"0x{place.split(':')[2].partition('.')[0]}"
-
-
 def place(address: str) -> etree._Element:
     """Return the element for a PCI address."""
-    numbers, _, function = address.partition(".")
-    domain_number, bus, slot = numbers.split(":")
-    return etree.Element(
-        "address",
-        type="pci",
-        domain=f"0x{domain_number}",
-        bus=f"0x{bus}",
-        slot=f"0x{slot}",
-        function=f"0x{function}",
-    )
+    return etree.Element("address", {"type": "pci", **pci_attributes(address)})
 
 
 def add(parent: etree._Element, tag: str, text: str | None = None, **attributes: str) -> etree._Element:

@@ -78,13 +78,13 @@ def hostdev_interface(spec: PortSpec, pci_address: str) -> str:
     """
     if spec.vf.vlan_proto == "802.1ad":
         device = etree.Element("hostdev", mode="subsystem", type="pci", managed="no")
-        etree.SubElement(etree.SubElement(device, "source"), "address", _function(pci_address))
+        etree.SubElement(etree.SubElement(device, "source"), "address", pci_attributes(pci_address))
         etree.SubElement(device, "alias", name=ALIAS + spec.mac.replace(":", "-"))
         return text(device)
     interface = _interface("hostdev", spec.mac)
     interface.set("managed", "no")
     source = etree.SubElement(interface, "source")
-    etree.SubElement(source, "address", {"type": "pci", **_function(pci_address)})
+    etree.SubElement(source, "address", {"type": "pci", **pci_attributes(pci_address)})
     if spec.network.vlan_id is not None:
         vlan = etree.SubElement(interface, "vlan")
         etree.SubElement(vlan, "tag", id=str(spec.network.vlan_id))
@@ -121,7 +121,7 @@ def team_interfaces(persistent: str, transient: str, name: str) -> str:
     return text(stays) + text(goes)
 
 
-def _function(pci_address: str) -> dict[str, str]:
+def pci_attributes(pci_address: str) -> dict[str, str]:
     """A PCI address as attributes of a libvirt ``<address>``."""
     place, _, function = pci_address.partition(".")
     domain, bus, slot = place.split(":")

@@ -57,6 +57,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "iommu": Rule("arch/x86/kernel/pci-dma.c, iommu_setup", True, True, ("pt", "nopt"), ("off",), _PASS),
         "intel_iommu": Rule("drivers/iommu/intel/iommu.c, intel_iommu_setup", True, True, ("on", "off")),
         _PASS: Rule("drivers/iommu/iommu.c, iommu_set_def_domain_type", switch=_PASS),
+        "amd_iommu": Rule("drivers/iommu/amd/init.c, parse_amd_iommu_options", True, True),
         "mce": Rule("arch/x86/kernel/cpu/mce/core.c, mcheck_enable", True, off=("off",)),
         "tsc": Rule("arch/x86/kernel/tsc.c, tsc_setup", True, off=("unstable",)),
         "idle": Rule("arch/x86/kernel/process.c, idle_setup", True),

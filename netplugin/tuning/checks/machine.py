@@ -53,7 +53,8 @@ def isolation(host: Host) -> Iterator[Finding]:
         written -= {min(online, default=0)}
     if isolated is not None and (lost := written & online - isolated):
         found = f"isolcpus names CPUs {format_list(lost)}, which the kernel has not isolated"
-        fix = "boot with isolcpus=managed_irq,domain,...: flags without domain isolate nothing"
+        fix = "boot with one isolcpus=managed_irq,domain,...: flags without domain isolate nothing, and of "
+        fix += "several the first counts"
         yield warn("isolation-argument", found, f"these CPUs in {CPU}/isolated", fix)
     if not isolated:
         return

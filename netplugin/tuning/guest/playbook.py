@@ -11,7 +11,17 @@ from netplugin.host.cpus import format_list
 from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.tuning.guest.plan import GuestPlan
 from netplugin.tuning.output.playbook import as_yaml, same_machine, step_tasks, until_boot
-from netplugin.tuning.output.playbook_tasks import Task, Template, command, file_with, folder, jinja, task
+from netplugin.tuning.output.playbook_tasks import (
+    Task,
+    Template,
+    command,
+    file_with,
+    folder,
+    jinja,
+    slurp,
+    stop,
+    task,
+)
 from netplugin.tuning.steps import Effect
 
 _RULES = "/etc/udev/rules.d/90-netplugin-guest.rules"
@@ -50,7 +60,7 @@ def _interrupts(plan: GuestPlan) -> Iterator[Task]:
         enabled=False,
         when=Template("'irqbalance.service' in ansible_facts.services"),
     )
-    yield task("Read the interrupts", "slurp", src="/proc/interrupts", register="netplugin_interrupts")
+    yield slurp("Read the interrupts", "/proc/interrupts", "netplugin_interrupts")
     cpus = format_list(plan.housekeeping)
     lines = [
         "{% for irq in netplugin_irqs %}",
@@ -130,32 +140,15 @@ def _module(driver: str, noiommu: bool) -> Iterator[Task]:
 
 
 def _without_iommu() -> Iterator[Task]:
-    there = Template("netplugin_noiommu.stat.exists")
-    yield task(
-        "Look whether VFIO can do without an IOMMU", "stat", path=_NOIOMMU, register="netplugin_noiommu"
-    )
-    yield task(
-        "Stop on a kernel whose VFIO cannot",
-        "assert",
-        that=[there],
-        fail_msg="Debian's kernels are such: plan with --driver uio_pci_generic, or take another",
-        when=Template("not ansible_check_mode"),
-    )
-    yield task(
-        "Read whether VFIO does without an IOMMU",
-        "slurp",
-        src=_NOIOMMU,
-        register="netplugin_noiommu_now",
-        when=there,
-    )
-    yield task(
-        "Let VFIO do without an IOMMU",
-        "command",
-        argv=["tee", _NOIOMMU],
-        stdin="Y",
-        when=[there, Template("netplugin_noiommu_now.content | b64decode | trim != 'Y'")],
-        changed_when=True,
-    )
+    name, there = "Look whether VFIO can do without an IOMMU", Template("netplugin_noiommu.stat.exists")
+    yield task(name, "stat", path=_NOIOMMU, register="netplugin_noiommu")
+    message = "Debian's kernels are such: plan with --driver uio_pci_generic, or take another"
+    played = Template("not ansible_check_mode")
+    yield stop("Stop on a kernel whose VFIO cannot", there, message, when=played)
+    yield slurp("Read whether VFIO does without an IOMMU", _NOIOMMU, "netplugin_noiommu_now", when=there)
+    when = [there, Template("netplugin_noiommu_now.content | b64decode | trim != 'Y'")]
+    tee = {"argv": ["tee", _NOIOMMU], "stdin": "Y"}
+    yield task("Let VFIO do without an IOMMU", "command", **tee, when=when, changed_when=True)
 
 
 def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
@@ -187,20 +180,11 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
         ),
         loop_control={"label": jinja("item.item.mac")},
     )
-    yield task(
-        "Stop if one is not there",
-        "assert",
-        that=[Template("item.mac in netplugin_addresses")],
-        fail_msg=Template("No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}"),
-        loop=nics,
-    )
-    yield task(
-        "Stop if one of them is the way to this guest",
-        "assert",
-        that=[Template("item.mac != (ansible_facts.default_ipv4.macaddress | default(''))")],
-        fail_msg=Template("The default route goes through {{ item.mac }}: plan with --dpdk and other NICs"),
-        loop=nics,
-    )
+    message = Template("No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}")
+    yield stop("Stop if one is not there", "item.mac in netplugin_addresses", message, loop=nics)
+    name, other = "Stop if one of them is the way to this guest", "item.mac != (ansible_facts"
+    message = Template("The default route goes through {{ item.mac }}: plan with --dpdk and other NICs")
+    yield stop(name, f"{other}.default_ipv4.macaddress | default(''))", message, loop=nics)
     yield folder("Make the folder of local facts", _FACTS)
     yield task(
         "Remember where they are",

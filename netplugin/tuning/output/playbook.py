@@ -24,6 +24,8 @@ from netplugin.tuning.output.playbook_tasks import (
     kernel_tasks,
     ovs_tasks,
     reading,
+    slurp,
+    stop,
     task,
     thread_tasks,
     update_loader,
@@ -114,50 +116,30 @@ def as_yaml(name: str, tasks: list[Task], handlers: Sequence[Task] = ()) -> str:
 
 
 def same_machine(online: frozenset[int]) -> Iterator[Task]:
-    yield task("Read which CPUs are on line", "slurp", src=f"{CPU}/online", register="netplugin_online")
-    cpus = format_list(online)
-    yield task(
-        "Stop on a machine that the plan was not made for",
-        "assert",
-        that=[Template(f"netplugin_online.content | b64decode | trim == '{cpus}'")],
-        fail_msg=f"This plan is for a machine with CPUs {cpus}",
-    )
+    yield slurp("Read which CPUs are on line", f"{CPU}/online", "netplugin_online")
+    name, cpus = "Stop on a machine that the plan was not made for", format_list(online)
+    same = f"netplugin_online.content | b64decode | trim == '{cpus}'"
+    yield stop(name, same, f"This plan is for a machine with CPUs {cpus}")
 
 
 def _same_nodes(shares: Sequence[NodeShare]) -> Iterator[Task]:
     """A kernel without NUMA has no files of nodes; nodes without CPUs do not count."""
-    yield task(
-        "Look for NUMA nodes",
-        "find",
-        paths=[NODE],
-        patterns=["node[0-9]*"],
-        file_type="directory",
-        register="netplugin_nodes",
-    )
-    yield task(
-        "Read which CPUs each NUMA node has",
-        "slurp",
-        src=jinja("item.path ~ '/cpulist'"),
-        loop=jinja("netplugin_nodes.files"),
-        loop_control={"label": jinja("item.path")},
-        register="netplugin_homes",
-    )
+    where = {"paths": [NODE], "patterns": ["node[0-9]*"], "file_type": "directory"}
+    yield task("Look for NUMA nodes", "find", **where, register="netplugin_nodes")
+    each = {"loop": jinja("netplugin_nodes.files"), "loop_control": {"label": jinja("item.path")}}
+    path = jinja("item.path ~ '/cpulist'")
+    yield slurp("Read which CPUs each NUMA node has", path, "netplugin_homes", **each)
     nodes = {s.node: cpus_of(core for core in s.cores if core.kind != NODELESS) for s in shares}
     planned = "; ".join(sorted(f"{NODE}/node{node} {format_list(cpus)}" for node, cpus in nodes.items()))
     texts = "netplugin_homes.results | map(attribute='content') | map('b64decode') | map('trim')"
-    yield task(
+    found = f"netplugin_homes.results | map(attribute='item.path') | zip({texts})"
+    found += " | rejectattr(1, 'equalto', '') | map('join', ' ') | sort | join('; ')"
+    name, message = (
         "Stop on a machine whose NUMA nodes have other CPUs",
-        "assert",
-        that=[Template("netplugin_found in netplugin_planned")],
-        fail_msg=f"This plan is for a machine with {planned}",
-        vars={
-            "netplugin_found": jinja(
-                f"netplugin_homes.results | map(attribute='item.path') | zip({texts})"
-                " | rejectattr(1, 'equalto', '') | map('join', ' ') | sort | join('; ')"
-            ),
-            "netplugin_planned": [planned, *[""] * (len(nodes) == 1)],
-        },
+        f"This plan is for a machine with {planned}",
     )
+    values = {"netplugin_found": jinja(found), "netplugin_planned": [planned, *[""] * (len(nodes) == 1)]}
+    yield stop(name, "netplugin_found in netplugin_planned", message, vars=values)
 
 
 def _files(steps: tuple[Step, ...]) -> Iterator[Task]:
@@ -248,30 +230,26 @@ def _list_counts(path: str, desired: Sequence[int]) -> Iterator[Task]:
     before 2.24 writes one."""
     version = ("netplugin_irqbalance", "irqbalance", "--version")
     yield reading("Read the version of irqbalance", *version, failed_when=False)
-    yield task("Read which CPUs irqbalance leaves alone", "slurp", src=path, register="netplugin_banned")
+    yield slurp("Read which CPUs irqbalance leaves alone", path, "netplugin_banned")
     heeded = (
         f"(netplugin_mask | default('0', true) | int(base=16) == {int(to_mask(desired), 16)}) or "
         "(netplugin_mask == '' and netplugin_version is version('1.8', '>='))"
     )
-    yield task(
-        "Stop where irqbalance would not heed the list",
-        "assert",
-        that=[Template(heeded)],
-        fail_msg=f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes "
-        "before IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
-        f"{to_kernel(desired)}",
-        vars={
-            "netplugin_version": jinja(
-                "netplugin_irqbalance.stdout | default('') | regex_search('version ([0-9.]+)', '\\1') | "
-                "default(['1.8'], true) | first"
-            ),
-            "netplugin_mask": jinja(
-                "netplugin_banned.content | b64decode | "
-                "regex_findall('^\\s*IRQBALANCE_BANNED_CPUS=(.*)$', multiline=True) | "
-                "default([''], true) | last | regex_replace('[^0-9A-Fa-f]', '')"
-            ),
-        },
-    )
+    message = f"irqbalance is older than 1.8, or {path} has an IRQBALANCE_BANNED_CPUS that goes before "
+    message += "IRQBALANCE_BANNED_CPULIST: update it and remove that line, or set that to "
+    values = {
+        "netplugin_version": jinja(
+            "netplugin_irqbalance.stdout | default('') | regex_search('version ([0-9.]+)', '\\1') | "
+            "default(['1.8'], true) | first"
+        ),
+        "netplugin_mask": jinja(
+            "netplugin_banned.content | b64decode | "
+            "regex_findall('^\\s*IRQBALANCE_BANNED_CPUS=(.*)$', multiline=True) | "
+            "default([''], true) | last | regex_replace('[^0-9A-Fa-f]', '')"
+        ),
+    }
+    name = "Stop where irqbalance would not heed the list"
+    yield stop(name, heeded, f"{message}{to_kernel(desired)}", vars=values)
 
 
 def _services(steps: tuple[Step, ...]) -> Iterator[Task]:

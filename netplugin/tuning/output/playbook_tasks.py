@@ -47,6 +47,16 @@ def reading(name: str, register: str, *words: str, **more: Any) -> Task:
     )
 
 
+def stop(name: str, unless: str, message: str, **more: Any) -> Task:
+    """Stop with the message unless the condition holds."""
+    return task(name, "assert", that=[Template(unless)], fail_msg=message, **more)
+
+
+def slurp(name: str, path: str, register: str, **more: Any) -> Task:
+    """Read a file; its content comes in base64."""
+    return task(name, "slurp", src=path, register=register, **more)
+
+
 def file_with(name: str, path: str, lines: list[str], evaluated: bool = False) -> Task:
     """Write a whole file that netplugin owns; the lines are data unless Ansible is to evaluate them."""
     content = "# Made by netplugin.\n" + "".join(f"{line}\n" for line in lines)
@@ -72,7 +82,7 @@ _FILES = (
 #: Those among them, by how their paths begin.
 _SCRIPTS, _MENUS, _ENTRIES = _GRUB, "/boot/.*[.]cfg", ".*/entries/"
 _UPDATE_LOADER = "Update the boot loader"
-_FOUND = "(item.content | b64decode)"
+_FOUND, _ITEM = "(item.content | b64decode)", jinja("item.path")
 #: grub's scripts on Debian read /etc/default/grub.d.
 _DEBIAN = "ansible_facts.os_family == 'Debian' and netplugin_loader == 'grub'"
 #: New arguments come at the end of an entry's last options and of a file's first line, before those of init.
@@ -118,24 +128,11 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
 def _loader() -> Iterator[Task]:
     """Find what started the machine: files of a boot loader may be there without that."""
     patterns = ["LoaderInfo-*", "StubInfo-*", "cmdline", "grub", "proxmox-boot-uuids", "*.cfg", "*.conf"]
-    yield task(
-        "Look for files of boot loaders",
-        "find",
-        paths=list(_FOLDERS),
-        patterns=patterns,
-        recurse=True,
-        depth=4,
-        register="netplugin_files",
-    )
-    yield task(
-        "Read files of boot loaders",
-        "slurp",
-        src=jinja("item.path"),
-        loop=jinja("netplugin_files.files | selectattr('path', 'match', netplugin_paths | join('|'))"),
-        loop_control={"label": jinja("item.path")},
-        vars={"netplugin_paths": list(_FILES)},
-        register="netplugin_read",
-    )
+    where = {"paths": list(_FOLDERS), "patterns": patterns, "recurse": True, "depth": 4}
+    yield task("Look for files of boot loaders", "find", **where, register="netplugin_files")
+    files = jinja("netplugin_files.files | selectattr('path', 'match', netplugin_paths | join('|'))")
+    these = {"loop": files, "vars": {"netplugin_paths": list(_FILES)}}
+    yield slurp("Read files of boot loaders", _ITEM, "netplugin_read", **these, loop_control={"label": _ITEM})
     yield task(
         "Choose the boot loader that started the machine",
         "set_fact",
@@ -291,24 +288,14 @@ def ovs_tasks(settings: list[tuple[str, str | None]]) -> Iterator[Task]:
         *("netplugin_ovs", *_VSCTL, "--format=json", "--columns=other_config", "list", "Open_vSwitch"),
     )
     pair = Template("other_config:{{ item.key }}={{ item.value }}")
-    yield task(
-        "Set other_config of OVS",
-        "command",
-        argv=[*_VSCTL, "set", "Open_vSwitch", ".", pair],
-        loop=[{"key": key, "value": value} for key, value in settings if value is not None],
-        when=Template(f"[item.key, item.value] not in {_FOUND_SETTINGS}"),
-        changed_when=True,
-    )
-    gone = [key for key, value in settings if value is None]
-    if gone:
-        yield task(
-            "Remove from other_config of OVS",
-            "command",
-            argv=[*_VSCTL, "remove", "Open_vSwitch", ".", "other_config", jinja("item")],
-            loop=gone,
-            when=Template(f"item in ({_FOUND_SETTINGS} | map('first'))"),
-            changed_when=True,
-        )
+    loop = [{"key": key, "value": value} for key, value in settings if value is not None]
+    when = Template(f"[item.key, item.value] not in {_FOUND_SETTINGS}")
+    put = command("Set other_config of OVS", *_VSCTL, "set", "Open_vSwitch", ".", pair)
+    yield put | {"loop": loop, "when": when}
+    if gone := [key for key, value in settings if value is None]:
+        words = (*_VSCTL, "remove", "Open_vSwitch", ".", "other_config", jinja("item"))
+        when = Template(f"item in ({_FOUND_SETTINGS} | map('first'))")
+        yield command("Remove from other_config of OVS", *words) | {"loop": gone, "when": when}
 
 
 def thread_tasks(threads: str, priority: str) -> Iterator[Task]:
@@ -334,30 +321,14 @@ def vf_tasks(counts: list[tuple[str, str]]) -> Iterator[Task]:
     if not counts:
         return
     nics = [{"path": f"{PCI}/{address}/sriov_numvfs", "number": n} for address, n in counts]
-    yield task(
-        "Read how many virtual functions there are",
-        "slurp",
-        src=jinja("item.path"),
-        loop=nics,
-        register="netplugin_vfs",
-    )
-    there = "item.content | b64decode | trim"
-    yield task(
-        "Stop where there are virtual functions in another number, which may be in use",
-        "assert",
-        that=[Template(f"{there} in ['0', item.item.number]")],
-        fail_msg=Template("Write 0 to {{ item.item.path }} once nobody uses them"),
-        loop=jinja("netplugin_vfs.results"),
-    )
-    yield task(
-        "Enable virtual functions",
-        "command",
-        argv=["tee", jinja("item.item.path")],
-        stdin=jinja("item.item.number"),
-        loop=jinja("netplugin_vfs.results"),
-        when=Template(f"{there} != item.item.number"),
-        changed_when=True,
-    )
+    yield slurp("Read how many virtual functions there are", _ITEM, "netplugin_vfs", loop=nics)
+    there, each = "item.content | b64decode | trim", {"loop": jinja("netplugin_vfs.results")}
+    name = "Stop where there are virtual functions in another number, which may be in use"
+    message = Template("Write 0 to {{ item.item.path }} once nobody uses them")
+    yield stop(name, f"{there} in ['0', item.item.number]", message, **each)
+    other = Template(f"{there} != item.item.number")
+    tee = {"argv": ["tee", jinja("item.item.path")], "stdin": jinja("item.item.number")}
+    yield task("Enable virtual functions", "command", **tee, **each, when=other, changed_when=True)
     rules = [
         f'ACTION=="add", SUBSYSTEM=="net", KERNELS=="{address}", ATTR{{device/sriov_numvfs}}="{n}"'
         for address, n in counts

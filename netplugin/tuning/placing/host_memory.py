@@ -163,10 +163,11 @@ def _node_faults(domain: Element, host: HostMemory, _: HostCapacity | None, step
 KINDS: Final = {
     _node_faults: ("memory-node", "nodes that the host has", None),
     _page_faults: (
-        *("memory-pages", "pages that the host has, and memory that is a multiple of its pages"),
+        "memory-pages",
+        "pages that the host has, which divide the memory",
         "the memory is whole pages",
     ),
-    _cpu_faults: ("vcpu-there", "vCPUs of the VM in its cells, pins to CPUs of the host", None),
+    _cpu_faults: ("vcpu-there", "vCPUs of the VM in its cells, pins to CPUs of the host", "all are there"),
 }
 
 

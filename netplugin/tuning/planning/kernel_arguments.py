@@ -37,7 +37,7 @@ def kernel_arguments(
     machine, line = _machine(facts), facts.kernel.arguments
     reserved = Hugepages() if isinstance(line, Unknown) else line.hugepages(machine)
     own = {} if isinstance(line, Unknown) else {**_cpus(facts, line, machine), **_pages_now(reserved, pages)}
-    arguments = [*_hugepages(facts, pages, reserved), *_iommu(facts)]
+    arguments = [*_hugepages(facts, pages, reserved), *_iommu(facts, known(line, None))]
     if partition.isolated:
         arguments += _isolation(facts, partition)
         if intent.realtime and known(facts.cpus.arch, "") != ARM:
@@ -131,14 +131,17 @@ def _node_limit(facts: Facts) -> int:
     return len(needed(facts.memory.nodes)) if release(facts) >= (5, 16) else 0
 
 
-def _iommu(facts: Facts) -> Iterator[Argument]:
+def _iommu(facts: Facts, line: CommandLine | None) -> Iterator[Argument]:
     why = "the host's own devices pass the IOMMU untranslated, VMs' do not"
     if known(facts.cpus.arch, "") == ARM:
         yield Argument("iommu.passthrough", "1", why)
         return
     yield Argument("iommu", "pt", why)
+    given = "VFs are given to VMs and to DPDK through the IOMMU"
     if known(facts.cpus.vendor, "") == INTEL:  # AMD's is on by default; amd_iommu=on does not exist
-        yield Argument("intel_iommu", "on", "VFs are given to VMs and to DPDK through the IOMMU")
+        yield Argument("intel_iommu", "on", given)
+    elif line and line.gives("amd_iommu", "off"):
+        yield Argument("amd_iommu", None, given)
 
 
 def _hugepages(facts: Facts, pages: tuple[NodePages, ...], reserved: Hugepages) -> Iterator[Argument]:

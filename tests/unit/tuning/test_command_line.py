@@ -66,6 +66,7 @@ def test_a_line_is_read_as_long_as_the_kernel_has_it() -> None:
         ("idle=poll idle=halt", "poll,halt", True),
         ("intel_pstate=active intel-pstate=disable", "active,disable", True),
         ("amd_pstate=active amd_pstate=disable", "disable", True),
+        ("amd_iommu=fullflush,off amd_iommu=pgtbl_v2", "fullflush,off,pgtbl_v2", True),
         ("amd_pstate=disable amd-pstate=active", "active", False),
         ("iommu.passthrough=1 iommu.passthrough=0", "0", False),
         ("iommu.passthrough=0 iommu.passthrough=on iommu.passthrough", "1", True),
@@ -78,6 +79,7 @@ def test_a_line_is_read_as_long_as_the_kernel_has_it() -> None:
 def test_an_argument_by_its_rule(text: str, value: str | None, gives: bool) -> None:
     desired = {"iommu": "pt", "intel_iommu": "on", "mce": "ignore_ce", "tsc": "reliable", "idle": "poll"}
     desired |= dict.fromkeys(("intel_pstate", "amd_pstate"), "disable") | {"clocksource": "tsc"}
+    desired["amd_iommu"] = "off"
     desired |= {"iommu.passthrough": "1", "processor.max_cstate": "1", "pcie_aspm.policy": "performance"}
     name = parse_command_line(text).arguments[0][0].replace("-", "_").replace("quiet", "mce")
     line = parse_command_line(text)

@@ -46,17 +46,12 @@ def _places(case: Case, ground: HostCapacity) -> Iterator[Finding]:
     often = Counter(cpu for cpus in case.pins.values() if len(cpus) == 1 for cpu in cpus)
     twice = frozenset(cpu for cpu, count in often.items() if count > 1)
     strange, planned = used - ground.cpus - ground.pmd, format_list(ground.cpus)
+    for_them = f"CPU {planned}, which the plan has for vCPUs"
     for id, say, cpus, expected, text in (
         ("vcpu-pmd", fail, used & ground.pmd, "no vCPU on the CPU of a PMD thread", "of PMD threads"),
         ("vcpu-others", fail, used & case.others, "CPUs that no other VM has", "of other VMs"),
         ("vcpu-twice", fail, twice, "one vCPU on a CPU", "with several vCPUs"),
-        (
-            "vcpu-cpus",
-            warn,
-            strange,
-            f"CPU {planned}, which the plan has for vCPUs",
-            "that are not for vCPUs",
-        ),
+        ("vcpu-cpus", warn, strange, for_them, "that are not for vCPUs"),
     ):
         wrong = f"vCPUs are on CPU {format_list(cpus)}, {text}" if cpus else None
         yield graded(id, wrong, f"vCPUs are on CPU {format_list(used)}", expected, _PIN, say)
@@ -171,57 +166,55 @@ def _name(cpu: Element | None) -> str | None:
 
 
 _REALTIME: Final = 'render the domain again: POST /v1/vms/VM:render-domain {"policy": {"realtime": true}}'
+#: What a real-time domain has, and what in it says so.
+_HAS: Final = {
+    "scheduler": ("all vCPUs have a real-time scheduler", "<vcpusched> with fifo for all vCPUs"),
+    "memory": ("the memory is locked", "<memoryBacking><locked/>: a page fault stops a vCPU"),
+    "balloon": ("there is no balloon", "<memballoon model='none'/>: a balloon takes memory from the guest"),
+    "clock": ("the guest reads the TSC", "no kvmclock, and the host's own TSC"),
+    "tsc": (
+        "the guest learns that the TSC is invariant",
+        "<feature policy='require' name='invtsc'/>, and migratable='off' with host-passthrough: it takes "
+        "another clock otherwise",
+    ),
+    "pmu": ("no performance counters", "<pmu state='off'/>: each use of a counter leaves the guest"),
+}
 
 
 def realtime(case: Case) -> Iterator[Finding]:
     """Real-time findings; none for a domain without the real-time mark and without a real-time vCPU."""
-    domain = case.domain
     scheduled = _scheduled(case)
-    if not (scheduled or is_marked_realtime(domain)):
+    if not (scheduled or is_marked_realtime(case.domain)):
         return
     if case.ground is not None:
         wrong = None if case.ground.realtime else "the host is not planned for real time"
-        fix = "set [host] realtime = true, and take the steps of netplugin host plan"
-        yield graded(
-            "realtime-host", wrong, "the host is planned for real time", "[host] realtime", fix, fail
-        )
-    left = sorted(set(range(case.vcpus)) - scheduled)
-    wrong = f"vCPU {format_list(left)} runs as any other thread" if left else None
-    found, expected = "all vCPUs have a real-time scheduler", "<vcpusched> with fifo for all vCPUs"
-    yield graded("realtime-scheduler", wrong, found, expected, _REALTIME)
-    wrong = "memory may be taken away" if domain.find("memoryBacking/locked") is None else None
-    expected = "<memoryBacking><locked/>: a page fault stops a vCPU"
-    yield graded("realtime-memory", wrong, "the memory is locked", expected, _REALTIME)
-    balloon = domain.find("devices/memballoon")
-    wrong = "there is a balloon" if balloon is None or balloon.get("model") != "none" else None
-    expected = "<memballoon model='none'/>: a balloon takes memory from the guest"
-    yield graded("realtime-balloon", wrong, "there is no balloon", expected, _REALTIME)
-    if is_kvm(domain) and is_x86(domain):
-        yield from _clock(case)
+        found, fix = "the host is planned for real time", "set [host] realtime = true, and take the steps of "
+        yield graded("realtime-host", wrong, found, "[host] realtime", f"{fix}netplugin host plan", fail)
+    for about, lacks in _lacking(case.domain, format_list(set(range(case.vcpus)) - scheduled)):
+        yield graded(f"realtime-{about}", lacks, *_HAS[about], _REALTIME)
 
 
-def _clock(case: Case) -> Iterator[Finding]:
-    timers = {each.get("name"): each for each in case.domain.iterfind("clock/timer")}
+def _lacking(domain: Element, left: str) -> Iterator[tuple[str, str | None]]:
+    """What the domain does not have; ``left`` are the vCPUs without a real-time scheduler."""
+    yield "scheduler", f"vCPU {left} runs as any other thread" if left else None
+    locked, balloon = domain.find("memoryBacking/locked"), domain.find("devices/memballoon")
+    yield "memory", "memory may be taken away" if locked is None else None
+    yield "balloon", "there is a balloon" if balloon is None or balloon.get("model") != "none" else None
+    if not (is_kvm(domain) and is_x86(domain)):
+        return
+    timers = {each.get("name"): each for each in domain.iterfind("clock/timer")}
     wrong = [
         f"{name} {attribute} is not {value}"
         for name, (attribute, value) in TIMERS.items()
         if (timer := timers.get(name)) is None or timer.get(attribute) != value
     ]
-    expected = "no kvmclock, and the host's own TSC"
-    yield graded("realtime-clock", "; ".join(wrong) or None, "the guest reads the TSC", expected, _REALTIME)
-    cpu = case.domain.find("cpu")
+    yield "clock", "; ".join(wrong) or None
+    cpu, pmu = domain.find("cpu"), domain.find("features/pmu")
     feature = None if cpu is None else cpu.find(f"feature[@name='{INVARIANT_TSC}']")
     hidden = cpu is not None and (cpu.get("mode"), cpu.get("migratable", "on")) == ("host-passthrough", "on")
     unsure = feature is None or feature.get("policy") not in ("require", "force") or hidden
-    lacks = "the guest does not learn that the TSC is invariant" if unsure else None
-    expected = "<feature policy='require' name='invtsc'/>, and "
-    expected += "migratable='off' with host-passthrough: it takes another clock otherwise"
-    yield graded("realtime-tsc", lacks, "the guest learns that the TSC is invariant", expected, _REALTIME)
-    pmu = case.domain.find("features/pmu")
-    off = pmu is not None and pmu.get("state") == "off"
-    counts = None if off else "the guest has performance counters"
-    expected = "<pmu state='off'/>: each use of a counter leaves the guest"
-    yield graded("realtime-pmu", counts, "no performance counters", expected, _REALTIME)
+    yield "tsc", "the guest does not learn that the TSC is invariant" if unsure else None
+    yield "pmu", "the guest has performance counters" if pmu is None or pmu.get("state") != "off" else None
 
 
 def _scheduled(case: Case) -> set[int]:
