@@ -231,10 +231,8 @@ def _active(port: Port) -> Binding:
 
 
 def _not_active(port: Port) -> Finding:
-    found, fix = (
-        f"port {port.port_id} is {port.state.value}",
-        f"GET /v1/ports/{port.port_id} and see its error",
-    )
+    found, fix = f"port {port.port_id} is {port.state.value}", f"GET /v1/ports/{port.port_id}"
+    fix += " and see its error"
     return fail("port", found, "all ports of the VM are active", fix)
 
 

@@ -139,15 +139,9 @@ class Health:
         findings = []
         for name in sorted(set(counts) - set(self._workers)):
             error = self.not_loaded(name)
-            findings.append(
-                Finding(
-                    id=f"{name}-ports-failed",
-                    status="fail",
-                    found=f"{counts[name]} ports: {error.detail}",
-                    expected="every backend that has ports is loaded",
-                    fix=error.fix,
-                )
-            )
+            id, found = f"{name}-ports-failed", f"{counts[name]} ports: {error.detail}"
+            expected = "every backend that has ports is loaded"
+            findings.append(Finding(id=id, status="fail", found=found, expected=expected, fix=error.fix))
         return findings
 
     async def unready(self) -> list[str]:
@@ -196,10 +190,5 @@ def _unseen(name: str, error: NetpluginError, expected: str) -> Finding:
 
 
 def _unusable(info: BackendInfo) -> Finding:
-    return Finding(
-        id=f"{info.name}-unusable",
-        status="fail",
-        found=str(info.reason),
-        expected=f"backend {info.name} is usable",
-        fix=info.fix,
-    )
+    id, expected = f"{info.name}-unusable", f"backend {info.name} is usable"
+    return Finding(id=id, status="fail", found=str(info.reason), expected=expected, fix=info.fix)

@@ -156,13 +156,8 @@ class HostView:
         try:
             plan = self._plan(facts, live)
         except NetpluginError as impossible:
-            no_plan = Finding(
-                id="plan",
-                status="fail",
-                found=impossible.detail,
-                expected="a plan for what [host] asks for",
-                fix=impossible.fix,
-            )
+            found, expected = impossible.detail, "a plan for what [host] asks for"
+            no_plan = Finding(id="plan", status="fail", found=found, expected=expected, fix=impossible.fix)
             return (no_plan, *check(Scene(facts, live)))
         return (*_about_vms(plan), *check(Scene(facts, live, plan)))
 
@@ -171,10 +166,7 @@ def _about_vms(plan: TuningPlan | None) -> Iterator[Finding]:
     if plan is None:
         return
     cpus = plan.partition.vm
-    yield Finding(
-        id="plan",
-        status="ok" if cpus else "warn",
-        found=f"CPUs {format_list(cpus)} are for VMs" if cpus else "the plan has no CPUs for VMs",
-        expected="CPUs on which the agent places VMs (policy.pin, policy.realtime)",
-        fix=None if cpus else "set [host] vm_cores, or fewer pmd_cores",
-    )
+    found = f"CPUs {format_list(cpus)} are for VMs" if cpus else "the plan has no CPUs for VMs"
+    expected = "CPUs on which the agent places VMs (policy.pin, policy.realtime)"
+    fix = None if cpus else "set [host] vm_cores, or fewer pmd_cores"
+    yield Finding(id="plan", status="ok" if cpus else "warn", found=found, expected=expected, fix=fix)

@@ -73,13 +73,8 @@ def _base(name: bytes, hook: bytes, policy: bytes, table: Filters) -> BaseChain:
     number, _, device, devices = unpacked(hook, 4)
     hooks = dict(enumerate(_HOOKS_OF.get(table.family, _HOOKS)))
     names = {text(device), *(text(each) for _, each in attributes(devices))} - {""}
-    return BaseChain(
-        hooks.get(_number(number), ""),
-        text(name),
-        Then.ACCEPT if _number(policy or b"\1") else Then.DROP,
-        table,
-        tuple(sorted(names)),
-    )
+    then = Then.ACCEPT if _number(policy or b"\1") else Then.DROP
+    return BaseChain(hooks.get(_number(number), ""), text(name), then, table, tuple(sorted(names)))
 
 
 def _chains(channel: Channel, family: str, table: str) -> Mapping[str, tuple[FrameRule, ...]]:

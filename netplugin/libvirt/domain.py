@@ -189,10 +189,8 @@ def _require_node(element: Element, node: int) -> None:
     except ValueError as wrong:
         raise invalid(f"<{element.tag} nodeset>: {wrong}", RENDER) from None
     if not agrees:
-        found = (
-            f"<numatune><{element.tag}> is for NUMA node {has[:40]}, and the policy or a port names {node}"
-        )
-        raise conflict(found, f"remove <{element.tag}>, or ask for the same node (numa_node)")
+        found = f"<numatune><{element.tag}> is for NUMA node {has[:40]}, and the policy or a port names "
+        raise conflict(f"{found}{node}", f"remove <{element.tag}>, or ask for the same node (numa_node)")
 
 
 def number(text: str | None, default: int) -> int:

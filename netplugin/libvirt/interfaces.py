@@ -25,13 +25,8 @@ def vhostuser_interface(spec: PortSpec, socket: str) -> str:
     interface = _interface("vhostuser", spec.mac)
     etree.SubElement(interface, "source", type="unix", path=socket, mode="server")
     etree.SubElement(interface, "model", type="virtio")
-    etree.SubElement(
-        interface,
-        "driver",
-        queues=str(spec.queues),
-        rx_queue_size=str(spec.rx_queue_size),
-        tx_queue_size=str(spec.tx_queue_size),
-    )
+    sizes = {"rx_queue_size": str(spec.rx_queue_size), "tx_queue_size": str(spec.tx_queue_size)}
+    etree.SubElement(interface, "driver", {"queues": str(spec.queues), **sizes})
     return text(interface)
 
 

@@ -108,22 +108,19 @@ class Image:
         self.remove_overlay(name)
         overlay.parent.mkdir(exist_ok=True)
         try:
-            run(
-                [
-                    "qemu-img",
-                    "create",
-                    "-q",
-                    "-f",
-                    "qcow2",
-                    "-F",
-                    "qcow2",
-                    "-b",
-                    str(self.disk),
-                    str(overlay),
-                ],
-                step="vm-overlay",
-                deadline=time.monotonic() + _CALL_S,
-            )
+            words = [
+                "qemu-img",
+                "create",
+                "-q",
+                "-f",
+                "qcow2",
+                "-F",
+                "qcow2",
+                "-b",
+                str(self.disk),
+                str(overlay),
+            ]
+            run(words, step="vm-overlay", deadline=time.monotonic() + _CALL_S)
         except BaseException:
             self.remove_overlay(name)
             raise

@@ -122,16 +122,9 @@ def read_ovs(sockets: OvsSockets) -> Fact[OvsLive]:
         root = database.view.root
         pmd = _pmd(database.view, sockets) if root.dpdk_initialized else _NO_THREADS
         threads = known(pmd, _NO_THREADS)
-        return OvsLive(
-            version=root.ovs_version,
-            dpdk_version=root.dpdk_version,
-            dpdk_initialized=root.dpdk_initialized,
-            other_config=dict(root.other_config),
-            ports=_ports(database.view),
-            pmds=threads.cores,
-            unpolled=threads.unpolled,
-            silent=pmd if isinstance(pmd, Unknown) else None,
-        )
+        own = (root.ovs_version, root.dpdk_version, root.dpdk_initialized, dict(root.other_config))
+        silent = pmd if isinstance(pmd, Unknown) else None
+        return OvsLive(*own, _ports(database.view), threads.cores, threads.unpolled, silent)
     except NetpluginError as refused:
         return Unknown(where, refused.detail)
     finally:

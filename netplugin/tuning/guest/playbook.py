@@ -18,6 +18,7 @@ from netplugin.tuning.output.playbook_tasks import (
     file_with,
     folder,
     jinja,
+    reading,
     slurp,
     stop,
     task,
@@ -52,14 +53,9 @@ def _interrupts(plan: GuestPlan) -> Iterator[Task]:
     if not plan.isolated:
         return
     yield task("Look for services", "service_facts")
-    yield task(
-        "Stop irqbalance, which would bring interrupts back",
-        "service",
-        name="irqbalance",
-        state="stopped",
-        enabled=False,
-        when=Template("'irqbalance.service' in ansible_facts.services"),
-    )
+    stopped = {"name": "irqbalance", "state": "stopped", "enabled": False}
+    there = Template("'irqbalance.service' in ansible_facts.services")
+    yield task("Stop irqbalance, which would bring interrupts back", "service", **stopped, when=there)
     yield slurp("Read the interrupts", "/proc/interrupts", "netplugin_interrupts")
     cpus = format_list(plan.housekeeping)
     lines = [
@@ -153,31 +149,19 @@ def _without_iommu() -> Iterator[Task]:
 
 def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
     device = Template("/sys/class/net/{{ netplugin_device }}/device")
-    yield task(
-        "Find the NICs for DPDK by their MAC addresses",
-        "command",
-        argv=["readlink", "--canonicalize", device],
-        vars={"netplugin_device": _DEVICE},
-        loop=nics,
-        when=Template("netplugin_device | length > 0"),
-        register="netplugin_found",
-        changed_when=False,
-        check_mode=False,
-    )
-    yield task(
-        "Recall where they were before they were bound",
-        "set_fact",
-        netplugin_addresses=jinja("ansible_facts.ansible_local.netplugin_guest | default({})"),
-    )
+    each = {"vars": {"netplugin_device": _DEVICE}, "loop": nics}
+    name, when = "Find the NICs for DPDK by their MAC addresses", Template("netplugin_device | length > 0")
+    yield reading(name, "netplugin_found", "readlink", "--canonicalize", device, **each, when=when)
+    before = jinja("ansible_facts.ansible_local.netplugin_guest | default({})")
+    name = "Recall where they were before they were bound"
+    yield task(name, "set_fact", netplugin_addresses=before)
+    on_pci = "netplugin_found.results | selectattr('stdout', 'defined')"
     yield task(
         "Take down where they are on PCI",
         "set_fact",
         netplugin_addresses=jinja("netplugin_addresses | combine({item.item.mac: netplugin_at})"),
         vars={"netplugin_at": jinja(f"item.stdout | regex_findall('{_PCI}') | last")},
-        loop=jinja(
-            "netplugin_found.results | selectattr('stdout', 'defined')"
-            " | selectattr('stdout', 'search', '/pci')"
-        ),
+        loop=jinja(f"{on_pci} | selectattr('stdout', 'search', '/pci')"),
         loop_control={"label": jinja("item.item.mac")},
     )
     message = Template("No NIC has the MAC address {{ item.mac }}; libvirt has it at {{ item.where }}")
@@ -186,31 +170,20 @@ def _find(nics: list[dict[str, str]]) -> Iterator[Task]:
     message = Template("The default route goes through {{ item.mac }}: plan with --dpdk and other NICs")
     yield stop(name, f"{other}.default_ipv4.macaddress | default(''))", message, loop=nics)
     yield folder("Make the folder of local facts", _FACTS)
-    yield task(
-        "Remember where they are",
-        "copy",
-        dest=f"{_FACTS}/netplugin_guest.fact",
-        content=jinja("netplugin_addresses | to_json(sort_keys=true)"),
-        mode="0644",
-    )
+    facts = jinja("netplugin_addresses | to_json(sort_keys=true)")
+    file = f"{_FACTS}/netplugin_guest.fact"
+    yield task("Remember where they are", "copy", dest=file, content=facts, mode="0644")
 
 
 def _bind(driver: str) -> Iterator[Task]:
-    yield task(
-        "Read what drivers they have",
-        "stat",
-        path=Template("/sys/bus/pci/devices/{{ item.value }}/driver"),
-        loop=jinja("netplugin_addresses | dict2items"),
-        register="netplugin_drivers",
-    )
+    path, loop = Template("/sys/bus/pci/devices/{{ item.value }}/driver"), "netplugin_addresses | dict2items"
+    name = "Read what drivers they have"
+    yield task(name, "stat", path=path, loop=jinja(loop), register="netplugin_drivers")
     now = "item.stat.lnk_source | default('') | basename"
     # driverctl overrides persist across boots.
-    yield task(
-        f"Bind them to {driver}",
-        "command",
-        argv=["driverctl", "set-override", jinja("item.item.value"), driver],
-        loop=jinja("netplugin_drivers.results"),
-        loop_control={"label": Template("{{ item.item.key }} {{ item.item.value }}")},
-        when=Template(f"{now} not in {[driver, *sorted(KEPT_BY_DPDK)]}"),
-        changed_when=True,
-    )
+    bind = command(f"Bind them to {driver}", "driverctl", "set-override", jinja("item.item.value"), driver)
+    yield bind | {
+        "loop": jinja("netplugin_drivers.results"),
+        "loop_control": {"label": Template("{{ item.item.key }} {{ item.item.value }}")},
+        "when": Template(f"{now} not in {[driver, *sorted(KEPT_BY_DPDK)]}"),
+    }

@@ -189,15 +189,9 @@ def _swap(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
     for variable, cpus in _of(kinds.TunedVariable, steps):
-        yield task(
-            "Tell tuned which CPUs are isolated",
-            "lineinfile",
-            path=variables_path(variable.profile),
-            regexp=rf"^{variable.name}\s*=",
-            line=f"{variable.name}={cpus}",
-            create=True,
-            mode="0644",
-        )
+        line = {"regexp": rf"^{variable.name}\s*=", "line": f"{variable.name}={cpus}", "create": True}
+        name, path = "Tell tuned which CPUs are isolated", variables_path(variable.profile)
+        yield task(name, "lineinfile", path=path, **line, mode="0644")
     for _, profile in _of(kinds.TunedProfile, steps):
         active = ("netplugin_tuned", "tuned-adm", "active")
         yield reading("Read the profile of tuned", *active, failed_when=False)
@@ -209,14 +203,9 @@ def _tuned(steps: tuple[Step, ...]) -> Iterator[Task]:
 
 def _irqbalance(steps: tuple[Step, ...]) -> Iterator[Task]:
     for target, cpus in _of(kinds.BannedCpus, steps):
-        yield task(
-            "Tell irqbalance which CPUs to leave alone",
-            "lineinfile",
-            path=target.path,
-            regexp="^IRQBALANCE_BANNED_CPULIST=",
-            line=f"IRQBALANCE_BANNED_CPULIST={cpus}",
-            notify=_IRQBALANCE,
-        )
+        line = {"regexp": "^IRQBALANCE_BANNED_CPULIST=", "line": f"IRQBALANCE_BANNED_CPULIST={cpus}"}
+        name = "Tell irqbalance which CPUs to leave alone"
+        yield task(name, "lineinfile", path=target.path, **line, notify=_IRQBALANCE)
 
 
 def _heeds_bans(steps: tuple[Step, ...]) -> Iterator[Task]:

@@ -114,15 +114,10 @@ def kernel_tasks(steps: tuple[Step, ...]) -> Iterator[Task]:
     )
     yield from _scripts()
     yield from _lines()
-    yield task(
-        "Report what no known boot loader was given",
-        "debug",
-        msg=["Add to the kernel's command line:", jinja("netplugin_words | join(' ')"), *left],
-        when=Template(
-            "netplugin_loader == 'unknown' or (netplugin_loader == 'systemd-boot' and "
-            f"{_read(f'{_ENTRIES}|{_PROXMOX}')} | length == 0)"
-        ),
-    )
+    lines = ["Add to the kernel's command line:", jinja("netplugin_words | join(' ')"), *left]
+    nowhere = "netplugin_loader == 'unknown' or (netplugin_loader == 'systemd-boot' and "
+    nowhere += f"{_read(f'{_ENTRIES}|{_PROXMOX}')} | length == 0)"
+    yield task("Report what no known boot loader was given", "debug", msg=lines, when=Template(nowhere))
 
 
 def _loader() -> Iterator[Task]:
@@ -156,34 +151,21 @@ def _loader() -> Iterator[Task]:
 def update_loader() -> Task:
     """The handler for settings that are not read when the machine starts."""
     menu = f"({_MENU} | map(attribute='item.path') | first)"
-    return task(
-        _UPDATE_LOADER,
-        "command",
-        argv=jinja(
-            "['proxmox-boot-tool', 'refresh'] if netplugin_loader == 'systemd-boot'"
-            " else ['update-grub'] if ansible_facts.os_family == 'Debian'"
-            f" else ['grub-mkconfig' if {menu} == '/boot/grub/grub.cfg' else 'grub2-mkconfig', '-o', {menu}]"
-        ),
-        changed_when=True,
-        when=Template(
-            "netplugin_loader == 'grub' or (netplugin_loader == 'systemd-boot' and "
-            f"{_read(_PROXMOX)} | length > 0)"
-        ),
+    words = (
+        "['proxmox-boot-tool', 'refresh'] if netplugin_loader == 'systemd-boot'"
+        " else ['update-grub'] if ansible_facts.os_family == 'Debian'"
+        f" else ['grub-mkconfig' if {menu} == '/boot/grub/grub.cfg' else 'grub2-mkconfig', '-o', {menu}]"
     )
+    when = "netplugin_loader == 'grub' or (netplugin_loader == 'systemd-boot' and "
+    when += f"{_read(_PROXMOX)} | length > 0)"
+    return task(_UPDATE_LOADER, "command", argv=jinja(words), changed_when=True, when=Template(when))
 
 
 def _rewritten(name: str, files: str, variables: dict[str, str], when: str) -> Task:
     """Write ``netplugin_new`` of each of the files."""
-    return task(
-        name,
-        "copy",
-        dest=jinja("item.item.path"),
-        content=jinja("netplugin_new"),
-        mode=jinja("item.item.mode"),
-        follow=True,
-        **_each(files, variables, when),
-        notify=_UPDATE_LOADER,
-    )
+    path, content, mode = map(jinja, ("item.item.path", "netplugin_new", "item.item.mode"))
+    file = {"dest": path, "content": content, "mode": mode, "follow": True}
+    return task(name, "copy", **file, **_each(files, variables, when), notify=_UPDATE_LOADER)
 
 
 def _each(files: str, variables: dict[str, str], when: str) -> Task:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from netplugin.api.errors import CapacityExhausted, NetpluginError
 from netplugin.host.cpus import format_list
-from netplugin.libvirt.domain import RENDER, conflict
+from netplugin.libvirt.domain import RENDER, conflict, function, nics
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import USUAL_KB, cells_of, cpuset, memory_of, pages, size_kb, vcpus, whole
 from netplugin.libvirt.pins import pinned
@@ -228,9 +228,8 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
     for part in (part for part in parts if not part.kb):
         yield Fault(f"{part.what} has 0 KB", "give it memory, or remove it")
     if sorted(numbers) != list(range(len(numbers))):
-        yield Fault(
-            f"<cpu><numa> has cells {', '.join(map(str, numbers))}", "number them from 0, each number once"
-        )
+        listed, fix = ", ".join(map(str, numbers)), "number them from 0, each number once"
+        yield Fault(f"<cpu><numa> has cells {listed}", fix)
     devices = [part for part in parts if part.what.startswith("<memory model")]
     has, memory, most = sum(part.kb for part in parts), domain.find("memory"), domain.find("maxMemory")
     if cells and memory is not None:
@@ -241,6 +240,12 @@ def _sums(domain: Element, step: str) -> Iterator[Fault]:
         if not least - 1024 * len(cells) <= stated <= least + sum(whole(size, 2048) for size in sizes):
             fix = "let <memory> be their sum: libvirt gives the VM what the cells have"
             yield Fault(f"<memory> has {stated} KB, and the NUMA cells have {least} KB together", fix)
+    hard, locks = domain.find("memtune/hard_limit"), domain.find("memoryBacking/locked") is not None
+    locks |= any(function(nic) or nic.get("type") == "vdpa" for nic in nics(domain))
+    if hard is not None and locks and (kb := size_kb(hard, "<hard_limit>", step)) < has:
+        # It is the RLIMIT_MEMLOCK of QEMU: qemuDomainGetMemLockLimitBytes in libvirt's qemu_domain.c.
+        fix = "raise it above that, or remove it: libvirt derives one"
+        yield Fault(f"<hard_limit> has {kb} KB, and the VM locks its {has} KB for VFs or <locked>", fix)
     if (most is not None or devices) and not cells:
         what = devices[0].what if most is None else "<maxMemory>"
         yield Fault(f"{what} needs a NUMA cell, and there is none", "add <cpu><numa>, or remove it")

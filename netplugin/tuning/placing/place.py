@@ -227,13 +227,12 @@ def _placement(cells: tuple[PlacedCell, ...], ground: HostCapacity, page_kb: int
     emulator = frozenset(
         cpu for node in ground.nodes if node.node in {c.node for c in cells} for cpu in node.emulator
     )
-    return Placement(
-        cells=cells,
-        threads=_threads(cells, ground),
-        emulator=tuple(sorted(emulator)),
-        emulator_alone=not emulator & ground.housekeeping,
-        page_kb=page_kb,
+    threads, cpus, alone = (
+        _threads(cells, ground),
+        tuple(sorted(emulator)),
+        not emulator & ground.housekeeping,
     )
+    return Placement(cells=cells, threads=threads, emulator=cpus, emulator_alone=alone, page_kb=page_kb)
 
 
 def _threads(cells: Sequence[PlacedCell], ground: HostCapacity) -> int:

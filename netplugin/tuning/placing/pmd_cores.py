@@ -88,15 +88,8 @@ def host_of(
     kept = _kept(scene, cores)
     for domain in running(scene.live, STEP):
         users = dict.fromkeys(_used(domain, cpus_of(cores), kept), domain.name) | users
-    return PmdHost(
-        cores=cores,
-        nics=nics,
-        vms=by_node(vms),
-        users=users,
-        ranks=tuple(_ranks(scene, cores, kept)),
-        l3=l3_caches(known(scene.facts.cpus.caches, ())),
-        bare=bare,
-    )
+    ranks, l3 = tuple(_ranks(scene, cores, kept)), l3_caches(known(scene.facts.cpus.caches, ()))
+    return PmdHost(cores, nics, by_node(vms), users, ranks, l3, bare)
 
 
 def choose_cores(count: int, siblings: bool, host: PmdHost) -> tuple[PmdChoice, ...]:

@@ -135,9 +135,8 @@ def _tag(cell: int | None) -> str:
 
 def _refuse_without_realtime(domain: Element, ground: HostCapacity) -> None:
     if not ground.realtime:
-        found = (
-            "policy.realtime needs a host that is planned for it: its CPUs isolated, by kernel arguments too"
-        )
+        needed = "policy.realtime needs a host that is planned for it"
+        found = f"{needed}: its CPUs isolated, by kernel arguments too"
         fix = "set [host] realtime = true in netplugin.conf, and take the steps of netplugin host plan"
         raise conflict(found, fix)
     current = domain.find("currentMemory")

@@ -12,13 +12,6 @@ from netplugin.tuning.root import Root
 
 def read_facts(root: Root) -> Facts:
     """Read all facts. Raises nothing."""
-    return Facts(
-        cpus=read_cpus(root),
-        power=read_power(root),
-        memory=read_memory(root),
-        kernel=read_kernel(root),
-        interrupts=read_interrupts(root),
-        iommu=read_iommu(root),
-        network=read_network(root),
-        limits=read_limits(root),
-    )
+    cpus, power, memory, kernel = read_cpus(root), read_power(root), read_memory(root), read_kernel(root)
+    interrupts, iommu, network = read_interrupts(root), read_iommu(root), read_network(root)
+    return Facts(cpus, power, memory, kernel, interrupts, iommu, network, read_limits(root))

@@ -166,7 +166,7 @@ def _name(cpu: Element | None) -> str | None:
 
 
 _REALTIME: Final = 'render the domain again: POST /v1/vms/VM:render-domain {"policy": {"realtime": true}}'
-#: What a real-time domain has, and what in it says so.
+#: What a real-time domain has, and the element for it.
 _HAS: Final = {
     "scheduler": ("all vCPUs have a real-time scheduler", "<vcpusched> with fifo for all vCPUs"),
     "memory": ("the memory is locked", "<memoryBacking><locked/>: a page fault stops a vCPU"),

@@ -99,10 +99,8 @@ def _nodes(case: Case) -> Iterator[Finding]:
     for nic in case.nics:
         if (node := home(nic.binding)) is not None:
             found = f"port {nic.port_id} is on node {node}"
-            wrong, fix = (
-                None if node in vcpu_nodes else f"{found}, {on}",
-                "render the domain with policy.numa_node",
-            )
+            wrong = None if node in vcpu_nodes else f"{found}, {on}"
+            fix = "render the domain with policy.numa_node"
             yield graded("nic-node", wrong, found, "NIC and vCPUs on one node", fix)
 
 

@@ -74,6 +74,9 @@ def plugged(mb: int, requested: int) -> str:
     return dimm(mb, more).replace("dimm", "virtio-mem")
 
 
+LIMIT = "<memtune><hard_limit unit='MiB'>256</hard_limit></memtune>"
+VF = "<interface type='hostdev'><source><address type='pci' bus='0x3' slot='0x2' function='0x1'/></source>"
+VF = f"{VF}</interface>"
 MASK = "<source><nodemask>{}</nodemask></source>"
 MOST = "<maxMemory slots='4' unit='GiB'>8</maxMemory>"
 
@@ -188,6 +191,12 @@ def failing(text: str, host: HostMemory = ONE) -> list[Finding]:
             ONE,
             "<cell id='1'> has vCPU 0, which another",
         ),
+        (xml(extra=LIMIT, devices=VF), ONE, "<hard_limit> has 262144 KB, and the VM locks its 524288 KB"),
+        (
+            xml(extra=LIMIT).replace("</hugepages>", "</hugepages><locked/>"),
+            ONE,
+            "<hard_limit> has 262144 KB",
+        ),
         (xml("0"), ONE, "<memory> has 0 KB"),
         (xml(extra=cells(512, 0)), ONE, "<cell id='1'> has 0 KB"),
         (xml(extra=MOST + cells(512), devices=dimm(0)), ONE, "<memory model='dimm'> has 0 KB"),
@@ -261,6 +270,8 @@ def test_what_qemu_or_libvirt_cannot_start_is_refused_and_found(
         xml("8704", extra=MOST.replace(">8", ">9") + cells(512), devices=plugged(8192, 512)),
         xml(extra="<cputune><vcpupin vcpu='0' cpuset='7-9'/><vcpupin vcpu='9' cpuset='64'/></cputune>"),
         xml(extra=cells(256, 256)),
+        xml(extra=LIMIT),
+        xml(extra=LIMIT.replace("256", "768"), devices=VF),
     ],
 )
 def test_what_starts_is_not_refused(text: str) -> None:
