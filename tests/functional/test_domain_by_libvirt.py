@@ -231,16 +231,21 @@ def test_the_agent_refuses_other_threads_on_no_node_that_libvirt_takes(
         refuse_elsewhere(parse_domain(xml, "t"), {node}, two)
 
 
-def test_a_nic_of_a_team_whose_vf_stays_is_defined(hypervisor: libvirt.virConnect) -> None:
-    """Without its part in the team, libvirt takes the VF's for wrong."""
-    team = "<teaming type='{}'/><alias name='ua-x'/>".format("persistent")
+def test_libvirt_has_the_team_of_a_nic_whose_vf_stays(hypervisor: libvirt.virConnect) -> None:
+    """Without the NIC's part in it, libvirt says nothing, and the guest has two NICs with one MAC address."""
+    team = "<teaming type='persistent'/><alias name='ua-x'/>"
     old = f"<interface type='bridge'><mac address='{SPEC.mac}'/><source bridge='x'/>{team}</interface>"
     source = "<source><address domain='0' bus='9' slot='0x10' function='1'/></source>"
     stays = f"{source}<teaming type='transient' persistent='ua-x'/>"
     other = f"<hostdev type='pci' mode='subsystem'>{stays}</hostdev>"
     read = parse_domain(domain(pages="", devices=old + other), "t")
     complete(read, [Binding(vif_type="ethernet", interface_xml=KINDS["ethernet"])])
-    hypervisor.defineXML(written(read)).undefine()
+    defined = hypervisor.defineXML(written(read))
+    try:
+        there = etree.fromstring(defined.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    finally:
+        defined.undefine()
+    assert there.find("devices/interface/teaming").get("type") == "persistent"
 
 
 @pytest.mark.parametrize("inner", KEPT)
