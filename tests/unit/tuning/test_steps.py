@@ -144,6 +144,10 @@ def test_a_cpu_polls_while_it_idles_only_where_it_has_no_sibling() -> None:
 def test_amd_has_its_own_arguments() -> None:
     found = arguments(planned("amd-4-nodes", pmd_cores=1, realtime=True))
     assert found["iommu"] == "pt" and "amd_iommu" not in found
+    off = replace(load("amd-4-nodes"), cmdline="ro amd_iommu=fullflush,off")
+    plan = make_plan(read_facts(MemoryRoot(tree(off))), HostIntent(pmd_cores=1))
+    gone = step(plan, KernelArgument("amd_iommu"))
+    assert (gone.now, gone.desired, gone.done) == ("fullflush,off", None, False)
     assert "intel_iommu" not in found and "intel_pstate" not in found
     for release, has in (("6.0.12", False), ("6.1.0", True)):
         newer = replace(load("amd-4-nodes"), release=release)

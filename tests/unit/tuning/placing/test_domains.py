@@ -295,6 +295,12 @@ def test_what_the_host_has_counts_for_a_vm_that_is_not_placed(running: Agent) ->
     for node in (5, 7):
         with pytest.raises(Conflict, match=f"NUMA node {node} is requested .* has node 0-1"):
             render(running, Vm(1), pin=False, numa_node=node)
+    size = "<target><size unit='MiB'>64</size><node>0</node></target>"
+    device = f"<memory model='dimm'><source><nodemask>5</nodemask></source>{size}</memory>"
+    with pytest.raises(
+        Conflict, match="<nodemask> of a memory device has NUMA node 5, and the host has node 0"
+    ):
+        render(running, Vm(1, extra=f"<devices>{device}</devices>"), pin=False)
     own = "<numatune><memory mode='preferred' nodeset='1'/></numatune>"
     kept = render(running, Vm(1, extra=own), pin=False, numa_node=1)
     assert '<memory mode="preferred" nodeset="1"/>' in kept
