@@ -266,4 +266,4 @@ def test_loss_is_reported_by_path() -> None:
     assert (row["paths"], row["worst_path"]) == ("4", "zeroloss-3 to zeroloss-4")
     assert row["worst_path_lost_packets"] == str(lost[2])
     two = report_of(run_of([replace(made, setup={})]))
-    assert "Lost by path" not in markdown(two) and "Lost by path" in markdown(report)
+    assert "lost by path" not in markdown(two) and "lost by path" in markdown(report)

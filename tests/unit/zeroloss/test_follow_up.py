@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -285,7 +286,7 @@ def test_the_report_has_latency_and_soak_with_the_rate() -> None:
     assert (first["soak_s"], first["soak_verdict"]) == ("600.0", with_all["soak"]["verdict"])
     for row in (second, third):
         assert {value for name, value in row.items() if name.startswith(("latency_", "soak"))} == {""}
-    html = page(run, report)
+    html = page(report)
     assert "Missing frames during the soak" in html and "not measured: the generator" in html
 
 
@@ -295,4 +296,4 @@ def test_a_report_of_an_earlier_run_has_none() -> None:
         del found[name]
     run = reported(found)
     report = report_of(run)
-    assert "At the found rates" not in markdown(report) + page(run, report)
+    assert not re.search("latency at|soak at|>soak<|, soak:", markdown(report) + page(report))

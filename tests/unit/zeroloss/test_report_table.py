@@ -6,19 +6,23 @@ import csv
 import io
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from netplugin_zeroloss.journal import NO_BACKEND, Cell, Part, read_run
+from netplugin_zeroloss.journal import NO_BACKEND, Cell, CellRecord, Part, RunRecord, read_run
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Report, report_of
-from netplugin_zeroloss.report.page import FILES
+from netplugin_zeroloss.report.page import FILES, page, write
 from netplugin_zeroloss.report.published import PublishedRelation, relation_of, zstack
 from netplugin_zeroloss.report.table import (
     COLUMNS,
+    choice,
+    conditions,
     cpu_text,
     csv_text,
     escape,
@@ -27,10 +31,14 @@ from netplugin_zeroloss.report.table import (
     interval_text,
     json_text,
     markdown,
+    price_text,
+    short_text,
+    status_text,
+    values,
 )
 from netplugin_zeroloss.values import strict_goal
 
-from tests.unit.zeroloss.report_runs import device, mission, record, result, run_of
+from tests.unit.zeroloss.report_runs import ENVIRONMENT, SETUP, device, mission, record, result, run_of
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "data" / "zeroloss-run"
@@ -78,7 +86,7 @@ def test_the_table_is_backends_by_cores(report: Report) -> None:
         "sriov",
     ]
     assert [f is not None for f in first.rows[0][1]] == [True, False, False, False]
-    assert (second.like.frame, second.columns) == ("imix", (None,))
+    assert (second.title, second.columns) == ("imix, 1,024 flows, 1 queue", (None,))
 
 
 def test_the_goal_is_printed_with_each_number(report: Report) -> None:
@@ -102,9 +110,9 @@ def test_scaling_is_relative_to_the_fewest_cores_with_a_rate(report: Report) -> 
 
 def test_the_interval_is_that_of_the_repeats(report: Report) -> None:
     [noisy] = [f for f in report.figures if f.cell == Cell("dpdkvhostuser", 1)]
-    assert noisy.interval is not None and noisy.interval.answers == 7
-    low, high = noisy.interval.low_pps, noisy.interval.high_pps
-    assert low < noisy.interval.median_pps < high
+    assert noisy.spread is not None and noisy.spread["answers"] == 7
+    low, high = noisy.spread["interval_pps"]
+    assert low < noisy.spread["median_pps"] < high
     assert interval_text(noisy) == f"{words.mpps(low)} to {words.mpps(high)} (98 %, 7 results)"
     [single] = report_of(run_of([record(Cell("sriov"), result(device()))])).figures
     assert interval_text(single) == "one result"
@@ -117,21 +125,21 @@ def test_cpu_of_the_host_is_distinguished(report: Report) -> None:
     assert cpu_text(ovs) == "4.07 (4 PMD, 97 % busy; 0.02 softirq; 0.05 system)"
     # Nothing was read: the cores that PMD threads hold are known all the same, the rest is not.
     assert cpu_text(by_cell[Cell("vdpa", 4)]) == "4.00 (4 PMD)"
-    assert by_cell[Cell("vdpa", 4)].cpu is not None
     assert by_cell[Cell("vdpa", 4)].cpu.softirq is None
+    # The price is then a lower limit.
+    assert (price_text(ovs), price_text(by_cell[Cell("vdpa", 4)])) == ("0.51", ">= 1.00")
+    assert price_text(by_cell[Cell("sriov")]) == "-"
 
 
 def test_controls_are_printed_with_the_cells_they_bound(report: Report) -> None:
     by_cell = {f.cell: f for f in report.figures}
     control = by_cell[Cell("linuxbridge")].loopback
-    assert control is not None and control.rate_pps == 14.88e6
+    assert control is not None and control.known_pps == 14.88e6
     assert by_cell[Cell("linuxbridge")].vnf is None
     broken = record(Cell(NO_BACKEND), None, part=Part.VNF, error="no VPP")
     [figure] = report_of(run_of([record(Cell("sriov"), result(device())), broken])).figures
-    assert figure.vnf is not None and (figure.vnf.rate_pps, figure.vnf.reason) == (
-        None,
-        "no VPP",
-    )
+    assert figure.vnf is not None
+    assert (figure.vnf.known_pps, figure.vnf.reason) == (None, "no VPP")
 
 
 def test_a_later_record_takes_the_place_of_a_failed_one() -> None:
@@ -147,6 +155,96 @@ def test_different_goals_are_both_named() -> None:
     report = report_of(run)
     assert len(report.goals) == 2
     assert all(goal in markdown(report) for goal in report.goals)
+
+
+# -- the answer ------------------------------------------------------------------------------------
+
+
+def chosen(run: RunRecord) -> str:
+    report = report_of(run)
+    return choice(report, grids(report)[0])
+
+
+def with_cpus(cell: Cell, rate: float, cpus: float, **fields: Any) -> CellRecord:
+    readings = {"host.softirq_cpus": cpus, "host.system_cpus": 0.0}
+    return record(cell, result(device("clean", rate), readings=readings, **fields))
+
+
+def test_the_choice_is_the_highest_rate_with_its_price(report: Report) -> None:
+    text = choice(report, grids(report)[0])
+    assert text.startswith(
+        "Choose dpdkvhostuser with 4 PMD cores, 7.98 Mpps for 4.07 CPUs of the host (0.51 for each Mpps)"
+    )
+    assert "For the fewest CPUs for each Mpps, choose vdpa with 1 PMD core, >= 2.99 Mpps" in text
+    assert re.search(r"linuxbridge, 0\.89\d Mpps for 1\.05 CPUs of the host \(1\.17 for each Mpps\)", text)
+    assert "does not decide whether vdpa with 4 PMD cores is as fast" in text  # the VNF was the limit
+    assert "Not in the choice: sriov (failed: the port could not be plugged" in text
+    assert "Cells without a rate: 2 of 8. Simulated: not valid for hardware." in text
+
+
+def test_of_equal_rates_the_fewest_cores_are_chosen() -> None:
+    cells = [Cell("dpdkvhostuser", 1), Cell("dpdkvhostuser", 4), Cell("sriov")]
+    text = chosen(run_of([with_cpus(cell, 9e6 if cell.pmd_cores else 4e6, 0.5) for cell in cells]))
+    assert "Choose dpdkvhostuser with 1 PMD core," in text and "4 PMD cores" not in text
+    assert "whether" not in text
+    same = chosen(run_of([with_cpus(cell, 9e6, 0.5) for cell in cells]))
+    assert "does not decide whether" in same
+
+
+def test_without_a_rate_nothing_is_chosen() -> None:
+    long = "no agent" + "x" * 1000
+    run = run_of([record(Cell("sriov"), None, error=long)], Cell("vdpa", 2))
+    text = chosen(run)
+    assert text.startswith("No backend can be chosen: none has a rate.") and len(text) < 400
+    assert "vdpa with 2 PMD cores (not measured)" in text
+    assert status_text(report_of(run)) == "Incomplete: 1 of 2 cells was not measured, 1 failed."
+    assert conditions(report_of(run)) == ["Nothing was measured."]
+    alone = chosen(run_of([record(Cell("sriov"), result(device()))]))
+    assert alone.startswith("There is nothing to choose: one backend was measured. sriov, 4.19 Mpps")
+    assert "CPUs not measured" in alone
+    last = chosen(run_of([record(Cell("sriov"), result(device())), *run.records]))
+    assert "no agent" in last or "no other backend has a rate" in last
+
+
+@pytest.mark.parametrize(("kind", "where"), [("qemu", "Emulated"), ("kvm", "Virtual"), ("kvm", "")])
+def test_rates_of_an_emulated_machine_are_called_so(kind: str, where: str) -> None:
+    real = {**ENVIRONMENT, "generator": "trex-stl"}
+    entry = record(Cell("sriov"), result(device(), environment=real))
+    entry = replace(entry, setup={**SETUP, "vm": f"<domain id='1' type='{kind}'><name/></domain>"})
+    run = run_of([entry], environment={**real, "virtual": where == "Virtual"})
+    report = report_of(run)
+    assert ("valid for hardware" in chosen(run)) == bool(where)
+    for text in (markdown(report), json_text(report)):
+        assert bool(re.search("Simulated: |Emulated: the VM|Virtual: the host", text)) == bool(where)
+        assert f"{where}: the" in text or not where
+
+
+def test_what_is_not_known_is_reported(report: Report) -> None:
+    text = " ".join(conditions(report))
+    assert "no frame lost, 1 x 60 s" in text and "Linux 6.1.0, 8 CPUs, generator sim:lab" in text
+    assert "VNF without backend" in text and "3 cells of 9 without a rate: 1 floor" in text
+    assert "generator by itself" not in text  # there is such a control
+    assert "No place counted them" not in text  # the simulation finds every frame
+
+
+def test_a_rate_is_the_same_text_everywhere(report: Report) -> None:
+    everything = page(report), markdown(report), csv_text(report), json_text(report)
+    for figure in report.figures:
+        if figure.number is not None:
+            assert figure.number in short_text(figure)
+            assert all(figure.number in text for text in everything), figure.number
+            assert values(figure)["zero_loss_mpps"] == figure.number
+            assert figure.rate_pps is None or float(figure.number) * 1e6 <= figure.rate_pps
+
+
+def test_many_cells_are_reported_soon(tmp_path: Path) -> None:
+    found = result(device())
+    cells = [Cell(name, cores, queues=q) for name in "ab" for cores in range(1, 11) for q in range(1, 11)]
+    report = report_of(run_of([record(cell, found) for cell in cells]))
+    began = time.process_time()
+    paths = write(report, tmp_path)
+    assert time.process_time() - began < 20 and all(path.stat().st_size for path in paths)
+    assert (tmp_path / "table.csv").read_text().count("\n") == 201
 
 
 # -- published figures -----------------------------------------------------------------------------
@@ -183,7 +281,7 @@ def test_the_published_table_is_the_one_that_was_published() -> None:
 def test_csv_has_a_row_for_each_cell(report: Report) -> None:
     rows = list(csv.DictReader(io.StringIO(csv_text(report))))
     assert len(rows) == len(report.figures)
-    assert list(rows[0]) == [name for name, _ in COLUMNS]
+    assert list(rows[0]) == list(COLUMNS)
     by_cell = {(row["backend"], row["pmd_cores"], row["frame"]): row for row in rows}
     assert float(by_cell["dpdkvhostuser", "2", "64"]["zero_loss_pps"]) == pytest.approx(4.39e6, 0.01)
     limited = by_cell["vdpa", "1", "64"]
@@ -204,7 +302,7 @@ def test_json_has_the_columns_and_what_csv_cannot_hold(report: Report) -> None:
     cell = whole["cells"][1]
     assert cell["key"] == "dpdkvhostuser,pmd=1,frame=64,flows=1024,queues=1"
     assert cell["verdicts"] == {"ndr": 7} and cell["others"][0]["name"] == "csit-pdr"
-    assert {name for name, _ in COLUMNS} <= set(cell)
+    assert set(COLUMNS) <= set(cell)
 
 
 def test_markdown_cannot_be_broken_out_of() -> None:
@@ -266,7 +364,7 @@ def test_a_run_that_was_kept_has_the_same_tables(name: str) -> None:
 
 def test_every_column_and_file_is_documented() -> None:
     page = (ROOT / "docs/zeroloss/report.md").read_text(encoding="utf-8")
-    for name, _ in COLUMNS:
+    for name in COLUMNS:
         assert f"`{name}`" in page, name
     for name, _, _ in FILES:
         assert f"`{name}`" in page, name

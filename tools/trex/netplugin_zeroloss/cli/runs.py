@@ -150,7 +150,7 @@ def _report(options: argparse.Namespace) -> int:
     report = report_of(run, None if shown is PublishedRelation.NOT_SHOWN else published, shown)
     from netplugin_zeroloss.report.page import FILES, write
 
-    paths = write(run, report, options.output or options.run / "report")
+    paths = write(report, options.output or options.run / "report")
     for path, (_, what, _) in zip(paths, FILES, strict=True):
         print(f"{path}: {what}")
     print(status_text(report))

@@ -244,15 +244,17 @@ def pps(rate: float) -> str:
 
 def summary(result: ResultEntry) -> str:
     """Return the summary for the terminal: verdict, one rate per goal, bounds, repeats and cost."""
-    lower, upper = result["bounds_pps"]
+    lower, upper = (words.rate(bound, result["goal"]["relative_width"]) for bound in result["bounds_pps"])
     lines = [f"verdict    {result['verdict']}: {result['reason']}"]
-    for name, rate, goal in results.goals_of(result):
-        lines.append(f"{name:10} {pps(rate) if rate is not None else 'no rate'}  ({goal})")
-    lines.append(f"bounds     {pps(lower)} to {pps(upper)}")
+    for entry in result["goals"]:
+        rate, goal = entry["rate_pps"], entry["goal"]
+        found = words.rate(rate, goal["relative_width"]) if rate is not None else "no rate"
+        lines.append(f"{goal['name']:10} {found}  ({goal['in_words']})")
+    lines.append(f"bounds     {lower} to {upper}")
     floor = result["evidence"]["floor"]
     if floor:
         lines.append(f"floor      {floor['loss_ratio']:.3g} of the frames, at {floor['place'] or '?'}")
-    lines += _repeat_lines(result["repeats"])
+    lines += _repeat_lines(result["repeats"], result["goal"]["relative_width"])
     lines += _follow_up_lines(result)
     lines.append(
         f"cost       {result['trials']} trials ({result['invalid_trials']} invalid),"
@@ -261,18 +263,15 @@ def summary(result: ResultEntry) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _repeat_lines(repeats: RepeatsEntry) -> Sequence[str]:
+def _repeat_lines(repeats: RepeatsEntry, width: float) -> Sequence[str]:
     if repeats["count"] == 1:
         return []
     counts = ", ".join(f"{count} {name}" for name, count in repeats["verdicts"].items())
     lines = [f"repeats    {repeats['count']}: {counts}"]
     if repeats["spread"]:
         found = repeats["spread"]
-        low, high = found["interval_pps"]
-        lines.append(
-            f"median     {pps(found['median_pps'])}, from {pps(low)} to {pps(high)} with"
-            f" {found['confidence']:.1%} confidence"
-        )
+        median, low, high = (words.rate(r, width) for r in (found["median_pps"], *found["interval_pps"]))
+        lines.append(f"median     {median}, from {low} to {high} with {found['confidence']:.1%} confidence")
     return lines
 
 
@@ -283,7 +282,7 @@ def _follow_up_lines(result: ResultEntry) -> Iterator[str]:
     if latency and not latency["loads"]:
         yield f"latency    not measured: {latency['reason']}"
     if soak:
-        yield f"soak       {words.soak(soak)}"
+        yield f"soak       {words.soak(soak, result['goal']['relative_width'])}"
 
 
 def _report(result: ResultEntry, name: str | None) -> None:

@@ -77,9 +77,9 @@ def _rate(answers: Answers | None) -> str:
     if answers is None:
         return "not measured"
     if answers.rate is not None:
-        return f"{words.mpps(answers.rate, 4)} Mpps"
+        return words.rate(answers.rate, answers.width)
     if answers.has_bounds:
-        return f">= {words.mpps(answers.lower, 4)} Mpps"
+        return f">= {words.rate(answers.lower, answers.width)}"
     return answers.verdict
 
 

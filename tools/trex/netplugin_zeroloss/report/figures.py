@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
 
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
@@ -14,6 +16,8 @@ from netplugin_zeroloss.paths import names
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
 from netplugin_zeroloss.search.recorded import (
+    FloorEntry,
+    GoalEntry,
     GoalResult,
     LoadEntry,
     ResultEntry,
@@ -143,9 +147,14 @@ class CpuUse:
         known = [part for part in (self.pmd, self.softirq, self.system) if part is not None]
         return sum(known) if known else None
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that counts was measured; otherwise ``host`` is a lower limit."""
+        return self.softirq is not None and self.system is not None
+
 
 #: Reading of a trial by field.
-READINGS: Mapping[str, str] = {
+_READINGS: Final[Mapping[str, str]] = {
     "pmd_busy": "ovs.pmd_busy_share",
     "cycles_per_packet": "ovs.pmd_cycles_per_packet",
     "softirq": "host.softirq_cpus",
@@ -154,18 +163,17 @@ READINGS: Mapping[str, str] = {
 }
 
 
-def cpu_use(cell: Cell, trials: Sequence[TrialEntry]) -> CpuUse | None:
-    """Return the mean CPU use over these trial log entries (those at the NDR); None if unknown."""
+def _cpu_use(cell: Cell, trials: Sequence[TrialEntry]) -> CpuUse:
+    """Return the mean CPU use over these trial log entries."""
     found: dict[str, float] = {}
-    for name, reading in READINGS.items():
-        found_here = [trial["measured"].get("readings", {}).get(reading) for trial in trials]
-        values = [value for value in found_here if value is not None]
-        if values:
+    for name, reading in _READINGS.items():
+        read = [trial["measured"].get("readings", {}).get(reading) for trial in trials]
+        if values := [value for value in read if value is not None]:
             found[name] = statistics.fmean(values)
     # OVS may also have PMD threads that a backend without PMD threads does not use.
     if cell.pmd_cores is not None:
         found["pmd"] = float(cell.pmd_cores)
-    return CpuUse(**found) if found else None
+    return CpuUse(**found)
 
 
 # -- Loss accounting of a trial: sent = received + lost at known components + unexplained. --------
@@ -187,18 +195,7 @@ def not_located(trial: TrialEntry) -> float:
     if UNEXPLAINED in measured["evidence"]:
         return float(measured["evidence"][UNEXPLAINED])
     missing = measured["tx_packets"] - measured["rx_packets"] - measured["rx_errors"]
-    found = [n for place, n in located(trial).items() if not place.startswith(_GENERATOR)]
-    return float(missing - sum(found))
-
-
-def unexplained(run: RunRecord, cell: Cell) -> tuple[float, float]:
-    """Return unexplained and excess frames over all valid trials of a cell."""
-    record = run.record(cell)
-    if record is None or record.result is None:
-        return 0.0, 0.0
-    log = record.result["trial_log"]
-    left = [not_located(trial) for trial in log if trial["verdict"] != "invalid"]
-    return sum(n for n in left if n > 0), -sum(n for n in left if n < 0)
+    return missing - sum(n for place, n in located(trial).items() if not place.startswith(_GENERATOR))
 
 
 # -- Figures of a report, per cell: rate, bounds, controls and CPU cost. --------------------------
@@ -206,149 +203,201 @@ def unexplained(run: RunRecord, cell: Cell) -> tuple[float, float]:
 
 #: Verdict of a cell that was not measured.
 MISSING: Final = "missing"
-#: Name prefix of the simulated generator.
-_SIMULATION: Final = "sim:"
+#: Verdicts whose limit is not that of the backend, which may do more.
+_OTHER_LIMIT: Final = (SearchVerdict.VNF_LIMITED, SearchVerdict.GENERATOR_LIMITED)
+#: The domain of a VM without KVM.
+_EMULATED: Final = re.compile(r"<domain[^>]*\stype=[\"']qemu[\"']")
 
 
-@dataclass(frozen=True, slots=True)
-class GoalFigure:
-    """Result of one goal. ``rate_pps`` is None if there is no rate."""
-
-    name: str
-    words: str
-    relative_width: float
-    verdict: str
-    rate_pps: float | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Confidence interval of the median over repeats."""
-
-    low_pps: float
-    high_pps: float
-    median_pps: float
-    confidence: float
-    answers: int
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """Rate of a control, an upper limit for the cell; None if the control failed."""
-
-    verdict: str
-    rate_pps: float | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyFigure:
-    """Latency at a load, in microseconds: the largest percentiles of all directions."""
-
-    part: float
-    rate_pps: float
-    verdict: str
-    samples: int
-    p50_us: float | None
-    p90_us: float | None
-    p99_us: float | None
-    max_us: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class SoakFigure:
-    """The found rate held for some time. ``verdict`` is None if there was no rate to hold."""
-
-    verdict: str | None
-    text: str
-    elapsed_s: float = 0.0
-    lost_packets: int = 0
-    loss_ratio: float = 0.0
-    #: Seconds, and frames that were missing then.
-    missing: tuple[tuple[float, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReportFigure:
-    """Figures of one cell. ``rate_pps`` is set for an NDR, ``at_least_pps`` for a lower limit (``>=``)."""
+    """What is reported of one cell, or of a control, from its record; None: it was not measured."""
 
     cell: Cell
-    verdict: str
-    reason: str
-    goal: GoalFigure | None = None
-    others: tuple[GoalFigure, ...] = ()
-    rate_pps: float | None = None
-    #: Lower limit of the rate: the generator reached its limit first.
-    at_least_pps: float | None = None
-    bounds_pps: tuple[float, float] | None = None
-    repeats: int = 0
-    #: Number of repeats by verdict.
-    verdicts: Mapping[str, int] = field(default_factory=dict)
-    interval: Interval | None = None
-    #: Load-independent loss: loss ratio, and the component that lost most frames.
-    floor_ratio: float | None = None
-    floor_place: str | None = None
-    cpu: CpuUse | None = None
-    #: Rate per PMD core relative to the cell with the fewest cores; None for that cell or if
-    #: unknown.
+    record: CellRecord | None = None
+    #: Controls: generator loopback, and the VNF without the backend. None: there was none.
+    loopback: ReportFigure | None = None
+    vnf: ReportFigure | None = None
+    #: Rate per PMD core relative to the cell with the fewest cores; None for that cell or if unknown.
     efficiency: float | None = None
-    #: Controls: generator loopback, and the VNF without the backend.
-    loopback: Control | None = None
-    vnf: Control | None = None
     published_pps: float | None = None
-    trials: int = 0
-    invalid_trials: int = 0
-    traffic_s: float = 0.0
-    started: str = ""
-    generator: str = ""
-    #: Latency by part of the rate, or why there is none; empty if it was not requested.
-    latencies: tuple[LatencyFigure, ...] = ()
-    no_latency: str = ""
-    soak: SoakFigure | None = None
-    #: Queues of the ports; None: not recorded. Fewer than those of the cell where the NIC has no more.
-    port_queues: int | None = None
-    #: Name of each path and its lost frames in the trials at the upper bound; empty: not known.
-    paths: tuple[tuple[str, int], ...] = ()
 
     @property
-    def worst_path(self) -> tuple[str, int] | None:
-        """The path with the most lost frames, if there are several pairs of ends."""
-        return max(self.paths, key=lambda path: path[1]) if len(self.paths) > 2 else None
+    def result(self) -> ResultEntry | None:
+        return self.record.result if self.record else None
 
-    def latency(self, part: float, name: str) -> float | None:
-        """Return a percentile at a part of the rate in microseconds, such as ``p99_us``."""
-        found: dict[float, float | None] = {one.part: asdict(one)[name] for one in self.latencies}
-        return found.get(part)
+    @property
+    def verdict(self) -> str:
+        return self.record.verdict if self.record else MISSING
+
+    @property
+    def reason(self) -> str:
+        if self.record is None:
+            return "not measured yet"
+        return self.result["reason"] if self.result else self.record.error or "it ended without a result"
+
+    @property
+    def goal(self) -> GoalEntry | None:
+        """The headline goal."""
+        return self.result["goals"][0]["goal"] if self.result else None
+
+    @property
+    def others(self) -> Sequence[GoalResult]:
+        return self.result["goals"][1:] if self.result else ()
+
+    @property
+    def rate_pps(self) -> float | None:
+        """The NDR in pps, if there is one."""
+        return self.record.zero_loss_pps if self.record else None
+
+    @property
+    def at_least_pps(self) -> float | None:
+        """Lower limit of the rate: the generator reached its limit first."""
+        limited = self.verdict == SearchVerdict.GENERATOR_LIMITED
+        return (self.bounds_pps[0] or None) if limited and self.bounds_pps else None
+
+    @property
+    def known_pps(self) -> float | None:
+        """The NDR, or the rate that the device forwards at least."""
+        return self.at_least_pps if self.rate_pps is None else self.rate_pps
+
+    @property
+    def number(self) -> str | None:
+        """The text of ``known_pps`` in Mpps, with the digits that the goal supports: the same everywhere."""
+        if self.known_pps is None or self.goal is None:
+            return None
+        return words.found(self.known_pps, self.goal["relative_width"])
+
+    @property
+    def may_do_more(self) -> bool:
+        return self.verdict in _OTHER_LIMIT
+
+    @property
+    def bounds_pps(self) -> Sequence[float] | None:
+        return self.result["bounds_pps"] if self.result else None
+
+    @property
+    def spread(self) -> SpreadEntry | None:
+        """The confidence interval of the median over repeats."""
+        spread = self.result["repeats"]["spread"] if self.result else None
+        return spread if spread and spread["answers"] > 1 else None
+
+    @property
+    def range_pps(self) -> Sequence[float]:
+        """What the rate is known to be within: the interval over repeats, or else the bounds."""
+        return self.spread["interval_pps"] if self.spread else self.bounds_pps or (0.0, math.inf)
+
+    @property
+    def floor(self) -> FloorEntry | None:
+        """Loss ratio of load-independent loss, and the component that lost most frames."""
+        floor = self.result["evidence"]["floor"] if self.result else None
+        return {**floor, "place": None} if floor and floor["place"] == UNEXPLAINED else floor
+
+    @cached_property
+    def cpu(self) -> CpuUse:
+        if self.result is None:
+            return CpuUse()
+        shown, numbers = self.result["repeats"]["shown"], self.result["evidence"]["lower_trials"]
+        log = self.result["trial_log"]
+        return _cpu_use(self.cell, [t for t in log if t["repeat"] == shown and t["number"] in numbers])
+
+    @property
+    def cpus_per_mpps(self) -> float | None:
+        """Price of the rate: CPUs of the host for each Mpps; a lower limit if not all was measured."""
+        if self.known_pps is None or self.cpu.host is None:
+            return None
+        return self.cpu.host / (self.known_pps / 1e6)
 
     @property
     def rate_per_core_pps(self) -> float | None:
         cores = self.cell.pmd_cores
         return self.rate_pps / cores if self.rate_pps is not None and cores else None
 
+    @property
+    def latencies(self) -> Mapping[str, LoadEntry]:
+        """Latency by percent of the rate (``10``); the largest percentiles of all directions."""
+        latency = self.result.get("latency") if self.result else None
+        return {str(round(100 * load["part"])): load for load in latency["loads"]} if latency else {}
+
+    @property
+    def soak(self) -> SoakEntry | None:
+        """The rate held for some time; without a verdict there was no rate to hold."""
+        return self.result.get("soak") if self.result else None
+
+    @property
+    def port_queues(self) -> int | None:
+        """Queues of the ports; fewer than those of the cell where the NIC has no more. None: unknown."""
+        ports = self.record.setup.get("ports", ()) if self.result and self.record else ()
+        return min((port["spec"]["queues"] for port in ports), default=None)
+
+    @property
+    def paths(self) -> Sequence[tuple[str, int]]:
+        """Name of each path and its lost frames in the trials at the upper bound; empty: not known."""
+        if self.result is None or self.record is None:
+            return ()
+        lost = self.result["evidence"].get("lost_by_direction", ())
+        return tuple(zip(names(len(lost), self.record.setup.get("ends", ())), lost, strict=False))
+
+    @property
+    def ends(self) -> int | None:
+        return len(self.paths) or None
+
+    @property
+    def worst_path(self) -> tuple[str, int] | None:
+        """The path with the most lost frames, if there are several pairs of ends."""
+        return max(self.paths, key=lambda path: path[1]) if len(self.paths) > 2 else None
+
+    @cached_property
+    def unexplained(self) -> tuple[float, float]:
+        """Unexplained and excess frames over all valid trials."""
+        log = self.result["trial_log"] if self.result else ()
+        left = [not_located(trial) for trial in log if trial["verdict"] != "invalid"]
+        return sum(n for n in left if n > 0), -sum(n for n in left if n < 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """The figures of all cells of a run, in the order of its description."""
 
-    run: str
+    run: RunRecord
     figures: tuple[ReportFigure, ...]
     published: PublishedTable | None = None
     relation: PublishedRelation = PublishedRelation.NOT_SHOWN
 
     @property
-    def missing(self) -> tuple[ReportFigure, ...]:
-        return tuple(figure for figure in self.figures if figure.verdict == MISSING)
+    def missing(self) -> Sequence[ReportFigure]:
+        return [figure for figure in self.figures if figure.verdict == MISSING]
+
+    @property
+    def measured(self) -> Sequence[ReportFigure]:
+        """The figures with a result, whatever its verdict."""
+        return [figure for figure in self.figures if figure.result is not None]
+
+    @property
+    def generators(self) -> Sequence[str]:
+        results = [figure.result for figure in self.figures if figure.result]
+        return tuple(dict.fromkeys(str(r["environment"].get("generator", "unknown")) for r in results))
 
     @property
     def simulated(self) -> bool:
         """Whether the devices were simulated and no frame was sent."""
-        return any(figure.generator.startswith(_SIMULATION) for figure in self.figures)
+        return any(name.startswith("sim:") for name in self.generators)
 
     @property
-    def goals(self) -> tuple[str, ...]:
+    def emulated(self) -> bool:
+        """Whether a VM of the run was emulated, by its domain."""
+        domains = [str(f.record.setup.get("vm", "")) for f in self.figures if f.record]
+        return any(_EMULATED.search(domain) for domain in domains)
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the host is a virtual machine; earlier versions did not record it."""
+        return self.run.environment.get("virtual") is True
+
+    @property
+    def goals(self) -> Sequence[str]:
         """The headline goals as text; several if cells were measured with different goals."""
-        return tuple(dict.fromkeys(f.goal.words for f in self.figures if f.goal is not None))
+        return tuple(dict.fromkeys(f.goal["in_words"] for f in self.figures if f.goal))
 
 
 def report_of(
@@ -357,143 +406,32 @@ def report_of(
     relation: PublishedRelation = PublishedRelation.NOT_SHOWN,
 ) -> Report:
     """Return the figures of a run, with published figures as ``relation`` says."""
-    figures = [_figure(run, cell) for cell in run.cells]
-    if published is not None and relation is not PublishedRelation.NOT_SHOWN:
-        figures = [replace(f, published_pps=published.rate_pps(f.cell)) for f in figures]
-    return Report(
-        run.name,
-        tuple(_with_efficiency(f, figures) for f in figures),
-        published,
-        relation,
-    )
-
-
-def _figure(run: RunRecord, cell: Cell) -> ReportFigure:
-    record = run.record(cell)
-    if record is None:
-        return ReportFigure(cell, MISSING, "not measured yet")
-    if record.result is None:
-        reason = record.error or "it ended without a result"
-        return ReportFigure(cell, SearchVerdict.FAILED, reason, started=record.started)
-    return replace(
-        _measured(cell, record, record.result),
-        loopback=_control(run, cell, Part.LOOPBACK),
-        vnf=_control(run, cell, Part.VNF),
-    )
-
-
-def _measured(cell: Cell, record: CellRecord, result: ResultEntry) -> ReportFigure:
-    goals = [_goal(entry) for entry in result["goals"]]
-    lower, upper = result["bounds_pps"]
-    limited = record.verdict == SearchVerdict.GENERATOR_LIMITED
-    floor = result["evidence"]["floor"]
-    return ReportFigure(
-        cell,
-        record.verdict,
-        result["reason"],
-        goal=goals[0],
-        others=tuple(goals[1:]),
-        rate_pps=record.zero_loss_pps,
-        at_least_pps=lower if limited and lower else None,
-        bounds_pps=(lower, upper),
-        repeats=result["repeats"]["count"],
-        verdicts=result["repeats"]["verdicts"],
-        interval=_interval(result["repeats"]["spread"]),
-        floor_ratio=floor["loss_ratio"] if floor else None,
-        floor_place=floor["place"] if floor and floor["place"] != UNEXPLAINED else None,
-        cpu=cpu_use(cell, trials_at(result, result["evidence"]["lower_trials"])),
-        trials=result["trials"],
-        invalid_trials=result["invalid_trials"],
-        traffic_s=result["traffic_s"],
-        started=record.started,
-        generator=str(result["environment"].get("generator", "")),
-        **_followed(result),
-        port_queues=min((p["spec"]["queues"] for p in record.setup.get("ports", ())), default=None),
-        paths=_paths(result["evidence"].get("lost_by_direction", ()), record.setup.get("ends", ())),
-    )
-
-
-def _paths(lost: Sequence[int], ports: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(zip(names(len(lost), ports), lost, strict=False))
-
-
-def _followed(result: ResultEntry) -> dict[str, Any]:
-    """Return the figures of what followed the search; results of earlier versions have none."""
-    latency, soak = result.get("latency"), result.get("soak")
-    found: dict[str, Any] = {}
-    if latency:
-        found["latencies"] = tuple(_latency_figure(load) for load in latency["loads"])
-        found["no_latency"] = latency["reason"]
-    if soak:
-        found["soak"] = _soak_figure(soak)
-    return found
-
-
-def _latency_figure(load: LoadEntry) -> LatencyFigure:
-    times = load["p50_us"], load["p90_us"], load["p99_us"], load["max_us"]
-    return LatencyFigure(load["part"], load["rate_pps"], load["verdict"], load["samples"], *times)
-
-
-def _soak_figure(soak: SoakEntry) -> SoakFigure:
-    text = words.soak(soak)
-    if soak["verdict"] is None:
-        return SoakFigure(None, text)
-    return SoakFigure(
-        soak["verdict"],
-        text,
-        soak["elapsed_s"],
-        soak["lost_packets"],
-        soak["loss_ratio"],
-        tuple((one["elapsed_s"], one["missing_packets"]) for one in soak["readings"]),
-    )
-
-
-def trials_at(result: ResultEntry, numbers: Sequence[int]) -> list[TrialEntry]:
-    """Return the trial log entries with these numbers, of the reported repeat."""
-    shown = result["repeats"]["shown"]
-    return [t for t in result["trial_log"] if t["repeat"] == shown and t["number"] in numbers]
-
-
-def _goal(entry: GoalResult) -> GoalFigure:
-    goal = entry["goal"]
-    return GoalFigure(
-        goal["name"],
-        goal["in_words"],
-        goal["relative_width"],
-        entry["verdict"],
-        entry["rate_pps"],
-        entry["reason"],
-    )
-
-
-def _interval(spread: SpreadEntry | None) -> Interval | None:
-    if spread is None or spread["answers"] < 2:
-        return None
-    low, high = spread["interval_pps"]
-    return Interval(low, high, spread["median_pps"], spread["confidence"], spread["answers"])
-
-
-def _control(run: RunRecord, cell: Cell, part: Part) -> Control | None:
-    record = run.control(cell, part)
-    if record is None:
-        return None
-    if record.result is None:
-        return Control(SearchVerdict.FAILED, None, record.error or "it ended without a result")
-    lower = record.result["bounds_pps"][0]
-    return Control(record.verdict, lower or None, record.result["reason"])
-
-
-def _with_efficiency(figure: ReportFigure, figures: Sequence[ReportFigure]) -> ReportFigure:
-    """Set the scaling efficiency relative to the cell with the fewest PMD cores: 1 is linear."""
-    mine = figure.rate_per_core_pps
-    if mine is None:
-        return figure
-    same = [
-        f
-        for f in figures
-        if replace(f.cell, pmd_cores=None) == replace(figure.cell, pmd_cores=None) and f.rate_per_core_pps
+    shown = published if relation is not PublishedRelation.NOT_SHOWN else None
+    figures = [
+        ReportFigure(
+            cell,
+            run.record(cell),
+            _control(run, cell, Part.LOOPBACK),
+            _control(run, cell, Part.VNF),
+            published_pps=shown.rate_pps(cell) if shown else None,
+        )
+        for cell in run.cells
     ]
-    first = min(same, key=lambda f: f.cell.pmd_cores or 0)
-    if first is figure or not first.rate_per_core_pps:
+    # Of each backend, the cell with the fewest PMD cores that has a rate.
+    first: dict[Cell, ReportFigure] = {}
+    for figure in sorted(figures, key=lambda f: f.cell.pmd_cores or 0):
+        if figure.rate_per_core_pps:
+            first.setdefault(replace(figure.cell, pmd_cores=None), figure)
+    return Report(run, tuple(_with_efficiency(f, first) for f in figures), shown, relation)
+
+
+def _control(run: RunRecord, cell: Cell, part: Part) -> ReportFigure | None:
+    record = run.control(cell, part)
+    return ReportFigure(record.cell, record) if record else None
+
+
+def _with_efficiency(figure: ReportFigure, first: Mapping[Cell, ReportFigure]) -> ReportFigure:
+    least = first.get(replace(figure.cell, pmd_cores=None))
+    if least is None or least is figure or not figure.rate_per_core_pps or not least.rate_per_core_pps:
         return figure
-    return replace(figure, efficiency=mine / first.rate_per_core_pps)
+    return replace(figure, efficiency=figure.rate_per_core_pps / least.rate_per_core_pps)

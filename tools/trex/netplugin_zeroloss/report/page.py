@@ -2,55 +2,33 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from netplugin.host.safe_files import replacing
-from netplugin_zeroloss.journal import RunRecord
-from netplugin_zeroloss.report import plot, table, words
-from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure, located, not_located, unexplained
-from netplugin_zeroloss.report.plot import HEIGHT, WIDTH, TrialPlot, inline_svg, trial_plot
-from netplugin_zeroloss.report.table import Grid, short_text
-from netplugin_zeroloss.search.recorded import ResultEntry, SetupEntry, TrialEntry
-from netplugin_zeroloss.search.trials import SearchVerdict
+from netplugin_zeroloss.report import figures, plot, table, words
+from netplugin_zeroloss.report.figures import Report, ReportFigure
+from netplugin_zeroloss.search.recorded import TrialEntry
 from netplugin_zeroloss.values import UnusableInput
 
-# -- The self-contained HTML page of a report: summary first, then the details of each cell. ------
-# All text of a run is escaped, and the page's CSP forbids loading resources and any script but its own.
-# The same run always gives the same page.
+# -- The self-contained HTML page of a report: the answer first, then the details of each cell. ----
+# All text of a run is escaped, and the page's CSP forbids scripts and to load anything. The same run always
+# gives the same page.
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """One search of a cell: its trial log entries."""
-
-    number: int
-    answer_pps: float | None
-    trials: Sequence[TrialEntry]
-    plot: TrialPlot | None
-    shown: bool
+#: Functions that the template calls as filters, by module.
+_FILTERS: Final = (
+    (words, ("rate", "requested", "percent", "count", "seconds")),
+    (table, ("figure_text", "short_text", "mark_text", "column", "axes", "also", "choice")),
+    (figures, ("located", "not_located")),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class CellView:
-    """One cell with the data behind its figure. ``anchor`` is its id on the page."""
-
-    anchor: str
-    figure: ReportFigure
-    result: ResultEntry | None = None
-    setup: SetupEntry = field(default_factory=SetupEntry)
-    started: str = ""
-    ended: str = ""
-    repeats: tuple[Repeat, ...] = ()
-
-
-def page(run: RunRecord, report: Report) -> str:
+def page(report: Report) -> str:
     """Return the HTML document."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -58,47 +36,24 @@ def page(run: RunRecord, report: Report) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    for module, names in (
-        (words, ("mpps", "pps", "percent", "ratio", "count", "seconds")),
-        (
-            table,
-            (
-                "figure_text",
-                "short_text",
-                "mark_text",
-                "interval_text",
-                "cpu_text",
-                "efficiency_text",
-                "published_text",
-                "goal_text",
-                "followed",
-                "column",
-                "frame",
-                "variant",
-                "by_path",
-            ),
-        ),
-    ):
+    for module, names in _FILTERS:
         environment.filters |= {name: getattr(module, name) for name in names}
-    environment.globals |= {"located": located, "not_located": not_located}
+    environment.filters |= {"command": shlex.join, "facts": _facts, "searches": _searches}
     environment.tests["mapping_of_values"] = lambda value: isinstance(value, Mapping)
-    script = _template("page.js")
-    cells = [_cell(run, figure, n) for n, figure in enumerate(report.figures, 1)]
+    grids = table.grids(report)
+    # The text alternative of the plot; its numbers are in the table.
+    described = " ".join(f"{grid.title}: {table.choice(report, grid)}" for grid in grids)
     text: str = environment.from_string(_template("page.html.j2")).render(
-        run=run,
         report=report,
-        cells=cells,
-        anchors={view.figure.cell: view.anchor for view in cells},
-        grids=table.grids(report),
+        run=report.run,
+        grids=grids,
+        anchors={f.cell: f"cell-{number}" for number, f in enumerate(report.figures, 1)},
+        details=table.details(report),
         status=table.status_text(report),
-        answers=[(grid.title, answer(grid)) for grid in table.grids(report)],
-        meaning=meaning(report),
-        unknown=not_known(run, report),
-        picture=Markup(inline_svg(report, html.escape(_described(report)))),
+        caveats=table.caveats(report),
+        conditions=table.conditions(report),
+        picture=Markup(plot.inline_svg(report, html.escape(f"NDR against PMD cores. {described}"))),
         style=Markup(_template("page.css")),
-        script=Markup(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        plot_size=(WIDTH, HEIGHT),
     )
     return text
 
@@ -107,62 +62,74 @@ def _template(name: str) -> str:
     return (files(__package__) / "templates" / name).read_text(encoding="utf-8")
 
 
-def _described(report: Report) -> str:
-    """Return the text alternative of the plot; its numbers are in the table."""
-    found = [f"{g.title}: {' '.join(answer(g))}" for g in table.grids(report)]
-    return f"NDR against PMD cores. {' '.join(found)}"
+def _searches(figure: ReportFigure) -> Sequence[tuple[int, bool, float | None, Sequence[TrialEntry]]]:
+    """Return number, whether it is the reported one, answer and trials of each search, that one first."""
+    if figure.result is None:
+        return ()
+    repeats, log = figure.result["repeats"], figure.result["trial_log"]
+    found = [
+        (number + 1, number == repeats["shown"], answer, [t for t in log if t["repeat"] == number])
+        for number, answer in enumerate(repeats["answers_pps"])
+    ]
+    return sorted(found, key=lambda search: not search[1])
 
 
-def _cell(run: RunRecord, figure: ReportFigure, number: int) -> CellView:
-    anchor = f"cell-{number}"
-    record = run.record(figure.cell)
-    if record is None:
-        return CellView(anchor, figure)
-    if record.result is None:
-        return CellView(anchor, figure, None, record.setup, record.started, record.ended)
-    return CellView(
-        anchor,
-        figure,
-        record.result,
-        record.setup,
-        record.started,
-        record.ended,
-        tuple(_repeats(record.result)),
+def _facts(figure: ReportFigure) -> Iterator[tuple[str, str]]:
+    """Yield what the table does not have of a cell with a result: name and text."""
+    result, goal = figure.result, figure.goal
+    if result is None or goal is None or figure.record is None:
+        return
+    evidence, width = result["evidence"], goal["relative_width"]
+
+    def bound(rate: float, trials: Sequence[int]) -> str:
+        named = "trial" if len(trials) == 1 else "trials" if trials else "no trial"
+        return f"{words.rate(rate, width)} ({' '.join([named, ', '.join(map(str, trials))]).strip()})"
+
+    lower, upper = result["bounds_pps"]
+    yield (
+        "bounds",
+        f"{bound(lower, evidence['lower_trials'])} to {bound(upper, evidence['upper_trials'])}",
     )
-
-
-def _repeats(result: ResultEntry) -> list[Repeat]:
-    """Return the repeats, the reported one first."""
-    shown = result["repeats"]["shown"]
-    found = []
-    for number, answer_pps in enumerate(result["repeats"]["answers_pps"]):
-        trials = [t for t in result["trial_log"] if t["repeat"] == number]
-        plot = trial_plot(trials, answer_pps)
-        found.append(Repeat(number + 1, answer_pps, trials, plot, number == shown))
-    return sorted(found, key=lambda repeat: not repeat.shown)
+    if figure.spread:
+        yield "median over repeats", words.rate(figure.spread["median_pps"], width)
+    verdicts = (f"{many} {name.replace('_', ' ')}" for name, many in result["repeats"]["verdicts"].items())
+    yield "searches", f"{result['repeats']['count']}: {', '.join(verdicts)}"
+    places = (f", {lost:,.0f} at {place}" for place, lost in evidence["places_at_upper"].items())
+    yield "lost at the upper bound", words.count(evidence["lost_at_upper"], "frame") + "".join(places)
+    if figure.cpu.cycles_per_packet is not None:
+        yield "PMD cycles for each frame", f"{figure.cpu.cycles_per_packet:.0f}"
+    if figure.cpu.softirq_busiest is not None:
+        yield "softirq on the busiest CPU", words.percent(figure.cpu.softirq_busiest)
+    if figure.rate_per_core_pps is not None:
+        yield "per PMD core", words.rate(figure.rate_per_core_pps, width)
+    for name, control in (("generator by itself", figure.loopback), ("VNF without backend", figure.vnf)):
+        yield name, "no such control" if control is None else table.figure_text(control)
+    causes = "".join(f"; {cause} {number}" for cause, number in evidence["invalid_causes"].items())
+    spent = f"{words.seconds(result['traffic_s'])} of traffic"
+    yield (
+        "cost",
+        f"{words.count(result['trials'], 'trial')} ({result['invalid_trials']} invalid{causes}), {spent}",
+    )
+    yield "time", f"{figure.record.started} to {figure.record.ended}"
 
 
 # -- The files of a report and their writer. ------------------------------------------------------
 
 
 #: Name, description, and function that creates the content.
-FILES: Final[tuple[tuple[str, str, Callable[[RunRecord, Report], str | bytes]], ...]] = (
+FILES: Final[tuple[tuple[str, str, Callable[[Report], str | bytes]], ...]] = (
     ("report.html", "one page with everything, to be opened in a browser", page),
-    ("table.md", "the table in Markdown", lambda _, report: table.markdown(report)),
-    ("table.csv", "one row a cell", lambda _, report: table.csv_text(report)),
-    (
-        "table.json",
-        "the same, with goals and verdicts of repeats",
-        lambda _, r: table.json_text(r),
-    ),
-    ("scaling.png", "the picture", lambda _, report: plot.png(report)),
-    ("scaling.svg", "the picture, to be scaled", lambda _, report: plot.svg(report)),
+    ("table.md", "the table in Markdown", table.markdown),
+    ("table.csv", "one row a cell", table.csv_text),
+    ("table.json", "the same, with goals and verdicts of repeats", table.json_text),
+    ("scaling.png", "the picture", plot.png),
+    ("scaling.svg", "the picture, to be scaled", plot.svg),
 )
 
 
-def write(run: RunRecord, report: Report, folder: Path) -> list[Path]:
+def write(report: Report, folder: Path) -> list[Path]:
     """Create all files in the folder, which is created if needed. Raises: UnusableInput."""
-    made = [(folder / name, make(run, report)) for name, _, make in FILES]
+    made = [(folder / name, make(report)) for name, _, make in FILES]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, content in made:
@@ -173,128 +140,3 @@ def write(run: RunRecord, report: Report, folder: Path) -> list[Path]:
     except OSError as error:
         raise UnusableInput("--output", f"{error.filename}: {error.strerror}") from error
     return [path for path, _ in made]
-
-
-# -- Summary of a run in sentences: the results, and what they do not show. ------------------------
-
-
-#: Scaling efficiency below which the summary mentions it.
-_POOR_SCALING = 0.8
-
-
-def answer(grid: Grid) -> list[str]:
-    """Return the results of a grid: one or two sentences per backend, the fastest first."""
-    return list(_of_grid(grid))
-
-
-def _of_grid(grid: Grid) -> Iterator[str]:
-    backends = [(name, [f for f in figures if f is not None]) for name, figures in grid.rows]
-    rated = [(name, figures) for name, figures in backends if _best(figures) is not None]
-    rated.sort(key=lambda row: -_rate(row[1]))
-    for name, figures in rated:
-        yield _of_backend(name, figures)
-    for name, figures in backends:
-        for figure in figures:
-            if figure.rate_pps is None:
-                yield f"{name}{_with(figure)} {_without_rate(figure)}."
-
-
-def _best(figures: Sequence[ReportFigure]) -> ReportFigure | None:
-    rated = [f for f in figures if f.rate_pps is not None]
-    return max(rated, key=lambda f: f.rate_pps or 0.0, default=None)
-
-
-def _rate(figures: Sequence[ReportFigure]) -> float:
-    best = _best(figures)
-    return best.rate_pps or 0.0 if best else 0.0
-
-
-def _of_backend(name: str, figures: Sequence[ReportFigure]) -> str:
-    best = _best(figures)
-    assert best is not None
-    text = f"{name}{_with(best)} forwards {short_text(best)} Mpps without loss"
-    if best.verdict == SearchVerdict.VNF_LIMITED:
-        text += ", which is what the VNF does by itself: the backend may do more"
-    if best.efficiency is not None:
-        text += f"; each core does {words.percent(best.efficiency)} of what the first did"
-        if best.efficiency < _POOR_SCALING:
-            text += ", so further cores bring less"
-    if best.cpu is not None and best.cpu.host is not None:
-        text += f". It takes {best.cpu.host:.2g} CPUs of the host"
-    return text + "."
-
-
-def _with(figure: ReportFigure) -> str:
-    cores = figure.cell.pmd_cores
-    return "" if cores is None else f" with {words.count(cores, 'PMD core')}"
-
-
-def _without_rate(figure: ReportFigure) -> str:
-    if figure.verdict == MISSING:
-        return "was not measured"
-    if figure.verdict == SearchVerdict.GENERATOR_LIMITED:
-        if figure.at_least_pps is None:
-            return "cannot be decided: the generator ended before the device"
-        least = short_text(figure).removeprefix(">= ")
-        return f"forwards at least {least} Mpps: the generator ended before the device"
-    if figure.verdict == SearchVerdict.FLOOR:
-        part = words.ratio(figure.floor_ratio) if figure.floor_ratio is not None else "some"
-        where = f", at {figure.floor_place}" if figure.floor_place else ""
-        return f"has no NDR: it loses {part} at any load{where}"
-    return f"has no verdict: {figure.reason.rstrip('.')}"
-
-
-def meaning(report: Report) -> str:
-    """Return the meaning of "zero loss": the goal."""
-    if not report.goals:
-        return "Nothing was measured."
-    if len(report.goals) == 1:
-        return f"Zero loss here means: {report.goals[0]}."
-    return f"Cells were measured with different goals: {'; '.join(report.goals)}."
-
-
-def not_known(run: RunRecord, report: Report) -> list[str]:
-    """Return the limits of the results."""
-    return list(_not_known(run, report))
-
-
-def _not_known(run: RunRecord, report: Report) -> Iterator[str]:
-    measured = [f for f in report.figures if f.goal is not None]
-    if report.simulated:
-        yield "The devices were simulated. No frame was sent: the figures say nothing of hardware."
-    if report.missing:
-        yield f"{words.count(len(report.missing), 'cell')} not measured: the run is incomplete."
-    if any(f.repeats == 1 and f.rate_pps is not None for f in measured):
-        yield (
-            "Cells with one result: how far another search would be from it. Where loss is a"
-            " matter of chance that can be 10 % and more; repeats tell."
-        )
-    few = [f for f in measured if f.interval is not None and f.interval.confidence < 0.95]
-    if few:
-        yield f"{_cells(few)}: too few repeats for an interval with 95 % confidence."
-    for place, control in (
-        ("generator by itself", "loopback"),
-        ("VNF without backend", "vnf"),
-    ):
-        bare = [f for f in measured if getattr(f, control) is None]
-        if bare:
-            yield f"{_cells(bare)}: what the {place} can do, for there was no such control."
-    if any(f.cpu is None or f.cpu.host is None for f in measured):
-        yield "What it cost the host in CPUs, where no such figure stands."
-    for figure in measured:
-        left, extra = unexplained(run, figure.cell)
-        if left:
-            yield (
-                f"{figure.cell.key}: where {words.count(left, 'frame')} of its trials were lost."
-                " No place counted them."
-            )
-        if extra:
-            yield (
-                f"{figure.cell.key}: where frames were lost. Places counted"
-                f" {words.count(extra, 'frame')} more than were missing: those of somebody else, or"
-                " the same ones twice."
-            )
-
-
-def _cells(figures: Sequence[ReportFigure]) -> str:
-    return figures[0].cell.key if len(figures) == 1 else words.count(len(figures), "cell")

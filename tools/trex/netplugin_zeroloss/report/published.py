@@ -50,25 +50,14 @@ class PublishedTable:
 
 
 _CONDITIONS: Final = (
-    (
-        "host",
-        "Intel Xeon Gold 5218 at 2.30 GHz, 2 NUMA nodes, 256 GB; generator and device alike",
-    ),
+    ("host", "Intel Xeon Gold 5218 at 2.30 GHz, 2 NUMA nodes, 256 GB; generator and device alike"),
     ("NIC", "Mellanox ConnectX-6 Dx with 10 GbE optics, which are the ceiling"),
     ("VM", "8 vCPUs host-passthrough, 8 GB, 8 queues, CentOS 7.6"),
-    (
-        "VNF",
-        "VPP with main-core 0, corelist-workers 1-7, 8 receive and 8 transmit queues",
-    ),
-    (
-        "generator",
-        "TRex 2.81, t-rex-64 -f cap2/imix_64_fast.yaml (64-byte frames), -d 120",
-    ),
+    ("VNF", "VPP with main-core 0, corelist-workers 1-7, 8 receive and 8 transmit queues"),
+    ("generator", "TRex 2.81, t-rex-64 -f cap2/imix_64_fast.yaml (64-byte frames), -d 120"),
     ("method", "the load was raised until loss first showed"),
     ("caveats", "no CPU isolation or vNUMA tuning"),
 )
-
-
 #: Characters of a run description that are read.
 _LONGEST: Final = 1 << 16
 
@@ -100,17 +89,8 @@ def zstack() -> PublishedTable:
     """Return the published comparison of the four network schemes of ZStack 4.4."""
     text = (files(__package__) / "data" / "zstack-4.4.csv").read_text(encoding="utf-8")
     rates = tuple(
-        (
-            row["scheme"],
-            int(row["pmd_cores"]) if row["pmd_cores"] else None,
-            round(1e6 * float(row["zero_loss_mpps"])),
-        )
+        (row["scheme"], int(row["pmd_cores"] or 0) or None, round(1e6 * float(row["zero_loss_mpps"])))
         for row in csv.DictReader(io.StringIO(text))
     )
-    return PublishedTable(
-        "zstack-4.4",
-        "ZStack 4.4, comparison of its four network schemes",
-        _CONDITIONS,
-        "64",
-        rates,
-    )
+    source = "ZStack 4.4, comparison of its four network schemes"
+    return PublishedTable("zstack-4.4", source, _CONDITIONS, "64", rates)

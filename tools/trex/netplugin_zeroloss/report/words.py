@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from netplugin_zeroloss.search.recorded import SoakEntry
 
 #: Text for a missing value.
-NONE = "-"
+NONE: Final = "-"
 
 
 def digits_of(relative_width: float) -> int:
@@ -29,9 +29,19 @@ def mpps(rate_pps: float, digits: int = 3) -> str:
     return f"{math.floor(millions * scale * (1 + 1e-12)) / scale:.{places}f}"
 
 
-def pps(rate_pps: float) -> str:
-    """Format a rate with all digits: ``4,192,100 pps``."""
-    return f"{rate_pps:,.0f} pps"
+def found(rate_pps: float, relative_width: float) -> str:
+    """Format a rate that a search found, the same everywhere: with the digits of its goal's width."""
+    return mpps(rate_pps, digits_of(relative_width))
+
+
+def rate(rate_pps: float, relative_width: float) -> str:
+    """Format a rate that a search found, with its unit: ``4.19 Mpps``."""
+    return f"{found(rate_pps, relative_width)} Mpps"
+
+
+def requested(rate_pps: float) -> str:
+    """Format the rate of a trial, which is exact."""
+    return mpps(rate_pps, 5)
 
 
 def percent(ratio: float, digits: int = 0) -> str:
@@ -71,13 +81,13 @@ def latency(load: Mapping[str, Any]) -> str:
     return f"{shown} ({count(load['samples'], 'sample')}{lossy})"
 
 
-def soak(found: SoakEntry) -> str:
+def soak(held: SoakEntry, relative_width: float) -> str:
     """Format a soak: ``60 s at 4.19 Mpps: no frame lost``."""
-    if found["verdict"] is None:
-        return f"not held: {found['reason']}"
+    if held["verdict"] is None:
+        return f"not held: {held['reason']}"
     lost = "no frame lost"
-    if found["lost_packets"]:
-        lost = f"{count(found['lost_packets'], 'frame')} lost ({ratio(found['loss_ratio'])})"
-    if found["verdict"] == "invalid":
-        lost = f"invalid: {found['reason']}"
-    return f"{seconds(found['elapsed_s'])} at {mpps(found['rate_pps'], 4)} Mpps: {lost}"
+    if held["lost_packets"]:
+        lost = f"{count(held['lost_packets'], 'frame')} lost ({ratio(held['loss_ratio'])})"
+    if held["verdict"] == "invalid":
+        lost = f"invalid: {held['reason']}"
+    return f"{seconds(held['elapsed_s'])} at {rate(held['rate_pps'], relative_width)}: {lost}"

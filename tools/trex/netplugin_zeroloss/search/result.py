@@ -12,9 +12,10 @@ import os
 import platform
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -180,6 +181,8 @@ def environment(generator: str, command: Sequence[str], started: str) -> dict[st
         "kernel": platform.release(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
+        # Linux's x86 flag X86_FEATURE_HYPERVISOR; other machines have none.
+        "virtual": " hypervisor" in Path("/proc/cpuinfo").read_text(encoding="utf-8"),
     }
 
 
@@ -250,12 +253,6 @@ def _trials(log: Any) -> list[tuple[TrialRequest, Measurement]]:
     """Parse a trial log, whose entries have more fields. Raises: Unreadable."""
     requests, entries = bounded.validated(log, _REQUESTS), bounded.validated(log, _MEASUREMENTS)
     return [(request, entry["measured"]) for request, entry in zip(requests, entries, strict=True)]
-
-
-def goals_of(result: ResultEntry) -> Iterator[tuple[str, float | None, str]]:
-    """Yield name, rate and description of each goal."""
-    for entry in result["goals"]:
-        yield entry["goal"]["name"], entry["rate_pps"], entry["goal"]["in_words"]
 
 
 # -- Median of repeated answers with a distribution-free confidence interval. ----------------------
