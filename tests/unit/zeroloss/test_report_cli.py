@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,14 +50,30 @@ def test_what_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"--output: {tmp_path / 'file'}: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["jinja2", "matplotlib"])
 def test_a_missing_library_is_reported_with_what_brings_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder = write_run(run_of([record(Cell("a"), result(device()))]), tmp_path / "run")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else 1)
+    monkeypatch.setitem(sys.modules, name, None)
     assert main(["report", str(folder)]) == 2
     error = capsys.readouterr().err
-    assert "jinja2: not installed" in error and "./tools/trex" in error
+    assert f"{name}: not installed" in error and "./tools/trex" in error
+    assert not (folder / "report").exists()
+
+
+def test_the_locale_does_not_matter(tmp_path: Path) -> None:
+    name = "Zür\u03bc\u202e: \u4e2d"
+    folder = write_run(run_of([record(Cell(name), result(device()))], name=name), tmp_path / "r\u03bcn")
+    asked = [sys.executable, ROOT / "tools/trex/zeroloss.py", "report", folder]
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PATH": os.environ["PATH"]}
+    done = subprocess.run(asked, env=ascii_only, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"") and b"Complete: 1 cell." in done.stdout
+    assert main(["report", str(folder), "--output", str(tmp_path / "utf-8")]) == 0
+    for file in NAMES:
+        made = (folder / "report" / file).read_bytes()
+        assert made == (tmp_path / "utf-8" / file).read_bytes() and made
+    assert name in (folder / "report" / "table.md").read_text(encoding="utf-8")
 
 
 def test_what_draws_is_imported_only_to_draw() -> None:

@@ -173,10 +173,12 @@ def with_cpus(cell: Cell, rate: float, cpus: float, **fields: Any) -> CellRecord
 def test_the_choice_is_the_highest_rate_with_its_price(report: Report) -> None:
     text = choice(report, grids(report)[0])
     assert text.startswith(
-        "Choose dpdkvhostuser with 4 PMD cores, 7.98 Mpps for 4.07 CPUs of the host (0.51 for each Mpps)"
+        "Choose dpdkvhostuser with 4 PMD cores, 7.98 Mpps for 4.07 CPUs of the host (0.51 CPUs for each Mpps)"
     )
     assert "For the fewest CPUs for each Mpps, choose vdpa with 1 PMD core, >= 2.99 Mpps" in text
-    assert re.search(r"linuxbridge, 0\.89\d Mpps for 1\.05 CPUs of the host \(1\.17 for each Mpps\)", text)
+    assert re.search(
+        r"linuxbridge, 0\.89\d Mpps for 1\.05 CPUs of the host \(1\.17 CPUs for each Mpps\)", text
+    )
     assert "does not decide whether vdpa with 4 PMD cores is as fast" in text  # the VNF was the limit
     assert "Not in the choice: sriov (failed: the port could not be plugged" in text
     assert "Cells without a rate: 2 of 8. Simulated: not valid for hardware." in text
@@ -357,6 +359,18 @@ def test_a_run_that_was_kept_has_the_same_tables(name: str) -> None:
     report = report_of(run, zstack(), PublishedRelation.OTHER)
     made = {"table.md": markdown, "table.csv": csv_text, "table.json": json_text}[name](report)
     assert made == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+def test_a_run_of_an_earlier_version_has_a_page_and_pictures(tmp_path: Path) -> None:
+    run = read_run(GOLDEN)
+    for entry in run.records:
+        for name in ("follow_up_log", "latency", "soak"):
+            (entry.result or {}).pop(name, None)  # type: ignore[typeddict-item, misc]
+        if entry.result:
+            entry.result["evidence"].pop("lost_by_direction", None)
+    assert "command" not in run.environment and "virtual" not in run.environment
+    write(report_of(replace(run, environment={})), tmp_path)
+    assert "Host unknown, started at a time that is not recorded" in (tmp_path / "report.html").read_text()
 
 
 # -- documentation -----------------------------------------------------------------------------------

@@ -257,7 +257,7 @@ def _offer(figure: ReportFigure) -> str:
     text = f"{_named(figure)}, {short_text(figure)} Mpps{f' ({mark})' if mark else ''}"
     if figure.cpu.host is None:
         return f"{text}, CPUs not measured"
-    return f"{text} for {figure.cpu.host:.2f} CPUs of the host ({price_text(figure)} for each Mpps)"
+    return f"{text} for {figure.cpu.host:.2f} CPUs of the host ({price_text(figure)} CPUs for each Mpps)"
 
 
 def _shortened(text: str) -> str:
