@@ -229,6 +229,13 @@ def test_what_is_not_known_is_reported(report: Report) -> None:
     assert "No place counted them" not in text  # the simulation finds every frame
 
 
+def test_a_run_that_was_resumed_elsewhere_is_not_called_one_machine() -> None:
+    sessions = [{"host": "lab-1"}, {"host": "lab-2"}]
+    run = run_of([record(Cell("sriov"), result(device()))], environment={**ENVIRONMENT, "sessions": sessions})
+    assert "on lab-1 and lab-2, under" in chosen(run)
+    assert "Several machines, so cells may not be comparable: lab-1, lab-2" in markdown(report_of(run))
+
+
 def test_a_rate_is_the_same_text_everywhere(report: Report) -> None:
     everything = page(report), markdown(report), csv_text(report), json_text(report)
     for figure in report.figures:

@@ -374,6 +374,12 @@ class Report:
         return [figure for figure in self.figures if figure.result is not None]
 
     @property
+    def hosts(self) -> Sequence[str]:
+        """Where the run was started, and where it was resumed."""
+        environments = (self.run.environment, *self.run.environment.get("sessions", ()))
+        return tuple(dict.fromkeys(str(each.get("host", "an unknown host")) for each in environments))
+
+    @property
     def generators(self) -> Sequence[str]:
         results = [figure.result for figure in self.figures if figure.result]
         return tuple(dict.fromkeys(str(r["environment"].get("generator", "unknown")) for r in results))

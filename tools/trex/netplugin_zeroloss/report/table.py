@@ -229,8 +229,7 @@ def _choice(report: Report, grid: Grid) -> Iterator[str]:
     if without := [figures[0] for figures in rows.values() if not any(map(_known, figures))]:
         texts = (f"{_named(f)} ({_shortened(figure_text(f))})" for f in without)
         yield f"Not in the choice: {'; '.join(texts)}."
-    host = report.run.environment.get("host", "an unknown host")
-    yield f"This holds for {grid.title} on {host}, under the conditions below."
+    yield f"This holds for {grid.title} on {' and '.join(report.hosts)}, under the conditions below."
     if fewer := len(grid.figures) - len(known):
         yield f"Cells without a rate: {fewer} of {len(grid.figures)}."
     yield from (f"{text.partition(':')[0]}: not valid for hardware." for text in caveats(report)[:1])
@@ -280,10 +279,12 @@ def _conditions(report: Report) -> Iterator[str]:
         "Rates are millions of frames a second (Mpps), all directions together. CPUs are those of the host"
         " that forward at this rate; a PMD thread takes its core whole. The CPUs of the VM come on top."
     )
-    host, kernel, cpus = (environment.get(name, "unknown") for name in ("host", "kernel", "cpus"))
+    kernel, cpus = (environment.get(name, "unknown") for name in ("kernel", "cpus"))
+    machines = "One machine" if len(report.hosts) == 1 else "Several machines, so cells may not be comparable"
     yield (
-        f"One machine: {host}, Linux {kernel}, {cpus} CPUs, generator {', '.join(report.generators)}. Other"
-        " NICs, frames, flows and VNFs have other rates. Features are not weighed."
+        f"{machines}: {', '.join(report.hosts)}, Linux {kernel}, {cpus} CPUs, generator"
+        f" {', '.join(report.generators)}. Other NICs, frames, flows and VNFs have other rates. Features are"
+        " not weighed."
     )
     without = Counter(f.verdict.replace("_", " ") for f in report.figures if f.known_pps is None)
     if without:
