@@ -215,7 +215,7 @@ def test_the_picture_is_png_and_svg(report: Report) -> None:
     root = ElementTree.fromstring(plot.svg(report))
     text = " ".join(root.itertext())
     assert "PMD cores" in text and "Mpps, all directions together" in text
-    assert "linuxbridge" in text and "(simulated)" in text and "published, other hardware" in text
+    assert "linuxbridge" in text and "NDR, simulated: 64-byte" in text and "published, other hardware" in text
 
 
 def test_bars_are_the_interval_or_the_bounds(report: Report) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from netplugin_zeroloss.report.figures import Report, ReportFigure
-from netplugin_zeroloss.report.table import Grid, grids, mark_text, short_text
+from netplugin_zeroloss.report.table import Grid, caveats, grids, mark_text, short_text
 
 #: Colour-blind-safe palette of Okabe and Ito, and a marker each.
 _STYLES: Final = (
@@ -74,12 +74,15 @@ def error_mpps(figure: ReportFigure) -> tuple[float, float]:
 
 def label(line: PlotLine) -> str:
     """Return the legend text: the backend, what has no rate, and VNF limits."""
-    cores: dict[str, list[str]] = {}
+    cores: dict[str, list[int]] = {}
     for figure in line.figures:
         if figure.known_pps is None or figure.verdict == "vnf_limited":
             what = short_text(figure) if figure.known_pps is None else mark_text(figure)
-            cores.setdefault(what, []).append(str(figure.cell.pmd_cores or ""))
-    remarks = (f"{what}{' with ' * any(at)}{', '.join(at)}{' cores' * any(at)}" for what, at in cores.items())
+            cores.setdefault(what, []).extend(filter(None, [figure.cell.pmd_cores]))
+    remarks = (
+        f"{what} with {', '.join(map(str, at))} core{'s' * (at != [1])}" if at else what
+        for what, at in cores.items()
+    )
     return _plain("; ".join([line.backend, *remarks]))
 
 
@@ -146,8 +149,8 @@ def _panel(axes: Any, report: Report, grid: Grid, lines: Sequence[PlotLine]) -> 
     cores = [column for column in grid.columns if column is not None]
     right = max(cores, default=1) * 1.06
     for line in lines:
-        width = 2 if any(f.known_pps for f in line.figures) else 0
-        marker = "none" if line.flat else line.marker
+        known = any(f.known_pps for f in line.figures)
+        width, marker = (2 if known else 0), (line.marker if known and not line.flat else "none")
         axes.plot([], [], color=line.colour, marker=marker, linewidth=width, label=label(line))
     for line in lines:
         (_draw_flat if line.flat else _draw_scaling)(axes, line, right)
@@ -164,8 +167,8 @@ def _panel(axes: Any, report: Report, grid: Grid, lines: Sequence[PlotLine]) -> 
     if any(f.published_pps is not None for f in grid.figures):
         axes.plot([], [], color=_INK, marker="o", label=report.relation.value, **_PUBLISHED)
     axes.set_facecolor("none")
-    title = f"NDR: {grid.title}{' (simulated)' if report.simulated else ''}"
-    axes.set_title(_plain(title), loc="left", fontsize=10, fontweight="bold")
+    kind = "".join(f", {text.partition(':')[0].lower()}" for text in caveats(report)[:1])
+    axes.set_title(_plain(f"NDR{kind}: {grid.title}"), loc="left", fontsize=10, fontweight="bold")
     axes.set_xlabel("PMD cores" if cores else "no backend with PMD cores")
     axes.set_ylabel("Mpps, all directions together")
     axes.set_xticks(sorted({0, *cores}) if cores else [])
