@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.cli.main import main
+from netplugin_zeroloss.journal import Cell, CellRecord
 
 from tests.lab.chromium import Chromium
-from tests.unit.zeroloss.report_runs import hostile_run, mission, write_run
+from tests.unit.zeroloss.report_runs import device, hostile_run, mission, record, result, run_of, write_run
 
 #: Text whose colour is too near to what it stands on: WCAG 2.1, 1.4.3, wants 4.5 to 1.
 CONTRAST = """(() => {
@@ -178,6 +179,31 @@ def test_hostile_text_does_nothing(chromium: Chromium, tmp_path: Path) -> None:
     assert "<script>alert(1)" in chromium.evaluate("document.body.innerText")
     chromium.size(*SIZES[1])
     assert reported(chromium, OUTSIDE) == []
+
+
+FAILED = [record(Cell("sriov"), None, error="no/NIC/" * 60), record(Cell("vdpa", 2), None, error="no agent")]
+ONE = [record(Cell("linuxbridge"), result(device("clean", 89_924)))]
+MANY = [
+    replace(ONE[0], cell=Cell(backend, cores, queues=queues))
+    for backend in ("dpdkvhostuser", "vdpa")
+    for cores in range(1, 11)
+    for queues in range(1, 11)
+]
+
+
+@pytest.mark.parametrize("records", [FAILED, ONE, MANY], ids=["failed", "one", "many"])
+def test_few_many_and_failed_cells_fit_and_can_be_read(
+    chromium: Chromium, tmp_path: Path, records: list[CellRecord]
+) -> None:
+    assert main(["report", str(write_run(run_of(records), tmp_path / "run"))]) == 0
+    chromium.open((tmp_path / "run" / "report" / "report.html").as_uri())
+    for width, height in SIZES:
+        chromium.size(width, height)
+        assert chromium.evaluate("document.documentElement.scrollWidth") == width
+        assert reported(chromium, OUTSIDE) == []
+        for dark in (False, True):
+            chromium.dark(dark)
+            assert reported(chromium, CONTRAST) == []
 
 
 def test_a_page_that_misbehaves_is_noticed(chromium: Chromium, tmp_path: Path) -> None:

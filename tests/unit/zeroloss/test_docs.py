@@ -30,7 +30,7 @@ def test_a_session_that_prints_something_else_is_noticed(
 ) -> None:
     [(block, output), *_] = session("zeroloss")
     assert output is not None
-    wrong = type(output)(**{**vars(output), "text": output.text.replace("4.1921", "4.2")})
+    wrong = type(output)(**{**vars(output), "text": output.text.replace("4.19 ", "4.2 ")})
     command = type(block)(**{**vars(block), "text": block.text.replace("/tmp/", f"{tmp_path}/")})
     monkeypatch.setattr("tests.functional.docs.shell.session", lambda name: [(command, wrong)])
     with pytest.raises(LabError):
