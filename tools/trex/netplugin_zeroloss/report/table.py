@@ -277,7 +277,8 @@ def _conditions(report: Report) -> Iterator[str]:
     yield f"{different}Zero loss here means: {'; '.join(report.goals)}."
     yield (
         "Rates are millions of frames a second (Mpps), all directions together. CPUs of the host are whole"
-        " PMD cores, and softirq and system time of the whole machine at this rate; those of the VM come on top."
+        " PMD cores, and softirq and system time of the whole machine at this rate; those of the VM come on"
+        " top."
     )
     kernel, cpus = (environment.get(name, "unknown") for name in ("kernel", "cpus"))
     machines = "One machine" if len(report.hosts) == 1 else "Several machines, so cells may not be comparable"
