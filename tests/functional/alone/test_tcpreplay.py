@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.cli.main import main
-from netplugin_zeroloss.generators.choose import InterfacePath, Tcpreplay, make
+from netplugin_zeroloss.generators.choose import Tcpreplay, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.frames import Frames, Vary
+from netplugin_zeroloss.generators.tcpreplay import InterfacePath
 from netplugin_zeroloss.judge import Cause, Judgement, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest, UnusableInput
 

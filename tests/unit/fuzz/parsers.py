@@ -15,13 +15,14 @@ from pathlib import Path
 import yaml
 from netplugin_zeroloss import journal as run_journal
 from netplugin_zeroloss.generators import trex_stf
-from netplugin_zeroloss.generators.trex_stl import StlReading
+from netplugin_zeroloss.generators.trex_stl import StlReading, TrexPath, measurement
 from netplugin_zeroloss.loss import ovs as loss_ovs
 from netplugin_zeroloss.matrix import description
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 from netplugin_zeroloss.vnf import vpp_api
 from netplugin_zeroloss.vnf.vpp_cli import Cli
 from oslo_config import cfg
+from pydantic import TypeAdapter
 from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
@@ -51,6 +52,7 @@ from netplugin.libvirt.guest import read_domain
 from netplugin.libvirt.needs import read_needs
 from netplugin.pmd.read import parse_counters, parse_threads
 from netplugin.pmd.settings import read_affinity, read_settings
+from netplugin.programs import bounded
 from netplugin.tuning.applying import journal as tuning_journal
 from netplugin.tuning.steps import Group, OtherConfig
 from tests.lab import in_memory
@@ -293,19 +295,19 @@ def _stf(data: bytes) -> None:
 
 
 def _stl(data: bytes) -> None:
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    for reading in found if isinstance(found, list) else [found]:
-        if isinstance(reading, dict):
-            more = reading.get("global")
-            StlReading.parse(reading, more if isinstance(more, dict) else {})
+    now = bounded.validated(bounded.parse(data), _READING)
+    ends = sorted(now.ports)
+    paths = [TrexPath(send=one, receive=one) for one in ends if one >= 0]
+    before = now.model_copy(update={"queue_drops": 0})
+    if paths:
+        measurement(before, now, paths, 1.0)
 
 
+_READING = TypeAdapter(StlReading)
 _STL = {
-    **{str(n): {"opackets": 9, "ipackets": 8, "ierrors": 0, "oerrors": 1} for n in range(2)},
-    "global": {"m_total_queue_drop": 1, "m_total_queue_full": 2},
+    "ports": {str(n): {"opackets": 9, "ipackets": 8, "ierrors": 0, "oerrors": 1} for n in range(2)},
+    "queue_drops": 1,
+    "queue_full": 2,
 }
 
 
@@ -347,6 +349,6 @@ PARSERS = [
         "run description", _runs, lambda data: description.read(_text(data), "run"), (UnusableInput,), cost=25
     ),
     Parser("TRex, stateful", _files("trex-3.08/stf_*.txt"), _stf, (GeneratorError,), cost=30),
-    Parser("TRex, stateless", lambda: [json.dumps(_STL).encode()], _stl, (GeneratorError,)),
+    Parser("TRex, stateless", lambda: [json.dumps(_STL).encode()], _stl, (bounded.Unreadable,)),
     Parser("VPP", _files("vpp-26.06/*.txt"), _vpp, cost=3),
 ]

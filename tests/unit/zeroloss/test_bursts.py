@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.cli.main import main
-from netplugin_zeroloss.generators.choose import Exec, TrexPath, TrexStl, make
+from netplugin_zeroloss.generators.choose import Exec, TrexStl, make
 from netplugin_zeroloss.generators.exec import ExecGenerator
-from netplugin_zeroloss.generators.trex_bursts import burst_s, in_bursts
+from netplugin_zeroloss.generators.trex_stl import TrexPath
+from netplugin_zeroloss.generators.trex_streams import burst_s, in_bursts
 from netplugin_zeroloss.journal import Cell, Part, control_cell, read_run
 from netplugin_zeroloss.matrix import cells, preflight
 from netplugin_zeroloss.matrix.bench import BareBench
@@ -42,32 +43,35 @@ def test_the_streams_of_a_burst_are_the_frames_of_the_trial_at_the_mean_rate(
     burst: int, rate: float, seconds: float
 ) -> None:
     request = TrialRequest(2 * rate, seconds, burst=burst)
-    made = list(in_bursts(iter([{"port": 0, "size": 64}]), request, 2, {0: 10.0}))
-    trains = [one["burst"] for one in made]
-    assert sum(t["frames"] * t["count"] for t in trains) == round(rate * seconds)
-    assert all(one["pps"] == LINE for one in made), "back to back on the wire"
+    made = list(in_bursts([{"port": 0, "size": 64}], request, 2, {0: 10.0}))
+    trains = [one["mode"][1] for one in made]
+    assert sum(t["pkts_per_burst"] * t["count"] for t in trains) == round(rate * seconds)
+    assert all(train["pps"] == LINE for train in trains), "back to back on the wire"
     starts = [
-        one["after_us"] / 1e6 + n * ((t["frames"] - 1) / one["pps"] + t["gap_us"] / 1e6)
+        one["isg"] / 1e6 + n * ((t["pkts_per_burst"] - 1) / t["pps"] + t["ibg"] / 1e6)
         for one, t in zip(made, trains, strict=True)
         for n in range(min(t["count"], 1000))
     ]
     period = burst / rate
     assert all(at == pytest.approx(n * period, abs=1e-9) for n, at in enumerate(starts[:1000]))
-    assert [t["frames"] for t in trains[:-1]] in ([], [burst]) and trains[-1]["frames"] <= burst
+    sizes = [t["pkts_per_burst"] for t in trains]
+    assert sizes[:-1] in ([], [burst]) and sizes[-1] <= burst
     assert burst_s(request, 2) == pytest.approx(period)
 
 
 def test_above_the_speed_of_the_port_there_is_no_gap_and_none_is_negative() -> None:
     request = TrialRequest(30e6, 1.0, burst=64)
-    [one] = list(in_bursts(iter([{"port": 0, "size": 64}]), request, 1, {0: 10.0}))
-    assert one["burst"]["gap_us"] == pytest.approx(1 / 30) and one["pps"] == 30e6
+    [one] = list(in_bursts([{"port": 0, "size": 64}], request, 1, {0: 10.0}))
+    train = one["mode"][1]
+    assert train["ibg"] == pytest.approx(1 / 30) and train["pps"] == 30e6
 
 
 def test_a_port_without_a_speed_and_latency_streams_in_the_rate() -> None:
     request = TrialRequest(2e6, 1.0, burst=32, latency=True)
-    [one, rest] = list(in_bursts(iter([{"port": 0, "size": 64}]), request, 1, {0: 0.0}))
+    trains = (one["mode"][1] for one in in_bursts([{"port": 0, "size": 64}], request, 1, {0: 0.0}))
+    one, rest = trains
     assert one["pps"] == LINE
-    assert one["burst"]["count"] * 32 + rest["burst"]["frames"] == 2_000_000 - 1000
+    assert one["count"] * 32 + rest["pkts_per_burst"] == 2_000_000 - 1000
 
 
 def test_trex_gets_the_bursts_and_changes_nothing(trex: Trex) -> None:

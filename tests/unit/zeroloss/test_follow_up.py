@@ -15,7 +15,7 @@ import pytest
 from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo, ProgressWatch
 from netplugin_zeroloss.generators.sim import sim_generator
-from netplugin_zeroloss.generators.trex_latency import latency_pps, summary
+from netplugin_zeroloss.generators.trex_streams import latency_pps, summary
 from netplugin_zeroloss.journal import Cell, PastTrial
 from netplugin_zeroloss.matrix.carry_out import search_part
 from netplugin_zeroloss.report.figures import report_of

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from netplugin_zeroloss.generators import tcpreplay, wire
-from netplugin_zeroloss.generators.frames import Frames
+from netplugin_zeroloss.generators import wire
+from netplugin_zeroloss.generators.choose import Tcpreplay, make
 from netplugin_zeroloss.generators.tcpreplay import Played
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
+PATHS = ({"send": "nosuch0", "receive": "nosuch1"},)
 DATA = Path(__file__).resolve().parents[2] / "data" / "tcpreplay-4.4.3"
 
 
@@ -63,7 +65,7 @@ def test_a_run_that_says_nothing() -> None:
 
 @pytest.mark.parametrize("outgoing", [True, False])
 def test_the_filter_takes_frames_with_the_marker_in_one_direction(outgoing: bool) -> None:
-    program = wire._filter(b"\x01\x02\x03\x04\x05\x06\x07\x08", outgoing)
+    program = wire._filter(b"\x01\x02\x03\x04\x05\x06\x07\x08", outgoing).code
     high, low = b"\x01\x02\x03\x04", b"\x05\x06\x07\x08"
     ours = bytes(42) + high + low + bytes(10)
     assert _accepts(program, ours, outgoing)
@@ -84,6 +86,8 @@ def _accepts(program: bytes, frame: bytes, outgoing: bool) -> bool:
             accumulator = (4 if outgoing else 0) if special else struct.unpack_from(">I", frame, value)[0]
         elif code == 0x15:
             place += yes if accumulator == value else no
+        elif code == 0x05:
+            place += value
         else:
             assert code == 0x06
             return bool(value)
@@ -92,19 +96,29 @@ def _accepts(program: bytes, frame: bytes, outgoing: bool) -> bool:
 def test_without_tcpreplay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.raises(UnusableInput, match="apt-get install tcpreplay"):
-        tcpreplay.TcpreplayGenerator([("a", "b", Frames())])
+        make(Tcpreplay(paths=PATHS))
 
 
 def test_without_such_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     with pytest.raises(UnusableInput, match="nosuch0: No such device"):
-        tcpreplay.TcpreplayGenerator([("nosuch0", "nosuch1", Frames())])
+        make(Tcpreplay(paths=PATHS))
     with pytest.raises(UnusableInput, match="/run/netns/nosuch: No such file"):
-        tcpreplay.TcpreplayGenerator([("a", "b", Frames())], netns="nosuch")
+        make(Tcpreplay(paths=PATHS, netns="nosuch"))
 
 
 def test_an_interface_is_what_the_kernel_says() -> None:
-    with_lo = [name for _, name in socket.if_nameindex()]
-    assert "lo" in with_lo
-    looked, _ = wire._look_at("lo")
-    assert (looked.name, looked.mac) == ("lo", "00:00:00:00:00:00") and looked.mtu >= 1500
+    with closing(wire.Wire()) as here:
+        looked = here.interface("lo")
+        assert (looked.name, looked.mac) == ("lo", "00:00:00:00:00:00") and looked.mtu >= 1500
+        assert looked.index == socket.if_nametoindex("lo") and here.dropped(looked) >= 0
+
+
+def test_an_interface_is_that_of_one_run() -> None:
+    """Two would add their frames up, and find half of what the device can do; and both end."""
+    with closing(wire.Wire()) as first:
+        first.take(first.interface("lo"))
+        with closing(wire.Wire()) as second, pytest.raises(UnusableInput, match="lo is that of another run"):
+            second.take(second.interface("lo"))
+    with closing(wire.Wire()) as third:
+        third.take(third.interface("lo"))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from netplugin_zeroloss.generators.trex_stf import StfRun, parse_stf
-from netplugin_zeroloss.generators.trex_stl import StlReading, measurement
+from netplugin_zeroloss.generators.trex_stf import parse_stf
+from netplugin_zeroloss.generators.trex_stl import StlReading, TrexPath, measurement
+from netplugin_zeroloss.generators.trex_stl_child import counters
 from netplugin_zeroloss.judge import Cause, Judgement, Verdict, judge
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest
+from pydantic import ValidationError
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "trex-3.08"
 PRECISION = 0.005
@@ -27,29 +30,27 @@ STF = {
 }
 
 
-def stf(name: str) -> StfRun:
+def stf(name: str) -> Measurement:
     return parse_stf((DATA / f"{name}.txt").read_text())
 
 
 def judged(name: str) -> Judgement:
-    return judge(TrialRequest(*STF[name]), stf(name).measurement(), PRECISION)
+    return judge(TrialRequest(*STF[name]), stf(name), PRECISION)
 
 
 def test_stf_clean() -> None:
     run = stf("stf_clean")
-    assert (run.sent, run.received, run.software_errors, run.queue_drops) == (400050, 400050, 0, 0)
-    assert run.opackets == (400050, 0) and run.ipackets == (0, 400050)
-    assert run.ierrors == run.oerrors == (0, 0)
-    assert run.measurement().directions == (Direction(400050, 400050),)
+    assert (run.tx_packets, run.rx_packets, run.rx_errors, run.queue_drops) == (400050, 400050, 0, 0)
+    assert run.directions == (Direction(400050, 400050),), "port 0 sent all, and port 1 received it"
     # The clock said 21.2 s at the end; the traffic took 20 of them.
-    assert run.elapsed[0] == pytest.approx(20, abs=0.1)
+    assert run.elapsed_s == pytest.approx(20, abs=0.1)
     assert judged("stf_clean").verdict is Verdict.PASSED
 
 
 def test_stf_device_drops() -> None:
     run = stf("stf_dut_drop")
-    assert (run.sent, run.received) == (1200049, 811460)
-    assert run.elapsed[0] == pytest.approx(20, abs=run.elapsed[1])
+    assert (run.tx_packets, run.rx_packets) == (1200049, 811460)
+    assert run.elapsed_s == pytest.approx(20, abs=run.elapsed_uncertainty_s)
     found = judged("stf_dut_drop")
     assert found.verdict is Verdict.LOSSY and found.lost_packets == 388589
 
@@ -57,8 +58,8 @@ def test_stf_device_drops() -> None:
 def test_stf_queue_drops_are_no_loss_of_the_device() -> None:
     """Total-pkt-drop is 0, and so is the exit status: 3.1 M of 20 M frames were sent."""
     run = stf("stf_queue_drop")
-    assert run.sent == run.received == 3131346
-    assert run.queue_drops == run.software_errors == 16868704
+    assert run.tx_packets == run.rx_packets == 3131346
+    assert run.queue_drops == 16868704
     found = judged("stf_queue_drop")
     assert (found.verdict, found.cause) == (Verdict.INVALID, Cause.QUEUE)
 
@@ -66,8 +67,8 @@ def test_stf_queue_drops_are_no_loss_of_the_device() -> None:
 def test_stf_stretched() -> None:
     """Nothing was lost, at a fifth of the rate. The first 80 s of the output are not there."""
     run = stf("stf_stretched_tail")
-    assert run.sent == run.received == 8000051
-    assert run.elapsed[0] == pytest.approx(93.7, abs=run.elapsed[1])
+    assert run.tx_packets == run.rx_packets == 8000051
+    assert run.elapsed_s == pytest.approx(93.7, abs=run.elapsed_uncertainty_s)
     found = judged("stf_stretched_tail")
     assert (found.verdict, found.cause) == (Verdict.INVALID, Cause.LATE)
     assert "not 400000" in found.reason
@@ -79,7 +80,7 @@ def test_stf_own_receiver() -> None:
     table = "    ierrors |               0 |               0 "
     assert table in text
     run = parse_stf(text.replace(table, "    ierrors |               0 |              37 "))
-    found = judge(TrialRequest(20e3, 20), run.measurement(), PRECISION)
+    found = judge(TrialRequest(20e3, 20), run, PRECISION)
     assert (found.verdict, found.cause) == (Verdict.INVALID, Cause.RECEIVER)
 
 
@@ -88,7 +89,7 @@ def test_stf_full_queue() -> None:
     text = text.replace("Total_queue_drop", "Total_queue_full").replace(
         "Total-sw-err         : 16868704", "Total-sw-err         : 0"
     )
-    found = judge(TrialRequest(2e6, 10), parse_stf(text).measurement(), PRECISION)
+    found = judge(TrialRequest(2e6, 10), parse_stf(text), PRECISION)
     assert (found.verdict, found.cause) == (Verdict.INVALID, Cause.QUEUE)
 
 
@@ -123,23 +124,30 @@ def record(name: str) -> dict[str, Any]:
     return content
 
 
+PATHS = (TrexPath(send=0, receive=1),)
+
+
+def reading(content: dict[str, Any]) -> StlReading:
+    """As the child takes it from what TRex answers; port numbers are strings here, as after JSON."""
+    return StlReading.model_validate(counters(content["stats"], content["raw_global"], ("0", "1")))
+
+
+def nothing(queue_drops: int = 0, queue_full: int = 0) -> StlReading:
+    zero = dict.fromkeys(("opackets", "ipackets", "ierrors", "oerrors"), 0)
+    ports: Any = {0: zero, 1: zero}
+    return StlReading(ports=ports, queue_drops=queue_drops, queue_full=queue_full)
+
+
 def counted(content: dict[str, Any]) -> Measurement:
     """As these were recorded: port counters cleared before, looked at each second while it ran."""
-    after = StlReading.parse(content["stats"], content["raw_global"])
+    after = reading(content)
     # The global ones are never cleared. What they were before was not recorded.
     unknown = after.queue_drops - max(0, after.queue_drops - 2_000_000)
-    before = StlReading(
-        {0: 0, 1: 0},
-        {0: 0, 1: 0},
-        {0: 0, 1: 0},
-        {0: 0, 1: 0},
-        unknown,
-        after.queue_full - content["stats"]["global"]["queue_full"],
-    )
+    before = nothing(unknown, after.queue_full - content["stats"]["global"]["queue_full"])
     polls = [poll[0] for poll in content["mids"]]
     waited = content["wait_s"]
     doubt = polls[-1] - polls[-2] if waited < 0.5 else 0.1
-    return measurement(before, after, [(0, 1)], polls[-1] + waited, doubt)
+    return measurement(before, after, PATHS, polls[-1] + waited, elapsed_uncertainty_s=doubt)
 
 
 @pytest.mark.parametrize(
@@ -196,26 +204,61 @@ def test_stl_queue_drop_is_short_even_if_no_counter_tells() -> None:
 
 def test_stl_takes_the_difference_of_what_is_never_cleared() -> None:
     content = record("stl_queue_drop_1mpps")
-    after = StlReading.parse(content["stats"], content["raw_global"])
-    assert measurement(after, after, [(0, 1)], 5.0).queue_drops == 0
-    assert measurement(None, after, [(0, 1)], 5.0).queue_drops == 2979946
+    after = reading(content)
+    assert measurement(after, after, PATHS, 5.0).queue_drops == 0
+    assert measurement(nothing(), after, PATHS, 5.0).queue_drops == 2979946
 
 
 def test_stl_after_json_and_in_python() -> None:
     """Port numbers are strings in one and integers in the other; "total" and the like are no ports."""
     content = record("stl_clean_38kpps")
     stats = {int(k) if k.isdecimal() else k: v for k, v in content["stats"].items()}
-    assert StlReading.parse(stats, content["raw_global"]) == StlReading.parse(
-        content["stats"], content["raw_global"]
-    )
-    with pytest.raises(GeneratorError, match="no port 7"):
-        measurement(None, StlReading.parse(stats, content["raw_global"]), [(0, 7)], 5.0)
+    found = StlReading.model_validate(counters(stats, content["raw_global"], (0, 1)))
+    assert found == reading(content) and set(found.ports) == {0, 1}
+    with pytest.raises(KeyError, match="7"):
+        counters(stats, content["raw_global"], (0, 7))
 
 
 @pytest.mark.parametrize(
-    ("stats", "raw"),
-    [({}, {}), ({"0": {}}, {}), ({"0": {"opackets": "x"}}, {}), ({"total": {}}, {})],
+    "answer",
+    [{}, {"ports": {"0": {}}}, {"ports": {"x": {}}}, {"ports": [], "queue_drops": 0, "queue_full": None}],
 )
-def test_stl_that_cannot_be_read(stats: dict[str, Any], raw: dict[str, Any]) -> None:
-    with pytest.raises(GeneratorError):
-        StlReading.parse(stats, raw)
+def test_stl_that_cannot_be_read(answer: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        StlReading.model_validate({"queue_drops": 1, "queue_full": 2} | answer)
+
+
+# -- a counter that wraps ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counter", ["opackets", "ipackets", "ierrors", "oerrors"])
+@pytest.mark.parametrize("port", [0, 1])
+def test_a_counter_that_wraps_is_no_loss_and_no_pass(counter: str, port: int) -> None:
+    """A counter of 32 bits near its end: the trial says nothing of the device, whichever counter it is."""
+    content = record("stl_clean_38kpps")
+    content["stats"]["1"]["ipackets"] = content["stats"]["0"]["opackets"]
+    near, after = 2**32 - 1000, reading(content)
+    counts = {number: one.model_dump() for number, one in after.ports.items()}
+    moved = {number: {name: (near + n) % 2**32 for name, n in one.items()} for number, one in counts.items()}
+    before = {number: dict.fromkeys(one, near) for number, one in counts.items()}
+    paths = (TrexPath(send=0, receive=1), TrexPath(send=1, receive=0))
+    whole = {number: {name: near + n for name, n in one.items()} for number, one in counts.items()}
+    whole[port][counter] = moved[port][counter]
+    readings = [after.model_copy(update={"ports": _ports(ports)}) for ports in (before, whole)]
+    found = judge(TrialRequest(38e3, 5), measurement(*readings, paths, 5.0), PRECISION)
+    wrapped = whole[port][counter] < near
+    assert found.cause is (Cause.COUNTERS if wrapped else None), found.reason
+    assert wrapped == (counts[port][counter] >= 1000)
+
+
+def _ports(counts: dict[int, dict[str, int]]) -> Any:
+    return StlReading.model_validate({"ports": counts, "queue_drops": 0, "queue_full": 0}).ports
+
+
+@pytest.mark.parametrize("name", ["Total-rx-pkt", "Total-tx-pkt"])
+def test_a_batch_that_prints_a_wrapped_counter_is_invalid(name: str) -> None:
+    text = (DATA / "stf_clean.txt").read_text()
+    wrapped = re.sub(rf"({name} *: )400050", rf"\g<1>{400050 - 2**32}", text)
+    assert wrapped != text
+    found = judge(TrialRequest(20e3, 20), parse_stf(wrapped), PRECISION)
+    assert (found.verdict, found.cause) == (Verdict.INVALID, Cause.COUNTERS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netplugin_zeroloss.generators.choose import TrexStf, make
+from netplugin_zeroloss.generators.choose import PortMacs, TrexStf, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.trex_stf import clock_s, expected_pps, with_macs
 from netplugin_zeroloss.judge import Cause, Verdict, judge
@@ -230,4 +230,4 @@ def test_a_host_with_an_old_python(trex: Trex, ssh: Path) -> None:
 @pytest.mark.parametrize("text", ["", "- {}", "a: [", "- interfaces: 3", "- interfaces: []\n- b"])
 def test_what_is_no_configuration(text: str) -> None:
     with pytest.raises(UnusableInput, match="--trex-cfg: here is no configuration of TRex"):
-        with_macs(text, [("02:00:00:00:00:01", "02:00:00:00:00:02")], "here")
+        with_macs(text, [PortMacs(**MACS[0])], "here")

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.generators import guard
-from netplugin_zeroloss.generators.choose import TrexPath, TrexStl, make
+from netplugin_zeroloss.generators.choose import TrexStl, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.frames import Frames, Vary
-from netplugin_zeroloss.generators.trex_stl import Look, elapsed
+from netplugin_zeroloss.generators.trex_stl import Look, TrexPath, elapsed
 from netplugin_zeroloss.judge import Cause, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, LatencySummary, TrialRequest, UnusableInput
 
@@ -168,8 +168,8 @@ def test_one_size_and_many_flows(trex: Trex) -> None:
     assert packet["IP"] == {"src": "198.18.0.1", "dst": "198.19.0.1"}
     assert packet["Ether"] == {}, "TRex puts in those of the port"
     assert engine == [
-        {"": ["flow"], "min_value": 0xC6120001, "max_value": 0xC6120400, "size": 4, "op": "inc"},
-        {"": ["flow"], "pkt_offset": "IP.src"},
+        {"name": "flow", "min_value": 0xC6120001, "max_value": 0xC6120400, "size": 4, "op": "inc"},
+        {"fv_name": "flow", "pkt_offset": "IP.src"},
         {"offset": "IP"},
     ]
 
@@ -368,7 +368,7 @@ def test_a_server_ends_with_the_tool_however_that_ends(
         "mkdtemp = tempfile.mkdtemp\n"
         "tempfile.mkdtemp = lambda prefix, dir: mkdtemp(prefix=prefix, dir=sys.argv[4])\n"
         "from netplugin_zeroloss.generators.trex_program import *\n"
-        "server = TrexServer(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))\n"
+        "server = serving(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))\n"
         "print(flush=True); input()"
     )
     tool = subprocess.Popen(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from netplugin_zeroloss.generators.trex_stl import StlServer
+from netplugin_zeroloss.generators.choose import TrexStl
 
 FILE = Path(__file__).resolve().parents[3] / "tools" / "trex" / "trex_cfg.yaml"
 
@@ -19,8 +19,8 @@ def test_the_configuration() -> None:
     assert config["version"] == 2 and config["port_limit"] == len(config["interfaces"]) == 2
     assert len(config["port_info"]) == 2
     assert (config["zmq_rpc_port"], config["zmq_pub_port"]) == (
-        StlServer().sync_port,
-        StlServer().async_port,
+        TrexStl().sync_port,
+        TrexStl().async_port,
     )
     platform = config["platform"]
     [pair] = platform["dual_if"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from netplugin_zeroloss.generators.contract import InFlight, LossWatch, PaceWatch, at_rest
+from netplugin_zeroloss.generators.contract import LossWatch, PaceWatch, TrialWatch, at_rest
+from netplugin_zeroloss.values import Direction, Measurement
+
+from tests.unit.zeroloss.helpers import asked
 
 
 def test_frames_in_flight_are_not_lost() -> None:
@@ -29,9 +32,25 @@ def test_a_moment_in_which_the_counters_were_apart_is_no_loss() -> None:
 
 
 def test_a_false_alarm_shows_that_more_may_be_in_flight() -> None:
-    in_flight = InFlight(2048)
-    in_flight.was_more()
-    assert in_flight.packets == 16_384
+    watch = TrialWatch(asked(), 1, 2048, 1.0)
+    assert not watch.stops(1.0, [Direction(10_000, 5_000)])
+    assert watch.stops(1.1, [Direction(20_000, 10_000)])
+    assert watch.finish(Measurement(20_000, 20_000, 1.0)).aborted
+    assert watch.in_flight == 16_384
+
+
+def test_loss_raises_no_limit() -> None:
+    watch = TrialWatch(asked(), 2, 100, 1.0)
+    for now in (1.0, 1.1):
+        stopped = watch.stops(now, [Direction(1000, 1000), Direction(1000, 800)])
+    assert stopped and watch.finish(Measurement(2000, 1800, 1.0)).aborted
+    assert watch.in_flight == 100
+
+
+def test_a_trial_that_is_late_is_stopped_and_not_for_loss() -> None:
+    watch = TrialWatch(asked(duration=0.0), 1, 100, -1.0)
+    assert watch.stops(1.0, [Direction(1000, 0)]) and watch.stops(2.0, [Direction(1000, 0)])
+    assert not watch.finish(Measurement(1000, 0, 1.0)).aborted
 
 
 def looked(*counts: tuple[float, int]) -> int:

@@ -1,18 +1,49 @@
-"""The contract of a generator, and the monitor of a running trial that generators share."""
+"""The contract of a generator, and what generators share: descriptions, and the watch over a trial."""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from netplugin_zeroloss.values import Measurement, Progress, TrialRequest, UnusableInput, line_rate_pps
+from pydantic import BaseModel, ConfigDict, Field
 
-# -- The contract of a generator: reports its capabilities and runs one trial at a time. ----------
+from netplugin_zeroloss.values import (
+    Direction,
+    Measurement,
+    Progress,
+    TrialRequest,
+    UnusableInput,
+    line_rate_pps,
+)
+
+#: Default for the frames that rings and queues on the path can hold.
+IN_FLIGHT: Final = 2048
+
+Positive = Annotated[float, Field(ge=1e-6, le=1e15, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class GeneratorDescription(BaseModel):
+    """What options or a run description say of a generator."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+_Path = TypeVar("_Path", bound=GeneratorDescription)
+
+
+def each_once(paths: tuple[_Path, ...]) -> tuple[_Path, ...]:
+    """Reject a port that sends, or receives, for two paths: its counters could not be split."""
+    for name in ("send", "receive"):
+        ends = [getattr(path, name) for path in paths]
+        if len(set(ends)) < len(ends):
+            raise ValueError(f"no two paths may {name} at the same port")
+    return paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +114,12 @@ class Generator(ABC):
         self.close()
 
 
-# -- Monitors a running trial: certain loss, bursts, and when the counters have settled. ----------
-# Times are seconds of any steady clock, counts are frames since the trial began.
+# -- The watch over a running trial: certain loss, bursts, lateness, and when the counters have settled. --
+# Times are of the monotonic clock, in seconds; counts are frames since the trial began.
 
 
 T = TypeVar("T")
 
-#: Default for the frames that rings and queues on the path can hold.
-IN_FLIGHT: Final = 2048
 #: Factor by which a false alarm raises the in-flight limit: an invalid trial is tried three times.
 _FALSE_ALARM: Final = 8
 #: Loss must persist this long, so that a delayed poll does not look like loss.
@@ -101,16 +130,8 @@ QUIET_S: Final = 0.25
 _DRAIN_S: Final = 10.0
 #: Seconds between two reads of complete counters.
 _MOMENT_S: Final = 0.02
-
-
-class InFlight:
-    """Limit of frames in flight; raised after a false alarm (a stopped trial without a missing frame)."""
-
-    def __init__(self, packets: int) -> None:
-        self.packets = packets
-
-    def was_more(self) -> None:
-        self.packets *= _FALSE_ALARM
+#: A trial that is late by this part of its duration, and by the seconds of its generator, cannot catch up.
+_LATE_PART: Final = 0.02
 
 
 class LossWatch:
@@ -164,19 +185,64 @@ class ProgressWatch:
     def __init__(self, request: TrialRequest) -> None:
         self._period_s = request.duration_s / request.readings if request.readings else math.inf
         self._start: float | None = None
-        self._readings: list[Progress] = []
+        self.readings: tuple[Progress, ...] = ()
 
     def look(self, now: float, sent: int, received: int) -> None:
         """Account for the counters at time ``now``."""
         if self._start is None and sent:
             self._start = now
-        if self._start is None or now - self._start < (len(self._readings) + 1) * self._period_s:
-            return
-        self._readings.append(Progress(now - self._start, sent, received))
+        if self._start is not None and now - self._start >= (len(self.readings) + 1) * self._period_s:
+            self.readings += (Progress(now - self._start, sent, received),)
 
-    @property
-    def readings(self) -> tuple[Progress, ...]:
-        return tuple(self._readings)
+
+class TrialWatch:
+    """Watches the directions of one trial, and decides when to stop it."""
+
+    def __init__(self, request: TrialRequest, directions: int, in_flight: int, late_s: float) -> None:
+        """``in_flight``: frames that the device may hold; ``late_s``: how late the generator may be."""
+        self._request = request
+        #: Frames that may be in flight: more after a false alarm, a trial that was stopped with none missing.
+        self.in_flight = in_flight
+        self._losses = [LossWatch(in_flight) for _ in range(directions)]
+        self._progress = ProgressWatch(request)
+        self._takes_s = request.duration_s * (1 + _LATE_PART) + late_s
+        self.begin()
+
+    def begin(self) -> None:
+        """Let the time of the trial begin now."""
+        self._late = time.monotonic() + self._takes_s
+        self._aborted = False
+
+    def stops(self, now: float, counted: Sequence[Direction], between: float = 0.0) -> bool:
+        """Account for the counters at ``now``; returns whether loss is certain or the trial too late.
+
+        ``between``: frames that may have been sent between the counters of a direction.
+        """
+        self._progress.look(now, sum(d.tx_packets for d in counted), sum(d.rx_packets for d in counted))
+        lost = [
+            watch.sees_loss(now, d.tx_packets, d.rx_packets, between)
+            for watch, d in zip(self._losses, counted, strict=True)
+        ]
+        late = time.monotonic() > self._late
+        self._aborted = self._request.abort_on_loss and any(lost) and not late
+        return late or self._aborted
+
+    def finish(self, measured: Measurement) -> Measurement:
+        """Return the measurement with what was watched."""
+        if self._aborted and measured.tx_packets == measured.rx_packets:
+            self.in_flight *= _FALSE_ALARM
+        return replace(measured, aborted=self._aborted, progress=self._progress.readings)
+
+
+def counted(directions: Sequence[Direction], elapsed_s: float, **more: Any) -> Measurement:
+    """Return the measurement of all directions together."""
+    sent, received = (sum(d.tx_packets for d in directions), sum(d.rx_packets for d in directions))
+    return Measurement(sent, received, elapsed_s, directions=tuple(directions), **more)
+
+
+def all_came(directions: Sequence[Direction]) -> bool:
+    """Whether no frame is missing in any direction."""
+    return all(d.rx_packets >= d.tx_packets for d in directions)
 
 
 def at_rest(read: Callable[[], T], complete: Callable[[T], bool], quiet_s: float = QUIET_S) -> tuple[T, bool]:

@@ -124,6 +124,14 @@ class Passage:
     places: dict[str, int] = field(default_factory=dict)
 
 
+def _arrivals(rng: random.Random, per_second: float, until: float) -> Iterator[float]:
+    """Yield the times of a Poisson process."""
+    at = rng.expovariate(per_second) if per_second > 0 else math.inf
+    while at < until:
+        yield at
+        at += rng.expovariate(per_second)
+
+
 class SimulatedDevice:
     """A simulated device: its clock and its random generator."""
 
@@ -152,36 +160,27 @@ class SimulatedDevice:
         self._glitches = [at for at in self._glitches if at >= self._clock]
         return passage
 
-    def _events(self, rate: float, duration: float, burst: int) -> Iterator[tuple[float, str, float]]:
-        """Yield (time, kind, length in seconds) in order of time."""
-        merged: list[tuple[float, str, float]] = []
+    def _events(self, rate: float, duration: float, burst: int) -> list[tuple[float, str, float]]:
+        """Return (time, kind, length in seconds) in order of time."""
         spec, rng = self.spec, self._rng
+        found: list[tuple[float, str, float]] = []
         if spec.stalls is not None:
-            at = rng.expovariate(spec.stalls.per_second)
-            while at < duration:
-                merged.append((at, "stall", spec.stalls.draw_s(rng)))
-                at += rng.expovariate(spec.stalls.per_second)
-        for place, per_second, until in (
-            (
-                "warm_up",
-                spec.warm_up_losses if spec.warm_up_s else 0.0,
-                spec.warm_up_s - self._clock,
-            ),
-            ("frame_errors", spec.frame_error_ratio * rate, duration),
-        ):
-            at = rng.expovariate(per_second) if per_second > 0 else math.inf
-            while at < min(until, duration):
-                merged.append((at, place, 0.0))
-                at += rng.expovariate(per_second)
+            stalls = _arrivals(rng, spec.stalls.per_second, duration)
+            found += [(at, "stall", spec.stalls.draw_s(rng)) for at in stalls]
+        warm_up_s = max(0.0, spec.warm_up_s - self._clock)
+        losses = spec.warm_up_losses if spec.warm_up_s else 0.0
+        found += [(at, "warm_up", 0.0) for at in _arrivals(rng, losses, min(warm_up_s, duration))]
+        errors = _arrivals(rng, spec.frame_error_ratio * rate, duration)
+        found += [(at, "frame_errors", 0.0) for at in errors]
         if spec.glitches is not None:
             self._draw_glitches(spec.glitches, self._clock + duration)
-            merged += [(at - self._clock, "glitch", spec.glitches.length_s) for at in self._glitches]
+            found += [(at - self._clock, "glitch", spec.glitches.length_s) for at in self._glitches]
         if not spec.holds(burst):
-            merged += [(n * burst / rate, "burst", 0.0) for n in range(math.ceil(duration * rate / burst))]
+            found += [(n * burst / rate, "burst", 0.0) for n in range(math.ceil(duration * rate / burst))]
         if spec.drift:
             steps = int(duration / _DRIFT_STEP_S)
-            merged += [(n * _DRIFT_STEP_S, "drift", 0.0) for n in range(1, steps + 1)]
-        return iter(sorted(merged))
+            found += [(n * _DRIFT_STEP_S, "drift", 0.0) for n in range(1, steps + 1)]
+        return sorted(found)
 
     def _draw_glitches(self, glitches: Glitches, until: float) -> None:
         """Draw the glitches up to ``until``; they persist even if the trial stops earlier."""
@@ -287,11 +286,7 @@ DEVICES: dict[str, DeviceSpec] = {
         DeviceSpec("clean", "a hard limit and nothing else"),
         DeviceSpec("noisy", "20 stalls a second of mean 60 us", stalls=Stalls.exponential(20, 60e-6)),
         DeviceSpec("rare-stalls", "a stall in 10 s, of mean 200 us", stalls=Stalls.exponential(0.1, 200e-6)),
-        DeviceSpec(
-            "heavy-stalls",
-            "2 stalls a second with a heavy tail",
-            stalls=Stalls.heavy(2, 50e-6, 2.5),
-        ),
+        DeviceSpec("heavy-stalls", "2 stalls a second with a heavy tail", stalls=Stalls.heavy(2, 50e-6, 2.5)),
         DeviceSpec("glitch", "loses 100 us of traffic once a minute", glitches=Glitches()),
         DeviceSpec(
             "glitch-window",
@@ -299,9 +294,7 @@ DEVICES: dict[str, DeviceSpec] = {
             glitches=Glitches(when="window"),
         ),
         DeviceSpec(
-            "glitch-random",
-            "the same at random, once a minute on average",
-            glitches=Glitches(when="random"),
+            "glitch-random", "the same at random, once a minute on average", glitches=Glitches(when="random")
         ),
         DeviceSpec("frame-errors", "each frame is lost with 1e-6", frame_error_ratio=1e-6),
         DeviceSpec("drift", "10 % faster while cold, time constant 30 s", drift=0.1),

@@ -15,9 +15,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from subprocess import PIPE
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.programs import bounded
 from netplugin_zeroloss.generators import guard
@@ -32,7 +33,13 @@ _PIECE: Final = 1 << 16
 _BYE_S: Final = 2.0
 _GUARD_S: Final = 5.0
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound="Answer")
+
+
+class Answer(BaseModel):
+    """What a child answers; unknown fields are ignored."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class Dialogue:
@@ -50,22 +57,17 @@ class Dialogue:
         command = [sys.executable, "-IS", guard.__file__, str(life), "0", str(_BYE_S), *arguments]
         try:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                pass_fds=[life],
-                start_new_session=True,
+                command, 0, None, PIPE, PIPE, PIPE, pass_fds=[life], start_new_session=True
             )
         except OSError as error:
             os.close(self._life)
             raise UnusableInput(who, f"{command[0]}: {error.strerror}") from error
         finally:
             os.close(life)
-        assert self._process.stdin and self._process.stdout and self._process.stderr
-        self._stdin, self._stdout = self._process.stdin.fileno(), self._process.stdout.fileno()
-        self._stderr, self._ended = self._process.stderr.fileno(), os.pidfd_open(self._process.pid)
+        process = self._process
+        assert process.stdin and process.stdout and process.stderr
+        self._stdin, self._stdout = process.stdin.fileno(), process.stdout.fileno()
+        self._stderr, self._ended = process.stderr.fileno(), os.pidfd_open(process.pid)
         os.set_blocking(self._stdin, False)
         self._selector = selectors.DefaultSelector()
         for source in (self._stdout, self._stderr):
@@ -100,28 +102,24 @@ class Dialogue:
         if self._closed:
             return
         self._closed = True
-        process = self._process
-        assert process.stdin and process.stdout and process.stderr
-        with suppress(OSError):
-            os.write(self._stdin, b'{"op":"bye"}\n')
-        process.stdin.close()
-        # The guard waits and kills the process group, which also contains the children of the program.
-        os.close(self._life)
-        self._wait_end(_BYE_S + _GUARD_S)
-        process.kill()
-        process.wait()
+        # Leaving it closes the streams and waits for the end.
+        with self._process as process:
+            assert process.stdin is not None
+            with suppress(OSError):
+                os.write(self._stdin, b'{"op":"bye"}\n')
+            process.stdin.close()
+            # The guard waits and kills the process group, which also contains the children of the program.
+            os.close(self._life)
+            self._wait_end(_BYE_S + _GUARD_S)
+            process.kill()
         self._selector.close()
         os.close(self._ended)
-        process.stdout.close()
-        process.stderr.close()
 
     def error(self, what: str) -> GeneratorError:
         """Return an error with the last lines of the program's standard error."""
         self._wait(0)
         error_text = self._errors.decode(errors="replace").strip()
         return GeneratorError(f"{self._who}: {what}" + (f"\nIt wrote:\n{error_text}" if error_text else ""))
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _send(self, line: bytes, deadline: float, seconds: float) -> None:
         self._selector.register(self._stdin, selectors.EVENT_WRITE)

@@ -1,26 +1,15 @@
-"""The generator ``exec``: any program that speaks JSON lines on standard input and output.
-
-The program is started once, from an argument list. Requests and answers are one object per line:
-
-    -> {"op":"hello","version":1}
-    <- {"ok":true,"name":"mine","max_pps":14880000.0,"virtual_time":false}
-    -> {"op":"trial","rate_pps":..,"duration_s":..,"frame_size":64,"flows":1024,"abort_on_loss":true}
-    <- {"tx_packets":..,"rx_packets":..,"elapsed_s":..}
-    -> {"op":"bye"}
-
-Standard error is kept for the error message.
-"""
+"""The generator ``exec``: any program that speaks JSON lines, as docs/zeroloss/generators.md has them."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.generators.dialogue import Dialogue
+from netplugin_zeroloss.generators.contract import Generator, GeneratorDescription, GeneratorInfo, Positive
+from netplugin_zeroloss.generators.dialogue import Answer, Dialogue
 from netplugin_zeroloss.values import (
     Direction,
     LatencySummary,
@@ -30,7 +19,14 @@ from netplugin_zeroloss.values import (
     UnusableInput,
 )
 
-_MODEL = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+class Exec(GeneratorDescription):
+    """A program that speaks JSON lines. The command is quoted as in a shell; no shell is started."""
+
+    type: Literal["exec"] = "exec"
+    command: str
+    #: Seconds allowed for an answer, in addition to the trial duration.
+    answer_timeout_s: Positive = 60.0
 
 
 def _whole(value: Any) -> Any:
@@ -38,12 +34,11 @@ def _whole(value: Any) -> Any:
     return round(value) if isinstance(value, float) and math.isfinite(value) else value
 
 
-Count = Annotated[int, BeforeValidator(_whole)]
+_Count = Annotated[int, BeforeValidator(_whole)]
+_NotNegative = Annotated[float, Field(ge=0)]
 
 
-class _Hello(BaseModel):
-    model_config = _MODEL
-
+class _Hello(Answer):
     ok: bool
     name: str = "exec"
     max_pps: Annotated[float, Field(gt=0)] | None = None
@@ -54,25 +49,21 @@ class _Hello(BaseModel):
     bursts: bool = False
 
 
-class _Pair(BaseModel):
-    model_config = _MODEL
-
-    tx_packets: Count
-    rx_packets: Count
+class _Pair(Answer):
+    tx_packets: _Count
+    rx_packets: _Count
 
 
 class _Reading(_Pair):
-    elapsed_s: Annotated[float, Field(ge=0)]
+    elapsed_s: _NotNegative
 
 
-class _Latency(BaseModel):
-    model_config = _MODEL
-
-    samples: Annotated[Count, Field(ge=0)]
-    p50_us: Annotated[float, Field(ge=0)]
-    p90_us: Annotated[float, Field(ge=0)]
-    p99_us: Annotated[float, Field(ge=0)]
-    max_us: Annotated[float, Field(ge=0)]
+class _Latency(Answer):
+    samples: Annotated[_Count, Field(ge=0)]
+    p50_us: _NotNegative
+    p90_us: _NotNegative
+    p99_us: _NotNegative
+    max_us: _NotNegative
 
 
 class _Answer(_Pair):
@@ -80,17 +71,17 @@ class _Answer(_Pair):
 
     elapsed_s: float
     aborted: bool = False
-    tx_shortfall: Count = 0
-    rx_errors: Count = 0
-    queue_drops: Count = 0
-    queue_full: Count = 0
-    in_flight_packets: Count = 0
+    tx_shortfall: _Count = 0
+    rx_errors: _Count = 0
+    queue_drops: _Count = 0
+    queue_full: _Count = 0
+    in_flight_packets: _Count = 0
     elapsed_uncertainty_s: float = 0.0
     settled: bool = True
     directions: tuple[_Pair, ...] = ()
     latencies: tuple[_Latency, ...] = ()
     progress: tuple[_Reading, ...] = ()
-    evidence: dict[str, float] = {}
+    evidence: dict[str, float] = Field(default_factory=dict)
 
 
 class ExecGenerator(Generator):
@@ -107,44 +98,29 @@ class ExecGenerator(Generator):
         except BaseException:
             self.close()
             raise
-        self._info = GeneratorInfo(
-            hello.name,
-            hello.max_pps or math.inf,
-            hello.virtual_time,
-            hello.can_abort,
-            hello.min_trial_s,
-            latency=hello.latency,
-            bursts=hello.bursts,
-            bursts_of_mixes=hello.bursts,
-        )
+        about = hello.model_dump(exclude={"ok", "max_pps"})
+        self._info = GeneratorInfo(**about, max_pps=hello.max_pps or math.inf, bursts_of_mixes=hello.bursts)
 
     @property
     def info(self) -> GeneratorInfo:
         return self._info
 
     def run(self, request: TrialRequest) -> Measurement:
-        question: dict[str, Any] = {
-            "op": "trial",
-            "rate_pps": request.rate_pps,
-            "duration_s": request.duration_s,
-            "frame_size": request.frame_size,
-            "flows": request.flows,
-            "abort_on_loss": request.abort_on_loss,
-        }
+        question: dict[str, Any] = {"op": "trial"}
+        for name in ("rate_pps", "duration_s", "frame_size", "flows", "abort_on_loss"):
+            question[name] = getattr(request, name)
         optional = {"mix": request.mix, "latency": request.latency, "readings": request.readings}
         question |= {name: value for name, value in optional.items() if value}
         if request.burst > 1:
             question["burst"] = request.burst
         takes = 0.0 if self._info.virtual_time else request.duration_s
         answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
-        return Measurement(
-            **{
-                **dict(answer),
-                "directions": tuple(Direction(**dict(pair)) for pair in answer.directions),
-                "latencies": tuple(LatencySummary(**dict(one)) for one in answer.latencies),
-                "progress": tuple(Progress(**dict(reading)) for reading in answer.progress),
-            }
-        )
+        parts: dict[str, Any] = {
+            "directions": tuple(Direction(**dict(pair)) for pair in answer.directions),
+            "latencies": tuple(LatencySummary(**dict(one)) for one in answer.latencies),
+            "progress": tuple(Progress(**dict(reading)) for reading in answer.progress),
+        }
+        return Measurement(**dict(answer) | parts)
 
     def close(self) -> None:
         self._dialogue.close()

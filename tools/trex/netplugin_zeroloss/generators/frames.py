@@ -37,6 +37,11 @@ class Vary(StrEnum):
     SOURCE_PORT = "source-port"
     DESTINATION_PORT = "destination-port"
 
+    @property
+    def field(self) -> str:
+        """The name of the field in ``Frames``."""
+        return self.replace("-", "_")
+
 
 class Frames(BaseModel):
     """UDP over IPv4 in one direction. The varied field counts up from the given value, per flow."""
@@ -57,27 +62,21 @@ class Frames(BaseModel):
 
     def in_direction(self, number: int) -> Frames:
         """Return a copy with default IP addresses; odd directions swap source and destination."""
-        here, there = IPv4Address("198.18.0.1"), IPv4Address("198.19.0.1")
-        if number % 2:
-            here, there = there, here
-        return self.model_copy(
-            update={
-                "source_ip": self.source_ip or here,
-                "destination_ip": self.destination_ip or there,
-            }
-        )
+        ends = (IPv4Address("198.18.0.1"), IPv4Address("198.19.0.1"))
+        source, destination = self.source_ip or ends[number % 2], self.destination_ip or ends[1 - number % 2]
+        return self.model_copy(update={"source_ip": source, "destination_ip": destination})
+
+    @property
+    def first(self) -> int:
+        """The value of the varied field in the first flow."""
+        return int(getattr(self, self.vary.field) or 0)
 
     def check(self, flows: int) -> None:
         """Check that the varied field has room for ``flows`` values. Raises: GeneratorError."""
-        first, end = {
-            Vary.SOURCE_IP: (int(self.source_ip or 0), _FIRST_MULTICAST),
-            Vary.DESTINATION_IP: (int(self.destination_ip or 0), _FIRST_MULTICAST),
-            Vary.SOURCE_PORT: (self.source_port, _PORTS),
-            Vary.DESTINATION_PORT: (self.destination_port, _PORTS),
-        }[self.vary]
-        if first + flows > end:
+        room = (_PORTS if self.vary.endswith("port") else _FIRST_MULTICAST) - self.first
+        if flows > room:
             raise GeneratorError(
-                f"{flows} flows do not fit: {self.vary} has room for {end - first}."
+                f"{flows} flows do not fit: {self.vary} has room for {room}."
                 f" Vary something else, begin lower, or ask for fewer flows"
             )
 
@@ -129,19 +128,16 @@ def write_pcap(path: str, packets: Iterator[bytes]) -> int:
 
 
 def _frame(frames: Frames, size: int, flow: int, marker: bytes) -> bytes:
-    source, destination = int(frames.source_ip or 0), int(frames.destination_ip or 0)
-    ports = [frames.source_port, frames.destination_port]
-    if frames.vary is Vary.SOURCE_IP:
-        source += flow
-    elif frames.vary is Vary.DESTINATION_IP:
-        destination += flow
-    else:
-        ports[frames.vary is Vary.DESTINATION_PORT] += flow
+    fields = {vary.field: int(getattr(frames, vary.field) or 0) for vary in Vary}
+    fields[frames.vary.field] += flow
+    source, destination, *ports = fields.values()
     room = size - FCS_BYTES - HEADER_BYTES
     ethernet = _mac(frames.destination_mac) + _mac(frames.source_mac) + b"\x08\x00"
     # Version and IHL, TOS, total length, ID, no fragments, TTL 64, UDP, checksum placeholder.
     ip = struct.pack(">BBHHHBBHII", 0x45, 0, size - FCS_BYTES - 14, 0, 0, 64, 17, 0, source, destination)
-    ip = ip[:10] + _checksum(ip) + ip[12:]
+    # The Internet checksum (RFC 791): the ones' complement of the sum of its 16-bit words.
+    total = sum(struct.unpack(">10H", ip))
+    ip = ip[:10] + struct.pack(">H", -total % 0xFFFF) + ip[12:]
     # UDP checksum 0 means none (RFC 768), so a device may rewrite addresses without updating it.
     return ethernet + ip + struct.pack(">HHHH", *ports, 8 + room, 0) + marker.ljust(room, b"\0")
 
@@ -149,11 +145,3 @@ def _frame(frames: Frames, size: int, flow: int, marker: bytes) -> bytes:
 def _mac(text: str | None) -> bytes:
     assert text is not None, "the generator fills in MAC addresses"
     return bytes.fromhex(text.replace(":", ""))
-
-
-def _checksum(header: bytes) -> bytes:
-    """Internet checksum (RFC 791)."""
-    total = sum(struct.unpack(f">{len(header) // 2}H", header))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return struct.pack(">H", ~total & 0xFFFF)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
+from netplugin_zeroloss.generators.contract import Generator, GeneratorDescription, GeneratorInfo, Positive
 from netplugin_zeroloss.generators.devices import DEVICES, DeviceSpec, Passage, SimulatedDevice
 from netplugin_zeroloss.values import (
     Direction,
@@ -18,6 +20,17 @@ from netplugin_zeroloss.values import (
     TrialRequest,
     UnusableInput,
 )
+
+
+class Sim(GeneratorDescription):
+    """A simulated device (``FAMILIES``), in virtual time."""
+
+    type: Literal["sim"] = "sim"
+    device: str = "clean"
+    seed: int | str = 1
+    #: In pps, all directions together; None: the capacity of the device.
+    capacity_pps: Positive | None = None
+
 
 #: A generator fault: modifies the measurement of a trial.
 Fault = Callable[[Measurement, TrialRequest, random.Random], Measurement]
@@ -66,40 +79,29 @@ class SimGenerator(Generator):
         self._family = family
         self._rng = rng
         self._devices = [SimulatedDevice(spec, rng) for spec in family.devices]
-        self._info = GeneratorInfo(
-            f"sim:{family.name}",
-            virtual_time=True,
-            can_abort=can_abort,
-            latency=True,
-            bursts=True,
-            bursts_of_mixes=True,
-        )
+        able = dict.fromkeys(("virtual_time", "latency", "bursts", "bursts_of_mixes"), True)
+        self._info = GeneratorInfo(f"sim:{family.name}", can_abort=can_abort, **able)
 
     @property
     def info(self) -> GeneratorInfo:
         return self._info
 
     def run(self, request: TrialRequest) -> Measurement:
-        rate = min(request.rate_pps, self._family.sends_pps)
-        duration = request.duration_s
-        if self._family.stretches:
+        family, duration = self._family, request.duration_s
+        rate = min(request.rate_pps, family.sends_pps)
+        if family.stretches:
             duration *= request.rate_pps / rate
         abort = request.abort_on_loss and self._info.can_abort
-        share = rate / len(self._devices)
-        parts = request.readings or 1
-        each = duration / parts
-        passed = [_counted(self._through(share, each, abort, request.burst)) for _ in range(parts)]
-        measured = _joined(passed) if request.readings else passed[0]
+        share, parts = rate / len(self._devices), request.readings or 1
+        passed = [self._through(share, duration / parts, abort, request.burst) for _ in range(parts)]
+        measured = _measured(passed, over_time=bool(request.readings))
         if request.latency:
-            measured = replace(
-                measured, latencies=tuple(_latency(d.spec, share, duration) for d in self._devices)
-            )
-        if not measured.aborted and not self._family.stretches and rate < request.rate_pps:
+            latencies = tuple(_latency(device.spec, share, duration) for device in self._devices)
+            measured = replace(measured, latencies=latencies)
+        if not measured.aborted and not family.stretches and rate < request.rate_pps:
             short = round(request.packets) - measured.tx_packets
             measured = replace(measured, tx_shortfall=max(0, short))
-        if self._family.fault is not None:
-            measured = self._family.fault(measured, request, self._rng)
-        return measured
+        return measured if family.fault is None else family.fault(measured, request, self._rng)
 
     def recall(self, request: TrialRequest) -> None:
         """Run the trial again, so that clock and random generator continue as without a restart."""
@@ -117,46 +119,30 @@ class SimGenerator(Generator):
         return passages
 
 
-def _counted(passages: list[Passage]) -> Measurement:
-    directions = tuple(Direction(p.sent, p.sent - p.lost) for p in passages)
-    evidence: dict[str, float] = {}
-    for passage in passages:
-        for place, count in passage.places.items():
-            evidence[place] = evidence.get(place, 0) + count
-    return Measurement(
-        tx_packets=sum(d.tx_packets for d in directions),
-        rx_packets=sum(d.rx_packets for d in directions),
-        elapsed_s=max(p.elapsed_s for p in passages),
-        aborted=any(p.aborted for p in passages),
-        directions=directions if len(directions) > 1 else (),
-        evidence=evidence,
-    )
-
-
-def _joined(parts: list[Measurement]) -> Measurement:
-    """Return one trial of several that followed each other, with the counters after each."""
-    sent = received = 0
-    elapsed_s = 0.0
-    evidence: dict[str, float] = {}
-    directions = [(0, 0)] * len(parts[0].directions)
+def _measured(parts: Sequence[Sequence[Passage]], over_time: bool) -> Measurement:
+    """Return one trial of all directions, in parts that followed each other (``over_time``)."""
+    elapsed_s, sent, received = 0.0, 0, 0
     progress = []
+    places: Counter[str] = Counter()
     for part in parts:
-        sent, received = sent + part.tx_packets, received + part.rx_packets
-        elapsed_s += part.elapsed_s
+        elapsed_s += max(passage.elapsed_s for passage in part)
+        sent += sum(passage.sent for passage in part)
+        received += sum(passage.sent - passage.lost for passage in part)
         progress.append(Progress(elapsed_s, sent, received))
-        for place, count in part.evidence.items():
-            evidence[place] = evidence.get(place, 0) + count
-        directions = [
-            (tx + d.tx_packets, rx + d.rx_packets)
-            for (tx, rx), d in zip(directions, part.directions, strict=True)
-        ]
+        for passage in part:
+            places.update(passage.places)
+    ways = [
+        Direction(sum(p.sent for p in way), sum(p.sent - p.lost for p in way))
+        for way in zip(*parts, strict=True)
+    ]
     return Measurement(
         sent,
         received,
         elapsed_s,
-        directions=tuple(Direction(*pair) for pair in directions),
-        progress=tuple(progress),
-        evidence=evidence,
+        aborted=not over_time and any(passage.aborted for passage in parts[0]),
+        directions=tuple(ways) if len(ways) > 1 else (),
+        progress=tuple(progress) if over_time else (),
+        evidence=dict(places),
     )
 
 
@@ -173,7 +159,7 @@ def _latency(spec: DeviceSpec, rate_pps: float, duration_s: float) -> LatencySum
     return LatencySummary(samples, *(_BASE_LATENCY_US - wait_us * math.log(rest) for rest in quantiles))
 
 
-# -- faults of generators ------------------------------------------------------------------------
+# -- Faults of generators. ------------------------------------------------------------------------
 
 
 def _own_receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
@@ -211,7 +197,8 @@ def _more_than_sent(m: Measurement, asked: TrialRequest, rng: random.Random) -> 
     return replace(m, rx_packets=m.tx_packets + 700) if rng.random() < 0.1 else m
 
 
-_CLEAN = DEVICES["clean"]
+_CLEAN = (DEVICES["clean"],)
+_ENDS = (("there", 2.1e6), ("back", 1.9e6))
 _LIMITED = "generator_limited"
 _FLOORS = ("glitch", "glitch-window", "glitch-random", "frame-errors")
 
@@ -225,48 +212,30 @@ FAMILIES: dict[str, SimFamily] = {
         SimFamily(
             "one-direction",
             "two directions, and one of them can do less",
-            (
-                replace(_CLEAN, name="there", capacity_pps=2.1e6),
-                replace(_CLEAN, name="back", capacity_pps=1.9e6),
-            ),
+            tuple(replace(_CLEAN[0], name=name, capacity_pps=most) for name, most in _ENDS),
         ),
-        SimFamily(
-            "short-generator",
-            "it sends 3 Mpps at most",
-            (_CLEAN,),
-            _LIMITED,
-            sends_pps=_GENERATOR_LIMIT_PPS,
-        ),
+        SimFamily("short-generator", "it sends 3 Mpps at most", _CLEAN, _LIMITED, _GENERATOR_LIMIT_PPS),
         SimFamily(
             "late-generator",
             "it sends 3 Mpps at most, and all of it, later",
-            (_CLEAN,),
+            _CLEAN,
             _LIMITED,
-            sends_pps=_GENERATOR_LIMIT_PPS,
+            _GENERATOR_LIMIT_PPS,
             stretches=True,
         ),
         SimFamily(
             "dropping-generator",
             "its receiver drops above 3 Mpps",
-            (_CLEAN,),
+            _CLEAN,
             _LIMITED,
             fault=_own_receiver_drops,
         ),
         SimFamily(
-            "queue-drops",
-            "its transmit queue drops above 3 Mpps",
-            (_CLEAN,),
-            _LIMITED,
-            fault=_own_queue_drops,
+            "queue-drops", "its transmit queue drops above 3 Mpps", _CLEAN, _LIMITED, fault=_own_queue_drops
         ),
-        SimFamily("flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short),
-        SimFamily(
-            "negative-counters",
-            "one trial in ten has a wrapped counter",
-            (_CLEAN,),
-            fault=_wrapping,
-        ),
-        SimFamily("more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent),
+        SimFamily("flaky-generator", "one trial in ten is short", _CLEAN, fault=_sometimes_short),
+        SimFamily("negative-counters", "one trial in ten has a wrapped counter", _CLEAN, fault=_wrapping),
+        SimFamily("more-than-sent", "one trial in ten counts too much", _CLEAN, fault=_more_than_sent),
     )
 }
 

@@ -1,6 +1,6 @@
-"""Parser for the output of a stateful TRex batch (``t-rex-64 -f FILE -m X -d S``).
+"""The generator ``trex-stf``: one stateful TRex batch per trial, the method of published comparisons.
 
-Observed with TRex 3.08:
+Observed with TRex 3.08 (``t-rex-64 -f FILE -m X -d S``):
 
 - The exit status is 0 regardless of drops, and ``Total-pkt-drop`` is 0 if TRex never sent.
 - ``-d`` fixes the number of frames, not the duration: a slow port takes 94 s for 20 s.
@@ -20,88 +20,64 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, closing
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from pydantic import Field
 
 from netplugin.programs import bounded
-from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.generators.trex_program import PROGRAM, TrexProgram, check_tree, log_tail, there
-from netplugin_zeroloss.machines import choose as machines
-from netplugin_zeroloss.machines.contract import Connected, LocalMachine, MachineError, SshMachine
-from netplugin_zeroloss.values import (
-    Direction,
-    GeneratorError,
-    Measurement,
-    TrialRequest,
-    UnusableInput,
-)
+from netplugin_zeroloss.generators.contract import Generator, GeneratorDescription, GeneratorInfo, Positive
+from netplugin_zeroloss.generators.frames import Mac
+from netplugin_zeroloss.generators.guarded import log_tail
+from netplugin_zeroloss.generators.trex_program import PROGRAM, check_tree, started, there
+from netplugin_zeroloss.machines.contract import LocalMachine, MachineError, SshMachine
+from netplugin_zeroloss.machines.ssh import Local, Ssh
+from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest, UnusableInput
+
+
+class PortMacs(GeneratorDescription):
+    """MAC addresses of the frames that a port sends."""
+
+    source_mac: Mac
+    destination_mac: Mac
+
+
+class TrexStf(GeneratorDescription):
+    """One stateful batch of TRex per trial: ``t-rex-64 -f PROFILE -m X -d S``, on ``machine``."""
+
+    type: Literal["trex-stf"] = "trex-stf"
+    machine: Annotated[LocalMachine | SshMachine, Field(discriminator="type")] = LocalMachine()
+    #: Paths of the machine.
+    trex_dir: Path
+    #: None: TRex's default, /etc/trex_cfg.yaml.
+    trex_cfg: Path | None = None
+    #: Per port of the configuration, cyclic; empty: those of the configuration.
+    macs: tuple[PortMacs, ...] = ()
+    #: Relative to ``trex_dir``.
+    profile: str = "cap2/imix_64_fast.yaml"
+    #: Frames per second at ``-m 1``; None: reported by TRex in a short run.
+    pps_per_m: Positive | None = None
+    #: Additional options for ``t-rex-64``, such as ``-c 4`` or ``-p``.
+    arguments: tuple[str, ...] = ()
+    max_pps: Positive | None = None
+
+
+# -- The output of a batch. -----------------------------------------------------------------------
+
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_BLOCK = "-Per port stats table"
-_SUMMARY = "summary stats"
+_BLOCK: Final = "-Per port stats table"
+_SUMMARY: Final = "summary stats"
+_CLOCK: Final = r"current time\s*:\s*([\d.]+) sec"
 #: Error of the clock (printed every 0.5 s, resolution 0.1 s) against the counters next to it.
-_CLOCK_S = 0.5
+_CLOCK_S: Final = 0.5
 #: Error if the first blocks are missing, so that the start is unknown.
-_START_S = 2.5
+_START_S: Final = 2.5
 #: The first block must come before this fraction of the frames was sent.
-_EARLY = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class StfRun:
-    """Counters of one finished run."""
-
-    sent: int
-    received: int
-    software_errors: int
-    queue_drops: int
-    queue_full: int
-    #: Per port: sent, received, and lost by the port's own receiver.
-    opackets: tuple[int, ...]
-    ipackets: tuple[int, ...]
-    ierrors: tuple[int, ...]
-    oerrors: tuple[int, ...]
-    #: Samples during the run: TRex clock in seconds, frames sent so far.
-    samples: tuple[tuple[float, int], ...]
-
-    @property
-    def elapsed(self) -> tuple[float, float]:
-        """Return the seconds from the first frame to the last, and their uncertainty."""
-        (first, sent_first), (last, sent_last) = self.samples[0], self.samples[-1]
-        pace = (sent_last - sent_first) / (last - first) if last > first else 0.0
-        if pace <= 0:
-            return last, _START_S
-        end = last + max(0, self.sent - sent_last) / pace
-        if sent_first > _EARLY * self.sent:
-            return end, _START_S
-        return end - (first - sent_first / pace), _CLOCK_S
-
-    def measurement(self) -> Measurement:
-        elapsed_s, uncertainty_s = self.elapsed
-        directions = self._directions()
-        return Measurement(
-            tx_packets=self.sent,
-            rx_packets=self.received,
-            elapsed_s=elapsed_s,
-            rx_errors=sum(self.ierrors),
-            queue_drops=max(self.queue_drops, self.software_errors) + sum(self.oerrors),
-            queue_full=self.queue_full,
-            elapsed_uncertainty_s=uncertainty_s,
-            directions=directions,
-            evidence={
-                "generator.rx": sum(self.ierrors),
-                "generator.queue": max(self.queue_drops, self.software_errors),
-            },
-        )
-
-    def _directions(self) -> tuple[Direction, ...]:
-        """Pair the ports: each receives what its neighbour sends. Empty if the sums do not match."""
-        pairs = [(n, n ^ 1) for n in range(len(self.opackets)) if (n ^ 1) < len(self.opackets)]
-        found = [Direction(self.opackets[a], self.ipackets[b]) for a, b in pairs]
-        used = tuple(d for d in found if d.tx_packets or d.rx_packets)
-        sums = (sum(d.tx_packets for d in used), sum(d.rx_packets for d in used))
-        return used if sums == (self.sent, self.received) else ()
+_EARLY: Final = 0.2
+_UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
 
 @contextlib.contextmanager
@@ -114,28 +90,32 @@ def _as_printed() -> Iterator[None]:
 
 
 @_as_printed()
-def parse_stf(text: str) -> StfRun:
+def parse_stf(text: str) -> Measurement:
     """Parse a finished run. Raises: GeneratorError if there is no summary, so the run was interrupted."""
     text = _ANSI.sub("", text)
     _, found, summary = text.rpartition(_SUMMARY)
     if not found:
-        last = "\n".join(text.strip().splitlines()[-5:])
-        raise GeneratorError(f"t-rex-64 printed no summary; its last words:\n{last}")
+        raise GeneratorError(f"{PROGRAM} printed no summary; its last words:\n{log_tail(text)}")
     blocks = text.split(_BLOCK)[1:]
-    run = StfRun(
-        sent=_total(summary, "Total-tx-pkt"),
-        received=_total(summary, "Total-rx-pkt"),
-        software_errors=_total(summary, "Total-sw-err"),
-        queue_drops=_largest(text, "Total_queue_drop"),
+    sent, received, errors = (_total(summary, f"Total-{name}") for name in ("tx-pkt", "rx-pkt", "sw-err"))
+    elapsed_s, uncertainty_s = _elapsed(_samples(blocks), sent)
+    drops = max(errors, _largest(text, "Total_queue_drop"))
+    rx_errors = sum(_row(blocks, "ierrors"))
+    run = Measurement(
+        sent,
+        received,
+        elapsed_s,
+        rx_errors=rx_errors,
+        queue_drops=drops + sum(_row(blocks, "oerrors")),
         queue_full=_largest(text, "Total_queue_full"),
-        opackets=_of_ports(text, "opackets"),
-        ipackets=_of_ports(text, "ipackets"),
-        ierrors=_row(blocks, "ierrors"),
-        oerrors=_row(blocks, "oerrors"),
-        samples=_samples(blocks),
+        elapsed_uncertainty_s=uncertainty_s,
+        evidence={"generator.rx": rx_errors, "generator.queue": drops},
     )
-    bounded.check(asdict(run))
-    return run
+    ways = _directions(_of_ports(text, "opackets"), _of_ports(text, "ipackets"))
+    bounded.check([*astuple(run), *map(astuple, ways)])
+    # What does not add up to the totals is left out.
+    sums = (sum(d.tx_packets for d in ways), sum(d.rx_packets for d in ways))
+    return replace(run, directions=ways if sums == (sent, received) else ())
 
 
 @_as_printed()
@@ -157,10 +137,48 @@ def parse_interrupted(text: str, asked_packets: float) -> Measurement:
     )
 
 
+@_as_printed()
+def expected_pps(text: str) -> tuple[float, float]:
+    """Parse ``Expected-PPS``; returns the rate in pps and the number as printed, without its unit prefix.
+
+    Raises: GeneratorError.
+    """
+    found = re.search(r"Expected-PPS\s*:\s*([\d.]+)\s+([KMG]?)pps", text)
+    if found is None or float(found[1]) == 0:
+        raise GeneratorError(f"{PROGRAM} did not say what it will send:\n{log_tail(text)}")
+    return float(found[1]) * _UNITS[found[2]], float(found[1])
+
+
+@_as_printed()
+def clock_s(text: str) -> float:
+    """Return the last printed TRex clock in seconds; 0 if none was printed. Raises: GeneratorError."""
+    found = re.findall(_CLOCK, text)
+    return float(found[-1]) if found else 0.0
+
+
+def _elapsed(samples: Sequence[tuple[float, int]], total: int) -> tuple[float, float]:
+    """Return the seconds from the first frame to the last, and their uncertainty."""
+    (first, sent_first), (last, sent_last) = samples[0], samples[-1]
+    pace = (sent_last - sent_first) / (last - first) if last > first else 0.0
+    if pace <= 0:
+        return last, _START_S
+    end = last + max(0, total - sent_last) / pace
+    if sent_first > _EARLY * total:
+        return end, _START_S
+    return end - (first - sent_first / pace), _CLOCK_S
+
+
+def _directions(opackets: Sequence[int], ipackets: Sequence[int]) -> tuple[Direction, ...]:
+    """Pair the ports: each receives what its neighbour sends. Unused ports are left out."""
+    pairs = [(n, n ^ 1) for n in range(len(opackets)) if (n ^ 1) < len(ipackets)]
+    found = (Direction(opackets[a], ipackets[b]) for a, b in pairs)
+    return tuple(d for d in found if d.tx_packets or d.rx_packets)
+
+
 def _total(summary: str, name: str) -> int:
-    match = re.search(rf"^[ \t]*{re.escape(name)}[ \t]*:\s*(-?\d+)", summary, re.MULTILINE)
+    match = re.search(rf"^[ \t]*{name}[ \t]*:\s*(-?\d+)", summary, re.MULTILINE)
     if match is None:
-        raise GeneratorError(f"t-rex-64 printed no {name} in its summary")
+        raise GeneratorError(f"{PROGRAM} printed no {name} in its summary")
     return int(match[1])
 
 
@@ -169,42 +187,39 @@ def _largest(text: str, name: str) -> int:
     return max(map(int, re.findall(rf"{name}\s*:\s*(\d+)", text)), default=0)
 
 
-def _of_ports(text: str, name: str) -> tuple[int, ...]:
+def _of_ports(text: str, name: str) -> list[int]:
     """Return the last value per port from the list after the run."""
     counts: dict[int, int] = {}
     for port, body in re.findall(r"^port : (\d+) \n-+\n((?: .*\n)+)", text, re.MULTILINE):
         match = re.search(rf"^ {name}\s*:\s*(-?\d+)", body, re.MULTILINE)
         if match:
             counts[int(port)] = int(match[1])
-    return tuple(counts[port] for port in sorted(counts))
+    return [counts[port] for port in sorted(counts)]
 
 
-def _row(blocks: list[str], name: str) -> tuple[int, ...]:
+def _row(blocks: Sequence[str], name: str) -> list[int]:
     """Return a row of the last table printed during the run."""
     for block in reversed(blocks):
         match = re.search(rf"^[ \t]*{name} \|(.*)$", block, re.MULTILINE)
         if match:
-            return tuple(int(cell) for cell in match[1].split("|") if cell.strip())
-    return ()
+            return [int(cell) for cell in match[1].split("|") if cell.strip()]
+    return []
 
 
-def _samples(blocks: list[str]) -> tuple[tuple[float, int], ...]:
-    samples = []
-    for block in blocks:
-        clock = re.search(r"current time\s*:\s*([\d.]+) sec", block)
-        sent = _row([block], "opackets")
-        if clock and sent:
-            samples.append((float(clock[1]), sum(sent)))
+def _samples(blocks: Sequence[str]) -> list[tuple[float, int]]:
+    """Return the clock in seconds, and the frames sent so far, during the run."""
+    found = ((re.search(_CLOCK, block), _row([block], "opackets")) for block in blocks)
+    samples = [(float(clock[1]), sum(sent)) for clock, sent in found if clock and sent]
     if not samples:
-        raise GeneratorError("t-rex-64 printed no statistics while it ran")
-    return tuple(samples)
+        raise GeneratorError(f"{PROGRAM} printed no statistics while it ran")
+    return samples
 
 
-# -- The generator ``trex-stf``: one stateful TRex batch per trial, the method of published comparisons.
+# -- The generator. -------------------------------------------------------------------------------
 
 
 #: The TRex clock is accurate to 0.5 s, which is too much for a shorter trial.
-MIN_TRIAL_S: Final = 10.0
+_MIN_TRIAL_S: Final = 10.0
 #: Seconds for start and end of the program, in addition to the trial.
 _AROUND_S: Final = 90.0
 #: A trial this fraction of its duration plus ``_LATE_S`` late is stopped: it cannot catch up.
@@ -218,59 +233,31 @@ _ENOUGH_DIGITS: Final = 100.0
 _LOOK_S: Final = 1.0
 #: Seconds to connect to the machine.
 _CONNECT_S: Final = 10.0
-_HERE: Final = LocalMachine()
 #: What t-rex-64 takes without --cfg.
 _DEFAULT_CFG: Final = Path("/etc/trex_cfg.yaml")
-_UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
-
-
-@dataclass(frozen=True, slots=True)
-class StfProfile:
-    """``file`` is relative to the TRex directory. ``arguments``: additional options for ``t-rex-64``."""
-
-    file: str = "cap2/imix_64_fast.yaml"
-    #: None: TRex's default.
-    configuration: Path | None = None
-    arguments: tuple[str, ...] = ()
-    #: Source and destination MAC address per port, in their order, cyclic; empty: those of the configuration.
-    macs: tuple[tuple[str, str], ...] = ()
 
 
 class TrexStfGenerator(Generator):
     """Runs ``t-rex-64`` for each trial. The profile defines frames and flows; the request does not."""
 
-    def __init__(
-        self,
-        trex_dir: Path,
-        profile: StfProfile,
-        pps_per_m: float | None = None,
-        max_pps: float = math.inf,
-        machine: LocalMachine | SshMachine = _HERE,
-    ) -> None:
-        """``pps_per_m``: frames per second at ``-m 1``; None: measured in a short run before the first trial.
-
-        ``machine`` has TRex; all paths are paths there.
-
-        Raises: UnusableInput.
-        """
-        self._trex_dir = trex_dir
-        self._profile = profile
-        self._pps_per_m = pps_per_m
-        self._program: TrexProgram | None = None
-        try:
-            self._machine = _connected(machine)
-        except MachineError as error:
-            raise UnusableInput("--trex-ssh", str(error)) from error
-        try:
-            self._configuration = self._checked()
-        except MachineError as error:
-            self._machine.close()
-            raise UnusableInput("--trex-ssh", str(error)) from error
-        except BaseException:
-            self._machine.close()
-            raise
+    def __init__(self, description: TrexStf) -> None:
+        """Raises: UnusableInput."""
+        self._description = description
+        self._pps_per_m = description.pps_per_m
+        where, deadline = description.machine, time.monotonic() + _CONNECT_S
+        with ExitStack() as opened:
+            try:
+                self._machine = Ssh(where, deadline) if isinstance(where, SshMachine) else Local()
+                opened.callback(self._machine.close)
+                self._configuration = self._checked()
+            except MachineError as error:
+                raise UnusableInput("--trex-ssh", str(error)) from error
+            self._opened = opened.pop_all()
         self._info = GeneratorInfo(
-            f"TRex stateful ({profile.file})", max_pps, can_abort=False, min_trial_s=MIN_TRIAL_S
+            f"TRex stateful ({description.profile})",
+            description.max_pps or math.inf,
+            can_abort=False,
+            min_trial_s=_MIN_TRIAL_S,
         )
 
     @property
@@ -281,57 +268,41 @@ class TrexStfGenerator(Generator):
         if self._pps_per_m is None:
             self._pps_per_m = self._probe()
         text, ended = self._batch(request.rate_pps / self._pps_per_m, request.duration_s)
-        if not ended:
-            return parse_interrupted(text, request.packets)
-        return parse_stf(text).measurement()
+        return parse_stf(text) if ended else parse_interrupted(text, request.packets)
 
     def close(self) -> None:
-        if self._program is not None:
-            self._program.close()
-        self._machine.close()
+        self._opened.close()
 
-    def _checked(self) -> str | None:
-        """Check the files of the run; returns the configuration to use, with the MAC addresses in it."""
-        machine, profile = self._machine, self._profile
-        check_tree(machine, self._trex_dir)
-        if not there(machine, self._trex_dir / profile.file):
-            raise UnusableInput("--trex-profile", f"{self._trex_dir / profile.file}: no such file")
-        if profile.configuration is None and not profile.macs:
-            return None
-        given = profile.configuration or _DEFAULT_CFG
+    def _checked(self) -> list[str]:
+        """Check the files of the run; returns the arguments that name the configuration."""
+        machine, chosen = self._machine, self._description
+        check_tree(machine, chosen.trex_dir)
+        if not there(machine, chosen.trex_dir / chosen.profile):
+            raise UnusableInput("--trex-profile", f"{chosen.trex_dir / chosen.profile}: no such file")
+        if chosen.trex_cfg is None and not chosen.macs:
+            return []
+        given = chosen.trex_cfg or _DEFAULT_CFG
         if not there(machine, given):
             raise UnusableInput("--trex-cfg", f"{given}: no such file")
-        if not profile.macs:
-            return machine.run(["realpath", str(given)]).strip()
+        if not chosen.macs:
+            return ["--cfg", machine.run(["realpath", str(given)]).strip()]
         path = f"{machine.directory}/trex_cfg.yaml"
-        machine.write(path, with_macs(machine.run(["cat", str(given)]), profile.macs, str(given)))
-        return path
+        machine.write(path, with_macs(machine.run(["cat", str(given)]), chosen.macs, str(given)))
+        return ["--cfg", path]
 
     def _batch(self, multiplier: float, duration_s: float) -> tuple[str, bool]:
         """Run one batch; returns its output and whether it ended by itself. A late batch is interrupted."""
-        profile = self._profile
-        where = ["--cfg", self._configuration] if self._configuration else []
-        arguments = [
-            "-f",
-            profile.file,
-            "-m",
-            f"{multiplier:.9f}",
-            "-d",
-            f"{duration_s:.3f}",
-            *where,
-            *profile.arguments,
-        ]
-        self._program = TrexProgram(self._machine, self._trex_dir, arguments)
+        chosen = self._description
+        how = ["-f", chosen.profile, "-m", f"{multiplier:.9f}", "-d", f"{duration_s:.3f}"]
+        arguments = [*how, *self._configuration, *chosen.arguments]
         late_s = duration_s * (1 + _LATE_PART) + _LATE_S
         deadline = time.monotonic() + _AROUND_S + late_s
-        try:
-            while not self._program.wait(_LOOK_S):
-                if clock_s(self._program.output) > late_s or time.monotonic() > deadline:
-                    self._program.stop()
-                    return self._program.output, False
-            return self._program.output, True
-        finally:
-            self._program.close()
+        with closing(started(self._machine, chosen.trex_dir, arguments)) as program:
+            while not program.wait(_LOOK_S):
+                if clock_s(program.output) > late_s or time.monotonic() > deadline:
+                    program.stop()
+                    return program.output, False
+            return program.output, True
 
     def _probe(self) -> float:
         """Measure the frames per second at ``-m 1``, to the printed precision. Raises: GeneratorError."""
@@ -343,14 +314,8 @@ class TrexStfGenerator(Generator):
         return pps / multiplier
 
 
-def _connected(description: LocalMachine | SshMachine) -> Connected:
-    made = machines.make(description, time.monotonic() + _CONNECT_S)
-    assert isinstance(made, Connected)
-    return made
-
-
-def with_macs(text: str, macs: Sequence[tuple[str, str]], where: str) -> str:
-    """Return a TRex configuration with these source and destination MAC addresses (pure).
+def with_macs(text: str, macs: Sequence[PortMacs], where: str) -> str:
+    """Return a TRex configuration with these MAC addresses (pure).
 
     Addresses and gateways of ports are dropped: TRex would resolve the destinations by ARP.
     Raises: UnusableInput if the text is no TRex configuration.
@@ -371,26 +336,7 @@ def with_macs(text: str, macs: Sequence[tuple[str, str]], where: str) -> str:
         raise UnusableInput("--trex-cfg", f"{where} is no configuration of TRex: {error!r:.200}") from error
     chosen = [macs[number % len(macs)] for number in range(ports)]
     configuration["port_info"] = [
-        {"src_mac": Quoted(source), "dest_mac": Quoted(destination)} for source, destination in chosen
+        {"src_mac": Quoted(one.source_mac), "dest_mac": Quoted(one.destination_mac)} for one in chosen
     ]
     parser.dump(whole, out)
     return out.getvalue()
-
-
-@_as_printed()
-def expected_pps(text: str) -> tuple[float, float]:
-    """Parse ``Expected-PPS``; returns the rate in pps and the number as printed, without its unit prefix.
-
-    Raises: GeneratorError.
-    """
-    found = re.search(r"Expected-PPS\s*:\s*([\d.]+)\s+([KMG]?)pps", text)
-    if found is None or float(found[1]) == 0:
-        raise GeneratorError(f"{PROGRAM} did not say what it will send:\n{log_tail(text)}")
-    return float(found[1]) * _UNITS[found[2]], float(found[1])
-
-
-@_as_printed()
-def clock_s(text: str) -> float:
-    """Return the last printed TRex clock in seconds; 0 if none was printed. Raises: GeneratorError."""
-    found = re.findall(r"current time\s*:\s*([\d.]+) sec", text)
-    return float(found[-1]) if found else 0.0

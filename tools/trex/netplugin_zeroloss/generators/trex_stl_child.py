@@ -1,17 +1,19 @@
 """Runs the stateless TRex client in a child process, controlled by JSON lines.
 
 TRex's package puts its own scapy, zmq and yaml before the installed ones, so a program that uses any of
-them must not import it. This file is run by path and imports nothing from netplugin.
+them must not import it. This file is run by path and imports nothing from netplugin. Each request names a
+method of ``Child`` and has its arguments:
 
     -> {"op":"connect","package":DIRECTORY|null,"server":..,"sync_port":..,"async_port":..,
         "ports":[0,1],"force":false}
     <- {"version":"v3.08","speeds_gbps":[10.0,10.0],"drivers":["net_ice","net_ice"]}
-    -> {"op":"load","streams":[{"port":0,"size":64,"pps":28,..},..]}
+    -> {"op":"load","streams":[{"port":0,"size":64,"packet":{..},"engine":[..],"mode":[..]},..]}   <- {}
     -> {"op":"profile","file":FILE,"arguments":[..],"ports":[0]}                       <- {}
     -> {"op":"start","ports":[0],"mult":"38000.00pps","duration_s":60.0}               <- {}
-    -> {"op":"read"}                  <- {"from_s":..,"to_s":..,"active":true,"ports":{..},"raw_global":{..}}
+    -> {"op":"read"}            <- {"from_s":..,"to_s":..,"active":true,"ports":{..},"queue_drops":..,..}
     -> {"op":"stop"}                                                                   <- {}
-    -> {"op":"latency","ids":[1,2]}      <- {"streams":[{"histogram":{"20":991,"30":9},"max_us":37.0},..]}
+    -> {"op":"latency","ids":[1,2]}
+    <- {"streams":[{"histogram":{"20":991,"30":9},"max_us":37.0,"lost":0},..]}
     -> {"op":"bye"}
 
 Times are of the monotonic clock. Errors are answered as ``{"error": TEXT}``.
@@ -25,10 +27,20 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 _COUNTERS = ("opackets", "ipackets", "ierrors", "oerrors")
-_TOTALS = ("m_total_queue_drop", "m_total_queue_full")
+
+
+def counters(stats: Mapping[Any, Any], raw_global: Mapping[str, Any], ports: Sequence[Any]) -> dict[str, Any]:
+    """Return what counts of the results of ``get_stats()`` and of the RPC ``get_global_stats``."""
+    return {
+        "ports": {port: {name: stats[port][name] for name in _COUNTERS} for port in ports},
+        "queue_drops": raw_global["m_total_queue_drop"],
+        "queue_full": raw_global["m_total_queue_full"],
+    }
 
 
 class Child:
@@ -38,68 +50,58 @@ class Child:
     client: Any
     ports: list[int]
 
-    def connect(self, ask: dict[str, Any]) -> dict[str, Any]:
-        if ask["package"]:
-            sys.path.insert(0, ask["package"])
+    def connect(
+        self, package: str | None, server: str, sync_port: int, async_port: int, ports: list[int], force: bool
+    ) -> dict[str, Any]:
+        if package:
+            sys.path.insert(0, package)
         try:
             self.api = importlib.import_module("trex.stl.api")
         except ImportError as error:
             raise RuntimeError(f"the client of TRex cannot be imported: {error}") from error
-        self.client = self.api.STLClient(
-            server=ask["server"],
-            sync_port=ask["sync_port"],
-            async_port=ask["async_port"],
-            verbose_level="none",
+        client = self.client = self.api.STLClient(
+            server=server, sync_port=sync_port, async_port=async_port, verbose_level="none"
         )
-        try:
-            self.client.connect()
-        except Exception as error:
-            hint = "does t-rex-64 -i run there? --trex-cfg starts one here"
-            raise RuntimeError(f"{error}: {hint}") from error
-        known = self.client.get_all_ports()
-        missing = [port for port in ask["ports"] if port not in known]
+        with _hint("does t-rex-64 -i run there? --trex-cfg starts one here"):
+            client.connect()
+        known = client.get_all_ports()
+        missing = [port for port in ports if port not in known]
         if missing:
             raise RuntimeError(f"it has no port {missing[0]}, only {', '.join(map(str, known))}")
         # Not reset(): it acquires ports by force.
-        try:
-            self.client.acquire(ports=ask["ports"], force=ask["force"])
-        except Exception as error:
-            hint = "wait until it ends, or take the ports with --trex-force"
-            raise RuntimeError(f"{error}: {hint}") from error
-        self.ports = ask["ports"]
-        self.client.stop(ports=self.ports, rx_delay_ms=0)
-        self.client.remove_all_streams(ports=self.ports)
-        about = self.client.get_port_info(self.ports)
+        with _hint("wait until it ends, or take the ports with --trex-force"):
+            client.acquire(ports=ports, force=force)
+        self.ports = ports
+        self.stop()
+        client.remove_all_streams(ports=ports)
+        about = client.get_port_info(ports)
         promiscuous = [p["index"] for p in about if p["is_prom_supported"] in (True, "yes")]
         if promiscuous:
-            self.client.set_port_attr(ports=promiscuous, promiscuous=True)
+            client.set_port_attr(ports=promiscuous, promiscuous=True)
         return {
-            "version": self.client.get_server_version()["version"],
+            "version": client.get_server_version()["version"],
             "speeds_gbps": [port["speed"] for port in about],
             "drivers": [port["driver"] for port in about],
         }
 
-    def load(self, ask: dict[str, Any]) -> dict[str, Any]:
+    def load(self, streams: list[dict[str, Any]]) -> None:
         self.client.remove_all_streams(ports=self.ports)
-        for stream in ask["streams"]:
-            self.client.add_streams(self._stream(stream), ports=[stream["port"]])
-        return {}
+        for stream in streams:
+            self.client.add_streams(self._stream(**stream), ports=[stream["port"]])
 
-    def profile(self, ask: dict[str, Any]) -> dict[str, Any]:
+    def profile(self, file: str, arguments: list[str], ports: list[int]) -> None:
         self.client.remove_all_streams(ports=self.ports)
-        for number, port in enumerate(ask["ports"]):
+        for number, port in enumerate(ports):
             profile = self.api.STLProfile.load_py(
-                ask["file"], direction=number % 2, port_id=port, tunables=ask["arguments"]
+                file, direction=number % 2, port_id=port, tunables=arguments
             )
             self.client.add_streams(profile.get_streams(), ports=[port])
-        return {}
 
-    def start(self, ask: dict[str, Any]) -> dict[str, Any]:
+    def start(self, ports: list[int], mult: str, duration_s: float) -> None:
         # Force: TRex's line rate of a virtual port is not real.
-        self.client.start(ports=ask["ports"], mult=ask["mult"], duration=ask["duration_s"], force=True)
-        return {}
+        self.client.start(ports=ports, mult=mult, duration=duration_s, force=True)
 
-    def read(self, _ask: dict[str, Any]) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         from_s = time.monotonic()
         active = bool(self.client.is_traffic_active(ports=self.ports))
         stats = self.client.get_stats(ports=self.ports)
@@ -107,82 +109,65 @@ class Child:
         answer = self.client.conn.rpc.transmit("get_global_stats")
         if not answer:
             raise RuntimeError(f"get_global_stats: {answer}")
-        raw = answer.data()
-        return {
-            "from_s": from_s,
-            "to_s": to_s,
-            "active": active,
-            "ports": {port: {name: stats[port][name] for name in _COUNTERS} for port in self.ports},
-            "raw_global": {name: raw[name] for name in _TOTALS},
-        }
+        read = counters(stats, answer.data(), self.ports)
+        return {"from_s": from_s, "to_s": to_s, "active": active, **read}
 
-    def latency(self, ask: dict[str, Any]) -> dict[str, Any]:
-        """Read the latency streams with these packet group ids."""
-        found = self.client.get_pgid_stats(ask["ids"])["latency"]
-        streams = [found[number]["latency"] for number in ask["ids"]]
-        return {
-            "streams": [
-                {"histogram": stream["histogram"], "max_us": float(stream["total_max"])} for stream in streams
-            ]
-        }
+    def latency(self, ids: list[int]) -> dict[str, Any]:
+        """Read the latency streams with these packet group ids; what the client has not is left out.
 
-    def stop(self, _ask: dict[str, Any]) -> dict[str, Any]:
+        A stream of which nothing comes back has no histogram, and its other values are no numbers.
+        """
+        found = self.client.get_pgid_stats(ids).get("latency") or {}
+        streams = []
+        for number in ids:
+            one = found.get(number) or {}
+            measured, errors = one.get("latency") or {}, one.get("err_cntrs") or {}
+            histogram = measured.get("histogram") or {}
+            longest = float(measured["total_max"]) if histogram else 0.0
+            streams.append({"histogram": histogram, "max_us": longest, "lost": errors.get("dropped", 0)})
+        return {"streams": streams}
+
+    def stop(self) -> None:
         self.client.stop(ports=self.ports, rx_delay_ms=0)
-        return {}
 
     def bye(self) -> None:
         if hasattr(self, "client"):
             if hasattr(self, "ports"):
-                self.client.stop(ports=self.ports, rx_delay_ms=0)
+                self.stop()
                 self.client.remove_all_streams(ports=self.ports)
             self.client.disconnect()
 
-    def _stream(self, settings: dict[str, Any]) -> Any:
-        """Build a stream: UDP over IPv4 with a field engine that counts through the flows."""
+    def _stream(
+        self,
+        port: int,
+        size: int,
+        packet: dict[str, dict[str, Any]],
+        engine: list[tuple[str, dict[str, Any]]],
+        mode: tuple[str, dict[str, Any]],
+        latency_id: int | None = None,
+        isg: float = 0.0,
+    ) -> Any:
+        """Build a stream of UDP over IPv4; ``size`` is with the FCS, which the NIC adds."""
         api = self.api
-        macs = {"src": settings["source_mac"], "dst": settings["destination_mac"]}
-        # TRex fills in the port's MAC addresses where none is given.
-        packet = (
-            api.Ether(**{name: mac for name, mac in macs.items() if mac})
-            / api.IP(src=settings["source_ip"], dst=settings["destination_ip"])
-            / api.UDP(sport=settings["source_port"], dport=settings["destination_port"], chksum=0)
-        )
-        # Without FCS, which the NIC adds.
-        packet = packet / (b"\0" * (settings["size"] - 4 - len(packet)))
-        engine = []
-        if settings["flows"] > 1:
-            engine = [
-                api.STLVmFlowVar(
-                    "flow",
-                    min_value=settings["first"],
-                    max_value=settings["first"] + settings["flows"] - 1,
-                    size=settings["field_bytes"],
-                    op="inc",
-                ),
-                api.STLVmWrFlowVar("flow", pkt_offset=settings["field"]),
-                api.STLVmFixIpv4(offset="IP"),
-            ]
-        more = {}
-        if "latency_id" in settings:
-            more["flow_stats"] = api.STLFlowLatencyStats(pg_id=settings["latency_id"])
-        if "after_us" in settings:
-            more["isg"] = settings["after_us"]
+        ether, ip, udp = (getattr(api, layer)(**packet[layer]) for layer in ("Ether", "IP", "UDP"))
+        headers = ether / ip / udp
+        frame = headers / (b"\0" * (size - 4 - len(headers)))
+        more = {} if latency_id is None else {"flow_stats": api.STLFlowLatencyStats(pg_id=latency_id)}
         return api.STLStream(
-            packet=api.STLPktBuilder(pkt=packet, vm=engine),
-            mode=self._mode(settings),
+            packet=api.STLPktBuilder(pkt=frame, vm=[getattr(api, name)(**values) for name, values in engine]),
+            mode=getattr(api, mode[0])(**mode[1]),
+            isg=isg,
             **more,
         )
 
-    def _mode(self, settings: dict[str, Any]) -> Any:
-        burst = settings.get("burst")
-        if burst is None:
-            return self.api.STLTXCont(pps=settings["pps"])
-        return self.api.STLTXMultiBurst(
-            pps=settings["pps"],
-            pkts_per_burst=burst["frames"],
-            ibg=burst["gap_us"],
-            count=burst["count"],
-        )
+
+@contextmanager
+def _hint(text: str) -> Iterator[None]:
+    """Add a hint to TRex's errors."""
+    try:
+        yield
+    except Exception as error:
+        raise RuntimeError(f"{error}: {text}") from error
 
 
 def main() -> None:
@@ -194,13 +179,15 @@ def main() -> None:
     try:
         for line in sys.stdin:
             ask = json.loads(line)
-            if ask["op"] == "bye":
+            op = ask.pop("op")
+            if op == "bye":
                 break
             try:
-                answer = getattr(child, ask["op"])(ask)
+                answer = getattr(child, op)(**ask) or {}
             except Exception as error:
                 # TRex's errors contain ANSI colours and several lines.
-                text = re.sub(r"\x1b\[[0-9;]*m", "", f"{error}" or repr(error))
+                words = repr(error) if isinstance(error, LookupError) else f"{error}" or repr(error)
+                text = re.sub(r"\x1b\[[0-9;]*m", "", words)
                 answer = {"error": " ".join(text.replace("*", "").split())}
             answers.write(json.dumps(answer) + "\n")
     finally:

@@ -1,0 +1,97 @@
+"""A program, here or over SSH, that is interrupted and then killed when it is closed or this process dies."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Final
+
+from netplugin_zeroloss.generators import guard
+from netplugin_zeroloss.machines.contract import Connected
+from netplugin_zeroloss.machines.ssh import Local
+from netplugin_zeroloss.values import GeneratorError
+
+_GUARD: Final = Path(guard.__file__).read_text()
+#: Seconds its guard may take to kill it.
+_GUARD_S: Final = 5.0
+#: Bytes that it may print; an hour of TRex has 10 MB.
+_MOST_OUTPUT: Final = 1 << 28
+_LAST_LINES: Final = 8
+
+
+def python_of(machine: Connected | None) -> str:
+    return sys.executable if machine is None or isinstance(machine, Local) else "python3"
+
+
+class GuardedProgram:
+    """One run of a program and its children; its output is kept. The caller closes it."""
+
+    def __init__(
+        self, arguments: Sequence[str], stop_s: float, directory: str = ".", machine: Connected | None = None
+    ) -> None:
+        """Start it in ``directory`` of ``machine`` (None: this one). It gets ``stop_s`` after SIGINT."""
+        self.name = Path(arguments[0]).name
+        self._stop_s = stop_s
+        self._output: IO[bytes] = tempfile.TemporaryFile()
+        # Over SSH, the guard's input closes when the connection does.
+        how = ["-IS", "-c", _GUARD, "0", str(int(signal.SIGINT)), str(stop_s)]
+        command = ["sh", "-c", 'cd "$0" && exec "$@"', directory, python_of(machine), *how, *arguments]
+        self._guard = subprocess.Popen(
+            command if machine is None else machine.command(command),
+            stdin=subprocess.PIPE,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        #: A pidfd, readable when the program has ended.
+        self.ended = os.pidfd_open(self._guard.pid)
+
+    @property
+    def output(self) -> str:
+        """The output so far. Raises: GeneratorError if it is too long."""
+        self._output.seek(0)
+        text = self._output.read(_MOST_OUTPUT)
+        if len(text) == _MOST_OUTPUT:
+            raise GeneratorError(f"{self.name} prints more than {_MOST_OUTPUT} bytes")
+        return text.decode(errors="replace")
+
+    @property
+    def status(self) -> int | None:
+        """The exit status, as a shell reports it; None while the program runs."""
+        return self._guard.poll()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for the end. Returns whether it has ended."""
+        select.select([self.ended], [], [], seconds)
+        return self.status is not None
+
+    def interrupt(self) -> None:
+        """Let the guard send SIGINT; it kills the program if that does not end in time."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+
+    def stop(self) -> None:
+        """Interrupt it and wait for its end."""
+        self.interrupt()
+        if not self.wait(self._stop_s + _GUARD_S):
+            self._guard.kill()
+        self._guard.wait()
+
+    def close(self) -> None:
+        """Stop the program and release its files. Idempotent."""
+        if self._output.closed:
+            return
+        self.stop()
+        os.close(self.ended)
+        self._output.close()
+
+
+def log_tail(text: str) -> str:
+    """Return the last lines of a program's output, for an error message."""
+    return "\n".join(text.strip().splitlines()[-_LAST_LINES:])
