@@ -14,8 +14,7 @@ from pathlib import Path
 
 import yaml
 from netplugin_zeroloss import journal as run_journal
-from netplugin_zeroloss.generators import trex_stf
-from netplugin_zeroloss.generators.trex_stl import StlReading, TrexPath, measurement
+from netplugin_zeroloss.generators import exec, trex_stf
 from netplugin_zeroloss.loss import ovs as loss_ovs
 from netplugin_zeroloss.matrix import description
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
@@ -295,19 +294,23 @@ def _stf(data: bytes) -> None:
 
 
 def _stl(data: bytes) -> None:
-    now = bounded.validated(bounded.parse(data), _READING)
-    ends = sorted(now.ports)
-    paths = [TrexPath(send=one, receive=one) for one in ends if one >= 0]
-    before = now.model_copy(update={"queue_drops": 0})
-    if paths:
-        measurement(before, now, paths, 1.0)
+    """What it says to the tool is read as that of any other program."""
+    answer = bounded.parse(data)
+    bounded.validated(answer, _ANSWER)
+    bounded.validated(answer, _HELLO)
 
 
-_READING = TypeAdapter(StlReading)
+_ANSWER, _HELLO = TypeAdapter(exec._Answer), TypeAdapter(exec._Hello)
 _STL = {
-    "ports": {str(n): {"opackets": 9, "ipackets": 8, "ierrors": 0, "oerrors": 1} for n in range(2)},
-    "queue_drops": 1,
-    "queue_full": 2,
+    "ok": True,
+    "name": "TRex",
+    "tx_packets": 9,
+    "rx_packets": 8.0,
+    "elapsed_s": 1.5,
+    "directions": [{"tx_packets": 9, "rx_packets": 8}],
+    "latencies": [{"samples": 1, "p50_us": 1.0, "p90_us": 2.0, "p99_us": 3.0, "max_us": 4.0}],
+    "progress": [{"tx_packets": 1, "rx_packets": 1, "elapsed_s": 0.5}],
+    "evidence": {"generator.rx": 1},
 }
 
 
@@ -349,6 +352,6 @@ PARSERS = [
         "run description", _runs, lambda data: description.read(_text(data), "run"), (UnusableInput,), cost=25
     ),
     Parser("TRex, stateful", _files("trex-3.08/stf_*.txt"), _stf, (GeneratorError,), cost=30),
-    Parser("TRex, stateless", lambda: [json.dumps(_STL).encode()], _stl, (bounded.Unreadable,)),
+    Parser("the protocol of exec", lambda: [json.dumps(_STL).encode()], _stl, (bounded.Unreadable,)),
     Parser("VPP", _files("vpp-26.06/*.txt"), _vpp, cost=3),
 ]

@@ -18,7 +18,8 @@ from netplugin_zeroloss.generators import guard
 from netplugin_zeroloss.generators.choose import TrexStl, make
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.frames import Frames, Vary
-from netplugin_zeroloss.generators.trex_stl import Look, TrexPath, elapsed
+from netplugin_zeroloss.generators.trex_stl import TrexPath
+from netplugin_zeroloss.generators.trex_stl_trials import Look, elapsed
 from netplugin_zeroloss.judge import Cause, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, LatencySummary, TrialRequest, UnusableInput
 
@@ -101,8 +102,7 @@ def test_a_trial_that_may_not_be_stopped_is_not(trex: Trex) -> None:
     assert not found.aborted and found.tx_packets == 190_001
 
 
-def test_a_trial_that_is_late_is_given_up(trex: Trex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("netplugin_zeroloss.generators.trex_stl._LATE_S", 0.1)
+def test_a_trial_that_is_late_is_given_up(trex: Trex) -> None:
     trex.play("stl_clean_38kpps", seconds=60, share_back=1)
     with generator() as tool:
         found = tool.run(ASKED)

@@ -6,6 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Annotated, Any, Final, TypeVar
@@ -87,10 +88,14 @@ class Generator(ABC):
     equal, so that frames in flight do not count as lost.
     """
 
+    _info: GeneratorInfo
+    #: What ``close`` releases.
+    _opened = ExitStack()
+
     @property
-    @abstractmethod
     def info(self) -> GeneratorInfo:
         """Capabilities, known before the first trial."""
+        return self._info
 
     @abstractmethod
     def run(self, request: TrialRequest) -> Measurement:
@@ -99,8 +104,9 @@ class Generator(ABC):
     def recall(self, request: TrialRequest) -> None:  # noqa: B027 - only a simulation has state
         """Account for a trial that was run before a restart; called in order, without running it again."""
 
-    def close(self) -> None:  # noqa: B027 - there may be nothing to release
+    def close(self) -> None:
         """Stop sending and release all resources. Idempotent."""
+        self._opened.close()
 
     def __enter__(self) -> Generator:
         return self
@@ -131,7 +137,7 @@ _DRAIN_S: Final = 10.0
 #: Seconds between two reads of complete counters.
 _MOMENT_S: Final = 0.02
 #: A trial that is late by this part of its duration, and by the seconds of its generator, cannot catch up.
-_LATE_PART: Final = 0.02
+LATE_PART: Final = 0.02
 
 
 class LossWatch:
@@ -205,7 +211,7 @@ class TrialWatch:
         self.in_flight = in_flight
         self._losses = [LossWatch(in_flight) for _ in range(directions)]
         self._progress = ProgressWatch(request)
-        self._takes_s = request.duration_s * (1 + _LATE_PART) + late_s
+        self._takes_s = request.duration_s * (1 + LATE_PART) + late_s
         self.begin()
 
     def begin(self) -> None:

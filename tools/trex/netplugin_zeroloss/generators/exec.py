@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from netplugin_zeroloss.generators.contract import Generator, GeneratorDescription, GeneratorInfo, Positive
+from netplugin_zeroloss.generators.contract import (
+    LATE_PART,
+    Generator,
+    GeneratorDescription,
+    GeneratorInfo,
+    Positive,
+)
 from netplugin_zeroloss.generators.dialogue import Answer, Dialogue
 from netplugin_zeroloss.values import (
     Direction,
@@ -47,6 +55,8 @@ class _Hello(Answer):
     min_trial_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     latency: bool = False
     bursts: bool = False
+    bursts_of_mixes: bool | None = None
+    line_bps: Annotated[float, Field(gt=0)] | None = None
 
 
 class _Pair(Answer):
@@ -82,28 +92,33 @@ class _Answer(_Pair):
     latencies: tuple[_Latency, ...] = ()
     progress: tuple[_Reading, ...] = ()
     evidence: dict[str, float] = Field(default_factory=dict)
+    readings: dict[str, float] = Field(default_factory=dict)
 
 
 class ExecGenerator(Generator):
-    """A user-supplied program. ``answer_s``: seconds allowed per answer beyond the trial duration."""
+    """A program that speaks JSON lines. ``answer_s``: seconds allowed per answer beyond the trial."""
 
-    def __init__(self, command: str, answer_s: float = 60.0) -> None:
-        """Start the program and read its ``hello``. Raises: UnusableInput, GeneratorError."""
+    def __init__(
+        self,
+        command: str | Sequence[str],
+        answer_s: float = 60.0,
+        who: str = "--exec-cmd",
+        opened: ExitStack | None = None,
+    ) -> None:
+        """Start the program and read its ``hello``; ``opened`` is closed after it.
+
+        Raises: UnusableInput, GeneratorError.
+        """
         self._answer_s = answer_s
-        self._dialogue = Dialogue("--exec-cmd", _arguments(command))
-        try:
+        arguments = _arguments(command) if isinstance(command, str) else command
+        with opened or ExitStack() as parts:
+            self._dialogue = parts.enter_context(closing(Dialogue(who, arguments)))
             hello = self._dialogue.ask({"op": "hello", "version": 1}, answer_s, _Hello)
             if not hello.ok:
                 raise self._dialogue.error("it does not want to start: its hello says ok: false")
-        except BaseException:
-            self.close()
-            raise
-        about = hello.model_dump(exclude={"ok", "max_pps"})
-        self._info = GeneratorInfo(**about, max_pps=hello.max_pps or math.inf, bursts_of_mixes=hello.bursts)
-
-    @property
-    def info(self) -> GeneratorInfo:
-        return self._info
+            self._opened = parts.pop_all()
+        about = hello.model_dump(exclude={"ok"}, exclude_none=True)
+        self._info = GeneratorInfo(**{"bursts_of_mixes": hello.bursts} | about)
 
     def run(self, request: TrialRequest) -> Measurement:
         question: dict[str, Any] = {"op": "trial"}
@@ -113,7 +128,7 @@ class ExecGenerator(Generator):
         question |= {name: value for name, value in optional.items() if value}
         if request.burst > 1:
             question["burst"] = request.burst
-        takes = 0.0 if self._info.virtual_time else request.duration_s
+        takes = 0.0 if self._info.virtual_time else request.duration_s * (1 + LATE_PART)
         answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
         parts: dict[str, Any] = {
             "directions": tuple(Direction(**dict(pair)) for pair in answer.directions),
@@ -121,9 +136,6 @@ class ExecGenerator(Generator):
             "progress": tuple(Progress(**dict(reading)) for reading in answer.progress),
         }
         return Measurement(**dict(answer) | parts)
-
-    def close(self) -> None:
-        self._dialogue.close()
 
 
 def _arguments(command: str) -> list[str]:

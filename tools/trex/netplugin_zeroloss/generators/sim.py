@@ -82,10 +82,6 @@ class SimGenerator(Generator):
         able = dict.fromkeys(("virtual_time", "latency", "bursts", "bursts_of_mixes"), True)
         self._info = GeneratorInfo(f"sim:{family.name}", can_abort=can_abort, **able)
 
-    @property
-    def info(self) -> GeneratorInfo:
-        return self._info
-
     def run(self, request: TrialRequest) -> Measurement:
         family, duration = self._family, request.duration_s
         rate = min(request.rate_pps, family.sends_pps)

@@ -158,14 +158,10 @@ class TcpreplayGenerator(Generator):
         with ExitStack() as opened:
             self._files = opened.enter_context(tempfile.TemporaryDirectory(prefix="zeroloss-"))
             self._wire = opened.enter_context(closing(Wire(description.netns)))
-            self._ways = [_way(self._wire, number, path) for number, path in enumerate(description.paths)]
+            self._ways = [self._way(number, path) for number, path in enumerate(description.paths)]
             for interface in dict.fromkeys(end for way in self._ways for end in (way.send, way.receive)):
                 self._wire.take(interface)
             self._opened = opened.pop_all()
-
-    @property
-    def info(self) -> GeneratorInfo:
-        return self._info
 
     def run(self, request: TrialRequest) -> Measurement:
         watch = TrialWatch(request, len(self._ways), self._in_flight, _LATE_S)
@@ -207,8 +203,11 @@ class TcpreplayGenerator(Generator):
         self._in_flight = watch.in_flight
         return measured
 
-    def close(self) -> None:
-        self._opened.close()
+    def _way(self, number: int, path: InterfacePath) -> _Way:
+        sender, receiver = self._wire.interface(path.send), self._wire.interface(path.receive)
+        source, destination = (path.frames.source_mac, path.frames.destination_mac)
+        macs = {"source_mac": source or sender.mac, "destination_mac": destination or receiver.mac}
+        return _Way(sender, receiver, path.frames.in_direction(number).model_copy(update=macs))
 
     def _leg(self, number: int, way: _Way, request: TrialRequest) -> _Leg:
         longest = max(sizes(request)) - FCS_BYTES - _ETHERNET_BYTES
@@ -230,15 +229,6 @@ class _Way:
     send: Interface
     receive: Interface
     frames: Frames
-
-
-def _way(wire: Wire, number: int, path: InterfacePath) -> _Way:
-    sender, receiver = wire.interface(path.send), wire.interface(path.receive)
-    macs = {
-        "source_mac": path.frames.source_mac or sender.mac,
-        "destination_mac": path.frames.destination_mac or receiver.mac,
-    }
-    return _Way(sender, receiver, path.frames.in_direction(number).model_copy(update=macs))
 
 
 class _Leg:

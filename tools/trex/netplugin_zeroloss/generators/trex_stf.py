@@ -260,18 +260,11 @@ class TrexStfGenerator(Generator):
             min_trial_s=_MIN_TRIAL_S,
         )
 
-    @property
-    def info(self) -> GeneratorInfo:
-        return self._info
-
     def run(self, request: TrialRequest) -> Measurement:
         if self._pps_per_m is None:
             self._pps_per_m = self._probe()
         text, ended = self._batch(request.rate_pps / self._pps_per_m, request.duration_s)
         return parse_stf(text) if ended else parse_interrupted(text, request.packets)
-
-    def close(self) -> None:
-        self._opened.close()
 
     def _checked(self) -> list[str]:
         """Check the files of the run; returns the arguments that name the configuration."""
