@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.cli.main import main
-from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo, ProgressWatch
+from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo, TrialWatch
 from netplugin_zeroloss.generators.sim import sim_generator
 from netplugin_zeroloss.generators.trex_streams import latency_pps, summary
 from netplugin_zeroloss.journal import Cell, PastTrial
@@ -26,6 +26,7 @@ from netplugin_zeroloss.search.follow_up import FollowUp, FollowUpRun, describe,
 from netplugin_zeroloss.search.search import carry_out, replayed
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
+    Direction,
     GeneratorError,
     LatencySummary,
     Measurement,
@@ -165,14 +166,14 @@ def test_a_simulated_soak_loses_as_one_trial_does() -> None:
 
 
 def test_readings_are_evenly_spaced_from_the_first_frame_on() -> None:
-    watch = ProgressWatch(TrialRequest(1000, 10.0, readings=5))
-    for tick in range(0, 130):
-        watch.look(100 + tick / 10, max(0, 100 * (tick - 20)), 0)
-    assert [round(r.elapsed_s, 1) for r in watch.readings] == [2.0, 4.0, 6.0, 8.0, 10.0]
-    unwanted = ProgressWatch(TrialRequest(1000, 10.0))
-    unwanted.look(1, 10, 10)
-    unwanted.look(100, 10, 10)
-    assert unwanted.readings == ()
+    def readings(wanted: int) -> list[float]:
+        watch = TrialWatch(TrialRequest(1000, 10.0, readings=wanted), 1, 2**20, 1e6)
+        for tick in range(0, 130):
+            watch.stops(100 + tick / 10, [Direction(max(0, 100 * (tick - 20)), 0)])
+        return [round(r.elapsed_s, 1) for r in watch.finish(Measurement(1, 0, 1.0)).progress]
+
+    assert readings(5) == [2.0, 4.0, 6.0, 8.0, 10.0]
+    assert readings(0) == []
 
 
 # -- TRex's histograms ---------------------------------------------------------------------------

@@ -152,6 +152,53 @@ def test_the_doubt_covers_a_run_that_was_over_before_it_was_seen() -> None:
     assert seconds - doubt <= 0 and seconds + doubt >= 0.04
 
 
+# -- what it lies about --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [2**32 - 1000, 2**32 - 189_000])
+def test_a_counter_that_wraps_makes_the_trial_invalid(trex: Trex, before: int) -> None:
+    """A NIC that counts in 32 bits: early in the trial or late, no loss and no pass; the next one counts."""
+    trex.play("stl_clean_38kpps", seconds=0.5, share_back=1, before=before, wraps=32)
+    with generator() as tool:
+        found = tool.run(ASKED)
+    judged = judge(ASKED, found, 0.005)
+    assert (judged.verdict, judged.cause) == (Verdict.INVALID, Cause.COUNTERS), judged.reason
+    assert "wrapped" in judged.reason
+
+
+@pytest.mark.parametrize(
+    ("asked", "cause"),
+    [(TrialRequest(400_000, 0.5), Cause.SHORT), (TrialRequest(360_000, 0.5), Cause.FAST)],
+    ids=["less", "more"],
+)
+def test_what_another_session_sends_or_ours_does_not_is_seen(
+    trex: Trex, asked: TrialRequest, cause: Cause
+) -> None:
+    """Whoever took the ports by force: the counters of the ports have what was not asked."""
+    with generator() as tool:
+        judged = judge(asked, tool.run(asked), 0.005)
+    assert (judged.verdict, judged.cause) == (Verdict.INVALID, cause), judged.reason
+
+
+def test_traffic_ends_with_the_tool_in_the_middle_of_a_trial(trex: Trex, tmp_path: Path) -> None:
+    """Killed: the program for TRex sees it, stops what it sends, and gives its ports back."""
+    trex.play("stl_clean_38kpps", seconds=600, share_back=1)
+    code = (
+        "import sys\n"
+        "from netplugin_zeroloss.generators.choose import TrexStl, make\n"
+        "from netplugin_zeroloss.values import TrialRequest\n"
+        "make(TrexStl(trex_dir=sys.argv[1])).run(TrialRequest(100, 600))"
+    )
+    tool = subprocess.Popen([sys.executable, "-c", code, str(TREE)])
+    try:
+        wait_for(lambda: bool(trex.calls("start")), 60, "it sends")
+    finally:
+        tool.kill()
+        tool.wait()
+    wait_for(lambda: bool(trex.calls("disconnect")), 10, "its ports are given back")
+    assert [call["call"] for call in trex.calls()][-3:] == ["stop", "remove", "disconnect"]
+
+
 # -- what is sent --------------------------------------------------------------------------------
 
 
@@ -232,6 +279,36 @@ def test_latency_streams_have_ids_of_their_own_and_go_again(trex: Trex) -> None:
     measuring = streams[2]
     assert (measuring["ports"], measuring["mode"]) == ([0], {"pps": 1000.0})
     assert measuring["packet"]["vm"] == []
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [{"latency": "gone"}, {"refuse": {"get_pgid_stats": "Negative pg_id stat value: -7"}}],
+)
+def test_a_latency_stream_that_is_lost_costs_its_latency_and_no_trial(
+    trex: Trex, lost: dict[str, Any]
+) -> None:
+    trex.play("stl_clean_38kpps", seconds=0.5, share_back=1, **lost)
+    with generator() as tool:
+        found = tool.run(replace(ASKED, latency=True))
+        tool.run(ASKED)
+    assert found.latencies == () and judge(ASKED, found, 0.005).verdict is Verdict.PASSED
+
+
+def test_what_a_latency_stream_lost_is_a_reading(trex: Trex) -> None:
+    """Of its frames none came back, and its maximum is no number."""
+    with generator() as tool:
+        found = tool.run(replace(ASKED, latency=True))
+        assert tool.run(ASKED).readings == {}
+    assert found.latencies == () and found.readings == {"generator.latency_lost": 500}
+
+
+def test_latency_streams_are_not_sent_in_bursts(trex: Trex) -> None:
+    with generator() as tool:
+        tool.run(replace(ASKED, latency=True, burst=10))
+    first, measuring = trex.calls("stream")
+    assert first["mode"]["pkts_per_burst"] == 10 and first["mode"]["count"] * 10 == 190_000 - 500
+    assert measuring["mode"] == {"pps": 1000.0} and measuring["flow_stats"] == {"pg_id": 1}
 
 
 def test_a_profile_measures_no_latency(trex: Trex) -> None:

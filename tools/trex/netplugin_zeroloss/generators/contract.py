@@ -6,9 +6,8 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -81,7 +80,7 @@ class GeneratorInfo:
         return min(self.max_pps, line_rate_pps(self.line_bps, frame_size))
 
 
-class Generator(ABC):
+class Generator(AbstractContextManager["Generator"], ABC):
     """Sends frames through the device under test and counts received frames.
 
     ``run`` must stop sending, let the device drain, and then read the counters until two reads are
@@ -101,22 +100,14 @@ class Generator(ABC):
     def run(self, request: TrialRequest) -> Measurement:
         """Run one trial. Raises: GeneratorError."""
 
-    def recall(self, request: TrialRequest) -> None:  # noqa: B027 - only a simulation has state
+    def recall(self, request: TrialRequest) -> None:
         """Account for a trial that was run before a restart; called in order, without running it again."""
 
     def close(self) -> None:
         """Stop sending and release all resources. Idempotent."""
         self._opened.close()
 
-    def __enter__(self) -> Generator:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -185,24 +176,8 @@ class PaceWatch:
         self.burst_packets = max(self.burst_packets, round(self._most_behind - max(0.0, behind)))
 
 
-class ProgressWatch:
-    """Keeps as many readings of a trial as it requests, evenly spaced over its duration."""
-
-    def __init__(self, request: TrialRequest) -> None:
-        self._period_s = request.duration_s / request.readings if request.readings else math.inf
-        self._start: float | None = None
-        self.readings: tuple[Progress, ...] = ()
-
-    def look(self, now: float, sent: int, received: int) -> None:
-        """Account for the counters at time ``now``."""
-        if self._start is None and sent:
-            self._start = now
-        if self._start is not None and now - self._start >= (len(self.readings) + 1) * self._period_s:
-            self.readings += (Progress(now - self._start, sent, received),)
-
-
 class TrialWatch:
-    """Watches the directions of one trial, and decides when to stop it."""
+    """Watches the directions of one trial: decides when to stop it, and keeps the readings requested."""
 
     def __init__(self, request: TrialRequest, directions: int, in_flight: int, late_s: float) -> None:
         """``in_flight``: frames that the device may hold; ``late_s``: how late the generator may be."""
@@ -210,7 +185,10 @@ class TrialWatch:
         #: Frames that may be in flight: more after a false alarm, a trial that was stopped with none missing.
         self.in_flight = in_flight
         self._losses = [LossWatch(in_flight) for _ in range(directions)]
-        self._progress = ProgressWatch(request)
+        #: Evenly spaced from the first frame on.
+        self._readings: tuple[Progress, ...] = ()
+        self._period_s = request.duration_s / request.readings if request.readings else math.inf
+        self._first: float | None = None
         self._takes_s = request.duration_s * (1 + LATE_PART) + late_s
         self.begin()
 
@@ -224,7 +202,11 @@ class TrialWatch:
 
         ``between``: frames that may have been sent between the counters of a direction.
         """
-        self._progress.look(now, sum(d.tx_packets for d in counted), sum(d.rx_packets for d in counted))
+        sent, received = (sum(d.tx_packets for d in counted), sum(d.rx_packets for d in counted))
+        if self._first is None and sent:
+            self._first = now
+        if self._first is not None and now - self._first >= (len(self._readings) + 1) * self._period_s:
+            self._readings += (Progress(now - self._first, sent, received),)
         lost = [
             watch.sees_loss(now, d.tx_packets, d.rx_packets, between)
             for watch, d in zip(self._losses, counted, strict=True)
@@ -237,7 +219,7 @@ class TrialWatch:
         """Return the measurement with what was watched."""
         if self._aborted and measured.tx_packets == measured.rx_packets:
             self.in_flight *= _FALSE_ALARM
-        return replace(measured, aborted=self._aborted, progress=self._progress.readings)
+        return replace(measured, aborted=self._aborted, progress=self._readings)
 
 
 def counted(directions: Sequence[Direction], elapsed_s: float, **more: Any) -> Measurement:

@@ -150,36 +150,39 @@ class SimulatedDevice:
         A burst comes all at once. One that the queue can hold leaves as much less room for other frames;
         larger ones are simulated one by one.
         """
-        trial = _Trial(self.spec, rate_pps, duration_s, abort, burst)
-        for at, place, seconds in self._events(rate_pps, duration_s, burst):
-            if at >= trial.end:
+        trial = _Trial(self.spec, rate_pps, duration_s, abort, burst, self._clock)
+        for event in self._events(rate_pps, duration_s, burst):
+            if event[0] >= trial.end:
                 break
-            trial.happens(at, self._clock + at, place, seconds)
-        passage = trial.finish(self._clock)
+            trial.happens(*event)
+        passage = trial.finish()
         self._clock += passage.elapsed_s
         self._glitches = [at for at in self._glitches if at >= self._clock]
         return passage
 
     def _events(self, rate: float, duration: float, burst: int) -> list[tuple[float, str, float]]:
-        """Return (time, kind, length in seconds) in order of time."""
+        """Return (time, place, frames) in order of time; frames of no place are only offered."""
         spec, rng = self.spec, self._rng
         found: list[tuple[float, str, float]] = []
         if spec.stalls is not None:
             stalls = _arrivals(rng, spec.stalls.per_second, duration)
-            found += [(at, "stall", spec.stalls.draw_s(rng)) for at in stalls]
-        warm_up_s = max(0.0, spec.warm_up_s - self._clock)
+            found += [(at, "rx_ring_full", spec.stalls.draw_s(rng) * rate) for at in stalls]
         losses = spec.warm_up_losses if spec.warm_up_s else 0.0
-        found += [(at, "warm_up", 0.0) for at in _arrivals(rng, losses, min(warm_up_s, duration))]
+        cold_s = min(max(0.0, spec.warm_up_s - self._clock), duration)
+        found += [(at, "warm_up", 1.0) for at in _arrivals(rng, losses, cold_s)]
         errors = _arrivals(rng, spec.frame_error_ratio * rate, duration)
-        found += [(at, "frame_errors", 0.0) for at in errors]
+        found += [(at, "frame_errors", 1.0) for at in errors]
         if spec.glitches is not None:
             self._draw_glitches(spec.glitches, self._clock + duration)
-            found += [(at - self._clock, "glitch", spec.glitches.length_s) for at in self._glitches]
+            frames = max(1.0, spec.glitches.length_s * rate)
+            found += [(at - self._clock, "link", frames) for at in self._glitches]
         if not spec.holds(burst):
-            found += [(n * burst / rate, "burst", 0.0) for n in range(math.ceil(duration * rate / burst))]
+            total = round(rate * duration)
+            found += [
+                (n * burst / rate, "", min(burst, total - n * burst)) for n in range(-(-total // burst))
+            ]
         if spec.drift:
-            steps = int(duration / _DRIFT_STEP_S)
-            found += [(n * _DRIFT_STEP_S, "drift", 0.0) for n in range(1, steps + 1)]
+            found += [(n * _DRIFT_STEP_S, "", 0.0) for n in range(1, int(duration / _DRIFT_STEP_S) + 1)]
         return sorted(found)
 
     def _draw_glitches(self, glitches: Glitches, until: float) -> None:
@@ -199,74 +202,60 @@ class SimulatedDevice:
 class _Trial:
     """Simulates the queue of one trial from event to event."""
 
-    def __init__(self, spec: DeviceSpec, rate: float, duration: float, abort: bool, burst: int) -> None:
-        self._spec = spec
-        self._burst = burst
+    def __init__(
+        self, spec: DeviceSpec, rate: float, duration: float, abort: bool, burst: int, clock: float
+    ) -> None:
+        self._spec, self._rate, self._abort, self._clock = spec, rate, abort, clock
         #: Whether frames come at a steady rate, and not by events.
         self._steady = spec.holds(burst)
         self._ring = spec.ring_packets - (burst - 1 if self._steady else 0)
         self._offered = 0
-        self._rate = rate
-        self._abort = abort
-        self.end = duration
-        self._asked = duration
-        self._now = 0.0
-        self._queue = 0.0
+        self._asked = self.end = duration
+        self._now = self._queue = self._total = 0.0
         self._lost: dict[str, float] = {}
-        self._total = 0.0
 
-    def happens(self, at: float, clock: float, place: str, seconds: float) -> None:
-        self._serve_until(at, clock)
+    def happens(self, at: float, place: str, frames: float) -> None:
+        self._serve_until(at)
         if at >= self.end:
             return
-        if place == "stall":
-            self._fill(seconds * self._rate, "rx_ring_full", at)
-        elif place == "glitch":
-            self._lose(max(1.0, seconds * self._rate), "link", at)
-        elif place == "burst":
-            frames = min(self._burst, round(self._rate * self._asked) - self._offered)
-            self._offered += frames
-            self._fill(frames, "rx_ring_full", at)
-        elif place in ("warm_up", "frame_errors"):
-            self._lose(1.0, place, at)
+        if place and place != "rx_ring_full":
+            self._lose(frames, place, at)
+        elif frames:
+            self._offered += 0 if place else round(frames)
+            self._fill(frames, at)
 
-    def finish(self, clock: float) -> Passage:
-        self._serve_until(self.end, clock + self.end)
+    def finish(self) -> Passage:
+        self._serve_until(self.end)
         places = {place: round(count) for place, count in self._lost.items() if count >= 0.5}
         sent = round(self._rate * self.end) if self._steady else self._offered
         lost = min(sent, sum(places.values()))
         return Passage(sent, lost, self.end, self.end < self._asked and lost > 0, places)
 
-    def _serve_until(self, at: float, clock: float) -> None:
+    def _serve_until(self, at: float) -> None:
         """Advance to ``at``: the queue fills or drains at a constant rate."""
+        spec, clock = self._spec, self._clock + at
         at = min(at, self.end)
-        elapsed = at - self._now
-        if elapsed <= 0:
+        if at <= self._now:
             return
-        net = (self._rate if self._steady else 0.0) - self._capacity_at(clock)
+        capacity = spec.capacity_pps * (1 + spec.drift * math.exp(-clock / spec.drift_s))
+        net = (self._rate if self._steady else 0.0) - capacity
         if net > 0:
-            room = self._ring - self._queue
-            full_at = self._now + (room + 1) / net
-            if full_at < at and self._abort:
+            full_at = self._now + (self._ring - self._queue + 1) / net
+            if full_at < at:
                 # The first loss occurs at ``full_at``; with abort the rest may not be sent.
                 self._stop_after(full_at)
                 at = min(at, self.end)
-                elapsed = at - self._now
-            self._fill(net * elapsed, "rx_ring_full", full_at)
+            self._fill(net * (at - self._now), full_at)
         else:
-            self._queue = max(0.0, self._queue + net * elapsed)
+            self._queue = max(0.0, self._queue + net * (at - self._now))
         self._now = at
 
-    def _capacity_at(self, clock: float) -> float:
-        spec = self._spec
-        return spec.capacity_pps * (1 + spec.drift * math.exp(-clock / spec.drift_s))
-
-    def _fill(self, packets: float, place: str, at: float) -> None:
+    def _fill(self, packets: float, at: float) -> None:
         self._queue += packets
         over = self._queue - self._ring
         if over > 0:
             self._queue = self._ring
-            self._lose(over, place, at)
+            self._lose(over, "rx_ring_full", at)
 
     def _lose(self, packets: float, place: str, at: float) -> None:
         self._lost[place] = self._lost.get(place, 0.0) + packets

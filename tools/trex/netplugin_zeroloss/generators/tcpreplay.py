@@ -28,23 +28,10 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from netplugin_zeroloss.generators.contract import (
-    IN_FLIGHT,
-    Count,
-    Generator,
-    GeneratorDescription,
-    GeneratorInfo,
-    PaceWatch,
-    Positive,
-    TrialWatch,
-    all_came,
-    at_rest,
-    counted,
-    each_once,
-)
+from netplugin_zeroloss.generators import contract
 from netplugin_zeroloss.generators.frames import FCS_BYTES, Frames, frames_of, sizes, write_pcap
 from netplugin_zeroloss.generators.guarded import GuardedProgram
-from netplugin_zeroloss.generators.wire import MARKER_BYTES, Interface, Wire
+from netplugin_zeroloss.generators.wire import MARKER_BYTES, Wire
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest, UnusableInput
 
 _PROGRAM: Final = "tcpreplay"
@@ -66,7 +53,7 @@ _ETHERNET_BYTES: Final = 14
 _Name = Annotated[str, Field(min_length=1, max_length=15)]
 
 
-class InterfacePath(GeneratorDescription):
+class InterfacePath(contract.GeneratorDescription):
     """Interface names: frames leave one interface and return at the other."""
 
     send: _Name
@@ -74,21 +61,21 @@ class InterfacePath(GeneratorDescription):
     frames: Frames = Frames()
 
 
-class Tcpreplay(GeneratorDescription):
+class Tcpreplay(contract.GeneratorDescription):
     """One tcpreplay process per direction, and exact counters at the receivers."""
 
     type: Literal["tcpreplay"] = "tcpreplay"
-    paths: Annotated[tuple[InterfacePath, ...], Field(min_length=1), AfterValidator(each_once)]
+    paths: Annotated[tuple[InterfacePath, ...], Field(min_length=1), AfterValidator(contract.each_once)]
     #: Name or path of the network namespace of the interfaces; None: that of this process.
     netns: str | None = None
     #: Upper limit of the load in pps, all paths together.
-    max_pps: Positive | None = None
+    max_pps: contract.Positive | None = None
     #: Run with real-time priority; without it tcpreplay sends in bursts.
     realtime: bool = True
     #: Trials with larger bursts are invalid; in frames. Half of a ring of 1,024 descriptors: loss in a larger
     #: burst is not the device's fault.
     most_burst: Annotated[int, Field(ge=1)] = 512
-    in_flight: Count = IN_FLIGHT
+    in_flight: contract.Count = contract.IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,39 +132,44 @@ def _summary(player: GuardedProgram) -> Played:
     return Played.parse(player.output)
 
 
-class TcpreplayGenerator(Generator):
+class TcpreplayGenerator(contract.Generator):
     """Runs one tcpreplay process per direction, on interfaces that it takes until ``close``."""
 
     def __init__(self, description: Tcpreplay) -> None:
         """Raises: UnusableInput, before anything is sent."""
         if shutil.which(_PROGRAM) is None:
             raise UnusableInput(_PROGRAM, f"it is not installed: try `apt-get install {_PROGRAM}`")
-        self._description = description
-        self._in_flight = description.in_flight
-        self._info = GeneratorInfo(_PROGRAM, description.max_pps or math.inf, min_trial_s=_MIN_TRIAL_S)
+        self._in_flight, self._most_burst = description.in_flight, description.most_burst
+        most = description.max_pps or math.inf
+        self._info = contract.GeneratorInfo(_PROGRAM, most, min_trial_s=_MIN_TRIAL_S)
+        hurried = _HURRIED if description.realtime else ()
         with ExitStack() as opened:
-            self._files = opened.enter_context(tempfile.TemporaryDirectory(prefix="zeroloss-"))
-            self._wire = opened.enter_context(closing(Wire(description.netns)))
-            self._ways = [self._way(number, path) for number, path in enumerate(description.paths)]
-            for interface in dict.fromkeys(end for way in self._ways for end in (way.send, way.receive)):
-                self._wire.take(interface)
+            files = opened.enter_context(tempfile.TemporaryDirectory(prefix="zeroloss-"))
+            self._wire = wire = opened.enter_context(closing(Wire(description.netns)))
+            self._legs = [
+                _Leg(wire, path, number, os.path.join(files, f"{number}.pcap"), hurried)
+                for number, path in enumerate(description.paths)
+            ]
+            for end in dict.fromkeys(end for leg in self._legs for end in (leg.send, leg.receive)):
+                wire.take(end)
             self._opened = opened.pop_all()
 
     def run(self, request: TrialRequest) -> Measurement:
-        watch = TrialWatch(request, len(self._ways), self._in_flight, _LATE_S)
-        with ExitStack() as stack:
-            legs = [
-                stack.enter_context(closing(self._leg(number, way, request)))
-                for number, way in enumerate(self._ways)
-            ]
-            ears = list(dict.fromkeys(way.receive for way in self._ways))
+        legs = self._legs
+        share = replace(request, rate_pps=request.rate_pps / len(legs))
+        watch = contract.TrialWatch(request, len(legs), self._in_flight, _LATE_S)
+        with ExitStack() as trial:
+            for leg in legs:
+                leg.prepare(share, trial)
+            ears = list(dict.fromkeys(leg.receive for leg in legs))
             dropped = sum(map(self._wire.dropped, ears))
             for leg in legs:
-                leg.start()
+                leg.start(trial)
             _send(legs, watch)
             played = [_summary(leg.player) for leg in legs]
-            directions, settled = at_rest(
-                lambda: [leg.counted(run.sent) for leg, run in zip(legs, played, strict=True)], all_came
+            directions, settled = contract.at_rest(
+                lambda: [leg.counted(run.sent) for leg, run in zip(legs, played, strict=True)],
+                contract.all_came,
             )
             rx_errors = sum(map(self._wire.dropped, ears)) - dropped
         # Frames that tcpreplay sent but the driver did not get, or refused.
@@ -186,14 +178,13 @@ class TcpreplayGenerator(Generator):
             for run, one, leg in zip(played, directions, legs, strict=True)
         )
         bursts = [leg.pace.burst_packets for leg in legs]
-        held_up = sum(burst > self._description.most_burst for burst in bursts)
-        measured = counted(
+        measured = contract.counted(
             directions,
             # Includes the interval after the last frame.
             max(run.elapsed_s for run in played) + len(legs) / request.rate_pps,
             rx_errors=rx_errors,
             queue_drops=queue_drops,
-            queue_full=sum(run.retried for run in played) + held_up,
+            queue_full=sum(run.retried for run in played) + sum(one > self._most_burst for one in bursts),
             elapsed_uncertainty_s=max(run.uncertainty_s for run in played),
             settled=settled,
             evidence={"generator.rx": rx_errors, "generator.queue": queue_drops},
@@ -203,69 +194,55 @@ class TcpreplayGenerator(Generator):
         self._in_flight = watch.in_flight
         return measured
 
-    def _way(self, number: int, path: InterfacePath) -> _Way:
-        sender, receiver = self._wire.interface(path.send), self._wire.interface(path.receive)
-        source, destination = (path.frames.source_mac, path.frames.destination_mac)
-        macs = {"source_mac": source or sender.mac, "destination_mac": destination or receiver.mac}
-        return _Way(sender, receiver, path.frames.in_direction(number).model_copy(update=macs))
-
-    def _leg(self, number: int, way: _Way, request: TrialRequest) -> _Leg:
-        longest = max(sizes(request)) - FCS_BYTES - _ETHERNET_BYTES
-        for interface in (way.send, way.receive):
-            if longest > interface.mtu:
-                raise GeneratorError(
-                    f"{interface.name}: the frames need an MTU of {longest}, and it has"
-                    f" {interface.mtu}: try `ip link set {interface.name} mtu {longest}`"
-                )
-        pcap = os.path.join(self._files, f"{number}.pcap")
-        share = replace(request, rate_pps=request.rate_pps / len(self._ways))
-        return _Leg(self._wire, way, share, pcap, _HURRIED if self._description.realtime else ())
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """One direction: the transmitting and the receiving interface, and the frames."""
-
-    send: Interface
-    receive: Interface
-    frames: Frames
-
 
 class _Leg:
-    """One direction of one trial; ``request`` has its share of the rate. The caller closes it."""
+    """One direction: the transmitting and the receiving interface, and one trial after the other."""
 
+    #: Of the trial that runs.
     player: GuardedProgram
+    pace: contract.PaceWatch
+    #: Uncertainty of tcpreplay's count: the frame during which it was stopped.
+    doubt: int
 
     def __init__(
-        self, wire: Wire, way: _Way, request: TrialRequest, pcap: str, hurried: Sequence[str]
+        self, wire: Wire, path: InterfacePath, number: int, pcap: str, hurried: Sequence[str]
     ) -> None:
+        self._wire, self._pcap, self._hurried = wire, pcap, hurried
+        self.send, self.receive = wire.interface(path.send), wire.interface(path.receive)
+        macs = (path.frames.source_mac or self.send.mac, path.frames.destination_mac or self.receive.mac)
+        update = dict(zip(("source_mac", "destination_mac"), macs, strict=True))
+        self._frames = path.frames.in_direction(number).model_copy(update=update)
+
+    def prepare(self, request: TrialRequest, trial: ExitStack) -> None:
+        """Write the frames and begin to count; ``request`` has this direction's share of the rate."""
+        longest = max(sizes(request)) - FCS_BYTES - _ETHERNET_BYTES
+        for name, mtu in ((end.name, end.mtu) for end in (self.send, self.receive)):
+            if longest > mtu:
+                why = f"the frames need an MTU of {longest}, and it has {mtu}"
+                raise GeneratorError(f"{name}: {why}: try `ip link set {name} mtu {longest}`")
         # Unique per trial and direction, so that frames of another trial are not counted.
         marker = os.urandom(MARKER_BYTES)
-        frames = write_pcap(pcap, frames_of(way.frames, request, marker, _MOST_FRAMES))
-        packets = max(1, round(request.packets))
+        frames = write_pcap(self._pcap, frames_of(self._frames, request, marker, _MOST_FRAMES))
+        packets, netns = max(1, round(request.packets)), self._wire.netns_path
         self._command = [
-            *(["nsenter", f"--net={wire.netns_path}"] if wire.netns_path else []),
-            *(*hurried, _PROGRAM, "--quiet", "--preload-pcap", "--timer=nano", "--no-flow-stats"),
+            *(["nsenter", f"--net={netns}"] if netns else []),
+            *(*self._hurried, _PROGRAM, "--quiet", "--preload-pcap", "--timer=nano", "--no-flow-stats"),
             *(f"--pps={request.rate_pps:.2f}", f"--limit={packets}", f"--loop={math.ceil(packets / frames)}"),
-            *(f"--intf1={way.send.name}", pcap),
+            *(f"--intf1={self.send.name}", self._pcap),
         ]
-        self.pace = PaceWatch(request.rate_pps)
-        #: Uncertainty of tcpreplay's count: the frame during which it was stopped.
-        self.doubt = 0
-        with ExitStack() as stack:
-            self._sent = stack.enter_context(closing(wire.count(way.send, marker, outgoing=True)))
-            self._received = stack.enter_context(closing(wire.count(way.receive, marker, outgoing=False)))
-            self._opened = stack.pop_all()
+        self.pace, self.doubt = contract.PaceWatch(request.rate_pps), 0
+        self._sent = trial.enter_context(closing(self._wire.count(self.send, marker, outgoing=True)))
+        self._came = trial.enter_context(closing(self._wire.count(self.receive, marker, outgoing=False)))
 
-    def start(self) -> None:
-        self.player = self._opened.enter_context(closing(GuardedProgram(self._command, _STOP_S)))
+    def start(self, trial: ExitStack) -> None:
+        self.player = trial.enter_context(closing(GuardedProgram(self._command, _STOP_S)))
 
     def look(self) -> Direction:
         """Read the counters while tcpreplay sends."""
         sent = self._sent.read()
         if self.player.status is None:
             self.pace.look(time.monotonic(), sent)
-        return Direction(sent, self._received.read())
+        return Direction(sent, self._came.read())
 
     def stop(self) -> None:
         """Stop tcpreplay early: it finishes the current frame and prints its summary."""
@@ -279,16 +256,12 @@ class _Leg:
         Frames count when they leave the interface. That is less than ``played`` if a queue drops, and
         appears to be more if a busy driver gets a frame twice.
         """
-        return Direction(min(self._sent.read(), played + self.doubt), self._received.read())
-
-    def close(self) -> None:
-        self._opened.close()
+        return Direction(min(self._sent.read(), played + self.doubt), self._came.read())
 
 
-def _send(legs: Sequence[_Leg], watch: TrialWatch) -> None:
+def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
     """Wait until all frames are sent, or stop because the trial is late or loss is certain."""
     deadline = time.monotonic() + _START_S
-    watch.begin()
     while running := _running(legs):
         select.select(running, [], [], _LOOK_S)
         if not _running(legs):

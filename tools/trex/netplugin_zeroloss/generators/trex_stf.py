@@ -97,7 +97,8 @@ def parse_stf(text: str) -> Measurement:
     if not found:
         raise GeneratorError(f"{PROGRAM} printed no summary; its last words:\n{log_tail(text)}")
     blocks = text.split(_BLOCK)[1:]
-    sent, received, errors = (_total(summary, f"Total-{name}") for name in ("tx-pkt", "rx-pkt", "sw-err"))
+    totals = dict(re.findall(r"^[ \t]*([\w-]+)[ \t]*:\s*(-?\d+)", summary, re.MULTILINE))
+    sent, received, errors = (int(totals[f"Total-{name}"]) for name in ("tx-pkt", "rx-pkt", "sw-err"))
     elapsed_s, uncertainty_s = _elapsed(_samples(blocks), sent)
     drops = max(errors, _largest(text, "Total_queue_drop"))
     rx_errors = sum(_row(blocks, "ierrors"))
@@ -111,7 +112,7 @@ def parse_stf(text: str) -> Measurement:
         elapsed_uncertainty_s=uncertainty_s,
         evidence={"generator.rx": rx_errors, "generator.queue": drops},
     )
-    ways = _directions(_of_ports(text, "opackets"), _of_ports(text, "ipackets"))
+    ways = tuple(_directions(text))
     bounded.check([*astuple(run), *map(astuple, ways)])
     # What does not add up to the totals is left out.
     sums = (sum(d.tx_packets for d in ways), sum(d.rx_packets for d in ways))
@@ -168,33 +169,24 @@ def _elapsed(samples: Sequence[tuple[float, int]], total: int) -> tuple[float, f
     return end - (first - sent_first / pace), _CLOCK_S
 
 
-def _directions(opackets: Sequence[int], ipackets: Sequence[int]) -> tuple[Direction, ...]:
-    """Pair the ports: each receives what its neighbour sends. Unused ports are left out."""
-    pairs = [(n, n ^ 1) for n in range(len(opackets)) if (n ^ 1) < len(ipackets)]
-    found = (Direction(opackets[a], ipackets[b]) for a, b in pairs)
-    return tuple(d for d in found if d.tx_packets or d.rx_packets)
-
-
-def _total(summary: str, name: str) -> int:
-    match = re.search(rf"^[ \t]*{name}[ \t]*:\s*(-?\d+)", summary, re.MULTILINE)
-    if match is None:
-        raise GeneratorError(f"{PROGRAM} printed no {name} in its summary")
-    return int(match[1])
+def _directions(text: str) -> Iterator[Direction]:
+    """Pair the ports of the list after the run: each receives what its neighbour sends, if anything."""
+    printed = re.findall(r"^port : (\d+) \n-+\n((?: .*\n)+)", text, re.MULTILINE)
+    # The last is that of the end.
+    ports = {
+        int(number): dict(re.findall(r"^ (\w+)\s*:\s*(-?\d+)", body, re.MULTILINE))
+        for number, body in printed
+    }
+    for number in sorted(ports):
+        if (other := number ^ 1) in ports:
+            found = Direction(int(ports[number]["opackets"]), int(ports[other]["ipackets"]))
+            if found.tx_packets or found.rx_packets:
+                yield found
 
 
 def _largest(text: str, name: str) -> int:
     """Return a cumulative counter, which is not printed while it is 0."""
     return max(map(int, re.findall(rf"{name}\s*:\s*(\d+)", text)), default=0)
-
-
-def _of_ports(text: str, name: str) -> list[int]:
-    """Return the last value per port from the list after the run."""
-    counts: dict[int, int] = {}
-    for port, body in re.findall(r"^port : (\d+) \n-+\n((?: .*\n)+)", text, re.MULTILINE):
-        match = re.search(rf"^ {name}\s*:\s*(-?\d+)", body, re.MULTILINE)
-        if match:
-            counts[int(port)] = int(match[1])
-    return [counts[port] for port in sorted(counts)]
 
 
 def _row(blocks: Sequence[str], name: str) -> list[int]:

@@ -22,19 +22,11 @@ import select
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from netplugin_zeroloss.generators import trex_streams
-from netplugin_zeroloss.generators.contract import (
-    Generator,
-    GeneratorInfo,
-    TrialWatch,
-    all_came,
-    at_rest,
-    counted,
-)
+from netplugin_zeroloss.generators import contract, trex_streams
 from netplugin_zeroloss.generators.trex_stl import PACKAGE, TrexPath, TrexStl
 from netplugin_zeroloss.values import Direction, Measurement, TrialRequest
 
@@ -78,7 +70,7 @@ class Counters:
         rx_errors = sum(self._more("ierrors", before, port) for port in used)
         tx_errors = sum(self._more("oerrors", before, port) for port in used)
         queue_drops = self.queue_drops - before.queue_drops
-        return counted(
+        return contract.counted(
             self.directions(before, paths),
             elapsed_s,
             rx_errors=rx_errors,
@@ -120,7 +112,7 @@ def elapsed(looks: Sequence[Look], total: int) -> tuple[float, float]:
 # -- Trials. --------------------------------------------------------------------------------------
 
 
-class Trials(Generator):
+class Trials(contract.Generator):
     """The connected client; owns the ports of its paths from construction until ``close``."""
 
     def __init__(self, description: TrexStl) -> None:
@@ -145,7 +137,7 @@ class Trials(Generator):
             self._info = self._connected(opened)
             self._opened = opened.pop_all()
 
-    def _connected(self, opened: ExitStack) -> GeneratorInfo:
+    def _connected(self, opened: ExitStack) -> contract.GeneratorInfo:
         client, ports, chosen = self._client, self._ports, self._description
         opened.callback(client.disconnect)
         with _hint("does t-rex-64 -i run there? --trex-cfg starts one here"):
@@ -165,7 +157,7 @@ class Trials(Generator):
             client.set_port_attr(ports=promiscuous, promiscuous=True)
         drivers = ", ".join(sorted({port["driver"] for port in about}))
         self._speeds_gbps = {number: port["speed"] for number, port in zip(ports, about, strict=True)}
-        return GeneratorInfo(
+        return contract.GeneratorInfo(
             f"TRex {client.get_server_version()['version']} stateless ({drivers})",
             chosen.max_pps or math.inf,
             line_bps=1e9 * sum(self._speeds_gbps[port] for port in self._senders) or math.inf,
@@ -175,10 +167,12 @@ class Trials(Generator):
 
     def run(self, request: TrialRequest) -> Measurement:
         self._load(request)
-        before, _ = at_rest(self._read, lambda _: True, 0.0)
-        watch = TrialWatch(request, len(self._paths), self._in_flight, _LATE_S)
+        before, _ = contract.at_rest(self._read, lambda _: True, 0.0)
+        watch = contract.TrialWatch(request, len(self._paths), self._in_flight, _LATE_S)
         looks = self._send(request, before, watch)
-        after, settled = at_rest(self._read, lambda now: all_came(now.directions(before, self._paths)))
+        after, settled = contract.at_rest(
+            self._read, lambda now: contract.all_came(now.directions(before, self._paths))
+        )
         total = sum(d.tx_packets for d in after.directions(before, self._paths))
         elapsed_s, doubt_s = elapsed(looks, total)
         more = {"elapsed_uncertainty_s": doubt_s, "settled": settled, **self._latencies()}
@@ -200,18 +194,19 @@ class Trials(Generator):
         return Counters.parse(stats, answer.data(), self._ports)
 
     def _latencies(self) -> dict[str, Any]:
-        """Read the loaded latency streams; one without samples is left out."""
+        """Read the loaded latency streams; one without samples is left out, and costs no trial."""
         if not self._latency_ids:
             return {}
-        found = self._client.get_pgid_stats(self._latency_ids).get("latency") or {}
-        summaries, lost = [], 0
+        summaries, lost, stats = [], 0, {}
+        with suppress(Exception):
+            stats = self._client.get_pgid_stats(self._latency_ids)["latency"]
         for number in self._latency_ids:
-            stream = found.get(number) or {}
-            histogram = (stream.get("latency") or {}).get("histogram")
-            lost += (stream.get("err_cntrs") or {}).get("dropped", 0)
-            if histogram and (one := trex_streams.summary(histogram, float(stream["latency"]["total_max"]))):
-                summaries.append(one)
-        return {"latencies": tuple(summaries), "readings": {"generator.latency_lost": lost}}
+            with suppress(Exception):
+                lost += stats[number]["err_cntrs"]["dropped"]
+                found = stats[number]["latency"]
+                summaries.append(trex_streams.summary(found["histogram"], found["total_max"]))
+        latencies = tuple(one for one in summaries if one is not None)
+        return {"latencies": latencies, "readings": {"generator.latency_lost": lost}}
 
     def _load(self, request: TrialRequest) -> None:
         """Load the streams, unless they are loaded already."""
@@ -265,7 +260,7 @@ class Trials(Generator):
         more = {} if latency_id is None else {"flow_stats": api.STLFlowLatencyStats(pg_id=latency_id)}
         return api.STLStream(packet=builder, mode=getattr(api, mode[0])(**mode[1]), isg=isg, **more)
 
-    def _send(self, request: TrialRequest, before: Counters, watch: TrialWatch) -> list[Look]:
+    def _send(self, request: TrialRequest, before: Counters, watch: contract.TrialWatch) -> list[Look]:
         """Run the traffic until all is sent, the trial is late, or loss is certain; returns the samples."""
         looks: list[Look] = []
         # TRex does not accept an exponent. Force: its line rate of a virtual port is not real.

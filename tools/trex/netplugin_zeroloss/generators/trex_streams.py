@@ -129,6 +129,7 @@ def summary(histogram: Mapping[str, int], max_us: float) -> LatencySummary | Non
     total = sum(count for _, count in buckets)
     if not total:
         return None
+    max_us = float(max_us)
     p50, p90, p99 = (_percentile(buckets, part * total, max_us) for part in (0.5, 0.9, 0.99))
     return LatencySummary(total, p50, p90, p99, max_us)
 

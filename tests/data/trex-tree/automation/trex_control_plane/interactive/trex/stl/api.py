@@ -6,13 +6,16 @@
 | seconds | how long sending them takes; the counters grow evenly |
 | share_back | this part of what was sent has come back, instead of what was recorded |
 | before | counters that there are before: of an earlier session |
-| refuse | what is answered to ``connect`` or ``acquire``: {"connect": "text"} |
+| refuse | what is answered to ``connect``, ``acquire`` or ``get_pgid_stats``: {"connect": "text"} |
+| latency | "gone": no stream is in the statistics of latency |
+| wraps | counters are of so many bits |
 | log | a file to which each call is written, a JSON object a line |
 """
 
 import importlib.util
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -28,6 +31,16 @@ def _log(call, **what):
 
 class TRexError(Exception):
     pass
+
+
+class StatNotAvailable:
+    """As TRex: what the server has not told, and no number."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __repr__(self):
+        raise TRexError(f"Stat {self._name} is not available")
 
 
 class _Answer:
@@ -104,11 +117,11 @@ class STLClient:
         back = {n: int(end[n]["ipackets"] * part) for n in ("0", "1")}
         if "share_back" in _PLAY:
             back = {"0": 0, "1": int(sent["0"] * _PLAY["share_back"])}
-        before = _PLAY.get("before", 0)
+        before, most = _PLAY.get("before", 0), 1 << _PLAY.get("wraps", 64)
         return {
             int(n): {
-                "opackets": sent[n] + before,
-                "ipackets": back[n] + before,
+                "opackets": (sent[n] + before) % most,
+                "ipackets": (back[n] + before) % most,
                 "ierrors": int(end[n]["ierrors"] * part),
                 "oerrors": 0,
             }
@@ -116,12 +129,20 @@ class STLClient:
         }
 
     def get_pgid_stats(self, pgid_list):
-        """As TRex: keys of the histogram are integers. The first stream has none."""
+        """As TRex: keys of the histogram are integers. The first stream has none, and no number."""
         _log("pgid", ids=pgid_list)
-        histograms = ({}, {20: 900, 30: 99, 100: 1})
+        self._maybe_refuse("get_pgid_stats")
+        if _PLAY.get("latency") == "gone":
+            return {"flow_stats": {}}
+        found = ({20: 900, 30: 99, 100: 1}, 111)
+        lost = ({}, StatNotAvailable("total_max"))
         return {
-            "latency": {
-                number: {"latency": {"histogram": histograms[n % 2], "total_max": 111}}
+            "latency": {"global": {"old_flow": 0, "bad_hdr": 0}}
+            | {
+                number: {
+                    "latency": dict(zip(("histogram", "total_max"), found if n % 2 else lost, strict=True)),
+                    "err_cntrs": {"dropped": 0 if n % 2 else 500, "out_of_order": 0},
+                }
                 for n, number in enumerate(pgid_list)
             }
         }
@@ -224,7 +245,10 @@ class STLProfile:
     def load_py(file, direction, port_id, tunables):
         spec = importlib.util.spec_from_file_location("profile", file)
         module = importlib.util.module_from_spec(spec)
+        # As TRex: a profile may import what is beside it.
+        sys.path.insert(0, os.path.dirname(file))
         spec.loader.exec_module(module)
+        sys.path.remove(os.path.dirname(file))
         profile = module.register()
         return STLProfile(profile.get_streams(direction=direction, port_id=port_id, tunables=tunables))
 
