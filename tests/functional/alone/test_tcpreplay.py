@@ -212,6 +212,31 @@ def test_beyond_its_pace_the_generator_is_to_blame(device: str) -> None:
     assert judged(asked, found).verdict is Verdict.INVALID
 
 
+@pytest.mark.parametrize(("says", "cause"), [(20_000, Cause.QUEUE), (2_000, Cause.COUNTERS)])
+def test_what_it_says_that_it_sent_is_not_believed(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: int, cause: Cause
+) -> None:
+    """More than left its interface, or less: the trial says nothing of the device."""
+    program = tmp_path / "tcpreplay"
+    lie = f"s/Successful packets: .*/Successful packets: {says}/"
+    program.write_text(f"#!/bin/sh\n{shutil.which('tcpreplay')} \"$@\" | sed '{lie}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    asked = TrialRequest(10_000, 1.0)
+    with generator() as tool:
+        found = tool.run(asked)
+    assert found.rx_packets == 10_000
+    assert judged(asked, found).cause is cause, judged(asked, found).reason
+
+
+def test_interfaces_of_another_run_are_refused(device: str) -> None:
+    """Its frames would add to ours, and the device would seem to do half."""
+    with generator(THERE), pytest.raises(UnusableInput, match="east is that of another run"):
+        generator(InterfacePath(send="east", receive="east"))
+    with generator(BACK) as tool:
+        assert tool.run(TrialRequest(1_000, 0.2)).rx_packets == 200
+
+
 def test_what_its_own_queue_drops_is_not_the_device_s_loss(device: str) -> None:
     """A queue before the interface: tcpreplay takes it for sent."""
     queue = [

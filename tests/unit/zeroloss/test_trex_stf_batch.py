@@ -140,6 +140,14 @@ def test_a_run_that_dies(trex: Trex) -> None:
         tool.run(CLEAN)
 
 
+def test_another_run_on_the_same_host_is_named(trex: Trex) -> None:
+    """DPDK's own words (rte_eal_config_create): the batch has counted nothing, so it is no trial."""
+    says = "EAL: Cannot create lock on '/var/run/dpdk/rte/config'. Is another primary process running?"
+    trex.play("stf_clean", dies=says)
+    with generator(pps_per_m=1e6) as tool, pytest.raises(GeneratorError, match="another primary process"):
+        tool.run(CLEAN)
+
+
 def test_what_it_says_of_itself(trex: Trex) -> None:
     with generator(max_pps=5e6) as tool:
         about = tool.info

@@ -173,10 +173,8 @@ def _directions(text: str) -> Iterator[Direction]:
     """Pair the ports of the list after the run: each receives what its neighbour sends, if anything."""
     printed = re.findall(r"^port : (\d+) \n-+\n((?: .*\n)+)", text, re.MULTILINE)
     # The last is that of the end.
-    ports = {
-        int(number): dict(re.findall(r"^ (\w+)\s*:\s*(-?\d+)", body, re.MULTILINE))
-        for number, body in printed
-    }
+    counts = re.compile(r"^ (\w+)\s*:\s*(-?\d+)", re.MULTILINE)
+    ports = {int(number): dict(counts.findall(body)) for number, body in printed}
     for number in sorted(ports):
         if (other := number ^ 1) in ports:
             found = Direction(int(ports[number]["opackets"]), int(ports[other]["ipackets"]))
