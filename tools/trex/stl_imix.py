@@ -4,7 +4,7 @@
     trex> start -f stl_imix.py -m 500kpps -p 0 1 -t --flows 1024
 
 The rate is that of all three sizes together; the mean frame is 353.8 bytes with FCS. `zeroloss` sends
-the same with `--mix imix`; use this file, with stl_udp_flows.py beside it, as a template for other mixes.
+the same with `--mix imix`; use this file, with stl_udp_flows.py next to it, as a template for other mixes.
 """
 
 from stl_udp_flows import UdpFlows

@@ -131,8 +131,8 @@ class Trials(contract.Generator):
             self._api: Any = importlib.import_module("trex.stl.api")
         except ImportError as error:
             raise RuntimeError(f"the client of TRex cannot be imported: {error}") from error
-        where = description.model_dump(include={"server", "sync_port", "async_port"})
-        self._client: Any = self._api.STLClient(**where, verbose_level="none")
+        ports = {"sync_port": description.sync_port, "async_port": description.async_port}
+        self._client: Any = self._api.STLClient(server=description.server, **ports, verbose_level="none")
         with ExitStack() as opened:
             self._info = self._connected(opened)
             self._opened = opened.pop_all()
