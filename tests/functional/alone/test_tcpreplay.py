@@ -213,7 +213,7 @@ def test_beyond_its_pace_the_generator_is_to_blame(device: str) -> None:
 
 
 @pytest.mark.parametrize(("says", "cause"), [(20_000, Cause.QUEUE), (2_000, Cause.COUNTERS)])
-def test_what_it_says_that_it_sent_is_not_believed(
+def test_a_false_number_of_sent_frames_is_noticed(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: int, cause: Cause
 ) -> None:
     """More than left its interface, or less: the trial says nothing of the device."""

@@ -166,8 +166,8 @@ def test_a_simulated_soak_loses_as_one_trial_does() -> None:
 
 
 def test_readings_are_evenly_spaced_from_the_first_frame_on() -> None:
-    def readings(wanted: int) -> list[float]:
-        watch = TrialWatch(TrialRequest(1000, 10.0, readings=wanted), 1, 2**20, 1e6)
+    def readings(requested: int) -> list[float]:
+        watch = TrialWatch(TrialRequest(1000, 10.0, readings=requested), 1, 2**20, 1e6)
         for tick in range(0, 130):
             watch.stops(100 + tick / 10, [Direction(max(0, 100 * (tick - 20)), 0)])
         return [round(r.elapsed_s, 1) for r in watch.finish(Measurement(1, 0, 1.0)).progress]

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.generators import guard
 from netplugin_zeroloss.generators.choose import TrexStl, make
-from netplugin_zeroloss.generators.contract import Generator
+from netplugin_zeroloss.generators.contract import Generator, Look, elapsed
 from netplugin_zeroloss.generators.frames import Frames, Vary
 from netplugin_zeroloss.generators.trex_stl import TrexPath
-from netplugin_zeroloss.generators.trex_stl_trials import Look, elapsed
 from netplugin_zeroloss.judge import Cause, Verdict, judge
 from netplugin_zeroloss.values import GeneratorError, LatencySummary, TrialRequest, UnusableInput
 

@@ -75,8 +75,6 @@ class GeneratorInfo:
 
     def limit_pps(self, frame_size: float) -> float:
         """Return the maximum frame rate in pps; ``frame_size`` includes the FCS and is the mean of a mix."""
-        if math.isinf(self.line_bps):
-            return self.max_pps
         return min(self.max_pps, line_rate_pps(self.line_bps, frame_size))
 
 
@@ -127,6 +125,8 @@ QUIET_S: Final = 0.25
 _DRAIN_S: Final = 10.0
 #: Seconds between two reads of complete counters.
 _MOMENT_S: Final = 0.02
+#: Seconds that may be between two looks.
+_BETWEEN_S: Final = 0.02
 #: A trial that is late by this part of its duration, and by the seconds of its generator, cannot catch up.
 LATE_PART: Final = 0.02
 
@@ -222,10 +222,39 @@ class TrialWatch:
         return replace(measured, aborted=self._aborted, progress=self._readings)
 
 
-def counted(directions: Sequence[Direction], elapsed_s: float, **more: Any) -> Measurement:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Frames sent at ``at_s``, accurate to ``doubt_s`` seconds."""
+
+    at_s: float
+    doubt_s: float
+    sent: int
+
+
+def elapsed(looks: Sequence[Look], total: int) -> tuple[float, float]:
+    """Return the seconds from the first frame to the last, and their uncertainty (pure).
+
+    Extrapolates the rate between the first and the last sample with traffic to all frames.
+    """
+    moving = [look for look in looks if 0 < look.sent < total]
+    if len(moving) < 2 or moving[0].sent == moving[-1].sent or moving[0].at_s >= moving[-1].at_s:
+        # Too short for two samples: somewhere within the polled time.
+        span = looks[-1].at_s - looks[0].at_s if looks else 0.0
+        return span / 2, span / 2 + _BETWEEN_S
+    first, last = moving[0], moving[-1]
+    seconds = total * (last.at_s - first.at_s) / (last.sent - first.sent)
+    stretch = seconds / (last.at_s - first.at_s)
+    return seconds, (first.doubt_s + last.doubt_s) * stretch
+
+
+def counted(
+    directions: Sequence[Direction], elapsed_s: float, rx_errors: int, queue_drops: int, **more: Any
+) -> Measurement:
     """Return the measurement of all directions together."""
     sent, received = (sum(d.tx_packets for d in directions), sum(d.rx_packets for d in directions))
-    return Measurement(sent, received, elapsed_s, directions=tuple(directions), **more)
+    more |= {"rx_errors": rx_errors, "queue_drops": queue_drops, "directions": tuple(directions)}
+    evidence = {"generator.rx": rx_errors, "generator.queue": queue_drops}
+    return Measurement(sent, received, elapsed_s, evidence=evidence, **more)
 
 
 def all_came(directions: Sequence[Direction]) -> bool:

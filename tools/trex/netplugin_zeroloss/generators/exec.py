@@ -6,9 +6,9 @@ import math
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from netplugin_zeroloss.generators.contract import (
     LATE_PART,
@@ -18,14 +18,9 @@ from netplugin_zeroloss.generators.contract import (
     Positive,
 )
 from netplugin_zeroloss.generators.dialogue import Answer, Dialogue
-from netplugin_zeroloss.values import (
-    Direction,
-    LatencySummary,
-    Measurement,
-    Progress,
-    TrialRequest,
-    UnusableInput,
-)
+from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
+
+_MEASUREMENT: Final = TypeAdapter(Measurement)
 
 
 class Exec(GeneratorDescription):
@@ -130,12 +125,7 @@ class ExecGenerator(Generator):
             question["burst"] = request.burst
         takes = 0.0 if self._info.virtual_time else request.duration_s * (1 + LATE_PART)
         answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
-        parts: dict[str, Any] = {
-            "directions": tuple(Direction(**dict(pair)) for pair in answer.directions),
-            "latencies": tuple(LatencySummary(**dict(one)) for one in answer.latencies),
-            "progress": tuple(Progress(**dict(reading)) for reading in answer.progress),
-        }
-        return Measurement(**dict(answer) | parts)
+        return _MEASUREMENT.validate_python(answer.model_dump())
 
 
 def _arguments(command: str) -> list[str]:

@@ -182,12 +182,11 @@ class TcpreplayGenerator(contract.Generator):
             directions,
             # Includes the interval after the last frame.
             max(run.elapsed_s for run in played) + len(legs) / request.rate_pps,
-            rx_errors=rx_errors,
-            queue_drops=queue_drops,
+            rx_errors,
+            queue_drops,
             queue_full=sum(run.retried for run in played) + sum(one > self._most_burst for one in bursts),
             elapsed_uncertainty_s=max(run.uncertainty_s for run in played),
             settled=settled,
-            evidence={"generator.rx": rx_errors, "generator.queue": queue_drops},
             readings={"generator.burst_packets": max(bursts)},
         )
         measured = watch.finish(measured)

@@ -28,7 +28,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from netplugin.programs import bounded
-from netplugin_zeroloss.generators.contract import Generator, GeneratorDescription, GeneratorInfo, Positive
+from netplugin_zeroloss.generators import contract
+from netplugin_zeroloss.generators.contract import Look, elapsed
 from netplugin_zeroloss.generators.frames import Mac
 from netplugin_zeroloss.generators.guarded import log_tail
 from netplugin_zeroloss.generators.trex_program import PROGRAM, check_tree, started, there
@@ -37,14 +38,14 @@ from netplugin_zeroloss.machines.ssh import Local, Ssh
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest, UnusableInput
 
 
-class PortMacs(GeneratorDescription):
+class PortMacs(contract.GeneratorDescription):
     """MAC addresses of the frames that a port sends."""
 
     source_mac: Mac
     destination_mac: Mac
 
 
-class TrexStf(GeneratorDescription):
+class TrexStf(contract.GeneratorDescription):
     """One stateful batch of TRex per trial: ``t-rex-64 -f PROFILE -m X -d S``, on ``machine``."""
 
     type: Literal["trex-stf"] = "trex-stf"
@@ -58,10 +59,10 @@ class TrexStf(GeneratorDescription):
     #: Relative to ``trex_dir``.
     profile: str = "cap2/imix_64_fast.yaml"
     #: Frames per second at ``-m 1``; None: reported by TRex in a short run.
-    pps_per_m: Positive | None = None
+    pps_per_m: contract.Positive | None = None
     #: Additional options for ``t-rex-64``, such as ``-c 4`` or ``-p``.
     arguments: tuple[str, ...] = ()
-    max_pps: Positive | None = None
+    max_pps: contract.Positive | None = None
 
 
 # -- The output of a batch. -----------------------------------------------------------------------
@@ -71,11 +72,11 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BLOCK: Final = "-Per port stats table"
 _SUMMARY: Final = "summary stats"
 _CLOCK: Final = r"current time\s*:\s*([\d.]+) sec"
-#: Error of the clock (printed every 0.5 s, resolution 0.1 s) against the counters next to it.
-_CLOCK_S: Final = 0.5
-#: Error if the first blocks are missing, so that the start is unknown.
-_START_S: Final = 2.5
-#: The first block must come before this fraction of the frames was sent.
+#: Error of a clock that is printed every 0.5 s, with a resolution of 0.1 s, against the counters next to it.
+_CLOCK_S: Final = 0.25
+#: Seconds from the start of that clock to the first frame, for an output whose first part is missing: more
+#: than this part of the frames was sent before.
+_START_S: Final = 2.25
 _EARLY: Final = 0.2
 _UNITS: Final = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 
@@ -99,7 +100,7 @@ def parse_stf(text: str) -> Measurement:
     blocks = text.split(_BLOCK)[1:]
     totals = dict(re.findall(r"^[ \t]*([\w-]+)[ \t]*:\s*(-?\d+)", summary, re.MULTILINE))
     sent, received, errors = (int(totals[f"Total-{name}"]) for name in ("tx-pkt", "rx-pkt", "sw-err"))
-    elapsed_s, uncertainty_s = _elapsed(_samples(blocks), sent)
+    elapsed_s, uncertainty_s = elapsed(_looks(blocks), sent)
     drops = max(errors, _largest(text, "Total_queue_drop"))
     rx_errors = sum(_row(blocks, "ierrors"))
     run = Measurement(
@@ -126,15 +127,16 @@ def parse_interrupted(text: str, asked_packets: float) -> Measurement:
     Raises: GeneratorError if it printed no statistics.
     """
     blocks = _ANSI.sub("", text).split(_BLOCK)[1:]
-    clock, sent = _samples(blocks)[-1]
+    last = _looks(blocks)[-1]
+    sent = last.sent
     return Measurement(
         tx_packets=sent,
         # The ports were read at different times, and frames were still in flight.
         rx_packets=min(sent, sum(_row(blocks, "ipackets"))),
-        elapsed_s=clock,
+        elapsed_s=last.at_s,
         tx_shortfall=max(0, round(asked_packets) - sent),
         rx_errors=sum(_row(blocks, "ierrors")),
-        elapsed_uncertainty_s=_START_S,
+        elapsed_uncertainty_s=last.doubt_s,
     )
 
 
@@ -155,18 +157,6 @@ def clock_s(text: str) -> float:
     """Return the last printed TRex clock in seconds; 0 if none was printed. Raises: GeneratorError."""
     found = re.findall(_CLOCK, text)
     return float(found[-1]) if found else 0.0
-
-
-def _elapsed(samples: Sequence[tuple[float, int]], total: int) -> tuple[float, float]:
-    """Return the seconds from the first frame to the last, and their uncertainty."""
-    (first, sent_first), (last, sent_last) = samples[0], samples[-1]
-    pace = (sent_last - sent_first) / (last - first) if last > first else 0.0
-    if pace <= 0:
-        return last, _START_S
-    end = last + max(0, total - sent_last) / pace
-    if sent_first > _EARLY * total:
-        return end, _START_S
-    return end - (first - sent_first / pace), _CLOCK_S
 
 
 def _directions(text: str) -> Iterator[Direction]:
@@ -196,13 +186,14 @@ def _row(blocks: Sequence[str], name: str) -> list[int]:
     return []
 
 
-def _samples(blocks: Sequence[str]) -> list[tuple[float, int]]:
-    """Return the clock in seconds, and the frames sent so far, during the run."""
+def _looks(blocks: Sequence[str]) -> list[Look]:
     found = ((re.search(_CLOCK, block), _row([block], "opackets")) for block in blocks)
-    samples = [(float(clock[1]), sum(sent)) for clock, sent in found if clock and sent]
-    if not samples:
+    looks = [Look(float(clock[1]), _CLOCK_S, sum(sent)) for clock, sent in found if clock and sent]
+    if not looks:
         raise GeneratorError(f"{PROGRAM} printed no statistics while it ran")
-    return samples
+    if looks[0].sent > _EARLY * looks[-1].sent:
+        return [Look(0.0, _START_S, 1), *looks]
+    return looks
 
 
 # -- The generator. -------------------------------------------------------------------------------
@@ -227,7 +218,7 @@ _CONNECT_S: Final = 10.0
 _DEFAULT_CFG: Final = Path("/etc/trex_cfg.yaml")
 
 
-class TrexStfGenerator(Generator):
+class TrexStfGenerator(contract.Generator):
     """Runs ``t-rex-64`` for each trial. The profile defines frames and flows; the request does not."""
 
     def __init__(self, description: TrexStf) -> None:
@@ -243,7 +234,7 @@ class TrexStfGenerator(Generator):
             except MachineError as error:
                 raise UnusableInput("--trex-ssh", str(error)) from error
             self._opened = opened.pop_all()
-        self._info = GeneratorInfo(
+        self._info = contract.GeneratorInfo(
             f"TRex stateful ({description.profile})",
             description.max_pps or math.inf,
             can_abort=False,

@@ -67,46 +67,16 @@ class Counters:
     ) -> Measurement:
         """Return the measurement since an earlier reading."""
         used = {port for path in paths for port in (path.send, path.receive)}
-        rx_errors = sum(self._more("ierrors", before, port) for port in used)
-        tx_errors = sum(self._more("oerrors", before, port) for port in used)
-        queue_drops = self.queue_drops - before.queue_drops
-        return contract.counted(
-            self.directions(before, paths),
-            elapsed_s,
-            rx_errors=rx_errors,
-            queue_drops=queue_drops + tx_errors,
-            queue_full=self.queue_full - before.queue_full,
-            evidence={"generator.rx": rx_errors, "generator.queue": queue_drops},
-            **more,
+        rx_errors, tx_errors = (
+            sum(self._more(name, before, port) for port in used) for name in ("ierrors", "oerrors")
         )
+        queue_drops = self.queue_drops - before.queue_drops + tx_errors
+        queue_full = self.queue_full - before.queue_full
+        ways = self.directions(before, paths)
+        return contract.counted(ways, elapsed_s, rx_errors, queue_drops, queue_full=queue_full, **more)
 
     def _more(self, name: str, before: Counters, port: int) -> int:
         return self.ports[port][name] - before.ports[port][name]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Frames sent at ``at_s``, accurate to ``doubt_s`` seconds."""
-
-    at_s: float
-    doubt_s: float
-    sent: int
-
-
-def elapsed(looks: Sequence[Look], total: int) -> tuple[float, float]:
-    """Return the seconds from the first frame to the last, and their uncertainty (pure).
-
-    Extrapolates the rate between the first and the last sample with traffic to all frames.
-    """
-    moving = [look for look in looks if 0 < look.sent < total]
-    if len(moving) < 2 or moving[0].sent == moving[-1].sent or moving[0].at_s >= moving[-1].at_s:
-        # Too short for two samples: somewhere within the polled time.
-        span = looks[-1].at_s - looks[0].at_s if looks else 0.0
-        return span / 2, span / 2 + _LOOK_S
-    first, last = moving[0], moving[-1]
-    seconds = total * (last.at_s - first.at_s) / (last.sent - first.sent)
-    stretch = seconds / (last.at_s - first.at_s)
-    return seconds, (first.doubt_s + last.doubt_s) * stretch
 
 
 # -- Trials. --------------------------------------------------------------------------------------
@@ -174,7 +144,7 @@ class Trials(contract.Generator):
             self._read, lambda now: contract.all_came(now.directions(before, self._paths))
         )
         total = sum(d.tx_packets for d in after.directions(before, self._paths))
-        elapsed_s, doubt_s = elapsed(looks, total)
+        elapsed_s, doubt_s = contract.elapsed(looks, total)
         more = {"elapsed_uncertainty_s": doubt_s, "settled": settled, **self._latencies()}
         measured = watch.finish(after.measurement(before, self._paths, elapsed_s, **more))
         self._in_flight = watch.in_flight
@@ -260,9 +230,11 @@ class Trials(contract.Generator):
         more = {} if latency_id is None else {"flow_stats": api.STLFlowLatencyStats(pg_id=latency_id)}
         return api.STLStream(packet=builder, mode=getattr(api, mode[0])(**mode[1]), isg=isg, **more)
 
-    def _send(self, request: TrialRequest, before: Counters, watch: contract.TrialWatch) -> list[Look]:
+    def _send(
+        self, request: TrialRequest, before: Counters, watch: contract.TrialWatch
+    ) -> list[contract.Look]:
         """Run the traffic until all is sent, the trial is late, or loss is certain; returns the samples."""
-        looks: list[Look] = []
+        looks: list[contract.Look] = []
         # TRex does not accept an exponent. Force: its line rate of a virtual port is not real.
         mult = "1" if request.burst > 1 else f"{request.rate_pps / len(self._paths):.4f}pps"
         self._client.start(ports=self._senders, mult=mult, duration=request.duration_s, force=True)
@@ -278,7 +250,7 @@ class Trials(contract.Generator):
             took_s = time.monotonic() - from_s
             now = self._read(stats).directions(before, self._paths)
             at_s = from_s + took_s / 2
-            looks.append(Look(at_s, took_s / 2 + ahead_s, sum(d.tx_packets for d in now)))
+            looks.append(contract.Look(at_s, took_s / 2 + ahead_s, sum(d.tx_packets for d in now)))
             if not active:
                 return looks
             if watch.stops(at_s, now, request.rate_pps * took_s):
