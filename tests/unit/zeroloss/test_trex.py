@@ -147,7 +147,7 @@ def counted(content: dict[str, Any]) -> Measurement:
     polls = [poll[0] for poll in content["mids"]]
     waited = content["wait_s"]
     doubt = polls[-1] - polls[-2] if waited < 0.5 else 0.1
-    return after.measurement(before, PATHS, polls[-1] + waited, elapsed_uncertainty_s=doubt)
+    return after.since(before).measurement(PATHS, polls[-1] + waited, elapsed_uncertainty_s=doubt)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +205,8 @@ def test_stl_queue_drop_is_short_even_if_no_counter_tells() -> None:
 def test_stl_takes_the_difference_of_what_is_never_cleared() -> None:
     content = record("stl_queue_drop_1mpps")
     after = reading(content)
-    assert after.measurement(after, PATHS, 5.0).queue_drops == 0
-    assert after.measurement(nothing(), PATHS, 5.0).queue_drops == 2979946
+    assert after.since(after).measurement(PATHS, 5.0).queue_drops == 0
+    assert after.measurement(PATHS, 5.0).queue_drops == 2979946
 
 
 def test_stl_that_cannot_be_read() -> None:
@@ -235,7 +235,7 @@ def test_a_counter_that_wraps_is_no_loss_and_no_pass(counter: str, port: int) ->
     ports[port][counter] %= 2**32
     now = replace(after, ports=ports)
     paths = (TrexPath(send=0, receive=1), TrexPath(send=1, receive=0))
-    measured = now.measurement(replace(after, ports=before), paths, 5.0)
+    measured = now.since(replace(after, ports=before)).measurement(paths, 5.0)
     found = judge(TrialRequest(38e3, 5), measured, PRECISION)
     wraps = after.ports[port][counter] >= 1000
     assert (found.verdict, found.cause) == (

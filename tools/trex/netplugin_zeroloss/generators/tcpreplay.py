@@ -1,10 +1,7 @@
 """The generator ``tcpreplay``: a process per direction, and packet sockets that count frames.
 
-Observed with tcpreplay 4.4.3 of Debian 12:
+Observed with tcpreplay 4.4.3 of Debian 12, next to what docs/zeroloss/generators.md says of its timers:
 
-- The default timer busy-waits. When other tasks need its CPU, the scheduler preempts it for
-  milliseconds, and it catches up with one burst of hundreds of frames. ``--timer=nano`` sleeps between
-  frames; with real-time priority it wakes up in time, with bursts of 10 to 50 frames.
 - From 1 s on, seconds are printed with a resolution of 0.01 s; the printed rate is more exact.
 - After SIGINT, ``Actual`` includes a frame that was not sent. ``Successful`` is correct.
 - After SIGTERM it prints no summary.

@@ -1,15 +1,12 @@
 """The generator ``trex-stf``: one stateful TRex batch per trial, the method of published comparisons.
 
-Observed with TRex 3.08 (``t-rex-64 -f FILE -m X -d S``):
+Observed with TRex 3.08, next to what docs/zeroloss/generators.md says of its results:
 
 - The exit status is 0 regardless of drops, and ``Total-pkt-drop`` is 0 if TRex never sent.
-- ``-d`` fixes the number of frames, not the duration: a slow port takes 94 s for 20 s.
-- Frames dropped in the transmit queue are counted in ``Total-sw-err`` and ``Total_queue_drop``; the
-  latter line is missing when it is 0.
+- Frames dropped in the transmit queue are also in ``Total_queue_drop``, which is missing when it is 0.
 - ``Expected-PPS`` is the configured rate and ``Total-PPS`` a slow average: neither is the actual rate.
 - Within a block the counters of two ports were not read at the same time.
-- The clock starts with the program, about 1.5 s before the traffic, and is printed with a resolution of
-  0.1 s.
+- The clock starts with the program, about 1.5 s before the traffic.
 """
 
 from __future__ import annotations

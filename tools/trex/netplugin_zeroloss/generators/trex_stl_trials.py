@@ -1,11 +1,8 @@
 """A program that runs trials with the stateless TRex client, by the protocol of ``exec``.
 
-Observed with TRex 3.08:
+Observed with TRex 3.08, next to what docs/zeroloss/generators.md says of its results:
 
-- ``duration`` fixes the number of frames, not the duration: 5 s at 8 Mpps took 14.7 s.
-- ``ierrors`` of the receiving port are frames that the generator itself lost.
-- A full transmit queue drops (``low_end``) or retries. Only the global statistics show it:
-  ``m_total_queue_drop``, ``m_total_queue_full``. They are never cleared: take the difference.
+- A full transmit queue drops (``low_end``) or retries. Only the global statistics show it.
 - ``tx_pps`` and similar values are slow averages. Rates are computed from counters and elapsed time.
 - Loss is computed from port counters. Per-stream counters are read on another core and are late.
 - A latency stream of which no frame comes back has no histogram, and its other values are no numbers.
@@ -55,28 +52,26 @@ class Counters:
         drops, full = (int(raw_global[f"m_total_queue_{name}"]) for name in ("drop", "full"))
         return Counters(found, drops, full)
 
-    def directions(self, before: Counters, paths: Sequence[TrexPath]) -> list[Direction]:
-        """Return the frames of each path since an earlier reading."""
-        return [
-            Direction(self._more("opackets", before, path.send), self._more("ipackets", before, path.receive))
-            for path in paths
-        ]
+    def since(self, before: Counters) -> Counters:
+        """Return what was counted since an earlier reading; negative where a counter wrapped."""
+        ports = {
+            port: {name: count - before.ports[port][name] for name, count in counts.items()}
+            for port, counts in self.ports.items()
+        }
+        return Counters(ports, self.queue_drops - before.queue_drops, self.queue_full - before.queue_full)
 
-    def measurement(
-        self, before: Counters, paths: Sequence[TrexPath], elapsed_s: float, **more: Any
-    ) -> Measurement:
-        """Return the measurement since an earlier reading."""
-        used = {port for path in paths for port in (path.send, path.receive)}
+    def directions(self, paths: Sequence[TrexPath]) -> list[Direction]:
+        """Return the frames of each path."""
+        ends = ((self.ports[path.send], self.ports[path.receive]) for path in paths)
+        return [Direction(sender["opackets"], receiver["ipackets"]) for sender, receiver in ends]
+
+    def measurement(self, paths: Sequence[TrexPath], elapsed_s: float, **more: Any) -> Measurement:
+        """Return the measurement of a trial in which this was counted."""
         rx_errors, tx_errors = (
-            sum(self._more(name, before, port) for port in used) for name in ("ierrors", "oerrors")
+            sum(port[name] for port in self.ports.values()) for name in ("ierrors", "oerrors")
         )
-        queue_drops = self.queue_drops - before.queue_drops + tx_errors
-        queue_full = self.queue_full - before.queue_full
-        ways = self.directions(before, paths)
-        return contract.counted(ways, elapsed_s, rx_errors, queue_drops, queue_full=queue_full, **more)
-
-    def _more(self, name: str, before: Counters, port: int) -> int:
-        return self.ports[port][name] - before.ports[port][name]
+        drops, full = self.queue_drops + tx_errors, self.queue_full
+        return contract.counted(self.directions(paths), elapsed_s, rx_errors, drops, queue_full=full, **more)
 
 
 # -- Trials. --------------------------------------------------------------------------------------
@@ -137,16 +132,16 @@ class Trials(contract.Generator):
 
     def run(self, request: TrialRequest) -> Measurement:
         self._load(request)
+        paths = self._paths
         before, _ = contract.at_rest(self._read, lambda _: True, 0.0)
-        watch = contract.TrialWatch(request, len(self._paths), self._in_flight, _LATE_S)
+        watch = contract.TrialWatch(request, len(paths), self._in_flight, _LATE_S)
         looks = self._send(request, before, watch)
-        after, settled = contract.at_rest(
-            self._read, lambda now: contract.all_came(now.directions(before, self._paths))
+        found, settled = contract.at_rest(
+            lambda: self._read().since(before), lambda found: contract.all_came(found.directions(paths))
         )
-        total = sum(d.tx_packets for d in after.directions(before, self._paths))
-        elapsed_s, doubt_s = contract.elapsed(looks, total)
+        elapsed_s, doubt_s = contract.elapsed(looks, sum(d.tx_packets for d in found.directions(paths)))
         more = {"elapsed_uncertainty_s": doubt_s, "settled": settled, **self._latencies()}
-        measured = watch.finish(after.measurement(before, self._paths, elapsed_s, **more))
+        measured = watch.finish(found.measurement(paths, elapsed_s, **more))
         self._in_flight = watch.in_flight
         return measured
 
@@ -248,7 +243,7 @@ class Trials(contract.Generator):
             active = bool(self._client.is_traffic_active(ports=self._ports))
             stats = self._client.get_stats(ports=self._ports)
             took_s = time.monotonic() - from_s
-            now = self._read(stats).directions(before, self._paths)
+            now = self._read(stats).since(before).directions(self._paths)
             at_s = from_s + took_s / 2
             looks.append(contract.Look(at_s, took_s / 2 + ahead_s, sum(d.tx_packets for d in now)))
             if not active:
