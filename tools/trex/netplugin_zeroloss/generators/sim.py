@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Literal
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorDescription, GeneratorInfo, Positive
@@ -117,27 +118,24 @@ class SimGenerator(Generator):
 
 def _measured(parts: Sequence[Sequence[Passage]], over_time: bool) -> Measurement:
     """Return one trial of all directions, in parts that followed each other (``over_time``)."""
-    elapsed_s, sent, received = 0.0, 0, 0
-    progress = []
+    seconds = accumulate(max(passage.elapsed_s for passage in part) for part in parts)
+    sent = accumulate(sum(passage.sent for passage in part) for part in parts)
+    received = accumulate(sum(passage.sent - passage.lost for passage in part) for part in parts)
+    progress = tuple(map(Progress, seconds, sent, received))
     places: Counter[str] = Counter()
-    for part in parts:
-        elapsed_s += max(passage.elapsed_s for passage in part)
-        sent += sum(passage.sent for passage in part)
-        received += sum(passage.sent - passage.lost for passage in part)
-        progress.append(Progress(elapsed_s, sent, received))
-        for passage in part:
-            places.update(passage.places)
+    for passage in chain.from_iterable(parts):
+        places.update(passage.places)
     ways = [
         Direction(sum(p.sent for p in way), sum(p.sent - p.lost for p in way))
         for way in zip(*parts, strict=True)
     ]
     return Measurement(
-        sent,
-        received,
-        elapsed_s,
+        progress[-1].tx_packets,
+        progress[-1].rx_packets,
+        progress[-1].elapsed_s,
         aborted=not over_time and any(passage.aborted for passage in parts[0]),
         directions=tuple(ways) if len(ways) > 1 else (),
-        progress=tuple(progress) if over_time else (),
+        progress=progress if over_time else (),
         evidence=dict(places),
     )
 
@@ -160,17 +158,13 @@ def _latency(spec: DeviceSpec, rate_pps: float, duration_s: float) -> LatencySum
 
 def _own_receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
     """Above its limit the receiver drops one frame in ten thousand and reports it."""
-    if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
-        return m
-    missed = max(1, m.rx_packets // 10_000)
+    missed = max(1, m.rx_packets // 10_000) if asked.rate_pps > _GENERATOR_LIMIT_PPS else 0
     return replace(m, rx_packets=m.rx_packets - missed, rx_errors=missed)
 
 
 def _own_queue_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
     """Above its limit the transmit queue overflows: frames are counted as dropped, not as sent."""
-    if asked.rate_pps <= _GENERATOR_LIMIT_PPS:
-        return m
-    kept = _GENERATOR_LIMIT_PPS / asked.rate_pps
+    kept = min(1.0, _GENERATOR_LIMIT_PPS / asked.rate_pps)
     sent, received = int(m.tx_packets * kept), int(m.rx_packets * kept)
     return replace(m, tx_packets=sent, rx_packets=received, queue_drops=m.tx_packets - sent)
 

@@ -258,6 +258,7 @@ class _Leg:
 def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
     """Wait until all frames are sent, or stop because the trial is late or loss is certain."""
     deadline = time.monotonic() + _START_S
+    watch.begin()
     while running := _running(legs):
         select.select(running, [], [], _LOOK_S)
         if not _running(legs):

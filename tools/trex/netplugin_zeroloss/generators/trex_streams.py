@@ -36,7 +36,7 @@ _MOST_PART: Final = 0.1
 #: Width of the first bucket in microseconds.
 _FIRST_US: Final = 10
 
-#: Arguments of ``trex_stl_child.Child._stream``.
+#: Arguments of ``trex_stl_trials.Trials._stream``.
 Stream = dict[str, Any]
 
 
