@@ -33,14 +33,11 @@ class TRexError(Exception):
     pass
 
 
-class StatNotAvailable:
+class StatNotAvailable(str):
     """As TRex: what the server has not told, and no number."""
 
-    def __init__(self, name):
-        self._name = name
-
-    def __repr__(self):
-        raise TRexError(f"Stat {self._name} is not available")
+    def __new__(cls, _name):
+        return super().__new__(cls, "N/A")
 
 
 class _Answer:
