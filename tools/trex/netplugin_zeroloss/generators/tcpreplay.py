@@ -259,10 +259,7 @@ def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
     """Wait until all frames are sent, or stop because the trial is late or loss is certain."""
     deadline = time.monotonic() + _START_S
     watch.begin()
-    while running := _running(legs):
-        select.select(running, [], [], _LOOK_S)
-        if not _running(legs):
-            return
+    while _wait(legs):
         seen = [leg.look() for leg in legs]
         now = time.monotonic()
         stops = watch.stops(now, seen)
@@ -277,5 +274,7 @@ def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
             return
 
 
-def _running(legs: Sequence[_Leg]) -> list[int]:
-    return [leg.player.ended for leg in legs if leg.player.status is None]
+def _wait(legs: Sequence[_Leg]) -> bool:
+    """Wait for a moment, or until one ends. Returns whether any still runs."""
+    select.select([leg.player.ended for leg in legs if leg.player.status is None], [], [], _LOOK_S)
+    return any(leg.player.status is None for leg in legs)

@@ -58,9 +58,22 @@ class Interface:
 class FrameCount:
     """Counts frames with a marker that left or reached an interface. The caller closes it."""
 
-    def __init__(self, socket_: socket.socket) -> None:
-        self._socket = socket_
+    def __init__(self, interface: Interface, marker: bytes, outgoing: bool) -> None:
+        """Raises: OSError."""
         self._count = 0
+        # Protocol 0: the socket receives nothing until the filter is attached.
+        self._socket = counter = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        try:
+            _filter(marker, outgoing).attach(counter)
+            # With the minimum buffer full, the kernel only counts.
+            counter.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
+            counter.bind((interface.name, _ETH_P_ALL))
+            if not outgoing:
+                member = struct.pack("iHH8s", interface.index, _PACKET_MR_PROMISC, 0, b"")
+                counter.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, member)
+        except BaseException:
+            counter.close()
+            raise
 
     def read(self) -> int:
         """Return the number of frames since construction."""
@@ -127,7 +140,7 @@ class Wire:
     def count(self, interface: Interface, marker: bytes, *, outgoing: bool) -> FrameCount:
         """Start counting. Raises: GeneratorError."""
         try:
-            return FrameCount(self._inside(lambda: _counting(interface, marker, outgoing)))
+            return self._inside(lambda: FrameCount(interface, marker, outgoing))
         except PermissionError as error:
             raise GeneratorError("counting frames needs root (CAP_NET_RAW)") from error
         except OSError as error:
@@ -157,23 +170,6 @@ def _link(name: str) -> Any:
     with IPRoute() as kernel:
         links = kernel.get_links()
         return next((link for link in links if link.get_attr("IFLA_IFNAME") == name), None)
-
-
-def _counting(interface: Interface, marker: bytes, outgoing: bool) -> socket.socket:
-    # Protocol 0: the socket receives nothing until the filter is attached.
-    counter = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-    try:
-        _filter(marker, outgoing).attach(counter)
-        # With the minimum buffer full, the kernel only counts.
-        counter.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
-        counter.bind((interface.name, _ETH_P_ALL))
-        if not outgoing:
-            member = struct.pack("iHH8s", interface.index, _PACKET_MR_PROMISC, 0, b"")
-            counter.setsockopt(_SOL_PACKET, _PACKET_ADD_MEMBERSHIP, member)
-        return counter
-    except BaseException:
-        counter.close()
-        raise
 
 
 def _filter(marker: bytes, outgoing: bool) -> BpfProgram:
