@@ -233,11 +233,10 @@ class _Trial:
 
     def _serve_until(self, at: float) -> None:
         """Advance to ``at``: the queue fills or drains at a constant rate."""
-        spec, clock = self._spec, self._clock + at
+        capacity = self._capacity_at(self._clock + at)
         at = min(at, self.end)
         if at <= self._now:
             return
-        capacity = spec.capacity_pps * (1 + spec.drift * math.exp(-clock / spec.drift_s))
         net = (self._rate if self._steady else 0.0) - capacity
         if net > 0:
             full_at = self._now + (self._ring - self._queue + 1) / net
@@ -249,6 +248,10 @@ class _Trial:
         else:
             self._queue = max(0.0, self._queue + net * (at - self._now))
         self._now = at
+
+    def _capacity_at(self, clock: float) -> float:
+        spec = self._spec
+        return spec.capacity_pps * (1 + spec.drift * math.exp(-clock / spec.drift_s))
 
     def _fill(self, packets: float, at: float) -> None:
         self._queue += packets

@@ -187,7 +187,7 @@ def _more_than_sent(m: Measurement, asked: TrialRequest, rng: random.Random) -> 
     return replace(m, rx_packets=m.tx_packets + 700) if rng.random() < 0.1 else m
 
 
-_CLEAN = (DEVICES["clean"],)
+_CLEAN = DEVICES["clean"]
 _ENDS = (("there", 2.1e6), ("back", 1.9e6))
 _LIMITED = "generator_limited"
 _FLOORS = ("glitch", "glitch-window", "glitch-random", "frame-errors")
@@ -202,13 +202,13 @@ FAMILIES: dict[str, SimFamily] = {
         SimFamily(
             "one-direction",
             "two directions, and one of them can do less",
-            tuple(replace(_CLEAN[0], name=name, capacity_pps=most) for name, most in _ENDS),
+            tuple(replace(_CLEAN, name=name, capacity_pps=most) for name, most in _ENDS),
         ),
-        SimFamily("short-generator", "it sends 3 Mpps at most", _CLEAN, _LIMITED, _GENERATOR_LIMIT_PPS),
+        SimFamily("short-generator", "it sends 3 Mpps at most", (_CLEAN,), _LIMITED, _GENERATOR_LIMIT_PPS),
         SimFamily(
             "late-generator",
             "it sends 3 Mpps at most, and all of it, later",
-            _CLEAN,
+            (_CLEAN,),
             _LIMITED,
             _GENERATOR_LIMIT_PPS,
             stretches=True,
@@ -216,16 +216,20 @@ FAMILIES: dict[str, SimFamily] = {
         SimFamily(
             "dropping-generator",
             "its receiver drops above 3 Mpps",
-            _CLEAN,
+            (_CLEAN,),
             _LIMITED,
             fault=_own_receiver_drops,
         ),
         SimFamily(
-            "queue-drops", "its transmit queue drops above 3 Mpps", _CLEAN, _LIMITED, fault=_own_queue_drops
+            "queue-drops",
+            "its transmit queue drops above 3 Mpps",
+            (_CLEAN,),
+            _LIMITED,
+            fault=_own_queue_drops,
         ),
-        SimFamily("flaky-generator", "one trial in ten is short", _CLEAN, fault=_sometimes_short),
-        SimFamily("negative-counters", "one trial in ten has a wrapped counter", _CLEAN, fault=_wrapping),
-        SimFamily("more-than-sent", "one trial in ten counts too much", _CLEAN, fault=_more_than_sent),
+        SimFamily("flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short),
+        SimFamily("negative-counters", "one trial in ten has a wrapped counter", (_CLEAN,), fault=_wrapping),
+        SimFamily("more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent),
     )
 }
 
