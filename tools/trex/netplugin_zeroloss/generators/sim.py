@@ -156,13 +156,13 @@ def _latency(spec: DeviceSpec, rate_pps: float, duration_s: float) -> LatencySum
 # -- Faults of generators. ------------------------------------------------------------------------
 
 
-def _own_receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+def _receiver_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
     """Above its limit the receiver drops one frame in ten thousand and reports it."""
     missed = max(1, m.rx_packets // 10_000) if asked.rate_pps > _GENERATOR_LIMIT_PPS else 0
     return replace(m, rx_packets=m.rx_packets - missed, rx_errors=missed)
 
 
-def _own_queue_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
+def _queue_drops(m: Measurement, asked: TrialRequest, rng: random.Random) -> Measurement:
     """Above its limit the transmit queue overflows: frames are counted as dropped, not as sent."""
     kept = min(1.0, _GENERATOR_LIMIT_PPS / asked.rate_pps)
     sent, received = int(m.tx_packets * kept), int(m.rx_packets * kept)
@@ -218,14 +218,10 @@ FAMILIES: dict[str, SimFamily] = {
             "its receiver drops above 3 Mpps",
             (_CLEAN,),
             _LIMITED,
-            fault=_own_receiver_drops,
+            fault=_receiver_drops,
         ),
         SimFamily(
-            "queue-drops",
-            "its transmit queue drops above 3 Mpps",
-            (_CLEAN,),
-            _LIMITED,
-            fault=_own_queue_drops,
+            "queue-drops", "its transmit queue drops above 3 Mpps", (_CLEAN,), _LIMITED, fault=_queue_drops
         ),
         SimFamily("flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short),
         SimFamily("negative-counters", "one trial in ten has a wrapped counter", (_CLEAN,), fault=_wrapping),
