@@ -43,6 +43,8 @@ class Cause(StrEnum):
     FAST = "fast"
     NOTHING_SENT = "nothing_sent"
     CONTRADICTION = "contradiction"
+    #: Run far below the load to see whether each direction forwards, or before one did.
+    CONTROL = "control"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +150,13 @@ def _about_the_load(
     # Rate times duration may be off by one frame.
     short = max(asked.packets - measured.tx_packets, measured.tx_shortfall)
     if short > max(1.0, asked.packets * tolerance):
+        idle = [
+            f"; direction {n} sent none" for n, way in enumerate(measured.directions) if not way.tx_packets
+        ]
         yield (
             Cause.SHORT,
             f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames,"
-            f" {short / asked.packets:.3%} less than asked",
+            f" {short / asked.packets:.3%} less than asked{''.join(idle)}",
         )
     doubt = measured.elapsed_uncertainty_s + _EPSILON * asked.duration_s
     over = measured.elapsed_s - asked.duration_s

@@ -158,7 +158,7 @@ def _search(options: argparse.Namespace) -> int:
         where = results.environment(generator.info.name, sys.argv, started)
     result = results.result_of(plan, runs, where | {"seed": options.seed}, followed)
     _report(result, options.json)
-    return 1 if result["verdict"] == "failed" else 0
+    return 1 if result["verdict"] in ("failed", "dead_direction") else 0
 
 
 def _follow_up(plan: SearchPlan, generator: Generator, rate: float | None, quiet: bool) -> FollowUpRun:

@@ -204,6 +204,12 @@ FAMILIES: dict[str, SimFamily] = {
             "two directions, and one of them can do less",
             tuple(replace(_CLEAN, name=name, capacity_pps=most) for name, most in _ENDS),
         ),
+        SimFamily(
+            "dead-direction",
+            "two directions, and in one of them no frame comes back",
+            (_CLEAN, replace(_CLEAN, name="back", capacity_pps=1e-9, ring_packets=0)),
+            "dead_direction",
+        ),
         SimFamily("short-generator", "it sends 3 Mpps at most", (_CLEAN,), _LIMITED, _GENERATOR_LIMIT_PPS),
         SimFamily(
             "late-generator",

@@ -193,4 +193,4 @@ def _estimate(session: _Session, past: Past | None) -> TimeEstimate:
 
 def _failed(run: RunRecord) -> bool:
     last = [run.record(cell) for cell in run.cells]
-    return any(r is None or r.verdict == SearchVerdict.FAILED for r in last)
+    return any(r is None or r.verdict in (SearchVerdict.FAILED, SearchVerdict.DEAD_DIRECTION) for r in last)

@@ -36,6 +36,7 @@ _WORTH: Final[Mapping[str, int]] = {
     SearchVerdict.VNF_LIMITED: 2,
     SearchVerdict.GENERATOR_LIMITED: 2,
     SearchVerdict.FLOOR: 1,
+    SearchVerdict.DEAD_DIRECTION: 0,
     SearchVerdict.FAILED: 0,
 }
 #: Range above the lowest lossy load, as a factor.

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from netplugin_zeroloss.search.context import ROUNDING, SearchContext
+from netplugin_zeroloss.search.parts import place
 from netplugin_zeroloss.search.trials import Asking, Floor, Outcome, SearchVerdict, Trial
 
 #: Loss events within the goal's duration at the searched load: P(loss) is 1 - exp(-TARGET).
@@ -282,7 +283,7 @@ class FloorTest:
         sent = sum(t.measured.tx_packets for t in trials)
         lost = sum(t.judgement.lost_packets for t in lossy)
         traffic = sum(t.traffic_s for t in trials)
-        floor = Floor(lost / sent, lost, len(lossy), traffic, _place(lossy))
+        floor = Floor(lost / sent, lost, len(lossy), traffic, place(t.measured.evidence for t in lossy))
         if floor.loss_ratio > 0.5:
             return self._ground.failed("the device forwards next to nothing: is it set up?")
         where = f", at {floor.place}" if floor.place else ""
@@ -295,13 +296,3 @@ class FloorTest:
     def _control_rate(self) -> float:
         reference = self._ground.forwarding_pps or self._ground.log.upper()
         return round(max(reference * _CONTROL, self._ground.least()), 2)
-
-
-def _place(trials: list[Trial]) -> str | None:
-    """Return the component that lost most frames."""
-    places: dict[str, float] = {}
-    for trial in trials:
-        for place, count in trial.measured.evidence.items():
-            places[place] = places.get(place, 0) + count
-    losing = {place: count for place, count in places.items() if count > 0}
-    return max(losing, key=lambda place: losing[place]) if losing else None

@@ -7,6 +7,7 @@ versions are kept.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, NotRequired
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, with_config
@@ -151,6 +152,9 @@ class AttributionEntry(TypedDict):
     invalid_causes: dict[str, int]
     #: Earlier versions had none.
     lost_by_direction: NotRequired[list[int]]
+    dead_directions: NotRequired[Sequence[Count]]
+    limiting_directions: NotRequired[Sequence[Count]]
+    full: NotRequired[dict[str, float]]
 
 
 @_KEPT

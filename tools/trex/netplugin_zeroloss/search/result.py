@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
 from netplugin.programs import bounded
+from netplugin_zeroloss.search import parts
 from netplugin_zeroloss.search.follow_up import FollowUpRun, describe
 from netplugin_zeroloss.search.recorded import Measured, Plan, Requested, ResultEntry
 from netplugin_zeroloss.search.search import SearchRun
@@ -53,10 +54,11 @@ def result_of(
     followed = after.found.trials if after is not None else ()
     trials = [trial for run in runs for trial in run.found.trials]
     rates = [r.found.headline.answer_pps for r in runs]
+    evidence = _attribution(plan, outcome, runs[middle].found.trials)
     found = {
         "format": FORMAT,
         "verdict": outcome.verdict.value,
-        "reason": outcome.reason,
+        "reason": "; ".join([outcome.reason, *_parts(evidence)]),
         "zero_loss_pps": outcome.answer_pps,
         "bounds_pps": [outcome.lower_pps, outcome.upper_pps],
         "trials": len(trials),
@@ -70,7 +72,7 @@ def result_of(
         "trial_log": [
             describe_trial(trial, repeat) for repeat, run in enumerate(runs) for trial in run.found.trials
         ],
-        "evidence": _attribution(outcome, runs[middle].found.trials),
+        "evidence": evidence,
         **describe(plan, after.found if after is not None else None),
         "follow_up_log": [describe_trial(trial, len(runs)) for trial in followed],
         "environment": dict(environment),
@@ -137,19 +139,38 @@ def describe_trial(trial: Trial, repeat: int) -> dict[str, Any]:
     }
 
 
-def _attribution(outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return the trials at the bounds, and the located loss at the upper one."""
+def _attribution(plan: SearchPlan, outcome: Outcome, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return the trials at the bounds, the located loss at the upper one, and the parts that limit."""
     lower = [t for t in trials if t.passed and t.rate == outcome.lower_pps]
     upper = [t for t in trials if t.lossy and t.rate == outcome.upper_pps]
+    longest = max((*lower, *upper), key=lambda t: t.traffic_s, default=None)
+    at_once = [t for t in upper if _at_once(plan, t)]
     return {
         "lower_trials": [t.number for t in lower],
         "upper_trials": [t.number for t in upper],
         "lost_at_upper": sum(t.judgement.lost_packets for t in upper),
         "places_at_upper": _places(upper),
         "lost_by_direction": _by_direction(upper),
+        "dead_directions": outcome.dead,
+        "limiting_directions": () if outcome.dead else parts.limiting(_by_direction(at_once)),
+        "full": parts.full(longest.measured.readings) if longest else {},
         "floor": dataclasses.asdict(outcome.floor) if outcome.floor else None,
         "invalid_causes": dict(Counter(t.judgement.cause.value for t in trials if t.judgement.cause)),
     }
+
+
+def _at_once(plan: SearchPlan, trial: Trial) -> bool:
+    """Whether a trial lost for lack of capacity: late loss is random, and so is whom it hits."""
+    fills_s = 2 * plan.buffer_packets / (plan.headline.relative_width * trial.rate)
+    return not trial.measured.aborted or trial.traffic_s <= max(2 * plan.headline.initial_trial_s, fills_s)
+
+
+def _parts(evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Name the path that limits, and what is full while others of its kind idle."""
+    if evidence["limiting_directions"]:
+        yield f"direction {' and '.join(map(str, evidence['limiting_directions']))} limits"
+    for name, load in evidence["full"].items():
+        yield f"{name} is full ({load:.0%}) while others idle"
 
 
 def _by_direction(trials: Sequence[Trial]) -> list[int]:

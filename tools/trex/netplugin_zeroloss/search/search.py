@@ -13,12 +13,14 @@ from netplugin_zeroloss.search.strict import StrictSearch
 from netplugin_zeroloss.search.trials import (
     Asking,
     BudgetExhausted,
+    NotForwarding,
     Outcome,
     SearchPlan,
     SearchVerdict,
     T,
     Trial,
     TrialLog,
+    not_forwarding,
 )
 from netplugin_zeroloss.values import Goal, Measurement, ReplayError, TrialRequest
 
@@ -53,6 +55,9 @@ def search(plan: SearchPlan) -> Asking[SearchResult]:
                 outcome = yield from RatioSearch(plan, log, goal, guess).run()
         except BudgetExhausted as error:
             outcome = _unfinished(plan, log, goal, str(error))
+        except NotForwarding as error:
+            outcomes += [not_forwarding(log, goal, error.controls) for goal in plan.goals[number:]]
+            break
         outcomes.append(outcome)
     return SearchResult(tuple(outcomes), tuple(log.trials))
 

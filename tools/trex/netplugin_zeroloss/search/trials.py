@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
-from netplugin_zeroloss.judge import Cause, Judgement, judge
+from netplugin_zeroloss.judge import Cause, Judgement, Verdict, judge
+from netplugin_zeroloss.search import parts
 from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, UnusableInput
 
 T = TypeVar("T")
@@ -119,6 +120,10 @@ class Trial:
         return elapsed if math.isfinite(elapsed) and elapsed > 0 else 0.0
 
     @property
+    def missing(self) -> int:
+        return self.measured.tx_packets - self.measured.rx_packets
+
+    @property
     def lost_within_s(self) -> float:
         """Seconds until loss was certain; without early abort the full duration."""
         return self.traffic_s
@@ -126,6 +131,14 @@ class Trial:
 
 class BudgetExhausted(Exception):
     """The goal has used up its trials or its traffic."""
+
+
+class NotForwarding(Exception):
+    """Some direction loses frames far below the load, for longer than it may take to come up."""
+
+    def __init__(self, controls: list[Trial]) -> None:
+        super().__init__()
+        self.controls = controls
 
 
 class TrialLog:
@@ -140,6 +153,8 @@ class TrialLog:
         self.ceiling_trial: Trial | None = None
         #: Trials before this index were run before the device was warm.
         self.cold_before = 0
+        #: Trials before this index raise no doubt: every direction forwarded after them.
+        self._sound_before = 0
         self._goal_trials = 0
         self._goal_traffic_s = 0.0
 
@@ -153,7 +168,7 @@ class TrialLog:
     ) -> Asking[Trial]:
         """Request a valid trial; after ``attempts`` invalid ones returns the last and lowers ``ceiling``.
 
-        Raises: BudgetExhausted.
+        Raises: BudgetExhausted, NotForwarding.
         """
         plan = self.plan
         duration_s = min(max(duration_s, plan.min_trial_s), goal.final_trial_s)
@@ -169,7 +184,10 @@ class TrialLog:
                 mix=plan.mix,
                 burst=plan.burst,
             )
+            self._check_budget(goal)
             trial = yield from self._run(request, goal)
+            if (yield from self._came_up_after(trial, goal)):
+                trial = yield from self._run(request, goal)
             if trial.valid:
                 return trial
             if trial.judgement.cause in _OF_TIME:
@@ -181,12 +199,48 @@ class TrialLog:
             self.ceiling, self.ceiling_trial = rate, trial
         return trial
 
-    def _run(self, request: TrialRequest, goal: Goal) -> Asking[Trial]:
+    def _came_up_after(self, trial: Trial, goal: Goal) -> Asking[bool]:
+        """Where a trial raises doubt, find out far below its load whether each direction forwards.
+
+        Returns: whether one in which nothing came back forwards for the first time: the trial does not count.
+        Later it is overload that starves it, or it was out for a moment: that counts as loss.
+        Raises: NotForwarding.
+        """
+        before = (t for t in self.trials[self._sound_before : trial.number - 1] if t.lossy)
+        came_back = min((t.rate * (1 - t.judgement.loss_ratio) for t in before), default=0.0)
+        first = not self._sound_before
+        low = parts.control_pps(trial.measured, trial.rate, came_back, lossy=trial.lossy, first=first)
+        if low is None:
+            return False
+        seconds = max(parts.CONTROL_S, self.plan.min_trial_s)
+        why = "does each direction forward?"
+        request = replace(
+            trial.request, rate_pps=low, duration_s=seconds, abort_on_loss=False, purpose=why, burst=1
+        )
+        controls: list[Trial] = []
+        while len(controls) * seconds < parts.GRACE_S:
+            controls.append((yield from self._run(request, goal)))
+            self._set_aside(controls[-1])
+            if not parts.losing(controls[-1].measured, goal.max_loss_ratio):
+                self._sound_before = len(self.trials)
+                if came_up := first and bool(parts.silent(trial.measured)):
+                    self._set_aside(trial)
+                return came_up
+        raise NotForwarding(controls)
+
+    def _set_aside(self, trial: Trial) -> None:
+        """Let a trial bound nothing: it was far below the load, or before a direction came up."""
+        aside = Judgement(Verdict.INVALID, f"it bounds nothing: {trial.judgement.reason}", Cause.CONTROL)
+        self.trials[trial.number - 1] = replace(trial, judgement=aside)
+
+    def _check_budget(self, goal: Goal) -> None:
         plan = self.plan
         if len(self.trials) - self._goal_trials >= plan.max_trials:
             raise BudgetExhausted(f"{plan.max_trials} trials were not enough")
         if self.traffic_s - self._goal_traffic_s >= plan.max_sums * goal.sum_s:
             raise BudgetExhausted(f"{plan.max_sums * goal.sum_s:g} s of traffic were not enough")
+
+    def _run(self, request: TrialRequest, goal: Goal) -> Asking[Trial]:
         measured = yield request
         judgement = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
         trial = Trial(len(self.trials) + 1, request, measured, judgement, self.traffic_s)
@@ -256,6 +310,8 @@ class SearchVerdict(StrEnum):
     GENERATOR_LIMITED = "generator_limited"
     #: Bracketed, but the VNF is as slow without the backend.
     VNF_LIMITED = "vnf_limited"
+    #: Next to no frame comes back in a direction, at any load.
+    DEAD_DIRECTION = "dead_direction"
     #: No verdict; see the reason.
     FAILED = "failed"
 
@@ -284,9 +340,34 @@ class Outcome:
     lower_pps: float
     upper_pps: float
     floor: Floor | None = None
+    #: Numbers of the dead directions.
+    dead: tuple[int, ...] = ()
 
     @property
     def answer_pps(self) -> float | None:
         """The rate of the verdict in pps, if it has one."""
         quotable = (SearchVerdict.NDR, SearchVerdict.VNF_LIMITED)
         return self.lower_pps if self.verdict in quotable else None
+
+
+def not_forwarding(log: TrialLog, goal: Goal, controls: list[Trial]) -> Outcome:
+    """Return the outcome of controls that lost frames until the last: a dead direction, or a floor."""
+    last, seconds = controls[-1], sum(t.traffic_s for t in controls)
+    dead, counted = parts.dead(last.measured), bool(last.measured.directions)
+    where = parts.place(t.measured.evidence for t in controls)
+    seen = f"at {last.rate:.6g} pps, after {seconds:.0f} s there, these frames came back: "
+    seen += parts.described(last.measured)
+    seen += f"; lost at {where}" if where else ""
+    upper = min((t.rate for t in log.trials if t.lossy), default=log.plan.line_rate_pps)
+    if dead and counted:
+        named = " and ".join(map(str, dead))
+        reason = f"direction {named} is dead: {seen}: is a cable out, or does the VM forward one way?"
+        return Outcome(goal, SearchVerdict.DEAD_DIRECTION, reason, 0.0, upper, None, dead)
+    if dead:
+        reason = f"the device forwards next to nothing: is it set up? {seen[0].upper()}{seen[1:]}"
+        return Outcome(goal, SearchVerdict.FAILED, reason, 0.0, upper)
+    sent, lost = (sum(n) for n in zip(*((t.measured.tx_packets, t.missing) for t in controls), strict=True))
+    floor = Floor(lost / sent, lost, len(controls), seconds, where)
+    hint = "" if counted else "; the generator counts no directions: is one dead?"
+    reason = f"loss does not fall with the load: {seen}{hint}"
+    return Outcome(goal, SearchVerdict.FLOOR, reason, 0.0, upper, floor)
