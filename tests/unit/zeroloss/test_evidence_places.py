@@ -99,6 +99,7 @@ def test_two_readings_of_a_real_ovs() -> None:
     assert readings["pmd_packets"] == readings["pmd1.packets"] == 4434
     assert 0 < readings["pmd_busy_share"] == readings["pmd1.busy_share"] < 1
     assert "pmd1.busy_cycles" not in readings
+    assert readings["nic0.rxq0.packets"] == 4000 and readings["vm0.rxq0.packets"] == 0
     with pytest.raises(AttributionError, match="went back"):
         place.between(after, before, 1.0)
 
@@ -212,6 +213,10 @@ def test_cpus_that_a_trial_took(tmp_path: Path) -> None:
     assert found.lost == {}, "a frame that a backlog had no room for is counted at its device"
     assert found.readings["softirq_cpus"] == pytest.approx(0.5)
     assert found.readings["softirq_busiest_share"] == pytest.approx(0.5)
+    assert (
+        found.readings["cpu0.softirq_share"] == pytest.approx(0.5)
+        and found.readings["cpu1.softirq_share"] == 0
+    )
     assert found.readings["system_cpus"] == pytest.approx(0.5)
     assert found.readings["user_cpus"] == 0
     assert found.readings["vswitchd_cpus"] == pytest.approx(0.5), "it polls between trials too"

@@ -313,8 +313,8 @@ def test_telemetry(tmp_path: Path) -> None:
 
 def test_what_came_in_and_did_not_go_out() -> None:
     counts = [
-        [PortCounts(100, 50), PortCounts(50, 100)],
-        [PortCounts(900, 350, 7), PortCounts(350, 880)],
+        [PortCounts(100, 50, queues=(100, 0)), PortCounts(50, 100)],
+        [PortCounts(900, 350, 7, queues=(895, 5)), PortCounts(350, 880)],
     ]
     place = Forwarded(lambda: counts.pop(0))
     before, after = place.read(), place.read()
@@ -324,6 +324,7 @@ def test_what_came_in_and_did_not_go_out() -> None:
         "port1.not_sent": 20,
     }
     assert found.readings["port0.rx_packets"] == 800
+    assert (found.readings["port0.rxq0.packets"], found.readings["port0.rxq1.packets"]) == (795, 5)
     with pytest.raises(AttributionError, match="went back"):
         place.between(after, before, 1.0)
 

@@ -197,11 +197,14 @@ def test_its_counters_attribute_loss_as_here(vm: Vm) -> None:
     with vm.vnf() as vnf:
         vnf.start()
         before = vnf.place.read()
-        vm.answers(stats=[_stats(100, 85, missed=3), _stats(90, 98)])
+        queues = {"q_ipackets": [90] + 15 * [0]}
+        vm.answers(stats=[_stats(100, 85, missed=3), _stats(90, 98) | queues])
         found = vnf.place.between(before, vnf.place.read(), 1.0)
         lost = {name: count for name, count in found.lost.items() if count}
         assert lost == {"port0.rx_missed": 3, "port1.not_sent": 2, "port0.not_sent": 5}
         assert found.readings["port1.tx_packets"] == 98
+        by_queue = {name: n for name, n in found.readings.items() if "rxq" in name}
+        assert by_queue == {"port1.rxq0.packets": 90}, "the port has one queue, DPDK counts for 16"
 
 
 @pytest.mark.parametrize(

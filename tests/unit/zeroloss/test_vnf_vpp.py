@@ -278,14 +278,21 @@ DUMP = """[1 @ 0]: 1000 packets, 64000 bytes /if/rx
 #: Of a real one: a worker routed 2,000 frames in 69 calls.
 RUNTIME = (Path(__file__).resolve().parents[2] / "data/vpp-26.06/show-runtime.txt").read_text()
 #: As of a second worker.
-WORKER = "ip4-lookup      active     11      2000      0      1.43e2      181.82\n"
+WORKER = """Thread 2 vpp_wk_1 (lcore 2)
+ip4-lookup      active     11      2000      0      1.43e2      181.82
+"""
 
 
 def test_counters_of_interfaces_and_nodes() -> None:
     counts = vpp_api.parse_dump(DUMP)
     assert counts["/if/rx"] == {1: 1500}, "summed over the threads"
-    assert vpp_api.parse_runtime(RUNTIME) == (69, 2000)
-    assert vpp_api.parse_runtime(RUNTIME + WORKER) == (80, 4000)
+    first = {"vpp_wk_0": (69, 2000)}
+    assert vpp_api.parse_runtime(RUNTIME) == first, "the main thread does not route"
+    assert vpp_api.parse_runtime(RUNTIME + WORKER) == first | {"vpp_wk_1": (11, 2000)}
+    idle = vpp_api.parse_runtime(RUNTIME + WORKER.splitlines()[0])
+    assert idle == first | {"vpp_wk_1": (0, 0)}, "a worker without a frame has no such node"
+    alone = vpp_api.parse_runtime(f"Thread 0 vpp_main (lcore 0)\n{WORKER.splitlines()[1]}")
+    assert alone == {"vpp_main": (11, 2000)}
     found = vpp_api.reading(counts, [1, 2], RUNTIME)
     assert {name: count for name, count in found.lost.items() if count} == {
         "port0.rx-miss": 10,
@@ -318,6 +325,8 @@ def test_the_place_of_vpp() -> None:
     found = place.between(before, after, 1.0)
     assert found.lost["port1.drops"] == 90 and found.lost["port0.drops"] == 0
     assert found.readings["vectors_per_call"] == 50
+    assert found.readings["vpp_wk_0.vectors_per_call"] == pytest.approx(2000 / 69)
+    assert found.readings["vpp_wk_1.vectors_per_call"] == pytest.approx(2000 / 11)
     assert found.readings["port1-tx/no free tx slots"] == 90
     with pytest.raises(AttributionError, match="it has ended"):
         place.read()

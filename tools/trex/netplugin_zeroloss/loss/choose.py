@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
@@ -12,7 +12,7 @@ from netplugin.api.fields import Value, worded
 from netplugin.api.models import Binding
 from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.loss.host import HostCounters
+from netplugin_zeroloss.loss.host import PROCESSES, HostCounters
 from netplugin_zeroloss.loss.links import DriverCounters, LinkCounters
 from netplugin_zeroloss.loss.ovs import OvsCounters
 
@@ -57,15 +57,18 @@ def make(
 
     Raises: AttributionError if a device does not exist.
     """
-    bridges = set(description.ovs_bridges)
+    bridges, devices = set(description.ovs_bridges), set(description.devices)
     vhost_ports: set[str] = set()
-    devices = set(description.devices)
     for path, binding in ports:
         named = binding.model_extra or {}
-        bridges |= _values(named, path.ovs_bridge)
-        vhost_ports |= _values(named, path.ovs_port)
-        devices |= _values(named, *path.links)
-    places: list[DropCounters] = [_host(description)]
+        for found, fields in (
+            (bridges, (path.ovs_bridge,)),
+            (vhost_ports, (path.ovs_port,)),
+            (devices, path.links),
+        ):
+            found |= {str(named[field]) for field in fields if named.get(field)}
+    named_processes = PROCESSES if description.processes is None else description.processes
+    places: list[DropCounters] = [HostCounters(processes=named_processes)]
     if bridges and description.ovs_rundir is not None:
         rundir = description.ovs_rundir
         places.append(OvsCounters(rundir, sorted(bridges), sorted(vhost_ports), timeout_s))
@@ -74,12 +77,3 @@ def make(
     if description.nics:
         places.append(DriverCounters({nic.device: nic.lost for nic in description.nics}))
     return tuple(places)
-
-
-def _values(named: Mapping[str, Any], *fields: str) -> set[str]:
-    return {str(named[field]) for field in fields if named.get(field)}
-
-
-def _host(description: LossDescription) -> HostCounters:
-    named = description.processes
-    return HostCounters() if named is None else HostCounters(processes=named)

@@ -11,9 +11,6 @@ from typing import Final, TypeVar
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
 
-# -- The contract of a component with drop counters: read before and after a trial, then compared.
-
-
 _N = TypeVar("_N", int, float)
 
 
@@ -65,8 +62,8 @@ class AttributionError(Exception):
 
 
 def _differences(place: str, before: Mapping[str, _N], after: Mapping[str, _N]) -> dict[str, _N]:
-    for name in before.keys() - after.keys():
-        raise AttributionError(f"{place}: {name} is not counted any more: it went during the trial")
+    if gone := before.keys() - after.keys():
+        raise AttributionError(f"{place}: {min(gone)} is not counted any more: it went during the trial")
     found = {name: value - before.get(name, 0) for name, value in after.items()}
     for name, value in found.items():
         if value < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -33,13 +34,11 @@ class HostCounters(DropCounters):
     (``enqueue_to_backlog`` in net/core/dev.c), where the component ``links`` reads it.
     """
 
+    name = "host"
+
     def __init__(self, root: Path = Path("/proc"), processes: Mapping[str, str] = PROCESSES) -> None:
         self._root, self._processes = root, dict(processes)
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
-
-    @property
-    def name(self) -> str:
-        return "host"
 
     def read(self) -> CounterReading:
         try:
@@ -54,11 +53,11 @@ class HostCounters(DropCounters):
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         # Processes that started or ended during the trial are left out.
-        stayed = before.counters.keys() & after.counters.keys()
-        gone = {n for n in before.counters if n.startswith("process.")} - stayed
-        counters = {n: value for n, value in before.counters.items() if n not in gone}
-        later = {n: after.counters[n] for n in counters if n in after.counters}
-        found = super().between(CounterReading({}, counters), CounterReading({}, later), elapsed_s)
+        earlier, later = (
+            {n: v for n, v in one.counters.items() if n in other.counters or not n.startswith("process.")}
+            for one, other in ((before, after), (after, before))
+        )
+        found = super().between(CounterReading({}, earlier), CounterReading({}, later), elapsed_s)
         return CounterChanges({}, figures(found.readings, elapsed_s))
 
     def _process_times(self) -> Iterator[tuple[str, float]]:
@@ -108,24 +107,29 @@ def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
     Kernel work caused by the traffic is divided by the seconds of traffic: there is none while the
     generator starts and drains. Programs also poll then, so their time is divided by the seconds
     between the readings. A program that polls by system calls makes kernel work all the time: the
-    kernel work of a CPU counts as one CPU at most. The busiest CPU is reported with the sum: softirq
-    that fills one CPU is a bottleneck, the same amount spread over ten is not.
+    kernel work of a CPU counts as one CPU at most. The two busiest CPUs are reported with the sum:
+    softirq that fills one CPU is a bottleneck, the same amount spread over ten is not.
     """
     found = {n: grown[n] for n in ("softnet_dropped", "softnet_squeezed") if n in grown}
     between_s = grown.get(_CLOCK, elapsed_s)
     if elapsed_s <= 0 or between_s <= 0:
         return found
-    cpus = sorted({name.partition(".")[0] for name in grown if name.startswith("cpu")})
-    for cpu in cpus:
-        busy_s = sum(grown.get(f"{cpu}.{kind}_s", 0.0) for kind in _CAUSED)
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    seconds: dict[str, float] = defaultdict(float)
+    for name, value in grown.items():
+        first, _, rest = name.partition(".")
+        if first.startswith("cpu"):
+            shares[first][rest.removesuffix("_s")] = value
+        elif first == "process":
+            seconds[rest.partition(".")[0]] += value
+    for spent in shares.values():
+        busy_s = sum(spent.get(kind, 0.0) for kind in _CAUSED)
         for kind in (*_CAUSED, "user", "steal"):
             window_s = max(elapsed_s, busy_s) if kind in _CAUSED else between_s
-            share = grown.get(f"{cpu}.{kind}_s", 0.0) / window_s
-            found[f"{kind}_cpus"] = found.get(f"{kind}_cpus", 0.0) + share
-            if kind == "softirq":
-                found["softirq_busiest_share"] = max(found.get("softirq_busiest_share", 0.0), share)
-    groups = sorted({name.split(".")[1] for name in grown if name.startswith("process.")})
-    for group in groups:
-        seconds = [value for n, value in grown.items() if n.startswith(f"process.{group}.")]
-        found[f"{group}_cpus"] = sum(seconds) / between_s
-    return found
+            spent[kind] = spent.get(kind, 0.0) / window_s
+            found[f"{kind}_cpus"] = found.get(f"{kind}_cpus", 0.0) + spent[kind]
+    busiest = sorted(shares, key=lambda cpu: shares[cpu]["softirq"], reverse=True)[:2]
+    for cpu in busiest:
+        found[f"{cpu}.softirq_share"] = shares[cpu]["softirq"]
+        found.setdefault("softirq_busiest_share", shares[cpu]["softirq"])
+    return found | {f"{group}_cpus": spent_s / between_s for group, spent_s in seconds.items()}

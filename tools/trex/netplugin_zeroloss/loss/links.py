@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from netplugin_zeroloss.loss.contract import (
@@ -15,58 +15,44 @@ from netplugin_zeroloss.loss.contract import (
 
 # -- The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs.
 
-
 #: Disjoint counters (Documentation/networking/statistics.rst in Linux): the kinds of errors are
 #: included in rx_errors and tx_errors.
 _COUNTS = ("rx_dropped", "tx_dropped", "rx_errors", "tx_errors", "rx_missed_errors", "rx_nohandler")
 #: A qdisc includes the drops of its children, so only these attachment points are read.
-_ROOT, _INGRESS = 0xFFFFFFFF, 0xFFFFFFF1
+_ATTACHED = {0xFFFFFFFF: "qdisc_drops", 0xFFFFFFF1: "ingress_drops"}
 
 
 class LinkCounters(DropCounters):
     """Kernel devices by name; of a bridge also its members at construction time."""
 
+    name = "links"
+
     def __init__(self, devices: Iterable[str]) -> None:
         """Raises: AttributionError if a device does not exist."""
         self._names = tuple(sorted(_with_members(set(devices), _dump()[0])))
-
-    @property
-    def name(self) -> str:
-        return "links"
 
     def read(self) -> CounterReading:
         links, qdiscs = _dump()
         return CounterReading(lost_at(self._names, links, qdiscs))
 
 
-def lost_at(names: Iterable[str], links: Iterable[Any], qdiscs: Iterable[Any]) -> dict[str, int]:
+def lost_at(names: Collection[str], links: Iterable[Any], qdiscs: Iterable[Any]) -> dict[str, int]:
     """Return lost frames from netlink messages (pure). Raises: AttributionError if a device disappeared."""
-    lost: dict[str, int] = {}
-    names_of: dict[int, str] = {}
-    devices = set(names)
-    for link in links:
-        name = link.get_attr("IFLA_IFNAME")
-        if name not in devices:
-            continue
-        names_of[link["index"]] = name
-        counts: Mapping[str, int] = link.get_attr("IFLA_STATS64") or {}
-        for count in _COUNTS:
-            lost[f"{name}.{count}"] = int(counts.get(count, 0))
-    if missing := devices - set(names_of.values()):
+    found = {link.get_attr("IFLA_IFNAME"): link for link in links}
+    if missing := set(names) - found.keys():
         raise AttributionError(f"links: there is no device {', '.join(sorted(missing))}")
+    names_of = {found[name]["index"]: name for name in names}
+    lost: dict[str, int] = {}
+    for name in names:
+        counts: Mapping[str, int] = found[name].get_attr("IFLA_STATS64") or {}
+        lost |= {f"{name}.{count}": int(counts.get(count, 0)) for count in _COUNTS}
     for qdisc in qdiscs:
-        device = names_of.get(qdisc["index"])
-        if device is None or qdisc["parent"] not in (_ROOT, _INGRESS):
-            continue
-        what = "qdisc_drops" if qdisc["parent"] == _ROOT else "ingress_drops"
-        lost[f"{device}.{what}"] = _drops(qdisc)
+        device, what = names_of.get(qdisc["index"]), _ATTACHED.get(qdisc["parent"])
+        if device is not None and what is not None:
+            stats = qdisc.get_attr("TCA_STATS2")
+            queue = stats.get_attr("TCA_STATS_QUEUE") if stats is not None else None
+            lost[f"{device}.{what}"] = int(queue["drops"]) if queue else 0
     return lost
-
-
-def _drops(qdisc: Any) -> int:
-    stats = qdisc.get_attr("TCA_STATS2")
-    queue = stats.get_attr("TCA_STATS_QUEUE") if stats is not None else None
-    return int(queue["drops"]) if queue else 0
 
 
 def _with_members(devices: set[str], links: Iterable[Any]) -> set[str]:
@@ -89,7 +75,6 @@ def _dump() -> tuple[list[Any], list[Any]]:
 
 # -- The component ``nic``: driver counters of a NIC, as ``ethtool -S`` prints them. --------------
 
-
 #: Names of driver counters that may count lost frames; which of them overlap is vendor-specific.
 _TELLING = re.compile(r"drop|discard|miss|err|fail|no_?buf|out_of|overrun|full|pause|fifo")
 
@@ -102,12 +87,10 @@ class DriverCounters(DropCounters):
     disappears is unusable for this trial and is reported as ``NAME.unusable``, with the decrease.
     """
 
+    name = "nic"
+
     def __init__(self, devices: Mapping[str, Iterable[str]]) -> None:
         self._devices = {device: tuple(lost) for device, lost in devices.items()}
-
-    @property
-    def name(self) -> str:
-        return "nic"
 
     def read(self) -> CounterReading:
         lost: dict[str, int] = {}
@@ -129,15 +112,13 @@ class DriverCounters(DropCounters):
             if name not in after.counters or after.counters[name] < value
         }
         # The lost frames stay with the strict rule: without them the loss cannot be located.
-        found = super().between(_without(before, fell), _without(after, fell), elapsed_s)
+        earlier, later = (
+            CounterReading(one.lost, {name: n for name, n in one.counters.items() if name not in fell})
+            for one in (before, after)
+        )
+        found = super().between(earlier, later, elapsed_s)
         readings = {name: value for name, value in found.readings.items() if value}
-        unusable = {f"{name}.unusable": value for name, value in fell.items()}
-        return CounterChanges(found.lost, readings | unusable)
-
-
-def _without(reading: CounterReading, names: Container[str]) -> CounterReading:
-    counters = {name: value for name, value in reading.counters.items() if name not in names}
-    return CounterReading(reading.lost, counters)
+        return CounterChanges(found.lost, readings | {f"{name}.unusable": n for name, n in fell.items()})
 
 
 def _statistics(device: str) -> dict[str, int]:

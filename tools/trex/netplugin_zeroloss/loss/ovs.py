@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from netplugin.api.errors import NetpluginError
 from netplugin.host import vswitchd
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import run
-from netplugin.pmd.read import parse_counters, parse_threads
+from netplugin.pmd.read import PmdCounters, parse_counters, parse_threads
 from netplugin_zeroloss.loss.contract import (
     AttributionError,
     CounterChanges,
@@ -20,13 +20,19 @@ from netplugin_zeroloss.loss.contract import (
     DropCounters,
 )
 
-# -- Parsers for ovs-ofctl and ovs-appctl output on ports, PMD threads and drops (OVS 3.1 to 4.0).
-
+# -- Parsers for ovs-ofctl and ovs-appctl output on ports and drops (OVS 3.1 to 4.0).
 
 _PORT = re.compile(r'^\s+port\s+"?([^":]+)"?:\s+rx\s+(.*)$')
 _COUNT = re.compile(r"([a-z0-9_]+)=(\d{1,20})")
 _COVERAGE = re.compile(r"^((?:datapath_drop|drop_action)_\w+)\s.*total: (\d{1,20})$")
 _LOOKUPS = re.compile(r"^\s+lookups:.*\blost:(\d{1,20})$")
+
+
+#: Reasons that ``drop`` of a DPDK port includes (netdev_dpdk_get_stats in lib/netdev-dpdk.c).
+_NAMED = (
+    "ovs_rx_qos_drops", "rx_missed_errors", "ovs_tx_failure_drops", "ovs_tx_mtu_exceeded_drops",
+    "ovs_tx_qos_drops", "ovs_tx_invalid_hwol_drops",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +67,10 @@ def _counts(text: str) -> dict[str, int]:
 def lost_at(port: OvsPortCounts) -> dict[str, int]:
     """Return the frames lost at a port, each counted once (pure).
 
-    ``drop`` of a DPDK port includes the named reasons (netdev_dpdk_get_stats in lib/netdev-dpdk.c); the
-    remainder is ``rx_dropped`` and ``tx_dropped``. A failed mbuf allocation is not a lost frame by
-    itself: the NIC counts the missed frame.
+    What ``drop`` has beyond the named reasons is ``rx_dropped`` and ``tx_dropped``. A failed mbuf allocation
+    is not a lost frame by itself: the NIC counts the missed frame.
     """
-    lost = {
-        name: port.custom.get(name, 0)
-        for name in (
-            "ovs_rx_qos_drops",
-            "rx_missed_errors",
-            "ovs_tx_failure_drops",
-            "ovs_tx_mtu_exceeded_drops",
-            "ovs_tx_qos_drops",
-            "ovs_tx_invalid_hwol_drops",
-        )
-    }
+    lost = {name: port.custom.get(name, 0) for name in _NAMED}
     named_rx = lost["ovs_rx_qos_drops"] + lost["rx_missed_errors"]
     named_rx += port.custom.get("rx_mbuf_allocation_errors", 0)
     named_tx = sum(count for name, count in lost.items() if name.startswith("ovs_tx_"))
@@ -97,23 +92,26 @@ def parse_upcalls_lost(dpctl_show: str) -> int:
     return sum(int(found[1]) for found in map(_LOOKUPS.match, dpctl_show.splitlines()) if found)
 
 
-# -- The component ``ovs``: drops of ports and of the datapath, and the load of the PMD threads. --
-
+# -- The component ``ovs`` --------------------------------------------------------------------------
 
 #: Reported twice: as lost lookups and as a coverage counter (dp_netdev_pmd in lib/dpif-netdev.c).
 _UPCALL = "datapath_drop_upcall_error"
-#: Suffix of readings that are not counters: the CPU of the PMD thread that polls an rxq.
-_PLACEMENT = ".pmd"
 #: Only vhost-user ports have this counter.
 _RETRIES = "ovs_tx_retries"
 _LOCAL = "LOCAL"
-#: OVS 4.0 prints busy cycles rounded: by how much a reading may be off, and from which share of them on it
-#: is not reported.
-_ERROR, _CERTAIN = ".busy_error", 0.05
+#: Frames of a receive queue, of a NIC or of a vhost-user port. Queues come and go with the guest's driver.
+_QUEUE, _FRAMES = re.compile(r"rx_q(\d+)_(?:good_)?packets"), re.compile(r".*\.rxq\d+\.packets")
+#: A reading that is no counter: the CPU of the PMD thread that polls a queue.
+_PLACEMENT = ".pmd"
+_THREAD = re.compile(r"(pmd\d+)\.(\w+)")
+#: OVS 4.0 prints busy cycles rounded: from which share of them an error is too large.
+_CERTAIN = 0.05
 
 
 class OvsCounters(DropCounters):
     """Open vSwitch with the userspace datapath; ``bridges`` are those on the path of the frames."""
+
+    name = "ovs"
 
     def __init__(
         self,
@@ -128,10 +126,6 @@ class OvsCounters(DropCounters):
         """
         self._sockets, self._bridges, self._timeout_s = OvsSockets.below(rundir), tuple(bridges), timeout_s
         self._vhost_ports = None if vhost_ports is None else frozenset(vhost_ports)
-
-    @property
-    def name(self) -> str:
-        return "ovs"
 
     def read(self) -> CounterReading:
         deadline = time.monotonic() + self._timeout_s
@@ -163,12 +157,24 @@ class OvsCounters(DropCounters):
         return vswitchd.appctl(self._sockets, command, deadline=deadline)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
-        found = super().between(_growing(_rounded(before, after)), _growing(after), elapsed_s)
-        placement = {n: value for n, value in after.counters.items() if n.endswith(_PLACEMENT)}
-        errors = {
-            n: value + before.counters.get(n, 0) for n, value in after.counters.items() if n.endswith(_ERROR)
-        }
-        return CounterChanges(found.lost, {**_loads(found.readings, errors), **placement})
+        found = super().between(_strict(before), _strict(after), elapsed_s)
+        readings = {name: value for name, value in found.readings.items() if not _THREAD.fullmatch(name)}
+        for name, value in after.counters.items():
+            if name.endswith(_PLACEMENT):
+                readings[name] = value
+            elif _FRAMES.fullmatch(name):
+                readings[name] = max(0.0, value - before.counters.get(name, 0.0))
+        earlier = _threads(before)
+        grown: dict[str, PmdCounters] = {}
+        for thread, later in _threads(after).items():
+            grown[f"{thread}."] = _since(thread, earlier.get(thread, PmdCounters()), later)
+        if grown:
+            readings["pmd_cores"] = len(grown)
+            sums = {f.name: sum(getattr(one, f.name) for one in grown.values()) for f in fields(PmdCounters)}
+            grown["pmd_"] = PmdCounters(**sums)
+        for begin, pmd in grown.items():
+            readings |= {f"{begin}{what}": value for what, value in _load(pmd).items()}
+        return CounterChanges(found.lost, readings)
 
 
 def reading(
@@ -181,12 +187,14 @@ def reading(
         lost |= {f"{name}.{what}": count for what, count in lost_at(counts).items()}
         if _RETRIES in counts.custom:
             counters[f"{name}.tx_retries"] = counts.custom[_RETRIES]
+        queues_of = {match[1]: n for key, n in counts.custom.items() if (match := _QUEUE.fullmatch(key))}
+        counters |= {f"{name}.rxq{queue}.packets": packets for queue, packets in queues_of.items()}
     lost |= parse_drops(drops) | {_UPCALL: parse_upcalls_lost(lookups)}
     for cpu, pmd in parse_counters(load).items():
         counters[f"pmd{cpu}.packets"] = pmd.packets
         counters[f"pmd{cpu}.busy_cycles"] = pmd.busy_cycles
         counters[f"pmd{cpu}.idle_cycles"] = pmd.cycles - pmd.busy_cycles
-        counters[f"pmd{cpu}{_ERROR}"] = pmd.busy_error
+        counters[f"pmd{cpu}.busy_error"] = pmd.busy_error
     for thread in parse_threads(queues).threads:
         for queue in thread.queues:
             if queue.enabled:
@@ -194,52 +202,45 @@ def reading(
     return CounterReading(lost, counters)
 
 
-def _growing(reading: CounterReading) -> CounterReading:
-    """Drop the readings that are not counters (rxq placement, rounding)."""
-    counters = {n: v for n, v in reading.counters.items() if not n.endswith((_PLACEMENT, _ERROR))}
+def _strict(reading: CounterReading) -> CounterReading:
+    """Drop what may fall without a restart: the frames of queues, and the rounded cycles of threads."""
+    lax = (_PLACEMENT, "_cycles", ".busy_error")
+    counters = {n: v for n, v in reading.counters.items() if not n.endswith(lax) and not _FRAMES.fullmatch(n)}
     return CounterReading(reading.lost, counters)
 
 
-def _rounded(before: CounterReading, after: CounterReading) -> CounterReading:
-    """Cycles that seem to go back within their rounding have not changed; a restart takes packets back."""
-
-    def earlier(name: str, value: float) -> float:
-        error = f"{name.partition('.')[0]}{_ERROR}"
-        rounding = before.counters.get(error, 0) + after.counters.get(error, 0)
-        later = after.counters.get(name, value)
-        return later if later < value <= later + rounding and name.endswith("_cycles") else value
-
-    return CounterReading(
-        before.lost, {name: earlier(name, value) for name, value in before.counters.items()}
-    )
+def _threads(reading: CounterReading) -> dict[str, PmdCounters]:
+    threads: dict[str, dict[str, int]] = {}
+    for name, value in reading.counters.items():
+        if found := _THREAD.fullmatch(name):
+            threads.setdefault(found[1], {})[found[2]] = int(value)
+    for counts in threads.values():
+        counts["cycles"] = counts["busy_cycles"] + counts.pop("idle_cycles")
+    return {name: PmdCounters(**counts) for name, counts in threads.items()}
 
 
-def _loads(grown: Mapping[str, float], errors: Mapping[str, float]) -> dict[str, float]:
-    """Convert cycles to shares, per PMD thread and for all threads together (pure).
+def _since(thread: str, before: PmdCounters, after: PmdCounters) -> PmdCounters:
+    """Cycles that seem to go back within their rounding have not changed. Raises: AttributionError."""
+    busy = before.busy_cycles - after.busy_cycles
+    back = {"busy_cycles": busy, "idle_cycles": before.cycles - after.cycles - busy}
+    for what, cycles in back.items():
+        if cycles > before.busy_error + after.busy_error:
+            raise AttributionError(f"ovs: {thread}.{what} went back by {cycles} during the trial")
+    grown = {f.name: max(0, getattr(after, f.name) - getattr(before, f.name)) for f in fields(PmdCounters)}
+    return PmdCounters(**grown | {"busy_error": before.busy_error + after.busy_error})
+
+
+def _load(pmd: PmdCounters) -> dict[str, float]:
+    """Return the load of a PMD thread, or of all (pure).
 
     ``cycles_per_packet`` counts busy iterations only. A frame that crosses OVS twice, to the VNF and
-    back, counts twice. Both are left out where ``errors`` makes them too inaccurate.
+    back, counts twice. Both are left out where the rounding of OVS makes them too inaccurate.
     """
-    found = {name: value for name, value in grown.items() if not name.startswith("pmd")}
-    threads = sorted(name.partition(".")[0] for name in grown if name.endswith(".busy_cycles"))
-    total = {"packets": 0.0, "busy_cycles": 0.0, "idle_cycles": 0.0}
-    for thread in threads:
-        own = {what: grown[f"{thread}.{what}"] for what in total}
-        found |= {f"{thread}.{what}": v for what, v in _load(own, errors.get(thread + _ERROR, 0)).items()}
-        total = {what: total[what] + own[what] for what in total}
-    if threads:
-        found |= {f"pmd_{what}": value for what, value in _load(total, sum(errors.values())).items()}
-        found["pmd_cores"] = len(threads)
-    return found
-
-
-def _load(counts: Mapping[str, float], error: float) -> dict[str, float]:
-    cycles = counts["busy_cycles"] + counts["idle_cycles"]
-    found = {"packets": counts["packets"]}
-    if error > _CERTAIN * counts["busy_cycles"]:
+    found: dict[str, float] = {"packets": pmd.packets}
+    if pmd.busy_error > _CERTAIN * pmd.busy_cycles:
         return found
-    if cycles:
-        found["busy_share"] = counts["busy_cycles"] / cycles
-    if counts["packets"]:
-        found["cycles_per_packet"] = counts["busy_cycles"] / counts["packets"]
+    if pmd.cycles:
+        found["busy_share"] = pmd.busy_cycles / pmd.cycles
+    if pmd.packets:
+        found["cycles_per_packet"] = pmd.busy_cycles / pmd.packets
     return found

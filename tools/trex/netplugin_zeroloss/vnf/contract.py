@@ -128,6 +128,8 @@ class PortCounts:
     sent: int
     missed: int = 0
     errors: int = 0
+    #: Received by queue, if that is counted.
+    queues: tuple[int, ...] = ()
 
 
 class Forwarded(DropCounters):
@@ -153,12 +155,13 @@ class Forwarded(DropCounters):
             lost[f"port{number}.rx_errors"] = port.errors
             counters[f"port{number}.rx_packets"] = port.received
             counters[f"port{number}.tx_packets"] = port.sent
+            counters |= {f"port{number}.rxq{queue}.packets": n for queue, n in enumerate(port.queues)}
         return CounterReading(lost, counters)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
         lost = dict(found.lost)
-        for number in range(len(after.counters) // 2):
+        for number in range(sum(name.endswith(".tx_packets") for name in after.counters)):
             partner = number ^ 1
             came = found.readings[f"port{number}.rx_packets"]
             went = found.readings[f"port{partner}.tx_packets"]

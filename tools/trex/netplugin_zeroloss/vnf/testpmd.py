@@ -70,6 +70,8 @@ class _Stats(_Answer):
     opackets: Count
     imissed: Count
     ierrors: Count
+    #: By receive queue, of at most 16 queues.
+    q_ipackets: list[Count] = []
 
 
 class Testpmd(Vnf):
@@ -171,7 +173,10 @@ class Testpmd(Vnf):
 
     def _counts(self) -> list[PortCounts]:
         stats = self._ask("/ethdev/stats", _Stats)
-        return [PortCounts(s.ipackets, s.opackets, s.imissed, s.ierrors) for s in stats]
+        return [
+            PortCounts(s.ipackets, s.opackets, s.imissed, s.ierrors, tuple(s.q_ipackets[: port.queues]))
+            for s, port in zip(stats, self._ports, strict=True)
+        ]
 
     def _is_up(self, number: int) -> bool:
         (link,) = self._ask("/ethdev/link_status", _Link, [number])

@@ -87,6 +87,7 @@ _DUMPED = re.compile(r"^\[(\d{1,20}) @ \d+\]: (\d{1,20}) packets(?:, \d+ bytes)?
 #: Runs a dump and drops the counters that are 0: hundreds, which take seconds on a serial console.
 _NOT_ZERO = 'dump=$("$@") || exit; echo "$dump" | sed "/]: 0 packets/d"'
 _RUNTIME = re.compile(r"^(\S+)\s+(?:active|polling|any wait)\s+(\d{1,20})\s+(\d{1,20})\s")
+_WORKER, _MAIN = re.compile(r"^Thread \d+ (\w+)"), "vpp_main"
 #: The node that every routed frame passes.
 _ROUTES = "ip4-lookup"
 
@@ -164,10 +165,16 @@ def parse_dump(text: str) -> dict[str, dict[int, int]]:
     return found
 
 
-def parse_runtime(text: str, node: str = _ROUTES) -> tuple[int, int]:
-    """Parse ``show runtime``: calls and vectors (frames) of a node over all threads."""
-    rows = [row for row in map(_RUNTIME.match, text.splitlines()) if row and row[1] == node]
-    return sum(int(row[2]) for row in rows), sum(int(row[3]) for row in rows)
+def parse_runtime(text: str, node: str = _ROUTES) -> dict[str, tuple[int, int]]:
+    """Parse ``show runtime``: calls and vectors (frames) of a node by thread; the main one if it routes."""
+    found, thread = {}, _MAIN
+    for line in text.splitlines():
+        if begin := _WORKER.match(line):
+            thread = begin[1]
+            found[thread] = (0, 0)
+        elif (row := _RUNTIME.match(line)) and row[1] == node:
+            found[thread] = (int(row[2]), int(row[3]))
+    return {name: counts for name, counts in found.items() if name != _MAIN or any(counts)}
 
 
 class VppPlace(DropCounters):
@@ -191,9 +198,12 @@ class VppPlace(DropCounters):
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
         readings = {n: value for n, value in found.readings.items() if value or "." in n}
-        calls, vectors = readings.pop("calls", 0.0), readings.pop("vectors", 0.0)
-        if calls:
-            readings["vectors_per_call"] = vectors / calls
+        workers = [name.removesuffix(".calls") for name in readings if name.endswith(".calls")]
+        pairs = {f"{n}.": (readings.pop(f"{n}.calls"), readings.pop(f"{n}.vectors")) for n in workers}
+        pairs[""] = sum(calls for calls, _ in pairs.values()), sum(vectors for _, vectors in pairs.values())
+        for worker, (calls, vectors) in pairs.items():
+            if calls or worker:
+                readings[f"{worker}vectors_per_call"] = vectors / (calls or 1.0)
         return CounterChanges(found.lost, readings)
 
 
@@ -209,5 +219,6 @@ def reading(counts: Counts, interfaces: Sequence[int], runtime: str) -> CounterR
     for name, by_thread in counts.items():
         if name.startswith(_ERRORS):
             counters[name.removeprefix(_ERRORS)] = sum(by_thread.values())
-    counters["calls"], counters["vectors"] = parse_runtime(runtime)
+    for worker, (calls, vectors) in parse_runtime(runtime).items():
+        counters |= {f"{worker}.calls": calls, f"{worker}.vectors": vectors}
     return CounterReading(lost, counters)
