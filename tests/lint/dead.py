@@ -59,6 +59,7 @@ PRINTED = [
     *("answers_pps", "lower_trials", "upper_trials", "lost_at_upper", "places_at_upper"),
     *("invalid_causes", "lost_by_direction", "missing_packets", "trial_log"),
     *("median_pps", "invalid_trials"),
+    *("dead_directions", "limiting_directions"),
     # Options of a bridge and of a tunnel, read by their names.
     *("stp_state", "forward_delay", "mcast_snooping", "group_fwd_mask", "ageing_time", "vlan_filtering"),
     *("nf_call_iptables", "nf_call_ip6tables", "nf_call_arptables", "ttl", "df"),

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from netplugin_zeroloss.cli.main import main
@@ -303,34 +304,34 @@ def test_what_cannot_be_is_reported_before_anything_is_sent(device: str) -> None
             tool.run(TrialRequest(1000, 0.1, flows=2_000_000))
 
 
+def searched(tmp_path: Path, *paths: InterfacePath) -> tuple[int, dict[str, Any]]:
+    """From options to the exit status and the result."""
+    file = tmp_path / "result.json"
+    options = ["search", "--generator", "tcpreplay", "--netns", GENERATOR, "--json", str(file)]
+    for path in paths:
+        options += ["--tx-interface", path.send, "--rx-interface", path.receive]
+    options += ["--line-rate-pps", "40000", "--final-duration", "2", "--precision", "0.1"]
+    status = main([*options, "--buffer-packets", "1000"])
+    return status, json.loads(file.read_text())
+
+
 def test_a_search(device: str, tmp_path: Path) -> None:
     """From options to a verdict; what the device lost is where the result says that it ends."""
-    file = tmp_path / "result.json"
-    options = [
-        "search",
-        "--generator",
-        "tcpreplay",
-        "--netns",
-        GENERATOR,
-        "--tx-interface",
-        "west",
-        "--rx-interface",
-        "east",
-        "--line-rate-pps",
-        "40000",
-        "--final-duration",
-        "2",
-        "--precision",
-        "0.1",
-        "--buffer-packets",
-        "1000",
-        "--json",
-        str(file),
-    ]
     with losing(device, "limit rate over 12000/second burst 500 packets"):
-        status = main(options)
-    result = json.loads(file.read_text())
+        status, result = searched(tmp_path, THERE)
     assert (status, result["verdict"]) == (0, "ndr"), result["reason"]
     lower, upper = result["bounds_pps"]
     assert lower * 0.9 <= 12_000 <= upper * 1.1
     assert result["environment"]["generator"] == "tcpreplay"
+
+
+def test_a_search_of_a_device_that_forwards_one_way(device: str, tmp_path: Path) -> None:
+    """Frames of ours leave it to the east, and none to the west."""
+    with losing(device, "", "to-west"):
+        status, result = searched(tmp_path, THERE, BACK)
+        lost = dropped(device)
+    assert (status, result["verdict"]) == (1, "dead_direction"), result["reason"]
+    assert result["evidence"]["dead_directions"] == [1] and "direction 1 is dead" in result["reason"]
+    assert result["traffic_s"] <= 10
+    assert lost == sum(t["measured"]["directions"][1]["tx_packets"] for t in result["trial_log"])
+    assert result["trial_log"][-1]["measured"]["directions"][0]["rx_packets"] > 0

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from netplugin_zeroloss.cli.main import main
@@ -15,6 +16,7 @@ from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.generators.devices import DeviceSpec
 from netplugin_zeroloss.generators.sim import SimFamily, SimGenerator, sim_generator
 from netplugin_zeroloss.judge import Cause, judge
+from netplugin_zeroloss.report.figures import _named
 from netplugin_zeroloss.search import parts, result
 from netplugin_zeroloss.search.search import SearchResult, SearchRun, replay, run_search
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict
@@ -377,6 +379,12 @@ def test_a_full_thread_is_in_the_answer() -> None:
     entry = reported(found, plan())
     assert entry["evidence"]["full"] == {"ovs.pmd1": 0.98}
     assert entry["reason"] == "bracketed; ovs.pmd1 is full (98%) while others idle"
+
+
+def test_a_report_has_the_names_of_the_paths() -> None:
+    evidence: Any = {"limiting_directions": [1], "dead_directions": [], "lost_by_direction": [0, 9]}
+    assert _named(evidence, ["a", "b"]) == " (path 1 (b to a))"
+    assert _named(evidence, []) == _named(evidence | {"limiting_directions": []}, ["a", "b"]) == ""
 
 
 def test_a_direction_that_cannot_be_counted_is_not_judged() -> None:

@@ -12,10 +12,11 @@ from typing import Final
 
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
-from netplugin_zeroloss.paths import names
+from netplugin_zeroloss.paths import described, names
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
 from netplugin_zeroloss.search.recorded import (
+    AttributionEntry,
     FloorEntry,
     GoalEntry,
     GoalResult,
@@ -235,7 +236,9 @@ class ReportFigure:
     def reason(self) -> str:
         if self.record is None:
             return "not measured yet"
-        return self.result["reason"] if self.result else self.record.error or "it ended without a result"
+        if self.result is None:
+            return self.record.error or "it ended without a result"
+        return self.result["reason"] + _named(self.result["evidence"], self.record.setup.get("ends", ()))
 
     @property
     def goal(self) -> GoalEntry | None:
@@ -405,6 +408,13 @@ class Report:
     def goals(self) -> Sequence[str]:
         """The headline goals as text; several if cells were measured with different goals."""
         return tuple(dict.fromkeys(f.goal["in_words"] for f in self.figures if f.goal))
+
+
+def _named(evidence: AttributionEntry, ports: Sequence[str]) -> str:
+    """Name the paths whose directions a reason has by number: `` (path 1 (a to b))``."""
+    numbers = [*evidence.get("dead_directions", ()), *evidence.get("limiting_directions", ())]
+    known = names(len(evidence.get("lost_by_direction", ())), ports)
+    return f" ({described(numbers, known)})" if numbers and known else ""
 
 
 def report_of(
