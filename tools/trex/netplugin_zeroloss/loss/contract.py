@@ -22,6 +22,8 @@ class CounterReading:
     lost: Mapping[str, int] = field(default_factory=dict)
     #: Other counters; the name gives the unit: ``cpu_s``, ``cycles``, ``packets``.
     counters: Mapping[str, float] = field(default_factory=dict)
+    #: Counters of what comes and goes (queues, processes), and those that may be fill levels.
+    loose: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +50,15 @@ class DropCounters(ABC):
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         """Return the differences of two readings. Override it where counters need arithmetic.
 
-        Raises: AttributionError if a counter decreased or disappeared, so the component restarted during
-        the trial.
+        A loose counter that decreased or disappeared is ``NAME.unusable``, with the decrease.
+        Raises: AttributionError if another one did, so the component restarted during the trial.
         """
-        return CounterChanges(
-            _differences(self.name, before.lost, after.lost),
-            _differences(self.name, before.counters, after.counters),
-        )
+        readings: dict[str, float] = dict(_differences(self.name, before.counters, after.counters))
+        for name in before.loose.keys() | after.loose.keys():
+            grown = after.loose.get(name, 0.0) - before.loose.get(name, 0.0)
+            fell = grown < 0 or name not in after.loose
+            readings |= {f"{name}.unusable": -grown} if fell else {name: grown}
+        return CounterChanges(_differences(self.name, before.lost, after.lost), readings)
 
 
 class AttributionError(Exception):

@@ -47,17 +47,12 @@ class HostCounters(DropCounters):
             if softnet.exists():
                 counters |= parse_softnet(softnet.read_text())
             counters[_CLOCK] = time.monotonic()
-            return CounterReading({}, counters | dict(self._process_times()))
+            return CounterReading({}, counters, dict(self._process_times()))
         except (OSError, ValueError, IndexError) as error:
             raise AttributionError(f"host: {self._root}: {error!r}") from error
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
-        # Processes that started or ended during the trial are left out.
-        earlier, later = (
-            {n: v for n, v in one.counters.items() if n in other.counters or not n.startswith("process.")}
-            for one, other in ((before, after), (after, before))
-        )
-        found = super().between(CounterReading({}, earlier), CounterReading({}, later), elapsed_s)
+        found = super().between(before, after, elapsed_s)
         return CounterChanges({}, figures(found.readings, elapsed_s))
 
     def _process_times(self) -> Iterator[tuple[str, float]]:
@@ -120,7 +115,7 @@ def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
         first, _, rest = name.partition(".")
         if first.startswith("cpu"):
             shares[first][rest.removesuffix("_s")] = value
-        elif first == "process":
+        elif first == "process" and not name.endswith(".unusable"):
             seconds[rest.partition(".")[0]] += value
     for spent in shares.values():
         busy_s = sum(spent.get(kind, 0.0) for kind in _CAUSED)

@@ -94,7 +94,7 @@ class DriverCounters(DropCounters):
 
     def read(self) -> CounterReading:
         lost: dict[str, int] = {}
-        counters: dict[str, float] = {}
+        loose: dict[str, float] = {}
         for device, names in self._devices.items():
             counts = _statistics(device)
             for name in names:
@@ -102,23 +102,12 @@ class DriverCounters(DropCounters):
                     raise AttributionError(f"nic: {device} has no counter {name} (ethtool -S {device})")
                 lost[f"{device}.{name}"] = counts[name]
             telling = {n: c for n, c in counts.items() if _TELLING.search(n) and n not in names}
-            counters |= {f"{device}.{name}": count for name, count in telling.items()}
-        return CounterReading(lost, counters)
+            loose |= {f"{device}.{name}": count for name, count in telling.items()}
+        return CounterReading(lost, loose=loose)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
-        fell = {
-            name: value - after.counters.get(name, 0.0)
-            for name, value in before.counters.items()
-            if name not in after.counters or after.counters[name] < value
-        }
-        # The lost frames stay with the strict rule: without them the loss cannot be located.
-        earlier, later = (
-            CounterReading(one.lost, {name: n for name, n in one.counters.items() if name not in fell})
-            for one in (before, after)
-        )
-        found = super().between(earlier, later, elapsed_s)
-        readings = {name: value for name, value in found.readings.items() if value}
-        return CounterChanges(found.lost, readings | {f"{name}.unusable": n for name, n in fell.items()})
+        found = super().between(before, after, elapsed_s)
+        return CounterChanges(found.lost, {name: value for name, value in found.readings.items() if value})
 
 
 def _statistics(device: str) -> dict[str, int]:

@@ -100,7 +100,7 @@ _UPCALL = "datapath_drop_upcall_error"
 _RETRIES = "ovs_tx_retries"
 _LOCAL = "LOCAL"
 #: Frames of a receive queue, of a NIC or of a vhost-user port. Queues come and go with the guest's driver.
-_QUEUE, _FRAMES = re.compile(r"rx_q(\d+)_(?:good_)?packets"), re.compile(r".*\.rxq\d+\.packets")
+_QUEUE = re.compile(r"rx_q(\d+)_(?:good_)?packets")
 #: A reading that is no counter: the CPU of the PMD thread that polls a queue.
 _PLACEMENT = ".pmd"
 _THREAD = re.compile(r"(pmd\d+)\.(\w+)")
@@ -157,24 +157,19 @@ class OvsCounters(DropCounters):
         return vswitchd.appctl(self._sockets, command, deadline=deadline)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
-        found = super().between(_strict(before), _strict(after), elapsed_s)
-        readings = {name: value for name, value in found.readings.items() if not _THREAD.fullmatch(name)}
-        for name, value in after.counters.items():
-            if name.endswith(_PLACEMENT):
-                readings[name] = value
-            elif _FRAMES.fullmatch(name):
-                readings[name] = max(0.0, value - before.counters.get(name, 0.0))
-        earlier = _threads(before)
-        grown: dict[str, PmdCounters] = {}
+        found = super().between(_without_threads(before), _without_threads(after), elapsed_s)
+        placed = {name: cpu for name, cpu in after.counters.items() if name.endswith(_PLACEMENT)}
+        earlier, grown = _threads(before), dict[str, PmdCounters]()
         for thread, later in _threads(after).items():
             grown[f"{thread}."] = _since(thread, earlier.get(thread, PmdCounters()), later)
         if grown:
-            readings["pmd_cores"] = len(grown)
+            placed["pmd_cores"] = len(grown)
             sums = {f.name: sum(getattr(one, f.name) for one in grown.values()) for f in fields(PmdCounters)}
             grown["pmd_"] = PmdCounters(**sums)
-        for begin, pmd in grown.items():
-            readings |= {f"{begin}{what}": value for what, value in _load(pmd).items()}
-        return CounterChanges(found.lost, readings)
+        loads = {
+            f"{begin}{what}": value for begin, pmd in grown.items() for what, value in _load(pmd).items()
+        }
+        return CounterChanges(found.lost, {**found.readings, **loads, **placed})
 
 
 def reading(
@@ -183,12 +178,14 @@ def reading(
     """Build a reading from the output of the OVS commands (pure)."""
     lost: dict[str, int] = {}
     counters: dict[str, float] = {}
+    loose: dict[str, float] = {}
     for name, counts in ports.items():
         lost |= {f"{name}.{what}": count for what, count in lost_at(counts).items()}
         if _RETRIES in counts.custom:
             counters[f"{name}.tx_retries"] = counts.custom[_RETRIES]
-        queues_of = {match[1]: n for key, n in counts.custom.items() if (match := _QUEUE.fullmatch(key))}
-        counters |= {f"{name}.rxq{queue}.packets": packets for queue, packets in queues_of.items()}
+        for key, packets in counts.custom.items():
+            if queue := _QUEUE.fullmatch(key):
+                loose[f"{name}.rxq{queue[1]}.packets"] = packets
     lost |= parse_drops(drops) | {_UPCALL: parse_upcalls_lost(lookups)}
     for cpu, pmd in parse_counters(load).items():
         counters[f"pmd{cpu}.packets"] = pmd.packets
@@ -196,17 +193,16 @@ def reading(
         counters[f"pmd{cpu}.idle_cycles"] = pmd.cycles - pmd.busy_cycles
         counters[f"pmd{cpu}.busy_error"] = pmd.busy_error
     for thread in parse_threads(queues).threads:
-        for queue in thread.queues:
-            if queue.enabled:
-                counters[f"{queue.port}.rxq{queue.queue}.pmd"] = thread.cpu
-    return CounterReading(lost, counters)
+        polled = (polled for polled in thread.queues if polled.enabled)
+        counters |= {f"{one.port}.rxq{one.queue}{_PLACEMENT}": thread.cpu for one in polled}
+    return CounterReading(lost, counters, loose)
 
 
-def _strict(reading: CounterReading) -> CounterReading:
-    """Drop what may fall without a restart: the frames of queues, and the rounded cycles of threads."""
-    lax = (_PLACEMENT, "_cycles", ".busy_error")
-    counters = {n: v for n, v in reading.counters.items() if not n.endswith(lax) and not _FRAMES.fullmatch(n)}
-    return CounterReading(reading.lost, counters)
+def _without_threads(reading: CounterReading) -> CounterReading:
+    """Leave their frames only, which fall when OVS restarts."""
+    other = (_PLACEMENT, "_cycles", "_error")
+    counters = {name: value for name, value in reading.counters.items() if not name.endswith(other)}
+    return CounterReading(reading.lost, counters, reading.loose)
 
 
 def _threads(reading: CounterReading) -> dict[str, PmdCounters]:
