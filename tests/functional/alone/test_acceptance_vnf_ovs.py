@@ -73,6 +73,7 @@ def test_nothing_is_lost_and_nothing_unexplained(chain: tuple[PrivateOvs, Vnf]) 
     assert lost(measured) == {UNEXPLAINED: 0}
     readings = measured.readings
     assert readings["vnf.port0.rx_packets"] == readings["vnf.port1.tx_packets"] == FEW
+    assert readings["ovs.nic0.rxq0.packets"] == readings["vnf.port0.rxq0.packets"] == FEW
     # Once on the way to the VNF and once on the way back.
     assert readings["ovs.pmd_packets"] == 2 * FEW
     assert 0 < readings["ovs.pmd_busy_share"] < 1
