@@ -97,12 +97,18 @@ def limiting(lost: Sequence[int]) -> tuple[int, ...]:
     return found if is_part and sum(lost[number] for number in found) >= _MOST * sum(lost) else ()
 
 
-def place(evidences: Iterable[Mapping[str, float]]) -> str | None:
-    """Return the component that lost most frames."""
+def located(evidences: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the lost frames by component, of several trials."""
     places: Counter[str] = Counter()
     for evidence in evidences:
         places.update(evidence)
-    return max(places, key=lambda name: places[name]) if any(n > 0 for n in places.values()) else None
+    return {place: count for place, count in places.items() if count}
+
+
+def place(evidences: Iterable[Mapping[str, float]]) -> str | None:
+    """Return the component that lost most frames."""
+    places = located(evidences)
+    return max(places, key=places.__getitem__) if max(places.values(), default=0) > 0 else None
 
 
 # -- Queues and threads, from the readings of a trial -------------------------------------------------

@@ -149,7 +149,7 @@ def _attribution(plan: SearchPlan, outcome: Outcome, trials: Sequence[Trial]) ->
         "lower_trials": [t.number for t in lower],
         "upper_trials": [t.number for t in upper],
         "lost_at_upper": sum(t.judgement.lost_packets for t in upper),
-        "places_at_upper": _places(upper),
+        "places_at_upper": parts.located(t.measured.evidence for t in upper),
         "lost_by_direction": _by_direction(upper),
         "dead_directions": outcome.dead,
         "limiting_directions": () if outcome.dead else parts.limiting(_by_direction(at_once)),
@@ -177,13 +177,6 @@ def _by_direction(trials: Sequence[Trial]) -> list[int]:
     """Return the lost frames of each direction; empty if the generator does not count by direction."""
     counts = [[way.tx_packets - way.rx_packets for way in t.measured.directions] for t in trials]
     return [sum(each) for each in zip(*counts, strict=True)] if len({*map(len, counts)}) == 1 else []
-
-
-def _places(trials: Sequence[Trial]) -> dict[str, float]:
-    places: Counter[str] = Counter()
-    for trial in trials:
-        places.update({k: v for k, v in trial.measured.evidence.items() if v})
-    return dict(places)
 
 
 def environment(generator: str, command: Sequence[str], started: str) -> dict[str, Any]:

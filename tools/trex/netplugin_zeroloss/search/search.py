@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.search.ratio import RatioSearch
@@ -20,7 +20,6 @@ from netplugin_zeroloss.search.trials import (
     T,
     Trial,
     TrialLog,
-    not_forwarding,
 )
 from netplugin_zeroloss.values import Goal, Measurement, ReplayError, TrialRequest
 
@@ -56,7 +55,7 @@ def search(plan: SearchPlan) -> Asking[SearchResult]:
         except BudgetExhausted as error:
             outcome = _unfinished(plan, log, goal, str(error))
         except NotForwarding as error:
-            outcomes += [not_forwarding(log, goal, error.controls) for goal in plan.goals[number:]]
+            outcomes += [replace(error.args[0], goal=other) for other in plan.goals[number:]]
             break
         outcomes.append(outcome)
     return SearchResult(tuple(outcomes), tuple(log.trials))

@@ -120,10 +120,6 @@ class Trial:
         return elapsed if math.isfinite(elapsed) and elapsed > 0 else 0.0
 
     @property
-    def missing(self) -> int:
-        return self.measured.tx_packets - self.measured.rx_packets
-
-    @property
     def lost_within_s(self) -> float:
         """Seconds until loss was certain; without early abort the full duration."""
         return self.traffic_s
@@ -134,11 +130,7 @@ class BudgetExhausted(Exception):
 
 
 class NotForwarding(Exception):
-    """Some direction loses frames far below the load, for longer than it may take to come up."""
-
-    def __init__(self, controls: list[Trial]) -> None:
-        super().__init__()
-        self.controls = controls
+    """Some direction loses frames far below the load, for longer than it may take to come up: an Outcome."""
 
 
 class TrialLog:
@@ -213,9 +205,9 @@ class TrialLog:
         if low is None:
             return False
         seconds = max(parts.CONTROL_S, self.plan.min_trial_s)
-        why = "does each direction forward?"
-        request = replace(
-            trial.request, rate_pps=low, duration_s=seconds, abort_on_loss=False, purpose=why, burst=1
+        asks = "does each direction forward?"
+        request = TrialRequest(
+            low, seconds, trial.request.frame_size, trial.request.flows, False, asks, trial.request.mix
         )
         controls: list[Trial] = []
         while len(controls) * seconds < parts.GRACE_S:
@@ -226,7 +218,29 @@ class TrialLog:
                 if came_up := first and bool(parts.silent(trial.measured)):
                     self._set_aside(trial)
                 return came_up
-        raise NotForwarding(controls)
+        raise NotForwarding(self._not_forwarding(goal, controls))
+
+    def _not_forwarding(self, goal: Goal, controls: list[Trial]) -> Outcome:
+        """Return the outcome of controls that lost frames until the last: a dead direction, or a floor."""
+        last, seconds = controls[-1], sum(t.traffic_s for t in controls)
+        dead, counted = parts.dead(last.measured), last.measured.directions
+        place = parts.place(t.measured.evidence for t in controls)
+        seen = f"at {last.rate:.6g} pps, after {seconds:.0f} s there, these frames came back: "
+        seen += parts.described(last.measured) + (f"; lost at {place}" if place else "")
+        upper = min((t.rate for t in self.trials if t.lossy), default=self.plan.line_rate_pps)
+        if dead and counted:
+            named = " and ".join(map(str, dead))
+            reason = f"direction {named} is dead: {seen}: is a cable out, or does the VM forward one way?"
+            return Outcome(goal, SearchVerdict.DEAD_DIRECTION, reason, 0.0, upper, dead=dead)
+        if dead:
+            reason = f"the device forwards next to nothing: is it set up? {seen}"
+            return Outcome(goal, SearchVerdict.FAILED, reason, 0.0, upper)
+        sent = sum(t.measured.tx_packets for t in controls)
+        lost = sent - sum(t.measured.rx_packets for t in controls)
+        hint = "" if counted else "; the generator counts no directions: is one dead?"
+        floor = Floor(lost / sent, lost, len(controls), seconds, place)
+        reason = f"loss does not fall with the load: {seen}{hint}"
+        return Outcome(goal, SearchVerdict.FLOOR, reason, 0.0, upper, floor)
 
     def _set_aside(self, trial: Trial) -> None:
         """Let a trial bound nothing: it was far below the load, or before a direction came up."""
@@ -348,26 +362,3 @@ class Outcome:
         """The rate of the verdict in pps, if it has one."""
         quotable = (SearchVerdict.NDR, SearchVerdict.VNF_LIMITED)
         return self.lower_pps if self.verdict in quotable else None
-
-
-def not_forwarding(log: TrialLog, goal: Goal, controls: list[Trial]) -> Outcome:
-    """Return the outcome of controls that lost frames until the last: a dead direction, or a floor."""
-    last, seconds = controls[-1], sum(t.traffic_s for t in controls)
-    dead, counted = parts.dead(last.measured), bool(last.measured.directions)
-    where = parts.place(t.measured.evidence for t in controls)
-    seen = f"at {last.rate:.6g} pps, after {seconds:.0f} s there, these frames came back: "
-    seen += parts.described(last.measured)
-    seen += f"; lost at {where}" if where else ""
-    upper = min((t.rate for t in log.trials if t.lossy), default=log.plan.line_rate_pps)
-    if dead and counted:
-        named = " and ".join(map(str, dead))
-        reason = f"direction {named} is dead: {seen}: is a cable out, or does the VM forward one way?"
-        return Outcome(goal, SearchVerdict.DEAD_DIRECTION, reason, 0.0, upper, None, dead)
-    if dead:
-        reason = f"the device forwards next to nothing: is it set up? {seen[0].upper()}{seen[1:]}"
-        return Outcome(goal, SearchVerdict.FAILED, reason, 0.0, upper)
-    sent, lost = (sum(n) for n in zip(*((t.measured.tx_packets, t.missing) for t in controls), strict=True))
-    floor = Floor(lost / sent, lost, len(controls), seconds, where)
-    hint = "" if counted else "; the generator counts no directions: is one dead?"
-    reason = f"loss does not fall with the load: {seen}{hint}"
-    return Outcome(goal, SearchVerdict.FLOOR, reason, 0.0, upper, floor)
