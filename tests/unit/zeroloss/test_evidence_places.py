@@ -18,6 +18,7 @@ from netplugin_zeroloss.loss.ovs import (
 
 from netplugin.api.models import Binding
 from netplugin.data_path import data_path
+from netplugin.pmd.read import PmdCounters
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "ovs-3.1"
 
@@ -74,13 +75,10 @@ def test_a_nics_drops_are_counted_once_each() -> None:
 
 
 def test_pmd_threads_and_drops_of_the_datapath() -> None:
-    pmd = {n: v for n, v in _reading("after").counters.items() if n.startswith("pmd")}
-    assert pmd == {
-        "pmd1.packets": 4434,
-        "pmd1.idle_cycles": 88946845,
-        "pmd1.busy_cycles": 45143749,
-        "pmd1.busy_error": 0,
-    }, "the main thread is none"
+    threads = _reading("after").details
+    assert threads.pmds == {1: PmdCounters(4434, 88946845 + 45143749, 45143749, upcalls=2)}, (
+        "the main thread is none"
+    )
     drops = "drop_action_of_pipeline    0.0/sec     0.000/sec        0.0000/sec   total: 17\n"
     assert parse_drops(_recorded("after-coverage") + drops) == {"drop_action_of_pipeline": 17}
     assert parse_upcalls_lost(_recorded("after-dpctl")) == 0
@@ -154,15 +152,10 @@ def test_the_rounded_cycles_of_ovs_4() -> None:
 
 def test_shares_of_several_pmd_threads() -> None:
     place = ovs.OvsCounters(Path("/nowhere"), ["br0"])
-    nothing = {f"pmd{n}.{what}": 0.0 for n in (2, 3) for what in ("packets", "busy_cycles", "idle_cycles")}
-    later = nothing | {
-        "pmd2.packets": 100.0,
-        "pmd2.busy_cycles": 300.0,
-        "pmd2.idle_cycles": 100.0,
-        "pmd3.idle_cycles": 600.0,
-        "vm0.rxq0.pmd": 2.0,
-    }
-    moved = place.between(CounterReading({}, nothing | {"vm0.rxq0.pmd": 3.0}), CounterReading({}, later), 1.0)
+    nothing = ovs.OvsThreads({2: PmdCounters(), 3: PmdCounters()}, {"vm0.rxq0.pmd": 3.0})
+    threads = {2: PmdCounters(100, 400, 300), 3: PmdCounters(0, 600, 0)}
+    later = ovs.OvsThreads(threads, {"vm0.rxq0.pmd": 2.0})
+    moved = place.between(CounterReading(details=nothing), CounterReading(details=later), 1.0)
     assert moved.readings == {
         "pmd2.packets": 100,
         "pmd2.busy_share": 0.75,
@@ -177,7 +170,8 @@ def test_shares_of_several_pmd_threads() -> None:
     }
     # vswitchd was started again with other threads: the trial has no figures of them.
     with pytest.raises(AttributionError, match="not counted any more"):
-        place.between(CounterReading({}, later), CounterReading({}, {"pmd5.packets": 1.0}), 1.0)
+        other = ovs.OvsThreads({5: PmdCounters(1)})
+        place.between(CounterReading(details=later), CounterReading(details=other), 1.0)
 
 
 # -- host ----------------------------------------------------------------------------------------

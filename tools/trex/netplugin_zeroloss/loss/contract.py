@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
@@ -24,6 +24,8 @@ class CounterReading:
     counters: Mapping[str, float] = field(default_factory=dict)
     #: Counters of what comes and goes (queues, processes), and those that may be fill levels.
     loose: Mapping[str, float] = field(default_factory=dict)
+    #: What only the component itself compares.
+    details: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ _DROPPED, _SQUEEZED = 1, 2
 _CLOCK = "clock_s"
 #: CPU time that the traffic causes in the kernel.
 _CAUSED = ("softirq", "irq", "system")
+#: What is reported. The others may go back (proc(5) on iowait).
+_USED = (*_CAUSED, "user", "steal")
 #: Processes of the data path: name in the report, and prefix of the process name.
 PROCESSES: Mapping[str, str] = {"vswitchd": "ovs-vswitchd", "qemu": "qemu", "vhost": "vhost-"}
 
@@ -70,13 +72,13 @@ class HostCounters(DropCounters):
 
 
 def parse_cpus(stat: str, tick_s: float) -> dict[str, float]:
-    """Parse ``/proc/stat``: seconds of each kind per CPU, as ``cpu0.softirq_s``."""
+    """Parse ``/proc/stat``: seconds of each used kind per CPU, as ``cpu0.softirq``."""
     found: dict[str, float] = {}
     for line in stat.splitlines():
         name, *ticks = line.split()
         if name.startswith("cpu") and name != "cpu":
-            for kind, count in zip(_KINDS, ticks, strict=False):
-                found[f"{name}.{kind}_s"] = int(count) * tick_s
+            seconds = {kind: int(count) * tick_s for kind, count in zip(_KINDS, ticks, strict=False)}
+            found |= {f"{name}.{kind}": seconds.get(kind, 0.0) for kind in _USED}
     return found
 
 
@@ -114,14 +116,13 @@ def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
     for name, value in grown.items():
         first, _, rest = name.partition(".")
         if first.startswith("cpu"):
-            shares[first][rest.removesuffix("_s")] = value
+            shares[first][rest] = value
         elif first == "process" and not name.endswith(".unusable"):
             seconds[rest.partition(".")[0]] += value
     for spent in shares.values():
-        busy_s = sum(spent.get(kind, 0.0) for kind in _CAUSED)
-        for kind in (*_CAUSED, "user", "steal"):
-            window_s = max(elapsed_s, busy_s) if kind in _CAUSED else between_s
-            spent[kind] = spent.get(kind, 0.0) / window_s
+        busy_s = sum(spent[kind] for kind in _CAUSED)
+        for kind in _USED:
+            spent[kind] /= max(elapsed_s, busy_s) if kind in _CAUSED else between_s
             found[f"{kind}_cpus"] = found.get(f"{kind}_cpus", 0.0) + spent[kind]
     busiest = sorted(shares, key=lambda cpu: shares[cpu]["softirq"], reverse=True)[:2]
     for cpu in busiest:

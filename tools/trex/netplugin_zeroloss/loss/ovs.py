@@ -101,11 +101,16 @@ _RETRIES = "ovs_tx_retries"
 _LOCAL = "LOCAL"
 #: Frames of a receive queue, of a NIC or of a vhost-user port. Queues come and go with the guest's driver.
 _QUEUE = re.compile(r"rx_q(\d+)_(?:good_)?packets")
-#: A reading that is no counter: the CPU of the PMD thread that polls a queue.
-_PLACEMENT = ".pmd"
-_THREAD = re.compile(r"(pmd\d+)\.(\w+)")
 #: OVS 4.0 prints busy cycles rounded: from which share of them an error is too large.
 _CERTAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class OvsThreads:
+    """The PMD threads by their CPU, and the CPU of the thread that polls a queue."""
+
+    pmds: Mapping[int, PmdCounters] = field(default_factory=dict)
+    placement: Mapping[str, float] = field(default_factory=dict)
 
 
 class OvsCounters(DropCounters):
@@ -157,19 +162,23 @@ class OvsCounters(DropCounters):
         return vswitchd.appctl(self._sockets, command, deadline=deadline)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
-        found = super().between(_without_threads(before), _without_threads(after), elapsed_s)
-        placed = {name: cpu for name, cpu in after.counters.items() if name.endswith(_PLACEMENT)}
-        earlier, grown = _threads(before), dict[str, PmdCounters]()
-        for thread, later in _threads(after).items():
-            grown[f"{thread}."] = _since(thread, earlier.get(thread, PmdCounters()), later)
+        found = super().between(before, after, elapsed_s)
+        earlier: OvsThreads = before.details
+        later: OvsThreads = after.details
+        for cpu in earlier.pmds.keys() - later.pmds.keys():
+            raise AttributionError(f"ovs: pmd{cpu} is not counted any more: it went during the trial")
+        grown = {
+            f"pmd{cpu}.": _since(f"pmd{cpu}", earlier.pmds.get(cpu, PmdCounters()), pmd)
+            for cpu, pmd in later.pmds.items()
+        }
+        readings = {**found.readings, **later.placement}
         if grown:
-            placed["pmd_cores"] = len(grown)
+            readings["pmd_cores"] = len(grown)
             sums = {f.name: sum(getattr(one, f.name) for one in grown.values()) for f in fields(PmdCounters)}
             grown["pmd_"] = PmdCounters(**sums)
-        loads = {
-            f"{begin}{what}": value for begin, pmd in grown.items() for what, value in _load(pmd).items()
-        }
-        return CounterChanges(found.lost, {**found.readings, **loads, **placed})
+        for begin, pmd in grown.items():
+            readings |= {f"{begin}{what}": value for what, value in _load(pmd).items()}
+        return CounterChanges(found.lost, readings)
 
 
 def reading(
@@ -187,43 +196,26 @@ def reading(
             if queue := _QUEUE.fullmatch(key):
                 loose[f"{name}.rxq{queue[1]}.packets"] = packets
     lost |= parse_drops(drops) | {_UPCALL: parse_upcalls_lost(lookups)}
-    for cpu, pmd in parse_counters(load).items():
-        counters[f"pmd{cpu}.packets"] = pmd.packets
-        counters[f"pmd{cpu}.busy_cycles"] = pmd.busy_cycles
-        counters[f"pmd{cpu}.idle_cycles"] = pmd.cycles - pmd.busy_cycles
-        counters[f"pmd{cpu}.busy_error"] = pmd.busy_error
-    for thread in parse_threads(queues).threads:
-        polled = (polled for polled in thread.queues if polled.enabled)
-        counters |= {f"{one.port}.rxq{one.queue}{_PLACEMENT}": thread.cpu for one in polled}
-    return CounterReading(lost, counters, loose)
-
-
-def _without_threads(reading: CounterReading) -> CounterReading:
-    """Leave their frames only, which fall when OVS restarts."""
-    other = (_PLACEMENT, "_cycles", "_error")
-    counters = {name: value for name, value in reading.counters.items() if not name.endswith(other)}
-    return CounterReading(reading.lost, counters, reading.loose)
-
-
-def _threads(reading: CounterReading) -> dict[str, PmdCounters]:
-    threads: dict[str, dict[str, int]] = {}
-    for name, value in reading.counters.items():
-        if found := _THREAD.fullmatch(name):
-            threads.setdefault(found[1], {})[found[2]] = int(value)
-    for counts in threads.values():
-        counts["cycles"] = counts["busy_cycles"] + counts.pop("idle_cycles")
-    return {name: PmdCounters(**counts) for name, counts in threads.items()}
+    placement = {
+        f"{queue.port}.rxq{queue.queue}.pmd": thread.cpu
+        for thread in parse_threads(queues).threads
+        for queue in thread.queues
+        if queue.enabled
+    }
+    return CounterReading(lost, counters, loose, OvsThreads(parse_counters(load), placement))
 
 
 def _since(thread: str, before: PmdCounters, after: PmdCounters) -> PmdCounters:
     """Cycles that seem to go back within their rounding have not changed. Raises: AttributionError."""
-    busy = before.busy_cycles - after.busy_cycles
-    back = {"busy_cycles": busy, "idle_cycles": before.cycles - after.cycles - busy}
-    for what, cycles in back.items():
-        if cycles > before.busy_error + after.busy_error:
-            raise AttributionError(f"ovs: {thread}.{what} went back by {cycles} during the trial")
-    grown = {f.name: max(0, getattr(after, f.name) - getattr(before, f.name)) for f in fields(PmdCounters)}
-    return PmdCounters(**grown | {"busy_error": before.busy_error + after.busy_error})
+    busy, error = before.busy_cycles - after.busy_cycles, before.busy_error + after.busy_error
+    for what, back, most in (
+        ("packets", before.packets - after.packets, 0),
+        ("busy_cycles", busy, error),
+        ("idle_cycles", before.cycles - after.cycles - busy, error),
+    ):
+        if back > most:
+            raise AttributionError(f"ovs: {thread}.{what} went back by {back} during the trial")
+    return after.since(before) or PmdCounters()
 
 
 def _load(pmd: PmdCounters) -> dict[str, float]:
