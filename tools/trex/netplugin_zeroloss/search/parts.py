@@ -54,14 +54,10 @@ def dead(measured: Measurement) -> tuple[int, ...]:
     return losing(measured, 1 - _DEAD)
 
 
-def silent(measured: Measurement) -> tuple[int, ...]:
-    """Return the directions in which nothing came back but what others may have sent."""
+def silent(measured: Measurement) -> bool:
+    """Whether nothing came back in some direction but what others may have sent."""
     few = 1 + _STRAY_PPS * measured.elapsed_s
-    return tuple(
-        number
-        for number, way in enumerate(ways(measured))
-        if _lost(way) >= 1 - _DEAD and way.rx_packets <= few
-    )
+    return any(_lost(way) >= 1 - _DEAD and way.rx_packets <= few for way in ways(measured))
 
 
 def control_pps(

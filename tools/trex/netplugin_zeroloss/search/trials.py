@@ -215,7 +215,7 @@ class TrialLog:
             self._set_aside(controls[-1])
             if not parts.losing(controls[-1].measured, goal.max_loss_ratio):
                 self._sound_before = len(self.trials)
-                if came_up := first and bool(parts.silent(trial.measured)):
+                if came_up := first and parts.silent(trial.measured):
                     self._set_aside(trial)
                 return came_up
         raise NotForwarding(self._not_forwarding(goal, controls))
@@ -236,7 +236,7 @@ class TrialLog:
             reason = f"the device forwards next to nothing: is it set up? {seen}"
             return Outcome(goal, SearchVerdict.FAILED, reason, 0.0, upper)
         sent = sum(t.measured.tx_packets for t in controls)
-        lost = sent - sum(t.measured.rx_packets for t in controls)
+        lost = max(0, sent - sum(t.measured.rx_packets for t in controls))
         hint = "" if counted else "; the generator counts no directions: is one dead?"
         floor = Floor(lost / sent, lost, len(controls), seconds, place)
         reason = f"loss does not fall with the load: {seen}{hint}"
