@@ -17,8 +17,9 @@ from netplugin_zeroloss.loss.contract import (
 
 #: Columns of a CPU line in /proc/stat (proc(5)), in clock ticks.
 _KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-#: Columns of a CPU line in /proc/net/softnet_stat (net/core/net-procfs.c).
-_DROPPED, _SQUEEZED = 1, 2
+#: Columns of a CPU line in /proc/net/softnet_stat (net/core/net-procfs.c): backlog drops, and polls that
+#: ended with work left.
+_SOFTNET = {"softnet_dropped": 1, "softnet_squeezed": 2}
 #: Monotonic time of the reading.
 _CLOCK = "clock_s"
 #: CPU time that the traffic causes in the kernel.
@@ -47,7 +48,8 @@ class HostCounters(DropCounters):
             counters = parse_cpus((self._root / "stat").read_text(), self._tick_s)
             softnet = self._root / "net/softnet_stat"
             if softnet.exists():
-                counters |= parse_softnet(softnet.read_text())
+                rows = [line.split() for line in softnet.read_text().splitlines()]
+                counters |= {name: sum(int(row[n], 16) for row in rows) for name, n in _SOFTNET.items()}
             counters[_CLOCK] = time.monotonic()
             return CounterReading({}, counters, dict(self._process_times()))
         except (OSError, ValueError, IndexError) as error:
@@ -65,7 +67,9 @@ class HostCounters(DropCounters):
                 text = (entry / "stat").read_text()
             except OSError:
                 continue  # it has ended since
-            name, seconds = parse_process(text, self._tick_s)
+            # The name may contain blanks and brackets; then the times in user and kernel mode.
+            name, rest = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 1 :].split()
+            seconds = (int(rest[11]) + int(rest[12])) * self._tick_s
             for group, begin in self._processes.items():
                 if name.startswith(begin):
                     yield f"process.{group}.{entry.name}", seconds
@@ -82,22 +86,6 @@ def parse_cpus(stat: str, tick_s: float) -> dict[str, float]:
     return found
 
 
-def parse_softnet(softnet_stat: str) -> dict[str, float]:
-    """Return, summed over all CPUs, backlog drops and polls that ended with work left."""
-    rows = [[int(word, 16) for word in line.split()] for line in softnet_stat.splitlines()]
-    return {
-        "softnet_dropped": sum(row[_DROPPED] for row in rows),
-        "softnet_squeezed": sum(row[_SQUEEZED] for row in rows),
-    }
-
-
-def parse_process(stat: str, tick_s: float) -> tuple[str, float]:
-    """Parse ``/proc/PID/stat``: name (it may contain blanks), and seconds in user and kernel mode."""
-    name = stat[stat.index("(") + 1 : stat.rindex(")")]
-    rest = stat[stat.rindex(")") + 1 :].split()
-    return name, (int(rest[11]) + int(rest[12])) * tick_s
-
-
 def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
     """Return the CPUs used by each kind of work (pure).
 
@@ -107,7 +95,7 @@ def figures(grown: Mapping[str, float], elapsed_s: float) -> dict[str, float]:
     kernel work of a CPU counts as one CPU at most. The two busiest CPUs are reported with the sum:
     softirq that fills one CPU is a bottleneck, the same amount spread over ten is not.
     """
-    found = {n: grown[n] for n in ("softnet_dropped", "softnet_squeezed") if n in grown}
+    found = {n: grown[n] for n in _SOFTNET if n in grown}
     between_s = grown.get(_CLOCK, elapsed_s)
     if elapsed_s <= 0 or between_s <= 0:
         return found
