@@ -8,29 +8,31 @@ from pathlib import Path
 import pytest
 
 from tests.lab import sandbox
+from tests.real import needs
 
 
 def pytest_collection_modifyitems() -> None:
     if not sandbox.inside():
         pytest.exit("these tests run in a sandbox: tox -e real", returncode=2)
+    if missing := list(needs.packages()):
+        pytest.exit("\n".join(missing), returncode=2)
 
 
-def _tree(variable: str, program: str) -> Path:
-    named = os.environ.get(variable)
-    if not named:
-        pytest.skip(f"{variable} names no tree")
-    path = Path(named)
-    assert (path / program).is_file(), f"{variable}: {path} has no {program}"
-    return path
+def _tree(variable: str) -> Path:
+    wrong = dict(needs.trees()).get(variable)
+    if not os.environ.get(variable):
+        pytest.skip(wrong or variable)
+    assert wrong is None, wrong
+    return Path(os.environ[variable])
 
 
 @pytest.fixture
 def trex() -> Path:
     """The directory of t-rex-64: ``scripts`` of a tree that was built, or an unpacked release."""
-    return _tree("NETPLUGIN_TREX_DIR", "t-rex-64")
+    return _tree("NETPLUGIN_TREX_DIR")
 
 
 @pytest.fixture
 def vpp() -> Path:
     """A folder with ``bin/vpp`` and its plug-ins below ``lib``."""
-    return _tree("NETPLUGIN_VPP_DIR", "bin/vpp")
+    return _tree("NETPLUGIN_VPP_DIR")

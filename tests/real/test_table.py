@@ -43,10 +43,10 @@ class Hypervisor:
     vpp: Path
     trex: Path | None
 
-    def cells(self, workers: int, way: str, search: dict[str, Any], queues: int = 1) -> list[CellRecord]:
-        """Run the cells of all backends; ``way`` into the VM is ``ssh`` or ``console``."""
-        with vm_files(self.folder, BASE / "console", workers + 1, memory_mb=2048, hugepages=128) as vm:
-            sections = self._described(vm, workers, way)
+    def cells(self, workers: int, search: dict[str, Any], queues: int = 1) -> list[CellRecord]:
+        """Run the cells of all backends."""
+        with vm_files(self.folder, workers + 1, memory_mb=2048, hugepages=128) as vm:
+            sections = self._described(vm, workers)
             sections["search"] = search
             sections["matrix"] = {"backends": BACKENDS, "queues": [queues], "flows": [16]}
             path = self.folder / "run.yaml"
@@ -66,7 +66,7 @@ class Hypervisor:
         assert [record.cell.backend for record in records] == BACKENDS
         return records
 
-    def _described(self, vm: VmFiles, workers: int, way: str) -> dict[str, Any]:
+    def _described(self, vm: VmFiles, workers: int) -> dict[str, Any]:
         (plugins,) = (path for path in self.vpp.rglob("vpp_plugins") if path.is_dir())
         sections = self.wired.described("real", self.agent.url, BASE / "ovs")
         del sections["overrides"]
@@ -83,9 +83,7 @@ class Hypervisor:
                 "type": "vpp",
                 "binary": str(self.vpp / "bin/vpp"),
                 "plugin_path": str(plugins),
-                "machine": vm.ssh.machine(ADDRESS)
-                if way == "ssh"
-                else {"type": "console", "path": str(vm.console)},
+                "machine": vm.ssh.machine(ADDRESS),
                 "nics": list(NICS),
                 "start_s": 240,
                 "poll_sleep_us": None if workers else 100,
@@ -113,16 +111,14 @@ def _hypervisor(folder: Path, vpp: Path, trex: Path | None) -> Iterator[Hypervis
     shutil.rmtree(BASE)
 
 
-@pytest.mark.parametrize(
-    ("sender", "way"), [("trex-stl", "ssh"), ("trex-stl", "console"), ("tcpreplay", "ssh")]
-)
+@pytest.mark.parametrize("sender", ["trex-stl", "tcpreplay"])
 def test_a_search_ends_with_a_rate(
-    request: pytest.FixtureRequest, vpp: Path, tmp_path: Path, sender: str, way: str
+    request: pytest.FixtureRequest, vpp: Path, tmp_path: Path, sender: str
 ) -> None:
     """VPP's one thread sleeps between polls, as TRex and the PMD thread do: there are CPUs for all."""
     trex = request.getfixturevalue("trex") if sender == "trex-stl" else None
     with _hypervisor(tmp_path, vpp, trex) as host:
-        records = host.cells(0, way, RATE | {"line_rate_pps": LINE_RATE_PPS[sender]})
+        records = host.cells(0, RATE | {"line_rate_pps": LINE_RATE_PPS[sender]})
     for record in records:
         assert record.verdict == "ndr", (record.error, record.result)
         assert record.result is not None and record.setup["vnf"]["name"] == "vpp"
@@ -134,7 +130,7 @@ def test_a_search_ends_with_a_rate(
 def test_each_worker_polls_a_queue(vpp: Path, tmp_path: Path, workers: int, queues: int) -> None:
     """As VPP prints where its threads run and what they poll."""
     with _hypervisor(tmp_path, vpp, None) as host:
-        records = host.cells(workers, "ssh", FEW, queues)
+        records = host.cells(workers, FEW, queues)
     for record in records:
         assert record.result is not None, record.error
         printed = record.setup["vnf"]["configuration"]

@@ -1,8 +1,7 @@
 """The VM of a VNF: a TCG guest whose root is this machine's, read-only, under a tmpfs.
 
-Programs are found in it where they are here. It has a management NIC (e1000) with an SSH server and, on its
-second serial port, a shell. NICs with virtio are bound to uio_pci_generic: Debian's kernels have no VFIO
-without an IOMMU.
+Programs are found in it where they are here. It has a management NIC (e1000) with an SSH server. NICs with
+virtio are bound to uio_pci_generic: Debian's kernels have no VFIO without an IOMMU.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ for nic in /sys/class/net/*; do
   ip address add {address}/24 dev ${{nic##*/}}
   ip link set ${{nic##*/}} up
 done
-while :; do setsid -c sh -i < /dev/ttyS1 > /dev/ttyS1 2>&1; done &
 while :; do {sshd}; done
 """
 
@@ -77,12 +75,11 @@ class VmFiles:
     """What the VM is started with, and how it is reached."""
 
     domain: Path
-    console: Path
     ssh: SshFiles
 
 
 @contextmanager
-def vm_files(directory: Path, console: Path, vcpus: int, memory_mb: int, hugepages: int) -> Iterator[VmFiles]:
+def vm_files(directory: Path, vcpus: int, memory_mb: int, hugepages: int) -> Iterator[VmFiles]:
     """A domain for a run description. ``directory`` is one that the VM sees: below none of /run and /dev."""
     parts = prepare.fetch()
     ssh = SshFiles(directory / "ssh")
@@ -102,19 +99,17 @@ def vm_files(directory: Path, console: Path, vcpus: int, memory_mb: int, hugepag
     initrd = directory / "initrd"
     initrd.write_bytes(initramfs.build(parts.kernel, modules, init))
     domain = directory / "domain.xml"
-    domain.write_text(_domain(parts.kernel, initrd, directory, console, vcpus, memory_mb, hugepages))
+    domain.write_text(_domain(parts.kernel, initrd, directory, vcpus, memory_mb, hugepages))
     run(["ip", "tuntap", "add", TAP, "mode", "tap"])
     try:
         run(["ip", "address", "add", f"{HOST}/24", "dev", TAP])
         run(["ip", "link", "set", TAP, "up"])
-        yield VmFiles(domain, console, ssh)
+        yield VmFiles(domain, ssh)
     finally:
         run(["ip", "link", "delete", TAP])
 
 
-def _domain(
-    kernel: Kernel, initrd: Path, directory: Path, console: Path, vcpus: int, memory_mb: int, hugepages: int
-) -> str:
+def _domain(kernel: Kernel, initrd: Path, directory: Path, vcpus: int, memory_mb: int, hugepages: int) -> str:
     ports = "".join(
         f"<controller type='pci' model='pcie-root-port' index='{n}'/>" for n in range(1, len(NICS) + 1)
     )
@@ -145,7 +140,6 @@ def _domain(
       <address type='pci' bus='0' slot='17'/>
     </interface>
     <serial type='file'><source path='{directory / "kernel.log"}'/><target port='0'/></serial>
-    <serial type='unix'><source mode='bind' path='{console}'/><target port='1'/></serial>
     <memballoon model='none'/>
   </devices>
 </domain>

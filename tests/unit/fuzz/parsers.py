@@ -19,7 +19,7 @@ from netplugin_zeroloss.loss import ovs as loss_ovs
 from netplugin_zeroloss.matrix import description
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 from netplugin_zeroloss.vnf import vpp_api
-from netplugin_zeroloss.vnf.vpp_cli import Cli
+from netplugin_zeroloss.vnf.contract import VnfError
 from oslo_config import cfg
 from pydantic import TypeAdapter
 from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK
@@ -316,12 +316,8 @@ _STL = {
 
 def _vpp(data: bytes) -> None:
     text = _text(data)
-    vpp_api.parse_dump(text)
-    vpp_api.parse_runtime(text)
-    cli = Cli(lambda _: text, "vppctl", "cli.sock")
-    cli.call("show_version")
-    cli.dump("sw_interface_dump")
-    cli.dump("sw_interface_rx_placement_dump", sw_if_index=1)
+    with suppress(VnfError):
+        vpp_api.reading([0], text, text, text)
 
 
 def _loss(data: bytes) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.loss.contract import AttributionError
+from netplugin_zeroloss.machines import contract
 from netplugin_zeroloss.machines.contract import MachineError, SshMachine
 from netplugin_zeroloss.machines.ssh import Ssh
-from netplugin_zeroloss.vnf import vpp, vpp_api
+from netplugin_zeroloss.vnf import vpp_api
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
     VnfCores,
@@ -179,7 +180,6 @@ def test_vpp_on_this_machine_makes_its_interfaces(
     stand = Stand()
     # Both would be interface 7: as many links and queues as are requested of it.
     monkeypatch.setattr(stand, "dump", lambda message, **fields: _details(fields["sw_if_index"]))
-    monkeypatch.setattr(vpp, "StatsSegment", lambda socket: ScriptedCounters("", DUMP))
     ports = (
         VnfPort(Attachment.VHOST_BACKEND, str(tmp_path / "v.sock"), "52:54:00:00:0a:00", "", 2),
         VnfPort(Attachment.NETDEV, "lo", "52:54:00:00:0a:01", "", 2),
@@ -266,17 +266,48 @@ def test_a_tunnel_that_does_not_come(vm: Path) -> None:
         machine.close()
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("while True: os.write(1, b'x' * 65536)", "python3 prints more than"),
+        ("while True: os.write(2, b'x' * 65536)", "python3 prints more than"),
+        ("os.write(2, b'\\xff'); sys.exit(3)", "\ufffd"),
+        ("os.close(1); os.close(2); time.sleep(60)", "did not end within 1 s"),
+        ("while True: os.write(1, b'x'); time.sleep(0.01)", "did not end within 1 s"),
+    ],
+)
+def test_a_command_that_prints_or_runs_without_end(
+    monkeypatch: pytest.MonkeyPatch, program: str, words: str
+) -> None:
+    monkeypatch.setattr(contract, "COMMAND_S", 1.0 if "did not end" in words else 60.0)
+    with pytest.raises(MachineError, match=words):
+        contract._run_here(["python3", "-c", f"import os, sys, time\n{program}"], None)
+
+
 # -- counters ------------------------------------------------------------------------------------
 
-DUMP = """[1 @ 0]: 1000 packets, 64000 bytes /if/rx
-[1 @ 1]: 500 packets, 32000 bytes /if/rx
-[2 @ 1]: 1400 packets, 89600 bytes /if/tx
-[2 @ 1]: 90 packets /if/drops
-[1 @ 0]: 10 packets /if/rx-miss
-[0 @ 1]: 90 packets /err/port1-tx/no free tx slots
-"""
+DATA = Path(__file__).resolve().parents[2] / "data/vpp-26.06"
+#: In the columns of VPP's own formats (vnet/interface_format.c, vlib/error.c).
+_HEAD = "%-32s%3s  %10s%21s"
+INTERFACES = "\n".join(
+    (
+        (_HEAD + "%-16s%16d") % ("port0", 1, "up    ", "1500/0/0/0     ", "rx packets", 1500),
+        *(f"{'':66}{name:16}{count:16}" for name, count in (("rx bytes", 96000), ("rx-miss", 10))),
+        (_HEAD + "%-16s%16d") % ("port1", 2, "up    ", "1500/0/0/0     ", "tx packets", 1400),
+        *(f"{'':66}{name:16}{count:16}" for name, count in (("tx bytes", 89600), ("drops", 90))),
+        _HEAD % ("local0", 0, "down   ", "0/0/0/0       "),
+    )
+)
+ERRORS = "\n".join(
+    (
+        f"{'Count':^10}{'Node':^35}{'Reason':^35}{'Severity':^10}",
+        f"{90:10}{'port1-tx':^35}{'no free tx slots':^35}{'error':^10}",
+        f"{3:10}{'port1-tx':^35}{'no free tx slots':^35}{'error':^10}",
+        f"{7:10}{'a-node-whose-name-is-longer-than-its-column':^35}{'a reason':^35}{'info':^10}",
+    )
+)
 #: Of a real one: a worker routed 2,000 frames in 69 calls.
-RUNTIME = (Path(__file__).resolve().parents[2] / "data/vpp-26.06/show-runtime.txt").read_text()
+RUNTIME = (DATA / "show-runtime.txt").read_text()
 #: As of a second worker.
 WORKER = """Thread 2 vpp_wk_1 (lcore 2)
 ip4-lookup      active     11      2000      0      1.43e2      181.82
@@ -284,8 +315,12 @@ ip4-lookup      active     11      2000      0      1.43e2      181.82
 
 
 def test_counters_of_interfaces_and_nodes() -> None:
-    counts = vpp_api.parse_dump(DUMP)
-    assert counts["/if/rx"] == {1: 1500}, "summed over the threads"
+    assert vpp_api.parse_interfaces((DATA / "show-interface.txt").read_text()) == {1: {}, 0: {}}
+    assert vpp_api.parse_interfaces(INTERFACES) == {
+        1: {"rx packets": 1500, "rx bytes": 96000, "rx-miss": 10},
+        2: {"tx packets": 1400, "tx bytes": 89600, "drops": 90},
+        0: {},
+    }
     first = {"vpp_wk_0": (69, 2000)}
     assert vpp_api.parse_runtime(RUNTIME) == first, "the main thread does not route"
     assert vpp_api.parse_runtime(RUNTIME + WORKER) == first | {"vpp_wk_1": (11, 2000)}
@@ -293,40 +328,34 @@ def test_counters_of_interfaces_and_nodes() -> None:
     assert idle == first | {"vpp_wk_1": (0, 0)}, "a worker without a frame has no such node"
     alone = vpp_api.parse_runtime(f"Thread 0 vpp_main (lcore 0)\n{WORKER.splitlines()[1]}")
     assert alone == {"vpp_main": (11, 2000)}
-    found = vpp_api.reading(counts, [1, 2], RUNTIME)
+    found = vpp_api.reading([1, 2], INTERFACES, ERRORS, RUNTIME)
     assert {name: count for name, count in found.lost.items() if count} == {
         "port0.rx-miss": 10,
         "port1.drops": 90,
     }
-    assert found.counters["port0.rx_packets"] == 1500
-    assert found.counters["port1-tx/no free tx slots"] == 90, "why, and not once more"
-
-
-def test_rows_of_threads_are_summed() -> None:
-    assert vpp_api.summed([[0, 5, 7], [0, 1]]) == {0: 0, 1: 6, 2: 7}
-    assert vpp_api.summed([[(3, 192), (4, 256)], [(1, 64)]]) == {0: 4, 1: 4}
-    assert vpp_api.summed([3, 4]) == {0: 7}, "an error's, by thread alone"
-
-
-class ScriptedCounters(vpp_api.VppCounters):
-    def __init__(self, *texts: str) -> None:
-        self.texts = list(texts)
-
-    def read(self) -> vpp_api.Counts:
-        if not self.texts:
-            raise VnfError("it has ended")
-        return vpp_api.parse_dump(self.texts.pop(0))
+    assert found.counters["port0.rx_packets"] == 1500 and found.counters["port1.rx_packets"] == 0
+    assert found.counters["port1-tx/no free tx slots"] == 93, "why, and not once more; over the threads"
+    assert found.counters["a-node-whose-name-is-longer-than-its-column/a reason"] == 7
+    with pytest.raises(VnfError, match="no interface 3"):
+        vpp_api.reading([3], INTERFACES, ERRORS, RUNTIME)
 
 
 def test_the_place_of_vpp() -> None:
-    runtimes = ["", RUNTIME + WORKER, ""]
-    place = vpp_api.VppPlace(ScriptedCounters("", DUMP), [1, 2], lambda: runtimes.pop(0))
+    nothing = (DATA / "show-interface.txt").read_text() + "port1  2  up  1500/0/0/0\n"
+    texts = [nothing, "", "", INTERFACES, ERRORS, RUNTIME + WORKER]
+
+    def printed(command: str) -> str:
+        if not texts:
+            raise VnfError("it has ended")
+        return texts.pop(0)
+
+    place = vpp_api.VppPlace(printed, [1, 2])
     before, after = place.read(), place.read()
     found = place.between(before, after, 1.0)
     assert found.lost["port1.drops"] == 90 and found.lost["port0.drops"] == 0
     assert found.readings["vectors_per_call"] == 50
     assert found.readings["vpp_wk_0.vectors_per_call"] == pytest.approx(2000 / 69)
     assert found.readings["vpp_wk_1.vectors_per_call"] == pytest.approx(2000 / 11)
-    assert found.readings["port1-tx/no free tx slots"] == 90
+    assert found.readings["port1-tx/no free tx slots"] == 93
     with pytest.raises(AttributionError, match="it has ended"):
         place.read()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from netplugin_zeroloss.generators import guard
-from netplugin_zeroloss.machines.contract import Connected
+from netplugin_zeroloss.machines.contract import Machine
 from netplugin_zeroloss.machines.ssh import Local
 from netplugin_zeroloss.values import GeneratorError
 
@@ -25,7 +25,7 @@ _MOST_OUTPUT: Final = 1 << 28
 _LAST_LINES: Final = 8
 
 
-def python_of(machine: Connected | None) -> str:
+def python_of(machine: Machine | None) -> str:
     return sys.executable if machine is None or isinstance(machine, Local) else "python3"
 
 
@@ -33,7 +33,7 @@ class GuardedProgram:
     """One run of a program and its children; its output is kept. The caller closes it."""
 
     def __init__(
-        self, arguments: Sequence[str], stop_s: float, directory: str = ".", machine: Connected | None = None
+        self, arguments: Sequence[str], stop_s: float, directory: str = ".", machine: Machine | None = None
     ) -> None:
         """Start it in ``directory`` of ``machine`` (None: this one). It gets ``stop_s`` after SIGINT."""
         self.name = Path(arguments[0]).name

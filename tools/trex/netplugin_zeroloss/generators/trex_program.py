@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from netplugin_zeroloss.generators.guarded import GuardedProgram, log_tail, python_of
-from netplugin_zeroloss.machines.contract import Connected, MachineError
+from netplugin_zeroloss.machines.contract import Machine, MachineError
 from netplugin_zeroloss.machines.ssh import Local
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
@@ -22,7 +22,7 @@ _STOP_S: Final = 20.0
 _LOOK_S: Final = 0.2
 
 
-def check_tree(machine: Connected, trex_dir: Path) -> None:
+def check_tree(machine: Machine, trex_dir: Path) -> None:
     """Check that TRex can be started on a machine. Raises: UnusableInput."""
     if not there(machine, trex_dir / PROGRAM):
         raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
@@ -35,7 +35,7 @@ def check_tree(machine: Connected, trex_dir: Path) -> None:
         raise UnusableInput(PROGRAM, f"its machine needs python3 of version 3.9 or later: {error}") from error
 
 
-def there(machine: Connected, path: Path) -> bool:
+def there(machine: Machine, path: Path) -> bool:
     """Whether a machine has this file."""
     try:
         machine.run(["test", "-f", str(path)])
@@ -44,7 +44,7 @@ def there(machine: Connected, path: Path) -> bool:
     return True
 
 
-def started(machine: Connected, trex_dir: Path, arguments: Sequence[str]) -> GuardedProgram:
+def started(machine: Machine, trex_dir: Path, arguments: Sequence[str]) -> GuardedProgram:
     """Start it in its directory, where it finds its files. The caller closes it."""
     return GuardedProgram([f"./{PROGRAM}", *arguments], _STOP_S, str(trex_dir), machine)
 

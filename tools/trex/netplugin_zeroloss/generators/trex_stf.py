@@ -31,7 +31,7 @@ from netplugin_zeroloss.generators.frames import Mac
 from netplugin_zeroloss.generators.guarded import log_tail
 from netplugin_zeroloss.generators.trex_program import PROGRAM, check_tree, started, there
 from netplugin_zeroloss.machines.contract import LocalMachine, MachineError, SshMachine
-from netplugin_zeroloss.machines.ssh import Local, Ssh
+from netplugin_zeroloss.machines.ssh import make as connected
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest, UnusableInput
 
 
@@ -225,7 +225,7 @@ class TrexStfGenerator(contract.Generator):
         where, deadline = description.machine, time.monotonic() + _CONNECT_S
         with ExitStack() as opened:
             try:
-                self._machine = Ssh(where, deadline) if isinstance(where, SshMachine) else Local()
+                self._machine = connected(where, deadline)
                 opened.callback(self._machine.close)
                 self._configuration = self._checked()
             except MachineError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from netplugin.programs.program import Program, ProgramError, own_directory
 from netplugin.programs.ssh import SshTarget
-from netplugin_zeroloss.machines.contract import Connected, MachineError, SshMachine, run_here
+from netplugin_zeroloss.machines.contract import LocalMachine, Machine, MachineError, SshMachine
 
 _AGAIN_S = 1.0
 #: Exit status of ssh for an error of its own (ssh(1)).
@@ -27,15 +28,19 @@ _END = (
 )
 
 
-class Local(Connected):
+def make(description: LocalMachine | SshMachine, deadline: float) -> Machine:
+    """Connect to a machine. Raises: MachineError if it is unreachable at the deadline."""
+    return Ssh(description, deadline) if isinstance(description, SshMachine) else Local()
+
+
+class Local(Machine):
     """This machine."""
+
+    python = sys.executable
 
     def __init__(self) -> None:
         self._path = own_directory()
         self.directory = str(self._path)
-
-    def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
-        return run_here(arguments, stdin)
 
     def write(self, path: str, text: str) -> None:
         try:
@@ -56,7 +61,7 @@ class Local(Connected):
         shutil.rmtree(self._path, ignore_errors=True)
 
 
-class Ssh(Connected):
+class Ssh(Machine):
     """A VM or another host, through the OpenSSH client.
 
     ``stop`` ends a program there. If this process dies, the program ends with the connection (SIGHUP).
@@ -91,9 +96,6 @@ class Ssh(Connected):
             f"{self._target}: it prints {printed[:200]!r} in place of the name of a new directory: its shell"
             " must print nothing for commands over SSH (~/.bashrc), and mktemp must be that of GNU or busybox"
         )
-
-    def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
-        return run_here(self.command(arguments), stdin)
 
     def write(self, path: str, text: str) -> None:
         self.run(["tee", path], stdin=text)

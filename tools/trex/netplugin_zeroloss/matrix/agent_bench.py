@@ -208,8 +208,7 @@ class AgentBench(Bench):
             except NetpluginError as error:
                 yield of_error("vm", error, "look at libvirt's log, and at that of its QEMU")
             except CellError as error:
-                fix = "look at its console; has the image an SSH server, or a shell on the console?"
-                yield Finding("vm", str(error), fix)
+                yield Finding("vm", str(error), "look at its console; has the image an SSH server?")
 
     def recover(self) -> None:
         try:

@@ -19,7 +19,7 @@ from netplugin_zeroloss import paths
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.loss import choose as evidences
-from netplugin_zeroloss.machines.contract import ConsoleMachine, SshMachine
+from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.matrix.axes import Axes, Match, Section, cpu_list, largest_frame
 from netplugin_zeroloss.matrix.yaml_model import parse
 from netplugin_zeroloss.values import UnusableInput
@@ -124,10 +124,10 @@ def _in_the_image(vm: Any, vnf: Any, ends: int) -> Any:
     return {"nics": list(NICS[:ends]), **vnf, "machine": machine}
 
 
-def vm_of(vnf: vnfs.Description) -> SshMachine | ConsoleMachine | None:
+def vm_of(vnf: vnfs.Description) -> SshMachine | None:
     """Return the access to the VM of this VNF, if it runs in one."""
     machine = vnf.machine if isinstance(vnf, vnfs.PlacedDescription) else None
-    return machine if isinstance(machine, SshMachine | ConsoleMachine) else None
+    return machine if isinstance(machine, SshMachine) else None
 
 
 # -- The run description: the models of its YAML file, validated before any traffic. --------------
@@ -304,7 +304,7 @@ class RunDescription(Section):
             yield "vm: it needs an agent, which gives it its NICs"
         for vnf in chosen:
             if vnf is not None and not (vm_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
-                yield "vm: the VNF must run in it: machine: {type: ssh or console, ...}, or type: external"
+                yield "vm: the VNF must run in it: machine: {type: ssh, ...}, or type: external"
         control = self.controls.vnf
         if control is not None and (control.vnf is None or vm_of(control.vnf)):
             yield "controls.vnf.vnf: name a VNF on this host, which has the ports: the cells have one in a VM"

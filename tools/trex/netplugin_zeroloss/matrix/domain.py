@@ -18,8 +18,7 @@ from netplugin.libvirt.image_domain import domain as domain_on
 from netplugin.libvirt.needs import size_kb
 from netplugin.libvirt.transient import TransientDomain, answers_ssh
 from netplugin.libvirt.vm_image import BUILD, Image
-from netplugin_zeroloss.machines import choose as machines
-from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError, SshMachine
+from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
@@ -216,10 +215,10 @@ class DomainRunner:
             finally:
                 self._domain.stop()
 
-    def wait_for(self, machine: SshMachine | ConsoleMachine, seconds: float) -> None:
+    def wait_for(self, machine: SshMachine, seconds: float) -> None:
         """Wait until the VM can be reached. Raises: CellError with the end of its console, NetpluginError."""
         try:
-            wait_for_vm(machine, seconds, lambda: self.is_running)
+            wait_for_ssh(machine.host, machine.port, seconds, lambda: self.is_running)
         except CellError as error:
             raise CellError(f"{error}{self.source.console_tail(self._name)}") from error
 
@@ -227,19 +226,6 @@ class DomainRunner:
         """Remove the domain of a killed run, if there is one, with its files. Raises: NetpluginError."""
         self._domain.stop()
         self.source.remove_files(self._name)
-
-
-def wait_for_vm(
-    machine: SshMachine | ConsoleMachine, seconds: float, runs: Callable[[], bool] = lambda: True
-) -> None:
-    """Wait until a booting VM can be reached; ``runs``: whether it still runs. Raises: CellError."""
-    if isinstance(machine, SshMachine):
-        wait_for_ssh(machine.host, machine.port, seconds, runs)
-        return
-    try:
-        machines.make(machine, time.monotonic() + seconds).close()
-    except MachineError as error:
-        raise CellError(f"the VM did not answer on its console within {seconds:g} s: {error}") from error
 
 
 def wait_for_ssh(host: str, port: int, seconds: float, runs: Callable[[], bool] = lambda: True) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from netplugin_zeroloss.machines import choose as machines
-from netplugin_zeroloss.machines.contract import ConsoleMachine, MachineError, SshMachine
-from netplugin_zeroloss.machines.ssh import ssh_fix
+from netplugin_zeroloss.machines.contract import MachineError, SshMachine
+from netplugin_zeroloss.machines.ssh import Ssh, ssh_fix
 from netplugin_zeroloss.matrix.findings import Finding
 from netplugin_zeroloss.vnf.contract import PlacedDescription
 from netplugin_zeroloss.vnf.guest import lacks, read_guest, where
@@ -16,12 +15,13 @@ from netplugin_zeroloss.vnf.guest import lacks, read_guest, where
 _LOG_IN_S = 10.0
 
 
-def look_into(vnf: PlacedDescription, machine: SshMachine | ConsoleMachine) -> Iterator[Finding]:
+def look_into(vnf: PlacedDescription, machine: SshMachine) -> Iterator[Finding]:
     """Yield the findings about a running VM."""
     try:
-        there = machines.make(machine, time.monotonic() + _LOG_IN_S)
+        there = Ssh(machine, time.monotonic() + _LOG_IN_S)
     except MachineError as error:
-        yield _refused(machine, str(error))
+        found = f"{machine.user}@{machine.host} cannot be used: {error}"
+        yield Finding("ssh", found, ssh_fix(machine, str(error)))
         return
     try:
         facts = read_guest(there, vnf)
@@ -31,9 +31,3 @@ def look_into(vnf: PlacedDescription, machine: SshMachine | ConsoleMachine) -> I
     finally:
         there.close()
     yield from (Finding("guest", lack.found, lack.fix) for lack in lacks(vnf, facts))
-
-
-def _refused(machine: SshMachine | ConsoleMachine, why: str) -> Finding:
-    if isinstance(machine, ConsoleMachine):
-        return Finding("console", why, "start the VM with a shell, or a log-in prompt, on this serial port")
-    return Finding("ssh", f"{machine.user}@{machine.host} cannot be used: {why}", ssh_fix(machine, why))

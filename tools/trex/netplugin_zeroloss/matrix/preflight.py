@@ -20,7 +20,7 @@ from netplugin.tuning.root import known
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell
-from netplugin_zeroloss.machines.contract import ConsoleMachine, LocalMachine, SshMachine
+from netplugin_zeroloss.machines.contract import LocalMachine, SshMachine
 from netplugin_zeroloss.machines.ssh import ssh_fix
 from netplugin_zeroloss.matrix.bench import cells_of_generators, check_bursts
 from netplugin_zeroloss.matrix.description import RunDescription
@@ -276,7 +276,7 @@ def about_vnfs(
         if not isinstance(vnf, vnfs.PlacedDescription):
             continue
         testpmd = isinstance(vnf, vnfs.TestpmdDescription)
-        if not testpmd and not isinstance(vnf.machine, ConsoleMachine):
+        if not testpmd:
             yield about_vpp_papi()
         if isinstance(vnf.machine, SshMachine):
             yield from _about_ssh(vnf.machine, image)

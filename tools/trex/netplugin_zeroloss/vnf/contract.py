@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
 from netplugin.api.fields import Mac, PciAddress, Value, worded
-from netplugin.programs.program import ProgramError
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
-from netplugin_zeroloss.machines import choose as machines
-from netplugin_zeroloss.machines.contract import LocalMachine
+from netplugin.programs.program import Program, ProgramError
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
+from netplugin_zeroloss.machines import contract as machines
+from netplugin_zeroloss.machines.contract import LocalMachine, Machine, SshMachine
+from netplugin_zeroloss.machines.ssh import make as make_machine
 
 # -- The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames.
 
@@ -78,7 +74,11 @@ class VnfInfo:
     configuration: Mapping[str, str]
 
 
-class Vnf(ABC):
+class VnfError(ProgramError):
+    """The VNF cannot be started, has ended, or does not run as requested."""
+
+
+class Vnf(AbstractContextManager["Vnf"]):
     """Forwards frames between paired ports (0-1, 2-3, ...)."""
 
     @abstractmethod
@@ -98,23 +98,44 @@ class Vnf(ABC):
     def place(self) -> DropCounters:
         """The counters of the VNF."""
 
-    def close(self) -> None:  # noqa: B027 - there may be nothing to release
+    def close(self) -> None:
         """Stop and release all resources. Idempotent."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
-class VnfError(ProgramError):
-    """The VNF cannot be started, has ended, or does not run as requested."""
+class ProgramVnf(Vnf):
+    """A VNF that is one program on a machine."""
+
+    name: ClassVar[str]
+
+    def __init__(self, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
+        self._ports, self._cores = ports, cores
+        self._parts = ExitStack()
+        self._program: Program | None = None
+
+    def check(self) -> None:
+        if self._program is None:
+            raise VnfError(f"{self.name} has not been started")
+        self._program.check()
+
+    def close(self) -> None:
+        self._parts.close()
+        self._program = None
+
+    def _on(self, description: LocalMachine | SshMachine, deadline: float) -> Machine:
+        """Return the machine, which is left with the VNF. Raises: MachineError."""
+        machine = make_machine(description, deadline)
+        self._parts.callback(machine.close)
+        return machine
+
+    def _run(self, machine: Machine, arguments: Sequence[str]) -> Program:
+        """Start the program, which ends with the VNF. Raises: ProgramError."""
+        self._program = program = machine.program(self.name, arguments)
+        self._parts.callback(program.stop)
+        program.start()
+        return program
 
 
 # -- Loss of a VNF from its port counters: frames received on one port and not sent on its partner.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from netplugin.host import cpus
+from netplugin_zeroloss.machines.contract import Machine
 from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfError, VnfPort
 
 VHOST_NET = Path("/dev/vhost-net")
@@ -83,13 +84,18 @@ def _check(port: VnfPort, vhost_net: bool) -> None:
             if not driver.exists() or driver.resolve().name != "vfio-pci":
                 raise VnfError(f"{port.device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci")
         case Attachment.TAP | Attachment.NETDEV:
-            if not (_NET / port.device).exists():
-                raise VnfError(f"{port.device}: there is no such device in this network namespace")
+            check_there(port.device)
             if port.attachment is Attachment.TAP and not vhost_net and not _many(port.device):
                 raise VnfError(
                     f"{port.device} is a tap of one queue, which DPDK opens through vhost_net alone:"
                     " modprobe vhost_net, plug the port with 2 queues, or use the VNF 'taps'"
                 )
+
+
+def check_there(device: str) -> None:
+    """Check that this network namespace has a device. Raises: VnfError."""
+    if not (_NET / device).exists():
+        raise VnfError(f"{device}: there is no such device in this network namespace")
 
 
 def free_socket(path: str) -> None:
@@ -148,26 +154,16 @@ def check_cores(cores: VnfCores, online: Collection[int] | None = None) -> None:
         raise VnfError(f"a CPU occurs twice among the VNF's workers: {cores.workers}")
 
 
-class KeptAddresses:
-    """Saves and restores the MAC addresses of taps, which DPDK replaces with those of the VM.
+def addresses_of_taps(ports: Sequence[VnfPort]) -> dict[str, str]:
+    """Return the MAC address of each tap. DPDK replaces it with that of the VM.
 
     A bridge treats a frame for a port's own address as local, so it would not reach the VM.
     """
+    taps = [port.device for port in ports if port.attachment is Attachment.TAP]
+    return {tap: (_NET / tap / "address").read_text().strip() for tap in taps}
 
-    def __init__(self, ports: Sequence[VnfPort]) -> None:
-        taps = [port.device for port in ports if port.attachment is Attachment.TAP]
-        self._before = {tap: (_NET / tap / "address").read_text().strip() for tap in taps}
 
-    def put_back(self) -> None:
-        """Restore the addresses. Raises: VnfError."""
-        if not self._before:
-            return
-        from pyroute2 import IPRoute, NetlinkError  # slow to import, and only taps need it
-
-        with IPRoute() as kernel:
-            for tap, address in self._before.items():
-                try:
-                    index = kernel.link_lookup(ifname=tap)[0]
-                    kernel.link("set", index=index, address=address)
-                except (IndexError, NetlinkError) as error:
-                    raise VnfError(f"{tap}: its MAC address cannot be set back: {error}") from error
+def set_addresses(machine: Machine, addresses: Mapping[str, str]) -> None:
+    """Set the addresses of taps. Raises: MachineError."""
+    for tap, address in addresses.items():
+        machine.run(["ip", "link", "set", "dev", tap, "address", address])

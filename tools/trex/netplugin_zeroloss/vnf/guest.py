@@ -9,19 +9,8 @@ from dataclasses import dataclass
 from netplugin.host.cpus import parse_list
 from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.host.vfs import VFIO, in_user_space
-from netplugin_zeroloss.machines.contract import (
-    ConsoleMachine,
-    LocalMachine,
-    Machine,
-    MachineError,
-    SshMachine,
-)
-from netplugin_zeroloss.vnf.contract import (
-    PlacedDescription,
-    VnfCores,
-    VnfError,
-    VnfPort,
-)
+from netplugin_zeroloss.machines.contract import LocalMachine, Machine, MachineError, SshMachine
+from netplugin_zeroloss.vnf.contract import PlacedDescription, VnfCores, VnfError, VnfPort
 from netplugin_zeroloss.vnf.dpdk import check_cores
 
 #: Ports of a VNF whose number is not known.
@@ -147,7 +136,7 @@ def _cpus(facts: Mapping[str, str], name: str) -> tuple[int, ...]:
         return ()
 
 
-def where(machine: SshMachine | ConsoleMachine | LocalMachine) -> str:
+def where(machine: SshMachine | LocalMachine) -> str:
     """Return the words before a command for the VM."""
     return f"ssh {machine.user}@{machine.host}" if isinstance(machine, SshMachine) else "in the VM:"
 

@@ -1,19 +1,16 @@
 """The process of the VNF ``taps``: forwards frames between pairs of taps, one at a time.
 
-It serves ``/counts``, the received and sent frames per port, on a socket with the protocol of DPDK
-telemetry.
+It counts the received and sent frames per port in a file that it maps, two numbers of 64 bits each.
 """
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import json
+import mmap
 import os
 import select
-import socket
 import struct
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,30 +28,26 @@ _LONGEST = 1 << 16
 class Forwarder:
     """Forwards between taps 0 and 1, 2 and 3, and so on."""
 
-    def __init__(self, taps: Sequence[tuple[str, str, str]], path: Path) -> None:
+    def __init__(self, taps: Sequence[tuple[str, str, str]], counters: Path) -> None:
         """``taps``: name, own MAC address and MAC address of the far end of each."""
         self._files = [_open(name) for name, _, _ in taps]
         self._heads = [_address(peer) + _address(own) for _, own, peer in taps]
-        self._received, self._sent = [0] * len(taps), [0] * len(taps)
-        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._server.bind(str(path))
-        self._server.listen(1)
-        self._clients: dict[int, socket.socket] = {}
+        draft = counters.with_suffix(".new")
+        draft.write_bytes(bytes(16 * len(taps)))
+        with draft.open("r+b") as file:
+            # Frames received by port n at 2n, sent at 2n + 1.
+            self._counts = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
+        draft.rename(counters)
 
     def run(self) -> None:
         """Forward until the process is killed."""
         ports = {file: number for number, file in enumerate(self._files)}
         with select.epoll() as ready:
-            for file in (*self._files, self._server.fileno()):
+            for file in self._files:
                 ready.register(file, select.EPOLLIN)
             while True:
                 for file, _ in ready.poll():
-                    if file in ports:
-                        self._carry(ports[file])
-                    elif file == self._server.fileno():
-                        self._greet(ready)
-                    else:
-                        self._answer(self._clients[file], ready)
+                    self._carry(ports[file])
 
     def _carry(self, number: int) -> None:
         buffer = bytearray(_LONGEST)
@@ -65,29 +58,13 @@ class Forwarder:
                 size = os.readv(source, [buffer])
             except BlockingIOError:
                 return
-            self._received[number] += 1
+            self._counts[2 * number] += 1
             buffer[_ADDRESSES] = head
             try:
                 os.write(target, view[:size])
             except OSError:
                 continue  # dropped: received, but not counted as sent
-            self._sent[partner] += 1
-
-    def _greet(self, ready: select.epoll) -> None:
-        client, _ = self._server.accept()
-        self._clients[client.fileno()] = client
-        ready.register(client.fileno(), select.EPOLLIN)
-        client.send(json.dumps({"version": f"Python {sys.version.split()[0]}"}).encode())
-
-    def _answer(self, client: socket.socket, ready: select.epoll) -> None:
-        question = client.recv(_LONGEST).decode()
-        if question:
-            counts = {"received": self._received, "sent": self._sent}
-            client.send(json.dumps({question: counts}).encode())
-            return
-        ready.unregister(client.fileno())
-        del self._clients[client.fileno()]
-        client.close()
+            self._counts[2 * partner + 1] += 1
 
 
 def _open(name: str) -> int:
@@ -104,13 +81,13 @@ def _address(mac: str) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--counters", type=Path, required=True)
     parser.add_argument("--cpu", type=int, help="run on this CPU")
     parser.add_argument("--tap", nargs=3, action="append", required=True, metavar=("NAME", "MAC", "PEER"))
     options = parser.parse_args()
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
-    Forwarder([tuple(tap) for tap in options.tap], options.socket).run()
+    Forwarder([tuple(tap) for tap in options.tap], options.counters).run()
 
 
 if __name__ == "__main__":

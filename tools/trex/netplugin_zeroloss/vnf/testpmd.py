@@ -5,34 +5,35 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from netplugin.host import cpus
-from netplugin.programs.program import Program, Telemetry
+from netplugin.programs import bounded
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines import choose as machines
 from netplugin_zeroloss.machines.contract import LocalMachine, Machine
 from netplugin_zeroloss.vnf.contract import (
     Forwarded,
     ForwardMode,
     PortCounts,
+    ProgramVnf,
     TestpmdDescription,
-    Vnf,
     VnfCores,
     VnfError,
     VnfInfo,
     VnfPort,
 )
-from netplugin_zeroloss.vnf.dpdk import DpdkDevice, KeptAddresses, check_cores, devices_of
+from netplugin_zeroloss.vnf.dpdk import DpdkDevice, addresses_of_taps, check_cores, devices_of, set_addresses
 from netplugin_zeroloss.vnf.guest import check_nics, guest_cores, read_guest, require_guest
-from netplugin_zeroloss.vnf.telemetry import RemoteTelemetry
 
 _PREFIX = "vnf"
+#: DPDK's telemetry is asked by a program that runs beside it: its socket exchanges packets (SOCK_SEQPACKET),
+#: which SSH does not forward.
+_ASK = Path(__file__).with_name("telemetry_child.py")
 #: Log text of testpmd when it polls its queues.
 _FORWARDS = "packet forwarding - ports="
 #: Buffers in addition to those in rings: lcore caches, and bursts in flight.
@@ -40,15 +41,6 @@ _SPARE_BUFFERS = 2048
 
 Model = TypeVar("Model", bound=BaseModel)
 Count = Annotated[int, Field(ge=0)]
-
-
-class PortTelemetry(Protocol):
-    """DPDK's telemetry of a program, here or on a machine."""
-
-    version: str
-
-    def each(self, command: str, ports: Iterable[int]) -> list[Any]: ...
-    def close(self) -> None: ...
 
 
 class _Answer(BaseModel):
@@ -74,74 +66,61 @@ class _Stats(_Answer):
     q_ipackets: list[Count] = []
 
 
-class Testpmd(Vnf):
+class _Printed(_Answer):
+    version: str
+    answers: list[dict[str, Any]]
+
+
+class Testpmd(ProgramVnf):
     """One process, on this machine or in a VM. It drops every frame that it received and did not send."""
 
     __test__ = False  # the name looks like a test to pytest
+    name = "testpmd"
 
     def __init__(self, description: TestpmdDescription, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
         """Raises: VnfError if the NICs in a VM are not those of the ports."""
-        check_nics("testpmd", description, ports)
-        self._description, self._ports, self._cores = description, ports, cores
-        self._local = isinstance(description.machine, LocalMachine)
+        super().__init__(ports, cores)
+        check_nics(self.name, description, ports)
+        self._description = description
         self._machine: Machine | None = None
-        self._program: Program | None = None
-        self._telemetry: PortTelemetry | None = None
+        self._version = "unknown"  # of DPDK, known from the first answer
 
     def start(self) -> VnfInfo:
-        deadline = time.monotonic() + self._description.start_s
-        if self._local:
-            return self._start_here(deadline)
-        self._machine = machine = machines.make(self._description.machine, deadline)
-        facts = read_guest(machine, self._description)
-        require_guest(self._description, facts, len(self._ports))
-        cores = guest_cores(self._cores, facts)
-        devices = [DpdkDevice(nic, virtual=False) for nic in self._description.nics]
-        words = arguments(self._description, self._ports, cores, devices, facts.online)
-        telemetry = RemoteTelemetry(machine, _socket_in(machine.directory))
-        return self._forwarding(machine, words, telemetry, deadline)
-
-    def _start_here(self, deadline: float) -> VnfInfo:
-        binary = self._description.binary
-        if shutil.which(binary) is None:
-            raise VnfError(f"{binary}: there is no such program; Debian has it in dpdk-dev")
-        check_cores(self._cores)
-        devices = devices_of(self._ports)
-        addresses = KeptAddresses(self._ports)
-        self._machine = machine = machines.make(LocalMachine(), deadline)
-        words = arguments(self._description, self._ports, self._cores, devices, os.sched_getaffinity(0))
-        telemetry = Telemetry(Path(_socket_in(machine.directory)))
-        return self._forwarding(machine, words, telemetry, deadline, addresses)
-
-    def _forwarding(
-        self,
-        machine: Machine,
-        words: Sequence[str],
-        telemetry: PortTelemetry,
-        deadline: float,
-        addresses: KeptAddresses | None = None,
-    ) -> VnfInfo:
-        """Start the process and wait until it forwards and its links are up."""
-        self._telemetry = telemetry
+        description, deadline = self._description, time.monotonic() + self._description.start_s
+        addresses: dict[str, str] = {}
+        if isinstance(description.machine, LocalMachine):
+            if shutil.which(description.binary) is None:
+                raise VnfError(f"{description.binary}: there is no such program; Debian has it in dpdk-dev")
+            cores, allowed = self._cores, tuple(os.sched_getaffinity(0))
+            check_cores(cores)
+            devices = devices_of(self._ports)
+            addresses = addresses_of_taps(self._ports)
+            machine = self._on(description.machine, deadline)
+        else:
+            machine = self._on(description.machine, deadline)
+            facts = read_guest(machine, description)
+            require_guest(description, facts, len(self._ports))
+            cores, allowed = guest_cores(self._cores, facts), facts.online
+            devices = tuple(DpdkDevice(nic, virtual=False) for nic in description.nics)
+        words = arguments(description, self._ports, cores, devices, allowed)
+        machine.write(f"{machine.directory}/{_ASK.name}", _ASK.read_text(encoding="utf-8"))
+        self._machine = machine
         # Line-buffered: readiness is detected in the log.
-        line = ["env", f"RUNTIME_DIRECTORY={machine.directory}", "stdbuf", "-oL", *words]
-        self._program = program = machine.program("testpmd", line)
-        program.start()
+        program = self._run(
+            machine, ["env", f"RUNTIME_DIRECTORY={machine.directory}", "stdbuf", "-oL", *words]
+        )
         program.wait_for(lambda: program.logged(_FORWARDS), deadline, "it forwards")
-        mode = self._description.forward_mode
-        if not program.logged(f"{mode} {_FORWARDS}"):
-            raise VnfError(f"testpmd forwards, and not in the mode {mode}{program.log_tail()}")
-        if addresses is not None:
-            addresses.put_back()
+        if not program.logged(f"{description.forward_mode} {_FORWARDS}"):
+            raise VnfError(
+                f"testpmd forwards, and not in the mode {description.forward_mode}{program.log_tail()}"
+            )
+        set_addresses(machine, addresses)
         for number, port in enumerate(self._ports):
             program.wait_for(partial(self._is_up, number), deadline, f"the link of {port.device} is up")
-        queues = self._queues()
-        return VnfInfo("testpmd", telemetry.version, queues, {"command": " ".join(words)})
+        return VnfInfo(self.name, self._version, self._queues(), {"command": " ".join(words)})
 
     def check(self) -> None:
-        if self._program is None:
-            raise VnfError("testpmd has not been started")
-        self._program.check()
+        super().check()
         for port, link in zip(self._ports, self._ask("/ethdev/link_status", _Link), strict=True):
             if link.status != "UP":
                 raise VnfError(f"testpmd: the link of {port.device} is down")
@@ -149,17 +128,6 @@ class Testpmd(Vnf):
     @property
     def place(self) -> DropCounters:
         return Forwarded(self._counts)
-
-    def close(self) -> None:
-        if self._telemetry is not None:
-            self._telemetry.close()
-            self._telemetry = None
-        if self._program is not None:
-            self._program.stop()
-            self._program = None
-        if self._machine is not None:
-            self._machine.close()
-            self._machine = None
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -184,22 +152,25 @@ class Testpmd(Vnf):
 
     def _ask(self, command: str, model: type[Model], numbers: Sequence[int] | None = None) -> list[Model]:
         """Return the answer about each port. Raises: ProgramError; VnfError if it is not one of DPDK."""
-        if self._telemetry is None:
+        machine = self._machine
+        if machine is None:
             raise VnfError("testpmd has not been started")
         asked = range(len(self._ports)) if numbers is None else numbers
-        answers = self._telemetry.each(command, asked)
+        socket = f"{machine.directory}/dpdk/{_PREFIX}/dpdk_telemetry.v2"
+        program = [machine.python, "-IS", f"{machine.directory}/{_ASK.name}", socket]
+        printed = machine.run([*program, *(f"{command},{port}" for port in asked)])
         try:
-            return [model.model_validate(answer) for answer in answers]
-        except ValidationError as error:
+            found = _Printed.model_validate(bounded.parse(printed.strip().rpartition("\n")[2]))
+            answers = [model.model_validate(answer[command]) for answer in found.answers]
+        except (ValueError, ValidationError, KeyError) as error:
             raise VnfError(
-                f"testpmd: {str(answers)[:200]} is no answer of DPDK to {command}: is"
+                f"testpmd: {printed[:200]!r} is no answer of DPDK to {command}: is"
                 f" {self._description.binary} DPDK's own testpmd?"
             ) from error
-
-
-def _socket_in(directory: str) -> str:
-    """Return the telemetry socket of a DPDK program with this runtime directory."""
-    return f"{directory}/dpdk/{_PREFIX}/dpdk_telemetry.v2"
+        if len(answers) != len(asked):
+            raise VnfError(f"the VM printed {len(answers)} answers to {len(asked)} times {command}")
+        self._version = found.version
+        return answers
 
 
 def arguments(
@@ -220,6 +191,11 @@ def arguments(
     ring = max(port.ring for port in ports)
     mtu = max(port.mtu for port in ports)
     jumbo = [f"--max-pkt-len={mtu + 22}", f"--mbuf-size={mtu + 256}"] if mtu > 1500 else []
+    pci = [word for device in devices if not device.virtual for word in ("-a", device.name)]
+    noisy: list[str] = []
+    if description.forward_mode is ForwardMode.NOISY:
+        work = {"memory": "memory_mb", "num-reads": "reads", "num-writes": "writes"}
+        noisy = [f"--noisy-lkup-{word}={getattr(description.noisy, name)}" for word, name in work.items()]
     return [
         description.binary,
         "--lcores",
@@ -229,10 +205,12 @@ def arguments(
         *(["--in-memory"] if description.hugepages else ["--no-huge"]),
         "--single-file-segments",
         f"--file-prefix={_PREFIX}",
-        *_devices(devices),
+        # Virtual devices, and an allow list of PCI devices.
+        *(f"--vdev={device.text}" for device in devices if device.virtual),
+        *(pci or ["--no-pci"]),
         "--",
         f"--forward-mode={description.forward_mode}",
-        *_noisy(description),
+        *noisy,
         *(f"--eth-peer={number},{port.peer_mac}" for number, port in enumerate(ports)),
         f"--nb-cores={len(cores.workers) or 1}",
         f"--rxq={each}",
@@ -246,23 +224,6 @@ def arguments(
         "--stats-period=60",
         "--auto-start",
     ]
-
-
-def _noisy(description: TestpmdDescription) -> list[str]:
-    if description.forward_mode is not ForwardMode.NOISY:
-        return []
-    work = description.noisy
-    return [
-        f"--noisy-lkup-memory={work.memory_mb}",
-        f"--noisy-lkup-num-reads={work.reads}",
-        f"--noisy-lkup-num-writes={work.writes}",
-    ]
-
-
-def _devices(devices: Sequence[DpdkDevice]) -> list[str]:
-    """Return ``--vdev`` for virtual devices, and an allow list for PCI devices."""
-    allowed = [word for d in devices if not d.virtual for word in ("-a", d.name)]
-    return [*(f"--vdev={d.text}" for d in devices if d.virtual), *(allowed or ["--no-pci"])]
 
 
 def _lcores(cores: VnfCores, allowed: Collection[int]) -> str:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from netplugin.host import cpus
-from netplugin.programs.program import Program, ProgramError
+from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines import choose as machines
-from netplugin_zeroloss.machines.contract import Connected, LocalMachine, Machine
+from netplugin_zeroloss.machines.contract import LocalMachine, Machine
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
-    Vnf,
+    ProgramVnf,
     VnfCores,
     VnfError,
     VnfInfo,
@@ -27,8 +26,7 @@ from netplugin_zeroloss.vnf.contract import (
 )
 from netplugin_zeroloss.vnf.dpdk import check_cores, devices_of
 from netplugin_zeroloss.vnf.guest import check_nics
-from netplugin_zeroloss.vnf.vpp_api import Api, StatsProgram, StatsSegment, VppCounters, VppPlace
-from netplugin_zeroloss.vnf.vpp_cli import Cli
+from netplugin_zeroloss.vnf.vpp_api import Api, VppPlace
 
 # -- API messages that configure VPP to route between pairs of ports. -----------------------------
 
@@ -91,19 +89,21 @@ _PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
 
 
 class VppClient(Protocol):
-    """Interface to VPP's API: ``Api``, ``Cli``, or a fake in tests."""
+    """Interface to VPP's API: ``Api``, or a fake in tests."""
 
     def call(self, message: str, **fields: Any) -> Any: ...
     def dump(self, message: str, **fields: Any) -> list[Any]: ...
     def close(self) -> None: ...
 
 
-class Vpp(Vnf):
+class Vpp(ProgramVnf):
     """VPP on this machine or in a VM.
 
     Each port has a table with one route to its partner's far end, so the addresses of the test frames
     need not be known.
     """
+
+    name = "vpp"
 
     def __init__(
         self,
@@ -113,15 +113,12 @@ class Vpp(Vnf):
         connect: Callable[[Path], VppClient] = Api,
     ) -> None:
         """Raises: VnfError for ports that VPP does not support on that machine."""
-        self._description, self._ports, self._cores = description, ports, cores
-        self._connect = connect
-        self._local = isinstance(description.machine, LocalMachine)
+        super().__init__(ports, cores)
+        self._description, self._connect = description, connect
         _check_ports(description, ports)
         self._queues = description.rx_queues or max(port.queues for port in ports)
         self._machine: Machine | None = None
-        self._program: Program | None = None
         self._api: VppClient | None = None
-        self._counters: VppCounters | None = None
         self._interfaces: list[int] = []
 
     def start(self) -> VnfInfo:
@@ -132,40 +129,29 @@ class Vpp(Vnf):
 
     def _start(self) -> VnfInfo:
         deadline = time.monotonic() + self._description.start_s
-        if self._local:
+        if isinstance(self._description.machine, LocalMachine):
             check_cores(self._cores)
             devices_of(self._ports)
-        self._machine = machine = machines.make(self._description.machine, deadline)
+        self._machine = machine = self._on(self._description.machine, deadline)
         conf = self._conf(machine.directory)
         path = f"{machine.directory}/startup.conf"
         machine.write(path, conf.text())
-        self._program = program = machine.program("vpp", [self._description.binary, "-c", path])
-        program.start()
+        program = self._run(machine, [self._description.binary, "-c", path])
         program.wait_for(lambda: _is_socket(machine, conf.api_socket), deadline, "its API is there")
-        self._api = api = self._client(machine, conf, deadline)
+        self._api = api = self._connect(machine.socket(conf.api_socket, deadline))
+        self._parts.callback(api.close)
         version = str(api.call("show_version").version)
         self._interfaces = [self._interface(number) for number in range(len(self._ports))]
         for message, fields in routing(self._ports, self._interfaces):
             api.call(message, **fields)
-        for number in range(len(self._ports)):
-            program.wait_for(
-                partial(self._link_up, number),
-                deadline,
-                f"the link of {self._ports[number].device} is up",
-            )
+        for number, port in enumerate(self._ports):
+            program.wait_for(partial(self._link_up, number), deadline, f"the link of {port.device} is up")
         queues = self._rx_queues()
-        self._counters = (
-            StatsSegment(conf.stats_socket)
-            if self._local
-            else StatsProgram(machine, self._tool("vpp_get_stats"), conf.stats_socket)
-        )
         read_back = {command: self._printed(command) for command in _READ_BACK}
-        return VnfInfo("vpp", version, queues, {"startup.conf": conf.text(), **read_back})
+        return VnfInfo(self.name, version, queues, {"startup.conf": conf.text(), **read_back})
 
     def check(self) -> None:
-        if self._program is None:
-            raise VnfError("vpp has not been started")
-        self._program.check()
+        super().check()
         for number, port in enumerate(self._ports):
             if not self._link_up(number):
                 raise VnfError(f"vpp: the link of {port.device} is down")
@@ -173,34 +159,9 @@ class Vpp(Vnf):
 
     @property
     def place(self) -> DropCounters:
-        if self._counters is None or self._api is None:
-            raise VnfError("vpp has not been started")
-        return VppPlace(self._counters, self._interfaces, self._runtime)
-
-    def close(self) -> None:
-        if self._counters is not None:
-            self._counters.close()
-            self._counters = None
-        if self._api is not None:
-            self._api.close()
-            self._api = None
-        if self._program is not None:
-            self._program.stop()
-        if self._machine is not None:
-            self._machine.close()
-            self._machine = None
+        return VppPlace(self._printed, self._interfaces)
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _client(self, machine: Machine, conf: StartupConf, deadline: float) -> VppClient:
-        if isinstance(machine, Connected):
-            return self._connect(machine.socket(conf.api_socket, deadline))
-        return Cli(machine.run, self._tool("vppctl"), conf.cli_socket)
-
-    def _tool(self, name: str) -> str:
-        """Return a program of VPP, which is where VPP is."""
-        binary = self._description.binary
-        return str(Path(binary).with_name(name)) if "/" in binary else name
 
     def _conf(self, directory: str) -> StartupConf:
         nics = self._description.nics or tuple(
@@ -223,26 +184,18 @@ class Vpp(Vnf):
     def _interface(self, number: int) -> int:
         """Return VPP's interface index: creates the interface, or finds it by its name in startup.conf."""
         port, api = self._ports[number], self._asked
-        if not self._description.nics and port.attachment is Attachment.VHOST_BACKEND:
-            made = api.call(
-                "create_vhost_user_if_v2",
-                is_server=True,
-                sock_filename=port.device,
-                use_custom_mac=True,
-                mac_address=port.mac,
-            )
-            return int(made.sw_if_index)
-        if not self._description.nics and port.attachment is Attachment.NETDEV:
-            made = api.call(
-                "af_packet_create_v3",
-                mode=1,
-                host_if_name=port.device,
-                use_random_hw_addr=False,
-                hw_addr=port.mac,
-                num_rx_queues=self._queues,
-                num_tx_queues=1,
-            )
-            return int(made.sw_if_index)
+        message = ""
+        fields: dict[str, Any] = {}
+        if port.attachment is Attachment.VHOST_BACKEND:
+            message = "create_vhost_user_if_v2"
+            fields = {"is_server": True, "sock_filename": port.device}
+            fields |= {"use_custom_mac": True, "mac_address": port.mac}
+        elif port.attachment is Attachment.NETDEV:
+            message = "af_packet_create_v3"
+            fields = {"mode": 1, "host_if_name": port.device, "use_random_hw_addr": False}
+            fields |= {"hw_addr": port.mac, "num_rx_queues": self._queues, "num_tx_queues": 1}
+        if message and not self._description.nics:
+            return int(api.call(message, **fields).sw_if_index)
         name = INTERFACE.format(number=number)
         for details in api.dump("sw_interface_dump"):
             if details.interface_name == name:
@@ -264,7 +217,6 @@ class Vpp(Vnf):
         VPP silently uses one if the device has fewer than configured.
         Raises: VnfError if the number differs from the request.
         """
-        found = []
         for number, index in enumerate(self._interfaces):
             placed = self._asked.dump("sw_interface_rx_placement_dump", sw_if_index=index)
             queues = len({int(each.queue_id) for each in placed if each.sw_if_index == index})
@@ -274,15 +226,11 @@ class Vpp(Vnf):
                     f" {self._queues} that were asked: give the VM's NIC as many, or ask for"
                     f" rx_queues: {queues}"
                 )
-            found.append(queues)
-        return tuple(found)
+        return (self._queues,) * len(self._interfaces)
 
     def _nic(self, number: int) -> str:
         nics = self._description.nics
         return nics[number] if nics else self._ports[number].device
-
-    def _runtime(self) -> str:
-        return self._printed("show runtime")
 
     def _printed(self, command: str) -> str:
         return str(self._asked.call("cli_inband", cmd=command).reply)
@@ -295,14 +243,13 @@ class Vpp(Vnf):
 
     def _log(self) -> str:
         """Return the end of the log of a running VPP, or of what one that has ended wrote."""
-        if self._machine is None:
+        machine = self._machine
+        if machine is None:
             return ""
-        directory = self._machine.directory
-        asked = [self._tool("vppctl"), "-s", f"{directory}/cli.sock", "show", "log"]
-        for command in (asked, ["cat", f"{directory}/vpp.log"]):
+        of_ended = partial(machine.run, ["cat", f"{machine.directory}/vpp.log"])
+        for each in (partial(self._printed, "show log"), of_ended):
             with suppress(ProgramError):
-                lines = self._machine.run(command).splitlines()
-                return "".join(f"\n  {line}" for line in lines[-_LAST_LINES:])
+                return "".join(f"\n  {line}" for line in each().splitlines()[-_LAST_LINES:])
         return ""
 
 
@@ -314,7 +261,7 @@ def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
             raise VnfError(
                 f"vpp cannot take {port.device} on this machine: it is the switch's side of"
                 " vhost-user, as OVS is, and takes no tap or vDPA device of a port. Put it into a VM"
-                " (machine: ssh or console), or use testpmd"
+                " (machine: ssh), or use testpmd"
             )
 
 
@@ -356,71 +303,46 @@ class StartupConf:
     def api_socket(self) -> str:
         return f"{self.directory}/api.sock"
 
-    @property
-    def cli_socket(self) -> str:
-        return f"{self.directory}/cli.sock"
-
-    @property
-    def stats_socket(self) -> str:
-        return f"{self.directory}/stats.sock"
-
     def text(self) -> str:
         """Return the file. The order of sections has no meaning for VPP."""
-        ports = max(2, len(self.nics))
-        buffers = 2 * ports * self.queues * self.ring + _SPARE_BUFFERS
-        page = [] if self.hugepages else ["page-size default"]
-        return "".join(
-            [
-                _section(
-                    "unix",
-                    "nodaemon",
-                    f"runtime-dir {self.directory}",
-                    f"cli-listen {self.cli_socket}",
-                    f"log {self.directory}/vpp.log",
-                    *([] if self.poll_sleep_us is None else [f"poll-sleep-usec {self.poll_sleep_us}"]),
-                ),
-                _section("socksvr", f"socket-name {self.api_socket}"),
-                _section("statseg", f"socket-name {self.stats_socket}"),
-                _section("cpu", *self._cpu()),
-                _section("buffers", f"buffers-per-numa {buffers}", *page),
-                _section("plugins", *self._plugins()),
-                # By default 9000: DPDK then refuses a NIC that tells the MTU of its network.
-                _section("ethernet", f"default-mtu {self.mtu}"),
-                *([_section("dpdk", *self._dpdk())] if self.nics else []),
-            ]
-        )
-
-    def _cpu(self) -> list[str]:
-        lines = [] if self.cores.main is None else [f"main-core {self.cores.main}"]
-        if self.cores.workers:
-            lines.append(f"corelist-workers {cpus.format_list(self.cores.workers)}")
-        return lines
-
-    def _plugins(self) -> list[str]:
-        names = [*(["dpdk"] if self.nics else []), *self.plugins]
-        path = [f"path {self.plugin_path}"] if self.plugin_path else []
-        enabled = [f"plugin {name}_plugin.so {{ enable }}" for name in names]
-        return [*path, "plugin default { disable }", *enabled]
-
-    def _dpdk(self) -> list[str]:
+        cores, nics, sleep = self.cores, self.nics, self.poll_sleep_us
+        buffers = 2 * max(2, len(nics)) * self.queues * self.ring + _SPARE_BUFFERS
         queues = f"num-rx-queues {self.queues} num-tx-queues {self.queues}"
         rings = f"num-rx-desc {self.ring} num-tx-desc {self.ring}"
-        return [
-            # One buffer per frame is faster; jumbo frames need several.
-            *(["no-multi-seg", "no-tx-checksum-offload"] if self.mtu <= 1500 else []),
-            # With the default of 10 s, frames missed by the NIC would be counted in a later trial.
-            "stats-poll-interval 0.1",
-            *([] if self.hugepages else ["no-hugetlb"]),
-            # Workers poll, and uio_pci_generic has no interrupt per queue: the port would stay down.
-            f"dev default {{ {queues} {rings} no-rx-interrupts }}",
-            *(
-                f"dev {nic} {{ name {INTERFACE.format(number=number)} }}"
-                for number, nic in enumerate(self.nics)
-            ),
-        ]
-
-
-def _section(name: str, *lines: str) -> str:
-    if not lines:
-        return ""
-    return f"{name} {{\n" + "".join(f"  {line}\n" for line in lines) + "}\n"
+        plugins = [*(["dpdk"] if nics else []), *self.plugins]
+        # One buffer per frame is faster; jumbo frames need several.
+        one_buffer = ["no-multi-seg", "no-tx-checksum-offload"] if self.mtu <= 1500 else []
+        sections: dict[str, list[str | None]] = {
+            "unix": [
+                "nodaemon",
+                f"runtime-dir {self.directory}",
+                f"cli-listen {self.directory}/cli.sock",
+                f"log {self.directory}/vpp.log",
+                None if sleep is None else f"poll-sleep-usec {sleep}",
+            ],
+            "socksvr": [f"socket-name {self.api_socket}"],
+            "cpu": [
+                None if cores.main is None else f"main-core {cores.main}",
+                f"corelist-workers {cpus.format_list(cores.workers)}" if cores.workers else None,
+            ],
+            "buffers": [f"buffers-per-numa {buffers}", None if self.hugepages else "page-size default"],
+            "plugins": [
+                f"path {self.plugin_path}" if self.plugin_path else None,
+                "plugin default { disable }",
+                *(f"plugin {name}_plugin.so {{ enable }}" for name in plugins),
+            ],
+            # By default 9000: DPDK then refuses a NIC that tells the MTU of its network.
+            "ethernet": [f"default-mtu {self.mtu}"],
+        }
+        if nics:
+            sections["dpdk"] = [
+                *one_buffer,
+                # With the default of 10 s, frames missed by the NIC would be counted in a later trial.
+                "stats-poll-interval 0.1",
+                None if self.hugepages else "no-hugetlb",
+                # Workers poll, and uio_pci_generic has no interrupt per queue: the port would stay down.
+                f"dev default {{ {queues} {rings} no-rx-interrupts }}",
+                *(f"dev {nic} {{ name {INTERFACE.format(number=n)} }}" for n, nic in enumerate(nics)),
+            ]
+        made = ((name, [f"  {line}\n" for line in lines if line]) for name, lines in sections.items())
+        return "".join(f"{name} {{\n{''.join(lines)}}}\n" for name, lines in made if lines)

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from netplugin.programs.program import ProgramError
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
-from netplugin_zeroloss.machines.contract import Machine
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
 from netplugin_zeroloss.vnf.contract import VnfError
 
 _ANSWER_S = 10
@@ -75,94 +68,43 @@ def _short(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r:.80}" for name, value in fields.items())
 
 
-# -- Counters of VPP's interfaces and nodes, from the local stats segment or by vpp_get_stats in a VM.
+# -- Counters of VPP's interfaces and nodes, as it prints them over its API. -----------------------
 
 
 #: Counters of frames lost at an interface. ``tx`` counts before drops, so the difference of sent
 #: and received means nothing. A full ring counts in ``drops`` (vhost-user) or ``tx-error`` (DPDK).
 LOST = ("drops", "tx-error", "rx-error", "rx-miss", "rx-no-buf")
-COUNTED = ("rx", "tx")
-_ERRORS = "/err/"
-_DUMPED = re.compile(r"^\[(\d{1,20}) @ \d+\]: (\d{1,20}) packets(?:, \d+ bytes)? (\S.*)$")
-#: Runs a dump and drops the counters that are 0: hundreds, which take seconds on a serial console.
-_NOT_ZERO = 'dump=$("$@") || exit; echo "$dump" | sed "/]: 0 packets/d"'
+COUNTED = ("rx packets", "tx packets")
+#: Start of an interface in ``show interface``: its index after its name; then state and MTU.
+_INTERFACE = re.compile(r"\S+\s+(\d{1,10})\s+[a-z]\S*\s+\d+(?:/\d+)*(?=\s|$)")
+_COUNTER = re.compile(r"\s*([a-z][a-z0-9 -]*?)\s+(\d{1,20})\s*")
+#: A line of ``show errors``: count, node, reason, severity. Columns that are too narrow touch.
+_ERROR = re.compile(r"\s*(\d{1,20})\s*([^\d\s]\S*)\s+(\S.*?)\s+(?:error|warn|info|unknown)\s*")
 _RUNTIME = re.compile(r"^(\S+)\s+(?:active|polling|any wait)\s+(\d{1,20})\s+(\d{1,20})\s")
 _WORKER, _MAIN = re.compile(r"^Thread \d+ (\w+)"), "vpp_main"
 #: The node that every routed frame passes.
 _ROUTES = "ip4-lookup"
 
-#: By name, then by interface (0 for errors), summed over threads.
-Counts = Mapping[str, Mapping[int, int]]
 
-
-class VppCounters(ABC):
-    """Source of the counters."""
-
-    @abstractmethod
-    def read(self) -> Counts:
-        """Read all counters. Raises: VnfError."""
-
-    def close(self) -> None:  # noqa: B027 - there may be nothing to release
-        """Release all resources."""
-
-
-class StatsSegment(VppCounters):
-    """The stats segment: memory that VPP shares with local processes."""
-
-    def __init__(self, socket: str) -> None:
-        """Connect. Raises: VnfError."""
-        try:
-            from vpp_papi.vpp_stats import VPPStats
-
-            self._stats: Any = VPPStats(socket)
-            self._stats.connect()
-        except Exception as error:  # vpp_stats raises plain Exception
-            raise VnfError(f"VPP's stats segment at {socket}: {error!r}") from error
-
-    def read(self) -> Counts:
-        try:
-            names = self._stats.ls([f"/if/{name}$" for name in (*COUNTED, *LOST)] + [_ERRORS])
-            return {name: summed(self._stats[name]) for name in names}
-        except Exception as error:  # as above
-            raise VnfError(f"VPP's stats segment: {error!r}") from error
-
-    def close(self) -> None:
-        self._stats.disconnect()
-
-
-class StatsProgram(VppCounters):
-    """Runs ``vpp_get_stats`` in the VM, because its shared memory is not accessible from here."""
-
-    def __init__(self, machine: Machine, program: str, socket: str) -> None:
-        self._machine, self._command = machine, (program, "socket-name", socket)
-
-    def read(self) -> Counts:
-        patterns = [f"/if/{name}" for name in (*COUNTED, *LOST)] + [_ERRORS]
-        command = ["sh", "-c", _NOT_ZERO, "sh", *self._command, "dump", *patterns]
-        return parse_dump(self._machine.run(command))
-
-
-def summed(rows: Iterable[Any]) -> dict[int, int]:
-    """Sum rows per thread to frames per interface; a value may be a pair of frames and bytes.
-
-    A counter without interfaces, such as an error, has one value per row.
-    """
-    found: dict[int, int] = defaultdict(int)
-    for row in rows:
-        for index, entry in enumerate([row] if isinstance(row, int) else row):
-            found[index] += int(entry[0]) if isinstance(entry, Sequence) else int(entry)
-    return dict(found)
-
-
-def parse_dump(text: str) -> dict[str, dict[int, int]]:
-    """Parse ``vpp_get_stats dump``, which prints one line per interface and thread."""
-    found: dict[str, dict[int, int]] = {}
+def parse_interfaces(text: str) -> dict[int, dict[str, int]]:
+    """Parse ``show interface``: the counters by interface index. One that is 0 is not printed."""
+    found: dict[int, dict[str, int]] = {}
+    here: dict[str, int] = {}
     for line in text.splitlines():
-        if row := _DUMPED.match(line):
-            index, count, name = int(row[1]), int(row[2]), row[3].strip()
-            by_interface = found.setdefault(name, {})
-            by_interface[index] = by_interface.get(index, 0) + count
+        if head := _INTERFACE.match(line):
+            here = found.setdefault(int(head[1]), {})
+            line = line[head.end() :]
+        if counter := _COUNTER.fullmatch(line):
+            here[counter[1]] = int(counter[2])
     return found
+
+
+def parse_errors(text: str) -> dict[str, int]:
+    """Parse ``show errors``: frames by node and reason over all threads."""
+    found: dict[str, int] = defaultdict(int)
+    for row in filter(None, map(_ERROR.fullmatch, text.splitlines())):
+        found[f"{row[2]}/{row[3]}"] += int(row[1])
+    return dict(found)
 
 
 def parse_runtime(text: str, node: str = _ROUTES) -> dict[str, tuple[int, int]]:
@@ -180,9 +122,9 @@ def parse_runtime(text: str, node: str = _ROUTES) -> dict[str, tuple[int, int]]:
 class VppPlace(DropCounters):
     """The component ``vnf``: drops by interface. Errors by node are readings: they count the same frames."""
 
-    def __init__(self, counters: VppCounters, interfaces: Sequence[int], runtime: Callable[[], str]) -> None:
-        """``interfaces``: VPP's interface index per port; ``runtime``: returns ``show runtime``."""
-        self._counters, self._interfaces, self._runtime = counters, tuple(interfaces), runtime
+    def __init__(self, printed: Callable[[str], str], interfaces: Sequence[int]) -> None:
+        """``printed`` returns what VPP prints to a command; ``interfaces``: its index of each port."""
+        self._printed, self._interfaces = printed, tuple(interfaces)
 
     @property
     def name(self) -> str:
@@ -190,10 +132,10 @@ class VppPlace(DropCounters):
 
     def read(self) -> CounterReading:
         try:
-            counts, runtime = self._counters.read(), self._runtime()
+            texts = [self._printed(f"show {what}") for what in ("interface", "errors", "runtime")]
+            return reading(self._interfaces, *texts)
         except ProgramError as error:
             raise AttributionError(f"vnf: {error}") from error
-        return reading(counts, self._interfaces, runtime)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
@@ -207,18 +149,20 @@ class VppPlace(DropCounters):
         return CounterChanges(found.lost, readings)
 
 
-def reading(counts: Counts, interfaces: Sequence[int], runtime: str) -> CounterReading:
-    """Build a reading from VPP's counters (pure)."""
+def reading(ports: Sequence[int], interfaces: str, errors: str, runtime: str) -> CounterReading:
+    """Build a reading from what VPP prints (pure); ``ports``: the index of each.
+
+    Raises: VnfError if one is not among the interfaces.
+    """
+    counts = parse_interfaces(interfaces)
     lost: dict[str, int] = {}
-    counters: dict[str, float] = {}
-    for number, index in enumerate(interfaces):
-        for name in LOST:
-            lost[f"port{number}.{name}"] = counts.get(f"/if/{name}", {}).get(index, 0)
+    counters: dict[str, float] = dict(parse_errors(errors))
+    for number, index in enumerate(ports):
+        if index not in counts:
+            raise VnfError(f"VPP prints no interface {index} to `show interface`: {interfaces[:200]!r}")
+        lost |= {f"port{number}.{name}": counts[index].get(name, 0) for name in LOST}
         for name in COUNTED:
-            counters[f"port{number}.{name}_packets"] = counts.get(f"/if/{name}", {}).get(index, 0)
-    for name, by_thread in counts.items():
-        if name.startswith(_ERRORS):
-            counters[name.removeprefix(_ERRORS)] = sum(by_thread.values())
+            counters[f"port{number}.{name.replace(' ', '_')}"] = counts[index].get(name, 0)
     for worker, (calls, vectors) in parse_runtime(runtime).items():
         counters |= {f"{worker}.calls": calls, f"{worker}.vectors": vectors}
     return CounterReading(lost, counters)
