@@ -13,9 +13,9 @@ from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.matrix.description import RunDescription, vm_of
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands
-from netplugin_zeroloss.vm.contents import Contents, Identity, contents
+from netplugin_zeroloss.vm.contents import Contents, Identity, contents_of, key_of
 from netplugin_zeroloss.vm.domain import with_fixed_addresses
-from netplugin_zeroloss.vm.spec import EPOCH, VmSpec, contents_of, key_of
+from netplugin_zeroloss.vm.spec import EPOCH, VmSpec
 from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 from pydantic import ValidationError
 
@@ -34,7 +34,7 @@ FOLDER = Path("/images/1")
 
 
 def _contents(vcpus: int = 4, memory_mb: int = 4096, **options: Any) -> Contents:
-    return contents(vcpus, memory_mb, GuestOptions(**options), IDENTITY)
+    return contents_of(VmSpec(vcpus=vcpus, memory_mb=memory_mb, guest=GuestOptions(**options)), IDENTITY)
 
 
 def _texts(made: Contents) -> dict[str, str]:

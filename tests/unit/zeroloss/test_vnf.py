@@ -95,6 +95,10 @@ def test_what_a_binding_means_to_a_vnf() -> None:
     assert vdpa == VnfPort(Attachment.VHOST_VDPA, "/dev/vhost-vdpa-3", MAC, PEER, 4, 256, 1500), "as a VM"
     relayed = port("vdpa", _binding("vhostuser", socket_path="/run/x", device="v"))
     assert (relayed.attachment, relayed.ring) == (Attachment.VHOST_USER, 512)
+    with pytest.raises(
+        VnfError, match="/run/a,b: no VNF can have this port: must be a device without commas"
+    ):
+        port("dpdkvhostuser", _binding("vhostuser", socket_path="/run/a,b", device="v"))
     with pytest.raises(VnfError, match="no socket_path"):
         port("vdpa", _binding("vhostuser"))
     with pytest.raises(NoDataPath, match="vif_type virtio_vdpa has no data_path; vhost_vdpa, vhostuser has"):
@@ -127,7 +131,8 @@ def test_a_forwarder_of_taps_takes_nothing_else() -> None:
 
 def test_devices() -> None:
     def text(port: VnfPort, vhost_net: bool = False) -> str:
-        return dpdk.device_of(port, 1, vhost_net).text
+        (word,) = dpdk.device_of(port, 1, vhost_net)
+        return word.removeprefix("--vdev=")
 
     vhost = _port(Attachment.VHOST_USER, "/run/s", queues=2, ring=256)
     virtio = f"queues=2,queue_size=256,mac={MAC}"
@@ -138,17 +143,14 @@ def test_devices() -> None:
     assert text(tap, True) == f"net_virtio_user1,path=/dev/vhost-net,iface=tap0,{virtio}"
     assert text(tap) == f"net_tap1,iface=tap0,mac={MAC}"
     assert text(_port(Attachment.NETDEV, "eth0")).startswith("net_af_packet1,iface=eth0,qpairs=1,")
-    vf = dpdk.device_of(_port(Attachment.VFIO, "0000:01:10.0"), 0, False)
-    assert (vf.text, vf.virtual) == ("0000:01:10.0", False)
-    with pytest.raises(VnfError, match="comma"):
-        text(_port(Attachment.VHOST_USER, "/run/a,b"))
+    assert dpdk.device_of(_port(Attachment.VFIO, "0000:01:10.0"), 0, False) == ["-a", "0000:01:10.0"]
     with pytest.raises(VnfError, match="no MTU of 9000"):
         text(_port(Attachment.NETDEV, "eth0", mtu=9000))
 
 
 def test_arguments_of_testpmd() -> None:
     ports = [_port(Attachment.VHOST_USER, f"/run/{n}", queues=2, ring=512) for n in range(2)]
-    devices = [dpdk.device_of(port, n, False) for n, port in enumerate(ports)]
+    devices = [word for n, port in enumerate(ports) for word in dpdk.device_of(port, n, False)]
     description = TestpmdDescription(type="testpmd", hugepages=False)
     words = testpmd.arguments(description, ports, VnfCores(2, (3, 5)), devices, {0, 1})
     assert words[words.index("--lcores") + 1] == "0@2,1@3,2@5"
@@ -163,7 +165,7 @@ def test_arguments_of_testpmd() -> None:
     ):
         assert word in words
     vfs = [_port(Attachment.VFIO, f"0000:01:10.{n}", mtu=9000) for n in (0, 2)]
-    devices = [dpdk.device_of(port, n, False) for n, port in enumerate(vfs)]
+    devices = [word for n, port in enumerate(vfs) for word in dpdk.device_of(port, n, False)]
     words = testpmd.arguments(TestpmdDescription(type="testpmd"), vfs, VnfCores(), devices, {0, 1})
     assert words.count("-a") == 2 and "0000:01:10.2" in words and "--no-pci" not in words
     assert "--max-pkt-len=9022" in words and "--in-memory" in words
@@ -174,7 +176,7 @@ def test_arguments_of_testpmd() -> None:
 @pytest.mark.parametrize("mode", ForwardMode)
 def test_a_mode_of_testpmd(mode: ForwardMode) -> None:
     ports = [_port(Attachment.VHOST_USER, f"/run/{n}") for n in range(2)]
-    devices = [dpdk.device_of(port, n, False) for n, port in enumerate(ports)]
+    devices = [word for n, port in enumerate(ports) for word in dpdk.device_of(port, n, False)]
     work = {"memory_mb": 100, "reads": 3, "writes": 0}
     words = testpmd.arguments(
         _described(type="testpmd", forward_mode=mode, noisy=work), ports, VnfCores(), devices, {0}
@@ -218,7 +220,7 @@ def test_a_vdpa_device_is_there_and_nobody_has_it(tmp_path: Path, monkeypatch: p
     with pytest.raises(VnfError, match="vhost-vdpa-0: No such file"):
         dpdk.devices_of([port])
     (tmp_path / "vhost-vdpa-0").touch()
-    assert [device.name for device in dpdk.devices_of([port])] == ["net_virtio_user0"]
+    assert [word.partition(",")[0] for word in dpdk.devices_of([port])] == ["--vdev=net_virtio_user0"]
 
     def taken(path: str, flags: int) -> int:
         raise OSError(errno.EBUSY, "Device or resource busy")

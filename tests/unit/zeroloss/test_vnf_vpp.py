@@ -17,7 +17,7 @@ import pytest
 from netplugin_zeroloss.loss.contract import AttributionError
 from netplugin_zeroloss.machines import contract
 from netplugin_zeroloss.machines.contract import MachineError, SshMachine
-from netplugin_zeroloss.machines.ssh import Ssh
+from netplugin_zeroloss.machines.ssh import Local, Ssh
 from netplugin_zeroloss.vnf import vpp_api
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
@@ -26,7 +26,7 @@ from netplugin_zeroloss.vnf.contract import (
     VnfPort,
     VppDescription,
 )
-from netplugin_zeroloss.vnf.vpp import StartupConf, Vpp
+from netplugin_zeroloss.vnf.vpp import Vpp, startup_conf
 from netplugin_zeroloss.vnf.vpp_api import Api
 
 from netplugin.programs.program import ProgramError
@@ -50,23 +50,29 @@ def _settings(text: str) -> list[str]:
     return [line for line in stripped if line]
 
 
+def _conf(
+    cores: VnfCores, attachment: Attachment = Attachment.VFIO, queues: int = 1, mtu: int = 1500, **fields: Any
+) -> str:
+    ports = [replace(PORTS[n], attachment=attachment, device=NICS[n], mtu=mtu) for n in range(2)]
+    return startup_conf("/run/vpp", VppDescription(type="vpp", **fields), ports, cores, queues)
+
+
 def test_the_template_is_what_vpp_is_given() -> None:
-    conf = StartupConf("/run/vpp", CORES, NICS, queues=8)
-    assert _settings(TEMPLATE.read_text()) == _settings(conf.text())
+    assert _settings(TEMPLATE.read_text()) == _settings(_conf(CORES, queues=8))
 
 
 def test_what_is_not_asked_is_not_in_startup_conf() -> None:
-    text = StartupConf("/run/x", VnfCores(), plugins=("af_packet",), hugepages=False).text()
+    text = _conf(VnfCores(), Attachment.NETDEV, hugepages=False)
     assert "cpu" not in text and "dpdk" not in text
     assert "plugin af_packet_plugin.so { enable }" in text and "page-size default" in text
-    jumbo = StartupConf("/run/x", VnfCores(3), NICS, mtu=9000, hugepages=False).text()
+    jumbo = _conf(VnfCores(3), mtu=9000, hugepages=False)
     assert "no-multi-seg" not in jumbo and "no-hugetlb" in jumbo
     assert "main-core 3" in jumbo and "corelist-workers" not in jumbo
 
 
 def test_a_vpp_that_sleeps() -> None:
-    assert "poll-sleep" not in StartupConf("/run/x", VnfCores(0), NICS).text()
-    text = StartupConf("/run/x", VnfCores(0), NICS, poll_sleep_us=200).text()
+    assert "poll-sleep" not in _conf(VnfCores(0))
+    text = _conf(VnfCores(0), poll_sleep_us=200)
     (unix,) = [section for section in text.split("}\n") if section.startswith("unix {")]
     assert "  poll-sleep-usec 200\n" in unix
 
@@ -74,7 +80,7 @@ def test_a_vpp_that_sleeps() -> None:
 # -- what is asked of it -------------------------------------------------------------------------
 
 
-class Stand:
+class Stand(Api):
     """A VPP with as many receive queues as it is given; keeps each message that it was sent."""
 
     def __init__(self, queues: int = 8, interfaces: int = 2) -> None:
@@ -170,7 +176,7 @@ def test_a_link_that_stays_or_goes_down(vm: Path) -> None:
     with Vpp(_in_a_vm(), PORTS, CORES, lambda path: stand) as vnf:
         vnf.start()
         stand.link = 1
-        with pytest.raises(VnfError, match="the link of /run/0 is down"):
+        with pytest.raises(VnfError, match=r"the link of 0000:00:05\.0 is down"):
             vnf.check()
 
 
@@ -179,10 +185,10 @@ def test_vpp_on_this_machine_makes_its_interfaces(
 ) -> None:
     stand = Stand()
     # Both would be interface 7: as many links and queues as are requested of it.
-    monkeypatch.setattr(stand, "dump", lambda message, **fields: _details(fields["sw_if_index"]))
+    monkeypatch.setattr(stand, "dump", lambda message, **fields: _details(fields.get("sw_if_index", 7)))
     ports = (
-        VnfPort(Attachment.VHOST_BACKEND, str(tmp_path / "v.sock"), "52:54:00:00:0a:00", "", 2),
-        VnfPort(Attachment.NETDEV, "lo", "52:54:00:00:0a:01", "", 2),
+        VnfPort(Attachment.VHOST_BACKEND, str(tmp_path / "v.sock"), PORTS[0].mac, PORTS[0].peer_mac, 2),
+        VnfPort(Attachment.NETDEV, "lo", PORTS[1].mac, PORTS[1].peer_mac, 2),
     )
     local = VppDescription(type="vpp", hugepages=False)
     with Vpp(local, ports, VnfCores(), lambda path: stand) as vnf:
@@ -281,7 +287,7 @@ def test_a_command_that_prints_or_runs_without_end(
 ) -> None:
     monkeypatch.setattr(contract, "COMMAND_S", 1.0 if "did not end" in words else 60.0)
     with pytest.raises(MachineError, match=words):
-        contract._run_here(["python3", "-c", f"import os, sys, time\n{program}"], None)
+        Local().run(["python3", "-c", f"import os, sys, time\n{program}"])
 
 
 # -- counters ------------------------------------------------------------------------------------

@@ -144,15 +144,19 @@ def _spec(options: argparse.Namespace) -> VmSpec:
     from pydantic import ValidationError
 
     from netplugin.api.field_errors import message
+    from netplugin.tuning.guest.settings import GuestOptions
     from netplugin_zeroloss.matrix.yaml_model import read_text
-    from netplugin_zeroloss.vm.spec import VmSpec, given
+    from netplugin_zeroloss.vm.spec import VmSpec
 
     values = vars(options) | {
         "sources": read_text(options.sources) if options.sources else None,
         "epoch": os.environ.get("SOURCE_DATE_EPOCH"),
     }
+    given = {name: value for name, value in values.items() if value is not None}
+    mine = {name: given[name] for name in VmSpec.model_fields if name in given}
+    guest = {name: given[name] for name in GuestOptions.model_fields if name in given}
     try:
-        return VmSpec.model_validate(given(values))
+        return VmSpec.model_validate(mine | {"guest": guest})
     except ValidationError as error:
         lines = [": ".join(filter(None, (_option(each["loc"]), message(each)))) for each in error.errors()]
         raise UnusableInput("vm build", "\n".join(lines)) from error

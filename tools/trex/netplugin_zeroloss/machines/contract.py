@@ -65,15 +65,38 @@ class Machine(ABC):
 
     def run(self, arguments: Sequence[str], stdin: str | None = None) -> str:
         """Run a short command and return its output. Raises: MachineError with the error text."""
-        return _run_here(self.command(arguments), stdin)
+        words = self.command(arguments)
+        limited = ["prlimit", f"--fsize={MOST_OUTPUT}", "--", *words]
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            try:
+                status = subprocess.run(
+                    limited,
+                    input=(stdin or "").encode(),
+                    stdout=output,
+                    stderr=errors,
+                    timeout=COMMAND_S,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired as late:
+                raise MachineError(f"{words[0]} did not end within {COMMAND_S:g} s") from late
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+                if file.tell() >= MOST_OUTPUT:
+                    raise MachineError(f"{words[0]} prints more than {MOST_OUTPUT} bytes")
+        if status:
+            why = texts[1].strip() or texts[0].strip() or f"exit status {status}"
+            raise MachineError(f"{shlex.join(words)}: {why}")
+        return texts[0]
 
     @abstractmethod
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Return the local argument list that runs a command there, with the standard streams of here."""
 
-    @abstractmethod
     def write(self, path: str, text: str) -> None:
         """Write a file. Raises: MachineError."""
+        self.run(["tee", path], stdin=text)
 
     @abstractmethod
     def program(self, name: str, arguments: Sequence[str]) -> Program:
@@ -86,30 +109,3 @@ class Machine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Remove everything created on the machine. Idempotent."""
-
-
-def _run_here(arguments: Sequence[str], stdin: str | None) -> str:
-    """Run a short command on this machine and return its output. Raises: MachineError."""
-    limited = ["prlimit", f"--fsize={MOST_OUTPUT}", "--", *arguments]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        try:
-            status = subprocess.run(
-                limited,
-                input=(stdin or "").encode(),
-                stdout=output,
-                stderr=errors,
-                timeout=COMMAND_S,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired as late:
-            raise MachineError(f"{arguments[0]} did not end within {COMMAND_S:g} s") from late
-        texts = []
-        for file in (output, errors):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-            if file.tell() >= MOST_OUTPUT:
-                raise MachineError(f"{arguments[0]} prints more than {MOST_OUTPUT} bytes")
-    if status:
-        words = texts[1].strip() or texts[0].strip() or f"exit status {status}"
-        raise MachineError(f"{shlex.join(arguments)}: {words}")
-    return texts[0]

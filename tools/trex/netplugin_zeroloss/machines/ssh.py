@@ -42,12 +42,6 @@ class Local(Machine):
         self._path = own_directory()
         self.directory = str(self._path)
 
-    def write(self, path: str, text: str) -> None:
-        try:
-            Path(path).write_text(text)
-        except OSError as error:
-            raise MachineError(f"{path}: {error.strerror}") from error
-
     def program(self, name: str, arguments: Sequence[str]) -> Program:
         return Program(name, arguments, self._path / "log")
 
@@ -96,9 +90,6 @@ class Ssh(Machine):
             f"{self._target}: it prints {printed[:200]!r} in place of the name of a new directory: its shell"
             " must print nothing for commands over SSH (~/.bashrc), and mktemp must be that of GNU or busybox"
         )
-
-    def write(self, path: str, text: str) -> None:
-        self.run(["tee", path], stdin=text)
 
     def program(self, name: str, arguments: Sequence[str]) -> Program:
         pid_file = f"{self.directory}/{name}.pid"

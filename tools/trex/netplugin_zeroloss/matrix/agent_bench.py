@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -401,7 +401,7 @@ class AgentBench(Bench):
     def _control_ports(self, cell: Cell) -> list[VnfPort]:
         control = self._description.controls.vnf
         assert control is not None and control.ports is not None
-        return [p.model_copy(update={"queues": cell.queues}).vnf_port() for p in control.ports]
+        return [replace(port, queues=cell.queues) for port in control.ports]
 
     def _note_ports(self, cell: Cell, setup: dict[str, Any]) -> None:
         setup["ports"] = [p.model_dump(mode="json") for p in self._ports.connected(cell)]

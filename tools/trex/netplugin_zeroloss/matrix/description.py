@@ -191,7 +191,7 @@ class VnfControl(Section):
     generator: generators.Description
     #: Only with an agent; without one the generator includes the VNF.
     vnf: vnfs.Description | None = None
-    ports: Annotated[tuple[vnfs.PortDescription, ...], _InPairs] | None = None
+    ports: Annotated[tuple[vnfs.VnfPort, ...], _InPairs] | None = None
 
 
 class Controls(Section):

@@ -10,20 +10,21 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from netplugin.api.errors import reason
 from netplugin.host.processes import run
-from netplugin.host.safe_files import UnsafeFile, own_directory, sync
+from netplugin.host.safe_files import UnsafeFile, opened, own_directory, sync
 from netplugin.libvirt import vm_image
 from netplugin.libvirt.vm_image import DISK, INITRD, KERNEL, KEY, KNOWN_HOSTS, MEASURED, Image, Manifest
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands, image, tree
-from netplugin_zeroloss.vm.contents import VPP, Contents, Identity
+from netplugin_zeroloss.vm.commands import contained
+from netplugin_zeroloss.vm.contents import VPP, Contents, Identity, contents_of, key_of
 from netplugin_zeroloss.vm.image import LATEST
-from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec, contents_of, key_of
+from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec
 
 #: Deadline of one command of a build, in seconds.
 _COMMAND_S = 3600.0
@@ -35,22 +36,19 @@ _ALIVE_S = 10.0
 _END_S = 10.0
 _UNFINISHED = "building-"
 _HOST_KEY = "host_key"
-_LOG, _LAST_LINES = "build.log", 15
+_LAST_LINES = 15
 #: Characters of the key in the name of an image's folder.
 _NAME = 16
-
-Say = Callable[[str], None]
 
 
 class Builder:
     """Builds images in a folder, one at a time. ``login``: the key for SSH; None: one is made."""
 
-    def __init__(self, folder: Path, login: Path | None, say: Say) -> None:
+    def __init__(self, folder: Path, login: Path | None, say: Callable[[str], None]) -> None:
         self._folder = Path(os.path.abspath(folder))
-        self._login = login
+        self._login = Path(os.path.abspath(login or self._folder / KEY))
+        self._made = (_HOST_KEY,) if login else (_HOST_KEY, KEY)
         self._say = say
-        self._step = 0
-        self._steps = 0
 
     def build(self, spec: VmSpec, again: bool = False) -> Image:
         """Return the image of these inputs, built if it is not cached or if ``again`` asks for it.
@@ -61,79 +59,89 @@ class Builder:
         _check(spec)
         try:
             own_directory(self._folder, 0o755)
-            with self._locked():
-                return self._built(spec, again)
+            with opened(os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)) as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self._say(f"another build runs in {self._folder}: waiting for it")
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                return self._locked(spec, again)
         except UnsafeFile as error:
             raise UnusableInput(str(self._folder), str(error)) from error
         except OSError as error:
             raise UnusableInput(str(self._folder), f"{error.strerror}: {error.filename}") from error
 
-    def _built(self, spec: VmSpec, again: bool) -> Image:
+    def _locked(self, spec: VmSpec, again: bool) -> Image:
         for left in self._folder.glob(f"{_UNFINISHED}*"):  # by a build that was killed
             tree.remove(left)
-        identity = self._identity()
-        made = contents_of(spec, identity)
+        made = contents_of(spec, self._identity())
         for note in made.notes:
             self._say(f"note: {note}")
         key = key_of(spec, made)
         target = self._folder / key[:_NAME]
-        if not again:
-            with suppress(UnusableInput):
-                found = image.read(target)
-                if found.manifest.key == key:
-                    self._say(f"{target} has these inputs already")
-                    self._link(target)
-                    return found
-        with self._scratch() as work:
-            self._make(spec, made, key, work)
-            if target.exists():
-                target.rename(work / "before")
-            (work / "image").rename(target)
-        self._link(target)
+        there = None
+        with suppress(UnusableInput):
+            there = image.read(target).manifest.key
+        if there == key and not again:
+            self._say(f"{target} has these inputs already")
+        else:
+            work = Path(tempfile.mkdtemp(dir=self._folder, prefix=_UNFINISHED))
+            work.chmod(0o755)  # apt's user downloads below it
+            try:
+                self._make(spec, made, key, work)
+                if target.exists():
+                    target.rename(work / "before")
+                (work / "image").rename(target)
+            finally:
+                tree.remove(work)
+        # At no time does the link lead to none.
+        link = self._folder / f"{_UNFINISHED}{LATEST}"
+        link.symlink_to(target.name)
+        link.rename(self._folder / LATEST)
         return image.read(target)
 
     def _make(self, spec: VmSpec, made: Contents, key: str, work: Path) -> None:
-        self._steps, self._step = 5, 0
         root, done, early = (_folder(work / name) for name in ("root", "image", "early"))
         disk = work / "disk.raw"
         tree.write(early, made.early)
         if spec.base is None:
-            self._debian(spec, made, early, work, root)
+            self._say(
+                f"1/5 Debian {spec.suite} by mmdebstrap, with {len(made.packages)} packages and their needs"
+            )
+            sources = []
+            if text := spec.apt_sources():
+                sources = [work / ("apt.sources" if "\nURIs:" in f"\n{text}" else "apt.list")]
+                sources[0].write_text(text, encoding="utf-8")
+            self._run(commands.mmdebstrap(spec, made.packages, early, sources, root), work, spec.time)
         else:
+            self._say(f"1/5 the root file system of {spec.base}")
             self._of_base(spec.base, work, root)
             tree.write(root, made.early)
         self._install(spec, made, root)
-        self._next("settings, keys and the tuning of `netplugin guest plan`")
+        self._say("3/5 settings, keys and the tuning of `netplugin guest plan`")
         tree.finish(root, made, spec.time)
-        kernel, initrd = tree.kernel(root, spec.kernel)
-        tree.copy_out(root, kernel, done / KERNEL)
-        tree.copy_out(root, initrd, done / INITRD)
-        self._next(f"disk of {spec.disk_mb} MB")
+        for path, name in zip(tree.kernel(root, spec.kernel), (KERNEL, INITRD), strict=True):
+            tree.copy_out(root, path, done / name)
+        self._say(f"4/5 disk of {spec.disk_mb} MB")
         self._run(commands.file_system(root, disk, key, spec.disk_mb), work, spec.time)
-        self._run(commands.qcow2(disk, done / DISK), work, spec.time)
-        self._next("digests")
+        self._run(contained("qemu-img", "convert", "-f", "raw", "-O", "qcow2", disk, done / DISK), work)
+        self._say("5/5 digests")
         self._manifest(spec, made, key, root, done)
 
-    def _debian(self, spec: VmSpec, made: Contents, early: Path, work: Path, root: Path) -> None:
-        self._next(f"Debian {spec.suite} with {len(made.packages)} packages and what they need (mmdebstrap)")
-        sources = None
-        if text := spec.apt_sources():
-            sources = work / ("apt.sources" if "\nURIs:" in f"\n{text}" else "apt.list")
-            sources.write_text(text, encoding="utf-8")
-        self._run(commands.mmdebstrap(spec, made.packages, early, sources, root), work, spec.time)
-
     def _of_base(self, base: Path, work: Path, root: Path) -> None:
-        self._next(f"the root file system of {base}")
         if tarfile.is_tarfile(base):
-            self._run(commands.unpack(base, root), work)
+            kept = ("--numeric-owner", "--xattrs", "--xattrs-include=*", "--acls")
+            self._run(contained("tar", "--extract", *kept, "--file", base, "--directory", root), work)
             return
         raw, mount_point = work / "base.raw", _folder(work / "base")
-        disk_format = commands.format_of(_printed(commands.about_disk(base)))
+        disk_format = commands.format_of(_printed("qemu-img", "info", "--output=json", base))
         if disk_format is None:
             raise UnusableInput("--base", f"{base} is no raw or qcow2 disk that needs no other file")
-        self._run(commands.raw(base, disk_format, raw), work)
-        offset, size = commands.root_partition(_printed(commands.partitions(raw)), raw.stat().st_size)
-        self._run(commands.copy_base(raw, offset, size, mount_point, root), work)
+        self._run(contained("qemu-img", "convert", "-f", disk_format, "-O", "raw", base, raw), work)
+        table = _printed("partx", "--raw", "--noheadings", "--output", "START,SECTORS,TYPE", raw)
+        offset, size = commands.root_partition(table, raw.stat().st_size)
+        copied = commands.script(commands.COPY, "mount", str(offset), str(size), raw, mount_point, root)
+        self._run(copied, work)
         raw.unlink()
 
     def _install(self, spec: VmSpec, made: Contents, root: Path) -> None:
@@ -149,20 +157,20 @@ class Builder:
             debs.mkdir(exist_ok=True)
             shutil.copyfile(package, debs / package.name)
             chosen.append(f"/{debs.name}/{package.name}")
-        for name in commands.INSTALLS_IN if chosen else ():
-            with tree.folder(root, name):
-                pass  # it is a folder, and no link to one of this host
-        self._next(f"{len(chosen)} more packages" if chosen else "no more packages")
+        self._say(f"2/5 {len(chosen) or 'no'} more packages")
         if chosen:
-            self._run(commands.install(root, chosen), root.parent, spec.time)
+            for name in commands.INSTALLS_IN:
+                with tree.folder(root, name):
+                    pass  # it is a folder, and no link to one of this host
+            self._run(commands.script(commands.INSTALL, "apt-get", root, *chosen), root.parent, spec.time)
         if spec.vpp_tree is not None:
             tree.write(root, tuple(each for each in made.files if "ld.so.conf.d" in each.path))
-            self._run(commands.contained("ldconfig", "-r", root), root.parent)
+            self._run(contained("ldconfig", "-r", root), root.parent)
 
     def _manifest(self, spec: VmSpec, made: Contents, key: str, root: Path, done: Path) -> None:
-        (done / KEY).symlink_to(self._key_file())
+        (done / KEY).symlink_to(self._login)
         # For any name and port: the caller decides which port of the host leads to the VM.
-        (done / KNOWN_HOSTS).write_text(f"* {self._public(self._folder / _HOST_KEY)}")
+        (done / KNOWN_HOSTS).write_text(f"* {_public(self._folder / _HOST_KEY)}")
         for name in MEASURED:
             (done / name).chmod(0o444)
         manifest = Manifest(
@@ -183,127 +191,75 @@ class Builder:
         for name in (*MEASURED, vm_image.MANIFEST):
             sync(done / name)
 
-    # -- keys ----------------------------------------------------------------------------------------
-
     def _identity(self) -> Identity:
         """Return the keys; those of the folder are made by its first build. Raises: NetpluginError."""
-        for name in (_HOST_KEY, *(() if self._login else (KEY,))):
-            if not (self._folder / f"{name}.pub").exists():
-                (self._folder / name).unlink(missing_ok=True)
-                made = self._folder / f"{_UNFINISHED}{name}"
-                run(
-                    ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(made)],
-                    step="vm-keys",
-                    deadline=time.monotonic() + _KEY_S,
-                )
-                made.rename(self._folder / name)
+        for key in (self._folder / name for name in self._made):
+            if not key.with_name(f"{key.name}.pub").exists():
+                key.unlink(missing_ok=True)
+                made = self._folder / f"{_UNFINISHED}{key.name}"
+                command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(made)]
+                run(command, step="vm-keys", deadline=time.monotonic() + _KEY_S)
+                made.rename(key)
                 # The last of the two: without it, both are made again.
-                made.with_name(f"{made.name}.pub").rename(self._folder / f"{name}.pub")
+                made.with_name(f"{made.name}.pub").rename(key.with_name(f"{key.name}.pub"))
         host = self._folder / _HOST_KEY
-        return Identity(self._public(self._key_file()), host.read_text(), self._public(host))
-
-    def _key_file(self) -> Path:
-        return Path(os.path.abspath(self._login)) if self._login else self._folder / KEY
-
-    @staticmethod
-    def _public(key: Path) -> str:
-        """Return type and key of the public key, without its comment, which may name a host.
-
-        Raises: UnusableInput.
-        """
-        file = key.with_name(f"{key.name}.pub")
-        try:
-            words = file.read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UnusableInput(
-                str(file), f"the public key next to {key} cannot be read: {reason(error)}"
-            ) from error
-        if len(words) < 2 or not words[0].startswith(("ssh-", "ecdsa-", "sk-")):
-            raise UnusableInput(str(file), "it is no public key of OpenSSH")
-        return f"{words[0]} {words[1]}\n"
-
-    # -- the folder ----------------------------------------------------------------------------------
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        handle = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._say(f"another build runs in {self._folder}: waiting for it")
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(handle)
-
-    @contextmanager
-    def _scratch(self) -> Iterator[Path]:
-        work = Path(tempfile.mkdtemp(dir=self._folder, prefix=_UNFINISHED))
-        work.chmod(0o755)  # apt's user downloads below it
-        try:
-            yield work
-        finally:
-            tree.remove(work)
-
-    def _link(self, target: Path) -> None:
-        """Make ``latest`` lead to the image, at no time to none."""
-        link = self._folder / f"{_UNFINISHED}{LATEST}"
-        link.unlink(missing_ok=True)
-        link.symlink_to(target.name)
-        link.rename(self._folder / LATEST)
+        return Identity(_public(self._login), host.read_text(), _public(host))
 
     # -- commands ------------------------------------------------------------------------------------
 
-    def _next(self, what: str) -> None:
-        self._step += 1
-        self._say(f"{self._step}/{self._steps} {what}")
-
-    def _run(self, arguments: Sequence[str], work: Path, seconds: int | None = None) -> None:
+    def _run(self, command: Sequence[str], work: Path, seconds: int | None = None) -> None:
         """Run a command, with a line now and then about how far it is.
 
         Raises: UnusableInput with the end of what it printed.
         """
-        log = work / _LOG
+        log, program = work / "build.log", commands.program(command)
         # E2FSPROGS_FAKE_TIME: for mke2fs before 1.47.1, which ignores SOURCE_DATE_EPOCH.
-        times = (
-            {}
-            if seconds is None
-            else dict.fromkeys(("SOURCE_DATE_EPOCH", "E2FSPROGS_FAKE_TIME"), str(seconds))
-        )
+        names = () if seconds is None else ("SOURCE_DATE_EPOCH", "E2FSPROGS_FAKE_TIME")
+        environment = os.environ | dict.fromkeys(names, str(seconds))
         with log.open("wb") as output:
             process = subprocess.Popen(
-                arguments,
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **times},
+                env=environment,
                 start_new_session=True,
             )
-            try:
-                self._follow(process, arguments, log)
-            finally:
-                _end(process)
-        if process.returncode:
-            raise UnusableInput(_program(arguments), f"it failed:{_tail(log, _LAST_LINES)}")
-
-    def _follow(self, process: subprocess.Popen[bytes], arguments: Sequence[str], log: Path) -> None:
-        start = time.monotonic()
-        while True:
-            try:
-                process.wait(_ALIVE_S)
-                return
-            except subprocess.TimeoutExpired:
-                took = time.monotonic() - start
+        start, took = time.monotonic(), 0.0
+        try:
+            while process.returncode is None:
+                try:
+                    process.wait(_ALIVE_S)
+                except subprocess.TimeoutExpired:
+                    took = time.monotonic() - start
+                    self._say(f"    {took:.0f} s:{_tail(log, 1).strip()[:90]}")
                 if took > _COMMAND_S:
-                    raise UnusableInput(_program(arguments), f"it took more than {took:.0f} s") from None
-                self._say(f"    {took:.0f} s:{_tail(log, 1).strip()[:90]}")
+                    raise UnusableInput(program, f"it took more than {took:.0f} s")
+        finally:
+            _end(process)
+        if process.returncode:
+            raise UnusableInput(program, f"it failed:{_tail(log, _LAST_LINES)}")
 
 
-def _printed(command: Sequence[str]) -> str:
+def _public(key: Path) -> str:
+    """Return type and key of the public key, without its comment, which may name a host.
+
+    Raises: UnusableInput.
+    """
+    file = key.with_name(f"{key.name}.pub")
+    try:
+        words = file.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        why = f"the public key next to {key} cannot be read: {reason(error)}"
+        raise UnusableInput(str(file), why) from error
+    if len(words) < 2 or not words[0].startswith(("ssh-", "ecdsa-", "sk-")):
+        raise UnusableInput(str(file), "it is no public key of OpenSSH")
+    return f"{words[0]} {words[1]}\n"
+
+
+def _printed(*command: str | Path) -> str:
     """Return what a command prints; nothing if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
-    return done.stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False).stdout
 
 
 def _folder(path: Path) -> Path:
@@ -323,9 +279,8 @@ def _check(spec: VmSpec) -> None:
     if missing:
         raise UnusableInput("vm build", f"not installed: {', '.join(missing)}")
     if os.geteuid() != 0:
-        raise UnusableInput(
-            "vm build", "it makes a root file system, whose files belong to root: run it as root"
-        )
+        why = "it makes a root file system, whose files belong to root: run it as root"
+        raise UnusableInput("vm build", why)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -333,24 +288,19 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
     ``unshare`` ends when the first process of its namespace has, and that is after all the others.
     """
-    if process.poll() is None:
-        first: list[str] = []
-        with suppress(OSError):
-            first = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        with suppress(ProcessLookupError):
-            for child in first:
-                os.kill(int(child), signal.SIGKILL)
-        try:
-            process.wait(_END_S if first else 0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _program(arguments: Sequence[str]) -> str:
-    """Return the program that a contained command runs."""
-    words = [str(word) for word in arguments]
-    return words[len(words) - words[::-1].index("--")] if "--" in words else words[0]
+    if process.poll() is not None:
+        return
+    first: list[str] = []
+    with suppress(OSError):
+        first = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    with suppress(ProcessLookupError):
+        for child in first:
+            os.kill(int(child), signal.SIGKILL)
+    try:
+        process.wait(_END_S if first else 0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _tail(log: Path, lines: int) -> str:

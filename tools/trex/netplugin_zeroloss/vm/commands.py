@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +17,30 @@ _CONTAINED = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
     *("unshare", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc", "--"),
 )
-_CHILD = Path(__file__).with_name("contained_child.py")
-#: Folders of a root file system on which its ``install`` mounts something, or in which it writes.
+#: Arguments: offset and size of the file system in bytes, image, mount point, folder that gets its files.
+COPY = (
+    'mount -o "ro,norecovery,loop,offset=$1,sizelimit=$2" "$3" "$4"'
+    ' && cp --archive --one-file-system "$4/." "$5"'
+)
+#: Arguments: root file system; packages, as names or as paths of .deb files in it. Names are resolved as on
+#: this host. The folders that are mounted on or written in are no links: the caller has looked.
+#: invoke-rc.d(8): 101 means that an action is not allowed, so no daemon is started.
+INSTALL = """
+set -e
+root=$1; shift
+mount -t proc proc "$root/proc"; mount -t sysfs sysfs "$root/sys"; mount --rbind /dev "$root/dev"
+mount -t tmpfs tmpfs "$root/tmp"; mount -t tmpfs tmpfs "$root/run"
+rm -f "$root/etc/resolv.conf" "$root/usr/sbin/policy-rc.d"
+[ ! -e /etc/resolv.conf ] || cp --dereference /etc/resolv.conf "$root/etc/resolv.conf"
+printf '#!/bin/sh\\nexit 101\\n' > "$root/usr/sbin/policy-rc.d"
+chmod 755 "$root/usr/sbin/policy-rc.d"
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C PATH=/usr/sbin:/usr/bin:/sbin:/bin
+chroot "$root" apt-get update -q
+chroot "$root" apt-get install -q -y --no-install-recommends -o Dpkg::Options::=--force-confold "$@"
+chroot "$root" update-initramfs -u -k all
+rm "$root/usr/sbin/policy-rc.d"
+"""
+#: Folders of a root file system on which its installation mounts something, or in which it writes.
 INSTALLS_IN = ("proc", "sys", "tmp", "run", "dev", "etc", "usr/sbin")
 
 
@@ -28,38 +49,22 @@ def contained(*arguments: str | Path) -> list[str]:
     return [*_CONTAINED, *map(str, arguments)]
 
 
-def _step(name: str, *arguments: str | Path) -> list[str]:
-    return contained(sys.executable, "-P", _CHILD, "--", name, *arguments)
-
-
 def mmdebstrap(
-    spec: VmSpec, packages: Sequence[str], early: Path, sources: Path | None, tree: Path
+    spec: VmSpec, packages: Sequence[str], early: Path, sources: Sequence[Path], tree: Path
 ) -> list[str]:
     """Return the command that makes the root file system; ``early``: folder with files of /etc.
 
-    ``sources``: file with apt's sources; None: those that mmdebstrap has for the suite.
+    ``sources``: files with apt's sources; none: those that mmdebstrap has for the suite.
     """
     return contained(
-        "mmdebstrap",
-        "--mode=root",
-        "--variant=minbase",
-        "--format=directory",
+        *("mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"),
         f"--include={','.join(packages)}",
         '--aptopt=APT::Install-Recommends "false"',
         f"--essential-hook=copy-in {early}/etc/initramfs-tools /etc",
         spec.suite,
         tree,
-        *([] if sources is None else [sources]),
+        *sources,
     )
-
-
-def unpack(archive: Path, tree: Path) -> list[str]:
-    names = ("--numeric-owner", "--xattrs", "--xattrs-include=*", "--acls")
-    return contained("tar", "--extract", *names, "--file", archive, "--directory", tree)
-
-
-def about_disk(base: Path) -> list[str]:
-    return ["qemu-img", "info", "--output=json", str(base)]
 
 
 def format_of(printed: str) -> str | None:
@@ -73,31 +78,20 @@ def format_of(printed: str) -> str | None:
     return found["format"] if found.get("format") in ("raw", "qcow2") and not refers else None
 
 
-def raw(base: Path, disk_format: str, target: Path) -> list[str]:
-    return contained("qemu-img", "convert", "-f", disk_format, "-O", "raw", base, target)
-
-
-def partitions(image: Path) -> list[str]:
-    return ["partx", "--raw", "--noheadings", "--output", "START,SECTORS,TYPE", str(image)]
-
-
 def root_partition(printed: str, size: int) -> tuple[int, int]:
-    """Return offset and size in bytes of the largest Linux partition; without one, of the whole image."""
-    found = []
-    for line in printed.splitlines():
-        start, sectors, kind = (*line.split(), "", "")[:3]
-        if kind.lower() in _LINUX:
-            found.append((int(sectors) * _SECTOR, int(start) * _SECTOR))
-    length, offset = max(found, default=(size, 0))
-    return offset, length
+    """Return offset and size in bytes of the largest Linux partition; without one, of the whole image.
+
+    ``printed``: start, sectors and type of each, by partx.
+    """
+    rows = [line.split() for line in printed.splitlines()]
+    linux = [row for row in rows if len(row) > 2 and row[2].lower() in _LINUX]
+    length, offset = max(((int(row[1]), int(row[0])) for row in linux), default=(0, 0))
+    return (offset * _SECTOR, length * _SECTOR) if linux else (0, size)
 
 
-def copy_base(image: Path, offset: int, size: int, mount_point: Path, tree: Path) -> list[str]:
-    return _step("copy", image, str(offset), str(size), mount_point, tree)
-
-
-def install(tree: Path, packages: Sequence[str]) -> list[str]:
-    return _step("install", tree, *packages)
+def script(text: str, program: str, *arguments: str | Path) -> list[str]:
+    """Return the command that runs a script; ``program``: the one that it is for."""
+    return contained("sh", "-c", text, program, *arguments)
 
 
 def file_system(tree: Path, target: Path, key: str, size_mb: int) -> list[str]:
@@ -107,18 +101,14 @@ def file_system(tree: Path, target: Path, key: str, size_mb: int) -> list[str]:
     return contained("mke2fs", "-q", "-F", "-t", "ext4", "-d", tree, *options, target, f"{size_mb}M")
 
 
-def qcow2(disk: Path, target: Path) -> list[str]:
-    return contained("qemu-img", "convert", "-f", "raw", "-O", "qcow2", disk, target)
+def program(command: Sequence[str]) -> str:
+    """Return the program that a contained command runs; of a script, the one that it is for."""
+    words = command[len(_CONTAINED) :]
+    return words[3] if words[0] == "sh" else words[0]
 
 
 def programs(spec: VmSpec) -> Iterator[tuple[str, str]]:
     """Yield the programs of a build, each with its Debian package."""
-    yield "qemu-img", "qemu-utils"
-    yield "mke2fs", "e2fsprogs"
-    yield "unshare", "util-linux"
+    yield from (("qemu-img", "qemu-utils"), ("mke2fs", "e2fsprogs"), ("unshare", "util-linux"))
     yield "ssh-keygen", "openssh-client"
-    if spec.base is None:
-        yield "mmdebstrap", "mmdebstrap"
-    else:
-        yield "partx", "util-linux"
-        yield "tar", "tar"
+    yield from ((("partx", "util-linux"), ("tar", "tar")) if spec.base else (("mmdebstrap", "mmdebstrap"),))

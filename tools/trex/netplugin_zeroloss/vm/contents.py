@@ -1,15 +1,19 @@
-"""What an image of the VM contains (pure): packages, files, links and the kernel command line."""
+"""What an image of the VM contains: packages, files, links, kernel command line, and the hash of it all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from netplugin.libvirt.image_domain import MANAGEMENT, NICS, domain
 from netplugin.tuning.guest.plan import GuestPlan, plan_guest
-from netplugin.tuning.guest.settings import UIO, VFIO, GuestOptions
+from netplugin.tuning.guest.settings import UIO, VFIO
 from netplugin.tuning.steps import File, KernelArgument, Sysctl
+from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec, digests
 
 #: Packages of every image: systemd, the network of the management NIC, SSH, drivers of NICs.
 PACKAGES = (
@@ -60,6 +64,9 @@ class Content:
     mode: int = 0o644
 
 
+_VPP_LIBRARIES = Content("etc/ld.so.conf.d/netplugin-vpp.conf", f"{VPP}/lib\n{VPP}/lib/x86_64-linux-gnu\n")
+
+
 @dataclass(frozen=True, slots=True)
 class Contents:
     """``early``: files that must be there before packages are installed. ``links``: target by path.
@@ -77,38 +84,56 @@ class Contents:
     notes: tuple[str, ...]
 
 
-def contents(
-    vcpus: int,
-    memory_mb: int,
-    options: GuestOptions,
-    identity: Identity,
-    *,
-    packages: Sequence[str] = (),
-    kernel: str = "linux-image-amd64",
-    testpmd: bool = True,
-    vpp_tree: bool = False,
-) -> Contents:
-    """Return the contents for a VM of this size.
+def contents_of(spec: VmSpec, identity: Identity) -> Contents:
+    """Return what an image has.
 
     Without a driver in the options virtio NICs get ``uio_pci_generic`` and others ``vfio-pci`` with an
     emulated IOMMU: VFIO of Debian's kernels takes no NIC without one, and ``uio_pci_generic`` takes no VF.
 
-    Raises: InvalidRequest if the guest cannot be tuned so, naming the option.
+    Raises: InvalidRequest if the guest cannot be tuned so, naming the option; UnusableInput.
     """
+    options, vpp = spec.guest, spec.vpp_tree is not None
     iommu = "driver" not in options.model_fields_set
     if iommu:
         options = options.model_copy(update={"driver": UIO})
-    plan = plan_guest(_planned_domain(vcpus, memory_mb, iommu), options)
+    plan = plan_guest(_planned_domain(spec.vcpus, spec.memory_mb, iommu), options)
+    asked = [(s.target, s.desired) for s in plan.steps if isinstance(s.target, KernelArgument)]
+    arguments = [f"{target.name}={desired}" for target, desired in asked if desired is not None]
+    packages = (*PACKAGES, spec.kernel, *(TESTPMD if spec.testpmd else ()), *spec.packages)
     return Contents(
-        packages=tuple(dict.fromkeys((*PACKAGES, kernel, *(TESTPMD if testpmd else ()), *packages))),
+        packages=tuple(dict.fromkeys(packages)),
         early=tuple(_early()),
-        files=(*_system(identity), *_tuning(plan), *_binding(plan, iommu), *(_vpp() if vpp_tree else ())),
-        links=(*_links(), *((("usr/local/bin/vpp", f"{VPP}/bin/vpp"),) if vpp_tree else ())),
-        arguments=" ".join(("root=/dev/vda", "rw", "console=tty0", "console=ttyS0", *_arguments(plan))),
+        files=(
+            *_system(identity),
+            *_tuning(plan),
+            *_binding(plan, iommu),
+            *([_VPP_LIBRARIES] if vpp else ()),
+        ),
+        links=(*_links(), *((("usr/local/bin/vpp", f"{VPP}/bin/vpp"),) if vpp else ())),
+        arguments=" ".join(("root=/dev/vda", "rw", "console=tty0", "console=ttyS0", *arguments)),
         driver=f"{UIO} (virtio), {VFIO}" if iommu else options.driver,
         iommu=iommu,
         notes=plan.doubts,
     )
+
+
+def key_of(spec: VmSpec, made: Contents) -> str:
+    """Return the hash of all inputs: the options, the files that they name, what goes into the image.
+
+    Packages of the mirror are not an input: their versions are known only after a build.
+
+    Raises: UnusableInput if a file cannot be read.
+    """
+    inputs: dict[str, Any] = {
+        "layout": LAYOUT,
+        "spec": spec.model_dump(mode="json", exclude={"base", "vpp", "epoch"}),
+        "sources": spec.apt_sources() if spec.base is None else "",
+        "time": spec.time,
+        "base": dict(digests(spec.base)) if spec.base else None,
+        "vpp": dict(digests(spec.vpp)) if spec.vpp else None,
+        "contents": asdict(made),
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def _planned_domain(vcpus: int, memory_mb: int, iommu: bool) -> str:
@@ -124,12 +149,6 @@ def _planned_domain(vcpus: int, memory_mb: int, iommu: bool) -> str:
     return bare.replace("</devices>", f"{nics}{model}</devices>")
 
 
-def _arguments(plan: GuestPlan) -> Iterator[str]:
-    for step in plan.steps:
-        if isinstance(step.target, KernelArgument) and step.desired is not None:
-            yield f"{step.target.name}={step.desired}"
-
-
 def _early() -> Iterator[Content]:
     """Yield the settings of the initial RAM disk, which the kernel's package makes."""
     yield Content("etc/initramfs-tools/conf.d/netplugin", f"{_MARK}MODULES=list\nCOMPRESS=gzip\n")
@@ -141,25 +160,26 @@ def _early() -> Iterator[Content]:
 
 
 def _system(identity: Identity) -> Iterator[Content]:
-    yield Content("etc/hostname", "zeroloss\n")
-    yield Content("etc/hosts", "127.0.0.1 localhost zeroloss\n::1 localhost\n")
-    yield Content("etc/resolv.conf", "")
-    yield Content("etc/fstab", "/dev/vda / ext4 noatime 0 1\n")
+    network = f"[Match]\nPath=pci-{MANAGEMENT}\n\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n"
+    ssh = "HostKey /etc/ssh/ssh_host_ed25519_key\nPasswordAuthentication no\nUseDNS no\n"
+    for path, text in (
+        ("hostname", "zeroloss\n"),
+        ("hosts", "127.0.0.1 localhost zeroloss\n::1 localhost\n"),
+        ("resolv.conf", ""),
+        ("fstab", "/dev/vda / ext4 noatime 0 1\n"),
+        (
+            "systemd/network/10-netplugin-management.network",
+            f"{_MARK}{network}\n[DHCPv4]\nClientIdentifier=mac\n",
+        ),
+        ("ssh/ssh_host_ed25519_key.pub", identity.host_public),
+        ("ssh/sshd_config.d/10-netplugin.conf", _MARK + ssh),
+        ("cloud/cloud-init.disabled", ""),
+    ):
+        yield Content(f"etc/{path}", text)
     # Empty: each VM makes one of its own.
     yield Content("etc/machine-id", "", 0o444)
-    yield Content(
-        "etc/systemd/network/10-netplugin-management.network",
-        f"{_MARK}[Match]\nPath=pci-{MANAGEMENT}\n\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n"
-        "\n[DHCPv4]\nClientIdentifier=mac\n",
-    )
     yield Content("etc/ssh/ssh_host_ed25519_key", identity.host_key, 0o600)
-    yield Content("etc/ssh/ssh_host_ed25519_key.pub", identity.host_public)
-    yield Content(
-        "etc/ssh/sshd_config.d/10-netplugin.conf",
-        f"{_MARK}HostKey /etc/ssh/ssh_host_ed25519_key\nPasswordAuthentication no\nUseDNS no\n",
-    )
     yield Content("root/.ssh/authorized_keys", identity.login, 0o600)
-    yield Content("etc/cloud/cloud-init.disabled", "")
 
 
 def _tuning(plan: GuestPlan) -> Iterator[Content]:
@@ -193,11 +213,6 @@ def _binding(plan: GuestPlan, iommu: bool) -> Iterator[Content]:
         yield Content(f"{_UNITS}/{_BIND}@.service", _MARK + unit)
     rules += f'{tested}, ATTR{{vendor}}=="{_MELLANOX}", {wants % ""}'
     yield Content("etc/udev/rules.d/06-netplugin-guest.rules", _MARK + rules)
-
-
-def _vpp() -> Iterator[Content]:
-    lines = (f"{VPP}/lib", f"{VPP}/lib/x86_64-linux-gnu")
-    yield Content("etc/ld.so.conf.d/netplugin-vpp.conf", "".join(f"{line}\n" for line in lines))
 
 
 def _links() -> Iterator[tuple[str, str]]:

@@ -1,14 +1,11 @@
-"""The inputs of an image of the VM, and the hash of them by which images are cached."""
+"""The inputs of an image of the VM."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -16,7 +13,6 @@ from netplugin.api.fields import Value, worded
 from netplugin.libvirt.vm_image import sha256
 from netplugin.tuning.guest.settings import GuestOptions
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm.contents import Contents, Identity, contents
 
 #: Version of the folder's layout and of how an image is made: other versions are built again.
 LAYOUT = 1
@@ -25,20 +21,13 @@ EPOCH = 1_700_000_000
 _TIME = "%Y%m%dT%H%M%SZ"  # of a snapshot, as snapshot.debian.org has it in its URLs
 _ARCHIVE = "snapshot.debian.org/archive"
 
-Package = Annotated[
-    str,
-    StringConstraints(
-        pattern=worded(
-            r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$",
-            "must be a package of Debian, with a version after = if a certain one is meant",
-        ),
-        max_length=200,
-        strict=True,
-    ),
-]
+_PACKAGE = worded(
+    r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$",
+    "must be a package of Debian, with a version after = if a certain one is meant",
+)
 _SUITE = worded(r"^[a-z][a-z0-9-]{0,30}$", "must be a release of Debian such as bookworm")
-Suite = Annotated[str, StringConstraints(pattern=_SUITE, strict=True)]
 _SNAPSHOT = worded(r"^\d{8}T\d{6}Z$", "must be a time such as 20260131T120000Z")
+Package = Annotated[str, StringConstraints(pattern=_PACKAGE, max_length=200, strict=True)]
 
 
 def _seconds(snapshot: str) -> int:
@@ -52,7 +41,7 @@ def _seconds(snapshot: str) -> int:
 class VmSpec(Value):
     """What to build. Each field is an option of ``vm build``."""
 
-    suite: Suite = "bookworm"
+    suite: Annotated[str, StringConstraints(pattern=_SUITE, strict=True)] = "bookworm"
     #: Text of apt's sources (one line each, or deb822); empty: mmdebstrap's.
     sources: str = ""
     snapshot: Annotated[str, StringConstraints(pattern=_SNAPSHOT, strict=True)] | None = None
@@ -87,11 +76,8 @@ class VmSpec(Value):
     @property
     def time(self) -> int:
         """The time of the image's files, in seconds: that of SOURCE_DATE_EPOCH, or of the snapshot."""
-        if self.epoch is not None:
-            return self.epoch
-        if self.snapshot:
-            return _seconds(self.snapshot)
-        return EPOCH
+        made = _seconds(self.snapshot) if self.snapshot else EPOCH
+        return made if self.epoch is None else self.epoch
 
     @property
     def vpp_packages(self) -> tuple[Path, ...]:
@@ -124,59 +110,17 @@ class VmSpec(Value):
         )
 
 
-def contents_of(spec: VmSpec, identity: Identity) -> Contents:
-    """Return what the image has in addition to its packages. Raises: NetpluginError, UnusableInput."""
-    return contents(
-        spec.vcpus,
-        spec.memory_mb,
-        spec.guest,
-        identity,
-        packages=spec.packages,
-        kernel=spec.kernel,
-        testpmd=spec.testpmd,
-        vpp_tree=spec.vpp_tree is not None,
-    )
+def digests(place: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and digest of a file, or of each file below a folder; of a link, its target.
 
-
-def key_of(spec: VmSpec, made: Contents) -> str:
-    """Return the hash of all inputs: the options, the files that they name, what goes into the image.
-
-    Packages of the mirror are not an input: their versions are known only after a build.
-
-    Raises: UnusableInput if a file cannot be read.
+    Raises: UnusableInput if one cannot be read.
     """
-    inputs: dict[str, Any] = {
-        "layout": LAYOUT,
-        "spec": spec.model_dump(mode="json", exclude={"base", "vpp", "epoch"}),
-        "sources": spec.apt_sources() if spec.base is None else "",
-        "time": spec.time,
-        "base": sha256_of(spec.base) if spec.base else None,
-        "vpp": dict(_files(spec.vpp)) if spec.vpp else None,
-        "contents": asdict(made),
-    }
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-
-
-def sha256_of(file: Path) -> str:
-    """Return the digest of an input. Raises: UnusableInput."""
-    try:
-        return sha256(file)
-    except OSError as error:
-        raise UnusableInput(str(file), error.strerror or str(error)) from error
-
-
-def _files(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield name and digest of each file below a folder; of a link, its target."""
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_symlink():
+    for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        name = str(path.relative_to(place))
+        if path.is_symlink() and path != place:
             yield name, f"-> {path.readlink()}"
-        elif path.is_file():
-            yield name, f"{path.stat().st_mode & 0o111:o} {sha256_of(path)}"
-
-
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, by their names in ``VmSpec`` and ``GuestOptions``."""
-    mine = {name: options[name] for name in VmSpec.model_fields if options.get(name) is not None}
-    guest = {name: options[name] for name in GuestOptions.model_fields if options.get(name) is not None}
-    return mine | {"guest": guest}
+        elif not path.is_dir():
+            try:
+                yield name, f"{path.stat().st_mode & 0o111:o} {sha256(path)}"
+            except OSError as error:
+                raise UnusableInput(str(path), error.strerror or str(error)) from error

@@ -20,29 +20,11 @@ from netplugin_zeroloss.vm.contents import Content, Contents
 
 #: Traces of the build: caches and logs, and what differs from host to host. A folder loses what is in it.
 _TRACES = (
-    "etc/ssh/ssh_host_*",
-    "etc/.pwd.lock",
-    "etc/*-",
-    "var/cache/apt/*",
-    "var/cache/debconf/*-old",
-    "var/cache/ldconfig/*",
-    "var/cache/man/*",
-    "var/lib/apt/lists/*",
-    "var/lib/dbus/machine-id",
-    "var/lib/dpkg/*-old",
-    "var/lib/systemd/random-seed",
-    "var/lib/cloud/*",
-    "var/log/**/*.log*",
-    "var/log/journal/*",
-    "var/log/*tmp",
-    "var/log/lastlog",
-    "var/log/faillog",
-    "root/.bash_history",
-    "dev/*",
-    "run/*",
-    "tmp/*",
-    "var/tmp/*",
-    "zeroloss-packages",
+    *("etc/ssh/ssh_host_*", "etc/.pwd.lock", "etc/*-", "root/.bash_history", "zeroloss-packages"),
+    *("var/cache/apt/*", "var/cache/debconf/*-old", "var/cache/ldconfig/*", "var/cache/man/*"),
+    *("var/lib/apt/lists/*", "var/lib/dbus/machine-id", "var/lib/dpkg/*-old", "var/lib/cloud/*"),
+    *("var/lib/systemd/random-seed", "var/log/**/*.log*", "var/log/journal/*", "var/log/*tmp"),
+    *("var/log/lastlog", "var/log/faillog", "dev/*", "run/*", "tmp/*", "var/tmp/*"),
 )
 #: Deadline of removing a folder, in seconds.
 _REMOVED_S = 600.0
@@ -66,17 +48,24 @@ def folder(tree: Path, name: str) -> Iterator[int]:
 
 def write(tree: Path, files: tuple[Content, ...], links: tuple[tuple[str, str], ...] = ()) -> None:
     """Write the files and links, in place of those of the same name. Raises: UnusableInput."""
-    for each in files:
-        with _made_way(tree, each.path) as (above, name):
+    contents: list[tuple[str, Content | str]] = [*((each.path, each) for each in files), *links]
+    for path, content in contents:
+        name = os.path.basename(path)
+        with folder(tree, os.path.dirname(path)) as above:
+            try:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=above)
+            except IsADirectoryError:
+                raise UnusableInput(str(tree), f"/{path} is a folder") from None
+            if isinstance(content, str):
+                os.symlink(content, name, dir_fd=above)
+                continue
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=above)
             with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(each.text)
-                os.fchmod(descriptor, each.mode)
-            if Path(each.path).parent == _KEYS:
+                file.write(content.text)
+                os.fchmod(descriptor, content.mode)
+            if Path(path).parent == _KEYS:
                 os.fchmod(above, 0o700)  # else sshd does not read them
-    for path, target in links:
-        with _made_way(tree, path) as (above, name):
-            os.symlink(target, name, dir_fd=above)
 
 
 def clean(tree: Path) -> None:
@@ -137,22 +126,6 @@ def _walk(tree: Path) -> Iterator[Path]:
             left += sorted(path.iterdir(), reverse=True)
 
 
-@contextmanager
-def _made_way(tree: Path, path: str) -> Iterator[tuple[int, str]]:
-    """Open the folder of a file, and remove the file. Returns the folder and the file's name.
-
-    Raises: UnusableInput.
-    """
-    with folder(tree, os.path.dirname(path)) as above:
-        name = os.path.basename(path)
-        try:
-            with suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=above)
-        except IsADirectoryError:
-            raise UnusableInput(str(tree), f"/{path} is a folder") from None
-        yield above, name
-
-
 def packages(tree: Path) -> Mapping[str, Mapping[str, str]]:
     """Return the fields of each installed package, by its name; none in a tree without dpkg."""
     try:
@@ -175,7 +148,11 @@ def kernel(tree: Path, metapackage: str) -> tuple[str, str]:
     """
     depends = packages(tree).get(metapackage.partition("=")[0], {}).get("Depends", "")
     version = re.search(r"linux-image-(\S+)", depends)
-    names = [version[1]] if version else _kernels(tree)
+    if version:
+        names = [version[1]]
+    else:
+        with folder(tree, "boot") as boot:
+            names = sorted(n.removeprefix("vmlinuz-") for n in os.listdir(boot) if n.startswith("vmlinuz-"))
     if len(names) != 1:
         there = ", ".join(names) or "none"
         raise UnusableInput(
@@ -188,12 +165,6 @@ def kernel(tree: Path, metapackage: str) -> tuple[str, str]:
         except OSError as wrong:
             raise UnusableInput("--kernel", f"the image has no /{path}: {wrong.strerror}") from None
     return pair
-
-
-def _kernels(tree: Path) -> list[str]:
-    with folder(tree, "boot") as boot:
-        kernels = [name for name in os.listdir(boot) if name.startswith("vmlinuz-")]
-    return sorted(name.removeprefix("vmlinuz-") for name in kernels)
 
 
 def copy_out(tree: Path, name: str, target: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
+from netplugin.api.field_errors import message
 from netplugin.api.models import Binding, PortSpec
 from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import DropCounters
@@ -12,7 +15,6 @@ from netplugin_zeroloss.vnf.contract import (
     Description,
     ExternalDescription,
     Forwarded,
-    PortDescription,
     TapsDescription,
     TestpmdDescription,
     Vnf,
@@ -26,7 +28,7 @@ from netplugin_zeroloss.vnf.taps import Taps
 from netplugin_zeroloss.vnf.testpmd import Testpmd
 from netplugin_zeroloss.vnf.vpp import Vpp
 
-__all__ = ["Description", "PortDescription", "make", "vnf_port"]
+__all__ = ["Description", "make", "vnf_port"]
 
 #: Ring size of a vDPA device in a VM: its interface XML names none, and this is QEMU's default.
 _VDPA_RING = 256
@@ -57,10 +59,12 @@ def vnf_port(path: DataPath, binding: Binding, spec: PortSpec, peer_mac: str) ->
         raise VnfError(f"the binding of a {spec.backend} port has no {path.device}")
     attachment = Attachment(path.vm_side)
     # The VM's tx ring is OVS's rx ring and vice versa.
-    ring: int = min(spec.rx_queue_size, spec.tx_queue_size)
-    if attachment is Attachment.VHOST_VDPA:
-        ring = _VDPA_RING
-    return VnfPort(attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu)
+    of_spec = min(spec.rx_queue_size, spec.tx_queue_size)
+    ring = _VDPA_RING if attachment is Attachment.VHOST_VDPA else of_spec
+    try:
+        return VnfPort(attachment, str(device), spec.mac, peer_mac, spec.queues, ring, spec.network.mtu)
+    except ValidationError as error:
+        raise VnfError(f"{device}: no VNF can have this port: {message(error.errors()[0])}") from error
 
 
 # -- The VNF ``external``, run by the operator: not checked, and without counters. ----------------

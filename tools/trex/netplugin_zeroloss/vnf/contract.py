@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from netplugin.api.fields import Mac, PciAddress, Value, worded
 from netplugin.programs.program import Program, ProgramError
@@ -19,6 +21,9 @@ from netplugin_zeroloss.machines.contract import LocalMachine, Machine, SshMachi
 from netplugin_zeroloss.machines.ssh import make as make_machine
 
 # -- The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames.
+
+
+_DEVICE = worded(r"^[^,\s]+$", "must be a device without commas and blanks")
 
 
 class Attachment(StrEnum):
@@ -39,19 +44,20 @@ class Attachment(StrEnum):
     VHOST_BACKEND = "vhostbackend"
 
 
-@dataclass(frozen=True, slots=True)
+@checked_dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class VnfPort:
-    """A port of the VNF. ``device`` is the path of a socket or device, a device name or a PCI address."""
+    """A port of the VNF. A run description names those of a control without the backend."""
 
     attachment: Attachment
-    device: str
+    #: Path of a socket or vhost_vdpa device, name of a tap or kernel device, or PCI address.
+    device: Annotated[str, StringConstraints(pattern=_DEVICE, max_length=107, strict=True)]
     #: MAC address of the port, and of the far end, the destination of its frames.
-    mac: str
-    peer_mac: str
-    queues: int = 1
+    mac: Mac
+    peer_mac: Mac
+    queues: Annotated[int, Field(ge=1, le=128)] = 1
     #: Ring size in descriptors.
-    ring: int = 1024
-    mtu: int = 1500
+    ring: Annotated[int, Field(ge=64, le=4096)] = 1024
+    mtu: Annotated[int, Field(ge=576, le=9216)] = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +119,26 @@ class ProgramVnf(Vnf):
     def __init__(self, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
         self._ports, self._cores = ports, cores
         self._parts = ExitStack()
+        self._machine: Machine | None = None
         self._program: Program | None = None
 
     def check(self) -> None:
         if self._program is None:
             raise VnfError(f"{self.name} has not been started")
         self._program.check()
+        for port, up in zip(self._ports, self._links(), strict=True):
+            if not up:
+                raise VnfError(f"{self.name}: the link of {port.device} is down")
+
+    @abstractmethod
+    def _links(self) -> Sequence[bool]:
+        """Whether the link of each port is up. Raises: ProgramError."""
+
+    def _wait_for_links(self, deadline: float) -> None:
+        assert self._program is not None
+        for number, port in enumerate(self._ports):
+            is_up = partial(lambda n: self._links()[n], number)
+            self._program.wait_for(is_up, deadline, f"the link of {port.device} is up")
 
     def close(self) -> None:
         self._parts.close()
@@ -126,7 +146,7 @@ class ProgramVnf(Vnf):
 
     def _on(self, description: LocalMachine | SshMachine, deadline: float) -> Machine:
         """Return the machine, which is left with the VNF. Raises: MachineError."""
-        machine = make_machine(description, deadline)
+        self._machine = machine = make_machine(description, deadline)
         self._parts.callback(machine.close)
         return machine
 
@@ -171,12 +191,10 @@ class Forwarded(DropCounters):
             raise AttributionError(f"vnf: {error}") from error
         lost: dict[str, int] = {}
         counters: dict[str, float] = {}
-        for number, port in enumerate(ports):
-            lost[f"port{number}.rx_missed"] = port.missed
-            lost[f"port{number}.rx_errors"] = port.errors
-            counters[f"port{number}.rx_packets"] = port.received
-            counters[f"port{number}.tx_packets"] = port.sent
-            counters |= {f"port{number}.rxq{queue}.packets": n for queue, n in enumerate(port.queues)}
+        for name, port in ((f"port{number}", port) for number, port in enumerate(ports)):
+            lost |= {f"{name}.rx_missed": port.missed, f"{name}.rx_errors": port.errors}
+            counters |= {f"{name}.rx_packets": port.received, f"{name}.tx_packets": port.sent}
+            counters |= {f"{name}.rxq{queue}.packets": count for queue, count in enumerate(port.queues)}
         return CounterReading(lost, counters)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
@@ -201,7 +219,6 @@ class Forwarded(DropCounters):
 #: Program name, looked up in PATH, or path; must not look like an option.
 _PROGRAM = worded(r"^[^-\s][^\n]*$", "must be the name or path of a program")
 ProgramName = Annotated[str, StringConstraints(pattern=_PROGRAM, max_length=4096, strict=True)]
-Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class ForwardMode(StrEnum):
@@ -238,7 +255,10 @@ class PlacedDescription(Value):
     machine: machines.Description = LocalMachine()
     #: PCI addresses of the ports inside the VM, in port order; empty on this machine.
     nics: tuple[PciAddress, ...] = ()
+    #: false: normal pages; slower, and without VFs and NICs of a VM.
     hugepages: bool = True
+    #: Seconds until it must forward.
+    start_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
 
     def needs_mb(self, ports: int) -> int:
         """Return the MB of hugepages that a VNF of so many ports takes; 0: not known."""
@@ -252,13 +272,9 @@ class TestpmdDescription(PlacedDescription):
 
     type: Literal["testpmd"]
     binary: ProgramName = "dpdk-testpmd"
-    #: false: normal pages; slower, and without VFs and NICs of a VM.
-    hugepages: bool = True
     memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 256
     forward_mode: ForwardMode = ForwardMode.MAC
     noisy: NoisyDescription = NoisyDescription()
-    #: Seconds until it must forward.
-    start_s: Seconds = 60.0
 
     def needs_mb(self, ports: int) -> int:
         """As of every VNF; in the mode ``noisy`` each port has its own memory besides."""
@@ -284,7 +300,6 @@ class VppDescription(PlacedDescription):
     poll_sleep_us: Annotated[int, Field(ge=1, le=10_000)] | None = None
     #: Plug-in directory; null: VPP's default.
     plugin_path: str | None = None
-    start_s: Seconds = 60.0
 
 
 class ExternalDescription(Value):
@@ -300,26 +315,3 @@ Description = Annotated[
     TestpmdDescription | TapsDescription | VppDescription | ExternalDescription,
     Field(discriminator="type"),
 ]
-
-
-class PortDescription(Value):
-    """An existing port, for a control without the backend."""
-
-    attachment: Attachment
-    #: Path of a socket or vhost_vdpa device, name of a tap or kernel device, or PCI address.
-    device: Annotated[
-        str,
-        StringConstraints(
-            pattern=worded(r"^[^,\s]+$", "must be a device without commas and blanks"),
-            max_length=107,
-            strict=True,
-        ),
-    ]
-    mac: Mac
-    peer_mac: Mac
-    queues: Annotated[int, Field(ge=1, le=128)] = 1
-    ring: Annotated[int, Field(ge=64, le=4096)] = 1024
-    mtu: Annotated[int, Field(ge=576, le=9216)] = 1500
-
-    def vnf_port(self) -> VnfPort:
-        return VnfPort(**self.model_dump())

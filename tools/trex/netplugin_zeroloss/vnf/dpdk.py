@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from netplugin.host import cpus
-from netplugin_zeroloss.machines.contract import Machine
 from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfError, VnfPort
 
 VHOST_NET = Path("/dev/vhost-net")
@@ -21,56 +19,39 @@ _AF_PACKET_MTU = 1500
 _LISTENS = 0x10000
 
 
-@dataclass(frozen=True, slots=True)
-class DpdkDevice:
-    """A DPDK device: numbered virtual device or PCI address, with its arguments."""
-
-    name: str
-    arguments: str = ""
-    virtual: bool = True
-
-    @property
-    def text(self) -> str:
-        """The value for ``--vdev``."""
-        return f"{self.name},{self.arguments}" if self.arguments else self.name
-
-
-def device_of(port: VnfPort, number: int, vhost_net: bool) -> DpdkDevice:
-    """Return the DPDK device of a port (pure). ``vhost_net``: /dev/vhost-net is available for taps.
+def device_of(port: VnfPort, number: int, vhost_net: bool) -> list[str]:
+    """Return the options of DPDK for a port (pure). ``vhost_net``: /dev/vhost-net is available for taps.
 
     Raises: VnfError if DPDK does not support the port.
     """
-    if "," in port.device:
-        raise VnfError(f"{port.device}: DPDK takes no name with a comma")
-    virtio = f"queues={port.queues},queue_size={port.ring},mac={port.mac}"
+    device, virtio = port.device, f"queues={port.queues},queue_size={port.ring},mac={port.mac}"
     match port.attachment:
+        case Attachment.VFIO:
+            return ["-a", device]
         case Attachment.VHOST_USER:
-            return DpdkDevice(f"net_virtio_user{number}", f"path={port.device},server=1,{virtio}")
+            driver, arguments = "virtio_user", f"path={device},server=1,{virtio}"
         case Attachment.VHOST_VDPA:
-            return DpdkDevice(f"net_virtio_user{number}", f"path={port.device},{virtio}")
+            driver, arguments = "virtio_user", f"path={device},{virtio}"
         case Attachment.TAP if vhost_net:
-            path = f"path={VHOST_NET},iface={port.device}"
-            return DpdkDevice(f"net_virtio_user{number}", f"{path},{virtio}")
+            driver, arguments = "virtio_user", f"path={VHOST_NET},iface={device},{virtio}"
         case Attachment.TAP:
-            return DpdkDevice(f"net_tap{number}", f"iface={port.device},mac={port.mac}")
+            driver, arguments = "tap", f"iface={device},mac={port.mac}"
+        case Attachment.VHOST_BACKEND:
+            driver, arguments = "vhost", f"iface={device},queues={port.queues}"
         case Attachment.NETDEV:
             if port.mtu > _AF_PACKET_MTU:
-                raise VnfError(f"{port.device}: DPDK's AF_PACKET driver takes no MTU of {port.mtu}")
+                raise VnfError(f"{device}: DPDK's AF_PACKET driver takes no MTU of {port.mtu}")
             ring = f"framesz=2048,framecnt={max(512, 8 * port.ring)},blocksz=16384"
-            queues = f"qpairs={port.queues},qdisc_bypass=1"
-            return DpdkDevice(f"net_af_packet{number}", f"iface={port.device},{queues},{ring}")
-        case Attachment.VHOST_BACKEND:
-            return DpdkDevice(f"net_vhost{number}", f"iface={port.device},queues={port.queues}")
-        case Attachment.VFIO:
-            return DpdkDevice(port.device, virtual=False)
+            driver, arguments = "af_packet", f"iface={device},qpairs={port.queues},qdisc_bypass=1,{ring}"
+    return [f"--vdev=net_{driver}{number},{arguments}"]
 
 
-def devices_of(ports: Sequence[VnfPort]) -> tuple[DpdkDevice, ...]:
-    """Check the ports on this machine and return their DPDK devices. Raises: VnfError with a fix."""
+def devices_of(ports: Sequence[VnfPort]) -> list[str]:
+    """Check the ports on this machine and return DPDK's options for them. Raises: VnfError with a fix."""
     vhost_net = VHOST_NET.exists()
     for port in ports:
         _check(port, vhost_net)
-    return tuple(device_of(port, number, vhost_net) for number, port in enumerate(ports))
+    return [word for number, port in enumerate(ports) for word in device_of(port, number, vhost_net)]
 
 
 def _check(port: VnfPort, vhost_net: bool) -> None:
@@ -161,9 +142,3 @@ def addresses_of_taps(ports: Sequence[VnfPort]) -> dict[str, str]:
     """
     taps = [port.device for port in ports if port.attachment is Attachment.TAP]
     return {tap: (_NET / tap / "address").read_text().strip() for tap in taps}
-
-
-def set_addresses(machine: Machine, addresses: Mapping[str, str]) -> None:
-    """Set the addresses of taps. Raises: MachineError."""
-    for tap, address in addresses.items():
-        machine.run(["ip", "link", "set", "dev", tap, "address", address])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from netplugin.host.cpus import parse_list
@@ -13,8 +14,6 @@ from netplugin_zeroloss.machines.contract import LocalMachine, Machine, MachineE
 from netplugin_zeroloss.vnf.contract import PlacedDescription, VnfCores, VnfError, VnfPort
 from netplugin_zeroloss.vnf.dpdk import check_cores
 
-#: Ports of a VNF whose number is not known.
-_PORTS = 2
 #: Prints one line `name value` for each fact; a NIC that is not there has the driver that it will get.
 _LOOK = """
 echo program $(command -v -- {program})
@@ -108,14 +107,24 @@ def read_guest(machine: Machine, vnf: PlacedDescription) -> GuestFacts:
         raise MachineError(
             f"the VM printed {printed[:200]!r} in place of what it has: it needs a shell (sh) and coreutils"
         )
+
+    def number(name: str) -> int | None:
+        value = facts.get(name, "")
+        return int(value) if value.isdecimal() and len(value) < 16 else None
+
+    def cpus(name: str) -> tuple[int, ...]:
+        with suppress(ValueError):
+            return parse_list(facts.get(name, ""))
+        return ()
+
     return GuestFacts(
         program=facts["program"],
         python=facts.get("python", ""),
-        memory_mb=_number(facts, "memory"),
-        pages=_number(facts, "pages"),
-        free_mb=_number(facts, "free"),
-        online=_cpus(facts, "online"),
-        isolated=_cpus(facts, "isolated"),
+        memory_mb=number("memory"),
+        pages=number("pages"),
+        free_mb=number("free"),
+        online=cpus("online"),
+        isolated=cpus("isolated"),
         vfio_module=bool(facts.get("module")),
         iommu=bool(facts.get("iommu")),
         unsafe=facts.get("unsafe") in ("Y", "1"),
@@ -124,25 +133,13 @@ def read_guest(machine: Machine, vnf: PlacedDescription) -> GuestFacts:
     )
 
 
-def _number(facts: Mapping[str, str], name: str) -> int | None:
-    value = facts.get(name, "")
-    return int(value) if value.isdecimal() and len(value) < 16 else None
-
-
-def _cpus(facts: Mapping[str, str], name: str) -> tuple[int, ...]:
-    try:
-        return parse_list(facts.get(name, ""))
-    except ValueError:
-        return ()
-
-
 def where(machine: SshMachine | LocalMachine) -> str:
     """Return the words before a command for the VM."""
     return f"ssh {machine.user}@{machine.host}" if isinstance(machine, SshMachine) else "in the VM:"
 
 
-def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = _PORTS) -> Iterator[Lack]:
-    """Yield what a VNF lacks in its VM (pure); its NICs need not be there yet."""
+def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator[Lack]:
+    """Yield what a VNF of so many ports lacks in its VM (pure); its NICs need not be there yet."""
     there, kind = where(vnf.machine), _KINDS[vnf.type]
     if not facts.program:
         packages = kind.packages.format(there=there)
@@ -155,8 +152,13 @@ def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = _PORTS) -> Ite
             f"the VM has no python3, which reads {vnf.type}'s counters there",
             f"{there} apt-get install python3",
         )
-    if vnf.hugepages:
-        yield from _about_hugepages(vnf, facts, ports, there)
+    fix = f"{there} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"
+    needed = vnf.needs_mb(ports)
+    if vnf.hugepages and not facts.pages:
+        yield Lack("the VM has no hugepages", fix)
+    elif vnf.hugepages and facts.free_mb is not None and facts.free_mb < needed:
+        found = f"the VM has {facts.free_mb} MB of free hugepages, and {vnf.type} needs {needed} MB"
+        yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
     if facts.memory_mb is not None and facts.memory_mb < kind.heap_mb:
         found = (
             f"the VM has {facts.memory_mb} MB free besides its hugepages, and the heap of {vnf.type} takes"
@@ -164,16 +166,6 @@ def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = _PORTS) -> Ite
         )
         yield Lack(found, "give the VM more memory, or fewer hugepages")
     yield from _about_drivers(vnf, facts, there, kind)
-
-
-def _about_hugepages(vnf: PlacedDescription, facts: GuestFacts, ports: int, there: str) -> Iterator[Lack]:
-    fix = f"{there} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"
-    needed = vnf.needs_mb(ports)
-    if not facts.pages:
-        yield Lack("the VM has no hugepages", fix)
-    elif facts.free_mb is not None and facts.free_mb < needed:
-        found = f"the VM has {facts.free_mb} MB of free hugepages, and {vnf.type} needs {needed} MB"
-        yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
 
 
 def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str, kind: _Kind) -> Iterator[Lack]:
@@ -235,7 +227,6 @@ def check_nics(name: str, vnf: PlacedDescription, ports: Sequence[VnfPort]) -> N
     local = isinstance(vnf.machine, LocalMachine)
     if local and vnf.nics:
         raise VnfError(f"{name} on this machine takes the ports themselves: nics are those of a VM (machine)")
-    if not local and not vnf.nics:
-        raise VnfError(f"{name} in a VM: say in `nics` which PCI addresses its ports have there")
     if not local and len(vnf.nics) != len(ports):
-        raise VnfError(f"{name}: {len(vnf.nics)} nics for {len(ports)} ports")
+        counts = f"{len(vnf.nics)} nics for {len(ports)} ports"
+        raise VnfError(f"{name} in a VM: say in `nics` which PCI addresses its ports have there: {counts}")

@@ -1,17 +1,12 @@
-"""The process of the VNF ``taps``: forwards frames between pairs of taps, one at a time.
-
-It counts the received and sent frames per port in a file that it maps, two numbers of 64 bits each.
-"""
+"""The process of the VNF ``taps``: forwards frames between pairs of taps, one at a time."""
 
 from __future__ import annotations
 
-import argparse
 import fcntl
-import mmap
 import os
 import select
 import struct
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 
 #: linux/if_tun.h
@@ -25,46 +20,35 @@ _BURST = 64
 _LONGEST = 1 << 16
 
 
-class Forwarder:
-    """Forwards between taps 0 and 1, 2 and 3, and so on."""
+def main(words: list[str]) -> None:
+    """Forward between taps 0 and 1, 2 and 3, and so on, until the process is killed.
 
-    def __init__(self, taps: Sequence[tuple[str, str, str]], counters: Path) -> None:
-        """``taps``: name, own MAC address and MAC address of the far end of each."""
-        self._files = [_open(name) for name, _, _ in taps]
-        self._heads = [_address(peer) + _address(own) for _, own, peer in taps]
-        draft = counters.with_suffix(".new")
-        draft.write_bytes(bytes(16 * len(taps)))
-        with draft.open("r+b") as file:
-            # Frames received by port n at 2n, sent at 2n + 1.
-            self._counts = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
-        draft.rename(counters)
+    ``words``: name, own MAC address and MAC address of the far end of each.
+    """
+    files = [_open(name) for name in words[::3]]
+    pairs = zip(words[1::3], words[2::3], strict=True)
+    heads = [bytes.fromhex(f"{peer}{own}".replace(":", "")) for own, peer in pairs]
+    with select.epoll() as ready:
+        for file in files:
+            ready.register(file, select.EPOLLIN)
+        while True:
+            for file, _ in ready.poll():
+                partner = files.index(file) ^ 1
+                _carry(file, files[partner], heads[partner])
 
-    def run(self) -> None:
-        """Forward until the process is killed."""
-        ports = {file: number for number, file in enumerate(self._files)}
-        with select.epoll() as ready:
-            for file in self._files:
-                ready.register(file, select.EPOLLIN)
-            while True:
-                for file, _ in ready.poll():
-                    self._carry(ports[file])
 
-    def _carry(self, number: int) -> None:
-        buffer = bytearray(_LONGEST)
-        view, partner = memoryview(buffer), number ^ 1
-        source, target, head = self._files[number], self._files[partner], self._heads[partner]
-        for _ in range(_BURST):
-            try:
-                size = os.readv(source, [buffer])
-            except BlockingIOError:
-                return
-            self._counts[2 * number] += 1
-            buffer[_ADDRESSES] = head
-            try:
-                os.write(target, view[:size])
-            except OSError:
-                continue  # dropped: received, but not counted as sent
-            self._counts[2 * partner + 1] += 1
+def _carry(source: int, target: int, head: bytes) -> None:
+    buffer = bytearray(_LONGEST)
+    for _ in range(_BURST):
+        try:
+            size = os.readv(source, [buffer])
+        except BlockingIOError:
+            return
+        buffer[_ADDRESSES] = head
+        try:
+            os.write(target, memoryview(buffer)[:size])
+        except OSError:
+            continue  # dropped: received, and not sent
 
 
 def _open(name: str) -> int:
@@ -75,20 +59,5 @@ def _open(name: str) -> int:
     return file
 
 
-def _address(mac: str) -> bytes:
-    return bytes.fromhex(mac.replace(":", ""))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--counters", type=Path, required=True)
-    parser.add_argument("--cpu", type=int, help="run on this CPU")
-    parser.add_argument("--tap", nargs=3, action="append", required=True, metavar=("NAME", "MAC", "PEER"))
-    options = parser.parse_args()
-    if options.cpu is not None:
-        os.sched_setaffinity(0, {options.cpu})
-    Forwarder([tuple(tap) for tap in options.tap], options.counters).run()
-
-
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

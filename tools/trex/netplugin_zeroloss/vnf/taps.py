@@ -7,8 +7,9 @@ a backend.
 from __future__ import annotations
 
 import platform
-import struct
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from netplugin_zeroloss.loss.contract import DropCounters
@@ -29,10 +30,9 @@ _START_S = 20.0
 
 
 class Taps(ProgramVnf):
-    """One local process with one thread. Its counters are in a file: received and sent frames per port."""
+    """One local process with one thread."""
 
     name = "taps"
-    _counters: Path | None = None
 
     def __init__(self, ports: tuple[VnfPort, ...], cores: VnfCores) -> None:
         """Raises: VnfError for a port that is not a tap."""
@@ -47,13 +47,13 @@ class Taps(ProgramVnf):
         for port in self._ports:
             check_there(port.device)
         machine = self._on(LocalMachine(), deadline)
-        self._counters = counters = Path(machine.directory) / "counters"
-        words = [machine.python, "-m", "netplugin_zeroloss.vnf.tap_forwarder", "--counters", str(counters)]
+        words = [machine.python, "-m", "netplugin_zeroloss.vnf.tap_forwarder"]
+        if self._cores.workers:
+            words = ["taskset", "--cpu-list", str(self._cores.workers[0]), *words]
         for port in self._ports:
-            words += ["--tap", port.device, port.mac, port.peer_mac]
-        for cpu in self._cores.workers[:1]:
-            words += ["--cpu", str(cpu)]
-        self._run(machine, words).wait_for(counters.exists, deadline, "it opens its taps")
+            words += [port.device, port.mac, port.peer_mac]
+        self._run(machine, words)
+        self._wait_for_links(deadline)
         version = f"Python {platform.python_version()}"
         return VnfInfo(self.name, version, (1,) * len(self._ports), {"command": " ".join(words)})
 
@@ -61,7 +61,19 @@ class Taps(ProgramVnf):
     def place(self) -> DropCounters:
         return Forwarded(self._counts)
 
+    def _links(self) -> Sequence[bool]:
+        """Whether a program has the tap open: it has a carrier then."""
+        return [_read(port, "carrier") == 1 for port in self._ports]
+
     def _counts(self) -> list[PortCounts]:
+        """Return the counters of the kernel: what it sends to a tap is what the program receives."""
         self.check()
-        assert self._counters is not None
-        return [PortCounts(*pair) for pair in struct.iter_unpack("=QQ", self._counters.read_bytes())]
+        counted = [[_read(port, f"statistics/{way}_packets") for way in ("tx", "rx")] for port in self._ports]
+        return [PortCounts(received, sent) for received, sent in counted]
+
+
+def _read(port: VnfPort, name: str) -> int:
+    """Return a number of a tap; 0 if it has none, as a tap that is down has no carrier."""
+    with suppress(OSError):
+        return int(Path("/sys/class/net", port.device, name).read_text())
+    return 0

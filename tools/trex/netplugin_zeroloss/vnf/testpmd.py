@@ -6,7 +6,6 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from netplugin.host import cpus
 from netplugin.programs import bounded
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines.contract import LocalMachine, Machine
+from netplugin_zeroloss.machines.contract import LocalMachine
 from netplugin_zeroloss.vnf.contract import (
     Forwarded,
     ForwardMode,
@@ -27,7 +26,7 @@ from netplugin_zeroloss.vnf.contract import (
     VnfInfo,
     VnfPort,
 )
-from netplugin_zeroloss.vnf.dpdk import DpdkDevice, addresses_of_taps, check_cores, devices_of, set_addresses
+from netplugin_zeroloss.vnf.dpdk import addresses_of_taps, check_cores, devices_of
 from netplugin_zeroloss.vnf.guest import check_nics, guest_cores, read_guest, require_guest
 
 _PREFIX = "vnf"
@@ -82,7 +81,6 @@ class Testpmd(ProgramVnf):
         super().__init__(ports, cores)
         check_nics(self.name, description, ports)
         self._description = description
-        self._machine: Machine | None = None
         self._version = "unknown"  # of DPDK, known from the first answer
 
     def start(self) -> VnfInfo:
@@ -101,10 +99,9 @@ class Testpmd(ProgramVnf):
             facts = read_guest(machine, description)
             require_guest(description, facts, len(self._ports))
             cores, allowed = guest_cores(self._cores, facts), facts.online
-            devices = tuple(DpdkDevice(nic, virtual=False) for nic in description.nics)
+            devices = [word for nic in description.nics for word in ("-a", nic)]
         words = arguments(description, self._ports, cores, devices, allowed)
         machine.write(f"{machine.directory}/{_ASK.name}", _ASK.read_text(encoding="utf-8"))
-        self._machine = machine
         # Line-buffered: readiness is detected in the log.
         program = self._run(
             machine, ["env", f"RUNTIME_DIRECTORY={machine.directory}", "stdbuf", "-oL", *words]
@@ -114,30 +111,20 @@ class Testpmd(ProgramVnf):
             raise VnfError(
                 f"testpmd forwards, and not in the mode {description.forward_mode}{program.log_tail()}"
             )
-        set_addresses(machine, addresses)
-        for number, port in enumerate(self._ports):
-            program.wait_for(partial(self._is_up, number), deadline, f"the link of {port.device} is up")
-        return VnfInfo(self.name, self._version, self._queues(), {"command": " ".join(words)})
-
-    def check(self) -> None:
-        super().check()
-        for port, link in zip(self._ports, self._ask("/ethdev/link_status", _Link), strict=True):
-            if link.status != "UP":
-                raise VnfError(f"testpmd: the link of {port.device} is down")
+        for tap, address in addresses.items():
+            machine.run(["ip", "link", "set", "dev", tap, "address", address])
+        self._wait_for_links(deadline)
+        queues = tuple(info.nb_rx_queues for info in self._ask("/ethdev/info", _Info))
+        for port, found in zip(self._ports, queues, strict=True):
+            if found != port.queues:
+                raise VnfError(f"testpmd: {port.device} has {found} receive queues, not {port.queues}")
+        return VnfInfo(self.name, self._version, queues, {"command": " ".join(words)})
 
     @property
     def place(self) -> DropCounters:
         return Forwarded(self._counts)
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _queues(self) -> tuple[int, ...]:
-        """Return the queues per port. Raises: VnfError if a port has fewer than requested."""
-        found = [info.nb_rx_queues for info in self._ask("/ethdev/info", _Info)]
-        for port, queues in zip(self._ports, found, strict=True):
-            if queues != port.queues:
-                raise VnfError(f"testpmd: {port.device} has {queues} receive queues, not {port.queues}")
-        return tuple(found)
 
     def _counts(self) -> list[PortCounts]:
         stats = self._ask("/ethdev/stats", _Stats)
@@ -146,19 +133,17 @@ class Testpmd(ProgramVnf):
             for s, port in zip(stats, self._ports, strict=True)
         ]
 
-    def _is_up(self, number: int) -> bool:
-        (link,) = self._ask("/ethdev/link_status", _Link, [number])
-        return link.status == "UP"
+    def _links(self) -> Sequence[bool]:
+        return [link.status == "UP" for link in self._ask("/ethdev/link_status", _Link)]
 
-    def _ask(self, command: str, model: type[Model], numbers: Sequence[int] | None = None) -> list[Model]:
+    def _ask(self, command: str, model: type[Model]) -> list[Model]:
         """Return the answer about each port. Raises: ProgramError; VnfError if it is not one of DPDK."""
         machine = self._machine
         if machine is None:
             raise VnfError("testpmd has not been started")
-        asked = range(len(self._ports)) if numbers is None else numbers
         socket = f"{machine.directory}/dpdk/{_PREFIX}/dpdk_telemetry.v2"
         program = [machine.python, "-IS", f"{machine.directory}/{_ASK.name}", socket]
-        printed = machine.run([*program, *(f"{command},{port}" for port in asked)])
+        printed = machine.run([*program, *(f"{command},{n}" for n in range(len(self._ports)))])
         try:
             found = _Printed.model_validate(bounded.parse(printed.strip().rpartition("\n")[2]))
             answers = [model.model_validate(answer[command]) for answer in found.answers]
@@ -167,8 +152,8 @@ class Testpmd(ProgramVnf):
                 f"testpmd: {printed[:200]!r} is no answer of DPDK to {command}: is"
                 f" {self._description.binary} DPDK's own testpmd?"
             ) from error
-        if len(answers) != len(asked):
-            raise VnfError(f"the VM printed {len(answers)} answers to {len(asked)} times {command}")
+        if len(answers) != len(self._ports):
+            raise VnfError(f"testpmd: {len(answers)} answers to {command} of {len(self._ports)} ports")
         self._version = found.version
         return answers
 
@@ -177,7 +162,7 @@ def arguments(
     description: TestpmdDescription,
     ports: Sequence[VnfPort],
     cores: VnfCores,
-    devices: Sequence[DpdkDevice],
+    devices: Sequence[str],
     allowed: Collection[int],
 ) -> list[str]:
     """Return the command line (pure). ``allowed``: CPUs on which it may run where ``cores`` names none.
@@ -191,11 +176,10 @@ def arguments(
     ring = max(port.ring for port in ports)
     mtu = max(port.mtu for port in ports)
     jumbo = [f"--max-pkt-len={mtu + 22}", f"--mbuf-size={mtu + 256}"] if mtu > 1500 else []
-    pci = [word for device in devices if not device.virtual for word in ("-a", device.name)]
-    noisy: list[str] = []
+    work = {}
     if description.forward_mode is ForwardMode.NOISY:
-        work = {"memory": "memory_mb", "num-reads": "reads", "num-writes": "writes"}
-        noisy = [f"--noisy-lkup-{word}={getattr(description.noisy, name)}" for word, name in work.items()]
+        noisy = description.noisy
+        work = {"memory": noisy.memory_mb, "num-reads": noisy.reads, "num-writes": noisy.writes}
     return [
         description.binary,
         "--lcores",
@@ -205,12 +189,11 @@ def arguments(
         *(["--in-memory"] if description.hugepages else ["--no-huge"]),
         "--single-file-segments",
         f"--file-prefix={_PREFIX}",
-        # Virtual devices, and an allow list of PCI devices.
-        *(f"--vdev={device.text}" for device in devices if device.virtual),
-        *(pci or ["--no-pci"]),
+        *devices,
+        *(() if "-a" in devices else ["--no-pci"]),
         "--",
         f"--forward-mode={description.forward_mode}",
-        *noisy,
+        *(f"--noisy-lkup-{word}={number}" for word, number in work.items()),
         *(f"--eth-peer={number},{port.peer_mac}" for number, port in enumerate(ports)),
         f"--nb-cores={len(cores.workers) or 1}",
         f"--rxq={each}",

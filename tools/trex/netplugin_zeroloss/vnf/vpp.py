@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from netplugin.host import cpus
 from netplugin.programs.program import ProgramError
@@ -45,21 +45,15 @@ def routing(ports: Sequence[VnfPort], interfaces: Sequence[int]) -> Iterator[tup
     frames need not be known, and no ARP is needed.
     """
     for number, (index, port) in enumerate(zip(interfaces, ports, strict=True)):
-        table = {"table_id": number + 1, "name": f"port{number}"}
-        yield "ip_table_add_del", {"is_add": True, "table": table}
-        yield "sw_interface_set_table", {"sw_if_index": index, "vrf_id": number + 1}
-        yield "sw_interface_set_mtu", {"sw_if_index": index, "mtu": [port.mtu, 0, 0, 0]}
-        yield "sw_interface_set_flags", {"sw_if_index": index, "flags": _ADMIN_UP}
+        here = {"sw_if_index": index}
+        yield "ip_table_add_del", {"is_add": True, "table": {"table_id": number + 1, "name": f"port{number}"}}
+        yield "sw_interface_set_table", here | {"vrf_id": number + 1}
+        yield "sw_interface_set_mtu", here | {"mtu": [port.mtu, 0, 0, 0]}
+        yield "sw_interface_set_flags", here | {"flags": _ADMIN_UP}
         prefix = f"{_ADDRESSES + 4 * number + 1}/30"
-        address = {"sw_if_index": index, "is_add": True, "prefix": prefix}
-        yield "sw_interface_add_del_address", address
-        neighbour = {
-            "sw_if_index": index,
-            "flags": _STATIC,
-            "mac_address": port.peer_mac,
-            "ip_address": _far(number),
-        }
-        yield "ip_neighbor_add_del", {"is_add": True, "neighbor": neighbour}
+        yield "sw_interface_add_del_address", here | {"is_add": True, "prefix": prefix}
+        neighbour = {"flags": _STATIC, "mac_address": port.peer_mac, "ip_address": _far(number)}
+        yield "ip_neighbor_add_del", {"is_add": True, "neighbor": here | neighbour}
     for number in range(len(ports)):
         partner = number ^ 1
         path = {
@@ -80,20 +74,17 @@ def _far(number: int) -> str:
 # -- The VNF ``vpp``: routes all frames of a port to a static neighbour behind its partner port. --
 
 
+_API = "api.sock"
 _LAST_LINES = 12
 _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
 #: Where the threads run, and which one polls which queue.
 _READ_BACK = ("show threads", "show interface rx-placement")
-#: Plug-ins for ports that VPP drives without DPDK on this machine.
-_PLUGINS = {Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
-
-
-class VppClient(Protocol):
-    """Interface to VPP's API: ``Api``, or a fake in tests."""
-
-    def call(self, message: str, **fields: Any) -> Any: ...
-    def dump(self, message: str, **fields: Any) -> list[Any]: ...
-    def close(self) -> None: ...
+#: Plug-ins that drive ports.
+_PLUGINS = {
+    Attachment.VFIO: "dpdk",
+    Attachment.VHOST_BACKEND: "vhost",
+    Attachment.NETDEV: "af_packet",
+}
 
 
 class Vpp(ProgramVnf):
@@ -110,15 +101,17 @@ class Vpp(ProgramVnf):
         description: VppDescription,
         ports: tuple[VnfPort, ...],
         cores: VnfCores,
-        connect: Callable[[Path], VppClient] = Api,
+        connect: Callable[[Path], Api] = Api,
     ) -> None:
         """Raises: VnfError for ports that VPP does not support on that machine."""
+        _check_ports(description, ports)
+        if description.nics:
+            pairs = zip(ports, description.nics, strict=True)
+            ports = tuple(replace(port, attachment=Attachment.VFIO, device=nic) for port, nic in pairs)
         super().__init__(ports, cores)
         self._description, self._connect = description, connect
-        _check_ports(description, ports)
         self._queues = description.rx_queues or max(port.queues for port in ports)
-        self._machine: Machine | None = None
-        self._api: VppClient | None = None
+        self._api: Api | None = None
         self._interfaces: list[int] = []
 
     def start(self) -> VnfInfo:
@@ -132,54 +125,33 @@ class Vpp(ProgramVnf):
         if isinstance(self._description.machine, LocalMachine):
             check_cores(self._cores)
             devices_of(self._ports)
-        self._machine = machine = self._on(self._description.machine, deadline)
-        conf = self._conf(machine.directory)
-        path = f"{machine.directory}/startup.conf"
-        machine.write(path, conf.text())
+        machine = self._on(self._description.machine, deadline)
+        conf = startup_conf(machine.directory, self._description, self._ports, self._cores, self._queues)
+        path, socket = f"{machine.directory}/startup.conf", f"{machine.directory}/{_API}"
+        machine.write(path, conf)
         program = self._run(machine, [self._description.binary, "-c", path])
-        program.wait_for(lambda: _is_socket(machine, conf.api_socket), deadline, "its API is there")
-        self._api = api = self._connect(machine.socket(conf.api_socket, deadline))
+        program.wait_for(lambda: _is_socket(machine, socket), deadline, "its API is there")
+        self._api = api = self._connect(machine.socket(socket, deadline))
         self._parts.callback(api.close)
         version = str(api.call("show_version").version)
         self._interfaces = [self._interface(number) for number in range(len(self._ports))]
         for message, fields in routing(self._ports, self._interfaces):
             api.call(message, **fields)
-        for number, port in enumerate(self._ports):
-            program.wait_for(partial(self._link_up, number), deadline, f"the link of {port.device} is up")
-        queues = self._rx_queues()
+        self._wait_for_links(deadline)
+        self._check_queues()
         read_back = {command: self._printed(command) for command in _READ_BACK}
-        return VnfInfo(self.name, version, queues, {"startup.conf": conf.text(), **read_back})
+        queues = (self._queues,) * len(self._ports)
+        return VnfInfo(self.name, version, queues, {"startup.conf": conf, **read_back})
 
     def check(self) -> None:
         super().check()
-        for number, port in enumerate(self._ports):
-            if not self._link_up(number):
-                raise VnfError(f"vpp: the link of {port.device} is down")
-        self._rx_queues()
+        self._check_queues()
 
     @property
     def place(self) -> DropCounters:
         return VppPlace(self._printed, self._interfaces)
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _conf(self, directory: str) -> StartupConf:
-        nics = self._description.nics or tuple(
-            port.device for port in self._ports if port.attachment is Attachment.VFIO
-        )
-        plugins = {_PLUGINS[p.attachment] for p in self._ports if p.attachment in _PLUGINS}
-        return StartupConf(
-            directory,
-            self._cores,
-            nics,
-            self._queues,
-            max(port.ring for port in self._ports),
-            () if self._description.nics else sorted(plugins),
-            self._description.plugin_path,
-            self._description.hugepages,
-            max(port.mtu for port in self._ports),
-            self._description.poll_sleep_us,
-        )
 
     def _interface(self, number: int) -> int:
         """Return VPP's interface index: creates the interface, or finds it by its name in startup.conf."""
@@ -194,7 +166,7 @@ class Vpp(ProgramVnf):
             message = "af_packet_create_v3"
             fields = {"mode": 1, "host_if_name": port.device, "use_random_hw_addr": False}
             fields |= {"hw_addr": port.mac, "num_rx_queues": self._queues, "num_tx_queues": 1}
-        if message and not self._description.nics:
+        if message:
             return int(api.call(message, **fields).sw_if_index)
         name = INTERFACE.format(number=number)
         for details in api.dump("sw_interface_dump"):
@@ -203,40 +175,29 @@ class Vpp(ProgramVnf):
                 api.call("sw_interface_set_mac_address", sw_if_index=index, mac_address=port.mac)
                 return index
         raise VnfError(
-            f"vpp has no interface for {self._nic(number)}: is it bound to vfio-pci or uio_pci_generic there?"
+            f"vpp has no interface for {port.device}: is it bound to vfio-pci or uio_pci_generic there?"
         )
 
-    def _link_up(self, number: int) -> bool:
-        index = self._interfaces[number]
-        found = self._asked.dump("sw_interface_dump", sw_if_index=index)
-        return any(int(each.flags) & _LINK_UP for each in found if each.sw_if_index == index)
+    def _links(self) -> Sequence[bool]:
+        found = {each.sw_if_index: int(each.flags) for each in self._asked.dump("sw_interface_dump")}
+        return [bool(found.get(index, 0) & _LINK_UP) for index in self._interfaces]
 
-    def _rx_queues(self) -> tuple[int, ...]:
-        """Return the receive queues per port.
-
-        VPP silently uses one if the device has fewer than configured.
-        Raises: VnfError if the number differs from the request.
-        """
-        for number, index in enumerate(self._interfaces):
+    def _check_queues(self) -> None:
+        """Raises: VnfError if a port has other receive queues than asked: VPP silently uses one then."""
+        for port, index in zip(self._ports, self._interfaces, strict=True):
             placed = self._asked.dump("sw_interface_rx_placement_dump", sw_if_index=index)
             queues = len({int(each.queue_id) for each in placed if each.sw_if_index == index})
             if queues != self._queues:
                 raise VnfError(
-                    f"vpp polls {queues} receive queues of {self._nic(number)}, not the"
-                    f" {self._queues} that were asked: give the VM's NIC as many, or ask for"
-                    f" rx_queues: {queues}"
+                    f"vpp polls {queues} receive queues of {port.device}, not the {self._queues} that were"
+                    f" asked: give the VM's NIC as many, or ask for rx_queues: {queues}"
                 )
-        return (self._queues,) * len(self._interfaces)
-
-    def _nic(self, number: int) -> str:
-        nics = self._description.nics
-        return nics[number] if nics else self._ports[number].device
 
     def _printed(self, command: str) -> str:
         return str(self._asked.call("cli_inband", cmd=command).reply)
 
     @property
-    def _asked(self) -> VppClient:
+    def _asked(self) -> Api:
         if self._api is None:
             raise VnfError("vpp has not been started")
         return self._api
@@ -282,67 +243,52 @@ INTERFACE = "port{number}"
 _SPARE_BUFFERS = 16384
 
 
-@dataclass(frozen=True, slots=True)
-class StartupConf:
-    """Values of the file. ``directory`` contains the sockets and is VPP's runtime-dir."""
+def startup_conf(
+    directory: str, description: VppDescription, ports: Sequence[VnfPort], cores: VnfCores, queues: int
+) -> str:
+    """Return the file (pure). ``directory`` contains the sockets and is VPP's runtime-dir.
 
-    directory: str
-    cores: VnfCores
-    #: PCI addresses for DPDK, in port order.
-    nics: Sequence[str] = ()
-    queues: int = 1
-    ring: int = 1024
-    #: Plug-ins besides dpdk, which is enabled if there are NICs.
-    plugins: Sequence[str] = ()
-    plugin_path: str | None = None
-    hugepages: bool = True
-    mtu: int = 1500
-    poll_sleep_us: int | None = None
-
-    @property
-    def api_socket(self) -> str:
-        return f"{self.directory}/api.sock"
-
-    def text(self) -> str:
-        """Return the file. The order of sections has no meaning for VPP."""
-        cores, nics, sleep = self.cores, self.nics, self.poll_sleep_us
-        buffers = 2 * max(2, len(nics)) * self.queues * self.ring + _SPARE_BUFFERS
-        queues = f"num-rx-queues {self.queues} num-tx-queues {self.queues}"
-        rings = f"num-rx-desc {self.ring} num-tx-desc {self.ring}"
-        plugins = [*(["dpdk"] if nics else []), *self.plugins]
-        # One buffer per frame is faster; jumbo frames need several.
-        one_buffer = ["no-multi-seg", "no-tx-checksum-offload"] if self.mtu <= 1500 else []
-        sections: dict[str, list[str | None]] = {
-            "unix": [
-                "nodaemon",
-                f"runtime-dir {self.directory}",
-                f"cli-listen {self.directory}/cli.sock",
-                f"log {self.directory}/vpp.log",
-                None if sleep is None else f"poll-sleep-usec {sleep}",
-            ],
-            "socksvr": [f"socket-name {self.api_socket}"],
-            "cpu": [
-                None if cores.main is None else f"main-core {cores.main}",
-                f"corelist-workers {cpus.format_list(cores.workers)}" if cores.workers else None,
-            ],
-            "buffers": [f"buffers-per-numa {buffers}", None if self.hugepages else "page-size default"],
-            "plugins": [
-                f"path {self.plugin_path}" if self.plugin_path else None,
-                "plugin default { disable }",
-                *(f"plugin {name}_plugin.so {{ enable }}" for name in plugins),
-            ],
-            # By default 9000: DPDK then refuses a NIC that tells the MTU of its network.
-            "ethernet": [f"default-mtu {self.mtu}"],
-        }
-        if nics:
-            sections["dpdk"] = [
-                *one_buffer,
-                # With the default of 10 s, frames missed by the NIC would be counted in a later trial.
-                "stats-poll-interval 0.1",
-                None if self.hugepages else "no-hugetlb",
-                # Workers poll, and uio_pci_generic has no interrupt per queue: the port would stay down.
-                f"dev default {{ {queues} {rings} no-rx-interrupts }}",
-                *(f"dev {nic} {{ name {INTERFACE.format(number=n)} }}" for n, nic in enumerate(nics)),
-            ]
-        made = ((name, [f"  {line}\n" for line in lines if line]) for name, lines in sections.items())
-        return "".join(f"{name} {{\n{''.join(lines)}}}\n" for name, lines in made if lines)
+    The order of sections has no meaning for VPP.
+    """
+    nics = [port.device for port in ports if port.attachment is Attachment.VFIO]
+    plugins = sorted({_PLUGINS[port.attachment] for port in ports})
+    ring, mtu = max(port.ring for port in ports), max(port.mtu for port in ports)
+    buffers = 2 * max(2, len(nics)) * queues * ring + _SPARE_BUFFERS
+    pages, sleep, path = description.hugepages, description.poll_sleep_us, description.plugin_path
+    rings = f"num-rx-queues {queues} num-tx-queues {queues} num-rx-desc {ring} num-tx-desc {ring}"
+    # One buffer per frame is faster; jumbo frames need several.
+    one_buffer = ["no-multi-seg", "no-tx-checksum-offload"] if mtu <= 1500 else []
+    sections: dict[str, list[str | None]] = {
+        "unix": [
+            "nodaemon",
+            f"runtime-dir {directory}",
+            f"cli-listen {directory}/cli.sock",
+            f"log {directory}/vpp.log",
+            None if sleep is None else f"poll-sleep-usec {sleep}",
+        ],
+        "socksvr": [f"socket-name {directory}/{_API}"],
+        "cpu": [
+            None if cores.main is None else f"main-core {cores.main}",
+            f"corelist-workers {cpus.format_list(cores.workers)}" if cores.workers else None,
+        ],
+        "buffers": [f"buffers-per-numa {buffers}", None if pages else "page-size default"],
+        "plugins": [
+            f"path {path}" if path else None,
+            "plugin default { disable }",
+            *(f"plugin {name}_plugin.so {{ enable }}" for name in plugins),
+        ],
+        # By default 9000: DPDK then refuses a NIC that tells the MTU of its network.
+        "ethernet": [f"default-mtu {mtu}"],
+    }
+    if nics:
+        sections["dpdk"] = [
+            *one_buffer,
+            # With the default of 10 s, frames missed by the NIC would be counted in a later trial.
+            "stats-poll-interval 0.1",
+            None if pages else "no-hugetlb",
+            # Workers poll, and uio_pci_generic has no interrupt per queue: the port would stay down.
+            f"dev default {{ {rings} no-rx-interrupts }}",
+            *(f"dev {nic} {{ name {INTERFACE.format(number=n)} }}" for n, nic in enumerate(nics)),
+        ]
+    made = ((name, [f"  {line}\n" for line in lines if line]) for name, lines in sections.items())
+    return "".join(f"{name} {{\n{''.join(lines)}}}\n" for name, lines in made if lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,8 @@ class Api:
         return list(self._ask(message, fields) or [])
 
     def close(self) -> None:
-        try:
+        with suppress(Exception):  # VPP may have ended; nothing to release
             self._client.disconnect()
-        except Exception as error:  # VPP may have ended; nothing to release
-            self._gone = error
 
     def _ask(self, message: str, fields: dict[str, Any]) -> Any:
         function = getattr(self._client.api, message, None)
