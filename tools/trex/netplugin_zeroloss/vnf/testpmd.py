@@ -30,8 +30,8 @@ from netplugin_zeroloss.vnf.dpdk import addresses_of_taps, check_cores, devices_
 from netplugin_zeroloss.vnf.guest import check_nics, guest_cores, read_guest, require_guest
 
 _PREFIX = "vnf"
-#: DPDK's telemetry is asked by a program that runs beside it: its socket exchanges packets (SOCK_SEQPACKET),
-#: which SSH does not forward.
+#: Asks DPDK's telemetry, where the program runs: its socket exchanges packets (SOCK_SEQPACKET), which SSH
+#: does not forward.
 _ASK = Path(__file__).with_name("telemetry_child.py")
 #: Log text of testpmd when it polls its queues.
 _FORWARDS = "packet forwarding - ports="
