@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,78 +44,60 @@ def add_vm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     build.add_argument("--rebuild", action="store_true", help="build also if there is one of these inputs")
     build.add_argument("--quiet", action="store_true", help="do not print progress")
     _add_system(build)
-    _add_machine(build)
+
+
+#: Options of what is built: name, what it takes (None: nothing), and its help.
+_SYSTEM: tuple[tuple[str, str | None, str], ...] = (
+    (
+        "--base",
+        "FILE",
+        "take the root file system of this disk image (qcow2 or raw) or archive (tar), which is only read;"
+        " default: mmdebstrap makes one",
+    ),
+    ("--suite", "NAME", "Debian's release (default: bookworm)"),
+    ("--sources", "FILE", "apt's sources, as in /etc/apt (default: Debian's mirror)"),
+    (
+        "--snapshot",
+        "TIME",
+        "take packages as they were then, from snapshot.debian.org: 20261101T000000Z",
+    ),
+    ("--no-install", None, "install no packages in the base, which has them"),
+    ("--kernel", "PACKAGE", "kernel (default: linux-image-amd64)"),
+    ("--no-testpmd", None, "leave testpmd and DPDK out"),
+    ("--package", "NAME", "install this one too, of a version with NAME=VERSION; may be given several times"),
+    ("--vpp", "FOLDER", "folder with VPP's .deb files, or an installed tree (bin/vpp)"),
+    (
+        "--ssh-key",
+        "FILE",
+        "private key for SSH, with FILE.pub next to it (default: one is made in the folder)",
+    ),
+    ("--vcpus", "N", "vCPUs (default: 8)"),
+    ("--memory-mb", "N", "memory, MB (default: 8192)"),
+    ("--disk-mb", "N", "size of the disk, MB (default: 8192)"),
+    ("--hugepage-mb", "N", "hugepages in the VM, MB (default: half of its memory)"),
+    ("--hugepage-kb", "N", "their size, KB: 2048 or 1048576"),
+    ("--housekeeping", "N", "vCPUs that DPDK leaves alone, the lowest (default: 1)"),
+    (
+        "--driver",
+        "DRIVER",
+        "driver of the NICs under test in the VM: uio_pci_generic, or vfio-pci without an IOMMU, for"
+        " kernels that have this mode (default: uio_pci_generic for virtio, else vfio-pci with an emulated"
+        " IOMMU)",
+    ),
+)
+_TYPES: dict[str, Callable[[str], object]] = {"FILE": Path, "FOLDER": Path, "N": whole(0, 1 << 26)}
 
 
 def _add_system(build: argparse.ArgumentParser) -> None:
-    build.add_argument(
-        "--base",
-        metavar="FILE",
-        type=Path,
-        help="take the root file system of this disk image (qcow2 or raw) or archive (tar), which is only"
-        " read; default: mmdebstrap makes one",
-    )
-    build.add_argument("--suite", metavar="NAME", help="Debian's release (default: bookworm)")
-    build.add_argument(
-        "--sources",
-        metavar="FILE",
-        type=Path,
-        help="apt's sources, as in /etc/apt (default: Debian's mirror)",
-    )
-    build.add_argument(
-        "--snapshot",
-        metavar="TIME",
-        help="take packages as they were then, from snapshot.debian.org: 20261101T000000Z",
-    )
-    build.add_argument(
-        "--no-install",
-        dest="install",
-        action="store_false",
-        default=None,
-        help="install no packages in the base, which has them",
-    )
-    build.add_argument("--kernel", metavar="PACKAGE", help="kernel (default: linux-image-amd64)")
-    build.add_argument(
-        "--no-testpmd", dest="testpmd", action="store_false", default=None, help="leave testpmd and DPDK out"
-    )
-    build.add_argument(
-        "--package",
-        dest="packages",
-        metavar="NAME",
-        action="append",
-        help="install this one too, of a version with NAME=VERSION; may be given several times",
-    )
-    build.add_argument(
-        "--vpp",
-        metavar="FOLDER",
-        type=Path,
-        help="folder with VPP's .deb files, or an installed tree (bin/vpp)",
-    )
-    build.add_argument(
-        "--ssh-key",
-        metavar="FILE",
-        type=Path,
-        help="private key for SSH, with FILE.pub next to it (default: one is made in the folder)",
-    )
-
-
-def _add_machine(build: argparse.ArgumentParser) -> None:
-    for name, what in (
-        ("--vcpus", "vCPUs (default: 8)"),
-        ("--memory-mb", "memory, MB (default: 8192)"),
-        ("--disk-mb", "size of the disk, MB (default: 8192)"),
-        ("--hugepage-mb", "hugepages in the VM, MB (default: half of its memory)"),
-        ("--hugepage-kb", "their size, KB: 2048 or 1048576"),
-        ("--housekeeping", "vCPUs that DPDK leaves alone, the lowest (default: 1)"),
-    ):
-        build.add_argument(name, metavar="N", type=whole(0, 1 << 26), help=what)
-    build.add_argument(
-        "--driver",
-        metavar="DRIVER",
-        help="driver of the NICs under test in the VM: uio_pci_generic, or vfio-pci without an IOMMU, for"
-        " kernels that have this mode (default: uio_pci_generic for virtio, else vfio-pci with an emulated"
-        " IOMMU)",
-    )
+    for name, takes, what in _SYSTEM:
+        if takes is None:
+            build.add_argument(
+                name, dest=name.removeprefix("--no-"), action="store_false", default=None, help=what
+            )
+        elif name == "--package":
+            build.add_argument(name, dest="packages", metavar=takes, action="append", help=what)
+        else:
+            build.add_argument(name, metavar=takes, type=_TYPES.get(takes, str), help=what)
 
 
 def _build(options: argparse.Namespace) -> int:
