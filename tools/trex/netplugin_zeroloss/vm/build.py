@@ -216,6 +216,7 @@ class Builder:
         # E2FSPROGS_FAKE_TIME: for mke2fs before 1.47.1, which ignores SOURCE_DATE_EPOCH.
         names = () if seconds is None else ("SOURCE_DATE_EPOCH", "E2FSPROGS_FAKE_TIME")
         environment = os.environ | dict.fromkeys(names, str(seconds))
+        start, took = time.monotonic(), 0.0
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
@@ -225,7 +226,6 @@ class Builder:
                 env=environment,
                 start_new_session=True,
             )
-        start, took = time.monotonic(), 0.0
         try:
             while process.returncode is None:
                 try:
