@@ -14,7 +14,6 @@ from typing import IO, Final
 
 from netplugin_zeroloss.generators import guard
 from netplugin_zeroloss.machines.contract import Machine
-from netplugin_zeroloss.machines.ssh import Local
 from netplugin_zeroloss.values import GeneratorError
 
 _GUARD: Final = Path(guard.__file__).read_text()
@@ -23,10 +22,6 @@ _GUARD_S: Final = 5.0
 #: Bytes that it may print; an hour of TRex has 10 MB.
 _MOST_OUTPUT: Final = 1 << 28
 _LAST_LINES: Final = 8
-
-
-def python_of(machine: Machine | None) -> str:
-    return sys.executable if machine is None or isinstance(machine, Local) else "python3"
 
 
 class GuardedProgram:
@@ -41,7 +36,8 @@ class GuardedProgram:
         self._output: IO[bytes] = tempfile.TemporaryFile()
         # Over SSH, the guard's input closes when the connection does.
         how = ["-IS", "-c", _GUARD, "0", str(int(signal.SIGINT)), str(stop_s)]
-        command = ["sh", "-c", 'cd "$0" && exec "$@"', directory, python_of(machine), *how, *arguments]
+        python = machine.python if machine else sys.executable
+        command = ["sh", "-c", 'cd "$0" && exec "$@"', directory, python, *how, *arguments]
         self._guard = subprocess.Popen(
             command if machine is None else machine.command(command),
             stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from netplugin_zeroloss.generators.guarded import GuardedProgram, log_tail, python_of
+from netplugin_zeroloss.generators.guarded import GuardedProgram, log_tail
 from netplugin_zeroloss.machines.contract import Machine, MachineError
 from netplugin_zeroloss.machines.ssh import Local
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
@@ -30,7 +30,7 @@ def check_tree(machine: Machine, trex_dir: Path) -> None:
     if not is_root:
         raise UnusableInput(PROGRAM, "TRex needs root: it takes ports from the kernel")
     try:
-        machine.run([python_of(machine), "-I", "-c", "from os import pidfd_open"])
+        machine.run([machine.python, "-I", "-c", "from os import pidfd_open"])
     except MachineError as error:
         raise UnusableInput(PROGRAM, f"its machine needs python3 of version 3.9 or later: {error}") from error
 
