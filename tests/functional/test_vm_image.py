@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.matrix.bench import CellError
-from netplugin_zeroloss.matrix.domain import DomainRunner, OnImage
+from netplugin_zeroloss.matrix.description import Vm
+from netplugin_zeroloss.matrix.domain import DomainRunner
 from netplugin_zeroloss.vm.build import Builder
 from netplugin_zeroloss.vm.spec import VmSpec
 
@@ -84,9 +85,10 @@ def test_a_domain_on_an_image_writes_to_its_overlay_only(tmp_path: Path) -> None
     made = built(tmp_path)
     before, overlays = sha256(made.disk), made.folder / "overlays"
     with PrivateLibvirt() as libvirt:
-        domain = DomainRunner(OnImage(made.folder, PORT, emulate=True), libvirt.uri, NAME, shutdown_s=0.2)
+        vm = Vm(image=made.folder, uri=libvirt.uri, ssh_port=PORT, emulate=True)
+        domain = DomainRunner(vm, NAME, shutdown_s=0.2)
         assert [each.found for each in domain.findings(Path("/")) if each.missing] == []
-        xml = domain.source.addressed(with_nics(domain.template), MACS)
+        xml = domain.addressed(with_nics(domain.template), MACS)
         with domain.running(xml):
             running = libvirt.connect().lookupByName(NAME)
             there = read_domain(running.XMLDesc())

@@ -11,7 +11,8 @@ from typing import Any
 
 from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.machines.ssh import Ssh
-from netplugin_zeroloss.matrix.domain import DomainRunner, OnImage
+from netplugin_zeroloss.matrix.description import Vm
+from netplugin_zeroloss.matrix.domain import DomainRunner
 
 from netplugin.libvirt.image_domain import HOST, NICS, SSH_PORT, USER
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS
@@ -56,10 +57,11 @@ def boot(folder: Path) -> dict[str, Any]:
         known_hosts=str(folder / KNOWN_HOSTS),
     )
     with PrivateLibvirt() as libvirt:
-        domain = DomainRunner(OnImage(folder, SSH_PORT, emulate=True), libvirt.uri, NAME, SHUTDOWN_S)
+        vm = Vm(image=folder, uri=libvirt.uri, ssh_port=SSH_PORT, emulate=True)
+        domain = DomainRunner(vm, NAME, SHUTDOWN_S)
         missing = [each.found for each in domain.findings(Path("/")) if each.missing]
         assert missing == [], missing
-        with domain.running(domain.source.addressed(with_nics(domain.template), MACS)):
+        with domain.running(domain.addressed(with_nics(domain.template), MACS)):
             domain.wait_for(machine, BOOT_S)
             there = Ssh(machine, time.monotonic() + BOOT_S)
             printed = there.run(["sh", "-c", LOOK])

@@ -74,9 +74,8 @@ EXCEPTIONS = {
     ("tools/trex/netplugin_zeroloss/report/page.py", "_template"): OF_PACKAGE,
     ("tools/trex/netplugin_zeroloss/report/page.py", "write"): OF_CALLER,
     ("tools/trex/netplugin_zeroloss/report/published.py", "zstack"): OF_PACKAGE,
-    ("tools/trex/netplugin_zeroloss/journal.py", "_entries"): OF_CALLER,
+    ("tools/trex/netplugin_zeroloss/journal.py", "_values"): OF_CALLER,
     ("tools/trex/netplugin_zeroloss/journal.py", "__init__"): OF_CALLER,
-    ("tools/trex/netplugin_zeroloss/journal.py", "_sync_directory"): OF_CALLER,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from netplugin_zeroloss.matrix import agent_bench
+from netplugin_zeroloss.matrix import agent_bench, host
 
 from tests.unit.tuning.golden import facts_of
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent
@@ -17,7 +17,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> MadeUpAgent:
     """What a bench takes for the agent of its description; its host has many CPUs."""
     made_up = MadeUpAgent()
     monkeypatch.setattr(agent_bench, "client", lambda description: made_up)
-    monkeypatch.setattr(agent_bench, "read_facts", lambda root: facts_of("published"))
+    monkeypatch.setattr(host, "read_facts", lambda root: facts_of("published"))
     return made_up
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.sim import sim_generator
-from netplugin_zeroloss.matrix import agent_bench, cells, preflight
+from netplugin_zeroloss.matrix import cells, checks, findings, host
 from netplugin_zeroloss.matrix.agent_bench import AgentBench
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription, read
@@ -76,8 +76,8 @@ class PublishedHost:
         self.machine(with_pages(load("published"), 16))
         self.programs = {"ssh", "virsh", "qemu-img"}
         self.packages = {"vpp_papi"}
-        monkeypatch.setattr(preflight.shutil, "which", lambda name: name if name in self.programs else None)
-        monkeypatch.setattr(preflight, "find_spec", lambda name: name if name in self.packages else None)
+        monkeypatch.setattr(findings.shutil, "which", lambda name: name if name in self.programs else None)
+        monkeypatch.setattr(checks, "find_spec", lambda name: name if name in self.packages else None)
         monkeypatch.setattr(generators, "make", lambda description: sim_generator("clean", "1"))
         for name, text in (("ssh", _SSH), ("virsh", _VIRSH), ("qemu-img", _QEMU_IMG)):
             program = folder / "bin" / name
@@ -99,7 +99,7 @@ class PublishedHost:
     def machine(self, machine: Machine, driver: str = "mlx5_core") -> None:
         """The files of a machine's NICs, with their drivers, and the facts of all of it."""
         made, facts = _tree_and_facts(yaml.safe_dump(vars(machine)))
-        self.monkeypatch.setattr(agent_bench, "read_facts", lambda root: facts)
+        self.monkeypatch.setattr(host, "read_facts", lambda root: facts)
         on_disk = ("/sys/bus/", "/sys/class/net/", "/sys/devices/pci")
         Tree(
             *({p: v for p, v in part.items() if p.startswith(on_disk)} for part in (made.files, made.links))

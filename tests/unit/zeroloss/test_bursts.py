@@ -15,7 +15,7 @@ from netplugin_zeroloss.generators.exec import ExecGenerator
 from netplugin_zeroloss.generators.trex_stl import TrexPath
 from netplugin_zeroloss.generators.trex_streams import burst_s, in_bursts
 from netplugin_zeroloss.journal import Cell, Part, control_cell, read_run
-from netplugin_zeroloss.matrix import cells, preflight
+from netplugin_zeroloss.matrix import cells, findings
 from netplugin_zeroloss.matrix.bench import BareBench
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.published import zstack
@@ -175,7 +175,7 @@ def test_a_generator_without_bursts_is_refused_before_anything_is_sent(tmp_path:
     with pytest.raises(UnusableInput, match="burst 8: the generator small cannot send frames in bursts"):
         BareBench(run).check(cells.tasks(run))
     chosen = [(Exec(command=unable.command), cell) for cell in cells.cells(run)]
-    [finding] = preflight.about_generators(chosen)
+    [finding] = findings.about_generators(chosen)
     assert finding.missing and "burst 8" in finding.found and "exclude" in (finding.fix or "")
     assert all(question["op"] != "trial" for question in unable.questions())
 

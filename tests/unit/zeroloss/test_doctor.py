@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from netplugin_zeroloss.cli import doctor
 from netplugin_zeroloss.cli.main import main
-from netplugin_zeroloss.matrix import doctor
 from netplugin_zeroloss.matrix.agent_bench import AgentBench
 
 from netplugin.api.client import Readiness

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from netplugin_zeroloss.journal import Cell, Part
-from netplugin_zeroloss.matrix.pmd_cpus import planned_cpus, unfit
+from netplugin_zeroloss.journal import Part
+from netplugin_zeroloss.matrix.host import planned_cpus, unfit
 from netplugin_zeroloss.values import UnusableInput
 
 from netplugin.api.errors import InvalidRequest
@@ -111,9 +111,10 @@ def test_without_leave_fewer_queues_are_refused(host: PublishedHost) -> None:
 
 def test_the_network_with_the_fewest_queues_decides(host: PublishedHost) -> None:
     host.agent.vfs[-2:] = [vf.model_copy(update={"max_queues": 4}) for vf in host.agent.vfs[-2:]]
-    run = host.description()
-    assert host.bench(run)._ports._most_queues("sriov") == 4
-    assert host.bench(run)._ports._most_queues("vdpa") == 128, "its VM has a vhost-user port"
+    seen = host.bench(host.description())._host
+    sriov, vdpa = map(seen.most_queues, seen.infos(["sriov", "vdpa"]))
+    assert sriov == 4
+    assert vdpa == 128, "its VM has a vhost-user port"
 
 
 def _without_vfs(host: PublishedHost) -> None:
@@ -133,11 +134,10 @@ _FEWER = ("fewer_queues: [vdpa, sriov]", "fewer_queues: [vdpa]")
 
 
 def test_without_vfs_vdpa_has_the_nics_of_its_bridges_and_one_queue(host: PublishedHost) -> None:
-    cell = Cell("vdpa", queues=8)
-    assert [need.dpdk for need in host.bench(host.description())._needs([cell])] == [False, False]
+    assert [need.dpdk for need in host.bench(host.description())._host.needs(["vdpa"])] == [False, False]
     _without_vfs(host)
     run = host.description(_VDPA, _FEWER)
-    assert [(need.address, need.dpdk) for need in host.bench(run)._needs([cell])] == [
+    assert [(need.address, need.dpdk) for need in host.bench(run)._host.needs(["vdpa"])] == [
         (nic, True) for nic in NICS
     ]
     host.check(run)
@@ -363,7 +363,7 @@ def test_a_vm_without_a_shell_is_a_finding(host: PublishedHost) -> None:
 def test_a_vm_that_refuses_ssh(
     host: PublishedHost, monkeypatch: pytest.MonkeyPatch, words: str, fix: str
 ) -> None:
-    monkeypatch.setattr("netplugin_zeroloss.matrix.guest._LOG_IN_S", 0.0)
+    monkeypatch.setattr("netplugin_zeroloss.matrix.checks._LOG_IN_S", 0.0)
     (host.folder / "refused").write_text(words)
     with pytest.raises(UnusableInput) as refused:
         host.check(host.description())

@@ -122,7 +122,7 @@ class IntelHost(PublishedHost):
 
     def started(self, run: RunDescription, found: Any = None) -> AgentBench:
         bench = self.bench(run, nics=found)
-        bench.nics = self.nics(found)
+        bench._host.nics = self.nics(found)
         return bench
 
     def drivers(self) -> list[str | None]:
@@ -226,11 +226,13 @@ def test_counters_of_a_nic_are_read_in_the_cells_in_which_the_kernel_has_it(host
     run = host.run()
     bench = host.started(run)
     bench.check(host.tasks(run))
-    assert described.without(bench.nics.hides) == described
+    assert described.without(bench._host.nics.hides) == described
     _bound_for(bench, "dpdkvhostuser")
-    assert described.without(bench.nics.hides) == LossDescription(devices=(other,)), "a wrong name stays"
+    assert described.without(bench._host.nics.hides) == LossDescription(devices=(other,)), (
+        "a wrong name stays"
+    )
     _bound_for(bench, "sriov")
-    assert described.without(bench.nics.hides) == described
+    assert described.without(bench._host.nics.hides) == described
 
 
 def _address(host: IntelHost) -> None:
@@ -266,9 +268,9 @@ def test_what_is_in_the_way_is_found_before_and_nothing_is_rebound(
     bench = host.started(run)
     with pytest.raises(UnusableInput, match=words):
         bench.check(host.tasks(run))
-    bench.nics.note([NicNeed(NICS[1], "dpdkvhostuser", dpdk=True)])
+    bench._host.nics.note([NicNeed(NICS[1], "dpdkvhostuser", dpdk=True)])
     with pytest.raises(Conflict):
-        bench.nics.bind(NicNeed(NICS[1], "dpdkvhostuser", dpdk=True))
+        bench._host.nics.bind(NicNeed(NICS[1], "dpdkvhostuser", dpdk=True))
     assert host.vfs.steps == [] and host.drivers() == [_KERNEL, _KERNEL]
 
 

@@ -12,7 +12,7 @@ import pytest
 from netplugin_zeroloss.machines.contract import SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import RunDescription
-from netplugin_zeroloss.matrix.domain import DomainRunner, source_of, wait_for_ssh
+from netplugin_zeroloss.matrix.domain import DomainRunner, wait_for_ssh
 from netplugin_zeroloss.values import UnusableInput
 
 from netplugin.api.domain_models import DomainPolicy, RenderedDomain
@@ -151,7 +151,7 @@ def test_a_vm_that_does_not_answer_is_reported_with_the_end_of_its_console(
         port = taken.getsockname()[1]
     machine = SshMachine(type="ssh", host="127.0.0.1", port=port)
     assert run.vm is not None
-    runner = DomainRunner(source_of(run.vm), "test:///x", "x", 0)
+    runner = DomainRunner(run.vm, "x", 0)
     (virsh / "running").write_text("x\n")
     with pytest.raises(CellError, match=r"did not answer(.|\n)*Kernel panic$") as failed:
         runner.wait_for(machine, 0)

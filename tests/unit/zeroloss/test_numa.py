@@ -16,10 +16,10 @@ import pytest
 import yaml
 from lxml import etree
 from netplugin_zeroloss.journal import Cell, Part, control_cell
-from netplugin_zeroloss.matrix import cells, numa
-from netplugin_zeroloss.matrix.axes import NumaPlacement
+from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import Stand
-from netplugin_zeroloss.matrix.description import RunDescription, read
+from netplugin_zeroloss.matrix.description import NumaPlacement, RunDescription, read
+from netplugin_zeroloss.matrix.host import cores_on, node_of
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.table import csv_text, grids
 from netplugin_zeroloss.values import UnusableInput
@@ -58,7 +58,7 @@ def _with_pages_on_both(host: PublishedHost, remote: int = 16) -> PublishedHost:
 
 def test_on_the_published_host_the_nics_are_on_node_0() -> None:
     facts = facts_of("published")
-    assert [numa.node_of(placement, facts, NICS) for placement in (LOCAL, REMOTE)] == [0, 1]
+    assert [node_of(placement, facts, NICS) for placement in (LOCAL, REMOTE)] == [0, 1]
 
 
 @pytest.mark.parametrize(("placement", "mine"), [(LOCAL, range(16)), (REMOTE, range(16, 32))])
@@ -66,8 +66,8 @@ def test_the_vnf_has_cores_of_the_plan_on_its_node_and_none_of_the_pmd_threads(
     placement: NumaPlacement, mine: range
 ) -> None:
     facts = facts_of("published")
-    node = numa.node_of(placement, facts, NICS)
-    cores = numa.cores_on(node, 4, facts, NICS, 8)
+    node = node_of(placement, facts, NICS)
+    cores = cores_on(node, 4, facts, NICS, 8)
     assert len(set(cores.workers)) == 4 and cores.main not in cores.workers
     assert {*cores.workers, cores.main} <= set(mine)
     # The PMD cores of node 0 are CPUs 1-8, with their siblings 33-40.
@@ -77,8 +77,8 @@ def test_the_vnf_has_cores_of_the_plan_on_its_node_and_none_of_the_pmd_threads(
 def test_more_cores_than_the_plan_leaves_are_refused() -> None:
     facts = facts_of("published")
     with pytest.raises(Conflict, match="NUMA node 0 has 6 cores for the VNF next to 8 PMD cores, not 7"):
-        numa.cores_on(0, 7, facts, NICS, 8)
-    assert len(numa.cores_on(1, 7, facts, NICS, 8).workers) == 7
+        cores_on(0, 7, facts, NICS, 8)
+    assert len(cores_on(1, 7, facts, NICS, 8).workers) == 7
 
 
 def test_nics_of_two_nodes_have_no_side() -> None:
@@ -87,11 +87,11 @@ def test_nics_of_two_nodes_have_no_side() -> None:
     nics = [nic | ({"node": 1} if nic["address"] == NICS[1] else {}) for nic in there.nics]
     apart = replace(facts, network=_facts_with(nics).network)
     with pytest.raises(Conflict, match=r"not on one known NUMA node: 0000:3b:00\.0 on node 0, .* on node 1"):
-        numa.node_of(LOCAL, apart, NICS)
+        node_of(LOCAL, apart, NICS)
     with pytest.raises(Conflict, match="they are no PCI devices"):
-        numa.node_of(LOCAL, facts, [])
+        node_of(LOCAL, facts, [])
     with pytest.raises(Conflict, match=r"0000:99:00\.0 on an unknown node"):
-        numa.node_of(LOCAL, facts, ["0000:99:00.0"])
+        node_of(LOCAL, facts, ["0000:99:00.0"])
 
 
 def _facts_with(nics: list[dict[str, Any]]) -> Any:
@@ -220,7 +220,7 @@ def test_a_vnf_on_the_host_gets_cpus_of_that_node(
         stand: Stand = parts.enter_context(host.bench(run).stand(task))
         assert not stand, "it is not made"
     facts = facts_of("published")
-    assert given == [numa.cores_on(node, 2, facts, NICS, 4)]
+    assert given == [cores_on(node, 2, facts, NICS, 4)]
 
 
 def _without_vm(host: PublishedHost, **axes: Any) -> RunDescription:

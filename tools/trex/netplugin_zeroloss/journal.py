@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter
+from typing_extensions import TypedDict
 
-from netplugin.host.safe_files import open_own
+from netplugin.host.safe_files import open_own, sync
 from netplugin.programs import bounded
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.recorded import (
@@ -27,7 +28,7 @@ from netplugin_zeroloss.search.recorded import (
     SetupEntry,
 )
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
+from netplugin_zeroloss.values import UnusableInput
 
 # -- Values of a run: cells, and the results of their parts. --------------------------------------
 
@@ -120,7 +121,7 @@ class RunRecord:
     environment: RunEnvironment
     #: All cells in order; finished parts in order of completion.
     cells: tuple[Cell, ...]
-    records: tuple[CellRecord, ...]
+    records: tuple[CellRecord, ...] = ()
 
     def record(self, cell: Cell, part: Part = Part.SEARCH) -> CellRecord | None:
         """Return the last record of a cell: a repeated cell replaces the failed one."""
@@ -132,7 +133,7 @@ class RunRecord:
         return self.record(control_cell(cell, part), part)
 
 
-# -- The journal of a run and its reader: one JSON object per line, append-only. ------------------
+# -- The journal of a run: one JSON object per line. -----------------------------------------------
 # The first line describes the run, the others are events in order:
 #     {"entry": "run", "format": 1, "name", "started", "description", "environment", "cells": [..]}
 #     {"entry": "session", "started", "environment"}             the run was resumed
@@ -154,9 +155,9 @@ _LONGEST_LINE = 1 << 28
 class PastTrial:
     """One finished trial. ``wall_s``: real seconds since the previous trial or the setup."""
 
-    repeat: int
-    request: TrialRequest
-    measured: Measurement
+    repeat: Annotated[int, Field(ge=0, le=1000)]
+    request: Requested
+    measured: Measured
     wall_s: float
 
 
@@ -164,9 +165,9 @@ class PastTrial:
 class Attempt:
     """A started and unfinished part of a cell, which a resumed run continues."""
 
-    started: str
-    plan: SearchPlan
-    trials: list[PastTrial] = field(default_factory=list)
+    at: str
+    plan: Plan
+    trials: list[PastTrial] = field(default_factory=list, init=False)
 
 
 @dataclass(slots=True)
@@ -177,57 +178,26 @@ class Past:
     open: dict[tuple[Cell, Part], Attempt] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    entry: Literal["run"]
-    name: str
-    description: str
-    environment: RunEnvironment
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Session:
-    entry: Literal["session"]
+class _Session(TypedDict):
     started: str
     environment: RunEnvironment
 
 
-@dataclass(frozen=True, slots=True)
-class _Begin:
-    entry: Literal["begin"]
+class _Place(TypedDict):
     cell: Cell
     part: Part
-    at: str
-    plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    entry: Literal["trial"]
-    cell: Cell
-    part: Part
-    repeat: Annotated[int, Field(ge=0, le=1000)]
-    request: Requested
-    measured: Measured
-    wall_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    entry: Literal["end"]
-    cell: Cell
-    part: Part
-    started: str
-    ended: str
-    result: ResultEntry | None
-    error: str | None
-    setup: SetupEntry
+class _End(TypedDict):
+    result: Any
+    error: Any
+    setup: Any
     restart: bool
 
 
-_Entry = _Run | _Session | _Begin | _Trial | _End
-_ENTRY: TypeAdapter[_Entry] = TypeAdapter(Annotated[_Entry, Field(discriminator="entry")])
+_RUN, _SESSION, _PLACE = TypeAdapter(RunRecord), TypeAdapter(_Session), TypeAdapter(_Place)
+_ATTEMPT, _TRIAL = TypeAdapter(Attempt), TypeAdapter(PastTrial)
+_RECORD, _END = TypeAdapter(CellRecord), TypeAdapter(_End)
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -247,19 +217,16 @@ def read_past(folder: Path) -> Past | None:
     past: Past | None = None
     records: list[CellRecord] = []
     sessions: list[dict[str, Any]] = []
-    for number, entry in _entries(path):
+    for number, value in _values(path):
         try:
-            if isinstance(entry, _Run):
-                if past is not None:
-                    raise ValueError("entry: a second run")
-                past = Past(RunRecord(entry.name, entry.description, entry.environment, entry.cells, ()))
-            elif past is None:
-                raise ValueError("entry: the first is not that of a run")
-            elif isinstance(entry, _Session):
-                sessions.append({"started": entry.started, **entry.environment})
+            if past is None:
+                past = Past(_first(value))
+            elif value.get("entry") == "session":
+                session = bounded.validated(value, _SESSION)
+                sessions.append({"started": session["started"], **session["environment"]})
             else:
-                _take(past, entry, records)
-        except ValueError as error:
+                _take(past, value, records)
+        except (ValueError, UnusableInput) as error:
             raise _unreadable(path, number, error) from error
     if past is not None:
         environment: RunEnvironment = {**past.run.environment, "sessions": sessions}
@@ -267,74 +234,69 @@ def read_past(folder: Path) -> Past | None:
     return past
 
 
-def _entries(path: Path) -> Iterator[tuple[int, _Entry]]:
-    """Yield the entries of complete lines with their numbers, from 1. Raises: UnusableInput."""
+def _values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of complete lines with their numbers, from 1. Raises: UnusableInput."""
     try:
         # Not blocked by a FIFO, which is refused.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise UnusableInput(str(path), "it is no file")
-            number = 0
-            while line := file.readline(_LONGEST_LINE):
-                number += 1
-                is_last = file.tell() >= status.st_size
-                if not line.endswith(b"\n"):
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
+                is_last, is_whole = file.tell() >= status.st_size, line.endswith(b"\n")
+                if is_last and not is_whole:
+                    return  # incomplete write: the machine crashed
+                try:
+                    if not is_whole:
+                        raise bounded.Unreadable("it is longer than a line may be")
+                    value = bounded.parse(line)
+                except bounded.NoJson as error:
                     if is_last:
-                        return  # incomplete write: the machine crashed
-                    raise _unreadable(path, number, ValueError("it is longer than a line may be"))
-                entry = _entry(path, number, line, is_last)
-                if entry is None:
-                    return
-                yield number, entry
+                        return
+                    raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error
+                except bounded.Unreadable as error:
+                    raise _unreadable(path, number, error) from error
+                if not isinstance(value, dict):
+                    raise UnusableInput(f"{path}, line {number}", "it is no JSON object")
+                yield number, value
     except FileNotFoundError:
         return
     except OSError as error:
         raise UnusableInput(str(path), f"it cannot be read: {error.strerror}") from error
 
 
-def _entry(path: Path, number: int, line: bytes, is_last: bool) -> _Entry | None:
-    """Parse a line; None if it is the last, and incomplete. Raises: UnusableInput."""
-    try:
-        value = bounded.parse(line)
-    except bounded.NoJson as error:
-        if is_last:
-            return None
-        raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error
-    except bounded.Unreadable as error:
-        raise _unreadable(path, number, error) from error
-    if not isinstance(value, dict):
-        raise UnusableInput(f"{path}, line {number}", "it is no JSON object")
-    if value.get("entry") == "run" and value.get("format") != FORMAT:
-        found = f"{value.get('format')!s:.40}"
-        raise UnusableInput(str(path), f"its format is {found}, this program reads {FORMAT}")
-    try:
-        return bounded.validated(value, _ENTRY)
-    except (bounded.Unreadable, UnusableInput) as error:
-        raise _unreadable(path, number, error) from error
-
-
 def _unreadable(path: Path, number: int, error: Exception) -> UnusableInput:
     return UnusableInput(f"{path}, line {number}", f"it is not of a run: {error}")
 
 
-def _take(past: Past, entry: _Begin | _Trial | _End, records: list[CellRecord]) -> None:
-    """Account for an entry of a part. Raises: ValueError."""
-    where = entry.cell, entry.part
-    match entry:
-        case _Begin():
+def _first(value: Mapping[str, Any]) -> RunRecord:
+    """Return the run of a first line, without records. Raises: ValueError, UnusableInput."""
+    if value.get("entry") != "run":
+        raise ValueError("entry: the first is not that of a run")
+    if value.get("format") != FORMAT:
+        raise ValueError(f"its format is {value.get('format')!s:.40}, this program reads {FORMAT}")
+    return bounded.validated(value, _RUN)
+
+
+def _take(past: Past, value: Mapping[str, Any], records: list[CellRecord]) -> None:
+    """Account for an entry of a part. Raises: ValueError, UnusableInput."""
+    place = bounded.validated(value, _PLACE)
+    where = place["cell"], place["part"]
+    match value.get("entry"):
+        case "begin":
             # A repeated setup keeps the plan of the first.
-            past.open.setdefault(where, Attempt(entry.at, entry.plan))
-        case _Trial():
+            past.open.setdefault(where, bounded.validated(value, _ATTEMPT))
+        case "trial":
             if where not in past.open:
                 raise ValueError("cell: no search of it has begun")
-            trial = PastTrial(entry.repeat, entry.request, entry.measured, entry.wall_s)
-            past.open[where].trials.append(trial)
-        case _End():
-            if entry.result is not None or entry.restart:
+            past.open[where].trials.append(bounded.validated(value, _TRIAL))
+        case "end":
+            restart = bounded.validated(value, _END)["restart"]
+            records.append(record := bounded.validated(value, _RECORD))
+            if record.result is not None or restart:
                 past.open.pop(where, None)
-            times = entry.started, entry.ended
-            records.append(CellRecord(*where, *times, entry.result, entry.error, entry.setup))
+        case _:
+            raise ValueError("entry: neither session, begin, trial nor end")
 
 
 # -- Writer of the journal: every line is on disk (fsync) before the run continues. ---------------
@@ -361,7 +323,7 @@ class Journal:
             os.close(self._file)
             raise UnusableInput(str(folder), "another zeroloss is running in it") from None
         _drop_torn_line(self._file)
-        _sync_directory(folder)
+        sync(folder)  # its entry of the file survives a power failure too
 
     def close(self) -> None:
         """Close the journal and release the lock."""
@@ -369,68 +331,42 @@ class Journal:
 
     def run(self, run: RunRecord) -> None:
         """Write the first line."""
-        self._append(
-            "run",
-            format=FORMAT,
-            name=run.name,
-            started=now(),
-            description=run.description,
-            environment=run.environment,
-            cells=[dataclasses.asdict(cell) for cell in run.cells],
-        )
+        described = dataclasses.asdict(dataclasses.replace(run, records=()))
+        del described["records"]
+        self._append("run", format=FORMAT, started=now(), **described)
 
     def session(self, environment: Mapping[str, Any]) -> None:
         self._append("session", started=now(), environment=environment)
 
     def begin(self, cell: Cell, part: Part, plan: SearchPlan, setup: Mapping[str, Any]) -> None:
-        described = results.describe_plan(plan)
-        self._append("begin", **_where(cell, part), at=now(), plan=described, setup=setup)
+        self._append("begin", cell, part, at=now(), plan=results.describe_plan(plan), setup=setup)
 
     def trial(self, cell: Cell, part: Part, number: int, trial: PastTrial) -> None:
-        self._append(
-            "trial",
-            **_where(cell, part),
-            repeat=trial.repeat,
-            number=number,
-            at=now(),
-            wall_s=trial.wall_s,
-            request=dataclasses.asdict(trial.request),
-            measured=results.describe_measurement(trial.measured),
-        )
+        request, measured = dataclasses.asdict(trial.request), results.describe_measurement(trial.measured)
+        about = {"repeat": trial.repeat, "number": number, "at": now(), "wall_s": trial.wall_s}
+        self._append("trial", cell, part, **about, request=request, measured=measured)
 
     def end(self, record: CellRecord, restart: bool = False) -> None:
         """Record the end of a part; ``restart``: a failed part starts over, without its trials."""
-        self._append(
-            "end",
-            **_where(record.cell, record.part),
-            started=record.started,
-            ended=record.ended,
-            result=record.result,
-            error=record.error,
-            setup=record.setup,
-            restart=restart,
-        )
+        found = {name: getattr(record, name) for name in ("started", "ended", "result", "error", "setup")}
+        self._append("end", record.cell, record.part, **found, restart=restart)
 
-    def _append(self, entry: str, **fields: Any) -> None:
+    def _append(self, entry: str, cell: Cell | None = None, part: Part | None = None, **more: Any) -> None:
         """Append one entry and sync it. Raises: JournalError; do not append after that."""
-        line = results.dumps({"entry": entry, **fields}, indent=None).encode()
+        where = {"cell": dataclasses.asdict(cell), "part": part} if cell is not None else {}
+        line = results.dumps({"entry": entry, **where, **more}, indent=None).encode()
         try:
             while line:
                 line = line[os.write(self._file, line) :]
             os.fsync(self._file)
         except OSError as error:
-            raise JournalError(
-                str(self._path), f"it cannot be written: {error.strerror}; then --resume"
-            ) from error
+            why = f"it cannot be written: {error.strerror}; then --resume"
+            raise JournalError(str(self._path), why) from error
 
 
 def now() -> str:
     """Return the current time in the format of the journal (UTC, milliseconds)."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _where(cell: Cell, part: Part) -> dict[str, Any]:
-    return {"cell": dataclasses.asdict(cell), "part": part.value}
 
 
 def _drop_torn_line(file: int) -> None:
@@ -444,12 +380,3 @@ def _drop_torn_line(file: int) -> None:
         end -= len(last)
     if end < size:
         os.ftruncate(file, end)
-
-
-def _sync_directory(folder: Path) -> None:
-    """Sync the directory entry, so that the file itself survives a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

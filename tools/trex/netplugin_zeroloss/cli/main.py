@@ -9,14 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import TextIOWrapper
 
 from netplugin.calls import as_commands
 from netplugin.host.processes import printable
 from netplugin.host.safe_files import keep_to_owner
 from netplugin.spelling import Parser
-from netplugin_zeroloss.cli import doctor, runs, search, vm
+from netplugin_zeroloss.cli import runs, search, vm
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 PROG = "netplugin-zeroloss"
@@ -24,28 +24,16 @@ UNUSABLE = 2
 #: 128 + SIGINT, as shells report it.
 _INTERRUPTED = 130
 
-#: Each adds a sub-parser; its default ``command`` runs the sub-command and returns the exit status.
-_COMMANDS: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None], ...] = (
-    search.add_search,
-    search.add_replay,
-    runs.add_matrix,
-    runs.add_report,
-    runs.add_compare,
-    runs.add_evaluate,
-    doctor.add_doctor,
-    vm.add_vm,
-)
-
 
 def parser() -> argparse.ArgumentParser:
     whole: argparse.ArgumentParser = Parser(
         prog=PROG, description="Measure the highest frame rate that a backend forwards without loss."
     )
     whole.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
-    commands = whole.add_subparsers(
-        dest="name", required=True, metavar="COMMAND", help="each has a --help of its own"
-    )
-    for add in _COMMANDS:
+    each = "each has a --help of its own"
+    commands = whole.add_subparsers(dest="name", required=True, metavar="COMMAND", help=each)
+    # Each adds sub-parsers; their default ``command`` runs the sub-command and returns the exit status.
+    for add in (search.add_search, search.add_replay, runs.add_commands, vm.add_vm):
         add(commands)
     return whole
 
@@ -67,12 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.command(options)
         return status
     except UnusableInput as error:
-        _report(options.name, str(error))
+        why = str(error)
     except GeneratorError as error:
-        _report(options.name, f"the generator cannot be used: {error}")
+        why = f"the generator cannot be used: {error}"
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("netplugin"):
+            raise
+        why = f"{error.name}: not installed; in a checkout, pip install ./tools/trex brings what this needs"
     except KeyboardInterrupt:
         _report(options.name, "interrupted")
         return _INTERRUPTED
+    _report(options.name, why)
     return UNUSABLE
 
 

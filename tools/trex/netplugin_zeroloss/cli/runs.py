@@ -1,4 +1,7 @@
-"""The sub-command ``matrix``: runs all cells of a YAML run description into a folder."""
+"""The sub-commands for whole runs: ``matrix``, ``doctor``, ``report``, ``compare``; and ``evaluate``.
+
+What only one of them needs is imported when it runs.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,34 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeAlias
 
-from netplugin_zeroloss.cli.options import add_goal, number, whole
+from netplugin_zeroloss.asked import add_fields
+from netplugin_zeroloss.cli.options import number, whole
 from netplugin_zeroloss.evaluation import algorithms as searches
 from netplugin_zeroloss.evaluation.evaluate import Progress, as_csv, as_json, as_table, evaluate
 from netplugin_zeroloss.generators.sim import FAMILIES
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, strict_goal
 
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
+_QUIET = "do not print progress"
 
-def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+
+def add_commands(commands: _Commands) -> None:
+    _add_matrix(commands)
+    _add_doctor(commands)
+    _add_report(commands)
+    _add_compare(commands)
+    _add_evaluate(commands)
+
+
+def _add_matrix(commands: _Commands) -> None:
     parser = commands.add_parser(
         "matrix",
         help="run a search for every cell of a run description",
@@ -29,42 +46,21 @@ def add_matrix(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         " error. Exit status: 0 if every cell has a verdict, 1 if a cell failed.",
     )
     parser.set_defaults(command=_matrix)
-    parser.add_argument("description", metavar="FILE", help="the run description")
-    parser.add_argument(
-        "--folder",
-        metavar="FOLDER",
-        help="folder of the run, new or empty (default: the name of the run)",
-    )
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="resume the run in the folder; no trial is repeated",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check everything, print the cells and the estimated duration, and exit",
-    )
-    parser.add_argument("--quiet", action="store_true", help="do not print progress")
+    parser.add_argument("description", metavar="FILE", type=Path, help="the run description")
+    folder = "folder of the run, new or empty (default: the name of the run)"
+    parser.add_argument("--folder", metavar="FOLDER", type=Path, help=folder)
+    resume = "resume the run in the folder; no trial is repeated"
+    parser.add_argument("--resume", action="store_true", help=resume)
+    dry = "check everything, print the cells and the estimated duration, and exit"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
+    parser.add_argument("--quiet", action="store_true", help=_QUIET)
 
 
 def _matrix(options: argparse.Namespace) -> int:
-    # Imported here: the sub-command ``search`` works without these dependencies.
-    try:
-        from netplugin_zeroloss.matrix import session
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("netplugin"):
-            raise
-        raise UnusableInput(
-            "matrix", f"{error.name} is missing: pip install ./tools/trex, in a checkout"
-        ) from error
-    asked = session.RunOptions(
-        Path(options.description),
-        Path(options.folder) if options.folder else None,
-        options.resume,
-        options.quiet,
-        tuple(sys.argv),
-    )
+    from netplugin_zeroloss.matrix import session
+
+    command = tuple(sys.argv)
+    asked = session.RunOptions(options.description, options.folder, options.resume, options.quiet, command)
     if options.dry_run:
         sys.stdout.write(session.dry_run(asked))
         return 0
@@ -72,11 +68,10 @@ def _matrix(options: argparse.Namespace) -> int:
         try:
             return session.carry_out(asked, sys.stdout)
         except KeyboardInterrupt:
-            folder = session.folder_of(asked)
-            again = ["netplugin-zeroloss", "matrix", options.description, "--folder", str(folder), "--resume"]
+            again = [str(options.description), "--folder", str(session.folder_of(asked)), "--resume"]
             print(
                 "\nInterrupted; the settings of the host and of OVS are as before, and what was measured"
-                f" is kept. To continue:\n  {shlex.join(again)}",
+                f" is kept. To continue:\n  netplugin-zeroloss matrix {shlex.join(again)}",
                 file=sys.stderr,
             )
             raise
@@ -108,13 +103,25 @@ def ends_cleanly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# -- The sub-commands ``report`` (table, plot and page of a run) and ``compare`` (regression check).
+def _add_doctor(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="list what is missing on this host for a run, and how to fix it",
+        description="Check this host for the run description, or without one for any run: one line for each"
+        " check, and below what is missing the command or change that mends it. Nothing is changed. Exit"
+        " status: 0 if nothing is missing, 1 if something is.",
+    )
+    parser.set_defaults(command=_doctor)
+    parser.add_argument("file", metavar="FILE", nargs="?", type=Path, help="the run description")
 
 
-_EXTRA = "in a checkout, pip install ./tools/trex"
+def _doctor(options: argparse.Namespace) -> int:
+    from netplugin_zeroloss.cli.doctor import doctor
+
+    return doctor(options)
 
 
-def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_report(commands: _Commands) -> None:
     parser = commands.add_parser(
         "report",
         help="write the table, the plot and the page of a run",
@@ -123,33 +130,26 @@ def add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.set_defaults(command=_report)
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        type=Path,
-        help="output directory (default: RUN/report)",
+    output = "output directory (default: RUN/report)"
+    parser.add_argument("--output", metavar="DIR", type=Path, help=output)
+    published = (
+        "add published figures, labelled as measured on other hardware; a description"
+        " with `comparable_to: [zstack-4.4]` always adds them"
     )
-    parser.add_argument(
-        "--published",
-        action="store_true",
-        help="add published figures, labelled as measured on other hardware; a description"
-        " with `comparable_to: [zstack-4.4]` always adds them",
-    )
+    parser.add_argument("--published", action="store_true", help=published)
 
 
 def _report(options: argparse.Namespace) -> int:
     from netplugin_zeroloss.journal import read_run
     from netplugin_zeroloss.report.figures import report_of
+    from netplugin_zeroloss.report.page import FILES, write
     from netplugin_zeroloss.report.published import PublishedRelation, relation_of, zstack
     from netplugin_zeroloss.report.table import status_text
 
     run = read_run(options.run)
     published = zstack()
-    _needs("jinja2", "matplotlib", "ruamel")
     shown = relation_of(run, published, options.published)
     report = report_of(run, None if shown is PublishedRelation.NOT_SHOWN else published, shown)
-    from netplugin_zeroloss.report.page import FILES, write
-
     paths = write(report, options.output or options.run / "report")
     for path, (_, what, _) in zip(paths, FILES, strict=True):
         print(f"{path}: {what}")
@@ -157,16 +157,7 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _needs(*modules: str) -> None:
-    """Check that these modules are installed. Raises: UnusableInput."""
-    from importlib.util import find_spec
-
-    missing = [name for name in modules if find_spec(name) is None]
-    if missing:
-        raise UnusableInput(", ".join(missing), f"not installed; {_EXTRA} brings what this needs")
-
-
-def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_compare(commands: _Commands) -> None:
     parser = commands.add_parser(
         "compare",
         help="check a run for regressions against an older run",
@@ -176,29 +167,20 @@ def add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(command=_compare)
     parser.add_argument("old", metavar="OLD", type=Path, help="folder of the older run")
     parser.add_argument("new", metavar="NEW", type=Path, help="folder of the run to check")
-    parser.add_argument(
-        "--tolerance",
-        type=number(0, 0.5, inclusive=True),
-        default=0.01,
-        metavar="RATIO",
-        help="smallest decrease that is a regression (default: %(default)s; at least the"
-        " precision of the goal)",
+
+    def share(flag: str, default: float, parse: Callable[[str], float], metavar: str, what: str) -> None:
+        what += " (default: %(default)s)"
+        parser.add_argument(flag, type=parse, default=default, metavar=metavar, help=what)
+
+    tolerance = "smallest decrease that is a regression, at least the precision of the goal"
+    share("--tolerance", 0.01, number(0, 0.5, inclusive=True), "RATIO", tolerance)
+    noisy = (
+        "the same for cells with random loss and too few repeats for a test; a decrease from half of it"
+        " on is undecided"
     )
-    parser.add_argument(
-        "--noisy-tolerance",
-        type=number(0, 0.9, inclusive=True),
-        default=0.5,
-        metavar="RATIO",
-        help="the same for cells with random loss and too few repeats for a test;"
-        " a decrease from half of it on is undecided (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--level",
-        type=number(0, 0.5),
-        default=0.05,
-        metavar="P",
-        help="probability of at least one false alarm among all tested cells (default: %(default)s)",
-    )
+    share("--noisy-tolerance", 0.5, number(0, 0.9, inclusive=True), "RATIO", noisy)
+    level = "probability of at least one false alarm among all tested cells"
+    share("--level", 0.05, number(0, 0.5), "P", level)
     parser.add_argument("--json", metavar="FILE", help="write the comparison as JSON (- : standard output)")
 
 
@@ -209,25 +191,21 @@ def _compare(options: argparse.Namespace) -> int:
 
     limits = ComparisonLimits(options.tolerance, options.noisy_tolerance, options.level)
     found = compare(read_run(options.old), read_run(options.new), limits)
-    if options.json == "-":
-        sys.stdout.write(json_text(found))
-        return found.status
-    sys.stdout.write(text(found))
-    if options.json is not None:
-        try:
-            Path(options.json).write_text(json_text(found), encoding="utf-8")
-        except OSError as error:
-            raise UnusableInput("--json", f"{options.json}: {error.strerror}") from error
+    write_out(options.json, text(found), json_text(found))
     return found.status
 
 
-# -- The sub-command ``evaluate``: compares search algorithms on simulated devices with known answers.
+def write_out(file: str | None, text: str, as_json: str) -> None:
+    """Print the text, or the JSON if the file is ``-``; write the JSON to the file. Raises: UnusableInput."""
+    sys.stdout.write(as_json if file == "-" else text)
+    if file is not None and file != "-":
+        try:
+            Path(file).write_text(as_json, encoding="utf-8")
+        except OSError as error:
+            raise UnusableInput("--json", f"{file}: {error.strerror}") from error
 
 
-_FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
-
-
-def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_evaluate(commands: _Commands) -> None:
     parser = commands.add_parser(
         "evaluate",
         help="compare search algorithms on simulated devices with known answers",
@@ -236,27 +214,18 @@ def add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.set_defaults(command=_evaluate)
     parser.add_argument("--devices", metavar="NAME,...", default=",".join(FAMILIES), help="default: all")
-    parser.add_argument(
-        "--algorithms",
-        metavar="NAME,...",
-        default=",".join(searches.ALGORITHMS),
-        help="default: %(default)s; mlrsearch needs the extra [evaluate]",
-    )
+    names, which = ",".join(searches.ALGORITHMS), "default: %(default)s; mlrsearch needs the extra [evaluate]"
+    parser.add_argument("--algorithms", metavar="NAME,...", default=names, help=which)
     runs = "searches of each algorithm on each device (default: %(default)s)"
     parser.add_argument("--runs", type=whole(1, 100_000), default=100, metavar="N", help=runs)
     seed = "seed of the simulated devices (default: %(default)s)"
     parser.add_argument("--seed", type=whole(0, 2**63), default=1, metavar="N", help=seed)
-    parser.add_argument(
-        "--jobs",
-        type=whole(1, 1024),
-        default=os.cpu_count() or 1,
-        metavar="N",
-        help="number of processes (default: one per CPU)",
-    )
+    cpus, jobs = os.cpu_count() or 1, "number of processes (default: one per CPU)"
+    parser.add_argument("--jobs", type=whole(1, 1024), default=cpus, metavar="N", help=jobs)
     form = "%(choices)s (default: %(default)s)"
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table", metavar="FORMAT", help=form)
-    parser.add_argument("--quiet", action="store_true", help="do not print progress")
-    add_goal(parser)
+    parser.add_argument("--quiet", action="store_true", help=_QUIET)
+    add_fields(parser, "line_rate_pps", "precision", "final_duration", "initial_duration")
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -267,11 +236,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     names = options.algorithms.split(",")
     searches.usable(names)
     goal = strict_goal(options.final_duration, options.precision, options.initial_duration)
-    plan = SearchPlan(
-        (goal,),
-        options.line_rate_pps or line_rate_pps(10e9, 64),
-        warm_up_s=options.final_duration / 6,
-    )
+    line = options.line_rate_pps or line_rate_pps(10e9, 64)
+    plan = SearchPlan((goal,), line, warm_up_s=options.final_duration / 6)
     progress: Progress = (lambda done, of: None) if options.quiet else _progress
     rows = evaluate(plan, devices, names, options.runs, options.seed, options.jobs, progress)
     sys.stdout.write(_FORMATS[options.format](rows))

@@ -7,15 +7,14 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from netplugin.api.errors import reason
-from netplugin_zeroloss.cli.options import add_generator, add_goal, description_of, number, whole
+from netplugin_zeroloss.asked import BITS_PER_SECOND, SearchOptions, add_fields, trial_line
+from netplugin_zeroloss.cli.options import add_generator, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
@@ -29,14 +28,10 @@ from netplugin_zeroloss.values import (
     ReplayError,
     TrialRequest,
     UnusableInput,
-    headline,
-    line_rate_pps,
-    mean_size,
-    warm_up_s,
 )
 
-#: Line rate in bit/s if neither the generator nor an option gives one.
-_BITS_PER_SECOND = 10e9
+#: The parameters of a search that are options of their own name.
+_FIELDS = tuple(name for name in SearchOptions.model_fields if name != "goals")
 
 
 def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,14 +43,7 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.set_defaults(command=_search)
     add_generator(parser)
-    add_goal(parser)
-    parser.add_argument(
-        "--max-loss-ratio",
-        type=number(0, 0.5, inclusive=True),
-        default=0.0,
-        metavar="RATIO",
-        help="allowed loss ratio (default: 0)",
-    )
+    add_fields(parser, *_FIELDS)
     parser.add_argument(
         "--goal",
         action="append",
@@ -63,20 +51,6 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=[],
         dest="goals",
         help="additional goal; repeatable",
-    )
-    parser.add_argument(
-        "--warm-up",
-        type=number(0, 3600, inclusive=True),
-        metavar="S",
-        help="warm-up: loss within the first S seconds of traffic does not count"
-        " (default: a sixth of --final-duration)",
-    )
-    parser.add_argument(
-        "--buffer-packets",
-        type=whole(0, 10**9),
-        default=2048,
-        metavar="N",
-        help="frames that rings and queues on the path can hold (default: %(default)s)",
     )
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
@@ -103,35 +77,6 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="rate of the VNF without the backend, from a control run",
     )
     parser.add_argument(
-        "--max-trials",
-        type=whole(1, 100_000),
-        default=150,
-        metavar="N",
-        help="maximum number of trials (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=whole(1, 1000),
-        default=1,
-        metavar="N",
-        help="number of searches; reports the median with a confidence interval",
-    )
-    parser.add_argument(
-        "--latency-duration",
-        type=number(0, 3600, inclusive=True),
-        default=0.0,
-        metavar="S",
-        help="then measure the latency at 10, 50 and 90 %% of the found rate, for S seconds each"
-        " (default: 0, not at all)",
-    )
-    parser.add_argument(
-        "--soak-duration",
-        type=number(0, 604_800, inclusive=True),
-        default=0.0,
-        metavar="S",
-        help="then hold the found rate for S seconds and report what is lost when (default: 0, not at all)",
-    )
-    parser.add_argument(
         "--seed",
         type=whole(0, 2**63),
         default=1,
@@ -144,12 +89,11 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _search(options: argparse.Namespace) -> int:
     description = description_of(options)
-    plan = _plan(options)
     _check_writable(options.json)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with make(description) as generator:
-        generator.info.check_burst(plan.burst, plan.mix)
-        plan = _with_generator(plan, generator.info, options.line_rate_pps)
+        generator.info.check_burst(options.burst, options.mix)
+        plan = _plan(options, generator.info)
         runs = []
         for repeat in range(options.repeats):
             watch = None if options.quiet else _Progress(plan, repeat, options.repeats)
@@ -168,38 +112,12 @@ def _follow_up(plan: SearchPlan, generator: Generator, rate: float | None, quiet
     return FollowUpRun(found, time.monotonic() - begun)
 
 
-def _plan(options: argparse.Namespace) -> SearchPlan:
-    """Build the search plan from the options. Raises: UnusableInput."""
-    final = options.final_duration
-    first = headline(final, options.initial_duration, options.precision, options.max_loss_ratio)
-    return SearchPlan(
-        goals=(first, *(OTHER_GOALS[name](options.precision) for name in options.goals)),
-        line_rate_pps=options.line_rate_pps or line_rate_pps(_BITS_PER_SECOND, options.frame_size),
-        frame_size=round(mean_size(options.mix)) if options.mix else options.frame_size,
-        flows=options.flows,
-        mix=options.mix,
-        warm_up_s=warm_up_s(options.warm_up, final),
-        buffer_packets=options.buffer_packets,
-        max_trials=options.max_trials,
-        latency_s=options.latency_duration,
-        soak_s=options.soak_duration,
-        burst=options.burst,
-        vnf_ceiling_pps=options.vnf_ceiling_pps,
-    )
-
-
-def _with_generator(plan: SearchPlan, info: GeneratorInfo, line_pps: float | None) -> SearchPlan:
-    """Complete the plan with the generator's limits; ``line_pps`` overrides the line rate of its ports."""
-    size = mean_size(plan.mix) if plan.mix else plan.frame_size
-    line_bps = info.line_bps if math.isfinite(info.line_bps) else _BITS_PER_SECOND
-    return replace(
-        plan,
-        line_rate_pps=line_pps or line_rate_pps(line_bps, size),
-        generator_max_pps=info.limit_pps(size),
-        can_abort=info.can_abort,
-        min_trial_s=info.min_trial_s,
-        measures_latency=info.latency,
-    )
+def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
+    """Return the plan for these options and the limits of the generator. Raises: UnusableInput."""
+    asked = SearchOptions(goals=tuple(options.goals), **{name: getattr(options, name) for name in _FIELDS})
+    line_bps = info.line_bps if math.isfinite(info.line_bps) else BITS_PER_SECOND
+    frame, vnf = options.mix or options.frame_size, options.vnf_ceiling_pps
+    return asked.plan(info, frame, options.flows, options.burst, line_bps, vnf_ceiling_pps=vnf)
 
 
 def _check_writable(name: str | None) -> None:
@@ -218,28 +136,14 @@ class _Progress:
     """Prints one line per trial to standard error."""
 
     def __init__(self, plan: SearchPlan, repeat: int, repeats: int) -> None:
-        self._goal = plan.headline
+        self._plan = plan
         self._prefix = f"{repeat + 1}/{repeats} " if repeats > 1 else ""
         self._number = 0
 
     def __call__(self, request: TrialRequest, measured: Measurement) -> None:
         self._number += 1
-        verdict = judge(request, measured, self._goal.relative_width, self._goal.max_loss_ratio)
-        print(
-            f"{self._prefix}trial {self._number:3d}  {pps(request.rate_pps):>12}"
-            f"  {measured.elapsed_s:7.2f} of {request.duration_s:g} s  {verdict.verdict:7}"
-            f"  {request.purpose}: {verdict.reason}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def pps(rate: float) -> str:
-    """Format a rate such as ``4.2 Mpps``, with enough digits for a precision of 0.1 %."""
-    for unit, size in (("Mpps", 1e6), ("kpps", 1e3)):
-        if rate >= size:
-            return f"{rate / size:.5g} {unit}"
-    return f"{rate:.5g} pps"
+        line = trial_line(self._plan, self._number, request, measured)
+        print(f"{self._prefix}{line}", file=sys.stderr, flush=True)
 
 
 def summary(result: ResultEntry) -> str:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from netplugin_zeroloss import paths
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
-from netplugin_zeroloss.journal import Cell, Part
+from netplugin_zeroloss.journal import Part
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
-from netplugin_zeroloss.values import MIXES, Direction, GeneratorError, Measurement, TrialRequest
+from netplugin_zeroloss.matrix.findings import about_generators, require
+from netplugin_zeroloss.values import (
+    Direction,
+    GeneratorError,
+    Measurement,
+    TrialRequest,
+)
 
 # -- The contract of a bench: sets up the device under test for a task and tears it down. ---------
 
@@ -72,7 +78,7 @@ class BareBench(Bench):
         self._description = description
 
     def check(self, tasks: Sequence[CellTask]) -> Mapping[str, Any]:
-        check_generators((generator_of(self._description, task), task.cell) for task in tasks)
+        require(about_generators((generator_of(self._description, task), task.cell) for task in tasks))
         return {}
 
     @contextmanager
@@ -93,36 +99,6 @@ def generator_of(description: RunDescription, task: CellTask) -> generators.Desc
         seed = f"{description.seed}/{chosen.seed}/{task.cell.key}/{task.part}"
         return chosen.model_copy(update={"seed": seed})
     return chosen
-
-
-def cells_of_generators(
-    chosen: Iterable[tuple[generators.Description, Cell]],
-) -> list[tuple[generators.Description, list[Cell]]]:
-    """Return each distinct generator with the cells that use it; the seed of a simulation does not matter."""
-    found: list[tuple[generators.Description, list[Cell]]] = []
-    for description, cell in chosen:
-        alike = description
-        if isinstance(alike, generators.Sim):
-            alike = alike.model_copy(update={"seed": ""})
-        mine = [cells for known, cells in found if known == alike]
-        if not mine:
-            mine = [[]]
-            found.append((alike, mine[0]))
-        mine[0].append(cell)
-    return found
-
-
-def check_generators(chosen: Iterable[tuple[generators.Description, Cell]]) -> None:
-    """Start and stop each distinct generator. Raises: UnusableInput, GeneratorError."""
-    for description, cells in cells_of_generators(chosen):
-        with generators.make(description) as made:
-            for cell in cells:
-                check_bursts(made.info, cell)
-
-
-def check_bursts(info: GeneratorInfo, cell: Cell) -> None:
-    """Raises: UnusableInput if the generator cannot send the bursts of the cell."""
-    info.check_burst(cell.burst, cell.frame if cell.frame in MIXES else "")
 
 
 # -- A generator whose trials count only if the setup is unchanged when they end. -----------------
@@ -180,40 +156,24 @@ def wait_until_forwarding(
     Raises: GeneratorError naming the paths on which no frame was received.
     """
     deadline = time.monotonic() + seconds
-    duration = max(_FIRST_S, generator.info.min_trial_s)
-    rate = min(_FIRST_PPS, like.rate_pps)
+    rate, duration = min(_FIRST_PPS, like.rate_pps), max(_FIRST_S, generator.info.min_trial_s)
+    why = "does it forward?"
+    probe = TrialRequest(rate, duration, like.frame_size, like.flows, False, why, like.mix)
     while True:
-        measured = generator.run(
-            replace(
-                like,
-                rate_pps=rate,
-                duration_s=duration,
-                abort_on_loss=False,
-                purpose="does it forward?",
-                latency=False,
-                readings=0,
-                burst=1,
-            )
-        )
-        ways = _directions(measured)
+        ways = _directions(generator.run(probe))
         if all(way.rx_packets >= way.tx_packets > 0 for way in ways):
             return
-        if time.monotonic() < deadline:
-            continue
-        dead = [number for number, way in enumerate(ways) if way.rx_packets <= 0]
-        if dead:
-            rest = (
-                f", and on {len(ways) - len(dead)} of {len(ways)} paths some did"
-                if len(dead) < len(ways)
-                else ""
-            )
-            raise GeneratorError(
-                f"no frame came through within {seconds:g} s on"
-                f" {paths.described(dead, paths.names(len(ways), ports))}:"
-                f" of {ways[dead[0]].tx_packets} sent none came back{rest};"
-                " are the MAC addresses, networks and links those of the description?"
-            )
-        return
+        if time.monotonic() >= deadline:
+            break
+    dead = [number for number, way in enumerate(ways) if way.rx_packets <= 0]
+    if dead:
+        where = paths.described(dead, paths.names(len(ways), ports))
+        some = f", and on {len(ways) - len(dead)} of {len(ways)} paths some did"
+        raise GeneratorError(
+            f"no frame came through within {seconds:g} s on {where}: of {ways[dead[0]].tx_packets} sent none"
+            f" came back{some if len(dead) < len(ways) else ''};"
+            " are the MAC addresses, networks and links those of the description?"
+        )
 
 
 def _directions(measured: Measurement) -> tuple[Direction, ...]:

@@ -1,11 +1,11 @@
-"""Runs all tasks of a run in order, each from its state in the journal."""
+"""Runs or resumes one part of a cell: sets the device up, and searches after the trials in the journal."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol, cast
+from typing import cast
 
 from netplugin.api.errors import NetpluginError
 from netplugin.programs.program import ProgramError
@@ -16,7 +16,6 @@ from netplugin_zeroloss.journal import (
     Journal,
     JournalError,
     Part,
-    Past,
     PastTrial,
     RunRecord,
     now,
@@ -26,21 +25,18 @@ from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import Bench, CellError, Stand
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
+from netplugin_zeroloss.matrix.progress import Lines
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
 from netplugin_zeroloss.search.recorded import SetupEntry
 from netplugin_zeroloss.search.search import SearchRun, after, carry_out, search
 from netplugin_zeroloss.search.trials import Asking, SearchPlan, T
-from netplugin_zeroloss.values import (
-    GeneratorError,
-    Measurement,
-    ReplayError,
-    TrialRequest,
-    UnusableInput,
+from netplugin_zeroloss.values import GeneratorError, Measurement, ReplayError, TrialRequest, UnusableInput
+
+#: Errors that fail one cell; the run continues.
+OF_A_CELL = (
+    *(CellError, AttributionError, GeneratorError, NetpluginError, ReplayError, UnusableInput, ProgramError),
 )
-
-# -- Runs or resumes the searches of one part of a cell, replaying the trials in the journal. -----
-
 
 #: Called after each trial with its number within its repeat, to record and show it.
 Note = Callable[[int, PastTrial], None]
@@ -62,12 +58,12 @@ def search_part(
         generator.recall(trial.request)
     if past and not generator.info.virtual_time:
         _warm_up(plan, generator, past)
-    runs = [SearchRun(*_run(search(plan), generator, past, repeat, note)) for repeat in range(repeats)]
+    runs = [SearchRun(*run_repeat(search(plan), generator, past, repeat, note)) for repeat in range(repeats)]
     rate = results.outcome_of(runs).answer_pps
-    return runs, FollowUpRun(*_run(follow_up(plan, rate), generator, past, repeats, note))
+    return runs, FollowUpRun(*run_repeat(follow_up(plan, rate), generator, past, repeats, note))
 
 
-def _run(
+def run_repeat(
     asking: Asking[T], generator: Generator, past: Sequence[PastTrial], repeat: int, note: Note
 ) -> tuple[T, float]:
     """Run the trials of one repeat that are not in ``past``; returns the result and its real seconds."""
@@ -98,83 +94,35 @@ def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) 
     rate = round(min([plan.top_pps, *(r for r in rates if r > 0)]) * _WARM_UP_PART, 2)
     seconds = max(min(traffic, plan.warm_up_s), plan.min_trial_s)
     if seconds > 0 and rate > 0:
-        generator.run(
-            TrialRequest(
-                rate_pps=rate,
-                duration_s=seconds,
-                frame_size=plan.frame_size,
-                flows=plan.flows,
-                abort_on_loss=False,
-                purpose="warming up again",
-                mix=plan.mix,
-                burst=plan.burst,
-            )
-        )
-
-
-# -- Runs all tasks of a run in order, each from its state in the journal. ------------------------
-
-
-#: Errors that fail one cell; the run continues.
-_OF_A_CELL = (
-    CellError,
-    AttributionError,
-    GeneratorError,
-    NetpluginError,
-    ReplayError,
-    UnusableInput,
-    ProgramError,
-)
-
-
-class View(Protocol):
-    """Observer of a run."""
-
-    def begins(self, task: CellTask) -> None:
-        """Called before a task is set up."""
-
-    def trial(self, task: CellTask, plan: SearchPlan, number: int, trial: PastTrial) -> None:
-        """Called after each trial."""
-
-    def ends(self, record: CellRecord, seconds: float) -> None:
-        """Called with the result or error of a task, and its seconds in this session."""
-
-    def warns(self, text: str) -> None:
-        """Called on a problem that does not affect results."""
+        frames = (plan.frame_size, plan.flows, False, "warming up again", plan.mix)
+        generator.run(TrialRequest(rate, seconds, *frames, burst=plan.burst))
 
 
 @dataclass(frozen=True, slots=True)
-class Carrier:
-    """Runs the tasks. ``command``: command line, recorded in results."""
+class CellRun:
+    """One task of the run. ``command``: command line, recorded in results."""
 
     description: RunDescription
+    task: CellTask
     bench: Bench
     journal: Journal
-    view: View
-    command: tuple[str, ...] = ()
+    view: Lines
+    command: tuple[str, ...]
 
-    def carry_out(self, past: Past) -> RunRecord:
-        """Run all remaining tasks. After KeyboardInterrupt the journal can be resumed."""
-        records = list(past.run.records)
-        for task in cells.tasks(self.description):
-            if not is_done(task, records):
-                records.append(self._part(task, past.open.get((task.cell, task.part)), records))
-        run = past.run
-        return RunRecord(run.name, run.description, run.environment, run.cells, tuple(records))
-
-    def _part(self, task: CellTask, attempt: Attempt | None, records: list[CellRecord]) -> CellRecord:
+    def measure(self, attempt: Attempt | None, records: Sequence[CellRecord]) -> CellRecord:
+        """Set the device up, search, and return what the journal has of it. Raises: JournalError."""
+        task, begun = self.task, time.monotonic()
         self.view.begins(task)
-        begun = time.monotonic()
-        started = attempt.started if attempt is not None else now()
+        started = attempt.at if attempt is not None else now()
         record: CellRecord | None = None
         try:
             with self.bench.stand(task) as stand:
-                record = self._search(task, stand, attempt, started, records)
+                record = self._search(stand, attempt, started, records)
                 # Written before teardown, so that the result is not lost.
                 self.journal.end(record)
         except JournalError:
             raise
-        except _OF_A_CELL as error:
+        except OF_A_CELL as error:
             if record is not None:
                 self.view.warns(f"{task}: not all settings could be restored: {error}")
             else:
@@ -185,39 +133,28 @@ class Carrier:
         return record
 
     def _search(
-        self,
-        task: CellTask,
-        stand: Stand,
-        attempt: Attempt | None,
-        started: str,
-        records: list[CellRecord],
+        self, stand: Stand, attempt: Attempt | None, started: str, records: Sequence[CellRecord]
     ) -> CellRecord:
-        description = self.description
+        task, info = self.task, stand.generator.info
         ceilings = _ceilings(task, records)
         setup = cast(SetupEntry, {**stand.setup, "ceilings": asdict(ceilings)})
         if attempt is None:
-            plan = cells.plan(description, task, stand.generator.info, ceilings)
-            attempt = Attempt(started, plan)
+            attempt = Attempt(started, cells.plan(self.description, task, info, ceilings))
         plan = attempt.plan
         self.journal.begin(task.cell, task.part, plan, setup)
 
         def note(number: int, trial: PastTrial) -> None:
             self.journal.trial(task.cell, task.part, number, trial)
-            self.view.trial(task, plan, number, trial)
+            self.view.trial(plan, number, trial)
 
-        many = cells.repeats(description, task)
+        many = cells.repeats(self.description, task)
         runs, followed = search_part(plan, stand.generator, attempt.trials, many, note)
-        where = results.environment(stand.generator.info.name, self.command, started)
-        result = results.result_of(plan, runs, where | {"seed": description.seed}, followed)
+        where = results.environment(info.name, self.command, started) | {"seed": self.description.seed}
+        result = results.result_of(plan, runs, where, followed)
         return CellRecord(task.cell, task.part, started, now(), result, setup=setup)
 
 
-def is_done(task: CellTask, records: Iterable[CellRecord]) -> bool:
-    """Whether a task has a result. A task that ended with an error is resumed."""
-    return any(r.cell == task.cell and r.part is task.part and r.result is not None for r in records)
-
-
-def _ceilings(task: CellTask, records: list[CellRecord]) -> cells.Ceilings:
+def _ceilings(task: CellTask, records: Sequence[CellRecord]) -> cells.Ceilings:
     """Return the ceilings from the controls of this cell; a control has none."""
     if task.part is not Part.SEARCH:
         return cells.Ceilings()

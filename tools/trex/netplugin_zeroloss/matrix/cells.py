@@ -10,11 +10,10 @@ from netplugin.api.pmd_models import PmdRequest
 from netplugin.data_path import NoDataPath, data_paths
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
-from netplugin_zeroloss.matrix.axes import Axes, frame_bytes, pmd_count
-from netplugin_zeroloss.matrix.description import RunDescription
+from netplugin_zeroloss.matrix.description import Axes, RunDescription, pmd_count
 from netplugin_zeroloss.search.follow_up import LATENCY_LOADS
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
-from netplugin_zeroloss.values import MIXES, OTHER_GOALS, headline, line_rate_pps, warm_up_s
+from netplugin_zeroloss.values import MIXES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +24,18 @@ class CellTask:
     part: Part
 
     def __str__(self) -> str:
-        cell = self.cell
-        if self.part is not Part.SEARCH:
-            what = "control: the generator" if self.part is Part.LOOPBACK else "control: the VNF"
-        else:
-            cores = f", {cell.pmd_cores} PMD" if cell.pmd_cores is not None else ""
-            what = cell.backend + cores
-        size = cell.frame if cell.frame in MIXES else f"{cell.frame} bytes"
-        queues = f", {cell.queues} queues" if cell.queues > 1 else ""
-        mode = f", VNF {cell.vnf_mode}" if cell.vnf_mode else ""
-        burst = f", bursts of {cell.burst}" if cell.burst > 1 else ""
-        numa = f", VNF {cell.numa} to the NICs" if cell.numa else ""
-        return f"{what}, {size}, {cell.flows} flows{queues}{mode}{burst}{numa}"
+        cell, controls = self.cell, {Part.LOOPBACK: "control: the generator", Part.VNF: "control: the VNF"}
+        parts = [
+            (controls.get(self.part, cell.backend), True),
+            (f"{cell.pmd_cores} PMD", cell.pmd_cores is not None and self.part is Part.SEARCH),
+            (cell.frame if cell.frame in MIXES else f"{cell.frame} bytes", True),
+            (f"{cell.flows} flows", True),
+            (f"{cell.queues} queues", cell.queues > 1),
+            (f"VNF {cell.vnf_mode}", cell.vnf_mode),
+            (f"bursts of {cell.burst}", cell.burst > 1),
+            (f"VNF {cell.numa} to the NICs", cell.numa),
+        ]
+        return ", ".join(text for text, shown in parts if shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +49,14 @@ class Ceilings:
 def cells(description: RunDescription) -> tuple[Cell, ...]:
     """Return the cells in table order; one per backend without PMD threads for all ``pmd_cores``."""
     axes = description.matrix
-    found = []
+    modes, placements = axes.vnf_modes or ("",), axes.numa or ("",)
+    frames = tuple(map(str, axes.frames))
+    found: list[Cell] = []
     for backend in axes.backends:
         cores = tuple(map(pmd_count, axes.pmd_cores)) if _has_pmd_threads(axes, backend) else (None,)
-        others = (axes.vnf_modes or ("",), axes.bursts, axes.numa or ("",))
-        for pmd, frame, flows, queues, mode, burst, numa in product(
-            cores, axes.frames, axes.flows, axes.queues, *others
-        ):
-            cell = Cell(backend, pmd, str(frame), flows, queues, str(mode), burst, str(numa))
-            if not any(match.fits(cell) for match in description.exclude):
-                found.append(cell)
-    return tuple(found)
+        others = product(cores, frames, axes.flows, axes.queues, modes, axes.bursts, placements)
+        found += (Cell(backend, *values) for values in others)
+    return tuple(cell for cell in found if not any(match.fits(cell) for match in description.exclude))
 
 
 def _has_pmd_threads(axes: Axes, backend: str) -> bool:
@@ -74,10 +70,7 @@ def _has_pmd_threads(axes: Axes, backend: str) -> bool:
 
 def tasks(description: RunDescription) -> tuple[CellTask, ...]:
     """Return all tasks; each control comes before the first cell it applies to."""
-    controls = {
-        Part.LOOPBACK: description.controls.loopback,
-        Part.VNF: description.controls.vnf,
-    }
+    controls = {Part.LOOPBACK: description.controls.loopback, Part.VNF: description.controls.vnf}
     parts = [part for part, control in controls.items() if control is not None]
     found: dict[CellTask, None] = {}
     for cell in cells(description):
@@ -96,36 +89,15 @@ def pmd_request(description: RunDescription, cell: Cell) -> PmdRequest | None:
 
 
 def plan(description: RunDescription, task: CellTask, info: GeneratorInfo, ceilings: Ceilings) -> SearchPlan:
-    """Return the search plan of a task. A control has the headline goal only."""
-    search = description.search
-    final = search.final_duration
-    others = search.goals
+    """Return the search plan of a task. A control has the headline goal only, and nothing follows it."""
+    search, cell = description.search, task.cell
     if task.part is not Part.SEARCH:
-        final, others = min(final, description.controls.final_duration), ()
-    frame: int | str = task.cell.frame if task.cell.frame in MIXES else int(task.cell.frame)
-    size = frame_bytes(frame)
-    return SearchPlan(
-        goals=(
-            headline(final, search.initial_duration, search.precision, search.max_loss_ratio),
-            *(OTHER_GOALS[name](search.precision) for name in others),
-        ),
-        line_rate_pps=search.line_rate_pps or line_rate_pps(search.line_bits_per_second, size),
-        generator_max_pps=info.limit_pps(size),
-        can_abort=info.can_abort,
-        min_trial_s=info.min_trial_s,
-        frame_size=round(size),
-        flows=task.cell.flows,
-        mix=frame if isinstance(frame, str) else "",
-        burst=task.cell.burst,
-        warm_up_s=warm_up_s(search.warm_up, final),
-        buffer_packets=search.buffer_packets,
-        max_trials=search.max_trials,
-        latency_s=search.latency_duration if task.part is Part.SEARCH else 0.0,
-        soak_s=search.soak_duration if task.part is Part.SEARCH else 0.0,
-        measures_latency=info.latency,
-        vnf_ceiling_pps=ceilings.vnf_pps,
-        generator_ceiling_pps=ceilings.generator_pps,
-    )
+        final = min(search.final_duration, description.controls.final_duration)
+        alone = {"goals": (), "latency_duration": 0.0, "soak_duration": 0.0}
+        search = search.model_copy(update={"final_duration": final, **alone})
+    frame: int | str = cell.frame if cell.frame in MIXES else int(cell.frame)
+    limits = {"vnf_ceiling_pps": ceilings.vnf_pps, "generator_ceiling_pps": ceilings.generator_pps}
+    return search.plan(info, frame, cell.flows, cell.burst, search.line_bits_per_second, **limits)
 
 
 def repeats(description: RunDescription, task: CellTask) -> int:
@@ -154,8 +126,7 @@ def _reached(control: CellRecord | None, verdicts: set[SearchVerdict]) -> float 
 # -- Estimates the remaining time of a run (pure), from finished tasks or from typical search costs.
 
 
-#: Cost of a search in full trials. A sharp limit takes little more than one; most devices take
-#: more.
+#: Cost of a search in full trials. A sharp limit takes little more than one; most devices take more.
 _FINAL_TRIALS = 1.5
 #: Seconds of 1 s trials per additional goal.
 _OTHER_GOAL_S = 25.0
@@ -179,28 +150,23 @@ class TimeEstimate:
 
         Tasks in virtual time and in real time say nothing about each other.
         """
-        alike = [
-            t for t in self.took_s if t.part is task.part and (t in self.virtual) == (task in self.virtual)
-        ]
-        nearest = [t for t in alike if t.cell.backend == task.cell.backend] or alike
+        kind = task.part, task in self.virtual
+        alike = [each for each in self.took_s if (each.part, each in self.virtual) == kind]
+        nearest = [each for each in alike if each.cell.backend == task.cell.backend] or alike
         if nearest:
-            return statistics.fmean(self.took_s[t] for t in nearest)
+            return statistics.fmean(self.took_s[each] for each in nearest)
         if task in self.virtual:
             return 0.0
-        final = self._final_s(task)
-        goals = len(self.description.search.goals) if task.part is Part.SEARCH else 0
-        once = _FINAL_TRIALS * final + goals * _OTHER_GOAL_S
-        return _SET_UP_S + repeats(self.description, task) * once + self._follow_up_s(task)
-
-    def _follow_up_s(self, task: CellTask) -> float:
-        search = self.description.search
+        once = _FINAL_TRIALS * self._final_s(task)
         if task.part is not Part.SEARCH:
-            return 0.0
-        return len(LATENCY_LOADS) * search.latency_duration + search.soak_duration
+            return _SET_UP_S + once
+        asked = self.description.search
+        follow_up = len(LATENCY_LOADS) * asked.latency_duration + asked.soak_duration
+        return _SET_UP_S + asked.repeats * (once + len(asked.goals) * _OTHER_GOAL_S) + follow_up
 
     def left_s(self, current: CellTask | None = None, in_current_s: float = 0.0) -> float:
         """Return the remaining seconds; ``in_current_s``: seconds spent on the current task."""
-        waiting = [t for t in self.tasks if t not in self.took_s and t != current]
+        waiting = [task for task in self.tasks if task not in self.took_s and task != current]
         left = sum(map(self.expected_s, waiting))
         if current is not None and current not in self.took_s:
             one_more = 0.0 if current in self.virtual else self._final_s(current)
@@ -210,16 +176,13 @@ class TimeEstimate:
     def done_share(self, current: CellTask | None = None, in_current_s: float = 0.0) -> float:
         """Return the completed share of the time, 0 to 1."""
         spent = sum(self.took_s.values()) + in_current_s
-        whole = spent + self.left_s(current, in_current_s)
-        if whole > 0:
+        if whole := spent + self.left_s(current, in_current_s):
             return spent / whole
         return len(self.took_s) / len(self.tasks) if self.tasks else 1.0
 
     def _final_s(self, task: CellTask) -> float:
         final = self.description.search.final_duration
-        if task.part is Part.SEARCH:
-            return final
-        return min(final, self.description.controls.final_duration)
+        return final if task.part is Part.SEARCH else min(final, self.description.controls.final_duration)
 
 
 def in_words(seconds: float) -> str:
@@ -227,6 +190,4 @@ def in_words(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

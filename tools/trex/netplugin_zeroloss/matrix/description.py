@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from netplugin.api.domain_models import DomainPolicy
 from netplugin.api.fields import Mac, Name
@@ -16,15 +18,142 @@ from netplugin.host.cpus import parse_list
 from netplugin.libvirt.image_domain import HOST, NICS, SSH_PORT, USER
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS
 from netplugin_zeroloss import paths
+from netplugin_zeroloss.asked import BITS_PER_SECOND, SearchOptions
 from netplugin_zeroloss.generators import choose as generators
-from netplugin_zeroloss.journal import Cell
+from netplugin_zeroloss.journal import NO_BACKEND, Cell
 from netplugin_zeroloss.loss import choose as evidences
 from netplugin_zeroloss.machines.contract import SshMachine
-from netplugin_zeroloss.matrix.axes import Axes, Match, Section, cpu_list, largest_frame
 from netplugin_zeroloss.matrix.yaml_model import parse
-from netplugin_zeroloss.values import UnusableInput
+from netplugin_zeroloss.values import MIXES, UnusableInput
 from netplugin_zeroloss.vnf import contract as vnfs
 from netplugin_zeroloss.vnf.contract import VnfCores
+
+# -- The axes: what is varied, and which cells a rule is for. -------------------------------------
+
+
+#: Cells of a run, which take months at some minutes each.
+_MOST_CELLS = 5000
+
+
+class Section(BaseModel):
+    """Base of the sections of a run description; unknown fields are rejected."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NumaPlacement(StrEnum):
+    """Where the VM, or a VNF without a VM, is relative to the NICs of the ends."""
+
+    LOCAL = "local"
+    #: On the nearest other NUMA node.
+    REMOTE = "remote"
+
+
+def cpu_list(text: str) -> tuple[int, ...]:
+    """Parse a CPU list such as ``2-5,8``. Raises: ValueError."""
+    try:
+        found = parse_list(text)
+    except ValueError:
+        found = ()
+    if not found:
+        raise ValueError(f"{text!r} is no list of CPUs such as '2-5,8'")
+    return found
+
+
+def pmd_count(cores: int | str) -> int:
+    """Return the number of PMD cores of an entry of ``pmd_cores``. Raises: ValueError."""
+    return cores if isinstance(cores, int) else len(cpu_list(cores))
+
+
+def _with_counts(entries: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    counts = Counter(map(pmd_count, entries))
+    for count, times in counts.items():
+        if times > 1:
+            raise ValueError(f"two entries have {count} cores, and would be the same cell")
+    return entries
+
+
+def _known(frame: int | str) -> int | str:
+    if isinstance(frame, str) and frame not in MIXES:
+        raise ValueError(f"no {frame!r}: give bytes with FCS, or one of {', '.join(MIXES)}")
+    return frame
+
+
+def largest_frame(frame: int | str) -> int:
+    return max(size for size, _ in MIXES[frame]) if isinstance(frame, str) else frame
+
+
+_T = TypeVar("_T")
+_Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+_Frame = Annotated[Annotated[int, Field(ge=64, le=16_000)] | str, AfterValidator(_known)]
+_Some = Annotated[tuple[_T, ...], Field(min_length=1)]
+
+
+class Axes(Section):
+    """Axes of the matrix: every combination is a cell."""
+
+    backends: _Some[Name]
+    #: Number of PMD threads, each on a core of its own (``4``), or their CPUs, one per core (``"2-5"``).
+    pmd_cores: Annotated[_Some[Annotated[int, Field(ge=1, le=1024)] | str], AfterValidator(_with_counts)] = (
+        1,
+    )
+    #: Backends without PMD threads: one cell for all values of ``pmd_cores``. Null: those whose data path has
+    #: none (``netplugin.data_path``).
+    without_pmd: tuple[Name, ...] | None = None
+    #: Bytes with FCS, or the name of a mix.
+    frames: _Some[_Frame] = (64,)
+    flows: _Some[_Count] = (1024,)
+    queues: _Some[Annotated[int, Field(ge=1, le=128)]] = (1,)
+    #: Forward modes of testpmd as the VNF. Empty: that of its description.
+    vnf_modes: tuple[vnfs.ForwardMode, ...] = ()
+    #: Frames that the generator sends back to back in each direction; the rate is the mean.
+    bursts: _Some[Annotated[int, Field(ge=1, le=65_536)]] = (1,)
+    #: NUMA node of the VM or VNF, relative to the NICs. Empty: as its description has it.
+    numa: tuple[NumaPlacement, ...] = ()
+    #: Backends whose ports get fewer queues where they, or their VFs, have fewer than ``queues``.
+    fewer_queues: tuple[Name, ...] = ()
+
+    @model_validator(mode="after")
+    def _once_each(self) -> Self:
+        names = ("backends", "frames", "flows", "queues", "vnf_modes", "bursts", "numa")
+        count = len(self.pmd_cores)
+        for name in names:
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{name}: a value may be listed once")
+            count *= max(1, len(values))
+        if count > _MOST_CELLS:
+            raise ValueError(f"{count} combinations; a run has at most {_MOST_CELLS} cells: split it")
+        if NO_BACKEND in self.backends:
+            raise ValueError(f"backends: {NO_BACKEND!r} is the name of controls")
+        if unknown := [name for name in self.fewer_queues if name not in self.backends]:
+            raise ValueError(f"fewer_queues: {unknown[0]!r} is not among the backends")
+        return self
+
+
+class Match(Section):
+    """Selects the cells that match all given fields."""
+
+    backend: Name | None = None
+    pmd_cores: int | None = None
+    frame: Annotated[int, Field(ge=64, le=16_000)] | str | None = None
+    flows: int | None = None
+    queues: int | None = None
+    vnf_mode: vnfs.ForwardMode | None = None
+    burst: int | None = None
+    numa: NumaPlacement | None = None
+
+    def fits(self, cell: Cell) -> bool:
+        """Whether all given fields are those of the cell."""
+        given = ((name, value) for name in Match.model_fields if (value := getattr(self, name)) is not None)
+        return all(getattr(cell, n) == (str(value) if n == "frame" else value) for n, value in given)
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("it is empty, and so means every cell")
+        return self
+
 
 # -- Sections of a run description about the hypervisor: agent, ends, CPUs of the VNF, VM. --------
 
@@ -106,22 +235,17 @@ class Vm(Section):
         return self.policy or DomainPolicy(pin=self.image is not None)
 
 
-def _in_the_image(vm: Any, vnf: Any, ends: int) -> Any:
-    """Return a VNF with the address of a VM on an image and of the NICs there, as far as it has none."""
+def _in_the_image(vm: Any, section: Any, ends: int) -> Any:
+    """Return a section whose VNF, as far as it has none, has the address of a VM on an image and its NICs."""
+    vnf = section.get("vnf") if isinstance(section, dict) else None
     if not (isinstance(vm, dict) and vm.get("image") and isinstance(vnf, dict)):
-        return vnf
+        return section
     if vnf.get("type") not in ("testpmd", "vpp") or "machine" in vnf:
-        return vnf
-    image = str(vm["image"])
-    machine = {
-        "type": "ssh",
-        "host": HOST,
-        "port": vm.get("ssh_port") or SSH_PORT,
-        "user": USER,
-        "key": f"{image}/{KEY}",
-        "known_hosts": f"{image}/{KNOWN_HOSTS}",
-    }
-    return {"nics": list(NICS[:ends]), **vnf, "machine": machine}
+        return section
+    image, port = str(vm["image"]), vm.get("ssh_port") or SSH_PORT
+    keys = {"key": f"{image}/{KEY}", "known_hosts": f"{image}/{KNOWN_HOSTS}"}
+    machine = {"type": "ssh", "host": HOST, "port": port, "user": USER, **keys}
+    return {**section, "vnf": {"nics": list(NICS[:ends]), **vnf, "machine": machine}}
 
 
 def vm_of(vnf: vnfs.Description) -> SshMachine | None:
@@ -142,33 +266,13 @@ _FRAME_BYTES = 18
 _InPairs = Field(min_length=2, max_length=len(NICS))
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
-Ratio = Annotated[float, Field(gt=0, le=0.5, allow_inf_nan=False)]
 
 
-class Search(Section):
+class Search(SearchOptions):
     """Search parameters, as the options of the command ``search``."""
 
-    #: Seconds of the deciding trial, and of the first, short trials.
-    final_duration: Seconds = 60.0
-    initial_duration: Seconds = 0.4
-    precision: Ratio = 0.005
-    max_loss_ratio: Annotated[float, Field(ge=0, le=0.5, allow_inf_nan=False)] = 0.0
-    #: Additional goals.
-    goals: tuple[Literal["csit-ndr", "csit-pdr"], ...] = ()
-    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
-    #: Warm-up: loss within these seconds of traffic does not count; None: a sixth of
-    #: final_duration.
-    warm_up: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] | None = None
-    #: Frames that rings and queues on the path can hold.
-    buffer_packets: Annotated[int, Field(ge=0, le=10**9)] = 2048
-    max_trials: Annotated[int, Field(ge=1, le=100_000)] = 150
-    #: Seconds of each measurement of latency at 10, 50 and 90 % of the found rate; 0: none.
-    latency_duration: Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)] = 0.0
-    #: Seconds for which the found rate is held afterwards; 0: not at all.
-    soak_duration: Annotated[float, Field(ge=0, le=604_800, allow_inf_nan=False)] = 0.0
-    #: Line rate, all directions together: in bit/s, or, if set, in frames per second.
-    line_bits_per_second: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = 10e9
-    line_rate_pps: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] | None = None
+    #: Line rate on the wire in bit/s, all directions together, if ``line_rate_pps`` is null.
+    line_bits_per_second: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] = BITS_PER_SECOND
 
 
 class Override(Section):
@@ -248,133 +352,100 @@ class RunDescription(Section):
     controls: Controls = Controls()
     timeouts: Timeouts = Timeouts()
 
-    @field_validator("ends", mode="before")
-    @classmethod
-    def _with_names(cls, value: Any) -> Any:
-        """Fill in default port ids and MAC addresses."""
-        if not isinstance(value, list):
-            return value
-        return [
-            {**_end_defaults(number), **end} if isinstance(end, dict) else end
-            for number, end in enumerate(value)
-        ]
-
     @model_validator(mode="before")
     @classmethod
-    def _with_machines(cls, value: Any) -> Any:
-        """Fill in how VNFs in a VM on an image are reached."""
+    def _with_defaults(cls, value: Any) -> Any:
+        """Fill in port ids and MAC addresses of the ends, and how VNFs in a VM on an image are reached."""
         if not isinstance(value, dict):
             return value
-        vm = value.get("vm")
-        given = dict(value)
-        ends = len(given["ends"]) if isinstance(given.get("ends"), list) else 2
-        if "vnf" in given:
-            given["vnf"] = _in_the_image(vm, given["vnf"], ends)
-        if isinstance(overrides := given.get("overrides"), list):
-            given["overrides"] = [
-                {**each, "vnf": _in_the_image(vm, each["vnf"], ends)}
-                if isinstance(each, dict) and "vnf" in each
-                else each
-                for each in overrides
+        given, ends = dict(value), value.get("ends")
+        if isinstance(ends, list):
+            named = (_end_defaults(number) for number in itertools.count(1))
+            given["ends"] = [
+                {**of, **end} if isinstance(end, dict) else end for of, end in zip(named, ends, strict=False)
             ]
-        return given
+        overrides = given.get("overrides")
+        with_vnf = [given, *(overrides if isinstance(overrides, list) else ())]
+        count = len(ends) if isinstance(ends, list) else 2
+        reached = [_in_the_image(given.get("vm"), each, count) for each in with_vnf]
+        return reached[0] | ({"overrides": reached[1:]} if isinstance(overrides, list) else {})
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        with_agent = {"ends": self.ends, "vnf": self.vnf}
-        for name, value in with_agent.items():
-            if (value is None) != (self.agent is None):
-                raise ValueError(
-                    f"{name}: it is needed with an agent, and of no use without"
-                    " (`agent: {}` is the local one)"
-                )
-        if self.controls.vnf is not None and self.agent is not None and not self.controls.vnf.ports:
-            raise ValueError("controls.vnf.ports: say on which devices the VNF is to run")
-        of_vnf = (self._about_sleep(), self._about_modes(), self._about_numa())
-        problems = (self._about_ends(), self._about_vm(), *of_vnf)
-        for problem in chain.from_iterable(problems):
+        for problem in self._problems():
             raise ValueError(problem)
         return self
 
-    def _about_vm(self) -> Iterator[str]:
-        chosen = [self.vnf, *(override.vnf for override in self.overrides)]
-        if self.vm is None:
-            return
-        if self.agent is None:
-            yield "vm: it needs an agent, which gives it its NICs"
-        for vnf in chosen:
-            if vnf is not None and not (vm_of(vnf) or isinstance(vnf, vnfs.ExternalDescription)):
-                yield "vm: the VNF must run in it: machine: {type: ssh, ...}, or type: external"
+    def _problems(self) -> Iterator[str]:
+        for name, value in (("ends", self.ends), ("vnf", self.vnf)):
+            if (value is None) != (self.agent is None):
+                without = "of no use without (`agent: {}` is the local one)"
+                yield f"{name}: it is needed with an agent, and {without}"
         control = self.controls.vnf
-        if control is not None and (control.vnf is None or vm_of(control.vnf)):
-            yield "controls.vnf.vnf: name a VNF on this host, which has the ports: the cells have one in a VM"
+        if control is not None and self.agent is not None and not control.ports:
+            yield "controls.vnf.ports: say on which devices the VNF is to run"
+        yield from self._about_ends(self.ends or ())
+        of_rules = (override.vnf for override in self.overrides)
+        yield from self._about_vnfs([vnf for vnf in (self.vnf, *of_rules) if vnf is not None])
 
-    def _about_sleep(self) -> Iterator[str]:
-        chosen = [self.vnf, *(override.vnf for override in self.overrides)]
-        if self.vnf_cores.workers and any(
-            isinstance(vnf, vnfs.VppDescription) and vnf.poll_sleep_us for vnf in chosen
-        ):
-            yield "vnf.poll_sleep_us: VPP's workers never sleep: leave out vnf_cores.workers"
-
-    def _about_modes(self) -> Iterator[str]:
-        if self.agent is None:
-            return
-        chosen = [vnf for vnf in (self.vnf, *(o.vnf for o in self.overrides)) if vnf is not None]
-        if self.matrix.vnf_modes and any(not isinstance(v, vnfs.TestpmdDescription) for v in chosen):
-            yield "matrix.vnf_modes: these are modes of testpmd, so each VNF must be {type: testpmd}"
-        own = (v.forward_mode for v in chosen if isinstance(v, vnfs.TestpmdDescription))
-        spoofing = [mode for mode in self.matrix.vnf_modes or own if mode.spoofs]
-        if spoofing and any(end.port_security for end in self.ends or ()):
-            yield (
-                f"ends: the mode {spoofing[0]} sends from addresses that are not the port's, which port"
-                " security drops: set port_security: false at all ends"
-            )
-
-    def _about_numa(self) -> Iterator[str]:
-        if not self.matrix.numa:
-            return
-        if self.agent is None:
-            yield "matrix.numa: it needs an agent, on a host with a VNF to place"
-        chosen = [vnf for vnf in (self.vnf, *(o.vnf for o in self.overrides)) if vnf is not None]
-        if self.vm is None and any(vm_of(v) or isinstance(v, vnfs.ExternalDescription) for v in chosen):
-            yield "matrix.numa: the run must place the VNF: in a VM that it starts (vm), or on this host"
-        if self.vm is not None and self.vm.placement.numa_node is not None:
-            yield "matrix.numa: vm.policy.numa_node names one node for all cells"
-
-    def _about_ends(self) -> Iterator[str]:
-        ends = self.ends or ()
+    def _about_ends(self, ends: Sequence[End]) -> Iterator[str]:
         if len(ends) % 2:
             yield f"ends: they come in pairs, and there are {len(ends)}"
         for name in ("port_id", "mac", "peer_mac"):
             values = [getattr(end, name) for end in ends]
             if twice := [value for value in values if values.count(value) > 1]:
                 yield f"ends: two have {name} {twice[0]}"
-        for chosen in (self.generator, *(o.generator for o in self.overrides if o.generator is not None)):
+        for chosen in (self.generator, *(o.generator for o in self.overrides)):
             count = len(chosen.paths) if isinstance(chosen, generators.Tcpreplay | generators.TrexStl) else 0
             if ends and count and not paths.fit(count, len(ends)):
                 yield f"generator.paths: {count} for {len(ends)} ends: give one for each, or each pair"
-        for vnf in (self.vnf, *(o.vnf for o in self.overrides)):
+        largest = max(largest_frame(frame) for frame in self.matrix.frames)
+        for mtu in (n.mtu for end in ends for n in (end.network, *end.networks.values())):
+            if largest > mtu + _FRAME_BYTES:
+                yield f"ends: mtu {mtu} is too small for frames of {largest} bytes"
+
+    def _about_vnfs(self, chosen: Sequence[vnfs.Description]) -> Iterator[str]:
+        ends, axes, control = self.ends or (), self.matrix, self.controls.vnf
+        own_vm = [vm_of(vnf) or isinstance(vnf, vnfs.ExternalDescription) for vnf in chosen]
+        testpmd = [vnf for vnf in chosen if isinstance(vnf, vnfs.TestpmdDescription)]
+        for vnf in chosen:
             if isinstance(vnf, vnfs.PlacedDescription) and vnf.nics and len(vnf.nics) != len(ends):
                 yield f"vnf.nics: {len(vnf.nics)} NICs for {len(ends)} ends"
-        largest = max(largest_frame(frame) for frame in self.matrix.frames)
-        for end in ends:
-            for network in (end.network, *end.networks.values()):
-                if largest > network.mtu + _FRAME_BYTES:
-                    yield f"ends: mtu {network.mtu} is too small for frames of {largest} bytes"
+            if isinstance(vnf, vnfs.VppDescription) and vnf.poll_sleep_us and self.vnf_cores.workers:
+                yield "vnf.poll_sleep_us: VPP's workers never sleep: leave out vnf_cores.workers"
+        if self.vm is not None:
+            if self.agent is None:
+                yield "vm: it needs an agent, which gives it its NICs"
+            if not all(own_vm):
+                yield "vm: the VNF must run in it: machine: {type: ssh, ...}, or type: external"
+            if control is not None and (control.vnf is None or vm_of(control.vnf)):
+                whose = "which has the ports: the cells have one in a VM"
+                yield f"controls.vnf.vnf: name a VNF on this host, {whose}"
+        if axes.vnf_modes and self.agent is not None and len(testpmd) < len(chosen):
+            yield "matrix.vnf_modes: these are modes of testpmd, so each VNF must be {type: testpmd}"
+        modes = axes.vnf_modes or [vnf.forward_mode for vnf in testpmd]
+        spoofing = [mode for mode in modes if mode.spoofs and self.agent is not None]
+        if spoofing and any(end.port_security for end in ends):
+            why = "sends from addresses that are not the port's, which port security drops"
+            yield f"ends: the mode {spoofing[0]} {why}: set port_security: false at all ends"
+        if axes.numa:
+            if self.agent is None:
+                yield "matrix.numa: it needs an agent, on a host with a VNF to place"
+            if self.vm is None and any(own_vm):
+                yield "matrix.numa: the run must place the VNF: in a VM that it starts (vm), or on this host"
+            if self.vm is not None and self.vm.placement.numa_node is not None:
+                yield "matrix.numa: vm.policy.numa_node names one node for all cells"
 
     def generator_of(self, cell: Cell) -> generators.Description:
         """Return the generator of a cell: that of the first matching override, or the default."""
-        fitting = (o.generator for o in self._overrides_of(cell) if o.generator is not None)
-        return next(fitting, self.generator)
+        rules = (rule for rule in self.overrides if rule.cells.fits(cell))
+        return next((rule.generator for rule in rules if rule.generator is not None), self.generator)
 
     def vnf_of(self, cell: Cell) -> vnfs.Description | None:
         """Return the VNF of a cell: that of the first matching override, or the default."""
-        fitting = (o.vnf for o in self._overrides_of(cell) if o.vnf is not None)
-        found = next(fitting, self.vnf)
+        rules = (rule for rule in self.overrides if rule.cells.fits(cell))
+        found = next((rule.vnf for rule in rules if rule.vnf is not None), self.vnf)
         return None if found is None else in_mode(found, cell)
-
-    def _overrides_of(self, cell: Cell) -> Iterator[Override]:
-        return (override for override in self.overrides if override.cells.fits(cell))
 
 
 def in_mode(vnf: vnfs.Description, cell: Cell) -> vnfs.Description:
@@ -390,11 +461,8 @@ def read(text: str, name: str) -> RunDescription:
 
 
 def _end_defaults(number: int) -> dict[str, str]:
-    return {
-        "port_id": f"zeroloss-{number + 1}",
-        "mac": f"52:54:00:5a:00:{number + 1:02x}",
-        "peer_mac": f"52:54:00:5a:01:{number + 1:02x}",
-    }
+    macs = {"mac": f"52:54:00:5a:00:{number:02x}", "peer_mac": f"52:54:00:5a:01:{number:02x}"}
+    return {"port_id": f"zeroloss-{number}", **macs}
 
 
 # -- Checks that a resumed run still has the same description. ------------------------------------

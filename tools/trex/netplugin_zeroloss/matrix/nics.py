@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,22 +47,27 @@ class NicNeed:
         return driver is not None and not with_dpdk
 
 
+def devices_of(network: PhysicalNetworkInfo, parts: Collection[str]) -> Iterator[str]:
+    """Yield the devices of a network in these parts of it: PCI addresses and interfaces."""
+    if "ovs" in parts and network.ovs:
+        yield from (_plain(entry, ",") for entry in network.ovs.devices)
+    if "sriov" in parts and network.sriov:
+        yield from (_plain(entry, "#") for entry in network.sriov.devices)
+    if "linuxbridge" in parts and network.linuxbridge and network.linuxbridge.interface:
+        yield network.linuxbridge.interface
+
+
 def needs_of(network: PhysicalNetworkInfo, info: BackendInfo, sys: Path) -> Iterator[NicNeed]:
     """Yield the NICs of a backend on a network; not its virtual devices. Raises: NoDataPath."""
-    backend, parts = info.name, uplink_parts(info.name, info.features.virtual_functions)
-    of_dpdk = [d for e in (network.ovs.devices if network.ovs else ()) if _PCI.match(d := _plain(e, ","))]
-    names: list[str] = []
-    if "sriov" in parts and network.sriov:
-        names += (_plain(entry, "#") for entry in network.sriov.devices)
-    if "linuxbridge" in parts and network.linuxbridge and network.linuxbridge.interface:
-        names.append(network.linuxbridge.interface)
-    for name in names:
+    parts = uplink_parts(info.name, info.features.virtual_functions)
+    of_dpdk = [device for device in devices_of(network, ("ovs",)) if _PCI.match(device)]
+    for name in devices_of(network, parts - {"ovs"}):
         address = _address(name, sys)
         # Without an interface, DPDK may have the NIC: the one that the network has for DPDK.
         for found in [address] if address else (a for a in of_dpdk if _has_dpdk(a, sys)):
-            yield NicNeed(found, backend, dpdk=False)
+            yield NicNeed(found, info.name, dpdk=False)
     if "ovs" in parts:
-        yield from (NicNeed(address, backend, dpdk=True) for address in of_dpdk)
+        yield from (NicNeed(address, info.name, dpdk=True) for address in of_dpdk)
 
 
 def _plain(entry: str, mark: str) -> str:
@@ -89,6 +94,7 @@ def _has_dpdk(address: str, sys: Path) -> bool:
 #: Seconds until a device is free, or an interface has appeared.
 _WAIT_S = 15.0
 _LOOK_S = 0.05
+_STEP = "bind-nic"
 
 
 #: Of a driver or interface, which is a part of a path below /sys.
@@ -112,9 +118,8 @@ class NicState:
         return self.driver, self.override, self.vfs
 
 
-_FOUND: TypeAdapter[dict[str, NicState]] = TypeAdapter(
-    dict[Annotated[str, Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")], NicState]
-)
+_Address = Annotated[str, Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")]
+_FOUND: TypeAdapter[dict[str, NicState]] = TypeAdapter(dict[_Address, NicState])
 
 
 class Nics:
@@ -150,18 +155,13 @@ class Nics:
 
     def state(self, address: str) -> NicState:
         """Read the state of a NIC."""
-        override = read_text(self._at(address) / "driver_override")
-        interfaces = read_interfaces(self._at(address))
-        first = interfaces[0] if interfaces else None
-        mtu = read_text(self._at(address) / "net" / first.name / "mtu") if first else ""
-        return NicState(
-            driver=self.driver(address),
-            override=None if override in ("", "(null)") else override,
-            vfs=int(read_text(self._at(address) / "sriov_numvfs") or 0),
-            interface=first.name if first else None,
-            up=first.up if first else False,
-            mtu=int(mtu) if mtu else None,
-        )
+        at = self._at(address)
+        override, vfs = read_text(at / "driver_override"), int(read_text(at / "sriov_numvfs") or 0)
+        found = NicState(self.driver(address), None if override in ("", "(null)") else override, vfs)
+        for first in read_interfaces(at)[:1]:
+            mtu = read_text(at / "net" / first.name / "mtu")
+            return replace(found, interface=first.name, up=first.up, mtu=int(mtu) if mtu else None)
+        return found
 
     def note(self, needs: Sequence[NicNeed]) -> dict[str, dict[str, Any]]:
         """Record the NICs that some need has with another driver; returns all records, for the journal."""
@@ -173,59 +173,41 @@ class Nics:
 
     def obstacles(self, need: NicNeed) -> Iterator[Finding]:
         """Yield what is in the way of binding a NIC to the other driver. Raises: NetpluginError."""
-        device = self._at(need.address)
+        address, device = need.address, self._at(need.address)
         if need.dpdk and not (self.sys / "bus/pci/drivers" / VFIO).exists():
             yield Finding("nic", f"the kernel module {VFIO} is not loaded", f"modprobe {VFIO}")
         if need.dpdk and not (device / "iommu_group").exists():
-            yield Finding(
-                "nic",
-                f"{need.address} has no IOMMU group, which {VFIO} needs",
-                "switch the IOMMU on: netplugin host plan has the kernel arguments",
-            )
+            fix = "switch the IOMMU on: netplugin host plan has the kernel arguments"
+            yield Finding("nic", f"{address} has no IOMMU group, which {VFIO} needs", fix)
         addresses = self._links.addresses()
         for interface in read_interfaces(device):
-            if addresses.get(interface.name):
-                yield Finding(
-                    "nic",
-                    f"the host uses {need.address}: its interface {interface.name} has the address"
-                    f" {addresses[interface.name][0]}",
-                    f"take another NIC, or ip address flush dev {interface.name}",
-                )
+            used = f"the host uses {address}: its interface {interface.name}"
+            if given := addresses.get(interface.name):
+                fix = f"take another NIC, or ip address flush dev {interface.name}"
+                yield Finding("nic", f"{used} has the address {given[0]}", fix)
             if interface.enslaved:
-                yield Finding(
-                    "nic",
-                    f"the host uses {need.address}: its interface {interface.name} is in a bridge or bond",
-                    f"take another NIC, or ip link set {interface.name} nomaster",
-                )
+                fix = f"take another NIC, or ip link set {interface.name} nomaster"
+                yield Finding("nic", f"{used} is in a bridge or bond", fix)
 
     def bind(self, need: NicNeed) -> None:
         """Bind a NIC as the backend needs it, if it is bound otherwise.
 
         Raises: Conflict if the host uses it, or it was not found before the run; NetpluginError.
         """
-        if need.fits(self.driver(need.address)):
+        address = need.address
+        if need.fits(self.driver(address)):
             return
-        if need.address not in self.found:
-            raise Conflict(
-                f"{need.address} was not bound to another driver when the run began",
-                step="bind-nic",
-                fix="start the run again: --resume",
-            )
+        if address not in self.found:
+            why = f"{address} was not bound to another driver when the run began"
+            raise Conflict(why, step=_STEP, fix="start the run again: --resume")
         for obstacle in self.obstacles(need):
-            raise Conflict(obstacle.found, step="bind-nic", fix=obstacle.fix)
-        before = self.found[need.address]
-        if need.dpdk:
-            self._bind(need.address, NicState(VFIO, VFIO))
-        elif before.driver is not None and NicNeed(need.address, "", dpdk=False).fits(before.driver):
-            self._bind(need.address, before)
-        else:
-            self._bind(need.address, NicState(""))
-        if not need.fits(driver := self.driver(need.address)):
-            raise HostError(
-                f"{need.address} is bound to {driver or 'no driver'} and not as {need.backend} needs it",
-                step="bind-nic",
-                fix=f"journalctl -k --grep {need.address}",
-            )
+            raise Conflict(obstacle.found, step=_STEP, fix=obstacle.fix)
+        before = self.found[address]
+        of_kernel = before.driver is not None and not in_user_space(before.driver)
+        self._bind(address, NicState(VFIO, VFIO) if need.dpdk else before if of_kernel else NicState(""))
+        if not need.fits(driver := self.driver(address)):
+            why = f"{address} is bound to {driver or 'no driver'} and not as {need.backend} needs it"
+            raise HostError(why, step=_STEP, fix=f"journalctl -k --grep {address}")
 
     def hides(self, interface: str) -> bool:
         """Whether there is no such interface because the run has bound its NIC to DPDK's driver."""
@@ -250,29 +232,26 @@ class Nics:
             except NetpluginError as error:
                 why = error.detail
             if why:
-                left.append(
-                    f"NIC {address} is not bound to {before.driver or 'no driver'} as before the run: {why};"
-                    " mend that and run it with --resume, which tries again"
-                )
+                was = f"NIC {address} is not bound to {before.driver or 'no driver'} as before the run"
+                left.append(f"{was}: {why}; mend that and run it with --resume, which tries again")
         return left
 
     def _bind(self, address: str, desired: NicState) -> None:
         """Change to this state; ``driver`` empty: the kernel's choice. Raises: NetpluginError."""
-        count = VfCount(address)
-        if (self._at(address) / "sriov_numvfs").exists() and self.driver(address) != desired.driver:
-            self._counts.restore(count, "0")
-        if self.driver(address) != desired.driver:
+        at, count, rebinds = self._at(address), VfCount(address), self.driver(address) != desired.driver
+        if rebinds:
+            if (at / "sriov_numvfs").exists():
+                self._counts.restore(count, "0")
             _wait(lambda: not self._vfs.is_open(address), f"{address} is free of DPDK")
             self._vfs.override(address, desired.driver or None)
             self._vfs.unbind(address)
             if desired.driver is not None:
                 self._vfs.probe(address)
         self._vfs.override(address, desired.override)
-        name = desired.interface
-        if name is not None:
-            _wait(lambda: (self._at(address) / "net" / name).exists(), f"{address} has its interface {name}")
+        if (name := desired.interface) is not None:
+            _wait((at / "net" / name).exists, f"{address} has its interface {name}")
             self._links.set(name, mtu=desired.mtu, up=desired.up)
-        if (self._at(address) / "sriov_numvfs").exists():
+        if (at / "sriov_numvfs").exists():
             self._counts.restore(count, str(desired.vfs))
 
     def _at(self, address: str) -> Path:
@@ -282,4 +261,4 @@ class Nics:
 def _wait(there: Callable[[], bool], what: str) -> None:
     """Raises: HostError at the deadline."""
     if not polled(there, bool, _WAIT_S, _LOOK_S):
-        raise HostError(f"not within {_WAIT_S:g} s: {what}", step="bind-nic")
+        raise HostError(f"not within {_WAIT_S:g} s: {what}", step=_STEP)

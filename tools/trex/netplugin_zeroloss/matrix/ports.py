@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
-from netplugin.api.client import Client
 from netplugin.api.errors import Conflict
-from netplugin.api.models import BackendInfo, Port, PortSecurity, PortSpec, PortState, VfInfo
-from netplugin.api.pmd_models import PmdRequest, PmdState
-from netplugin.data_path import data_paths
+from netplugin.api.models import Port, PortSecurity, PortSpec, PortState
+from netplugin.api.pmd_models import PmdRequest
 from netplugin.programs.polling import polled
 from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError
-from netplugin_zeroloss.matrix.description import End, RunDescription
+from netplugin_zeroloss.matrix.description import End
+from netplugin_zeroloss.matrix.host import Hypervisor
 
 #: Polling interval for a port, and for one whose VM side another process still has, in seconds.
 _LOOK_S, _HELD_S = 0.1, 0.5
@@ -23,19 +22,9 @@ _LOOK_S, _HELD_S = 0.1, 0.5
 class Ports:
     """Manages the ports of a run. Never touches a port with the same id that belongs to another VM."""
 
-    def __init__(
-        self,
-        client: Client,
-        description: RunDescription,
-        vm_id: str,
-        planned: Callable[[str, int], str],
-    ) -> None:
-        """``planned``: returns the CPUs of a backend for a number of PMD cores; it raises NetpluginError."""
-        self._planned = planned
-        self._client = client
-        self._description = description
-        self.ends: tuple[End, ...] = description.ends or ()
-        self._vm_id = vm_id
+    def __init__(self, host: Hypervisor) -> None:
+        self._host, self._client, self._description = host, host.agent, host.description
+        self.ends: tuple[End, ...] = host.description.ends or ()
         #: Original PMD cores to restore, from the mask or else the running threads; None: not read
         #: yet, empty: there were neither.
         self.found_cpus: str | None = None
@@ -60,14 +49,15 @@ class Ports:
         """
         self.remove_leftovers()
         if cell.backend in self._description.matrix.fewer_queues:
-            self._queues[cell] = min(cell.queues, self._most_queues(cell.backend))
+            [info] = self._host.infos([cell.backend])
+            self._queues[cell] = min(cell.queues, self._host.most_queues(info))
         for end in self.ends:
             parts.callback(self._delete, end.port_id)
         for end in self.ends:
             self._client.put_port(end.port_id, self._spec(end, cell))
         request = cells.pmd_request(self._description, cell)
         if request is not None and request.count is not None:
-            request = PmdRequest(cpus=self._planned(cell.backend, request.count))
+            request = PmdRequest(cpus=self._host.pmd_cpus(cell.backend, request.count))
         if request is not None:
             parts.callback(self.put_back_pmd)
             self._client.set_pmd(request)
@@ -79,10 +69,6 @@ class Ports:
         Raises: CellError, NetpluginError.
         """
         return [self._wait(end, cell, _is_connected, "connected") for end in self.ends]
-
-    def pmd(self) -> PmdState:
-        """Return the PMD threads. Raises: NetpluginError."""
-        return self._client.pmd()
 
     def check(self) -> None:
         """Check that all ports are still active; otherwise the loss of the trial is not the backend's.
@@ -102,7 +88,7 @@ class Ports:
         names = {end.port_id for end in self.ends}
         found = [port for port in self._client.list_ports() if port.port_id in names]
         for port in found:
-            if port.spec.vm_id != self._vm_id:
+            if port.spec.vm_id != self._host.vm_id:
                 raise CellError(taken(port))
             self._delete(port.port_id)
         return bool(found)
@@ -112,18 +98,18 @@ class Ports:
 
         Raises: NetpluginError.
         """
+
+        def held() -> Conflict | None:
+            try:
+                self._client.delete_port(port_id)
+            except Conflict as by_another:
+                return by_another
+            return None
+
         seconds = self._description.timeouts.active
-        refused = polled(lambda: self._held(port_id), lambda held: held is None, seconds, _HELD_S)
+        refused = polled(held, lambda found: found is None, seconds, _HELD_S)
         if refused is not None:
             raise refused
-
-    def _held(self, port_id: str) -> Conflict | None:
-        """Delete a port; returns the agent's answer if another process has its VM side."""
-        try:
-            self._client.delete_port(port_id)
-        except Conflict as held:
-            return held
-        return None
 
     def put_back_pmd(self) -> None:
         """Restore the original PMD cores, as far as the agent can; see ``not_restored``.
@@ -133,10 +119,8 @@ class Ports:
         had_none = self.found_mask is False
         if had_none:
             self._left_mask = self._client.pmd().cpus or None
-            # If the agent refused the request of the cell, there is still no mask to change.
-            if self._left_mask is None:
-                return
-        if self.found_cpus:
+        # If the agent refused the request of the cell, there is still no mask to change.
+        if self.found_cpus and (self._left_mask or not had_none):
             restored = self._client.set_pmd(PmdRequest(cpus=self.found_cpus))
             self._left_mask = restored.cpus if had_none else None
 
@@ -145,21 +129,13 @@ class Ports:
         if self._left_mask is None:
             return []
         ran = f"ran PMD threads on CPUs {self.found_cpus}" if self.found_cpus else "ran no PMD thread"
-        return [
-            f"pmd-cpu-mask stays set to CPUs {self._left_mask}: before the run OVS had no mask and {ran},"
-            " and the agent cannot remove a mask; to remove it, run"
-            " ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask"
-        ]
-
-    def _most_queues(self, backend: str) -> int:
-        """Raises: NetpluginError."""
-        [info] = [each for each in self._client.backends() if each.name == backend]
-        vfs = self._client.list_vfs() if gives_vfs(backend) else ()
-        return most_queues(info, networks_of(self.ends, backend), vfs)
+        before = f"before the run OVS had no mask and {ran}, and the agent cannot remove a mask"
+        fix = "to remove it, run ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask"
+        return [f"pmd-cpu-mask stays set to CPUs {self._left_mask}: {before}; {fix}"]
 
     def _spec(self, end: End, cell: Cell) -> PortSpec:
         return PortSpec(
-            vm_id=self._vm_id,
+            vm_id=self._host.vm_id,
             mac=end.mac,
             backend=cell.backend,
             queues=self._queues.get(cell, cell.queues),
@@ -173,42 +149,15 @@ class Ports:
         # PUT makes the agent read the host again; GET returns the last known state.
         port = polled(lambda: self._client.put_port(end.port_id, spec), ready, seconds, _LOOK_S)
         if not ready(port):
-            raise CellError(
-                f"port {end.port_id} is {port.state} and not {what} after {seconds:g} s{_fault_text(port)}"
-            )
+            late = f"is {port.state} and not {what} after {seconds:g} s"
+            raise CellError(f"port {end.port_id} {late}{_fault_text(port)}")
         return port
-
-
-def networks_of(ends: Sequence[End], backend: str) -> list[str]:
-    """Return the physical networks of the ends with this backend, each once."""
-    found = (end.network_of(backend).physical_network for end in ends)
-    return list(dict.fromkeys(name for name in found if name is not None))
-
-
-def gives_vfs(backend: str) -> bool:
-    """Whether a VM gets the VF itself. Raises: NoDataPath."""
-    return any(path.vm_side == "vfio" for path in data_paths(backend))
-
-
-def most_queues(info: BackendInfo, networks: Collection[str], vfs: Collection[VfInfo]) -> int:
-    """Return the most queues that a port of a backend can have on each of these networks (pure).
-
-    ``vfs``: those that VMs get themselves. A backend reports the queues of its best NIC, and here the
-    VFs of the network decide.
-    """
-    most = info.features.max_queues
-    for network in networks:
-        there = [vf for vf in vfs if vf.physical_network == network and not vf.left_out]
-        most = min(most, max((vf.max_queues for vf in there if vf.max_queues), default=most))
-    return most
 
 
 def taken(port: Port) -> str:
     """Return the error text for a port of another VM."""
-    return (
-        f"port {port.port_id} is there already, of VM {port.spec.vm_id}: give the ends another"
-        " port_id, or delete it if nobody needs it"
-    )
+    fix = "give the ends another port_id, or delete it if nobody needs it"
+    return f"port {port.port_id} is there already, of VM {port.spec.vm_id}: {fix}"
 
 
 def _is_active(port: Port) -> bool:

@@ -15,113 +15,77 @@ from rich.table import Table
 from rich.text import Text
 
 from netplugin.host.processes import printable
+from netplugin_zeroloss.asked import pps, trial_line
 from netplugin_zeroloss.journal import CellRecord, PastTrial
-from netplugin_zeroloss.judge import judge
-from netplugin_zeroloss.matrix.carry_out import View
 from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
-from netplugin_zeroloss.report.words import mpps
 from netplugin_zeroloss.search.trials import SearchPlan
-
-
-class Lines(View):
-    """Prints a line per event, with the remaining time."""
-
-    def __init__(self, estimate: TimeEstimate, output: TextIO) -> None:
-        self._estimate = estimate
-        self._output = output
-        self._task: CellTask | None = None
-        self._since = 0.0
-
-    def begins(self, task: CellTask) -> None:
-        self._task, self._since = task, time.monotonic()
-        number = self._estimate.tasks.index(task) + 1
-        self.say(f"[{number}/{len(self._estimate.tasks)}] {task}")
-
-    def trial(self, task: CellTask, plan: SearchPlan, number: int, trial: PastTrial) -> None:
-        self.say(f"  {trial_line(plan, number, trial)}")
-
-    def ends(self, record: CellRecord, seconds: float) -> None:
-        if self._task is not None:
-            self._estimate.took_s[self._task] = seconds
-            self._task = None
-        left = self._estimate.left_s()
-        self.say(f"  {_result_line(record)}" + (f"; about {in_words(left)} left" if left else ""))
-
-    def warns(self, text: str) -> None:
-        self.say(f"  warning: {text}")
-
-    def say(self, text: str) -> None:
-        print(printable(text), file=self._output, flush=True)
-
-    def status(self) -> tuple[float, str]:
-        """Return the completed share (0 to 1) and the remaining time as text."""
-        spent = time.monotonic() - self._since if self._task is not None else 0.0
-        share = self._estimate.done_share(self._task, spent)
-        return share, f"about {in_words(self._estimate.left_s(self._task, spent))} left"
-
-
-class Silent(Lines):
-    """Prints warnings only."""
-
-    def say(self, text: str) -> None:
-        """Print nothing."""
-
-    def warns(self, text: str) -> None:
-        print(f"warning: {printable(text)}", file=self._output, flush=True)
-
-
-@contextmanager
-def view(estimate: TimeEstimate, quiet: bool, output: TextIO = sys.stderr) -> Iterator[View]:
-    """Yield the view for this output, for the duration of the block."""
-    if quiet:
-        yield Silent(estimate, output)
-    elif not output.isatty():
-        yield Lines(estimate, output)
-    else:
-        with bar(estimate, output) as shown:
-            yield shown
-
-
-def trial_line(plan: SearchPlan, number: int, trial: PastTrial) -> str:
-    """Format one trial, judged by the headline goal."""
-    goal = plan.headline
-    request, measured = trial.request, trial.measured
-    judged = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
-    return (
-        f"trial {trial.repeat + 1}.{number}  {mpps(request.rate_pps, 5)} Mpps"
-        f"  {measured.elapsed_s:.2f} of {request.duration_s:g} s  {judged.verdict}"
-        f"  {request.purpose}: {judged.reason}"
-    )
-
-
-def _result_line(record: CellRecord) -> str:
-    if record.result is None:
-        return f"failed: {record.error}"
-    rate = record.zero_loss_pps
-    shown = f"{mpps(rate, 4)} Mpps" if rate is not None else str(record.result["reason"])
-    return f"{record.verdict}: {shown}"
-
-
-# -- Progress display for a terminal: a bar, the current task, its last trial, and the remaining time.
-
 
 #: Refreshed between trials, so that the remaining time counts down.
 _REFRESHES_PER_S = 2
 
 
 @contextmanager
-def bar(estimate: TimeEstimate, output: TextIO) -> Iterator[Lines]:
-    """Show the bar within the block; restores the terminal on exit."""
+def view(estimate: TimeEstimate, quiet: bool, output: TextIO = sys.stderr) -> Iterator[Lines]:
+    """Yield the view for this output, for the duration of the block; restores a terminal on exit."""
+    if quiet or not output.isatty():
+        yield Lines(estimate, output, quiet)
+        return
     console = Console(file=output)
-    shown = _Bar(estimate, console, output)
-    with Live(shown, console=console, refresh_per_second=_REFRESHES_PER_S):
-        yield shown
+    with Live(bar := _Bar(estimate, output, console), console=console, refresh_per_second=_REFRESHES_PER_S):
+        yield bar
+
+
+class Lines:
+    """Prints a line per event, with the remaining time; if it is quiet, warnings only."""
+
+    def __init__(self, estimate: TimeEstimate, output: TextIO, quiet: bool = False) -> None:
+        self._estimate, self._output, self._quiet = estimate, output, quiet
+        self._task: CellTask | None = None
+        self._since = 0.0
+
+    def begins(self, task: CellTask) -> None:
+        """Note that a task is set up now."""
+        self._task, self._since = task, time.monotonic()
+        number = self._estimate.tasks.index(task) + 1
+        self._say(f"[{number}/{len(self._estimate.tasks)}] {task}")
+
+    def trial(self, plan: SearchPlan, number: int, trial: PastTrial) -> None:
+        """Show a trial that has ended."""
+        self._say(f"  {_trial_line(plan, number, trial)}")
+
+    def ends(self, record: CellRecord, seconds: float) -> None:
+        """Show the result or error of the task, and note its seconds in this session."""
+        if self._task is not None:
+            self._estimate.took_s[self._task] = seconds
+            self._task = None
+        shown = f"failed: {record.error}"
+        if record.result is not None:
+            rate = record.zero_loss_pps
+            shown = f"{record.verdict}: {pps(rate) if rate is not None else record.result['reason']}"
+        left = self._estimate.left_s()
+        self._say(f"  {shown}" + (f"; about {in_words(left)} left" if left else ""))
+
+    def warns(self, text: str) -> None:
+        """Show a problem that does not affect results."""
+        if self._quiet:
+            print(f"warning: {printable(text)}", file=self._output, flush=True)
+        self._say(f"  warning: {text}")
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            print(printable(text), file=self._output, flush=True)
+
+    def _status(self) -> tuple[float, str]:
+        """Return the completed share (0 to 1) and the remaining time as text."""
+        spent = time.monotonic() - self._since if self._task is not None else 0.0
+        share = self._estimate.done_share(self._task, spent)
+        return share, f"about {in_words(self._estimate.left_s(self._task, spent))} left"
 
 
 class _Bar(Lines):
-    """The live display; lines about whole cells scroll above it."""
+    """The live display: a bar, and the last trial; lines about whole cells scroll above it."""
 
-    def __init__(self, estimate: TimeEstimate, console: Console, output: TextIO) -> None:
+    def __init__(self, estimate: TimeEstimate, output: TextIO, console: Console) -> None:
         super().__init__(estimate, output)
         self._console = console
         self._last = ""
@@ -130,15 +94,19 @@ class _Bar(Lines):
         super().begins(task)
         self._last = "is being set up"
 
-    def trial(self, task: CellTask, plan: SearchPlan, number: int, trial: PastTrial) -> None:
-        self._last = trial_line(plan, number, trial)
+    def trial(self, plan: SearchPlan, number: int, trial: PastTrial) -> None:
+        self._last = _trial_line(plan, number, trial)
 
-    def say(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         self._console.print(Text(printable(text)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        share, left = self.status()
+        share, left = self._status()
         line = Table.grid(padding=(0, 1))
         line.add_row(ProgressBar(1.0, share, width=40), Text(f"{share:4.0%}, {left}"))
         yield line
         yield Text(self._last, overflow="ellipsis", no_wrap=True)
+
+
+def _trial_line(plan: SearchPlan, number: int, trial: PastTrial) -> str:
+    return trial_line(plan, f"{trial.repeat + 1}.{number}", trial.request, trial.measured)

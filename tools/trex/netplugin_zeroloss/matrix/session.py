@@ -1,19 +1,19 @@
-"""One invocation of ``zeroloss matrix``: runs all checks, then starts or resumes the run."""
+"""One invocation of ``zeroloss matrix``: makes all checks, then runs or resumes each cell in order."""
 
 from __future__ import annotations
 
 import shlex
 import uuid
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, cast
 
-from netplugin_zeroloss.journal import Journal, Past, RunRecord, now, read_past
+from netplugin_zeroloss.journal import CellRecord, Journal, Past, RunRecord, now, read_past
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import BareBench, Bench, generator_of
-from netplugin_zeroloss.matrix.carry_out import Carrier, is_done
+from netplugin_zeroloss.matrix.carry_out import CellRun
 from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
 from netplugin_zeroloss.matrix.description import RunDescription, check_same, read
 from netplugin_zeroloss.matrix.progress import view
@@ -37,9 +37,12 @@ class RunOptions:
     command: tuple[str, ...] = ()
 
 
+# -- The description and the folder of a run, read and validated. ---------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """The description and state of a run, read and validated."""
+    """The description and state of a run. ``text``: the description as it is written."""
 
     description: RunDescription
     text: str
@@ -47,148 +50,156 @@ class _Session:
     past: Past | None
 
     @property
-    def tasks(self) -> tuple[CellTask, ...]:
-        return cells.tasks(self.description)
-
-    @property
     def left(self) -> tuple[CellTask, ...]:
-        """The remaining tasks."""
-        done = self.past.run.records if self.past is not None else ()
-        return tuple(task for task in self.tasks if not is_done(task, done))
+        return _left(self.description, self.past)
+
+    def bench(self) -> Bench:
+        if self.description.agent is None:
+            return BareBench(self.description)
+        # Imported here: a simulation needs neither the agent's client nor VNFs.
+        from netplugin_zeroloss.matrix.agent_bench import AgentBench
+
+        found = self.past.run.environment if self.past is not None else RunEnvironment()
+        return AgentBench(
+            self.description,
+            run_id=str(found.get("run_id") or uuid.uuid4()),
+            pmd_cpus=found.get("pmd_cpus"),
+            pmd_mask=found.get("pmd_mask"),
+            nics=found.get("nics"),
+        )
+
+
+def _left(description: RunDescription, past: Past | None) -> tuple[CellTask, ...]:
+    """Return the tasks without a result. A task that ended with an error is resumed."""
+    done = {(r.cell, r.part) for r in _records(past) if r.result is not None}
+    return tuple(task for task in cells.tasks(description) if (task.cell, task.part) not in done)
+
+
+def _records(past: Past | None) -> tuple[CellRecord, ...]:
+    return past.run.records if past is not None else ()
+
+
+def _estimate(description: RunDescription, past: Past | None) -> TimeEstimate:
+    """Create the estimate from the journal, which records the real time of trials."""
+    ended = [(CellTask(record.cell, record.part), record.result) for record in _records(past)]
+    took = {task: float(result["wall_s"]) for task, result in ended if result is not None}
+    tasks = cells.tasks(description)
+    virtual = frozenset(task for task in tasks if generator_of(description, task).type == "sim")
+    return TimeEstimate(description, tasks, took, virtual)
 
 
 def folder_of(asked: RunOptions) -> Path:
     """Return the folder of the run. Raises: UnusableInput if the description cannot be read."""
-    return asked.folder or Path(_read(asked.description)[0].name)
+    return asked.folder or Path(read_file(asked.description)[0].name)
 
 
-def carry_out(asked: RunOptions, output: TextIO) -> int:
-    """Run the remaining tasks and write the table. Returns the exit status.
-
-    Raises: UnusableInput, GeneratorError before any traffic; KeyboardInterrupt.
-    """
-    session = _open(asked)
-    with closing(_bench(session)) as bench:
-        here = results.environment(session.description.generator.type, asked.command, now())
-        environment = cast(RunEnvironment, {**here, **bench.check(session.left)})
-        with closing(Journal(session.folder)) as journal:
-            # Read again under the lock: no other process writes to the journal now.
-            past = _checked_past(session.folder, session.description, asked.resume)
-            if past is None:
-                past = Past(
-                    RunRecord(
-                        session.description.name,
-                        session.text,
-                        environment,
-                        cells.cells(session.description),
-                        (),
-                    )
-                )
-                journal.run(past.run)
-            else:
-                journal.session(environment)
-                bench.recover()
-            with view(_estimate(session, past), asked.quiet) as shown:
-                carrier = Carrier(session.description, bench, journal, shown, asked.command)
-                try:
-                    run = carrier.carry_out(past)
-                finally:
-                    for text in (*bench.restore(), *bench.not_restored()):
-                        shown.warns(text)
-    output.write(markdown(report_of(run)))
-    return 1 if _failed(run) else 0
-
-
-def dry_run(asked: RunOptions) -> str:
-    """Run all checks and return the remaining tasks. Raises: UnusableInput, GeneratorError."""
-    session = _open(asked)
-    with closing(_bench(session)) as bench:
-        bench.check(session.left)
-    lines = [f"{task}\n" for task in session.left]
-    left = _estimate(session, session.past).left_s()
-    about = f", about {in_words(left)}" if left else ""
-    again = ["netplugin-zeroloss", "matrix", str(asked.description)]
-    again += ["--folder", str(asked.folder)] if asked.folder else []
-    again += ["--resume"] if asked.resume else []
-    return (
-        "".join(lines) + f"{len(lines)} of {len(session.tasks)} to do{about}\n\nNext: {shlex.join(again)}\n"
-    )
-
-
-def _open(asked: RunOptions) -> _Session:
-    """Read and validate the description and the folder, without changes. Raises: UnusableInput."""
-    description, text = _read(asked.description)
-    if not cells.cells(description):
-        raise UnusableInput(str(asked.description), "exclude leaves no cell")
-    folder = asked.folder or Path(description.name)
-    return _Session(description, text, folder, _checked_past(folder, description, asked.resume))
-
-
-def _read(path: Path) -> tuple[RunDescription, str]:
+def read_file(path: Path) -> tuple[RunDescription, str]:
+    """Read a description, and its text. Raises: UnusableInput."""
     text = read_text(path)
     return read(text, str(path)), text
 
 
-def _checked_past(folder: Path, description: RunDescription, resume: bool) -> Past | None:
+def _open(asked: RunOptions) -> _Session:
+    """Read and validate the description and the folder, without changes. Raises: UnusableInput."""
+    description, text = read_file(asked.description)
+    if not cells.cells(description):
+        raise UnusableInput(str(asked.description), "exclude leaves no cell")
+    folder = asked.folder or Path(description.name)
+    return _Session(description, text, folder, _past(folder, description, asked.resume))
+
+
+def _past(folder: Path, description: RunDescription, resume: bool) -> Past | None:
     """Return the past of a resumed run, or None for a new run.
 
     Raises: UnusableInput if the folder fits neither.
     """
     past = read_past(folder)
-    if not resume:
-        others = _files(folder, ignoring_empty=past is None)
-        if past is not None or others:
-            raise UnusableInput(
-                str(folder),
-                "it is not empty: take another --folder, or --resume to go on with its run",
-            )
-        return None
-    if past is not None:
-        before = read(past.run.description, f"the description in {folder}")
-        check_same(before, description, str(folder))
-    elif _files(folder, ignoring_empty=True):
-        raise UnusableInput(str(folder), "there are files in it, and no run to go on with")
-    return past
-
-
-def _files(folder: Path, ignoring_empty: bool) -> Sequence[Path]:
-    """Return the files in the folder. Raises: UnusableInput if it is not a folder."""
+    if past is not None and resume:
+        check_same(read(past.run.description, f"the description in {folder}"), description, str(folder))
+        return past
     try:
-        found = list(folder.iterdir())
+        files = list(folder.iterdir())
     except FileNotFoundError:
-        return []
+        files = []
     except OSError as error:
         raise UnusableInput(str(folder), error.strerror or str(error)) from error
-    return [f for f in found if not (ignoring_empty and f.is_file() and f.stat().st_size == 0)]
+    # A run that was killed before its first line leaves an empty file.
+    if past is not None or any(not file.is_file() or file.stat().st_size for file in files):
+        why = "it is not empty: take another --folder, or --resume to go on with its run"
+        raise UnusableInput(str(folder), "there are files in it, and no run to go on with" if resume else why)
+    return None
 
 
-def _bench(session: _Session) -> Bench:
-    if session.description.agent is None:
-        return BareBench(session.description)
-    # Imported here: a simulation needs neither the agent's client nor VNFs.
-    from netplugin_zeroloss.matrix.agent_bench import AgentBench
-
-    found = session.past.run.environment if session.past is not None else RunEnvironment()
-    return AgentBench(
-        session.description,
-        run_id=str(found.get("run_id") or uuid.uuid4()),
-        pmd_cpus=found.get("pmd_cpus"),
-        pmd_mask=found.get("pmd_mask"),
-        nics=found.get("nics"),
-    )
+# -- The run. -------------------------------------------------------------------------------------
 
 
-def _estimate(session: _Session, past: Past | None) -> TimeEstimate:
-    """Create the estimate from the journal, which records the real time of trials."""
-    took = {
-        CellTask(record.cell, record.part): float(record.result["wall_s"])
-        for record in (past.run.records if past is not None else ())
-        if record.result is not None
-    }
-    virtual = frozenset(
-        task for task in session.tasks if generator_of(session.description, task).type == "sim"
-    )
-    return TimeEstimate(session.description, session.tasks, took, virtual)
+def dry_run(asked: RunOptions) -> str:
+    """Run all checks and return the remaining tasks. Raises: UnusableInput, GeneratorError."""
+    session = _open(asked)
+    with closing(session.bench()) as bench:
+        bench.check(session.left)
+    estimate = _estimate(session.description, session.past)
+    seconds = estimate.left_s()
+    about = f", about {in_words(seconds)}" if seconds else ""
+    again = ["netplugin-zeroloss", "matrix", str(asked.description)]
+    again += ["--folder", str(asked.folder)] if asked.folder else []
+    again += ["--resume"] if asked.resume else []
+    lines = [*map(str, session.left), f"{len(session.left)} of {len(estimate.tasks)} to do{about}"]
+    return "\n".join((*lines, "", f"Next: {shlex.join(again)}", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A run that was begun or resumed, its journal locked and its bench open."""
+
+    description: RunDescription
+    bench: Bench
+    journal: Journal
+    past: Past
+
+    def put_back(self) -> Sequence[str]:
+        """Put back what was changed for several cells; returns what stays, with a fix."""
+        return (*self.bench.restore(), *self.bench.not_restored())
+
+
+@contextmanager
+def begun(asked: RunOptions) -> Iterator[Begun]:
+    """Check everything, and begin or resume the run. Raises: UnusableInput, GeneratorError."""
+    session = _open(asked)
+    with closing(session.bench()) as bench:
+        here = results.environment(session.description.generator.type, asked.command, now())
+        environment = cast(RunEnvironment, {**here, **bench.check(session.left)})
+        with closing(Journal(session.folder)) as journal:
+            # Read again under the lock: no other process writes to the journal now.
+            past = _past(session.folder, session.description, asked.resume)
+            if past is None:
+                found = cells.cells(session.description)
+                past = Past(RunRecord(session.description.name, session.text, environment, found))
+                journal.run(past.run)
+            else:
+                journal.session(environment)
+                bench.recover()
+            yield Begun(session.description, bench, journal, past)
+
+
+def carry_out(asked: RunOptions, output: TextIO) -> int:
+    """Run the remaining tasks and write the table. Returns the exit status.
+
+    Raises: UnusableInput, GeneratorError before any traffic; KeyboardInterrupt, after which the journal can
+    be resumed.
+    """
+    with begun(asked) as run, view(_estimate(run.description, run.past), asked.quiet) as shown:
+        records = list(run.past.run.records)
+        try:
+            for task in _left(run.description, run.past):
+                cell = CellRun(run.description, task, run.bench, run.journal, shown, asked.command)
+                records.append(cell.measure(run.past.open.get((task.cell, task.part)), records))
+        finally:
+            for text in run.put_back():
+                shown.warns(text)
+    ended = replace(run.past.run, records=tuple(records))
+    output.write(markdown(report_of(ended)))
+    return 1 if _failed(ended) else 0
 
 
 def _failed(run: RunRecord) -> bool:

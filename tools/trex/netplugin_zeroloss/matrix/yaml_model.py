@@ -45,16 +45,18 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
     if len(text) > LONGEST:
         raise UnusableInput(name, f"it is longer than {LONGEST} characters")
     try:
-        root = _yaml().compose(text)
-        _check_size(name, root)
-        data = _yaml().load(text)
-    except DuplicateKeyError as error:
-        key = str(error.problem).split('"')[1]
-        raise UnusableInput(
-            f"{name}, line {error.problem_mark.line + 1}", f"{key} is listed twice"
-        ) from error
+        # A parser is for one document. The pure one is the same on every machine.
+        root = YAML(typ="safe", pure=True).compose(text)
+        if root is not None:
+            _check_size(name, root, "", bounded.DEPTH, {})
+        data = YAML(typ="safe", pure=True).load(text)
     except YAMLError as error:
-        raise _not_yaml(name, error) from error
+        mark, why = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        where = f"{name}, line {mark.line + 1}" if mark is not None else name
+        if isinstance(error, DuplicateKeyError):
+            key = str(error.problem).split('"')[1]
+            raise UnusableInput(where, f"{key} is listed twice") from error
+        raise UnusableInput(where, f"it is no YAML: {why}") from error
     except RecursionError as error:
         raise UnusableInput(name, "it is nested too deeply") from error
     except ValueError as error:
@@ -71,44 +73,26 @@ def parse(text: str, name: str, model: type[_M]) -> _M:
         raise UnusableInput(name, "\n".join(_mistakes(error, root))) from error
 
 
-def _check_size(name: str, root: Any) -> None:
+def _check_size(name: str, node: Any, field: str, depth: int, sizes: dict[int, int]) -> int:
     """Count the values of a document, so that one of few lines and many aliases is never built.
 
-    Raises: UnusableInput naming line and field.
+    ``sizes``: of the nodes that were counted. Raises: UnusableInput naming line and field.
     """
-    sizes: dict[int, int] = {}
-
-    def size(node: Any, field: str, depth: int) -> int:
-        if id(node) in sizes:
-            return sizes[id(node)]
-        where = f"{name}, line {node.start_mark.line + 1}"
-        if not depth:
-            raise UnusableInput(where, f"{field}: it is nested too deeply")
-        total = 1
-        if isinstance(node, MappingNode):
-            for key, value in node.value:
-                total += size(key, field, depth - 1) + size(value, field or str(key.value), depth - 1)
-        elif isinstance(node, SequenceNode):
-            total += sum(size(each, field, depth - 1) for each in node.value)
-        if total > _MOST_VALUES:
-            raise UnusableInput(where, f"{field}: it has more than {_MOST_VALUES} values")
-        sizes[id(node)] = total
-        return total
-
-    if root is not None:
-        size(root, "", bounded.DEPTH)
-
-
-def _yaml() -> YAML:
-    """Return a new parser: one is for one document. The pure one is the same on every machine."""
-    return YAML(typ="safe", pure=True)
-
-
-def _not_yaml(name: str, error: YAMLError) -> UnusableInput:
-    mark = getattr(error, "problem_mark", None)
-    where = f"{name}, line {mark.line + 1}" if mark is not None else name
-    why = getattr(error, "problem", None) or str(error)
-    return UnusableInput(where, f"it is no YAML: {why}")
+    if id(node) in sizes:
+        return sizes[id(node)]
+    where = f"{name}, line {node.start_mark.line + 1}"
+    if not depth:
+        raise UnusableInput(where, f"{field}: it is nested too deeply")
+    children: list[tuple[Any, str]] = []
+    if isinstance(node, MappingNode):
+        children = [(each, field or str(key.value)) for key, value in node.value for each in (key, value)]
+    elif isinstance(node, SequenceNode):
+        children = [(each, field) for each in node.value]
+    total = 1 + sum(_check_size(name, child, below, depth - 1, sizes) for child, below in children)
+    if total > _MOST_VALUES:
+        raise UnusableInput(where, f"{field}: it has more than {_MOST_VALUES} values")
+    sizes[id(node)] = total
+    return total
 
 
 def _mistakes(error: ValidationError, node: Any) -> Iterator[str]:
