@@ -1,4 +1,4 @@
-"""Exact rank test for two small samples, size of the difference, and multiple testing.
+"""Exact rank test for two small samples, size of the difference, multiple testing, sequential sign test.
 
 No distribution is assumed: samples are small and skewed, and all equal on a device with a sharp limit.
 For such sizes the exact distribution is cheap to compute, including ties.
@@ -141,3 +141,22 @@ def holm(values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, (len(values) - position) * values[number]))
         adjusted[number] = highest
     return adjusted
+
+
+#: Weight of the alternatives of ``sign_evidence``: the density of p is proportional to p to this power.
+_TOWARDS_CLEAR = 4
+
+
+def sign_evidence(successes: int, trials: int) -> float:
+    """Return the evidence (an e-value) that a success is more likely than not.
+
+    It is a likelihood ratio against p = 1/2, mixed over all p from 1/2 to 1. While p is at most 1/2 it is a
+    nonnegative supermartingale that starts at 1, so the probability that it ever reaches 1 / level is at most
+    level, however often one looks and whenever one stops (Ville's inequality; Robbins' mixture test).
+    """
+    count, more = trials + _TOWARDS_CLEAR + 1, successes + _TOWARDS_CLEAR
+    # The integral of p**more (1 - p)**failures from 1/2 on: a beta function, and a tail of a binomial.
+    below = sum(math.comb(count, k) for k in range(more + 1)) / 2**count
+    beta = 1 / (count * math.comb(count - 1, more))
+    prior = (1 - 1 / 2 ** (_TOWARDS_CLEAR + 1)) / (_TOWARDS_CLEAR + 1)
+    return math.ldexp(beta * below / prior, trials)

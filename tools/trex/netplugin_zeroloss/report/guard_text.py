@@ -1,0 +1,93 @@
+"""Formats what ``guard`` found as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from netplugin_zeroloss.journal import Cell
+from netplugin_zeroloss.report import words
+from netplugin_zeroloss.search.guard import LEVEL, MISSED, GuardFound, GuardVerdict
+from netplugin_zeroloss.search.result import ResultSpread, dumps, spread
+
+FORMAT: Final = 1
+#: Exit status of a run with such a cell; the first that is there counts.
+_STATUS: Final = {
+    GuardVerdict.WORSE: 1,
+    GuardVerdict.FAILED: 2,
+    GuardVerdict.UNDECIDED: 3,
+    GuardVerdict.NOT_WORSE: 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedCell:
+    """A cell and what was found. ``rate_pps``: of the search of A."""
+
+    cell: Cell
+    rate_pps: float | None
+    found: GuardFound
+
+    @property
+    def ratio(self) -> ResultSpread | None:
+        """The loads that lose a short trial, B's to A's, over the rounds."""
+        return spread([each.ratio for each in self.found.rounds])
+
+
+def status(cells: Sequence[GuardedCell]) -> int:
+    """Return the exit status."""
+    verdicts = {cell.found.verdict for cell in cells}
+    return next(status for verdict, status in _STATUS.items() if verdict in verdicts)
+
+
+def text(cells: Sequence[GuardedCell]) -> str:
+    return "".join(f"{line}\n" for line in _lines(cells))
+
+
+def _lines(cells: Sequence[GuardedCell]) -> Iterator[str]:
+    ordered = sorted(cells, key=lambda cell: list(_STATUS).index(cell.found.verdict))
+    yield f"{ordered[0].found.verdict}: {words.count(len(cells), 'cell')}"
+    for cell in ordered:
+        rate = "" if cell.rate_pps is None else f"  A: {words.mpps(cell.rate_pps, 4)} Mpps"
+        yield f"  {cell.found.verdict:10} {cell.cell.key}{rate}{_ratio(cell.ratio)}"
+        yield f"  {'':10} {cell.found.reason}"
+    yield (
+        f"At most {words.percent(LEVEL)} of such runs call a cell worse that is not, and"
+        f" {words.percent(MISSED)} call one not worse that is."
+    )
+
+
+def _ratio(found: ResultSpread | None) -> str:
+    if found is None:
+        return ""
+    low, high = (words.percent(end, 1) for end in found.interval_pps)
+    sure = words.percent(found.confidence)
+    return f"  B / A at once: {words.percent(found.median_pps, 1)} ({low} to {high}, {sure} confidence)"
+
+
+def json_text(cells: Sequence[GuardedCell]) -> str:
+    whole = {
+        "format": FORMAT,
+        "status": status(cells),
+        "level": LEVEL,
+        "missed": MISSED,
+        "cells": [_cell(cell) for cell in cells],
+    }
+    return dumps(whole)
+
+
+def _cell(cell: GuardedCell) -> dict[str, Any]:
+    ratio = cell.ratio
+    return {
+        "key": cell.cell.key,
+        "verdict": cell.found.verdict.value,
+        "reason": cell.found.reason,
+        "zero_loss_pps": cell.rate_pps,
+        "ratio": None
+        if ratio is None
+        else {"median": ratio.median_pps, "interval": ratio.interval_pps, "confidence": ratio.confidence},
+        "claims": [asdict(claim) | {"shown": claim.shown} for claim in cell.found.claims],
+        "rounds": [asdict(each) | {"ratio": each.ratio} for each in cell.found.rounds],
+        "traffic_s": cell.found.traffic_s,
+    }
