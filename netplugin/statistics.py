@@ -143,16 +143,16 @@ def holm(values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-#: Weight of the alternatives of ``sign_evidence``: the density of p is proportional to p to this power.
+#: Weight of the alternatives of ``sign_odds``: the density of p is proportional to p to this power.
 _TOWARDS_CLEAR = 4
 
 
-def sign_evidence(successes: int, trials: int) -> float:
-    """Return the evidence (an e-value) that a success is more likely than not.
+def sign_odds(successes: int, trials: int) -> float:
+    """Return the odds against chance (an e-value): that a success is more likely than not.
 
-    It is a likelihood ratio against p = 1/2, mixed over all p from 1/2 to 1. While p is at most 1/2 it is a
-    nonnegative supermartingale that starts at 1, so the probability that it ever reaches 1 / level is at most
-    level, however often one looks and whenever one stops (Ville's inequality; Robbins' mixture test).
+    They are a likelihood ratio against p = 1/2, mixed over all p from 1/2 to 1. While p is at most 1/2 they
+    are a nonnegative supermartingale that starts at 1. So the probability that they ever reach 1 / level is
+    at most level, however often one looks and whenever one stops (Ville's inequality, Robbins' mixture test).
     """
     count, more = trials + _TOWARDS_CLEAR + 1, successes + _TOWARDS_CLEAR
     # The integral of p**more (1 - p)**failures from 1/2 on: a beta function, and a tail of a binomial.

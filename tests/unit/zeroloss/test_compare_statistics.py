@@ -9,9 +9,10 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import integrate
 
 from netplugin import statistics
-from netplugin.statistics import can_reach, change, holm, least_p, p_lower
+from netplugin.statistics import can_reach, change, holm, least_p, p_lower, sign_odds
 
 few = st.lists(st.integers(0, 4).map(float), min_size=1, max_size=5)
 
@@ -93,3 +94,29 @@ def test_what_can_reach_the_level_depends_on_counts_alone() -> None:
 def test_holm() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == []
+
+
+@pytest.mark.parametrize("trials", [1, 8, 30, 200])
+def test_the_odds_are_the_likelihood_ratio_mixed_over_all_alternatives(trials: int) -> None:
+    for successes in {0, trials // 2, trials - 1, trials}:
+
+        def ratio(p: float, won: int = successes) -> float:
+            return float((2 * p) ** won * (2 - 2 * p) ** (trials - won) * p**4 * 5 / (1 - 0.5**5))
+
+        expected, _ = integrate.quad(ratio, 0.5, 1, epsrel=1e-10, points=[max(0.51, successes / trials)])
+        assert sign_odds(successes, trials) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("level", [0.05, 0.01, 0.01 / 12])
+def test_the_odds_seldom_mislead_however_long_one_looks(level: float) -> None:
+    """Exactly, over all ways that 150 tosses of a fair coin go, stopped at the first that seems to tell."""
+    going, stopped = {0: 1.0}, 0.0
+    for trials in range(1, 151):
+        following: dict[int, float] = {}
+        for successes, p in going.items():
+            for more in (0, 1):
+                following[successes + more] = following.get(successes + more, 0.0) + p / 2
+        stopped += sum(p for won, p in following.items() if sign_odds(won, trials) >= 1 / level)
+        going = {won: p for won, p in following.items() if sign_odds(won, trials) < 1 / level}
+    assert level / 4 < stopped <= level
+    assert sign_odds(8, 8) > 100 > sign_odds(7, 7)

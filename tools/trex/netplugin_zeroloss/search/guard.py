@@ -1,9 +1,9 @@
 """Is one of two devices worse? Both are measured in turn, in rounds, until that is decided (pure).
 
 In a round each device is set up and visited once: in random order, with the same trials, but B at loads that
-are lower by a margin. If B is worse by exactly the margin, the visits are alike, and each is the lower one with
-the same probability, whatever the distribution of the loss is, and however the machine drifts from round to
-round. So a round is the toss of a coin, and a sequential sign test (``sign_evidence``) counts the rounds. A
+are lower by a margin. If B is worse by exactly the margin, the visits are alike, and each is the lower one
+with the same probability, whatever the distribution of the loss is, and however the machine drifts from round
+to round. So a round is the toss of a coin, and a sequential sign test (``sign_odds``) counts the rounds. A
 visit compares at two lengths of trials:
 
 - *at once*: the load that loses a short trial half of the time, found by going up and down (Dixon and Mood,
@@ -23,7 +23,7 @@ from functools import partial
 from statistics import fmean
 from typing import Final
 
-from netplugin.statistics import sign_evidence
+from netplugin.statistics import sign_odds
 from netplugin_zeroloss.search.context import SearchContext
 from netplugin_zeroloss.search.trials import Asking, BudgetExhausted, SearchPlan, TrialLog
 
@@ -68,7 +68,7 @@ class GuardPlan:
     begin_pps: float
     #: Seed of the order of the visits.
     seed: str
-    #: Seconds of traffic after which it ends undecided.
+    #: Seconds of traffic in which it is decided, or else undecided.
     traffic_s: float
     cells: int = 1
 
@@ -131,7 +131,7 @@ class Claim:
 
     @property
     def shown(self) -> bool:
-        return sign_evidence(self.rounds, self.of) >= 1 / self.level
+        return sign_odds(self.rounds, self.of) >= 1 / self.level
 
     def __str__(self) -> str:
         return f"{self.words} in {self.rounds} of {self.of} rounds"
@@ -152,8 +152,9 @@ def guard(asked: GuardPlan) -> Generator[Visit, Visited, GuardFound]:
     """Ask for visits until B is shown to be worse, or not to be, or the traffic is used up."""
     coin, begin = random.Random(asked.seed), asked.begin_pps
     rounds: tuple[Round, ...] = ()
-    number, void, traffic_s = 0, 0, 0.0
+    number, void, traffic_s, longest_s = 0, 0, 0.0, 0.0
     while True:
+        before_s = traffic_s
         scores: dict[bool, Scores] = {}
         for is_b in coin.choice(((False, True), (True, False))):
             while is_b not in scores:
@@ -169,7 +170,8 @@ def guard(asked: GuardPlan) -> Generator[Visit, Visited, GuardFound]:
         rounds = (*rounds, Round(scores[False], scores[True]))
         # The same for both sides, and from past rounds: the rounds remain tosses of a coin.
         begin = scores[False].at_once_pps
-        found = _judged(asked, rounds, traffic_s)
+        longest_s = max(longest_s, traffic_s - before_s)
+        found = _judged(asked, rounds, traffic_s, longest_s)
         if found is not None:
             return found
 
@@ -220,8 +222,10 @@ def _up_and_down(ground: SearchContext, part: float, begin_pps: float) -> Asking
     return Scores(score, score >= ground.top)
 
 
-def _judged(asked: GuardPlan, rounds: tuple[Round, ...], traffic_s: float) -> GuardFound | None:
-    """Return the verdict; None if there is none yet."""
+def _judged(
+    asked: GuardPlan, rounds: tuple[Round, ...], traffic_s: float, longest_s: float
+) -> GuardFound | None:
+    """Return the verdict; None if there is none, and time for one more round."""
     claims = tuple(_claims(asked, rounds))
     shown = [claim for claim in claims if claim.shown]
     verdict, reasons = GuardVerdict.UNDECIDED, [claim for claim in claims if not claim.worse]
@@ -229,7 +233,7 @@ def _judged(asked: GuardPlan, rounds: tuple[Round, ...], traffic_s: float) -> Gu
         verdict, reasons = GuardVerdict.WORSE, [claim for claim in shown if claim.worse]
     elif all(claim.shown for claim in claims if not claim.worse):
         verdict = GuardVerdict.NOT_WORSE
-    elif traffic_s < asked.traffic_s and len(rounds) < _MOST_ROUNDS:
+    elif traffic_s + longest_s < asked.traffic_s and len(rounds) < _MOST_ROUNDS:
         return None
     return GuardFound(verdict, "; ".join(map(str, reasons)), rounds, claims, traffic_s)
 

@@ -1,0 +1,245 @@
+"""``guard``: a device that is worse is found, one that is not is left alone, and nothing is sent in vain."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import closing, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from netplugin_zeroloss.cli.main import main
+from netplugin_zeroloss.generators.contract import Generator
+from netplugin_zeroloss.generators.sim import SimGenerator
+from netplugin_zeroloss.journal import FILE, Journal, PastTrial
+from netplugin_zeroloss.matrix.bench import BareBench, CellError
+from netplugin_zeroloss.search.guard import GuardPlan, GuardVerdict, Scores, Visit, Visited, guard
+from netplugin_zeroloss.search.search import carry_out
+from netplugin_zeroloss.search.trials import SearchPlan
+from netplugin_zeroloss.values import Measurement, TrialRequest, strict_goal
+
+from tests.bench.guard import MINUTES, of_ratio, once, stalling, stepping
+from tests.unit.zeroloss.matrix_runs import described, write
+
+
+def _verdicts(device_of: Callable[..., Any], *of: Any, runs: int = 20) -> Counter[str]:
+    found = [once(partial(device_of, *of), f"test/{seed}") for seed in range(runs)]
+    assert all(seconds <= 60 * MINUTES for _, seconds in found)
+    return Counter(each.verdict for each, _ in found)
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("clean", 1.02), ("clean", 0.98), ("noisy", 0.98), ("drift", 1)])
+def test_a_device_that_is_as_good_is_not_called_worse(name: str, ratio: float) -> None:
+    assert _verdicts(of_ratio, name, ratio)["not worse"] >= 19
+
+
+@pytest.mark.parametrize("name", ["clean", "noisy", "flaky-generator"])
+def test_one_that_does_5_percent_less_is_found_in_20_minutes(name: str) -> None:
+    assert _verdicts(of_ratio, name, 0.95)["worse"] >= 19
+
+
+def test_between_it_is_undecided() -> None:
+    assert _verdicts(of_ratio, "noisy", 0.965, runs=5)["undecided"] >= 4
+
+
+def test_a_machine_that_changes_every_few_visits_does_not_mislead() -> None:
+    same, worse = (_verdicts(stepping, "noisy", ratio) for ratio in (1.0, 0.95))
+    assert same["worse"] == worse["not worse"] == 0 and worse["worse"] >= 10
+
+
+def test_stalls_that_only_b_has_are_found_though_it_is_as_fast() -> None:
+    assert _verdicts(stalling)["worse"] >= 19
+
+
+# -- the order of the visits, and what is no result -----------------------------------------------
+
+_PLAN = GuardPlan(SearchPlan((strict_goal(),), 14.88e6), 4e6, 4e6, "1/cell", 1e4)
+_SCORES = Scores(4e6, at_top=False)
+
+
+def _visits(plan: GuardPlan, answers: Callable[[Visit], Visited], most: int) -> list[Visit]:
+    asking = guard(plan)
+    seen = [next(asking)]
+    while len(seen) < most:
+        seen.append(asking.send(answers(seen[-1])))
+    return seen
+
+
+def test_the_order_is_that_of_the_seed_and_balanced() -> None:
+    one, again = (_visits(_PLAN, lambda _: Visited(_SCORES, 1.0), 150) for _ in range(2))
+    assert [v.is_b for v in one] == [v.is_b for v in again]
+    rounds = [(first.is_b, second.is_b) for first, second in zip(one[::2], one[1::2], strict=True)]
+    assert all(first != second for first, second in rounds)
+    assert 25 < sum(first for first, _ in rounds) < 50
+
+
+def test_a_visit_without_a_valid_trial_is_made_again_and_not_forever() -> None:
+    luck = iter([None, None, _SCORES, None, _SCORES, None, None, None])
+    asking = guard(_PLAN)
+    visit, seen = next(asking), []
+    with pytest.raises(StopIteration) as end:
+        while True:
+            seen.append((visit.round, visit.is_b))
+            visit = asking.send(Visited(next(luck), 1.0, "it broke"))
+    assert [number for number, _ in seen] == [1, 1, 1, 1, 1, 2, 2, 2]
+    assert len(set(seen[:3])) == len(set(seen[3:5])) == 1 and seen[0] != seen[3]
+    found = end.value.value
+    assert found.verdict is GuardVerdict.FAILED and found.reason.endswith("3 times in a row: it broke")
+
+
+@dataclass
+class _Lying(Generator):
+    """Counts more than it sent, in each trial."""
+
+    inner: Generator
+
+    @property
+    def info(self) -> Any:
+        return self.inner.info
+
+    def run(self, request: TrialRequest) -> Measurement:
+        found = self.inner.run(request)
+        return Measurement(found.tx_packets, found.tx_packets + 1, found.elapsed_s)
+
+
+def test_a_generator_that_lies_gives_no_scores() -> None:
+    visit = next(guard(_PLAN))
+    generator = _Lying(SimGenerator(of_ratio("clean", 1.0, False, 0), random.Random(1)))
+    assert carry_out(visit.trials(), generator) is None
+
+
+# -- as a user runs it ----------------------------------------------------------------------------
+
+
+def _simulated(capacity_pps: float, device: str = "noisy", **sections: Any) -> Mapping[str, Any]:
+    generator = {"type": "sim", "device": device, "capacity_pps": capacity_pps}
+    return described(generator=generator, **sections)
+
+
+def _call(folder: Path, *more: str) -> tuple[int, str, str]:
+    words = ["guard", str(folder / "a.yaml"), str(folder / "b.yaml"), "--folder", str(folder / "run"), *more]
+    with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as errors:
+        status = main(words)
+    return status, output.getvalue(), errors.getvalue()
+
+
+def _written(folder: Path, a: Mapping[str, Any], b: Mapping[str, Any]) -> Path:
+    write(folder, a, "a.yaml")
+    write(folder, b, "b.yaml")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pps", "device", "status", "words"),
+    [
+        (4.2e6, "clean", 0, "not worse: 1 cell\n"),
+        (3.99e6, "noisy", 1, "worse: 1 cell\n"),
+        (3e3, "clean", 1, "worse: 1 cell\n"),
+        (4.053e6, "noisy", 3, "undecided: 1 cell\n"),
+    ],
+)
+def test_the_status_tells_the_verdict(
+    tmp_path: Path, pps: float, device: str, status: int, words: str
+) -> None:
+    _written(tmp_path, _simulated(4.2e6, device), _simulated(pps, device))
+    found, output, errors = _call(tmp_path, "--json", str(tmp_path / "out.json"))
+    assert (found, output.splitlines(keepends=True)[0]) == (status, words)
+    assert "round 1, A: loses a short trial at 4.1" in errors or "at 4.2" in errors
+    whole = json.loads((tmp_path / "out.json").read_text())
+    assert whole["status"] == status and whole["cells"][0]["verdict"] == words.partition(":")[0]
+    if pps > 1e6:
+        low, high = whole["cells"][0]["ratio"]["interval"]
+        assert low - 0.02 < pps / 4.2e6 < high + 0.02
+    # The run of A is one as any other.
+    assert main(["report", str(tmp_path / "run/a"), "--output", str(tmp_path / "report")]) == 0
+
+
+def test_what_the_generator_can_show_of_a_is_what_b_must_do(tmp_path: Path) -> None:
+    both = _simulated(4.2e6, "short-generator")
+    _written(tmp_path, both, both)
+    status, output, _ = _call(tmp_path)
+    assert status == 0, output
+
+
+def test_a_floor_is_compared_by_short_trials_only(tmp_path: Path) -> None:
+    _written(tmp_path, _simulated(4.2e6, "glitch"), _simulated(3.9e6, "glitch"))
+    status, output, _ = _call(tmp_path, "--quiet")
+    assert status == 1 and "at once in 7 of 7 rounds" in output
+
+
+@pytest.mark.parametrize(
+    ("b", "words"),
+    [
+        ({"matrix": {"backends": ["dpdkvhostuser"], "flows": [1024, 1]}}, "only in B: dpdkvhostuser"),
+        ({"matrix": {"backends": ["linuxbridge"]}}, "only in A: dpdkvhostuser"),
+        ({"search": {"final_duration": 30}}, "search.final_duration: 60.0 before, 30.0 now"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_is_sent(
+    tmp_path: Path, b: dict[str, Any], words: str
+) -> None:
+    _written(tmp_path, _simulated(4.2e6), _simulated(4.2e6, **b))
+    status, _, errors = _call(tmp_path)
+    assert status == 2 and words in errors and not (tmp_path / "run").exists()
+
+
+def test_one_at_a_time_runs_in_a_folder_and_a_used_one_is_refused(tmp_path: Path) -> None:
+    _written(tmp_path, _simulated(4.2e6), _simulated(4.2e6))
+    with closing(Journal(tmp_path / "run/b")):
+        status, _, errors = _call(tmp_path)
+    assert status == 2 and "another zeroloss is running in it" in errors
+    assert _call(tmp_path, "--quiet")[0] == 0
+    status, _, errors = _call(tmp_path)
+    assert status == 2 and "not empty" in errors
+
+
+def test_an_interrupted_run_ends_as_one_that_was_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended at any of its trials, and in the search of A."""
+    whole, often = tmp_path / "whole", tmp_path / "often"
+    for folder in (whole, often):
+        folder.mkdir()
+        _written(folder, _simulated(4.2e6), _simulated(3.99e6))
+    expected = _call(whole, "--quiet", "--json", "-")
+    assert expected[0] == 1
+    write_trial, left = Journal.trial, 0
+
+    def trial(self: Journal, cell: Any, part: Any, number: int, past: PastTrial) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        write_trial(self, cell, part, number, past)
+
+    monkeypatch.setattr(Journal, "trial", trial)
+    for more in (3, 40, 31, 7, 55, 23):
+        left = more
+        assert _call(often, "--quiet", "--resume")[0] == 130
+    left = 10_000
+    assert _call(often, "--quiet", "--resume", "--json", "-") == expected
+    # What is decided is not measured again.
+    lines = (often / "run/b" / FILE).read_bytes().count(b'"entry": "trial"')
+    assert _call(often, "--quiet", "--resume", "--json", "-") == expected
+    assert (often / "run/b" / FILE).read_bytes().count(b'"entry": "trial"') == lines
+
+
+def test_a_device_that_cannot_be_set_up_is_tried_again_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _written(tmp_path, _simulated(4.2e6), _simulated(4.2e6))
+    stand, calls = BareBench.stand, Counter[str]()
+
+    def failing(self: BareBench, task: Any) -> Any:
+        calls["all"] += 1
+        if calls["all"] > 4:
+            raise CellError("OVS is gone")
+        return stand(self, task)
+
+    monkeypatch.setattr(BareBench, "stand", failing)
+    status, output, _ = _call(tmp_path)
+    assert (status, calls["all"]) == (2, 7) and "3 times in a row: OVS is gone" in output
