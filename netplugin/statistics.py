@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 #: Sample size above which the rank sum is approximated by a normal distribution.
 _EXACT = 25
@@ -119,6 +120,31 @@ def _normal_coverage(before: int, after: int) -> Sequence[tuple[int, float]]:
         (steps, math.erf((mean - steps - 0.5) / (deviation * math.sqrt(2))))
         for steps in range(before * after // 2)
     ]
+
+
+Samples: TypeAlias = Sequence[float]
+
+
+def adjusted(
+    pairs: Sequence[tuple[Samples, Samples] | None], level: float, sides: int = 1
+) -> list[float | None]:
+    """Return the p-value of each pair, adjusted so that the level holds for all together (``holm``).
+
+    None for no pair, and for one whose sizes cannot reach the level. With one side, the second sample is
+    tested to be the lower one; with two, to be another one.
+    """
+    there = [n for n, pair in enumerate(pairs) if pair is not None]
+    sizes = [(len(pair[0]), len(pair[1])) for pair in pairs if pair is not None]
+    found: list[float | None] = [None] * len(pairs)
+    chosen = [n for n, able in zip(there, can_reach(sizes, level / sides), strict=True) if able]
+    values = []
+    for n in chosen:
+        before, after = pairs[n] or ((), ())
+        p = p_lower(before, after)
+        values.append(p if sides == 1 else min(1.0, 2 * min(p, p_lower(after, before))))
+    for n, p in zip(chosen, holm(values), strict=True):
+        found[n] = p
+    return found
 
 
 def can_reach(sizes: Sequence[tuple[int, int]], level: float) -> list[bool]:

@@ -40,7 +40,7 @@ OPENED = "a directory that is checked once it is open, or the place of a descrip
 _MEASURE, _VM = "netplugin/tuning/verifying", "tools/trex/netplugin_zeroloss/vm"
 EXCEPTIONS = {
     ("netplugin/tuning/ask_libvirt.py", "_emulator"): OF_LIBVIRT,
-    (f"{_MEASURE}/busy.py", "_busy_s"): OF_KERNEL,
+    (f"{_MEASURE}/iperf.py", "_busy_s"): OF_KERNEL,
     (f"{_MEASURE}/cyclictest.py", "measure"): FRESH,
     (f"{_MEASURE}/guest/frames.py", "host_side"): FRESH,
     (f"{_MEASURE}/guest/vm.py", "booted"): FRESH,

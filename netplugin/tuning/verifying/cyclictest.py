@@ -14,11 +14,15 @@ from netplugin.api.errors import HostError, reason
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.processes import needs_program, printable, run
 from netplugin.programs import bounded
+from netplugin.tuning.verifying.guest.shell import GuestShell
 from netplugin.tuning.verifying.result import Histogram, LatencyRound, LatencySettings
 
 STEP = "cyclictest"
 #: Time limit in seconds for start and end, in addition to the measurement.
 _MARGIN_S = 30.0
+#: The same in a VM, which is slow without KVM, and the file with the output there.
+_VM_MARGIN_S = 180.0
+_FILE = Path("/run/netplugin-cyclictest.json")
 #: Capability bits (linux/capability.h) to lock memory and to set a real-time priority.
 _CAPABILITIES = {14: "CAP_IPC_LOCK", 23: "CAP_SYS_NICE"}
 
@@ -47,16 +51,18 @@ def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
         file = Path(folder) / "cyclictest.json"
         # cyclictest is killed with this process, even by SIGKILL.
         die = ["setpriv", "--pdeathsig", "KILL", "--"]
-        run(
-            [*die, *arguments(settings, file, os.sched_getaffinity(0))],
-            step=STEP,
-            deadline=deadline,
-        )
+        run([*die, *arguments(settings, file, os.sched_getaffinity(0))], step=STEP, deadline=deadline)
         try:
             text = file.read_text()
         except (OSError, UnicodeDecodeError) as wrong:
             raise HostError(f"what cyclictest wrote cannot be read: {reason(wrong)}", step=STEP) from wrong
-        return parsed(text, "this machine")
+        return parsed(text, settings, "this machine")
+
+
+def measure_in(shell: GuestShell, vcpus: int, settings: LatencySettings) -> tuple[str, LatencyRound]:
+    """Run cyclictest once in a VM with so many vCPUs. Raises: NetpluginError."""
+    shell.run(arguments(settings, _FILE, set(range(vcpus))), settings.round_s + _VM_MARGIN_S)
+    return parsed(shell.run(["cat", str(_FILE)]), settings, "the VM")
 
 
 def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]:
@@ -81,16 +87,23 @@ def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]
     ]
 
 
-def parsed(text: str, where: str) -> tuple[str, LatencyRound]:
+def parsed(text: str, settings: LatencySettings, where: str) -> tuple[str, LatencyRound]:
     """Parse the output of cyclictest on ``where``. Raises: HostError."""
     try:
-        return parse(text)
+        version, found = parse(text)
     except ValueError as wrong:
         raise HostError(
             f"what cyclictest wrote on {where} cannot be made sense of: {printable(str(wrong))[:300]}",
             step=STEP,
             fix="install rt-tests 2.4 or later there",
         ) from wrong
+    if set(found.cpus) != set(parse_list(settings.cpus)):
+        raise HostError(
+            f"cyclictest measured CPUs {sorted(found.cpus)}, not {settings.cpus}",
+            step=STEP,
+            fix="take a CPU that the control group gives",
+        )
+    return version, found
 
 
 def parse(text: str) -> tuple[str, LatencyRound]:

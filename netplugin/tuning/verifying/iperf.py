@@ -1,15 +1,16 @@
-"""Read what iperf3 prints as JSON (pure), and measure TCP on this host's loopback device."""
+"""TCP with iperf3: its command, its output, CPUs that are busy meanwhile, and this host's loopback device."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from pathlib import Path
 
 from netplugin.api.errors import HostError
 from netplugin.host.processes import needs_program, printable, run
 from netplugin.programs import bounded
 from netplugin.programs.program import Program, ProgramError, own_directory
-from netplugin.tuning.verifying.busy import BusyClock
 from netplugin.tuning.verifying.result import TcpSample, TcpSettings
 
 STEP = "iperf3"
@@ -18,6 +19,27 @@ PROGRAM, PACKAGE = "iperf3", "iperf3"
 OMIT_S = 1
 _MARGIN_S = 30.0
 _LOOPBACK = "127.0.0.1"
+
+
+_STAT = Path("/proc/stat")
+#: Columns of proc_pid_stat(5), "/proc/stat": user, nice, system; then irq and softirq. Guests are in user.
+_BUSY = (0, 1, 2, 5, 6)
+
+
+class BusyClock:
+    """Counts the CPUs of this host that are busy, all programs and the kernel together, from its creation."""
+
+    def __init__(self, stat: Path = _STAT) -> None:
+        self._stat = stat
+        self._began, self._before = time.monotonic(), self._busy_s()
+
+    def cpus(self) -> float:
+        """Return the mean number of busy CPUs since the creation."""
+        return (self._busy_s() - self._before) / max(1e-9, time.monotonic() - self._began)
+
+    def _busy_s(self) -> float:
+        columns = [int(word) for word in self._stat.read_text().splitlines()[0].split()[1:]]
+        return sum(columns[n] for n in _BUSY) / os.sysconf("SC_CLK_TCK")
 
 
 def require() -> None:

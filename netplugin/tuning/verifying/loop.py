@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list
 from netplugin.host.processes import needs_program
 from netplugin.programs.program import Program, ProgramError, Telemetry, own_directory
-from netplugin.tuning.facts import Facts
+from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.root import known
 from netplugin.tuning.verifying.result import ThroughputSettings
 
@@ -50,9 +50,9 @@ def require() -> None:
     needs_program(PROGRAM, "dpdk-dev", STEP)
 
 
-def hugepage_node(facts: Facts, nodes: Iterable[int]) -> int | None:
-    """The first of these nodes with enough free hugepages of one size for both sides (pure)."""
-    for node in nodes:
+def hugepage_node(facts: Facts, cpus: Cpus) -> int | None:
+    """The first node of these CPUs with enough free hugepages of one size for both sides (pure)."""
+    for node in sorted({core.node for core in known(facts.cpus.cores, ()) if core.cpus & cpus}):
         for pool in known(facts.memory.pools, ()):
             each = -(-_MEMORY_MB * 1024 // pool.size_kb)
             if pool.node == node and known(pool.free, 0) >= 2 * each:

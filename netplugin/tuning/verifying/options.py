@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -92,10 +93,9 @@ class Options(BaseModel):
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """What to measure; a measurement that is None is skipped. ``rounds`` are runs of each program."""
+    """What to measure on this host; a measurement that is None is skipped."""
 
-    label: str
-    rounds: int
+    options: Options
     latency: LatencySettings | None
     throughput: ThroughputSettings | None
 
@@ -104,17 +104,10 @@ class MeasurementOptions:
 class VerifyOptions:
     """What to measure in a VM on ``image``. The CPUs of ``latency`` are vCPUs."""
 
-    label: str
-    rounds: int
+    options: Options
     image: Image
     latency: LatencySettings
     tcp: TcpSettings | None
-    #: Whether to measure frames, and how.
-    testpmd: bool
-    window_s: int
-    frame_size: int
-    emulate: bool
-    boot_s: int
 
 
 def guest_asked_of(options: Options) -> VerifyOptions:
@@ -124,18 +117,9 @@ def guest_asked_of(options: Options) -> VerifyOptions:
     """
     assert options.guest is not None
     image = read(options.guest)
-    return VerifyOptions(
-        options.label,
-        options.rounds,
-        image,
-        _latency_settings(options, measured_vcpus(image, options.cpus)),
-        TcpSettings(streams=options.streams, window_s=options.window) if options.tcp else None,
-        options.testpmd,
-        options.window,
-        options.frame_size,
-        options.emulate,
-        options.boot,
-    )
+    latency = _latency_settings(options, measured_vcpus(image, options.cpus))
+    tcp = TcpSettings(streams=options.streams, window_s=options.window) if options.tcp else None
+    return VerifyOptions(options, image, latency, tcp)
 
 
 def _latency_settings(options: Options, cpus: str) -> LatencySettings:
@@ -156,15 +140,14 @@ def asked_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None
         latency = _latency_settings(options, latency_cpus(measured))
     if options.only != "latency":
         host, guest = loop_cpus(options.loop_cpus, facts, live, measured)
-        nodes = sorted({c.node for c in known(facts.cpus.cores, ()) if c.cpus & {host, guest}})
         throughput = ThroughputSettings(
             host_cpu=host,
             guest_cpu=guest,
-            hugepage_node=hugepage_node(facts, nodes),
+            hugepage_node=hugepage_node(facts, frozenset({host, guest})),
             window_s=options.window,
             frame_size=options.frame_size,
         )
-    return MeasurementOptions(options.label, options.rounds, latency, throughput)
+    return MeasurementOptions(options, latency, throughput)
 
 
 def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: TuningPlan | None) -> Cpus:
@@ -224,30 +207,20 @@ def busy_cpus(live: Live) -> Cpus:
 
 
 def _pair(cores: Sequence[Core], cpus: Cpus, measured: Cpus) -> tuple[int, int] | None:
-    """The first CPUs of two cores, as siblings slow each other down; siblings only if one core is usable."""
-    # Measured CPUs first. Then the first core of a node last, as it does the housekeeping.
+    """Two CPUs of two cores, as siblings slow each other down; siblings only if one core is usable."""
     firsts = {node: min(c.first for c in cores if c.node == node) for node in {c.node for c in cores}}
-    nodes: dict[int, list[tuple[bool, bool, int]]] = {}
-    for core in cores:
-        if core.cpus & cpus:
-            cpu = _first(core.cpus & cpus, measured)
-            rank = (cpu not in measured, core.first == firsts[core.node], cpu)
-            nodes.setdefault(core.node, []).append(rank)
-    pairs = [sorted(ranks)[:2] for ranks in nodes.values() if len(ranks) > 1]
-    if pairs:
-        # The sums are numbers of CPUs that are not measured, and of those that do the housekeeping.
-        best = min(pairs, key=lambda two: [sum(column) for column in zip(*two, strict=True)])
-        first, second = sorted(cpu for *_, cpu in best)
-        return first, second
-    usable = sorted(rank for ranks in nodes.values() for rank in ranks)
-    if len(usable) > 1:  # a core on each of two nodes
-        return usable[0][-1], usable[1][-1]
-    siblings = sorted(cpus & frozenset(cpu for core in cores for cpu in core.cpus))
+    usable = {min(c.cpus & cpus & measured or c.cpus & cpus): c for c in cores if c.cpus & cpus}
+
+    def rank(pair: tuple[int, int]) -> tuple[int, ...]:
+        """One node, measured CPUs, not the first core of a node, which does the housekeeping, low numbers."""
+        of = [usable[cpu] for cpu in pair]
+        here = sum(core.first == firsts[core.node] for core in of)
+        return of[0].node != of[1].node, len({*pair} - measured), here, sum(pair)
+
+    if len(usable) > 1:
+        return min(combinations(sorted(usable), 2), key=rank)
+    siblings = sorted(cpu for core in usable.values() for cpu in core.cpus & cpus)
     return (siblings[0], siblings[1]) if len(siblings) > 1 else None
-
-
-def _first(cpus: Cpus, measured: Cpus) -> int:
-    return min(cpus & measured or cpus)
 
 
 def _named(field: str, text: str, online: Cpus) -> Cpus:
@@ -259,17 +232,12 @@ def _named(field: str, text: str, online: Cpus) -> Cpus:
         raise _refused(field, "the list is empty", "write it like 2-5,8")
     if missing := named - online:
         raise _refused(
-            field,
-            f"CPU {format_list(missing)} is not on line",
-            f"choose among {format_list(online)}",
+            field, f"CPU {format_list(missing)} is not on line", f"choose among {format_list(online)}"
         )
     return named
 
 
 def _refused(field: str, message: str, fix: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{field}: {message}",
-        step="verify",
-        fix=fix,
-        errors=[FieldError(field=field, message=message)],
+        f"{field}: {message}", step="verify", fix=fix, errors=[FieldError(field=field, message=message)]
     )

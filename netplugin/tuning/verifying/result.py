@@ -17,12 +17,7 @@ from netplugin.host.safe_files import own_directory, read_own, replacing
 from netplugin.programs.bounded import first_mistake
 
 #: Percentiles by name, as fractions.
-PERCENTILES: Final[Mapping[str, float]] = {
-    "P99": 0.99,
-    "P99.9": 0.999,
-    "P99.99": 0.9999,
-    "P99.999": 0.99999,
-}
+PERCENTILES: Final[Mapping[str, float]] = {"P99": 0.99, "P99.9": 0.999, "P99.99": 0.9999, "P99.999": 0.99999}
 
 
 class Histogram(BaseModel):

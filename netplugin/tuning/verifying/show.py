@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest
 from netplugin.statistics import RelativeChange
-from netplugin.tuning.verifying.comparison import (
-    LEVEL,
-    FigureRow,
-    FigureVerdict,
-    MeasurementComparison,
-)
+from netplugin.tuning.verifying.comparison import LEVEL, FigureRow, FigureVerdict, MeasurementComparison
 from netplugin.tuning.verifying.result import (
     PERCENTILES,
     GuestMeasurement,
@@ -42,28 +36,24 @@ def run_text(run: MeasuredRun) -> str:
 
 def _run(run: MeasuredRun) -> Iterator[str]:
     yield f"{run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
-    if run.latency:
-        yield ""
-        yield from _latency(run.latency)
-    if run.throughput:
-        yield ""
-        yield from _throughput(run.throughput)
+    yield from _parts(run, "CPU")
     if run.guest:
         yield ""
-        yield from _guest(run.guest)
+        yield vm_text(run.guest.vm)
+        yield from _parts(run.guest, "vCPU")
+        if run.guest.tcp:
+            yield ""
+            yield from _tcp(run.guest.tcp)
 
 
-def _guest(guest: GuestMeasurement) -> Iterator[str]:
-    yield vm_text(guest.vm)
-    if guest.latency:
+def _parts(of: MeasuredRun | GuestMeasurement, cpu: str) -> Iterator[str]:
+    """Format what is measured on CPUs or on vCPUs."""
+    if of.latency:
         yield ""
-        yield from _latency(guest.latency, "vCPU")
-    if guest.throughput:
+        yield from _latency(of.latency, cpu)
+    if of.throughput:
         yield ""
-        yield from _throughput(guest.throughput, "vCPU ")
-    if guest.tcp:
-        yield ""
-        yield from _tcp(guest.tcp)
+        yield from _throughput(of.throughput, "" if cpu == "CPU" else f"{cpu} ")
 
 
 def _tcp(tcp: Tcp) -> Iterator[str]:
@@ -92,33 +82,35 @@ def vm_text(vm: GuestVm) -> str:
     return f"{text}\n{EMULATED}" if vm.emulated else text
 
 
-def _latency(latency: Latency, cpus: str = "CPU") -> Iterator[str]:
+def _latency(latency: Latency, cpus: str) -> Iterator[str]:
     s, rounds = latency.settings, len(latency.rounds)
     yield (
         f"Latency (cyclictest {latency.program}, priority {s.priority}, every {s.interval_us} us, "
         f"{_times(rounds)} {s.round_s} s), microseconds"
     )
-    head = (cpus, "min", "average", *PERCENTILES, "max", "samples", f"over {s.width_us}")
-    rows = [_figures(str(cpu), each) for cpu, each in latency.by_cpu().items()]
+    rows = {str(cpu): _figures(each) for cpu, each in latency.by_cpu().items()}
     if len(rows) > 1:
-        rows.append(_figures("all", latency.overall))
-    yield from table([head, *rows])
+        rows["all"] = _figures(latency.overall)
+    head = (cpus, "min", "average", *PERCENTILES, "max", "samples", f"over {s.width_us}")
+    yield from table([head, *((name, *map(_figure, each.values())) for name, each in rows.items())])
 
 
-def _figures(name: str, histogram: Histogram) -> tuple[str, ...]:
-    percentiles = [histogram.percentile(share) for share in PERCENTILES.values()]
-    return (
-        name,
-        str(histogram.min_us),
-        f"{histogram.average_us:.1f}",
-        *("-" if p is None else str(p) for p in percentiles),
-        str(histogram.max_us),
-        str(histogram.samples),
-        str(histogram.overflows),
-    )
+def _figures(histogram: Histogram) -> Mapping[str, float | None]:
+    return {
+        "min": histogram.min_us,
+        "average": round(histogram.average_us, 2),
+        **{name: histogram.percentile(share) for name, share in PERCENTILES.items()},
+        "max": histogram.max_us,
+        "samples": histogram.samples,
+        "overflows": histogram.overflows,
+    }
 
 
-def _throughput(throughput: Throughput, guest: str = "") -> Iterator[str]:
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def _throughput(throughput: Throughput, guest: str) -> Iterator[str]:
     s, samples = throughput.settings, throughput.samples
     memory = f"hugepages of node {s.hugepage_node}"
     if s.hugepage_node is None:
@@ -244,55 +236,31 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def run_json(run: MeasuredRun, path: Path) -> str:
     """Render the figures of a run; ``file`` names the file with all samples."""
-    shown: dict[str, Any] = {
-        "label": run.label,
-        "started": run.started.isoformat(),
-        "file": str(path),
-    }
-    if run.latency:
-        shown["latency_us"] = _latency_json(run.latency)
-    if run.throughput:
-        shown["throughput_pps"] = _throughput_json(run.throughput)
+    shown = {"label": run.label, "started": run.started.isoformat(), "file": str(path), **_parts_json(run)}
     if run.guest:
-        shown["guest"] = {"vm": run.guest.vm.model_dump()}
-        if run.guest.latency:
-            shown["guest"]["latency_us"] = _latency_json(run.guest.latency)
-        if run.guest.throughput:
-            shown["guest"]["throughput_pps"] = _throughput_json(run.guest.throughput)
-        if run.guest.tcp:
-            shown["guest"]["tcp"] = run.guest.tcp.model_dump()
-    shown["conditions"] = dict(run.conditions)
-    return json.dumps(shown, indent=2) + "\n"
+        tcp = {"tcp": run.guest.tcp.model_dump()} if run.guest.tcp else {}
+        shown["guest"] = {"vm": run.guest.vm.model_dump(), **_parts_json(run.guest), **tcp}
+    return json.dumps({**shown, "conditions": dict(run.conditions)}, indent=2) + "\n"
 
 
-def _latency_json(latency: Latency) -> Mapping[str, object]:
-    return {
-        "settings": latency.settings.model_dump(),
-        "overall": _percentiles(latency.overall),
-        "cpus": {str(cpu): _percentiles(each) for cpu, each in latency.by_cpu().items()},
-    }
-
-
-def _throughput_json(throughput: Throughput) -> Mapping[str, object]:
-    samples = throughput.samples
-    return {
-        "settings": throughput.settings.model_dump(),
-        "median": median(samples),
-        "min": min(samples),
-        "max": max(samples),
-        "samples": list(samples),
-    }
-
-
-def _percentiles(histogram: Histogram) -> Mapping[str, float | None]:
-    return {
-        "min": histogram.min_us,
-        "average": round(histogram.average_us, 2),
-        **{name: histogram.percentile(share) for name, share in PERCENTILES.items()},
-        "max": histogram.max_us,
-        "samples": histogram.samples,
-        "overflows": histogram.overflows,
-    }
+def _parts_json(of: MeasuredRun | GuestMeasurement) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    if of.latency:
+        shown["latency_us"] = {
+            "settings": of.latency.settings.model_dump(),
+            "overall": _figures(of.latency.overall),
+            "cpus": {str(cpu): _figures(each) for cpu, each in of.latency.by_cpu().items()},
+        }
+    if of.throughput:
+        samples = of.throughput.samples
+        shown["throughput_pps"] = {
+            "settings": of.throughput.settings.model_dump(),
+            "median": median(samples),
+            "min": min(samples),
+            "max": max(samples),
+            "samples": list(samples),
+        }
+    return shown
 
 
 def comparison_json(comparison: MeasurementComparison) -> str:
@@ -337,8 +305,14 @@ def _one_and(less_one: float | None) -> float | None:
 
 STEP = "plot"
 _INK: Final = "#1f2328"
+_STYLE: Final = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+    **{"axes.grid": True, "grid.alpha": 0.35, "grid.linewidth": 0.5},
+    **{"axes.spines.top": False, "axes.spines.right": False},
+}
 _COLOURS: Final = ("#0072b2", "#d55e00")  # distinguishable with red-green colour blindness
-_INCHES: Final = (8.0, 3.6)
+#: Label, colour, and what was measured.
+_Drawn: TypeAlias = tuple[str, str, Any]
 _KINDS: Final = (".png", ".svg")
 
 
@@ -359,94 +333,49 @@ def require_plot(path: Path) -> None:
 def draw_plot(comparison: MeasurementComparison, path: Path) -> None:
     """Draw the plot to a PNG or SVG file. Raises: HostError if it cannot be written."""
     import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    style = {
-        "svg.fonttype": "none",
-        "text.parse_math": False,
-        "font.size": 10,
-        "text.color": _INK,
-        "axes.edgecolor": _INK,
-        "axes.labelcolor": _INK,
-        "xtick.color": _INK,
-        "ytick.color": _INK,
-    }
-    with matplotlib.rc_context(style):
-        picture = _picture(comparison)
+    runs = (comparison.before, comparison.after)
+    emulated = any(run.guest and run.guest.vm.emulated for run in runs)
+    in_vm = "Latency of a timer in the VM (cyclictest" + (", emulated: no measure)" if emulated else ")")
+    panels: list[tuple[str, Callable[[Any, list[_Drawn]], None], list[Any]]] = [
+        ("Latency of a timer (cyclictest)", _draw_latency, [run.latency for run in runs]),
+        (in_vm, _draw_latency, [run.guest_latency for run in runs]),
+        ("Throughput (two testpmd)", _draw_throughput, [run.throughput for run in runs]),
+    ]
+    panels = [panel for panel in panels if any(panel[2])]
+    labels = [run.label for run in runs]
+    if labels[0] == labels[1]:
+        labels = [f"{run.label} ({run.started:%Y-%m-%d %H:%M:%S})" for run in runs]
+    with matplotlib.rc_context({"svg.fonttype": "none", "text.parse_math": False, **_STYLE}):
+        picture = Figure(figsize=(8.0, 3.6 * max(1, len(panels))), layout="constrained")
+        FigureCanvasAgg(picture)
+        for number, (title, draw, measured) in enumerate(panels, 1):
+            axes = picture.add_subplot(len(panels), 1, number)
+            axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+            draw(axes, [each for each in zip(labels, _COLOURS, measured, strict=True) if each[2]])
         try:
             picture.savefig(path, dpi=150, facecolor="white")
         except OSError as wrong:
             raise HostError(f"{path} cannot be written: {wrong.strerror}", step=STEP) from wrong
 
 
-def _picture(comparison: MeasurementComparison) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    runs = (comparison.before, comparison.after)
-    panels: list[Callable[[Any, list[tuple[str, str, MeasuredRun]]], None]] = []
-    if any(run.latency for run in runs):
-        panels.append(partial(_draw_latency, "Latency of a timer (cyclictest)", lambda run: run.latency))
-    if any(run.guest_latency for run in runs):
-        panels.append(partial(_draw_latency, _guest_title(runs), lambda run: run.guest_latency))
-    if any(run.throughput for run in runs):
-        panels.append(_draw_throughput)
-    height = _INCHES[1] * max(1, len(panels))
-    picture = Figure(figsize=(_INCHES[0], height), layout="constrained")
-    FigureCanvasAgg(picture)
-    for number, panel in enumerate(panels, 1):
-        axes = picture.add_subplot(len(panels), 1, number)
-        panel(axes, _named(runs))
-        axes.grid(linewidth=0.5, alpha=0.35)
-        axes.spines[["top", "right"]].set_visible(False)
-    return picture
-
-
-def _named(runs: tuple[MeasuredRun, MeasuredRun]) -> list[tuple[str, str, MeasuredRun]]:
-    """Label, colour and run; equal labels get the start time appended."""
-    labels = [run.label for run in runs]
-    if labels[0] == labels[1]:
-        labels = [f"{run.label} ({run.started:%Y-%m-%d %H:%M:%S})" for run in runs]
-    return list(zip(labels, _COLOURS, runs, strict=True))
-
-
-def _guest_title(runs: Sequence[MeasuredRun]) -> str:
-    emulated = any(run.guest and run.guest.vm.emulated for run in runs)
-    return "Latency of a timer in the VM (cyclictest" + (", emulated: no measure)" if emulated else ")")
-
-
-def _draw_latency(
-    title: str,
-    find: Callable[[MeasuredRun], Latency | None],
-    axes: Any,
-    runs: list[tuple[str, str, MeasuredRun]],
-) -> None:
+def _draw_latency(axes: Any, measured: Sequence[_Drawn]) -> None:
     """Draw the share of samples above each latency, to show the tail."""
-    for label, colour, run in runs:
-        if latency := find(run):
-            later, shares = _tail(latency)
-            highest = latency.overall.max_us
-            axes.step(
-                later,
-                shares,
-                where="post",
-                color=colour,
-                linewidth=1.8,
-                label=f"{label} (at most {highest} us)",
-            )
-            axes.plot([later[-1]], [shares[-1]], marker="o", markersize=4, color=colour)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    axes.set_xlabel("microseconds")
-    axes.set_ylabel("share of samples later than this")
+    for label, colour, latency in measured:
+        later, shares = _tail(latency.overall)
+        name = f"{label} (at most {latency.overall.max_us} us)"
+        axes.step(later, shares, where="post", color=colour, linewidth=1.8, label=name)
+        axes.plot(later[-1:], shares[-1:], marker="o", markersize=4, color=colour)
+    axes.set(xscale="log", yscale="log", xlabel="microseconds", ylabel="share of samples later than this")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_major_formatter(lambda value, _: _one_in(value))
+    axes.yaxis.set_major_formatter(lambda value, _: "all" if value >= 1 else f"1 in {round(1 / value):,}")
     axes.legend(frameon=False, fontsize=9)
 
 
-def _tail(latency: Latency) -> tuple[list[int], list[float]]:
+def _tail(histogram: Histogram) -> tuple[list[int], list[float]]:
     """Latencies, up to the maximum, and the share of samples above each."""
-    histogram = latency.overall
     left, later, shares = histogram.samples, [], []
     for value in sorted(histogram.counts):
         left -= histogram.counts[value]
@@ -456,23 +385,14 @@ def _tail(latency: Latency) -> tuple[list[int], list[float]]:
     return [*later, max(1, histogram.max_us)], [*shares, shares[-1] if shares else 1.0]
 
 
-def _one_in(share: float) -> str:
-    return "all" if share >= 1 else f"1 in {round(1 / share):,}"
-
-
-def _draw_throughput(axes: Any, runs: list[tuple[str, str, MeasuredRun]]) -> None:
-    measured: list[tuple[str, str, Throughput]] = [
-        (label, colour, run.throughput) for label, colour, run in runs if run.throughput
-    ]
+def _draw_throughput(axes: Any, measured: Sequence[_Drawn]) -> None:
+    """Draw a point for each round, side by side so that equal ones stay visible."""
     for place, (_, colour, throughput) in enumerate(measured):
         mpps = [sample / 1e6 for sample in throughput.samples]
-        # Side by side, so that equal samples stay visible.
         across = [place + 0.3 * ((n + 0.5) / len(mpps) - 0.5) for n in range(len(mpps))]
         axes.plot(across, mpps, linestyle="none", marker="o", markersize=6, alpha=0.8, color=colour)
         axes.hlines(median(mpps), place - 0.22, place + 0.22, color=colour, linewidth=2)
     axes.set_xticks(range(len(measured)), [label for label, _, _ in measured])
-    axes.set_xlim(-0.6, len(measured) - 0.4)
-    axes.set_ylim(0, max(max(t.samples) for _, _, t in measured) / 1e6 * 1.15)
-    axes.set_title("Throughput (two testpmd)", loc="left", fontsize=11, fontweight="bold")
+    highest = max(max(each.samples) for _, _, each in measured) / 1e6
+    axes.set(xlim=(-0.6, len(measured) - 0.4), ylim=(0, highest * 1.15), ylabel="Mpps each way")
     axes.set_xlabel("a point for each round, a line at their median")
-    axes.set_ylabel("Mpps each way")

@@ -24,12 +24,11 @@ from netplugin.libvirt.guest import read_domain
 from netplugin.tuning.facts import DomainLive, Facts, Live
 from netplugin.tuning.root import known
 from netplugin.tuning.verifying import result
-from netplugin.tuning.verifying.busy import BusyClock
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
 from netplugin.tuning.verifying.guest import vm
 from netplugin.tuning.verifying.guest.frames import free_cpu
 from netplugin.tuning.verifying.guest.machine import MTU, isolated, machines_on, measured_vcpus
-from netplugin.tuning.verifying.iperf import on_loopback
+from netplugin.tuning.verifying.iperf import BusyClock, on_loopback
 from netplugin.tuning.verifying.result import Tcp, TcpSample, TcpSettings, TcpVariant
 from netplugin.tuning.verifying.show import EMULATED, comparison_text, draw_plot
 from tests.lab.processes import wait_for

@@ -13,18 +13,16 @@ from pathlib import Path
 from netplugin.api.errors import CapacityExhausted, HostError, NetpluginError
 from netplugin.host.processes import printable
 from netplugin.libvirt.image_domain import NICS
-from netplugin.libvirt.vm_image import Image
 from netplugin.programs.program import Program, Telemetry, own_directory
 from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.steps import needed
 from netplugin.tuning.verifying import loop
 from netplugin.tuning.verifying.guest.machine import Machine
-from netplugin.tuning.verifying.guest.shell import GuestShell, lacks
+from netplugin.tuning.verifying.guest.shell import GuestShell
 from netplugin.tuning.verifying.options import busy_cpus
 from netplugin.tuning.verifying.result import ThroughputSettings
 
-PACKAGE = "dpdk-dev"
 #: The unit of testpmd in the VM, and the file with its commands.
 _UNIT, _START = "netplugin-testpmd", "/run/netplugin-testpmd"
 #: Seconds until frames come round, and that are not counted then: a VM without KVM is slow.
@@ -40,13 +38,6 @@ class HostSide:
     program: Program
     telemetry: Telemetry
     socket: Path
-
-
-def require(image: Image) -> None:
-    """Check host and image before a VM is started. Raises: BackendUnavailable."""
-    loop.require()
-    if image.manifest.packages and PACKAGE not in image.manifest.packages:
-        raise lacks(loop.PROGRAM, PACKAGE)
 
 
 @contextmanager

@@ -5,38 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from netplugin.api.errors import HostError, OperationTimeout
-from netplugin.libvirt.vm_image import Image
 from netplugin.programs import bounded
 from netplugin.programs.polling import polled
 from netplugin.tuning.verifying import iperf
-from netplugin.tuning.verifying.busy import BusyClock
 from netplugin.tuning.verifying.guest.machine import STEP, mac
-from netplugin.tuning.verifying.guest.shell import GuestShell, lacks
+from netplugin.tuning.verifying.guest.shell import GuestShell
 from netplugin.tuning.verifying.result import TCP_VARIANTS, Tcp, TcpSample, TcpSettings, TcpVariant, tcp_words
 
 Say = Callable[[str], None]
 
-_PROGRAMS = (("iperf3", "iperf3"), ("ethtool", "ethtool"))
+#: What the VM needs, and the packages.
+PROGRAMS = (("iperf3", "iperf3"), ("ethtool", "ethtool"))
 #: Addresses for documentation (RFC 5737): the bridge leads nowhere.
 _ADDRESSES = ("192.0.2.1", "192.0.2.2")
 _PORT = 5201
 #: Seconds for start and end, in addition to the measurement: a VM without KVM is slow.
 _MARGIN_S = 120.0
 _LOOK_S = 0.5
-
-
-def require(image: Image) -> None:
-    """Check host and image before a VM is started. Raises: BackendUnavailable."""
-    iperf.require()
-    for program, package in _PROGRAMS:
-        if image.manifest.packages and package not in image.manifest.packages:
-            raise lacks(program, package)
-
-
-def require_in(shell: GuestShell) -> None:
-    """Raises: BackendUnavailable."""
-    for program, package in _PROGRAMS:
-        shell.needs(program, package)
 
 
 def measure(
@@ -98,7 +83,7 @@ def _serve(shell: GuestShell) -> None:
 
 
 def _sample(shell: GuestShell, settings: TcpSettings) -> tuple[str, TcpSample]:
-    clock = BusyClock()
+    clock = iperf.BusyClock()
     command = iperf.client(_ADDRESSES[1], _PORT, settings)
     printed = shell.run(command, settings.window_s + iperf.OMIT_S + _MARGIN_S)
     busy = clock.cpus()

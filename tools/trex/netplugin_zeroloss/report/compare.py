@@ -18,18 +18,11 @@ from netplugin_zeroloss.search.trials import SearchVerdict
 # -- Checks whether two runs are comparable, and lists their differences (pure). ------------------
 
 
+_LIMITED: Final = SearchVerdict.GENERATOR_LIMITED
 #: Differences here can change the rates without a change of the backend.
 _MACHINE: Final = ("host", "machine", "kernel", "cpus")
 #: Environment fields that differ between any two runs.
-_OF_THE_RUN: Final = (
-    *_MACHINE,
-    "started",
-    "command",
-    "sessions",
-    "run_id",
-    "seed",
-    "generator",
-)
+_OF_THE_RUN: Final = (*_MACHINE, "started", "command", "sessions", "run_id", "seed", "generator")
 
 
 def _both(before: RunRecord, after: RunRecord) -> Iterator[tuple[Cell, CellRecord, CellRecord]]:
@@ -206,11 +199,7 @@ def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
     """Return both sides of a cell, decided where verdicts alone suffice."""
     old, new = before.record(cell), after.record(cell)
     row = CellComparison(
-        cell,
-        CellVerdict.SAME,
-        "",
-        answers_of(old) if old else None,
-        answers_of(new) if new else None,
+        cell, CellVerdict.SAME, "", answers_of(old) if old else None, answers_of(new) if new else None
     )
     if row.before is None:
         return replace(row, finding=CellVerdict.NO_BASELINE, why="the old run has not measured it")
@@ -229,34 +218,21 @@ def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
 
 def _tested(rows: Sequence[CellComparison], limits: ComparisonLimits) -> list[float | None]:
     """Return the adjusted p of each row; None if it cannot be tested."""
-    sizes = [_sizes(row) for row in rows]
-    usable = [n for n, size in enumerate(sizes) if size is not None]
-    able = statistics.can_reach([size for size in sizes if size is not None], limits.level)
-    chosen = [number for number, can in zip(usable, able, strict=True) if can]
-    values = []
-    for number in chosen:
-        row = rows[number]
-        assert row.before is not None and row.after is not None
-        allowed = [rate * (1 - _tolerance(row, limits)) for rate in row.before.rates]
-        values.append(statistics.p_lower(allowed, row.after.rates))
-    adjusted = dict(zip(chosen, statistics.holm(values), strict=True))
-    return [adjusted.get(number) for number in range(len(rows))]
+    pairs: list[tuple[statistics.Samples, statistics.Samples] | None] = []
+    for row in rows:
+        old, new = row.before, row.after
+        if old is None or new is None or row.why or _LIMITED in (old.verdict, new.verdict):
+            pairs.append(None)
+            continue
+        allowed = 1 - _tolerance(row, limits)
+        pairs.append(([rate * allowed for rate in old.rates], new.rates))
+    return statistics.adjusted(pairs, limits.level)
 
 
 def _tolerance(row: CellComparison, limits: ComparisonLimits) -> float:
     """Return the tolerance, at least the width of the goal: closer answers are equal."""
     widths = [side.width for side in (row.before, row.after) if side is not None]
     return max([limits.tolerance, *widths])
-
-
-def _sizes(row: CellComparison) -> tuple[int, int] | None:
-    """Return the number of answers of both runs, if the row is undecided and all answers are rates."""
-    if row.why or row.before is None or row.after is None:
-        return None
-    limited = SearchVerdict.GENERATOR_LIMITED
-    if limited in (row.before.verdict, row.after.verdict):
-        return None
-    return len(row.before.rates), len(row.after.rates)
 
 
 def _judged(row: CellComparison, p: float | None, limits: ComparisonLimits) -> CellComparison:
@@ -295,12 +271,12 @@ def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: Comparis
     if new.upper < old.lower * (1 - most):
         why = f"{how}: apart by more than {words.percent(most, 1)}"
         return replace(row, finding=CellVerdict.REGRESSION, why=why)
-    if new.verdict == SearchVerdict.GENERATOR_LIMITED and new.lower < old.lower * (1 - least):
+    if new.verdict == _LIMITED and new.lower < old.lower * (1 - least):
         why = "the generator ended below what the old run found"
         return replace(row, finding=CellVerdict.UNDECIDED, why=why)
     if not sharp and new.upper < old.lower * (1 - max(least, most / 2)):
         return replace(row, finding=CellVerdict.UNDECIDED, why=f"{how}: too few repeats to tell")
-    if old.verdict == SearchVerdict.GENERATOR_LIMITED:
+    if old.verdict == _LIMITED:
         return replace(row, why="it does what the old run's generator could show")
     if new.lower > old.upper * (1 + most):
         return replace(row, finding=CellVerdict.FASTER, why=how)
