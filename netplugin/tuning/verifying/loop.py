@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from netplugin.api.errors import HostError
@@ -60,23 +61,40 @@ def hugepage_node(facts: Facts, cpus: Cpus) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class HostSide:
+    """testpmd at the host's side; its peer connects to a socket in ``folder``."""
+
+    program: Program
+    telemetry: Telemetry
+    folder: Path
+
+
+@contextmanager
+def host_side(settings: ThroughputSettings, fix: str = _FIX) -> Iterator[HostSide]:
+    """Run testpmd, which forwards what its peer sends. Raises: HostError with testpmd's text, and the fix."""
+    with ExitStack() as stack:
+        stack.enter_context(as_host_errors(fix))
+        folder = own_directory()
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        arguments = host_arguments(settings, folder, os.sched_getaffinity(0))
+        yield HostSide(*side(stack, folder, "host", arguments), folder)
+
+
 def measure(settings: ThroughputSettings) -> tuple[str, float]:
     """Run both testpmd for one window; return DPDK's version and frames per second each way.
 
     Raises: HostError with testpmd's error text.
     """
-    with ExitStack() as stack:
-        stack.enter_context(as_host_errors(_FIX))
-        folder = own_directory()
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        own = os.sched_getaffinity(0)
-        host, of_host = side(stack, folder, "host", host_arguments(settings, folder, own))
-        guest, of_guest = side(stack, folder, "guest", guest_arguments(settings, folder, own))
+    with host_side(settings) as host, ExitStack() as stack:
+        arguments = guest_arguments(settings, host.folder, os.sched_getaffinity(0))
+        guest, of_guest = side(stack, host.folder, "guest", arguments)
+        both = (host.telemetry, of_guest)
         deadline = time.monotonic() + _START_S
-        guest.wait_for(lambda: frames(of_host) > 0 and frames(of_guest) > 0, deadline, "frames come round")
-        counted, seconds = in_window(guest, lambda: frames(of_host) + frames(of_guest), settings.window_s)
-        host.check()
-        return of_host.version, counted / 2 / seconds
+        guest.wait_for(lambda: all(frames(each) > 0 for each in both), deadline, "frames come round")
+        counted, seconds = in_window(guest, lambda: sum(map(frames, both)), settings.window_s)
+        host.program.check()
+        return host.telemetry.version, counted / 2 / seconds
 
 
 def host_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
@@ -98,43 +116,24 @@ def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -
     ]
 
 
-#: macswap: each side modifies the frame, as a VNF does.
 FORWARD = (
-    "--forward-mode=macswap",
-    "--nb-cores=1",
-    "--rxq=1",
-    "--txq=1",
-    f"--rxd={_RING}",
-    f"--txd={_RING}",
-    "--total-num-mbufs=4096",
-    "--no-lsc-interrupt",
-    # Otherwise the host side waits 9 s for its peer.
-    "--disable-link-check",
+    # Each side modifies the frame, as a VNF does.
+    *("--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}", f"--txd={_RING}"),
+    # Without the second, the host side waits 9 s for its peer.
+    *("--total-num-mbufs=4096", "--no-lsc-interrupt", "--disable-link-check"),
     # With a period, testpmd does not wait for a key press. The maximum, because reports disturb.
     "--stats-period=65535",
 )
 
 
 def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[int]) -> list[str]:
-    free = format_list(own - {settings.host_cpu, settings.guest_cpu} or own)
-    return [
-        PROGRAM,
-        "--lcores",
-        f"0@({free}),1@{cpu}",
-        *_memory(settings.hugepage_node),
-        "--single-file-segments",
-        "--no-pci",
-        f"--file-prefix={name}",
-        f"--vdev={vdev}",
-        "--",
-    ]
-
-
-def _memory(node: int | None) -> list[str]:
-    """Memory arguments, from one node; DPDK would otherwise use each node with an lcore."""
-    if node is None:
-        return ["--no-huge", "-m", str(_MEMORY_MB)]
-    return ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(_MEMORY_MB)])}"]
+    free, node = format_list(own - {settings.host_cpu, settings.guest_cpu} or own), settings.hugepage_node
+    memory = ["--no-huge", "-m", str(_MEMORY_MB)]
+    if node is not None:
+        # From one node; DPDK would otherwise use each node with an lcore.
+        memory = ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(_MEMORY_MB)])}"]
+    names = [f"--file-prefix={name}", f"--vdev={vdev}", "--"]
+    return [PROGRAM, "--lcores", f"0@({free}),1@{cpu}", *memory, "--single-file-segments", "--no-pci", *names]
 
 
 def side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> tuple[Program, Telemetry]:

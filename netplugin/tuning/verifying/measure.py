@@ -113,8 +113,8 @@ def measure_guest(
             )
             what = f"testpmd on CPU {cpu} and in the VM, {options.window} s"
             # In a boot of its own: testpmd polls, which would disturb what else is measured.
-            with frames.host_side(loops) as side:
-                [connected] = made_on([machines[0].ssh.port], vhost=side.socket)
+            with frames.host_side(loops) as (side, socket):
+                [connected] = made_on([machines[0].ssh.port], vhost=socket)
                 with booted(connected) as shell:
                     program, samples = rounds(what, partial(frames.measure, shell, side, loops))
             throughput = Throughput(program=program, settings=loops, samples=samples)

@@ -109,7 +109,7 @@ def test_cpus_that_cannot_be_measured(cpus: str | None, words: str) -> None:
 
 def test_what_is_requested() -> None:
     found = asked(facts_of("small"), cpus="0-1", duration=600, rounds=7, frame_size=1024, window=5)
-    assert found.rounds == 7
+    assert found.options.rounds == 7
     assert found.latency and found.latency.round_s == 86  # no less than asked in all
     assert found.throughput and found.throughput.model_dump() == {
         "host_cpu": 0,

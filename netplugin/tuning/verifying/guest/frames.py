@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 from netplugin.api.errors import CapacityExhausted, HostError, NetpluginError
 from netplugin.host.processes import printable
 from netplugin.libvirt.image_domain import NICS
-from netplugin.programs.program import Program, Telemetry, own_directory
 from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.steps import needed
 from netplugin.tuning.verifying import loop
 from netplugin.tuning.verifying.guest.machine import Machine
 from netplugin.tuning.verifying.guest.shell import GuestShell
+from netplugin.tuning.verifying.loop import HostSide
 from netplugin.tuning.verifying.options import busy_cpus
 from netplugin.tuning.verifying.result import ThroughputSettings
 
@@ -31,30 +28,15 @@ _FIX = "look at the errors above; DPDK in the VM needs hugepages: do not build t
 _LINES = 12
 
 
-@dataclass(frozen=True)
-class HostSide:
-    """testpmd on this host; ``socket`` is where QEMU connects to it."""
-
-    program: Program
-    telemetry: Telemetry
-    socket: Path
-
-
 @contextmanager
-def host_side(settings: ThroughputSettings) -> Iterator[HostSide]:
-    """Run testpmd on this host, which forwards what a VM that connects sends. Raises: HostError."""
-    with ExitStack() as stack:
-        folder = own_directory()
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        own = os.sched_getaffinity(0)
-        with loop.as_host_errors(_FIX):
-            arguments = loop.host_arguments(settings, folder, own)
-            program, telemetry = loop.side(stack, folder, "host", arguments)
-        socket = folder / loop.SOCKET
+def host_side(settings: ThroughputSettings) -> Iterator[tuple[HostSide, Path]]:
+    """Run testpmd on this host; yield also the socket to which QEMU connects. Raises: HostError."""
+    with loop.host_side(settings, _FIX) as side:
+        socket = side.folder / loop.SOCKET
         # QEMU may run as another user, who cannot list the folder.
-        folder.chmod(0o711)
+        side.folder.chmod(0o711)
         socket.chmod(0o666)
-        yield HostSide(program, telemetry, socket)
+        yield side, socket
 
 
 def measure(shell: GuestShell, side: HostSide, settings: ThroughputSettings) -> tuple[str, float]:

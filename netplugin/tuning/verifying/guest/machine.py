@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from netplugin.libvirt.interfaces import Element, text
 from netplugin.libvirt.pins import Placement
 from netplugin.libvirt.vm_image import KEY, KNOWN_HOSTS, Image
 from netplugin.programs.ssh import SshTarget
-from netplugin.tuning.facts import Cpus, Facts, Live
+from netplugin.tuning.command_line import Machine as KernelMachine
+from netplugin.tuning.command_line import parse_command_line
+from netplugin.tuning.facts import Facts, Live
 from netplugin.tuning.placing.capacity import ground_of, held, pinned_by_others, running
 from netplugin.tuning.placing.render import render_placed
 from netplugin.tuning.planning.plan import TuningPlan
@@ -35,8 +38,6 @@ _NIC = "0000:00:11.0"
 _VHOST_MAC = "52:54:00:5a:fc:01"
 #: Queues of a NIC with multiple queues: as many as the VM has vCPUs, up to this.
 _QUEUES = 8
-#: Flags of isolcpus that are no CPUs (Documentation/admin-guide/kernel-parameters.txt).
-_FLAGS = ("nohz", "domain", "managed_irq")
 
 
 @dataclass(frozen=True)
@@ -160,27 +161,18 @@ def measured_vcpus(image: Image, asked: str | None) -> str:
 
     Raises: InvalidRequest naming ``cpus``.
     """
-    every = frozenset(range(image.manifest.vcpus))
+    vcpus = image.manifest.vcpus
+    every = frozenset(range(vcpus))
     if asked is None:
-        return format_list(isolated(image.manifest.arguments) & every or every)
-    try:
+        line = parse_command_line(image.manifest.arguments)
+        isolated = line.isolation(KernelMachine(vcpus, every, (), ())).get("domain")
+        return format_list(isolated or every)
+    with suppress(ValueError):
         named = frozenset(parse_list(asked))
-    except ValueError:
-        named = frozenset()
-    if not named or not named <= every:
-        raise InvalidRequest(
-            f"cpus: {asked} is no list of the VM's vCPUs, which are {format_list(every)}",
-            step=STEP,
-            fix="write it like 1-3, or leave it away for the isolated ones",
-        )
-    return format_list(named)
-
-
-def isolated(arguments: str) -> Cpus:
-    """Return the CPUs of ``isolcpus`` on a kernel command line; none if it cannot be read."""
-    values = [word.partition("=")[2] for word in arguments.split() if word.startswith("isolcpus=")]
-    parts = [part for part in (values[-1].split(",") if values else ()) if part not in _FLAGS]
-    try:
-        return frozenset(parse_list(",".join(parts))) if parts else frozenset()
-    except ValueError:
-        return frozenset()
+        if named and named <= every:
+            return format_list(named)
+    raise InvalidRequest(
+        f"cpus: {asked} is no list of the VM's vCPUs, which are {format_list(every)}",
+        step=STEP,
+        fix="write it like 1-3, or leave it away for the isolated ones",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -12,7 +12,7 @@ from netplugin.statistics import RelativeChange
 from netplugin_zeroloss.journal import Cell, CellRecord, RunRecord
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Answers, answers_of
-from netplugin_zeroloss.search.recorded import ResultEntry, SetupEntry
+from netplugin_zeroloss.search.recorded import ResultEntry
 from netplugin_zeroloss.search.trials import SearchVerdict
 
 # -- Checks whether two runs are comparable, and lists their differences (pure). ------------------
@@ -54,10 +54,7 @@ def _goal(result: ResultEntry) -> dict[str, Any]:
 
 def doubts(before: RunRecord, after: RunRecord) -> Iterator[str]:
     """Yield differences that can change the rates without a change of the backend."""
-    for name in _MACHINE:
-        one, other = before.environment.get(name), after.environment.get(name)
-        if one != other:
-            yield f"{name}: {one}, then {other}"
+    yield from _differing(_MACHINE, before.environment, after.environment)
     seen: dict[str, list[str]] = {}
     for cell, old, new in _both(before, after):
         for text in _doubts_of(old, new):
@@ -71,16 +68,14 @@ def doubts(before: RunRecord, after: RunRecord) -> Iterator[str]:
 
 
 def _doubts_of(old: CellRecord, new: CellRecord) -> Iterator[str]:
-    facts = _facts(old), _facts(new)
-    for what in sorted(facts[0].keys() & facts[1].keys()):
-        one, other = facts[0][what], facts[1][what]
-        if one != other:
-            yield f"{what}: {one}, then {other}"
+    one, other = _facts(old), _facts(new)
+    yield from _differing(sorted(one.keys() & other.keys()), one, other)
 
 
 def _facts(record: CellRecord) -> dict[str, Any]:
     """Return VNF, generator and line rate of a cell."""
-    vnf = _vnf(record.setup)
+    vnf: Any = record.setup.get("vnf")
+    vnf = vnf if isinstance(vnf, Mapping) else {}
     found = {f"VNF's {name}": vnf[name] for name in ("name", "version", "rx_queues") if name in vnf}
     if record.result is not None:
         found["generator"] = record.result["environment"].get("generator")
@@ -88,17 +83,16 @@ def _facts(record: CellRecord) -> dict[str, Any]:
     return found
 
 
-def _vnf(setup: SetupEntry) -> Mapping[str, Any]:
-    found = setup.get("vnf")
-    return found if isinstance(found, Mapping) else {}
+def _differing(names: Iterable[str], one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]:
+    for name in names:
+        if one.get(name) != other.get(name):
+            yield f"{name}: {one.get(name)}, then {other.get(name)}"
 
 
 def changes(before: RunRecord, after: RunRecord) -> Iterator[str]:
     """Yield the other differences, most likely those under test."""
-    for name in sorted({*before.environment, *after.environment} - set(_OF_THE_RUN)):
-        one, other = before.environment.get(name), after.environment.get(name)
-        if one != other:
-            yield f"{name}: {one}, then {other}"
+    names = sorted({*before.environment, *after.environment} - set(_OF_THE_RUN))
+    yield from _differing(names, before.environment, after.environment)
 
 
 def _cells(keys: Sequence[str]) -> str:
@@ -197,23 +191,21 @@ def compare(before: RunRecord, after: RunRecord, limits: ComparisonLimits | None
 
 def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
     """Return both sides of a cell, decided where verdicts alone suffice."""
-    old, new = before.record(cell), after.record(cell)
-    row = CellComparison(
-        cell, CellVerdict.SAME, "", answers_of(old) if old else None, answers_of(new) if new else None
-    )
-    if row.before is None:
-        return replace(row, finding=CellVerdict.NO_BASELINE, why="the old run has not measured it")
-    if row.after is None:
-        return replace(row, finding=CellVerdict.UNDECIDED, why="the new run has not measured it")
-    if row.after.worth < row.before.worth:
-        why = f"{row.before.verdict} became {row.after.verdict}: {row.after.reason}"
-        return replace(row, finding=CellVerdict.REGRESSION, why=why)
-    if not row.before.worth:
-        return replace(row, finding=CellVerdict.NO_BASELINE, why="the old run had no verdict")
-    if not row.before.has_bounds:
-        found = CellVerdict.FASTER if row.after.has_bounds else CellVerdict.SAME
-        return replace(row, finding=found, why=f"{row.before.verdict}, now {row.after.verdict}")
-    return row
+    records = before.record(cell), after.record(cell)
+    old, new = (answers_of(record) if record else None for record in records)
+    finding, why = CellVerdict.SAME, ""
+    if old is None:
+        finding, why = CellVerdict.NO_BASELINE, "the old run has not measured it"
+    elif new is None:
+        finding, why = CellVerdict.UNDECIDED, "the new run has not measured it"
+    elif new.worth < old.worth:
+        finding, why = CellVerdict.REGRESSION, f"{old.verdict} became {new.verdict}: {new.reason}"
+    elif not old.worth:
+        finding, why = CellVerdict.NO_BASELINE, "the old run had no verdict"
+    elif not old.has_bounds:
+        finding = CellVerdict.FASTER if new.has_bounds else CellVerdict.SAME
+        why = f"{old.verdict}, now {new.verdict}"
+    return CellComparison(cell, finding, why, old, new)
 
 
 def _tested(rows: Sequence[CellComparison], limits: ComparisonLimits) -> list[float | None]:
@@ -263,25 +255,24 @@ def _more_floors(old: Sequence[float], new: Sequence[float]) -> str:
 
 def _by_bounds(row: CellComparison, old: Answers, new: Answers, limits: ComparisonLimits) -> CellComparison:
     """Decide without a test: the bounds over all repeats must be disjoint by a tolerance."""
-    row = replace(row, change=_between(old, new))
     least = _tolerance(row, limits)
     sharp = old.sharp and new.sharp
     most = least if sharp else max(least, limits.noisy_tolerance)
+    apart = most if sharp else max(least, most / 2)
     how = "bounds only" if sharp else "bounds only, and loss is a matter of chance"
     if new.upper < old.lower * (1 - most):
-        why = f"{how}: apart by more than {words.percent(most, 1)}"
-        return replace(row, finding=CellVerdict.REGRESSION, why=why)
-    if new.verdict == _LIMITED and new.lower < old.lower * (1 - least):
-        why = "the generator ended below what the old run found"
-        return replace(row, finding=CellVerdict.UNDECIDED, why=why)
-    if not sharp and new.upper < old.lower * (1 - max(least, most / 2)):
-        return replace(row, finding=CellVerdict.UNDECIDED, why=f"{how}: too few repeats to tell")
-    if old.verdict == _LIMITED:
-        return replace(row, why="it does what the old run's generator could show")
-    if new.lower > old.upper * (1 + most):
-        return replace(row, finding=CellVerdict.FASTER, why=how)
-    apart = most if sharp else max(least, most / 2)
-    return replace(row, why=f"{how}: not apart by more than {words.percent(apart, 1)}")
+        finding, why = CellVerdict.REGRESSION, f"{how}: apart by more than {words.percent(most, 1)}"
+    elif new.verdict == _LIMITED and new.lower < old.lower * (1 - least):
+        finding, why = CellVerdict.UNDECIDED, "the generator ended below what the old run found"
+    elif not sharp and new.upper < old.lower * (1 - apart):
+        finding, why = CellVerdict.UNDECIDED, f"{how}: too few repeats to tell"
+    elif old.verdict == _LIMITED:
+        finding, why = CellVerdict.SAME, "it does what the old run's generator could show"
+    elif new.lower > old.upper * (1 + most):
+        finding, why = CellVerdict.FASTER, how
+    else:
+        finding, why = CellVerdict.SAME, f"{how}: not apart by more than {words.percent(apart, 1)}"
+    return replace(row, finding=finding, why=why, change=_between(old, new))
 
 
 def _between(old: Answers, new: Answers) -> RelativeChange | None:

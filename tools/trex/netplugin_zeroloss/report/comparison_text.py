@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any, Final
 
 from netplugin.statistics import RelativeChange
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.compare import CellComparison, CellVerdict, Comparison
 from netplugin_zeroloss.report.figures import Answers
+from netplugin_zeroloss.search.result import dumps
 
 FORMAT: Final = 1
 _VERDICTS: Final = ("no regression", "regression", "unusable")
@@ -95,40 +95,29 @@ def change_text(change: RelativeChange) -> str:
 
 def json_text(comparison: Comparison) -> str:
     """Format as JSON; a field without a value is null."""
-    limits = comparison.limits
     whole = {
         "format": FORMAT,
         "verdict": _VERDICTS[comparison.status],
         "status": comparison.status,
         "old": comparison.before,
         "new": comparison.after,
-        "level": limits.level,
-        "tolerance": limits.tolerance,
-        "noisy_tolerance": limits.noisy_tolerance,
+        **asdict(comparison.limits),
         "refusals": comparison.refusals,
         "doubts": comparison.doubts,
         "changes": comparison.changes,
         "cells": [_cell(cell) for cell in comparison.cells],
     }
-    return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+    return dumps(whole)
 
 
 def _cell(cell: CellComparison) -> dict[str, Any]:
-    change = cell.change
     return {
         "key": cell.cell.key,
         "finding": cell.finding.value,
         "why": cell.why,
         "old": _side(cell.before),
         "new": _side(cell.after),
-        "change": None
-        if change is None
-        else {
-            "ratio": _finite(change.ratio),
-            "low": _finite(change.low),
-            "high": _finite(change.high),
-            "confidence": change.confidence,
-        },
+        "change": asdict(cell.change) if cell.change else None,
         "p_adjusted": cell.p,
         "tested": cell.tested,
     }
@@ -141,10 +130,6 @@ def _side(answers: Answers | None) -> dict[str, Any] | None:
         "verdict": answers.verdict,
         "zero_loss_pps": answers.rate,
         "answers_pps": answers.rates,
-        "bounds_pps": [_finite(answers.lower), _finite(answers.upper)],
+        "bounds_pps": [answers.lower, answers.upper],
         "sharp": answers.sharp,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
