@@ -108,7 +108,7 @@ def test_the_odds_are_the_likelihood_ratio_mixed_over_all_alternatives(trials: i
 
 
 @pytest.mark.parametrize("level", [0.05, 0.01, 0.01 / 12])
-def test_the_odds_seldom_mislead_however_long_one_looks(level: float) -> None:
+def test_the_odds_rarely_mislead_however_long_one_looks(level: float) -> None:
     """Exactly, over all ways that 150 tosses of a fair coin go, stopped at the first that seems to tell."""
     going, stopped = {0: 1.0}, 0.0
     for trials in range(1, 151):

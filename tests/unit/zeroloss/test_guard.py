@@ -25,7 +25,8 @@ from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Measurement, TrialRequest, strict_goal
 
 from tests.bench.guard import MINUTES, of_ratio, once, stalling, stepping
-from tests.unit.zeroloss.matrix_runs import described, write
+from tests.unit.zeroloss.made_up_agent import MadeUpAgent
+from tests.unit.zeroloss.matrix_runs import described, with_agent, write
 
 
 def _verdicts(device_of: Callable[..., Any], *of: Any, runs: int = 20) -> Counter[str]:
@@ -127,6 +128,9 @@ def _call(folder: Path, *more: str) -> tuple[int, str, str]:
     with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as errors:
         status = main(words)
     return status, output.getvalue(), errors.getvalue()
+
+
+_TWO_QUEUES = {"backends": ["dpdkvhostuser"], "pmd_cores": [2], "queues": [2]}
 
 
 def _written(folder: Path, a: Mapping[str, Any], b: Mapping[str, Any]) -> Path:
@@ -243,3 +247,16 @@ def test_a_device_that_cannot_be_set_up_is_tried_again_and_named(
     monkeypatch.setattr(BareBench, "stand", failing)
     status, output, _ = _call(tmp_path)
     assert (status, calls["all"]) == (2, 7) and "3 times in a row: OVS is gone" in output
+
+
+def test_each_visit_sets_up_its_side_through_the_agent_and_gives_it_back(
+    agent: MadeUpAgent, tmp_path: Path
+) -> None:
+    quick = {"evidence": {"ovs_rundir": None}, "timeouts": {"active": 0.2, "forwarding": 0.2}}
+    generators = [{"type": "sim", "capacity_pps": pps} for pps in (4.2e6, 3.9e6)]
+    _written(tmp_path, *(with_agent(generator=each, matrix=_TWO_QUEUES, **quick) for each in generators))
+    status, output, errors = _call(tmp_path)
+    assert status == 1, output + errors
+    visits = errors.count("  round ")
+    assert visits >= 16 and agent.calls.count("put") >= 2 * (1 + visits)
+    assert agent.ports == {} and agent.cpus == "1"
