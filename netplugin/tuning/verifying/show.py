@@ -160,14 +160,14 @@ def verdict(comparison: MeasurementComparison) -> str:
 
 
 def _row(row: FigureRow) -> tuple[str, ...]:
-    finding = f"{row.finding}: {row.why}" if row.why else row.finding.value
+    unit, shown = _UNITS.get(row.figure.unit, (row.figure.unit, _three))
     return (
-        f"{row.figure.name} ({_UNITS.get(row.figure.unit, row.figure.unit)})",
-        *(_value(value, row.figure.unit) for value in (row.before, row.after)),
+        f"{row.figure.name} ({unit})",
+        *("-" if value is None else shown(value) for value in (row.before, row.after)),
         "/".join(str(len(samples)) for samples in row.samples) if row.p is not None else "",
         change_text(row.change),
         "" if row.p is None else f"{row.p:.2g}",
-        finding,
+        f"{row.finding}: {row.why}" if row.why else row.finding.value,
     )
 
 
@@ -177,47 +177,39 @@ def _differences(comparison: MeasurementComparison) -> Iterator[str]:
         return
     yield "What differs between the runs:"
     for each in comparison.differences:
-        yield f"  {each.name}: {_or_not(each.before)} -> {_or_not(each.after)}"
-
-
-def _or_not(value: str | None) -> str:
-    return "not set" if value is None else value
+        before, after = ("not set" if value is None else value for value in (each.before, each.after))
+        yield f"  {each.name}: {before} -> {after}"
 
 
 def change_text(change: RelativeChange | None) -> str:
     """Format a change as ``x1.12 (1.08 to 1.15)``: the ratio and the confidence interval of the test."""
     if change is None:
         return ""
-    middle, low, high = (_ratio(value) for value in (change.ratio, change.low, change.high))
+    middle, low, high = (
+        _three(value + 1) if math.isfinite(value) else "too large for a number"
+        for value in (change.ratio, change.low, change.high)
+    )
     return f"x{middle} ({low} to {high})"
 
 
-def _ratio(less_one: float) -> str:
-    return f"{less_one + 1:.3g}" if math.isfinite(less_one) else "too large for a number"
-
-
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    if unit == "pps":
-        return _mpps(value)
-    if unit == "bps":
-        return _gbps(value)
-    if unit != "us":
-        return f"{value:.3g}"
-    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
-
-
-#: Units as they are shown.
-_UNITS: Final = {"pps": "Mpps", "bps": "Gbit/s"}
+def _three(value: float) -> str:
+    return f"{value:.3g}"
 
 
 def _gbps(bps: float) -> str:
-    return f"{bps / 1e9:.3g}"
+    return _three(bps / 1e9)
 
 
 def _mpps(pps: float) -> str:
     return f"{pps / 1e6:.3f}"
+
+
+def _us(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+#: Units, as they are shown, and their values.
+_UNITS: Final = {"pps": ("Mpps", _mpps), "bps": ("Gbit/s", _gbps), "us": ("us", _us)}
 
 
 def _times(count: int) -> str:
