@@ -71,18 +71,12 @@ def arguments(settings: LatencySettings, file: Path, own: set[int]) -> list[str]
     ``own`` are the CPUs that this process may use; cyclictest's main thread runs on those not measured.
     """
     cpus = parse_list(settings.cpus)
-    siblings = own - set(cpus)
+    others = own - set(cpus)
     return [
-        "cyclictest",
-        "--quiet",
-        "--mlockall",
-        f"--priority={settings.priority}",
-        f"--interval={settings.interval_us}",
-        f"--duration={settings.round_s}",
-        f"--histogram={settings.width_us}",
-        f"--affinity={settings.cpus}",
-        f"--threads={len(cpus)}",
-        *([f"--mainaffinity={format_list(siblings)}"] if siblings else []),
+        *("cyclictest", "--quiet", "--mlockall", f"--priority={settings.priority}"),
+        *(f"--interval={settings.interval_us}", f"--duration={settings.round_s}"),
+        *(f"--histogram={settings.width_us}", f"--affinity={settings.cpus}", f"--threads={len(cpus)}"),
+        *([f"--mainaffinity={format_list(others)}"] if others else []),
         f"--json={file}",
     ]
 

@@ -14,7 +14,6 @@ from netplugin.programs.program import Program, ProgramError, own_directory
 from netplugin.tuning.verifying.result import TcpSample, TcpSettings
 
 STEP = "iperf3"
-PROGRAM, PACKAGE = "iperf3", "iperf3"
 #: Seconds at the start that are not counted: TCP's slow start.
 OMIT_S = 1
 _MARGIN_S = 30.0
@@ -44,13 +43,13 @@ class BusyClock:
 
 def require() -> None:
     """Raises: BackendUnavailable."""
-    needs_program(PROGRAM, PACKAGE, STEP)
+    needs_program(STEP, STEP, STEP)
 
 
 def client(address: str, port: int, settings: TcpSettings) -> list[str]:
     """Return the command of the sender."""
     return [
-        *(PROGRAM, "--client", address, "--port", str(port), "--json"),
+        *("iperf3", "--client", address, "--port", str(port), "--json"),
         *("--time", str(settings.window_s), "--omit", str(OMIT_S), "--parallel", str(settings.streams)),
     ]
 
@@ -58,7 +57,14 @@ def client(address: str, port: int, settings: TcpSettings) -> list[str]:
 def parsed(text: str, settings: TcpSettings, where: str) -> tuple[str, float]:
     """Return version and received bits per second. Raises: HostError."""
     try:
-        return _parse(text, settings)
+        whole = bounded.parse(text)
+        if "error" in whole:
+            raise ValueError(whole["error"])
+        if (streams := len(whole["end"]["streams"])) != settings.streams:
+            raise ValueError(f"{streams} streams, and not {settings.streams}")
+        if (rate := float(whole["end"]["sum_received"]["bits_per_second"])) <= 0:
+            raise ValueError(f"{rate} bits per second")
+        return str(whole["start"]["version"])[:40], rate
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         why = printable(str(wrong))[:300] if isinstance(wrong, ValueError) else "fields are missing"
         raise HostError(
@@ -68,23 +74,10 @@ def parsed(text: str, settings: TcpSettings, where: str) -> tuple[str, float]:
         ) from wrong
 
 
-def _parse(text: str, settings: TcpSettings) -> tuple[str, float]:
-    whole = bounded.parse(text)
-    if "error" in whole:
-        raise ValueError(whole["error"])
-    streams = len(whole["end"]["streams"])
-    if streams != settings.streams:
-        raise ValueError(f"{streams} streams, and not {settings.streams}")
-    rate = float(whole["end"]["sum_received"]["bits_per_second"])
-    if rate <= 0:
-        raise ValueError(f"{rate} bits per second")
-    return str(whole["start"]["version"])[:40], rate
-
-
 def on_loopback(settings: TcpSettings, port: int) -> tuple[str, TcpSample]:
     """Measure between two processes of this host. Raises: HostError, OperationTimeout."""
     folder = own_directory()
-    words = [PROGRAM, "--server", "--bind", _LOOPBACK, "--port", str(port), "--forceflush"]
+    words = ["iperf3", "--server", "--bind", _LOOPBACK, "--port", str(port), "--forceflush"]
     server = Program("iperf3", words, folder / "log")
     try:
         server.start()

@@ -99,17 +99,8 @@ def machines_on(
     realtime = plan is not None and plan.intent.realtime
     machines: list[Machine] = []
     for number, (name, port) in enumerate(zip(NAMES, ssh_ports, strict=False)):
-        xml = domain(
-            name,
-            image.folder,
-            made.vcpus,
-            made.memory_mb,
-            made.arguments,
-            image.overlay(name),
-            image.console(name),
-            port,
-            emulate,
-        )
+        files = image.overlay(name), image.console(name)
+        xml = domain(name, image.folder, made.vcpus, made.memory_mb, made.arguments, *files, port, emulate)
         root = parse_domain(xml, STEP)
         nics = [_on_bridge(number, made.vcpus)] if len(ssh_ports) > 1 else []
         nics += [_on_vhost(vhost)] if vhost else []

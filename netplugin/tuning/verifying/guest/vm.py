@@ -30,11 +30,8 @@ _KVM = Path("/dev/kvm")
 
 def require(emulate: bool) -> None:
     """Raises: BackendUnavailable for a program that is missing here, or KVM."""
-    for program, package in (
-        ("virsh", "libvirt-clients"),
-        ("qemu-img", "qemu-utils"),
-        ("ssh", "openssh-client"),
-    ):
+    programs = {"virsh": "libvirt-clients", "qemu-img": "qemu-utils", "ssh": "openssh-client"}
+    for program, package in programs.items():
         needs_program(program, package, STEP)
     if not emulate and not _KVM.exists():
         raise BackendUnavailable(
