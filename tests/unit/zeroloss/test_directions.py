@@ -20,7 +20,7 @@ from netplugin_zeroloss.report.figures import _named
 from netplugin_zeroloss.search import parts, result
 from netplugin_zeroloss.search.search import SearchResult, SearchRun, replay, run_search
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict
-from netplugin_zeroloss.values import Direction, Goal, Measurement, TrialRequest, csit_ndr, strict_goal
+from netplugin_zeroloss.values import OTHER_GOALS, Direction, Goal, Measurement, TrialRequest, strict_goal
 
 from tests.unit.zeroloss.helpers import asked, plan, search_family, traffic
 
@@ -151,8 +151,13 @@ def test_the_answer_the_json_and_the_exit_status_name_it(
     assert main(["replay", str(file)]) == 0
 
 
+def test_strict_rfc9971_runs_no_controls() -> None:
+    found = searched(TwoWays(DEAD), SearchPlan((strict_goal(),), 14.88e6, strict_rfc9971=True))
+    assert found.headline.verdict is SearchVerdict.FAILED and all(t.valid for t in found.trials)
+
+
 def test_every_goal_has_the_verdict() -> None:
-    found = searched(TwoWays(DEAD), SearchPlan((strict_goal(), csit_ndr()), 14.88e6))
+    found = searched(TwoWays(DEAD), SearchPlan((strict_goal(), OTHER_GOALS["csit-ndr"](0.005)), 14.88e6))
     assert [o.verdict for o in found.outcomes] == [SearchVerdict.DEAD_DIRECTION] * 2
     assert traffic(found) <= MOST_S
 

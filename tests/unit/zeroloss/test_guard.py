@@ -177,6 +177,15 @@ def test_a_floor_is_compared_by_short_trials_only(tmp_path: Path) -> None:
     assert status == 1 and "at once in 7 of 7 rounds" in output
 
 
+@pytest.mark.parametrize("dead", ["A", "B"])
+def test_a_dead_direction_is_named(tmp_path: Path, dead: str) -> None:
+    ways = [_simulated(4.2e6, "dead-direction" if side == dead else "one-direction") for side in "AB"]
+    _written(tmp_path, *ways)
+    for again in ("", "--resume"):
+        status, output, _ = _call(tmp_path, *filter(None, ["--quiet", again]))
+        assert status == 2 and "direction 1 is dead" in output, output
+
+
 @pytest.mark.parametrize(
     ("b", "words"),
     [

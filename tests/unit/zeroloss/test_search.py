@@ -14,13 +14,12 @@ from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
 from netplugin_zeroloss.search.search import SearchResult, replay, run_search, search
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict, TrialLog
 from netplugin_zeroloss.values import (
+    OTHER_GOALS,
     Goal,
     Measurement,
     ReplayError,
     TrialRequest,
     UnusableInput,
-    csit_ndr,
-    csit_pdr,
     strict_goal,
 )
 
@@ -28,6 +27,10 @@ from tests.unit.zeroloss.helpers import hard_cap, plan, search_family, traffic
 
 #: No device with a sharp limit takes more (32 seen). Most take four.
 MOST_TRIALS = 60
+
+
+def csit() -> list[Goal]:
+    return [OTHER_GOALS[name](0.005) for name in ("csit-ndr", "csit-pdr")]
 
 
 def assert_brackets(found: SearchResult, capacity: float, ring: float, line: float, width: float) -> None:
@@ -75,7 +78,7 @@ def test_a_fast_device_takes_four_trials_and_one_full_time(share: float, width: 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_replay_gives_the_same_answer(name: str) -> None:
-    the_plan = SearchPlan((strict_goal(), csit_ndr(), csit_pdr()), 14.88e6)
+    the_plan = SearchPlan((strict_goal(), *csit()), 14.88e6)
     found = run_search(the_plan, sim_generator(name, "replay")).found
     journal = [(trial.request, trial.measured) for trial in found.trials]
     assert replay(the_plan, journal) == found
@@ -150,10 +153,9 @@ def test_an_invalid_trial_is_tried_again_and_then_bounds_the_generator_only() ->
     bad = Measurement(60_000_000, 59_000_000, 60.0, rx_errors=1_000_000)
     log = asking_log([bad, bad, bad])
     assert len(log.trials) == 3
-    assert log.ceiling == 1e6 and log.upper() == math.inf
-    assert log.lower(plan().headline) is None
+    assert log.ceiling == 1e6 and log.bounds(plan().headline) == (None, math.inf)
     log = asking_log([bad, Measurement(60_000_000, 60_000_000, 60.0)])
-    assert log.ceiling == math.inf and log.lower(plan().headline) == 1e6
+    assert log.ceiling == math.inf and log.bounds(plan().headline)[0] == 1e6
 
 
 def test_a_pass_above_a_loss_is_luck() -> None:
@@ -175,7 +177,7 @@ def test_a_pass_above_a_loss_is_luck() -> None:
             asking.send(measurement)  # type: ignore[attr-defined]
         except StopIteration:
             pass
-    assert (log.lower(the_plan.headline), log.upper()) == (1e6, 2e6)
+    assert log.bounds(the_plan.headline) == (1e6, 2e6)
 
 
 def test_the_line_itself_is_an_answer() -> None:
@@ -213,7 +215,7 @@ def test_budgets_end_a_search_with_what_is_known() -> None:
 
 
 def test_several_goals_share_their_trials() -> None:
-    the_plan = SearchPlan((strict_goal(), csit_ndr(), csit_pdr()), 14.88e6)
+    the_plan = SearchPlan((strict_goal(), *csit()), 14.88e6)
     found = run_search(the_plan, hard_cap(4.2e6)).found
     strict, ndr, pdr = (outcome.answer_pps for outcome in found.outcomes)
     assert strict is not None and ndr is not None and pdr is not None
@@ -224,7 +226,7 @@ def test_several_goals_share_their_trials() -> None:
 
 
 def test_csits_goal_is_kinder_to_a_noisy_device() -> None:
-    the_plan = SearchPlan((strict_goal(), csit_ndr()), 14.88e6)
+    the_plan = SearchPlan((strict_goal(), OTHER_GOALS["csit-ndr"](0.005)), 14.88e6)
     found = run_search(the_plan, sim_generator("noisy", "csit")).found
     strict, ndr = (outcome.answer_pps or 0.0 for outcome in found.outcomes)
     assert strict < 3e6 < 4e6 < ndr

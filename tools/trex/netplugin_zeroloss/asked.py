@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from netplugin.api.field_errors import message
 from netplugin_zeroloss.generators.contract import GeneratorInfo
-from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
     OTHER_GOALS,
@@ -55,7 +54,11 @@ class SearchOptions(BaseModel):
     """S: duration in seconds of the first, short trials"""
     max_loss_ratio: Annotated[float, _number(0.5, ge=0)] = 0.0
     """RATIO: allowed loss ratio"""
+    #: Goal of a standard, instead of ``final_duration`` and ``max_loss_ratio``; and additional goals.
+    preset: GoalName | None = None
     goals: tuple[GoalName, ...] = ()
+    #: Search without the extensions to RFC 9971, such as early abort.
+    strict_rfc9971: bool = False
     warm_up: Annotated[float, _number(3600, ge=0)] | None = None
     """S: warm-up: loss within the first S seconds of traffic does not count (default: a sixth of the
     deciding trial)"""
@@ -77,6 +80,8 @@ class SearchOptions(BaseModel):
         mix = frame if isinstance(frame, str) else ""
         size = mean_size(mix) if mix else float(frame)
         first = headline(self.final_duration, self.initial_duration, self.precision, self.max_loss_ratio)
+        if self.preset:
+            first = OTHER_GOALS[self.preset](self.precision)
         fields: dict[str, Any] = {
             "goals": (first, *(OTHER_GOALS[name](self.precision) for name in self.goals)),
             "line_rate_pps": self.line_rate_pps or line_rate_pps(line_bps, size),
@@ -85,7 +90,8 @@ class SearchOptions(BaseModel):
             "min_trial_s": info.min_trial_s,
             "measures_latency": info.latency,
             **{"frame_size": round(size), "flows": flows, "mix": mix, "burst": burst},
-            "warm_up_s": warm_up_s(self.warm_up, self.final_duration),
+            "warm_up_s": warm_up_s(self.warm_up, first.final_trial_s),
+            "strict_rfc9971": self.strict_rfc9971,
             "buffer_packets": self.buffer_packets,
             "max_trials": self.max_trials,
             **{"latency_s": self.latency_duration, "soak_s": self.soak_duration},
@@ -116,8 +122,7 @@ def _parser(name: str) -> Callable[[str], Any]:
 
 def trial_line(plan: SearchPlan, number: object, request: TrialRequest, measured: Measurement) -> str:
     """Format one trial, judged by the headline goal."""
-    goal = plan.headline
-    judged = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
+    judged = plan.judge(request, measured)
     return (
         f"trial {number!s:>3}  {pps(request.rate_pps):>12}  {measured.elapsed_s:7.2f} of"
         f" {request.duration_s:g} s  {judged.verdict:7}  {request.purpose}: {judged.reason}"

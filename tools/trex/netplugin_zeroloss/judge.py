@@ -75,6 +75,21 @@ def judge(
     return _loss(measured, max_loss_ratio)
 
 
+def judge_by_rfc9971(asked: TrialRequest, measured: Measurement, max_loss_ratio: float) -> Judgement:
+    """Judge one trial by RFC 9971 alone: frames that were not sent are lost (section 4.9.1).
+
+    The loss ratio is that of all directions together (4.5.5), and within 0 and 1 whatever was counted.
+    """
+    # Rate times duration may be off by one frame.
+    unsent = asked.packets - measured.tx_packets
+    expected = measured.tx_packets + (round(unsent) if unsent > 1 else 0)
+    lost = expected - min(max(measured.rx_packets, 0), expected)
+    ratio = lost / expected if expected > 0 else 1.0
+    verdict = Verdict.LOSSY if ratio > max_loss_ratio else Verdict.PASSED
+    what = f"{lost} of {expected} frames were lost or not sent, a ratio of {ratio:.3g}"
+    return Judgement(verdict, what, None, lost, ratio)
+
+
 def _objections(asked: TrialRequest, measured: Measurement, precision: float) -> Iterator[tuple[Cause, str]]:
     """Yield the reasons that make a trial invalid, most specific first."""
     yield from _about_counters(measured)
@@ -110,8 +125,9 @@ def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
     negative = [n for pair in [total, extra, *pairs] for n in pair if n < 0]
     if negative:
         yield Cause.COUNTERS, f"a counter is negative ({negative[0]}): it wrapped or was reset"
-    for name, (tx, rx) in zip(_names(len(pairs)), [total, *pairs], strict=True):
+    for number, (tx, rx) in enumerate([total, *pairs], -1):
         if rx > tx:
+            name = f"direction {number}: " if number >= 0 else ""
             yield Cause.COUNTERS, f"{name}{rx} frames received and {tx} sent: more than was sent"
     if pairs and tuple(map(sum, zip(*pairs, strict=True))) != total:
         yield Cause.COUNTERS, "the directions do not add up to the totals"
@@ -119,21 +135,11 @@ def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
         yield Cause.UNSETTLED, "the counters still moved when they were read last"
 
 
-def _names(directions: int) -> list[str]:
-    return ["", *(f"direction {number}: " for number in range(directions))]
-
-
 def _about_the_generator(measured: Measurement) -> Iterator[tuple[Cause, str]]:
     if measured.rx_errors:
-        yield (
-            Cause.RECEIVER,
-            f"the generator's own receiver dropped {measured.rx_errors} frames",
-        )
+        yield (Cause.RECEIVER, f"the generator's own receiver dropped {measured.rx_errors} frames")
     if measured.queue_drops:
-        yield (
-            Cause.QUEUE,
-            f"the generator dropped {measured.queue_drops} frames in its own transmit queue",
-        )
+        yield (Cause.QUEUE, f"the generator dropped {measured.queue_drops} frames in its own transmit queue")
     if measured.queue_full:
         yield (
             Cause.QUEUE,

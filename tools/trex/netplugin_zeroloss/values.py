@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-# -- Exceptions that end a measurement without a verdict. -----------------------------------------
+#: Tolerance for floating-point error in comparisons of rates and times.
+ROUNDING: Final = 1e-9
 
 
 class UnusableInput(Exception):
@@ -25,9 +27,6 @@ class GeneratorError(Exception):
 
 class ReplayError(Exception):
     """The recorded trials do not belong to the replayed search."""
-
-
-# -- Value types of a search: trial request, measurement and goal. --------------------------------
 
 
 #: Overhead of a frame on the wire: preamble, start delimiter and inter-frame gap (IEEE 802.3).
@@ -144,19 +143,21 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A search goal in the terms of MLRsearch: what makes a load a lower bound.
+    """A Search Goal of RFC 9971 (section 4.6.7): what makes a load a lower bound.
 
     A load is a lower bound if trials of ``final_trial_s`` were run for ``sum_s`` in total, and at most
     the share ``exceed_ratio`` of that time was in trials with a loss ratio above ``max_loss_ratio``.
     """
 
     name: str
+    #: Goal Loss Ratio (4.6.3) and Goal Exceed Ratio (4.6.4).
     max_loss_ratio: float = 0.0
     exceed_ratio: float = 0.0
+    #: Goal Initial and Final Trial Duration (4.6.6, 4.6.1), Goal Duration Sum (4.6.2).
     initial_trial_s: float = 0.4
     final_trial_s: float = 60.0
     sum_s: float = 60.0
-    #: Maximum distance of the bounds: upper <= lower * (1 + relative_width).
+    #: Goal Width (4.6.5), relative: upper <= lower * (1 + relative_width).
     relative_width: float = 0.005
 
     def __post_init__(self) -> None:
@@ -198,54 +199,32 @@ def _within(goal: str, what: str, value: float, low: float, high: float, *, or_e
 
 
 def strict_goal(final_trial_s: float = 60.0, precision: float = 0.005, initial_trial_s: float = 0.4) -> Goal:
-    """Return the headline goal: no lost frame in one full-length trial (RFC 2544, section 26.1)."""
-    return Goal(
-        "zero-loss",
-        0.0,
-        0.0,
-        min(initial_trial_s, final_trial_s),
-        final_trial_s,
-        final_trial_s,
-        precision,
-    )
-
-
-def csit_ndr(precision: float = 0.005) -> Goal:
-    """Return the goal of FD.io CSIT's NDR: half of its 1 s trials may lose frames. It is not zero loss."""
-    return Goal("csit-ndr", 0.0, 0.5, 1.0, 1.0, 21.0, precision)
-
-
-def csit_pdr(precision: float = 0.005) -> Goal:
-    """Return the goal of FD.io CSIT's PDR: as its NDR, with a loss ratio of 0.5 %."""
-    return Goal("csit-pdr", 0.005, 0.5, 1.0, 1.0, 21.0, precision)
-
-
-# -- Search goals from user options: the headline goal and the additional goals. ------------------
-
-
-#: Additional goals by their name in options and run descriptions; called with the relative width.
-OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
-    "csit-ndr": csit_ndr,
-    "csit-pdr": csit_pdr,
-}
-#: Default warm-up as a fraction of the full trial.
-_WARM_UP_PART: Final = 1 / 6
+    """Return the default goal: no lost frame in one full-length trial (RFC 2544, section 26.1)."""
+    return headline(final_trial_s, initial_trial_s, precision)
 
 
 def headline(final_s: float, initial_s: float, precision: float, max_loss_ratio: float = 0.0) -> Goal:
-    """Return the headline goal: one full-length trial without (more) loss. Raises: UnusableInput.
+    """Return the headline goal: one full-length trial without (more) loss; short ones are no longer.
 
-    Short trials are at most as long as the full one.
+    Raises: UnusableInput.
     """
-    return Goal(
-        "zero-loss" if max_loss_ratio == 0 else "loss-ratio",
-        max_loss_ratio,
-        0.0,
-        min(initial_s, final_s),
-        final_s,
-        final_s,
-        precision,
+    name = "zero-loss" if max_loss_ratio == 0 else "loss-ratio"
+    return Goal(name, max_loss_ratio, 0.0, min(initial_s, final_s), final_s, final_s, precision)
+
+
+#: Goals of standards and of FD.io CSIT by name; called with the relative width. RFC 9971 has the first two
+#: in its sections 4.10.2 and 4.10.3. CSIT's NDR allows loss in half of its trials: it is not zero loss.
+OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
+    name: partial(Goal, name, *attributes)
+    for name, *attributes in (
+        ("rfc2544", 0.0, 0.0, 0.4, 60.0, 60.0),
+        ("tst009", 0.0, 0.5, 0.4, 60.0, 120.0),
+        ("csit-ndr", 0.0, 0.5, 1.0, 1.0, 21.0),
+        ("csit-pdr", 0.005, 0.5, 1.0, 1.0, 21.0),
     )
+}
+#: Default warm-up as a fraction of the full trial.
+_WARM_UP_PART: Final = 1 / 6
 
 
 def warm_up_s(given: float | None, final_s: float) -> float:

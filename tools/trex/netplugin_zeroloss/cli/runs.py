@@ -19,13 +19,15 @@ from typing import TypeAlias
 from netplugin_zeroloss.asked import add_fields
 from netplugin_zeroloss.cli.options import number, whole
 from netplugin_zeroloss.evaluation import algorithms as searches
-from netplugin_zeroloss.evaluation.evaluate import Progress, as_csv, as_json, as_table, evaluate
+from netplugin_zeroloss.evaluation.evaluate import Progress, as_json, as_table, evaluate
+from netplugin_zeroloss.evaluation.population import CLASSES
 from netplugin_zeroloss.generators.sim import FAMILIES
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, strict_goal
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-_FORMATS = {"table": as_table, "json": as_json, "csv": as_csv}
+_DEVICES = "named devices, and classes of which each run takes another device (default: all)"
+_FORMATS = {"table": as_table, "json": as_json}
 _QUIET = "do not print progress"
 
 
@@ -213,7 +215,8 @@ def _add_evaluate(commands: _Commands) -> None:
         " No traffic is sent. The same seed gives the same table.",
     )
     parser.set_defaults(command=_evaluate)
-    parser.add_argument("--devices", metavar="NAME,...", default=",".join(FAMILIES), help="default: all")
+    known = ",".join((*CLASSES, *FAMILIES))
+    parser.add_argument("--devices", metavar="NAME,...", default=known, help=_DEVICES)
     names, which = ",".join(searches.ALGORITHMS), "default: %(default)s; mlrsearch needs the extra [evaluate]"
     parser.add_argument("--algorithms", metavar="NAME,...", default=names, help=which)
     runs = "searches of each algorithm on each device (default: %(default)s)"
@@ -229,10 +232,10 @@ def _add_evaluate(commands: _Commands) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
-    devices = options.devices.split(",")
+    devices, known = options.devices.split(","), (*CLASSES, *FAMILIES)
     for device in devices:
-        if device not in FAMILIES:
-            raise UnusableInput("--devices", f"no {device!r}; there are {', '.join(FAMILIES)}")
+        if device not in known:
+            raise UnusableInput("--devices", f"no {device!r}; there are {', '.join(known)}")
     names = options.algorithms.split(",")
     searches.usable(names)
     goal = strict_goal(options.final_duration, options.precision, options.initial_duration)

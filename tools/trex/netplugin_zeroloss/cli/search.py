@@ -18,9 +18,9 @@ from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
-from netplugin_zeroloss.search.recorded import RepeatsEntry, ResultEntry
+from netplugin_zeroloss.search.recorded import GoalResult, RepeatsEntry, ResultEntry
 from netplugin_zeroloss.search.search import SearchRun, carry_out, replay, replayed, run_search
-from netplugin_zeroloss.search.trials import SearchPlan
+from netplugin_zeroloss.search.trials import FAILURES, SearchPlan
 from netplugin_zeroloss.values import (
     MIXES,
     OTHER_GOALS,
@@ -30,8 +30,8 @@ from netplugin_zeroloss.values import (
     UnusableInput,
 )
 
-#: The parameters of a search that are options of their own name.
-_FIELDS = tuple(name for name in SearchOptions.model_fields if name != "goals")
+#: The parameters of a search that are options of their own name, a number each.
+_FIELDS = tuple(n for n in SearchOptions.model_fields if n not in ("goals", "preset", "strict_rfc9971"))
 
 
 def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -44,14 +44,15 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(command=_search)
     add_generator(parser)
     add_fields(parser, *_FIELDS)
+    names = tuple(OTHER_GOALS)
+    preset = "goal of a standard, instead of --final-duration and --max-loss-ratio: %(choices)s"
+    parser.add_argument("--preset", choices=names, metavar="NAME", help=preset)
+    more = "additional goal; repeatable: %(choices)s"
     parser.add_argument(
-        "--goal",
-        action="append",
-        choices=tuple(OTHER_GOALS),
-        default=[],
-        dest="goals",
-        help="additional goal; repeatable",
+        "--goal", action="append", choices=names, default=[], dest="goals", metavar="NAME", help=more
     )
+    strict = "search without the extensions to RFC 9971, such as early abort"
+    parser.add_argument("--strict-rfc9971", action="store_true", help=strict)
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
         "--frame-size",
@@ -102,7 +103,7 @@ def _search(options: argparse.Namespace) -> int:
         where = results.environment(generator.info.name, sys.argv, started)
     result = results.result_of(plan, runs, where | {"seed": options.seed}, followed)
     _report(result, options.json)
-    return 1 if result["verdict"] in ("failed", "dead_direction") else 0
+    return 1 if result["verdict"] in FAILURES else 0
 
 
 def _follow_up(plan: SearchPlan, generator: Generator, rate: float | None, quiet: bool) -> FollowUpRun:
@@ -114,7 +115,9 @@ def _follow_up(plan: SearchPlan, generator: Generator, rate: float | None, quiet
 
 def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
     """Return the plan for these options and the limits of the generator. Raises: UnusableInput."""
-    asked = SearchOptions(goals=tuple(options.goals), **{name: getattr(options, name) for name in _FIELDS})
+    asked = SearchOptions.model_validate(
+        {name: getattr(options, name) for name in SearchOptions.model_fields}
+    )
     line_bps = info.line_bps if math.isfinite(info.line_bps) else BITS_PER_SECOND
     frame, vnf = options.mix or options.frame_size, options.vnf_ceiling_pps
     return asked.plan(info, frame, options.flows, options.burst, line_bps, vnf_ceiling_pps=vnf)
@@ -155,6 +158,7 @@ def summary(result: ResultEntry) -> str:
         found = words.rate(rate, goal["relative_width"]) if rate is not None else "no rate"
         lines.append(f"{goal['name']:10} {found}  ({goal['in_words']})")
     lines.append(f"bounds     {lower} to {upper}")
+    lines += map(_standard, result["goals"])
     floor = result["evidence"]["floor"]
     if floor:
         lines.append(f"floor      {floor['loss_ratio']:.3g} of the frames, at {floor['place'] or '?'}")
@@ -165,6 +169,18 @@ def summary(result: ResultEntry) -> str:
         f" {result['traffic_s']:.1f} s of traffic, {result['wall_s']:.1f} s in all"
     )
     return "".join(f"{line}\n" for line in lines)
+
+
+def _standard(entry: GoalResult) -> str:
+    """Return the goal result of RFC 9971: its relevant bounds and the conditional throughput."""
+    goal, found = entry["goal"], entry["rfc9971"]
+    rates = found["relevant_lower_bound_pps"], found["relevant_upper_bound_pps"]
+    lower, upper, throughput = (
+        "none" if rate is None else words.rate(rate, goal["relative_width"])
+        for rate in (*rates, found["conditional_throughput_pps"])
+    )
+    bounds = f"{'regular' if found['regular'] else 'irregular'}, lower {lower}, upper {upper}"
+    return f"RFC 9971   {goal['name']}: {bounds}, conditional throughput {throughput}"
 
 
 def _repeat_lines(repeats: RepeatsEntry, width: float) -> Sequence[str]:

@@ -70,11 +70,20 @@ class DeviceSpec:
     #: The cold device is faster by this fraction; the excess decays with time constant ``drift_s``.
     drift: float = 0.0
     drift_s: float = 30.0
+    #: Every other ``step_s`` seconds of traffic (``step_once``: from then on) it is slower by this fraction.
+    step: float = 0.0
+    step_s: float = 10.0
+    step_once: bool = False
     #: Seconds of traffic during which it loses ``warm_up_losses`` frames per second at any load.
     warm_up_s: float = 0.0
     warm_up_losses: float = 50.0
     #: Loss probability of each frame.
     frame_error_ratio: float = 0.0
+
+    @property
+    def lasting_pps(self) -> float:
+        """Return the capacity that each long trial of a warm device meets."""
+        return self.capacity_pps * (1 - (self.step if self.step_once else max(self.step, 0.0)))
 
     def holds(self, burst: int) -> bool:
         """Whether the queue can hold a whole burst; single frames are a steady load."""
@@ -86,7 +95,7 @@ class DeviceSpec:
         Ignores stalls that begin while the queue of an earlier stall still drains: they are rare near
         the answer.
         """
-        if rate_pps > self.capacity_pps + self.ring_packets / duration_s:
+        if rate_pps > self.lasting_pps + self.ring_packets / duration_s:
             return 1.0
         hazard = rate_pps * self.frame_error_ratio
         if self.stalls is not None:
@@ -99,7 +108,7 @@ class DeviceSpec:
 
     def limit_pps(self, duration_s: float) -> float | None:
         """Return the load that a trial loses at with probability 1/2, at most the capacity; None if none."""
-        low, high = 1.0, self.capacity_pps
+        low, high = 1.0, self.lasting_pps
         if self.loss_probability(high, duration_s) < 0.5:
             return high
         if self.loss_probability(low, duration_s) >= 0.5 or self.frame_error_ratio:
@@ -181,7 +190,7 @@ class SimulatedDevice:
             found += [
                 (n * burst / rate, "", min(burst, total - n * burst)) for n in range(-(-total // burst))
             ]
-        if spec.drift:
+        if spec.drift or spec.step:
             found += [(n * _DRIFT_STEP_S, "", 0.0) for n in range(1, int(duration / _DRIFT_STEP_S) + 1)]
         return sorted(found)
 
@@ -250,8 +259,9 @@ class _Trial:
         self._now = at
 
     def _capacity_at(self, clock: float) -> float:
-        spec = self._spec
-        return spec.capacity_pps * (1 + spec.drift * math.exp(-clock / spec.drift_s))
+        spec, phase = self._spec, int(clock / self._spec.step_s)
+        slower = spec.step * (min(phase, 1) if spec.step_once else phase % 2)
+        return spec.capacity_pps * (1 - slower) * (1 + spec.drift * math.exp(-clock / spec.drift_s))
 
     def _fill(self, packets: float, at: float) -> None:
         self._queue += packets

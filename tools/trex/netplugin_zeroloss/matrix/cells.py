@@ -93,7 +93,7 @@ def plan(description: RunDescription, task: CellTask, info: GeneratorInfo, ceili
     search, cell = description.search, task.cell
     if task.part is not Part.SEARCH:
         final = min(search.final_duration, description.controls.final_duration)
-        alone = {"goals": (), "latency_duration": 0.0, "soak_duration": 0.0}
+        alone = {"preset": None, "goals": (), "latency_duration": 0.0, "soak_duration": 0.0}
         search = search.model_copy(update={"final_duration": final, **alone})
     frame: int | str = cell.frame if cell.frame in MIXES else int(cell.frame)
     limits = {"vnf_ceiling_pps": ceilings.vnf_pps, "generator_ceiling_pps": ceilings.generator_pps}

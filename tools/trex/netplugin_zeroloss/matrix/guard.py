@@ -42,7 +42,7 @@ from netplugin_zeroloss.search.guard import (
 )
 from netplugin_zeroloss.search.recorded import Plan, ResultEntry
 from netplugin_zeroloss.search.search import replayed
-from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
+from netplugin_zeroloss.search.trials import FAILURES, NotForwarding, SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import ReplayError, UnusableInput
 
 _PLAN: TypeAdapter[SearchPlan] = TypeAdapter(Plan)
@@ -136,7 +136,7 @@ class _Guarded:
 
     def _found(self, record: CellRecord) -> GuardFound:
         result = record.result
-        if result is None or record.verdict == SearchVerdict.FAILED:
+        if result is None or record.verdict in FAILURES:
             why = record.error if result is None else result["reason"]
             return GuardFound(GuardVerdict.FAILED, f"the search of A: {why}")
         passed = [trial["rate_pps"] for trial in result["trial_log"] if trial["verdict"] is Verdict.PASSED]
@@ -167,11 +167,14 @@ class _Guarded:
         past = self._past[visit.is_b]
         while past:
             trials = past.popleft()
+            traffic_s = sum(each.measured.elapsed_s for each in trials)
             try:
                 scores = replayed(visit.trials(), [(each.request, each.measured) for each in trials])
             except ReplayError:
                 continue
-            return Visited(scores, sum(each.measured.elapsed_s for each in trials))
+            except NotForwarding as error:
+                return Visited(None, traffic_s, error.outcome.reason)
+            return Visited(scores, traffic_s)
         return None
 
     def _live(self, visit: Visit, plan: SearchPlan) -> Visited:
@@ -191,6 +194,8 @@ class _Guarded:
                 scores, _ = run_repeat(visit.trials(), stand.generator, (), repeat, note)
         except JournalError:
             raise
+        except NotForwarding as error:
+            why = error.outcome.reason
         except OF_A_CELL as error:
             why = str(error) or type(error).__name__
         self._say(f"  round {visit.round}, {'B' if visit.is_b else 'A'}: {_in_words(scores, visit, why)}")

@@ -22,7 +22,7 @@ from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.table import markdown
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.recorded import RunEnvironment
-from netplugin_zeroloss.search.trials import SearchVerdict
+from netplugin_zeroloss.search.trials import FAILURES
 from netplugin_zeroloss.values import UnusableInput
 
 
@@ -204,4 +204,4 @@ def carry_out(asked: RunOptions, output: TextIO) -> int:
 
 def _failed(run: RunRecord) -> bool:
     last = [run.record(cell) for cell in run.cells]
-    return any(r is None or r.verdict in (SearchVerdict.FAILED, SearchVerdict.DEAD_DIRECTION) for r in last)
+    return any(r is None or r.verdict in FAILURES for r in last)

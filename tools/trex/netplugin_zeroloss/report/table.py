@@ -15,7 +15,7 @@ from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure
 from netplugin_zeroloss.search.recorded import GoalResult
-from netplugin_zeroloss.search.trials import SearchVerdict
+from netplugin_zeroloss.search.trials import FAILURES, SearchVerdict
 
 #: Markdown special characters: markup, and the start of a tag or an entity.
 _SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
@@ -180,7 +180,7 @@ def also(figure: ReportFigure) -> Iterator[tuple[str, str]]:
 def status_text(report: Report) -> str:
     """Return whether the run is complete, as a sentence."""
     cells, missing = words.count(len(report.figures), "cell"), len(report.missing)
-    failed = sum(f.verdict == SearchVerdict.FAILED for f in report.figures)
+    failed = sum(f.verdict in FAILURES for f in report.figures)
     ended = f", {failed} failed" if failed else ""
     if not missing:
         return f"Complete: {cells}{ended}."

@@ -21,9 +21,10 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
-from netplugin_zeroloss.search.context import ROUNDING, SearchContext
+from netplugin_zeroloss.search.context import SearchContext
 from netplugin_zeroloss.search.parts import place
 from netplugin_zeroloss.search.trials import Asking, Floor, Outcome, SearchVerdict, Trial
+from netplugin_zeroloss.values import ROUNDING
 
 #: Loss events within the goal's duration at the searched load: P(loss) is 1 - exp(-TARGET).
 TARGET = 1.0
@@ -49,6 +50,10 @@ class LossEstimate:
     slope: float
     #: Probability of load-independent loss.
     floor: float
+
+    def makes_likely(self, lower: float) -> bool:
+        """Whether a pass at ``lower`` is plausible."""
+        return lower <= self.limit_pps * _LIKELY[self.slope >= _SHARP]
 
 
 class HazardModel:
@@ -105,12 +110,72 @@ def _log_sum(logs: list[float]) -> float:
     return top + math.log(sum(math.exp(a - top) for a in logs))
 
 
+#: Load of a control trial as a fraction of the forwarding rate.
+_CONTROL = 0.1
+#: Lossy control trials that prove load-independent loss, and passed ones that exclude it.
+CONTROLS_LOST = 2
+CONTROLS_PASSED = 3
+
+
+class FloorTest(SearchContext):
+    """Runs full-length control trials far below capacity and evaluates them."""
+
+    _control_pps = 0.0
+
+    def _controls(self) -> tuple[int, int]:
+        """Return the numbers of passed and lossy full-length control trials."""
+        limit = self._control_rate() * (1 + ROUNDING)
+        lossy = [trial.lossy for trial in self.log.full(self.goal) if trial.rate <= limit]
+        return len(lossy) - sum(lossy), sum(lossy)
+
+    def _control(self, rate: float) -> Asking[Trial]:
+        """Run one control trial, at most at this load."""
+        rate = min(self._control_rate(), rate)
+        return (yield from self.ask(rate, self.goal.final_trial_s, "is there a floor?"))
+
+    def search_floor(self, rate: float) -> Asking[Outcome]:
+        """Run control trials after short trials lost at the lowest loads. Raises: BudgetExhausted."""
+        for _ in range(CONTROLS_LOST + CONTROLS_PASSED):
+            if self._controls()[1] >= CONTROLS_LOST:
+                return self._floor()
+            trial = yield from self._control(rate)
+            if not trial.valid:
+                return self.generator_limited(0.0)
+            if trial.passed and self.lower is not None:
+                break
+        return self.failed("it loses at nearly every rate, and not always at the lowest")
+
+    def _floor(self) -> Outcome:
+        """Return the outcome ``FLOOR``, measured over all trials at or below the control load."""
+        limit = self._control_rate() * (1 + ROUNDING)
+        trials = [t for t in self.log.counted() if t.rate <= limit]
+        lossy = [t for t in trials if t.lossy]
+        sent = sum(t.measured.tx_packets for t in trials)
+        lost = sum(t.judgement.lost_packets for t in lossy)
+        traffic = sum(t.traffic_s for t in trials)
+        floor = Floor(lost / sent, lost, len(lossy), traffic, place(t.measured.evidence for t in lossy))
+        if floor.loss_ratio > 0.5:
+            return self.failed("the device forwards next to nothing: is it set up?")
+        where = f", at {floor.place}" if floor.place else ""
+        reason = (
+            f"loss does not fall with the load: at a tenth of it {lost} frames were still lost,"
+            f" {len(lossy)} times in {traffic:.0f} s{where}"
+        )
+        return Outcome(self.goal, SearchVerdict.FLOOR, reason, 0.0, self.upper, floor)
+
+    def _control_rate(self) -> float:
+        """Return the load of control trials; the same while the upper bound falls slowly."""
+        reference = self.forwarding_pps or self.upper
+        if not (now := round(max(reference * _CONTROL, self.least()), 2)) <= self._control_pps <= 2 * now:
+            self._control_pps = now
+        return self._control_pps
+
+
 # -- Search for devices with random loss: model the loss rate against the load, then converge from above.
 # Such a device loses at every load sooner or later, so a single trial says little. The model above
 # combines all trials and proposes the next load. Trials above the answer end at their first loss and cost
 # little, so the search approaches from above. A load is the answer when it passed for the goal's
 # duration, the load one width above lost, and the model rates the pass as plausible.
-
 
 #: Probability of load-independent loss above which control trials run at once, and above which they
 #: run before an answer is accepted.
@@ -132,87 +197,74 @@ _SHARP = 30.0
 _QUIET = 5.0
 
 
-class ChanceSearch:
+class ChanceSearch(FloorTest):
     """Continues a search whose full-length trials lost frames late."""
 
-    def __init__(self, ground: SearchContext) -> None:
-        self._ground = ground
-        self._log = ground.log
-        self._goal = ground.goal
-        self._width = ground.width
-        self._floor = FloorTest(ground)
-
-    def run(self) -> Asking[Outcome | None]:
+    def by_chance(self) -> Asking[Outcome | None]:
         """Search for the goal's load.
 
         Returns: None if all loss occurred at the beginning, so the device was still warming up.
         """
         model = self._learn()
         while True:
-            lower = self._log.lower(self._goal)
-            upper = min(self._log.upper(), self._log.ceiling)
+            lower = self.lower
+            upper = min(self.upper, self.log.ceiling)
             seen = model.estimate()
-            closed = lower is not None and self._ground.is_close(lower, upper)
+            closed = lower is not None and self.is_close(lower, upper)
             if seen.floor > (_FLOOR_POSSIBLE if closed else _FLOOR_LIKELY):
-                passed, lost = self._floor.counts()
+                passed, lost = self._controls()
                 if lost >= CONTROLS_LOST:
-                    return None if self._is_early() else self._floor.outcome()
+                    return None if self._is_early() else self._floor()
                 if passed < CONTROLS_PASSED:
-                    trial = yield from self._floor.trial()
+                    trial = yield from self._control(self.upper)
                     if not trial.valid:
-                        return self._ground.generator_limited(lower or 0.0)
+                        return self.generator_limited(lower or 0.0)
                     self._teach(model, trial)
                     continue
-            if closed and lower is not None and _is_likely(lower, seen):
-                return None if self._lost_only_at_first() else self._bracketed(lower)
+            if closed and lower is not None and seen.makes_likely(lower):
+                if self._lost_only_at_first():
+                    return None
+                if not self.is_close(lower, self.upper):
+                    return self.generator_limited(lower)
+                return self.ndr(lower, upper, "bracketed; loss below capacity is a matter of chance")
             rate = self._next(seen, lower, upper)
-            if rate < self._ground.least():
-                return (yield from self._floor.search(rate))
-            trial = yield from self._ground.ask(rate, self._goal.final_trial_s, "how often does it lose?")
+            if rate < self.least():
+                return (yield from self.search_floor(rate))
+            trial = yield from self.ask(rate, self.goal.final_trial_s, "how often does it lose?")
             self._teach(model, trial)
-
-    def _bracketed(self, lower: float) -> Outcome:
-        upper = self._log.upper()
-        if not self._ground.is_close(lower, upper):
-            return self._ground.generator_limited(lower)
-        return self._ground.ndr(lower, upper, "bracketed; loss below capacity is a matter of chance")
 
     def _is_early(self) -> bool:
         """Whether apparent load-independent loss may be warm-up instead. True at most once per search."""
-        early = self._log.traffic_s < 2 * self._goal.final_trial_s
-        return early and not self._log.cold_before
+        early = self.log.traffic_s < 2 * self.goal.final_trial_s
+        return early and not self.log.cold_before
 
     def _lost_only_at_first(self) -> bool:
         """Whether the traffic since the last loss is much longer than all before. True at most once."""
-        last = [t for t in self._log.counted() if t.lossy][-1]
+        last = [t for t in self.log.counted() if t.lossy][-1]
         until = last.traffic_before_s + last.traffic_s
-        return self._log.traffic_s - until > _QUIET * until and not self._log.cold_before
+        return self.log.traffic_s - until > _QUIET * until and not self.log.cold_before
 
     def _next(self, seen: LossEstimate, lower: float | None, upper: float) -> float:
         if lower is None:
-            lossy = sum(1 for t in self._log.counted() if t.lossy)
+            lossy = sum(1 for t in self.log.counted() if t.lossy)
             largest = _LARGEST_STEP[lossy > _STEPS_BEFORE_LARGER]
             rate = seen.limit_pps * math.exp(_FROM_ABOVE * seen.spread)
             return min(max(rate, largest * upper), upper / (1 + _SMALLEST_STEP))
-        if not _is_likely(lower, seen) or self._ground.is_close(lower, upper):
+        if not seen.makes_likely(lower) or self.is_close(lower, upper):
             return lower  # The model rates the pass as luck: repeat it.
-        if upper <= lower * (1 + self._width) ** 2 or seen.slope >= _SHARP:
+        if upper <= lower * (1 + self.width) ** 2 or seen.slope >= _SHARP:
             return math.sqrt(lower * upper)
         # Far below the estimate, go to the estimate. Near it, raise the load by one width:
         # bisecting would favour loads that passed by luck.
-        near = lower * (1 + self._width)
-        return max(near, min(seen.limit_pps, upper / (1 + self._width)))
+        near = lower * (1 + self.width)
+        return max(near, min(seen.limit_pps, upper / (1 + self.width)))
 
     def _learn(self) -> HazardModel:
         """Build the model from the full-length trials, without those above capacity."""
-        full = [
-            t
-            for t in self._log.counted()
-            if t.request.duration_s >= self._goal.final_trial_s * (1 - ROUNDING)
-        ]
-        late = [t for t in full if t.passed or t.lost_within_s > self._ground.resolution(t.rate, self._width)]
+        full = self.log.full(self.goal)
+        late = [t for t in full if t.passed or t.traffic_s > self.resolution(t.rate, self.width)]
         trials = late or full
-        model = HazardModel(max(t.rate for t in trials), self._goal.sum_s)
+        model = HazardModel(max(t.rate for t in trials), self.goal.sum_s)
         for trial in trials:
             self._teach(model, trial)
         return model
@@ -220,79 +272,3 @@ class ChanceSearch:
     def _teach(self, model: HazardModel, trial: Trial) -> None:
         if trial.valid:
             model.saw(trial.rate, trial.traffic_s, trial.lossy, trial.measured.aborted)
-
-
-def _is_likely(lower: float, seen: LossEstimate) -> bool:
-    """Whether the model rates a pass at ``lower`` as plausible."""
-    return lower <= seen.limit_pps * _LIKELY[seen.slope >= _SHARP]
-
-
-# -- Detects load-independent loss with control trials at a tenth of the forwarding rate. ----------
-
-
-#: Load of a control trial as a fraction of the forwarding rate.
-_CONTROL = 0.1
-#: Lossy control trials that prove load-independent loss, and passed ones that exclude it.
-CONTROLS_LOST = 2
-CONTROLS_PASSED = 3
-
-
-class FloorTest:
-    """Runs full-length control trials far below capacity and evaluates them."""
-
-    def __init__(self, ground: SearchContext) -> None:
-        self._ground = ground
-
-    def counts(self) -> tuple[int, int]:
-        """Return the numbers of passed and lossy full-length control trials."""
-        seen = [
-            t
-            for t in self._ground.log.counted()
-            if t.rate <= self._control_rate() * (1 + ROUNDING)
-            and t.request.duration_s >= self._ground.goal.final_trial_s * (1 - ROUNDING)
-        ]
-        lost = sum(1 for t in seen if t.lossy)
-        return len(seen) - lost, lost
-
-    def trial(self) -> Asking[Trial]:
-        """Run one control trial."""
-        rate = min(self._control_rate(), self._ground.log.upper())
-        return (yield from self._ground.ask(rate, self._ground.goal.final_trial_s, "is there a floor?"))
-
-    def search(self, rate: float) -> Asking[Outcome]:
-        """Run control trials after short trials lost at the lowest loads. Raises: BudgetExhausted."""
-        for _ in range(CONTROLS_LOST + CONTROLS_PASSED):
-            if self.counts()[1] >= CONTROLS_LOST:
-                return self.outcome()
-            trial = yield from self._ground.ask(
-                min(rate, self._control_rate()),
-                self._ground.goal.final_trial_s,
-                "is there a floor?",
-            )
-            if not trial.valid:
-                return self._ground.generator_limited(0.0)
-            if trial.passed and self._ground.log.lower(self._ground.goal) is not None:
-                break
-        return self._ground.failed("it loses at nearly every rate, and not always at the lowest")
-
-    def outcome(self) -> Outcome:
-        """Return the outcome ``FLOOR``, measured over all trials at or below the control load."""
-        limit = self._control_rate() * (1 + ROUNDING)
-        trials = [t for t in self._ground.log.counted() if t.rate <= limit]
-        lossy = [t for t in trials if t.lossy]
-        sent = sum(t.measured.tx_packets for t in trials)
-        lost = sum(t.judgement.lost_packets for t in lossy)
-        traffic = sum(t.traffic_s for t in trials)
-        floor = Floor(lost / sent, lost, len(lossy), traffic, place(t.measured.evidence for t in lossy))
-        if floor.loss_ratio > 0.5:
-            return self._ground.failed("the device forwards next to nothing: is it set up?")
-        where = f", at {floor.place}" if floor.place else ""
-        reason = (
-            f"loss does not fall with the load: at a tenth of it {lost} frames were still lost,"
-            f" {len(lossy)} times in {traffic:.0f} s{where}"
-        )
-        return Outcome(self._ground.goal, SearchVerdict.FLOOR, reason, 0.0, self._ground.log.upper(), floor)
-
-    def _control_rate(self) -> float:
-        reference = self._ground.forwarding_pps or self._ground.log.upper()
-        return round(max(reference * _CONTROL, self._ground.least()), 2)

@@ -1,8 +1,10 @@
-"""Shared context of a strict search: trials, their duration, closeness of bounds, and outcomes."""
+"""What the search for one goal shares: the trial log, the duration of trials, and outcomes."""
 
 from __future__ import annotations
 
+from netplugin_zeroloss.search.rfc9971 import is_close
 from netplugin_zeroloss.search.trials import Asking, Outcome, SearchPlan, SearchVerdict, Trial, TrialLog
+from netplugin_zeroloss.values import ROUNDING, Goal
 
 #: Lowest searched load as a fraction of the forwarding rate.
 _LEAST = 1 / 64
@@ -10,21 +12,27 @@ _LEAST = 1 / 64
 _LEAST_OF_ALL = 1e-5
 #: From this fraction of a control's rate the result may be limited by the control.
 _AT_CEILING = 0.95
-#: Tolerance for floating-point error in comparisons of rates.
-ROUNDING = 1e-9
 
 
 class SearchContext:
-    """One strict goal, the trial log shared with other goals, and what is known of the device."""
+    """One goal, the trial log shared with other goals, and what is known of the device."""
 
-    def __init__(self, plan: SearchPlan, log: TrialLog) -> None:
+    def __init__(self, plan: SearchPlan, log: TrialLog, goal: Goal) -> None:
         self.plan = plan
         self.log = log
-        self.goal = plan.headline
-        self.width = self.goal.relative_width
+        self.goal = goal
+        self.width = goal.relative_width
         self.top = plan.top_pps
         #: Rate the overloaded device forwards, in pps (0: unknown).
         self.forwarding_pps = 0.0
+
+    @property
+    def lower(self) -> float | None:
+        return self.log.bounds(self.goal)[0]
+
+    @property
+    def upper(self) -> float:
+        return self.log.bounds(self.goal)[1]
 
     def ask(self, rate: float, duration_s: float, why: str, *, abort: bool = True) -> Asking[Trial]:
         """Request a trial; repeats an invalid one. Raises: BudgetExhausted."""
@@ -33,8 +41,7 @@ class SearchContext:
 
     def short(self, rate: float, why: str, gap: float | None = None) -> Asking[Trial]:
         """Request the shortest trial that can tell ``rate`` from one lower by ``gap`` (default: width)."""
-        duration = self.resolution(rate, gap or self.width)
-        return (yield from self.ask(rate, duration, why))
+        return (yield from self.ask(rate, self.resolution(rate, gap or self.width), why))
 
     def resolution(self, rate: float, gap: float) -> float:
         """Return the seconds a trial needs to show loss at ``rate`` if that is ``gap`` above capacity.
@@ -48,16 +55,20 @@ class SearchContext:
 
     def least(self) -> float:
         """Return the lowest searched load in pps."""
-        if self.forwarding_pps > 0:
-            return self.forwarding_pps * _LEAST
-        return self.top * _LEAST_OF_ALL
+        return self.forwarding_pps * _LEAST or self.top * _LEAST_OF_ALL
 
     def is_close(self, lo: float, hi: float) -> bool:
         """Whether two bounds are within the width of the goal."""
-        # Rates are rounded to 0.01 pps, so each may be off by half of that.
-        return hi <= lo * (1 + self.width) * (1 + ROUNDING) + 0.02
+        return is_close(lo, hi, self.width)
 
-    # -- outcomes --------------------------------------------------------------------------------
+    def is_top(self, rate: float) -> bool:
+        return rate >= self.top * (1 - ROUNDING)
+
+    def at_the_top(self, reason: str) -> Outcome:
+        """Return the outcome of a goal that is met at the highest load."""
+        if not self.is_close(self.top, self.plan.line_rate_pps):
+            return self.generator_limited(self.top)
+        return self.ndr(self.top, self.top, reason)
 
     def ndr(self, lower: float, upper: float, reason: str) -> Outcome:
         """Return the outcome of bracketed bounds; limited near the rate of generator or VNF alone."""
@@ -65,7 +76,7 @@ class SearchContext:
             ("generator", SearchVerdict.GENERATOR_LIMITED, self.plan.generator_ceiling_pps),
             ("VNF", SearchVerdict.VNF_LIMITED, self.plan.vnf_ceiling_pps),
         ):
-            if ceiling is not None and lower >= _AT_CEILING * ceiling:
+            if ceiling is not None and self.goal.is_strict and lower >= _AT_CEILING * ceiling:
                 why = f"within 5 % of what the {who} does by itself ({ceiling:.6g} pps)"
                 return Outcome(self.goal, verdict, why, lower, upper)
         return Outcome(self.goal, SearchVerdict.NDR, reason, lower, upper)
@@ -81,10 +92,6 @@ class SearchContext:
 
     def failed(self, reason: str) -> Outcome:
         """Return an outcome without a verdict, with the known bounds."""
-        return Outcome(
-            self.goal,
-            SearchVerdict.FAILED,
-            reason,
-            self.log.lower(self.goal) or 0.0,
-            min(self.log.upper(), self.plan.line_rate_pps),
-        )
+        lower, upper = self.log.bounds(self.goal)
+        upper = min(upper, self.plan.line_rate_pps)
+        return Outcome(self.goal, SearchVerdict.FAILED, reason, lower or 0.0, upper)

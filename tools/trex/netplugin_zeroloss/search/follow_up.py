@@ -42,30 +42,21 @@ class FollowUpRun:
 
 def follow_up(plan: SearchPlan, rate_pps: float | None) -> Asking[FollowUp]:
     """Measure what the plan has (``latency_s``, ``soak_s``) at the found rate; None: there is no rate."""
+
+    def asked(rate: float, seconds: float, why: str) -> TrialRequest:
+        return plan.request(round(rate, 2), max(seconds, plan.min_trial_s), why, abort=False)
+
     trials: list[Trial] = []
     latencies: dict[float, Trial] = {}
     soak = None
     if rate_pps is not None:
         for part in LATENCY_LOADS if plan.latency_s and plan.measures_latency else ():
-            request = _request(plan, part * rate_pps, plan.latency_s, f"latency at {part:.0%}")
+            request = asked(part * rate_pps, plan.latency_s, f"latency at {part:.0%}")
             latencies[part] = yield from _ask(plan, replace(request, latency=True), trials)
         if plan.soak_s:
-            request = _request(plan, rate_pps, plan.soak_s, "soak")
+            request = asked(rate_pps, plan.soak_s, "soak")
             soak = yield from _ask(plan, replace(request, readings=SOAK_READINGS), trials)
     return FollowUp(rate_pps, latencies, soak, tuple(trials))
-
-
-def _request(plan: SearchPlan, rate_pps: float, seconds: float, purpose: str) -> TrialRequest:
-    return TrialRequest(
-        rate_pps=round(rate_pps, 2),
-        duration_s=max(seconds, plan.min_trial_s),
-        frame_size=plan.frame_size,
-        flows=plan.flows,
-        abort_on_loss=False,
-        purpose=purpose,
-        mix=plan.mix,
-        burst=plan.burst,
-    )
 
 
 def _ask(plan: SearchPlan, request: TrialRequest, trials: list[Trial]) -> Asking[Trial]:
@@ -81,9 +72,6 @@ def _ask(plan: SearchPlan, request: TrialRequest, trials: list[Trial]) -> Asking
     return trials[-1]
 
 
-# -- as JSON: the parts ``latency`` and ``soak`` of a result ------------------------------------------
-
-
 def describe(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any]:
     """Return ``latency`` and ``soak``; null for what the plan has not."""
     return {"latency": _latency(plan, found), "soak": _soak(plan, found)}
@@ -93,8 +81,9 @@ def _latency(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:
     if not plan.latency_s:
         return None
     loads = found.latencies if found else {}
+    no_rate = "" if found and found.rate_pps is not None else "there is no rate"
     return {
-        "reason": _why_no_latency(plan, found),
+        "reason": no_rate if plan.measures_latency else "the generator measures no latency",
         "loads": [
             {
                 "part": part,
@@ -108,14 +97,6 @@ def _latency(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:
             for part, trial in loads.items()
         ],
     }
-
-
-def _why_no_latency(plan: SearchPlan, found: FollowUp | None) -> str:
-    if not plan.measures_latency:
-        return "the generator measures no latency"
-    if found is None or found.rate_pps is None:
-        return "there is no rate"
-    return ""
 
 
 def _slowest(directions: tuple[LatencySummary, ...]) -> dict[str, Any]:

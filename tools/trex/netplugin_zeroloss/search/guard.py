@@ -177,8 +177,8 @@ def guard(asked: GuardPlan) -> Generator[Visit, Visited, GuardFound]:
 
 
 def visit(plan: SearchPlan, is_b: bool, begin_pps: float, rate_pps: float | None) -> Asking[Scores | None]:
-    """Run the trials of a visit; None if the generator did not do what was asked."""
-    ground = SearchContext(plan, TrialLog(plan))
+    """Run the trials of a visit; None if the generator did not do what was asked. Raises: NotForwarding."""
+    ground = SearchContext(plan, TrialLog(plan), plan.headline)
     part = AT_ONCE if is_b else 1.0
     try:
         if plan.warm_up_s:
@@ -192,7 +192,7 @@ def visit(plan: SearchPlan, is_b: bool, begin_pps: float, rate_pps: float | None
         return None
     if not trial.valid:
         return None
-    return replace(scores, lost_after_s=trial.lost_within_s if trial.lossy else math.inf)
+    return replace(scores, lost_after_s=trial.traffic_s if trial.lossy else math.inf)
 
 
 def _up_and_down(ground: SearchContext, part: float, begin_pps: float) -> Asking[Scores | None]:

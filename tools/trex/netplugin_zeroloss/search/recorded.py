@@ -57,6 +57,7 @@ Requested = Annotated[TrialRequest, AfterValidator(_sendable)]
 Measured = Annotated[Measurement, BeforeValidator(_numbers)]
 _PLAN: TypeAdapter[SearchPlan] = TypeAdapter(Plan)
 
+#: For a whole record; the models in it inherit it.
 _KEPT = with_config(ConfigDict(extra="allow"))
 Count = Annotated[int, Field(ge=0)]
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -74,13 +75,11 @@ def _ordered(pair: list[float]) -> list[float]:
 Bounds = Annotated[list[Rate], Field(min_length=2, max_length=2), AfterValidator(_ordered)]
 
 
-@_KEPT
 class PlanEntry(TypedDict):
     line_rate_pps: Rate
     buffer_packets: Count
 
 
-@_KEPT
 class GoalEntry(TypedDict):
     name: str
     in_words: str
@@ -88,15 +87,24 @@ class GoalEntry(TypedDict):
     relative_width: Annotated[float, Field(ge=1e-9, le=0.5)]
 
 
-@_KEPT
+class StandardEntry(TypedDict):
+    """The goal result of RFC 9971."""
+
+    regular: bool
+    relevant_lower_bound_pps: Rate | None
+    relevant_upper_bound_pps: Rate | None
+    conditional_throughput_pps: Rate | None
+
+
 class GoalResult(TypedDict):
     goal: GoalEntry
     verdict: SearchVerdict
     reason: str
     rate_pps: Rate | None
+    #: Earlier versions had none.
+    rfc9971: NotRequired[StandardEntry]
 
 
-@_KEPT
 class SpreadEntry(TypedDict):
     answers: Count
     median_pps: Rate
@@ -104,7 +112,6 @@ class SpreadEntry(TypedDict):
     confidence: Annotated[float, Field(ge=0, le=1)]
 
 
-@_KEPT
 class RepeatsEntry(TypedDict):
     count: Annotated[int, Field(ge=1, le=1000)]
     shown: Count
@@ -113,7 +120,6 @@ class RepeatsEntry(TypedDict):
     spread: SpreadEntry | None
 
 
-@_KEPT
 class MeasuredEntry(TypedDict):
     tx_packets: int
     rx_packets: int
@@ -123,7 +129,6 @@ class MeasuredEntry(TypedDict):
     readings: NotRequired[dict[str, float | None]]
 
 
-@_KEPT
 class TrialEntry(TypedDict):
     repeat: _Repeats
     number: Count
@@ -136,13 +141,11 @@ class TrialEntry(TypedDict):
     measured: MeasuredEntry
 
 
-@_KEPT
 class FloorEntry(TypedDict):
     loss_ratio: Annotated[float, Field(ge=0, le=1)]
     place: str | None
 
 
-@_KEPT
 class AttributionEntry(TypedDict):
     lower_trials: list[int]
     upper_trials: list[int]
@@ -157,7 +160,6 @@ class AttributionEntry(TypedDict):
     full: NotRequired[dict[str, float]]
 
 
-@_KEPT
 class LoadEntry(TypedDict):
     part: Annotated[float, Field(gt=0, le=1)]
     rate_pps: Rate
@@ -175,19 +177,16 @@ def _measured(load: LoadEntry) -> LoadEntry:
     return load
 
 
-@_KEPT
 class LatencyEntry(TypedDict):
     reason: str
     loads: list[Annotated[LoadEntry, AfterValidator(_measured)]]
 
 
-@_KEPT
 class ReadingEntry(TypedDict):
     elapsed_s: Seconds
     missing_packets: int
 
 
-@_KEPT
 class SoakEntry(TypedDict):
     """Without a verdict there was no rate to hold, and nothing else was recorded."""
 
@@ -231,12 +230,10 @@ class ResultEntry(TypedDict):
     soak: NotRequired[Annotated[SoakEntry, AfterValidator(_held)] | None]
 
 
-@_KEPT
 class SpecEntry(TypedDict):
     queues: Count
 
 
-@_KEPT
 class PortEntry(TypedDict):
     spec: SpecEntry
 

@@ -19,22 +19,22 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter
+from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from netplugin.programs import bounded
 from netplugin_zeroloss.search import parts
 from netplugin_zeroloss.search.follow_up import FollowUpRun, describe
 from netplugin_zeroloss.search.recorded import Measured, Plan, Requested, ResultEntry
+from netplugin_zeroloss.search.rfc9971 import GoalResult
 from netplugin_zeroloss.search.search import SearchRun
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict, Trial
-from netplugin_zeroloss.values import (
-    Goal,
-    Measurement,
-    TrialRequest,
-    UnusableInput,
-)
+from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, UnusableInput
 
 FORMAT = 1
+#: What a search has beyond RFC 9971; docs/zeroloss/method.md.
+EXTENSIONS = ["early_abort", "invalid_trials", "warm_up", "loss_by_direction", "dead_direction"]
+EXTENSIONS += ["loss_located", "floor"]
 
 
 def outcome_of(runs: Sequence[SearchRun]) -> Outcome:
@@ -50,11 +50,12 @@ def result_of(
 ) -> ResultEntry:
     """Return the JSON result of one or more runs of the same search, and of what followed them."""
     middle = _middle(runs)
-    outcome = runs[middle].found.headline
+    shown = runs[middle].found
+    outcome = shown.headline
     followed = after.found.trials if after is not None else ()
     trials = [trial for run in runs for trial in run.found.trials]
     rates = [r.found.headline.answer_pps for r in runs]
-    evidence = _attribution(plan, outcome, runs[middle].found.trials)
+    evidence = _attribution(plan, outcome, shown.trials)
     found = {
         "format": FORMAT,
         "verdict": outcome.verdict.value,
@@ -66,7 +67,8 @@ def result_of(
         "traffic_s": sum(trial.traffic_s for trial in trials),
         "wall_s": sum(run.wall_s for run in runs) + (after.wall_s if after is not None else 0.0),
         "goal": describe_goal(outcome.goal),
-        "goals": [_describe(o) for o in runs[middle].found.outcomes],
+        "goals": [_describe(*one) for one in zip(shown.outcomes, shown.goal_results, strict=True)],
+        "rfc9971": {"strict": plan.strict_rfc9971, "extensions": [] if plan.strict_rfc9971 else EXTENSIONS},
         "repeats": _repeats(runs, [rate for rate in rates if rate is not None], middle),
         "plan": describe_plan(plan),
         "trial_log": [
@@ -106,18 +108,21 @@ def describe_goal(goal: Goal) -> dict[str, Any]:
     return dataclasses.asdict(goal) | {"in_words": goal.in_words()}
 
 
-def _describe(outcome: Outcome) -> dict[str, Any]:
+def _describe(outcome: Outcome, by_rfc9971: GoalResult) -> dict[str, Any]:
     return {
         "goal": describe_goal(outcome.goal),
         "verdict": outcome.verdict.value,
         "reason": outcome.reason,
         "rate_pps": outcome.answer_pps,
         "bounds_pps": [outcome.lower_pps, outcome.upper_pps],
+        "rfc9971": dataclasses.asdict(by_rfc9971),
     }
 
 
 def describe_plan(plan: SearchPlan) -> dict[str, Any]:
-    return dataclasses.asdict(plan) | {"generator_max_pps": _finite(plan.generator_max_pps)}
+    return dataclasses.asdict(plan) | {
+        "generator_max_pps": most if math.isfinite(most := plan.generator_max_pps) else None
+    }
 
 
 def describe_measurement(measured: Measurement) -> dict[str, Any]:
@@ -202,24 +207,7 @@ def environment(generator: str, command: Sequence[str], started: str) -> dict[st
 
 def dumps(result: Mapping[str, Any], indent: int | None = 1) -> str:
     """Serialize to strict JSON without NaN and infinity; on one line if ``indent`` is None."""
-    return json.dumps(_readable(result), indent=indent, allow_nan=False) + "\n"
-
-
-def _readable(value: Any) -> Any:
-    if isinstance(value, float):
-        return _finite(value)
-    if isinstance(value, Mapping):
-        return {key: _readable(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_readable(v) for v in value]
-    return value
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-# -- and back, to replay it ----------------------------------------------------------------------
+    return json.dumps(from_json(to_json(result, inf_nan_mode="null")), indent=indent) + "\n"
 
 
 class _ReplayEntry(TypedDict):
@@ -267,9 +255,6 @@ def _trials(log: Any) -> list[tuple[TrialRequest, Measurement]]:
     """Parse a trial log, whose entries have more fields. Raises: Unreadable."""
     requests, entries = bounded.validated(log, _REQUESTS), bounded.validated(log, _MEASUREMENTS)
     return [(request, entry["measured"]) for request, entry in zip(requests, entries, strict=True)]
-
-
-# -- Median of repeated answers with a distribution-free confidence interval. ----------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from netplugin_zeroloss.generators.contract import Generator
+from netplugin_zeroloss.search.context import SearchContext
 from netplugin_zeroloss.search.ratio import RatioSearch
+from netplugin_zeroloss.search.rfc9971 import GoalResult, goal_result
 from netplugin_zeroloss.search.strict import StrictSearch
 from netplugin_zeroloss.search.trials import (
     Asking,
@@ -16,14 +17,11 @@ from netplugin_zeroloss.search.trials import (
     NotForwarding,
     Outcome,
     SearchPlan,
-    SearchVerdict,
     T,
     Trial,
     TrialLog,
 )
-from netplugin_zeroloss.values import Goal, Measurement, ReplayError, TrialRequest
-
-# -- Search for all goals, as a generator function without I/O, and its replay from recorded trials.
+from netplugin_zeroloss.values import Measurement, ReplayError, TrialRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +29,8 @@ class SearchResult:
     """Outcomes of all goals, the headline first, and all trials."""
 
     outcomes: tuple[Outcome, ...]
+    #: Results of the goals by RFC 9971.
+    goal_results: tuple[GoalResult, ...]
     trials: tuple[Trial, ...]
 
     @property
@@ -43,28 +43,25 @@ def search(plan: SearchPlan) -> Asking[SearchResult]:
     log = TrialLog(plan)
     outcomes = []
     guess = plan.top_pps
-    for number, goal in enumerate(plan.goals):
+    for goal in plan.goals:
         log.begin()
+        if goal is plan.headline and goal.is_strict and not plan.strict_rfc9971:
+            ground: SearchContext = (strict := StrictSearch(plan, log, goal))
+            asking = strict.run()
+        else:
+            ground = (ratio := RatioSearch(plan, log, goal))
+            asking = ratio.run(guess)
         try:
-            if number == 0 and goal.is_strict:
-                strict = StrictSearch(plan, log)
-                outcome = yield from strict.run()
-                guess = strict.forwarding_pps or guess
-            else:
-                outcome = yield from RatioSearch(plan, log, goal, guess).run()
+            outcomes.append((yield from asking))
         except BudgetExhausted as error:
-            outcome = _unfinished(plan, log, goal, str(error))
+            outcomes.append(ground.failed(str(error)))
         except NotForwarding as error:
-            outcomes += [replace(error.args[0], goal=other) for other in plan.goals[number:]]
+            outcomes += [replace(error.outcome, goal=other) for other in plan.goals[len(outcomes) :]]
             break
-        outcomes.append(outcome)
-    return SearchResult(tuple(outcomes), tuple(log.trials))
-
-
-def _unfinished(plan: SearchPlan, log: TrialLog, goal: Goal, why: str) -> Outcome:
-    lower = log.lower(goal) if goal.is_strict else None
-    upper = log.upper() if goal.is_strict else math.inf
-    return Outcome(goal, SearchVerdict.FAILED, why, lower or 0.0, min(upper, plan.line_rate_pps))
+        guess = ground.forwarding_pps or guess
+    counted = list(log.counted())
+    results = tuple(goal_result(counted, goal) for goal in plan.goals)
+    return SearchResult(tuple(outcomes), results, tuple(log.trials))
 
 
 def replay(plan: SearchPlan, journal: Iterable[tuple[TrialRequest, Measurement]]) -> SearchResult:
@@ -104,9 +101,6 @@ def after(asking: Asking[T], journal: Iterable[tuple[TrialRequest, Measurement]]
     except StopIteration as end:
         result: T = end.value
         return result
-
-
-# -- Runs a search: passes its trial requests to a generator and returns the measurements. --------
 
 
 #: Called after every trial.

@@ -1,7 +1,7 @@
 """Search for the highest load without a single lost frame.
 
-It follows MLRsearch (draft-ietf-bmwg-mlrsearch): short trials narrow the range, full-length trials
-decide, and every trial is used for all conclusions. It adds:
+A Controller of RFC 9971 (section 4.9.2) for goals without loss: short trials narrow the range,
+full-length trials decide, and every trial is used for all conclusions. It adds:
 
 - A trial stops at the first certain loss, so only passing trials take their full duration. A device
   with a sharp limit needs one.
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 
-from netplugin_zeroloss.search.chance import ChanceSearch, FloorTest
-from netplugin_zeroloss.search.context import ROUNDING, SearchContext
-from netplugin_zeroloss.search.trials import Asking, Outcome, SearchPlan, Trial, TrialLog
+from netplugin_zeroloss.search.chance import ChanceSearch
+from netplugin_zeroloss.search.trials import Asking, Outcome, Trial
 
 #: Maximum share of frames left in rings in the measured forwarding rate.
 _RINGS_PART = 0.05
@@ -37,20 +36,11 @@ _SAME_TIME = 1.2
 _WARM_UPS_S = (10.0, 30.0)
 
 
-class StrictSearch:
+class StrictSearch(ChanceSearch):
     """A search for one strict goal in the trial log shared with other goals."""
 
-    def __init__(self, plan: SearchPlan, log: TrialLog) -> None:
-        self._ground = SearchContext(plan, log)
-        self._top = plan.top_pps
-        self._width = self._ground.width
-        #: Uncounted loss occurred: a load must then pass one more trial.
-        self._suspicious = False
-
-    @property
-    def forwarding_pps(self) -> float:
-        """Rate forwarded by the overloaded device, in pps (0: unknown)."""
-        return self._ground.forwarding_pps
+    #: Uncounted loss occurred: a load must then pass one more trial.
+    _suspicious = False
 
     def run(self) -> Asking[Outcome]:
         """Search for the goal. Raises: BudgetExhausted."""
@@ -60,38 +50,33 @@ class StrictSearch:
                 return found
             if seconds is not None:
                 yield from self._warm_up(seconds)
-        return (yield from FloorTest(self._ground).search(self._ground.least()))
-
-    # -- short trials ----------------------------------------------------------------------------
+        return (yield from self.search_floor(self.least()))
 
     def _attempt(self) -> Asking[Outcome | None]:
         """Run the search once; None if the device loses at every load."""
         probe = yield from self._probe()
         if probe is None:
-            return self._ground.generator_limited(0.0)
-        lo: float | None = None
-        hi = math.inf
+            return self.generator_limited(0.0)
+        lo, hi = None if probe.lossy else probe.rate, math.inf
         if probe.lossy:
             hi = probe.rate
-            self._ground.forwarding_pps = self._without_rings(probe) or _forwarded(probe)
-            if self._ground.forwarding_pps > 0:
-                lo, hi = yield from self._around(self._ground.forwarding_pps, hi)
-        else:
-            lo = probe.rate
+            self.forwarding_pps = self._without_rings(probe) or _forwarded(probe)
+            if self.forwarding_pps > 0:
+                lo, hi = yield from self._around(self.forwarding_pps, hi)
         return (yield from self._decide(lo, hi))
 
     def _around(self, forwarding_pps: float, hi: float) -> Asking[tuple[float | None, float]]:
         """Return bounds half a width above and below a forwarding rate; exact for a sharp limit."""
-        above = min(forwarding_pps * (1 + self._width / 2), hi)
-        trial = yield from self._ground.short(above, "just above the forwarding rate", self._width / 3)
+        above = min(forwarding_pps * (1 + self.width / 2), hi)
+        trial = yield from self.short(above, "just above the forwarding rate", self.width / 3)
         if trial.passed:
             return above, math.inf
         # Untested: the full-length trial comes next, and stops early if the load is too high.
-        return above / (1 + self._width) if self._ground.plan.can_abort else None, above
+        return above / (1 + self.width) if self.plan.aborts else None, above
 
     def _decide(self, first: float | None, hi: float) -> Asking[Outcome | None]:
         """Run full-length trials at the highest load left by short trials, until the bounds are close."""
-        step, marginal, at_once, computed = self._width, False, 0, 0
+        step, marginal, at_once, computed = self.width, False, 0, 0
         lo: float | None = first
         while True:
             if lo is None:
@@ -103,36 +88,36 @@ class StrictSearch:
             trial = yield from self._full(rate, "full length")
             lo = rate = trial.rate
             if not trial.valid:
-                hi = min(hi, self._ground.log.ceiling)
+                hi = min(hi, self.log.ceiling)
                 lo = self._best_short(rate)
-                if lo is None and hi < self._ground.least():
-                    return self._ground.generator_limited(0.0)
+                if lo is None and hi < self.least():
+                    return self.generator_limited(0.0)
             elif trial.passed:
                 closed = yield from self._close(rate, hi)
                 if closed is not None:
                     return closed
-                failed = min(self._ground.log.upper(), self._ground.log.ceiling)
+                failed = min(self.upper, self.log.ceiling)
                 lo, hi = max(rate, self._best_short(failed) or rate), math.inf
             elif computed < _COMPUTED_AT_MOST and (capacity := self._below(trial)) is not None:
                 lo, hi = yield from self._around(capacity, rate)
                 computed += 1
             elif at_once < _AT_ONCE_AT_MOST and (yield from self._is_capacity(trial)):
                 lo, hi, at_once = None, rate, at_once + 1
-            elif at_once == _AT_ONCE_AT_MOST and not self._ground.log.is_warm(trial):
+            elif at_once == _AT_ONCE_AT_MOST and not self.log.is_warm(trial):
                 return None
-            elif self._ground.log.is_warm(trial):
+            elif self.log.is_warm(trial):
                 if marginal or not (yield from self._is_marginal(trial, hi)):
-                    return (yield from ChanceSearch(self._ground).run())
+                    return (yield from self.by_chance())
                 marginal = self._suspicious = True
-                lo, hi = rate / (1 + self._width), rate
+                lo, hi = rate / (1 + self.width), rate
             else:
                 # The device may have been cold: repeat the same load.
                 self._suspicious = True
 
     def _below(self, trial: Trial) -> float | None:
         """Return the capacity of a warm device if it is clearly below the load of this lossy trial."""
-        capacity = self._without_rings(trial) if self._ground.log.is_warm(trial) else None
-        return capacity if capacity and capacity * (1 + self._width / 2) < trial.rate else None
+        capacity = self._without_rings(trial) if self.log.is_warm(trial) else None
+        return capacity if capacity and capacity * (1 + self.width / 2) < trial.rate else None
 
     def _without_rings(self, trial: Trial) -> float | None:
         """Return the capacity if rings that filled up explain the loss, else None.
@@ -140,7 +125,7 @@ class StrictSearch:
         Each lossy trial forwarded what the device does in its time, and what the rings hold: a shorter one
         tells the two apart.
         """
-        seen = self._ground.log.trials[self._ground.log.cold_before :]
+        seen = self.log.trials[self.log.cold_before :]
         shorter = [t for t in seen if t.lossy and t.traffic_s <= trial.traffic_s / 2]
         if not shorter:
             return None
@@ -148,14 +133,14 @@ class StrictSearch:
         more = _forwarded(trial) * trial.traffic_s - _forwarded(other) * other.traffic_s
         capacity = more / (trial.traffic_s - other.traffic_s)
         held = (_forwarded(trial) - capacity) * trial.traffic_s
-        fits = 0 <= held <= _AT_ONCE * self._ground.plan.buffer_packets
+        fits = 0 <= held <= _AT_ONCE * self.plan.buffer_packets
         return capacity if fits and capacity > 0 else None
 
     def _probe(self) -> Asking[Trial | None]:
         """Measure the forwarding rate at the maximum load; None if the generator fails at every load."""
-        rate, duration, lengthened = self._top, self._ground.goal.initial_trial_s, 0
+        rate, duration, lengthened = self.top, self.goal.initial_trial_s, 0
         for _ in range(12):
-            trial = yield from self._ground.ask(rate, duration, "probe", abort=False)
+            trial = yield from self.ask(rate, duration, "probe", abort=False)
             if trial.valid:
                 needed = self._probe_needs(max(_forwarded(trial), 1.0))
                 if trial.passed or lengthened == _LENGTHENED or duration >= _ENOUGH * needed:
@@ -165,17 +150,17 @@ class StrictSearch:
                 continue
             achieved = trial.measured.achieved_pps
             # Try the achieved load next, if it is known.
-            rate = achieved * (1 - self._width / 2) if 0 < achieved < 0.98 * rate else rate * 0.8
+            rate = achieved * (1 - self.width / 2) if 0 < achieved < 0.98 * rate else rate * 0.8
             if not rate > 0:
                 break
         return None
 
     def _probe_needs(self, forwarded: float) -> float:
         """Return the seconds until the frames in the rings are negligible."""
-        exact = self._ground.plan.buffer_packets / (forwarded * self._width / 3)
-        rough = self._ground.plan.buffer_packets / (forwarded * _RINGS_PART)
-        full = self._ground.goal.final_trial_s
-        return min(max(min(exact, full / 4), rough, self._ground.goal.initial_trial_s), full)
+        exact = self.plan.buffer_packets / (forwarded * self.width / 3)
+        rough = self.plan.buffer_packets / (forwarded * _RINGS_PART)
+        full = self.goal.final_trial_s
+        return min(max(min(exact, full / 4), rough, self.goal.initial_trial_s), full)
 
     def _narrow(self, lo: float | None, hi: float, step: float) -> Asking[tuple[float, float] | None]:
         """Narrow the range with short trials to a passing load and a failing one within the width.
@@ -184,21 +169,21 @@ class StrictSearch:
         passes.
         """
         while True:
-            hi = min(hi, self._ground.log.ceiling)
-            if lo is not None and (lo >= self._top * (1 - ROUNDING) or self._ground.is_close(lo, hi)):
+            hi = min(hi, self.log.ceiling)
+            if lo is not None and (self.is_top(lo) or self.is_close(lo, hi)):
                 return lo, hi
             if lo is None:
-                bound = min(hi, self._top)
+                bound = min(hi, self.top)
                 rate, gap = bound / (1 + step), step
-                if rate < self._ground.least():
+                if rate < self.least():
                     return None
                 step *= 2
             elif math.isinf(hi):
-                rate, gap = min(lo * (1 + step), self._top), step
+                rate, gap = min(lo * (1 + step), self.top), step
                 step *= 2
             else:
                 rate, gap = math.sqrt(lo * hi), hi / lo - 1
-            trial = yield from self._ground.short(rate, "narrowing", gap)
+            trial = yield from self.short(rate, "narrowing", gap)
             if trial.passed:
                 lo = rate
             else:
@@ -209,27 +194,25 @@ class StrictSearch:
 
         None if it did not fail: the search continues above.
         """
-        if lo >= self._top * (1 - ROUNDING):
-            if not self._ground.is_close(self._top, self._ground.plan.line_rate_pps):
-                return self._ground.generator_limited(lo)
-            return self._ground.ndr(lo, lo, "nothing was lost at the line rate")
-        if not self._ground.is_close(lo, self._ground.log.upper()):
-            rate = min(lo * (1 + self._width), hi, self._top)
-            if rate < self._ground.log.ceiling:
-                yield from self._ground.short(rate, "the rate above, again", self._width / 3)
-        if self._ground.is_close(lo, self._ground.log.upper()):
-            return self._ground.ndr(lo, self._ground.log.upper(), "bracketed")
-        if self._ground.is_close(lo, self._ground.log.ceiling):
-            return self._ground.generator_limited(lo)
+        if self.is_top(lo):
+            return self.at_the_top("nothing was lost at the line rate")
+        if not self.is_close(lo, self.upper):
+            rate = min(lo * (1 + self.width), hi, self.top)
+            if rate < self.log.ceiling:
+                yield from self.short(rate, "the rate above, again", self.width / 3)
+        if self.is_close(lo, self.upper):
+            return self.ndr(lo, self.upper, "bracketed")
+        if self.is_close(lo, self.log.ceiling):
+            return self.generator_limited(lo)
         return None
 
     def _is_capacity(self, trial: Trial) -> Asking[bool]:
         """Whether loss came immediately, as it does above capacity."""
-        at_once = self._ground.resolution(trial.rate, self._width)
+        at_once = self.resolution(trial.rate, self.width)
         if trial.measured.aborted or trial.request.duration_s <= at_once:
-            return trial.lost_within_s <= _AT_ONCE * at_once
+            return trial.traffic_s <= _AT_ONCE * at_once
         # Without abort the time of the loss is unknown.
-        short = yield from self._ground.ask(trial.rate, at_once, "does it lose at once?")
+        short = yield from self.ask(trial.rate, at_once, "does it lose at once?")
         return short.lossy
 
     def _is_marginal(self, trial: Trial, hi: float) -> Asking[bool]:
@@ -237,39 +220,37 @@ class StrictSearch:
 
         Then a load just above lost immediately, and this one loses again after the same time.
         """
-        if hi > trial.rate * (1 + self._width) ** 2 or not trial.measured.aborted:
+        if hi > trial.rate * (1 + self.width) ** 2 or not trial.measured.aborted:
             return False
-        first = trial.lost_within_s
-        seconds = min(first * _SAME_TIME, self._ground.goal.final_trial_s)
-        again = yield from self._ground.ask(trial.rate, seconds, "at the same time again?")
-        return again.lossy and again.lost_within_s >= first / _SAME_TIME
+        first = trial.traffic_s
+        seconds = min(first * _SAME_TIME, self.goal.final_trial_s)
+        again = yield from self.ask(trial.rate, seconds, "at the same time again?")
+        return again.lossy and again.traffic_s >= first / _SAME_TIME
 
     def _warm_up(self, seconds: float) -> Asking[None]:
         """Send traffic that is not judged, and discard the earlier trials."""
-        rate = max(self._ground.forwarding_pps / 2, self._ground.least())
+        rate = max(self.forwarding_pps / 2, self.least())
         left = seconds
         while left > 0:
-            part = min(left, self._ground.goal.final_trial_s)
-            yield from self._ground.ask(rate, part, "warming up", abort=False)
+            part = min(left, self.goal.final_trial_s)
+            yield from self.ask(rate, part, "warming up", abort=False)
             left -= part
-        self._ground.log.forget()
+        self.log.forget()
 
     def _full(self, rate: float, why: str) -> Asking[Trial]:
         """Run trials until the goal is met at this load, or one does not pass."""
         rate = round(rate, 2)
-        needed = self._ground.goal.trials_needed + self._suspicious
-        while self._ground.log.passes(rate, self._ground.goal) < needed:
-            trial = yield from self._ground.ask(rate, self._ground.goal.final_trial_s, why)
+        while True:
+            passed = [t for t in self.log.full(self.goal) if t.passed and t.rate == rate]
+            if len(passed) >= self.goal.trials_needed + self._suspicious:
+                return passed[-1]
+            trial = yield from self.ask(rate, self.goal.final_trial_s, why)
             if not trial.passed:
                 return trial
-        return self._last_at(rate)
-
-    def _last_at(self, rate: float) -> Trial:
-        return [t for t in self._ground.log.counted() if t.rate == rate and t.passed][-1]
 
     def _best_short(self, below: float) -> float | None:
         """Return the highest load below this one that passed a trial of any duration."""
-        rates = [t.rate for t in self._ground.log.counted() if t.passed and t.rate < below]
+        rates = [t.rate for t in self.log.counted() if t.passed and t.rate < below]
         return max(rates, default=None)
 
 

@@ -10,18 +10,17 @@ import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
-from netplugin_zeroloss.judge import Cause, Judgement, Verdict, judge
+from netplugin_zeroloss.judge import Cause, Judgement, Verdict, judge, judge_by_rfc9971
 from netplugin_zeroloss.search import parts
+from netplugin_zeroloss.search.rfc9971 import is_full, relevant_bounds
 from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, UnusableInput
 
 T = TypeVar("T")
 #: A generator function that yields trial requests, receives measurements, and returns a ``T``.
 Asking: TypeAlias = Generator[TrialRequest, Measurement, T]
 
-#: Relative difference below which two rates are equal.
-_SAME = 1e-9
 #: Causes that may be timing errors rather than a too high load.
 _OF_TIME = (Cause.SHORT, Cause.LATE, Cause.FAST)
 #: A generator this fraction below the load will not reach it in a longer trial.
@@ -65,6 +64,8 @@ class SearchPlan:
     vnf_ceiling_pps: float | None = None
     #: Rate of the generator looped back to itself; None: unknown.
     generator_ceiling_pps: float | None = None
+    #: Without the extensions to RFC 9971: no early abort, no invalid trials, no warm-up, no floor.
+    strict_rfc9971: bool = False
 
     def __post_init__(self) -> None:
         """Validate the rates and goals. Raises: UnusableInput."""
@@ -86,6 +87,22 @@ class SearchPlan:
     def top_pps(self) -> float:
         """The maximum load, rounded down to 0.01 pps like all loads."""
         return math.floor(100 * min(self.line_rate_pps, self.generator_max_pps)) / 100
+
+    @property
+    def aborts(self) -> bool:
+        """Whether trials end at their first loss."""
+        return self.can_abort and not self.strict_rfc9971
+
+    def request(self, rate_pps: float, duration_s: float, purpose: str, abort: bool) -> TrialRequest:
+        frames = {name: getattr(self, name) for name in ("frame_size", "flows", "mix", "burst")}
+        return TrialRequest(rate_pps, duration_s, abort_on_loss=abort, purpose=purpose, **frames)
+
+    def judge(self, asked: TrialRequest, measured: Measurement, goal: Goal | None = None) -> Judgement:
+        """Judge a trial of this search for a goal, or the headline."""
+        goal = goal or self.headline
+        if self.strict_rfc9971:
+            return judge_by_rfc9971(asked, measured, goal.max_loss_ratio)
+        return judge(asked, measured, goal.relative_width, goal.max_loss_ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +133,9 @@ class Trial:
 
     @property
     def traffic_s(self) -> float:
+        """Seconds of traffic; of a lossy trial until loss was certain, without early abort its duration."""
         elapsed = self.measured.elapsed_s
         return elapsed if math.isfinite(elapsed) and elapsed > 0 else 0.0
-
-    @property
-    def lost_within_s(self) -> float:
-        """Seconds until loss was certain; without early abort the full duration."""
-        return self.traffic_s
 
 
 class BudgetExhausted(Exception):
@@ -130,7 +143,11 @@ class BudgetExhausted(Exception):
 
 
 class NotForwarding(Exception):
-    """Some direction loses frames far below the load, for longer than it may take to come up: an Outcome."""
+    """Some direction loses frames far below the load, for longer than it may take to come up."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
 
 
 class TrialLog:
@@ -165,17 +182,8 @@ class TrialLog:
         plan = self.plan
         duration_s = min(max(duration_s, plan.min_trial_s), goal.final_trial_s)
         for attempt in range(plan.attempts):
-            again = f", attempt {attempt + 1}" if attempt else ""
-            request = TrialRequest(
-                rate_pps=rate,
-                duration_s=duration_s,
-                frame_size=plan.frame_size,
-                flows=plan.flows,
-                abort_on_loss=abort and plan.can_abort and goal.max_loss_ratio == 0,
-                purpose=purpose + again,
-                mix=plan.mix,
-                burst=plan.burst,
-            )
+            why = f"{purpose}, attempt {attempt + 1}" if attempt else purpose
+            request = plan.request(rate, duration_s, why, abort and plan.aborts and goal.max_loss_ratio == 0)
             self._check_budget(goal)
             trial = yield from self._run(request, goal)
             if (yield from self._came_up_after(trial, goal)):
@@ -185,7 +193,7 @@ class TrialLog:
             if trial.judgement.cause in _OF_TIME:
                 # A few milliseconds at start or stop weigh less in a longer trial.
                 duration_s = min(4 * duration_s, goal.final_trial_s)
-            if attempt and _far_behind(trial):
+            if attempt and trial.measured.achieved_pps < trial.rate * (1 - _FAR_BEHIND):
                 break
         if rate < self.ceiling:
             self.ceiling, self.ceiling_trial = rate, trial
@@ -198,6 +206,8 @@ class TrialLog:
         Later it is overload that starves it, or it was out for a moment: that counts as loss.
         Raises: NotForwarding.
         """
+        if self.plan.strict_rfc9971:
+            return False
         before = (t for t in self.trials[self._sound_before : trial.number - 1] if t.lossy)
         came_back = min((t.rate * (1 - t.judgement.loss_ratio) for t in before), default=0.0)
         first = not self._sound_before
@@ -256,13 +266,11 @@ class TrialLog:
 
     def _run(self, request: TrialRequest, goal: Goal) -> Asking[Trial]:
         measured = yield request
-        judgement = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
+        judgement = self.plan.judge(request, measured, goal)
         trial = Trial(len(self.trials) + 1, request, measured, judgement, self.traffic_s)
         self.trials.append(trial)
         self.traffic_s += trial.traffic_s
         return trial
-
-    # -- what follows from the trials ------------------------------------------------------------
 
     def forget(self) -> None:
         """Discard all trials so far, because the device was not warm."""
@@ -278,39 +286,16 @@ class TrialLog:
                 yield trial
 
     def is_warm(self, trial: Trial) -> bool:
-        return trial.traffic_before_s + trial.lost_within_s >= self.plan.warm_up_s
+        return self.plan.strict_rfc9971 or trial.traffic_before_s + trial.traffic_s >= self.plan.warm_up_s
 
-    def upper(self) -> float:
-        """Return the lowest lossy load (strict goal); infinite if there is none."""
-        return min((t.rate for t in self.counted() if t.lossy), default=math.inf)
+    def bounds(self, goal: Goal) -> tuple[float | None, float]:
+        """Return the relevant bounds; infinite if no load is an upper bound."""
+        lower, upper = relevant_bounds(self.counted(), goal)
+        return lower, math.inf if upper is None else upper
 
-    def passes(self, rate: float, goal: Goal) -> int:
-        """Return the number of full-length trials that passed at this load."""
-        return sum(
-            1
-            for t in self.counted()
-            if t.passed and same(t.rate, rate) and t.request.duration_s >= goal.final_trial_s * (1 - _SAME)
-        )
-
-    def lower(self, goal: Goal) -> float | None:
-        """Return the highest load below ``upper`` that meets the (strict) goal.
-
-        A pass above a lossy load is luck and does not count.
-        """
-        upper = self.upper()
-        rates = {t.rate for t in self.counted() if t.passed and t.rate < upper * (1 - _SAME)}
-        return max((r for r in rates if self.passes(r, goal) >= goal.trials_needed), default=None)
-
-
-def same(a: float, b: float) -> bool:
-    return abs(a - b) <= _SAME * max(a, b)
-
-
-def _far_behind(trial: Trial) -> bool:
-    return trial.measured.achieved_pps < trial.rate * (1 - _FAR_BEHIND)
-
-
-# -- Outcome of a search per goal: verdict, bounds and reason. -------------------------------------
+    def full(self, goal: Goal) -> list[Trial]:
+        """Return the counted Full-Length Trials of a goal."""
+        return [trial for trial in self.counted() if is_full(trial, goal)]
 
 
 class SearchVerdict(StrEnum):
@@ -328,6 +313,10 @@ class SearchVerdict(StrEnum):
     DEAD_DIRECTION = "dead_direction"
     #: No verdict; see the reason.
     FAILED = "failed"
+
+
+#: Verdicts on a device that must be mended before it can be measured.
+FAILURES: Final = (SearchVerdict.FAILED, SearchVerdict.DEAD_DIRECTION)
 
 
 @dataclass(frozen=True, slots=True)
