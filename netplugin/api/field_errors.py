@@ -23,11 +23,13 @@ _TIME = "must be a date and a time such as 2026-01-31T12:00:00Z"
 _TYPES: Final[Mapping[str, str]] = {
     "missing": "is required",
     "extra_forbidden": "there is no such field",
+    "unexpected_keyword_argument": "there is no such field",
     "none_required": "must be null",
     "json_invalid": "must be valid JSON",
     "json_type": "must be valid JSON",
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,
+    "dataclass_type": _OBJECT,
     "dict_type": _OBJECT,
     "list_type": _LIST,
     "tuple_type": _LIST,

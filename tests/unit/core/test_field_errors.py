@@ -34,6 +34,8 @@ FOREIGN = re.compile(
 ERRORS: dict[str, set[str]] = {
     "model": {"model_type", "model_attributes_type"},
     "model-fields": {"missing", "extra_forbidden"},
+    "dataclass": {"dataclass_type"},
+    "dataclass-args": {"missing", "unexpected_keyword_argument"},
     "str": {"string_type", "string_unicode", *(f"string_{what}" for what in ("too_short", "too_long"))},
     "int": {"int_type", "int_parsing", "int_parsing_size", "int_from_float", "finite_number"},
     "float": {"float_type", "float_parsing", "finite_number"},
@@ -53,7 +55,16 @@ ERRORS: dict[str, set[str]] = {
         kind: set()
         for kind in (
             *("any", "default", "definition-ref", "definitions", "is-instance", "json-or-python"),
-            *("lax-or-strict", "model-field", "no-info", "nullable", "union", "with-info", "chain"),
+            *(
+                "lax-or-strict",
+                "model-field",
+                "dataclass-field",
+                "no-info",
+                "nullable",
+                "union",
+                "with-info",
+                "chain",
+            ),
             *("typed-dict", "typed-dict-field", "none", "url", "uuid", "bytes", "generator", "call"),
         )
     },
