@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -169,6 +170,27 @@ def test_what_the_generator_can_show_of_a_is_what_b_must_do(tmp_path: Path) -> N
     _written(tmp_path, both, both)
     status, output, _ = _call(tmp_path)
     assert status == 0, output
+
+
+_ONLY_SHORT = """import json, sys
+for question in map(json.loads, sys.stdin):
+    answer = {"ok": True, "virtual_time": True}
+    if question["op"] == "trial":
+        asked = round(question["rate_pps"] * question["duration_s"])
+        sent = asked if question["duration_s"] < 1 else asked // 2
+        answer = {"tx_packets": sent, "rx_packets": sent, "elapsed_s": question["duration_s"]}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_a_generator_that_can_do_no_long_trial_of_a_is_reported_as_the_limit(tmp_path: Path) -> None:
+    program = tmp_path / "generator.py"
+    program.write_text(_ONLY_SHORT)
+    tool = {"type": "exec", "command": f"{sys.executable} {program}"}
+    both = described(generator=tool, search={"max_loss_ratio": 0.001})
+    _written(tmp_path, both, both)
+    status, output, _ = _call(tmp_path, "--quiet")
+    assert status == 2 and "the search of A: asked" in output, output
 
 
 def test_a_floor_is_compared_by_short_trials_only(tmp_path: Path) -> None:

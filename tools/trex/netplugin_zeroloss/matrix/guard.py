@@ -139,6 +139,8 @@ class _Guarded:
         if result is None or record.verdict in FAILURES:
             why = record.error if result is None else result["reason"]
             return GuardFound(GuardVerdict.FAILED, f"the search of A: {why}")
+        if record.verdict == SearchVerdict.GENERATOR_LIMITED and not result["bounds_pps"][0]:
+            return GuardFound(GuardVerdict.FAILED, f"the search of A: {result['reason']}")
         passed = [trial["rate_pps"] for trial in result["trial_log"] if trial["verdict"] is Verdict.PASSED]
         if not passed:
             return GuardFound(GuardVerdict.FAILED, "A loses frames in each trial")
