@@ -115,6 +115,13 @@ def test_an_invalid_trial_is_repeated_a_few_times() -> None:
     assert found_["soak"]["verdict"] == "invalid"
 
 
+def test_without_extensions_it_is_judged_as_the_search_is() -> None:
+    tool = RecordingGenerator(spoilt=100)
+    found = described(tool, latency_s=0.0, strict_rfc9971=True)
+    assert len(tool.asked) == 1
+    assert (found["soak"]["verdict"], found["soak"]["loss_ratio"]) == ("lossy", 0.5)
+
+
 # -- what is found -------------------------------------------------------------------------------
 
 

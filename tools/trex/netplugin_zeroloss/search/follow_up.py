@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.search.trials import Asking, SearchPlan, Trial
 from netplugin_zeroloss.values import LatencySummary, TrialRequest
 
@@ -61,10 +60,9 @@ def follow_up(plan: SearchPlan, rate_pps: float | None) -> Asking[FollowUp]:
 
 def _ask(plan: SearchPlan, request: TrialRequest, trials: list[Trial]) -> Asking[Trial]:
     """Request a trial until it is valid, at most ``attempts`` times; returns the last."""
-    goal = plan.headline
     for _ in range(plan.attempts):
         measured = yield request
-        judgement = judge(request, measured, goal.relative_width, goal.max_loss_ratio)
+        judgement = plan.judge(request, measured)
         before = sum(trial.traffic_s for trial in trials)
         trials.append(Trial(len(trials) + 1, request, measured, judgement, before))
         if trials[-1].valid:
