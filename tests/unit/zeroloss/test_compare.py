@@ -218,6 +218,16 @@ def test_what_is_doubtful_is_reported_and_does_not_decide() -> None:
     assert any(doubt.startswith("VNF's name: testpmd, then vpp") for doubt in doubts)
 
 
+def test_a_virtual_host_is_doubtful_and_an_earlier_version_did_not_record_it() -> None:
+    unknown, real, virtual = (
+        one(result(device()), environment={**ENVIRONMENT, **more})
+        for more in ({}, {"virtual": False}, {"virtual": True})
+    )
+    assert compare(real, virtual).doubts == ("virtual: False, then True",)
+    found = compare(unknown, virtual)
+    assert found.doubts == found.changes == ()
+
+
 # -- the rates of error ---------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ _LIMITED: Final = SearchVerdict.GENERATOR_LIMITED
 #: Differences here can change the rates without a change of the backend.
 _MACHINE: Final = ("host", "machine", "kernel", "cpus")
 #: Environment fields that differ between any two runs.
-_OF_THE_RUN: Final = (*_MACHINE, "started", "command", "sessions", "run_id", "seed", "generator")
+_OF_THE_RUN: Final = (*_MACHINE, "started", "command", "sessions", "run_id", "seed", "generator", "virtual")
 
 
 def _both(before: RunRecord, after: RunRecord) -> Iterator[tuple[Cell, CellRecord, CellRecord]]:
@@ -54,7 +54,9 @@ def _goal(result: ResultEntry) -> dict[str, Any]:
 
 def doubts(before: RunRecord, after: RunRecord) -> Iterator[str]:
     """Yield differences that can change the rates without a change of the backend."""
-    yield from _differing(_MACHINE, before.environment, after.environment)
+    # Earlier versions did not record whether the host is virtual.
+    recorded = {"virtual"} & before.environment.keys() & after.environment.keys()
+    yield from _differing((*_MACHINE, *recorded), before.environment, after.environment)
     seen: dict[str, list[str]] = {}
     for cell, old, new in _both(before, after):
         for text in _doubts_of(old, new):
