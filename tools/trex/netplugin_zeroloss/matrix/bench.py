@@ -16,12 +16,8 @@ from netplugin_zeroloss.journal import Part
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.findings import about_generators, require
-from netplugin_zeroloss.values import (
-    Direction,
-    GeneratorError,
-    Measurement,
-    TrialRequest,
-)
+from netplugin_zeroloss.search.parts import ways
+from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
 
 # -- The contract of a bench: sets up the device under test for a task and tears it down. ---------
 
@@ -135,7 +131,7 @@ class Guarded(Generator):
         measured = self._inner.run(request)
         for check in self._checks:
             check()
-        if paths.dead(_directions(measured)):
+        if paths.dead(ways(measured)):
             wait_until_forwarding(self._inner, request, self._forwarding_s, self._ports)
         return measured
 
@@ -160,21 +156,17 @@ def wait_until_forwarding(
     why = "does it forward?"
     probe = TrialRequest(rate, duration, like.frame_size, like.flows, False, why, like.mix)
     while True:
-        ways = _directions(generator.run(probe))
-        if all(way.rx_packets >= way.tx_packets > 0 for way in ways):
+        found = ways(generator.run(probe))
+        if all(way.rx_packets >= way.tx_packets > 0 for way in found):
             return
         if time.monotonic() >= deadline:
             break
-    dead = [number for number, way in enumerate(ways) if way.rx_packets <= 0]
+    dead = [number for number, way in enumerate(found) if way.rx_packets <= 0]
     if dead:
-        where = paths.described(dead, paths.names(len(ways), ports))
-        some = f", and on {len(ways) - len(dead)} of {len(ways)} paths some did"
+        where = paths.described(dead, paths.names(len(found), ports))
+        some = f", and on {len(found) - len(dead)} of {len(found)} paths some did"
         raise GeneratorError(
-            f"no frame came through within {seconds:g} s on {where}: of {ways[dead[0]].tx_packets} sent none"
-            f" came back{some if len(dead) < len(ways) else ''};"
+            f"no frame came through within {seconds:g} s on {where}: of {found[dead[0]].tx_packets} sent none"
+            f" came back{some if len(dead) < len(found) else ''};"
             " are the MAC addresses, networks and links those of the description?"
         )
-
-
-def _directions(measured: Measurement) -> tuple[Direction, ...]:
-    return measured.directions or (Direction(measured.tx_packets, measured.rx_packets),)
