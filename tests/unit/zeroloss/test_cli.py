@@ -103,6 +103,14 @@ def test_other_goals_next_to_the_headline(tmp_path: Path) -> None:
     assert all(goal["rate_pps"] == pytest.approx(4.2e6, rel=0.02) for goal in result["goals"])
 
 
+def test_a_preset_is_the_goal_and_has_its_own_durations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_json(tmp_path, "--preset", "csit-ndr")["goal"]["name"] == "csit-ndr"
+    assert main(["search", "--generator", "sim", "--preset", "csit-ndr", "--final-duration", "30"]) == 2
+    assert "--preset: leave out final_duration, which the preset csit-ndr has" in capsys.readouterr().err
+
+
 def test_options_reach_the_search(tmp_path: Path) -> None:
     result = run_json(
         tmp_path,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.cli.main import parser
 from netplugin_zeroloss.generators.exec import _Answer
+from netplugin_zeroloss.matrix.description import Search
+from netplugin_zeroloss.search.result import EXTENSIONS
 from netplugin_zeroloss.search.trials import SearchVerdict
 
 from tests.docs.blocks import ROOT, SESSIONS, session
@@ -48,3 +51,11 @@ def test_verdicts_commands_and_fields_are_all_there() -> None:
             assert f"| `{name}` |" in PAGE
     for field in _Answer.model_fields:
         assert f"`{field}`" in PAGE, field
+
+
+def test_extensions_and_parameters_of_a_search_are_all_there() -> None:
+    method = (ROOT / "docs/zeroloss/method.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)`: ", method, re.MULTILINE) == EXTENSIONS
+    example = (ROOT / "tools/trex/matrix.yaml").read_text(encoding="utf-8")
+    for field in Search.model_fields:
+        assert re.search(rf"^ +(# )?{field}: ", example, re.MULTILINE), field

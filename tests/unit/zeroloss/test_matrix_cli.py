@@ -214,6 +214,12 @@ def test_before_anything_is_done_the_goals_say_how_long_it_takes() -> None:
     assert fresh.left_s() == 0 and fresh.done_share() == 0
 
 
+def test_a_preset_says_how_long_it_takes() -> None:
+    preset = description(matrix={"backends": ["a"]}, search={"preset": "csit-ndr"})
+    task = CellTask(Cell("a", 1), Part.SEARCH)
+    assert TimeEstimate(preset, (task,)).left_s() == 10 + 1.5 * 21
+
+
 def test_what_is_done_says_how_long_the_rest_takes() -> None:
     half = _estimate(a=40.0)
     other = half.tasks[1]

@@ -64,6 +64,10 @@ def _many(form: str) -> str:
         (_HEAD + _CELLS + "search: {final_duration: -1}\n", ("line 4: search.final_duration",)),
         (_HEAD + _CELLS + "search: {final_duration: .nan}\n", ("line 4: search.final_duration",)),
         (_HEAD + _CELLS + "search:\n  goals: [ndr]\n", ("line 5: search.goals[0]", "csit-ndr")),
+        (
+            _HEAD + _CELLS + "search: {preset: tst009, max_loss_ratio: 0, final_duration: 60}\n",
+            ("line 4: search", "leave out final_duration and max_loss_ratio, which the preset tst009 has"),
+        ),
         (_HEAD + _CELLS + "exclude:\n  - {}\n", ("line 5: exclude[0]", "every cell")),
         (
             "name: run\ngenerator:\n  type: sim\n  dvice: clean\n" + _CELLS,

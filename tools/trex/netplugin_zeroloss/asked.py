@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from netplugin.api.field_errors import message
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
     OTHER_GOALS,
+    Goal,
     Measurement,
     TrialRequest,
     headline,
@@ -31,6 +32,8 @@ def _named(name: str) -> str:
     return name
 
 
+#: Parameters that a preset has.
+_OF_THE_GOAL = ("final_duration", "initial_duration", "max_loss_ratio")
 GoalName = Annotated[str, AfterValidator(_named)]
 
 
@@ -73,15 +76,27 @@ class SearchOptions(BaseModel):
     soak_duration: Annotated[float, _number(604_800, ge=0)] = 0.0
     """S: then hold the found rate for S seconds and report what is lost when; 0: not at all"""
 
+    @model_validator(mode="after")
+    def _one_goal(self) -> Self:
+        """A preset has durations and a loss ratio of its own: others would be ignored."""
+        if self.preset and (other := self.model_fields_set & {*_OF_THE_GOAL}):
+            raise ValueError(f"leave out {' and '.join(sorted(other))}, which the preset {self.preset} has")
+        return self
+
+    @property
+    def headline(self) -> Goal:
+        """The main goal: that of the preset, or of the other fields."""
+        if self.preset:
+            return OTHER_GOALS[self.preset](self.precision)
+        return headline(self.final_duration, self.initial_duration, self.precision, self.max_loss_ratio)
+
     def plan(
         self, info: GeneratorInfo, frame: int | str, flows: int, burst: int, line_bps: float, **more: Any
     ) -> SearchPlan:
         """Return the plan of a search. ``frame``: bytes with FCS, or a mix; ``more``: its other fields."""
         mix = frame if isinstance(frame, str) else ""
         size = mean_size(mix) if mix else float(frame)
-        first = headline(self.final_duration, self.initial_duration, self.precision, self.max_loss_ratio)
-        if self.preset:
-            first = OTHER_GOALS[self.preset](self.precision)
+        first = self.headline
         fields: dict[str, Any] = {
             "goals": (first, *(OTHER_GOALS[name](self.precision) for name in self.goals)),
             "line_rate_pps": self.line_rate_pps or line_rate_pps(line_bps, size),

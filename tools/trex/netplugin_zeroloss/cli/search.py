@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from netplugin.api.errors import reason
+from netplugin.api.field_errors import message
 from netplugin_zeroloss.asked import BITS_PER_SECOND, SearchOptions, add_fields, trial_line
 from netplugin_zeroloss.cli.options import add_generator, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
@@ -115,9 +118,12 @@ def _follow_up(plan: SearchPlan, generator: Generator, rate: float | None, quiet
 
 def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
     """Return the plan for these options and the limits of the generator. Raises: UnusableInput."""
-    asked = SearchOptions.model_validate(
-        {name: getattr(options, name) for name in SearchOptions.model_fields}
-    )
+    fields = SearchOptions.model_fields.items()
+    given = {n: value for n, field in fields if (value := getattr(options, n)) != field.default}
+    try:
+        asked = SearchOptions.model_validate(given)
+    except ValidationError as error:
+        raise UnusableInput("--preset", message(error.errors()[0])) from error
     line_bps = info.line_bps if math.isfinite(info.line_bps) else BITS_PER_SECOND
     frame, vnf = options.mix or options.frame_size, options.vnf_ceiling_pps
     return asked.plan(info, frame, options.flows, options.burst, line_bps, vnf_ceiling_pps=vnf)

@@ -181,8 +181,10 @@ class TimeEstimate:
         return len(self.took_s) / len(self.tasks) if self.tasks else 1.0
 
     def _final_s(self, task: CellTask) -> float:
-        final = self.description.search.final_duration
-        return final if task.part is Part.SEARCH else min(final, self.description.controls.final_duration)
+        search = self.description.search
+        if task.part is Part.SEARCH:
+            return search.headline.sum_s
+        return min(search.final_duration, self.description.controls.final_duration)
 
 
 def in_words(seconds: float) -> str:
