@@ -206,8 +206,8 @@ class End(Section):
 
 
 class Vm(Section):
-    """A VM for the VNF, started for each cell from an image, or from a domain without NICs; the agent adds
-    the ports."""
+    """A VM for the VNF, started for each cell from an image, or from a domain with only the NIC for SSH; the
+    agent adds the ports."""
 
     #: Image of ``vm build``. Each VM writes to an overlay of it.
     image: Path | None = None

@@ -49,7 +49,7 @@ class DomainRunner:
 
     @cached_property
     def template(self) -> str:
-        """The domain XML without NICs. Raises: UnusableInput if there is no such domain or image."""
+        """The domain XML without test NICs. Raises: UnusableInput if there is no such domain or image."""
         image, name = self._image, self._name
         if image is None:
             assert self._vm.domain is not None  # the description has one of them
