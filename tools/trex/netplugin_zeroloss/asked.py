@@ -32,8 +32,6 @@ def _named(name: str) -> str:
     return name
 
 
-#: Parameters that a preset has.
-_OF_THE_GOAL = ("final_duration", "initial_duration", "max_loss_ratio")
 GoalName = Annotated[str, AfterValidator(_named)]
 
 
@@ -79,7 +77,8 @@ class SearchOptions(BaseModel):
     @model_validator(mode="after")
     def _one_goal(self) -> Self:
         """A preset has durations and a loss ratio of its own: others would be ignored."""
-        if self.preset and (other := self.model_fields_set & {*_OF_THE_GOAL}):
+        of_goal = {"final_duration", "initial_duration", "max_loss_ratio"}
+        if self.preset and (other := self.model_fields_set & of_goal):
             raise ValueError(f"leave out {' and '.join(sorted(other))}, which the preset {self.preset} has")
         return self
 

@@ -215,10 +215,8 @@ class TrialLog:
         if low is None:
             return False
         seconds = max(parts.CONTROL_S, self.plan.min_trial_s)
-        asks = "does each direction forward?"
-        request = TrialRequest(
-            low, seconds, trial.request.frame_size, trial.request.flows, False, asks, trial.request.mix
-        )
+        request = self.plan.request(low, seconds, "does each direction forward?", abort=False)
+        request = replace(request, burst=1)
         controls: list[Trial] = []
         while len(controls) * seconds < parts.GRACE_S:
             controls.append((yield from self._run(request, goal)))
