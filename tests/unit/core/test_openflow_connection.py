@@ -64,9 +64,9 @@ def served(directory: Path, *peers: Peer) -> Iterator[OpenFlow]:
 
 
 def asked(connection: socket.socket) -> list[m.OpenFlowMessage]:
-    """What comes until a barrier; less if the connection is closed."""
+    """What comes until a barrier, and at once with it; less if the connection is closed."""
     received, found = bytearray(), list[m.OpenFlowMessage]()
-    while not found or found[-1].kind != 20:
+    while not any(message.kind == 20 for message in found):
         data = connection.recv(65536)
         if not data:
             break
@@ -77,7 +77,8 @@ def asked(connection: socket.socket) -> list[m.OpenFlowMessage]:
 
 def end(messages: list[m.OpenFlowMessage]) -> bytes:
     """The answer to the barrier."""
-    return m.message(m.BARRIER_REPLY, messages[-1].xid)
+    (barrier,) = (message for message in messages if message.kind == 20)
+    return m.message(m.BARRIER_REPLY, barrier.xid)
 
 
 def gone(connection: socket.socket) -> None:
