@@ -90,10 +90,9 @@ class Connection:
         answers: list[m.OpenFlowMessage] = []
         answered = False
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN | select.POLLOUT)
         while True:
-            if not self._unsent:
-                poll.modify(self._socket, select.POLLIN)
+            # Also the answer to an echo request, which comes while it waits.
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._unsent else 0))
             if not poll.poll(math.ceil(min(remaining(deadline), _SILENT_S) * 1000)):
                 raise self._late()
             self._send()

@@ -114,6 +114,22 @@ def test_an_answer_may_come_byte_by_byte_and_between_other_messages(directory: P
     assert echoed and {(echo.xid, echo.body) for echo in echoed} == {(77, b"there?")}
 
 
+def test_an_echo_is_answered_while_an_answer_is_waited_for(directory: Path) -> None:
+    """vswitchd closes a connection on which it gets none, and may take longer for an answer."""
+
+    def peer(connection: socket.socket, messages: list[m.OpenFlowMessage]) -> None:
+        connection.sendall(m.hello(1) + m.message(12, 0, bytes(72)))
+        time.sleep(SHORT_S)  # until it has nothing to send
+        connection.sendall(m.message(m.ECHO_REQUEST, 77, b"there?"))
+        [reply] = m.split(bytearray(connection.recv(65536)))
+        assert (reply.kind, reply.xid, reply.body) == (m.ECHO_REPLY, 77, b"there?")
+        connection.sendall(statistics(FLOW) + end(messages))
+        gone(connection)
+
+    with served(directory, peer) as flows:
+        assert flows.dump(BRIDGE, [7], soon()) == [FLOW]
+
+
 def test_a_notice_behind_the_last_answer_is_not_lost(directory: Path) -> None:
     noticed: list[m.Changed] = []
 
