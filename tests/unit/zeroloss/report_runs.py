@@ -243,6 +243,8 @@ _FLOOR = result(device("glitch"), readings={"host.softirq_cpus": 1.0})
 _NAMES_READ = {
     *_FLOOR,
     *_FLOOR["goals"][0],
+    *_FLOOR["goals"][0]["rfc9971"],
+    *_FLOOR["rfc9971"],
     *_FLOOR["goal"],
     *_FLOOR["trial_log"][0],
     *_FLOOR["trial_log"][0]["measured"],

@@ -11,7 +11,7 @@ import pytest
 from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.journal import Cell
 
-from tests.unit.zeroloss.report_runs import device, record, result, run_of, write_run
+from tests.unit.zeroloss.report_runs import device, hostile_run, record, result, run_of, write_run
 
 NAMES = [
     "report.html",
@@ -74,6 +74,12 @@ def test_the_locale_does_not_matter(tmp_path: Path) -> None:
         made = (folder / "report" / file).read_bytes()
         assert made == (tmp_path / "utf-8" / file).read_bytes() and made
     assert name in (folder / "report" / "table.md").read_text(encoding="utf-8")
+
+
+def test_a_name_may_have_bytes_that_are_no_text(tmp_path: Path) -> None:
+    folder = write_run(hostile_run(), tmp_path / "run")
+    assert main(["report", str(folder)]) == 0
+    assert "alert(1)" in (folder / "report" / "table.md").read_text(encoding="utf-8")
 
 
 def test_what_draws_is_imported_only_to_draw() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from netplugin.host.processes import printable
 from netplugin_zeroloss.cli.options import number
 from netplugin_zeroloss.cli.runs import ends_cleanly, write_out
-from netplugin_zeroloss.values import UnusableInput
 
 
 def add_guard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,14 +38,7 @@ def add_guard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def _guard(options: argparse.Namespace) -> int:
-    try:
-        from netplugin_zeroloss.matrix import guard
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("netplugin"):
-            raise
-        raise UnusableInput(
-            "guard", f"{error.name} is missing: pip install ./tools/trex, in a checkout"
-        ) from error
+    from netplugin_zeroloss.matrix import guard
     from netplugin_zeroloss.report.guard_text import json_text, status, text
 
     asked = guard.GuardOptions(

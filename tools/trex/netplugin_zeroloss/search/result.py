@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter
-from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from netplugin.programs import bounded
@@ -207,7 +206,16 @@ def environment(generator: str, command: Sequence[str], started: str) -> dict[st
 
 def dumps(result: Mapping[str, Any], indent: int | None = 1) -> str:
     """Serialize to strict JSON without NaN and infinity; on one line if ``indent`` is None."""
-    return json.dumps(from_json(to_json(result, inf_nan_mode="null")), indent=indent) + "\n"
+    return json.dumps(_plain(result), indent=indent, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    # pydantic's to_json would do it, but refuses half a surrogate pair: a byte of a file name.
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class _ReplayEntry(TypedDict):
