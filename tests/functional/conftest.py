@@ -13,8 +13,10 @@ import pytest
 from tests.lab import sandbox
 from tests.lab.agent import PrivateAgent
 from tests.lab.ovs import PrivateOvs
+from tests.lab.processes import wait_for
 
 BASE = Path("/run/np")
+LINKS_GONE_S = 60.0
 
 
 @pytest.hookimpl(trylast=True)  # when those that are not requested (-m, -k) have gone
@@ -26,9 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def links_given_back() -> Iterator[None]:
     """Fail a module that leaves a link: an agent of a later module takes a port's for an orphan."""
-    before = {name for _, name in socket.if_nameindex()}
+    before = _links()
     yield
-    assert {name for _, name in socket.if_nameindex()} == before
+    # The kernel removes those of a namespace some time after it.
+    wait_for(lambda: _links() == before, LINKS_GONE_S, "the links are those that were there before")
+
+
+def _links() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
 
 
 @pytest.fixture(scope="module")
