@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netplugin_zeroloss.generators import guard
+from netplugin_zeroloss.generators import ends_with_owner
 from netplugin_zeroloss.generators.choose import TrexStl, make
 from netplugin_zeroloss.generators.contract import Generator, Look, elapsed
 from netplugin_zeroloss.generators.frames import Frames, Vary
@@ -489,16 +489,17 @@ def test_root_is_needed(
 def test_a_program_is_interrupted_though_the_tool_was_started_in_the_background() -> None:
     """Shells ignore SIGINT for such a tool, and so would all that it starts."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sleeping = ["sh", "-c", "echo; exec sleep 60"]
     try:
-        guarded = subprocess.Popen(
-            [sys.executable, "-P", guard.__file__, "0", "2", "20", "sh", "-c", "echo; exec sleep 60"],
+        wrapper = subprocess.Popen(
+            [sys.executable, "-P", ends_with_owner.__file__, "0", "2", "20", *sleeping],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
     finally:
         signal.signal(signal.SIGINT, before)
-    with guarded:
-        assert guarded.stdin is not None and guarded.stdout is not None
-        guarded.stdout.readline()
-        guarded.stdin.close()
-    assert guarded.returncode == 128 + signal.SIGINT, "not killed after 20 s"
+    with wrapper:
+        assert wrapper.stdin is not None and wrapper.stdout is not None
+        wrapper.stdout.readline()
+        wrapper.stdin.close()
+    assert wrapper.returncode == 128 + signal.SIGINT, "not killed after 20 s"

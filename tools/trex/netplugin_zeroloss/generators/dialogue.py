@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from netplugin.programs import bounded
-from netplugin_zeroloss.generators import guard
+from netplugin_zeroloss.generators import ends_with_owner
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 #: Maximum length of an answer in bytes; a longer line is a protocol error.
@@ -29,9 +29,9 @@ _LONGEST_LINE: Final = 1 << 20
 #: Bytes of standard error for the error message.
 _KEPT: Final = 2000
 _PIECE: Final = 1 << 16
-#: Seconds a program may take to exit after ``bye``, and then its guard to kill it.
+#: Seconds a program may take to exit after ``bye``, and then its wrapper to kill it.
 _BYE_S: Final = 2.0
-_GUARD_S: Final = 5.0
+_KILLED_S: Final = 5.0
 
 Model = TypeVar("Model", bound="Answer")
 
@@ -54,7 +54,7 @@ class Dialogue:
         self._errors = b""
         self._closed = False
         life, self._life = os.pipe()
-        command = [sys.executable, "-IS", guard.__file__, str(life), "0", str(_BYE_S), *arguments]
+        command = [sys.executable, "-IS", ends_with_owner.__file__, str(life), "0", str(_BYE_S), *arguments]
         try:
             self._process = subprocess.Popen(
                 command, 0, None, PIPE, PIPE, PIPE, pass_fds=[life], start_new_session=True
@@ -108,9 +108,9 @@ class Dialogue:
             with suppress(OSError):
                 os.write(self._stdin, b'{"op":"bye"}\n')
             process.stdin.close()
-            # The guard waits and kills the process group, which also contains the children of the program.
+            # The wrapper waits and kills the process group, which also contains the children of the program.
             os.close(self._life)
-            self._wait_end(_BYE_S + _GUARD_S)
+            self._wait_end(_BYE_S + _KILLED_S)
             process.kill()
         self._selector.close()
         os.close(self._ended)

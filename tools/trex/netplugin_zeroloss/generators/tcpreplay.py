@@ -27,7 +27,7 @@ from pydantic import AfterValidator, Field
 
 from netplugin_zeroloss.generators import contract
 from netplugin_zeroloss.generators.frames import FCS_BYTES, Frames, frames_of, sizes, write_pcap
-from netplugin_zeroloss.generators.guarded import GuardedProgram
+from netplugin_zeroloss.generators.owned_program import OwnedProgram
 from netplugin_zeroloss.generators.wire import MARKER_BYTES, Wire
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest, UnusableInput
 
@@ -114,7 +114,7 @@ def _number(pattern: str, text: str) -> float:
         raise GeneratorError(f"{_PROGRAM} printed {match[1]!r:.40} in place of a number") from error
 
 
-def _summary(player: GuardedProgram) -> Played:
+def _summary(player: OwnedProgram) -> Played:
     """Wait for the end of tcpreplay, and return its summary. Raises: GeneratorError."""
     if not player.wait(2 * _STOP_S):
         raise GeneratorError(f"{_PROGRAM} does not end when it is interrupted")
@@ -195,7 +195,7 @@ class _Leg:
     """One direction: the transmitting and the receiving interface, and one trial after the other."""
 
     #: Of the trial that runs.
-    player: GuardedProgram
+    player: OwnedProgram
     pace: contract.PaceWatch
     #: Uncertainty of tcpreplay's count: the frame during which it was stopped.
     doubt: int
@@ -231,7 +231,7 @@ class _Leg:
         self._came = trial.enter_context(closing(self._wire.count(self.receive, marker, outgoing=False)))
 
     def start(self, trial: ExitStack) -> None:
-        self.player = trial.enter_context(closing(GuardedProgram(self._command, _STOP_S)))
+        self.player = trial.enter_context(closing(OwnedProgram(self._command, _STOP_S)))
 
     def look(self) -> Direction:
         """Read the counters while tcpreplay sends."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from netplugin_zeroloss.generators.guarded import GuardedProgram, log_tail
+from netplugin_zeroloss.generators.owned_program import OwnedProgram, log_tail
 from netplugin_zeroloss.machines.contract import Machine, MachineError
 from netplugin_zeroloss.machines.ssh import Local
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
@@ -44,12 +44,12 @@ def there(machine: Machine, path: Path) -> bool:
     return True
 
 
-def started(machine: Machine, trex_dir: Path, arguments: Sequence[str]) -> GuardedProgram:
+def started(machine: Machine, trex_dir: Path, arguments: Sequence[str]) -> OwnedProgram:
     """Start it in its directory, where it finds its files. The caller closes it."""
-    return GuardedProgram([f"./{PROGRAM}", *arguments], _STOP_S, str(trex_dir), machine)
+    return OwnedProgram([f"./{PROGRAM}", *arguments], _STOP_S, str(trex_dir), machine)
 
 
-def serving(trex_dir: Path, configuration: Path, sync_port: int) -> GuardedProgram:
+def serving(trex_dir: Path, configuration: Path, sync_port: int) -> OwnedProgram:
     """Start a server for stateless clients, and wait until it listens. The caller closes it.
 
     Raises: UnusableInput, GeneratorError.

@@ -28,7 +28,7 @@ from netplugin.programs import bounded
 from netplugin_zeroloss.generators import contract
 from netplugin_zeroloss.generators.contract import Look, elapsed
 from netplugin_zeroloss.generators.frames import Mac
-from netplugin_zeroloss.generators.guarded import log_tail
+from netplugin_zeroloss.generators.owned_program import log_tail
 from netplugin_zeroloss.generators.trex_program import PROGRAM, check_tree, started, there
 from netplugin_zeroloss.machines.contract import LocalMachine, MachineError, SshMachine
 from netplugin_zeroloss.machines.ssh import make as connected

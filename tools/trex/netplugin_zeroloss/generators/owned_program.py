@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from netplugin_zeroloss.generators import guard
+from netplugin_zeroloss.generators import ends_with_owner
 from netplugin_zeroloss.machines.contract import Machine
 from netplugin_zeroloss.values import GeneratorError
 
-_GUARD: Final = Path(guard.__file__).read_text()
-#: Seconds its guard may take to kill it.
-_GUARD_S: Final = 5.0
+_WRAPPER: Final = Path(ends_with_owner.__file__).read_text()
+#: Seconds its wrapper may take to kill it.
+_KILLED_S: Final = 5.0
 #: Bytes that it may print; an hour of TRex has 10 MB.
 _MOST_OUTPUT: Final = 1 << 28
 _LAST_LINES: Final = 8
 
 
-class GuardedProgram:
+class OwnedProgram:
     """One run of a program and its children; its output is kept. The caller closes it."""
 
     def __init__(
@@ -34,11 +34,11 @@ class GuardedProgram:
         self.name = Path(arguments[0]).name
         self._stop_s = stop_s
         self._output: IO[bytes] = tempfile.TemporaryFile()
-        # Over SSH, the guard's input closes when the connection does.
-        how = ["-IS", "-c", _GUARD, "0", str(int(signal.SIGINT)), str(stop_s)]
+        # Over SSH, the input of the wrapper closes when the connection does.
+        how = ["-IS", "-c", _WRAPPER, "0", str(int(signal.SIGINT)), str(stop_s)]
         python = machine.python if machine else sys.executable
         command = ["sh", "-c", 'cd "$0" && exec "$@"', directory, python, *how, *arguments]
-        self._guard = subprocess.Popen(
+        self._wrapper = subprocess.Popen(
             command if machine is None else machine.command(command),
             stdin=subprocess.PIPE,
             stdout=self._output,
@@ -46,7 +46,7 @@ class GuardedProgram:
             start_new_session=True,
         )
         #: A pidfd, readable when the program has ended.
-        self.ended = os.pidfd_open(self._guard.pid)
+        self.ended = os.pidfd_open(self._wrapper.pid)
 
     @property
     def output(self) -> str:
@@ -60,7 +60,7 @@ class GuardedProgram:
     @property
     def status(self) -> int | None:
         """The exit status, as a shell reports it; None while the program runs."""
-        return self._guard.poll()
+        return self._wrapper.poll()
 
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the end. Returns whether it has ended."""
@@ -68,16 +68,16 @@ class GuardedProgram:
         return self.status is not None
 
     def interrupt(self) -> None:
-        """Let the guard send SIGINT; it kills the program if that does not end in time."""
-        assert self._guard.stdin is not None
-        self._guard.stdin.close()
+        """Let the wrapper send SIGINT; it kills the program if that does not end in time."""
+        assert self._wrapper.stdin is not None
+        self._wrapper.stdin.close()
 
     def stop(self) -> None:
         """Interrupt it and wait for its end."""
         self.interrupt()
-        if not self.wait(self._stop_s + _GUARD_S):
-            self._guard.kill()
-        self._guard.wait()
+        if not self.wait(self._stop_s + _KILLED_S):
+            self._wrapper.kill()
+        self._wrapper.wait()
 
     def close(self) -> None:
         """Stop the program and release its files. Idempotent."""
