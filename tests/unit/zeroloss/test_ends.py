@@ -15,7 +15,7 @@ from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.journal import Cell, Part
 from netplugin_zeroloss.matrix.agent_bench import addressed
-from netplugin_zeroloss.matrix.bench import Guarded, wait_until_forwarding
+from netplugin_zeroloss.matrix.bench import CheckedGenerator, wait_until_forwarding
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.table import csv_text, markdown
@@ -212,21 +212,27 @@ def test_all_paths_that_do_not_forward_are_named() -> None:
         wait_until_forwarding(Scripted([(100, 0), (100, 0)]), ASKED, 0.0, PORTS)
 
 
-def guarded(inner: Generator, *checks: Callable[[], None]) -> Guarded:
-    return Guarded(inner, checks, PORTS, 0.0)
+def checked(inner: Generator, *checks: Callable[[], None]) -> CheckedGenerator:
+    return CheckedGenerator(inner, checks, PORTS, 0.0)
 
 
 def test_a_path_that_dies_during_the_search_ends_the_cell_with_its_name() -> None:
     dead = [(100, 100), (100, 100), (100, 100), (100, 0)]
-    tool = guarded(Scripted(WELL, dead))
+    tool = checked(Scripted(WELL, dead))
     assert tool.run(ASKED).rx_packets == 400
     with pytest.raises(GeneratorError, match=r"path 3 \(zeroloss-4 to zeroloss-3\)"):
         tool.run(ASKED)
 
 
+def test_a_path_on_which_nothing_is_sent_any_more_ends_the_cell_too() -> None:
+    tool = checked(Scripted([(100, 100), (0, 0), (100, 100), (100, 100)]))
+    with pytest.raises(GeneratorError, match=r"path 1 \(zeroloss-2 to zeroloss-1\): of 0 sent none came"):
+        tool.run(ASKED)
+
+
 def test_a_path_that_starves_under_overload_counts_as_loss() -> None:
     inner = Scripted([(5000, 5000), (5000, 5000), (5000, 4000), (5000, 0)], WELL)
-    measured = guarded(inner).run(replace(ASKED, rate_pps=20_000, latency=True, readings=3, burst=8))
+    measured = checked(inner).run(replace(ASKED, rate_pps=20_000, latency=True, readings=3, burst=8))
     assert measured.directions[3].rx_packets == 0, "the trial is as it was"
     [_, probe] = inner.requests
     assert probe.purpose == "does it forward?" and probe.rate_pps <= 1000

@@ -36,8 +36,8 @@ def names(paths: int, ports: Sequence[str]) -> tuple[str, ...]:
 
 
 def dead(ways: Sequence[Direction]) -> list[int]:
-    """Return the directions of which no frame was received."""
-    return [number for number, way in enumerate(ways) if way.rx_packets <= 0 < way.tx_packets]
+    """Return the directions of which no frame was received, sent or not."""
+    return [number for number, way in enumerate(ways) if way.rx_packets <= 0]
 
 
 def described(numbers: Sequence[int], known: Sequence[str]) -> str:

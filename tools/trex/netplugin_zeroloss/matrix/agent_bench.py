@@ -22,7 +22,7 @@ from netplugin_zeroloss.matrix import cells, checks
 from netplugin_zeroloss.matrix.bench import (
     Bench,
     CellError,
-    Guarded,
+    CheckedGenerator,
     Stand,
     generator_of,
     wait_until_forwarding,
@@ -224,7 +224,7 @@ class AgentBench(Bench):
             like = TrialRequest(plan.top_pps / 2, 1.0, plan.frame_size, plan.flows, mix=plan.mix)
             wait_until_forwarding(generator, like, seconds, setup["ends"])
             counting = AttributedGenerator(generator, places)
-            yield Stand(Guarded(counting, checked, setup["ends"], seconds), setup)
+            yield Stand(CheckedGenerator(counting, checked, setup["ends"], seconds), setup)
 
     def _bind_nics(self, cell: Cell) -> None:
         """Bind the NICs of the cell as it needs them, and wait until its backend is usable with them.

@@ -105,10 +105,11 @@ _FIRST_S = 0.2
 _FIRST_PPS = 1000.0
 
 
-class Guarded(Generator):
+class CheckedGenerator(Generator):
     """Runs checks after each trial. A failed check raises, ends the cell and discards the trial.
 
-    A path on which no frame was received is tried again with few frames, as overload may starve it.
+    A path on which no frame was received is tried again with few frames, as overload may starve it. The
+    search does so too, for 5 s, and not with ``strict_rfc9971``; its verdict is final, an error is resumed.
     """
 
     def __init__(
@@ -161,8 +162,7 @@ def wait_until_forwarding(
             return
         if time.monotonic() >= deadline:
             break
-    dead = [number for number, way in enumerate(found) if way.rx_packets <= 0]
-    if dead:
+    if dead := paths.dead(found):
         where = paths.described(dead, paths.names(len(found), ports))
         some = f", and on {len(found) - len(dead)} of {len(found)} paths some did"
         raise GeneratorError(
