@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import closing, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -114,6 +114,14 @@ def test_a_generator_that_lies_gives_no_scores() -> None:
     visit = next(guard(_PLAN))
     generator = _Lying(SimGenerator(of_ratio("clean", 1.0, False, 0), random.Random(1)))
     assert carry_out(visit.trials(), generator) is None
+
+
+def test_a_device_is_warmed_up_for_longer_than_a_trial_may_be() -> None:
+    visit = next(guard(replace(_PLAN, plan=SearchPlan((strict_goal(10.0),), 14.88e6, warm_up_s=25.0))))
+    generator = SimGenerator(of_ratio("clean", 1.0, False, 0), random.Random(1))
+    seen: list[TrialRequest] = []
+    carry_out(visit.trials(), generator, lambda asked, _: seen.append(asked))
+    assert [asked.duration_s for asked in seen if asked.purpose == "warming up"] == [10.0, 10.0, 5.0]
 
 
 # -- as a user runs it ----------------------------------------------------------------------------

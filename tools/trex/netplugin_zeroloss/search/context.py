@@ -43,6 +43,12 @@ class SearchContext:
         """Request the shortest trial that can tell ``rate`` from one lower by ``gap`` (default: width)."""
         return (yield from self.ask(rate, self.resolution(rate, gap or self.width), why))
 
+    def warm_up(self, rate: float, seconds: float) -> Asking[None]:
+        """Send traffic that is not judged, as long as it takes. Raises: BudgetExhausted."""
+        while seconds > 0:
+            yield from self.ask(rate, seconds, "warming up", abort=False)
+            seconds -= self.goal.final_trial_s  # no trial is longer
+
     def resolution(self, rate: float, gap: float) -> float:
         """Return the seconds a trial needs to show loss at ``rate`` if that is ``gap`` above capacity.
 

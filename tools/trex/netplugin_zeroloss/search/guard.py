@@ -181,8 +181,7 @@ def visit(plan: SearchPlan, is_b: bool, begin_pps: float, rate_pps: float | None
     ground = SearchContext(plan, TrialLog(plan), plan.headline)
     part = AT_ONCE if is_b else 1.0
     try:
-        if plan.warm_up_s:
-            yield from ground.ask(_WARM_UP * begin_pps * part, plan.warm_up_s, "warming up", abort=False)
+        yield from ground.warm_up(_WARM_UP * begin_pps * part, plan.warm_up_s)
         scores = yield from _up_and_down(ground, part, begin_pps)
         if scores is None or rate_pps is None:
             return scores

@@ -49,7 +49,8 @@ class StrictSearch(ChanceSearch):
             if found is not None:
                 return found
             if seconds is not None:
-                yield from self._warm_up(seconds)
+                yield from self.warm_up(max(self.forwarding_pps / 2, self.least()), seconds)
+                self.log.forget()
         return (yield from self.search_floor(self.least()))
 
     def _attempt(self) -> Asking[Outcome | None]:
@@ -226,16 +227,6 @@ class StrictSearch(ChanceSearch):
         seconds = min(first * _SAME_TIME, self.goal.final_trial_s)
         again = yield from self.ask(trial.rate, seconds, "at the same time again?")
         return again.lossy and again.traffic_s >= first / _SAME_TIME
-
-    def _warm_up(self, seconds: float) -> Asking[None]:
-        """Send traffic that is not judged, and discard the earlier trials."""
-        rate = max(self.forwarding_pps / 2, self.least())
-        left = seconds
-        while left > 0:
-            part = min(left, self.goal.final_trial_s)
-            yield from self.ask(rate, part, "warming up", abort=False)
-            left -= part
-        self.log.forget()
 
     def _full(self, rate: float, why: str) -> Asking[Trial]:
         """Run trials until the goal is met at this load, or one does not pass."""
