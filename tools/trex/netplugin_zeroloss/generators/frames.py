@@ -48,8 +48,8 @@ class Frames(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: None: address of the generator's port; for the destination that of the far port if none is
-    #: configured.
+    #: None: the address of the port that sends; as destination that of the port that receives, unless
+    #: TRex's configuration has another.
     source_mac: Mac | None = None
     destination_mac: Mac | None = None
     #: None: from the benchmarking network 198.18.0.0/15 (RFC 2544, appendix C.2.2).

@@ -206,7 +206,7 @@ def reading(
 
 
 def _since(thread: str, before: PmdCounters, after: PmdCounters) -> PmdCounters:
-    """Cycles that seem to go back within their rounding have not changed. Raises: AttributionError."""
+    """Return what was counted since. Raises: AttributionError if it went back by more than rounding."""
     busy, error = before.busy_cycles - after.busy_cycles, before.busy_error + after.busy_error
     for what, back, most in (
         ("packets", before.packets - after.packets, 0),

@@ -59,7 +59,7 @@ class GuardVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GuardPlan:
-    """What is compared. ``cells``: among so many the level is divided."""
+    """What is compared. ``cells``: so many share the level."""
 
     plan: SearchPlan
     #: The rate that the search of A found; None: it has none, and only short trials are compared.
@@ -68,7 +68,7 @@ class GuardPlan:
     begin_pps: float
     #: Seed of the order of the visits.
     seed: str
-    #: Seconds of traffic in which it is decided, or else undecided.
+    #: Seconds of traffic after which it stays undecided.
     traffic_s: float
     cells: int = 1
 
@@ -120,10 +120,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim, the rounds that support it, and those that do or contradict it."""
+    """A claim about B: that it is worse, or that it is not."""
 
     worse: bool
     words: str
+    #: Rounds that support it, of those that do or contradict it.
     rounds: int
     of: int
     #: The probability that it is shown though it is false.

@@ -23,7 +23,7 @@ _CONTROL_PPS, _CONTROL_PART = 1000.0, 0.1
 _STRAY_PPS = 5.0
 #: A direction of which at most this share comes back is dead: the share is of others, or of a latency stream.
 _DEAD: Final = 0.1
-#: Lost share that is doubted at a load, times the factor, of which all came back when more was sent.
+#: Loss of this share is doubted up to this many times the rate that came back at a higher load.
 _SHARE, _ABOVE = 0.1, 1.1
 #: So few frames tell no share.
 _FEW = 20
@@ -55,7 +55,7 @@ def dead(measured: Measurement) -> tuple[int, ...]:
 
 
 def silent(measured: Measurement) -> bool:
-    """Whether nothing came back in some direction but what others may have sent."""
+    """Whether in some direction no more came back than what other programs may have sent."""
     few = 1 + _STRAY_PPS * measured.elapsed_s
     return any(_lost(way) >= 1 - _DEAD and way.rx_packets <= few for way in ways(measured))
 

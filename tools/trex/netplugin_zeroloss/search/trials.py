@@ -202,8 +202,8 @@ class TrialLog:
     def _came_up_after(self, trial: Trial, goal: Goal) -> Asking[bool]:
         """Where a trial raises doubt, find out far below its load whether each direction forwards.
 
-        Returns: whether one in which nothing came back forwards for the first time: the trial does not count.
-        Later it is overload that starves it, or it was out for a moment: that counts as loss.
+        Returns: whether a direction was silent in the trial because it had not come up yet: then the trial
+        does not count. Once all have forwarded, a silent one is starved, or out for a moment: that is loss.
         Raises: NotForwarding.
         """
         if self.plan.strict_rfc9971:
