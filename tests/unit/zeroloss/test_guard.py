@@ -176,8 +176,17 @@ def test_the_status_tells_the_verdict(
 def test_what_the_generator_can_show_of_a_is_what_b_must_do(tmp_path: Path) -> None:
     both = _simulated(4.2e6, "short-generator")
     _written(tmp_path, both, both)
-    status, output, _ = _call(tmp_path)
+    status, output, errors = _call(tmp_path, "--json", str(tmp_path / "out.json"))
     assert status == 0, output
+    assert "B / A at once: at least 96.5 % (the highest load, 97 % confidence)" in output
+    assert "A: loses no short trial up to 2.992 Mpps" in errors
+    assert json.loads((tmp_path / "out.json").read_text())["cells"][0]["ratio"]["limited"] == "at least"
+
+
+def test_where_only_a_reaches_the_highest_load_b_does_at_most_what_is_seen(tmp_path: Path) -> None:
+    _written(tmp_path, _simulated(4.2e6, "short-generator"), _simulated(2.7e6, "clean"))
+    status, output, _ = _call(tmp_path, "--quiet")
+    assert status == 1 and "B / A at once: at most 90." in output, output
 
 
 _ONLY_SHORT = """import json, sys

@@ -217,4 +217,5 @@ def _in_words(scores: Scores | None, visit: Visit, why: str) -> str:
         return f"no result: {why}"
     load = scores.at_once_pps * (AT_ONCE if visit.is_b else 1)
     later = "" if math.isinf(scores.lost_after_s) else f", a longer one after {scores.lost_after_s:.2f} s"
-    return f"loses a short trial at {mpps(load, 4)} Mpps{later}"
+    lost = "no short trial up to" if scores.at_top else "a short trial at"
+    return f"loses {lost} {mpps(load, 4)} Mpps{later}"

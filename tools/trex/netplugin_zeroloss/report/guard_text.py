@@ -34,6 +34,14 @@ class GuardedCell:
         """The loads that lose a short trial, B's to A's, over the rounds."""
         return spread([each.ratio for each in self.found.rounds])
 
+    @property
+    def limited(self) -> str:
+        """Whether the highest load hides what B can do (``at least`` this ratio), or A; else empty."""
+        rounds = self.found.rounds
+        if any(each.b.at_top for each in rounds):
+            return "at least"
+        return "at most" if any(each.a.at_top for each in rounds) else ""
+
 
 def status(cells: Sequence[GuardedCell]) -> int:
     """Return the exit status."""
@@ -50,7 +58,7 @@ def _lines(cells: Sequence[GuardedCell]) -> Iterator[str]:
     yield f"{ordered[0].found.verdict}: {words.count(len(cells), 'cell')}"
     for cell in ordered:
         rate = "" if cell.rate_pps is None else f"  A: {words.mpps(cell.rate_pps, 4)} Mpps"
-        yield f"  {cell.found.verdict:10} {cell.cell.key}{rate}{_ratio(cell.ratio)}"
+        yield f"  {cell.found.verdict:10} {cell.cell.key}{rate}{_ratio(cell)}"
         yield f"  {'':10} {cell.found.reason}"
     yield (
         f"At most {words.percent(LEVEL)} of such runs call a cell worse that is not, and"
@@ -58,12 +66,15 @@ def _lines(cells: Sequence[GuardedCell]) -> Iterator[str]:
     )
 
 
-def _ratio(found: ResultSpread | None) -> str:
+def _ratio(cell: GuardedCell) -> str:
+    found = cell.ratio
     if found is None:
         return ""
     low, high = (words.percent(end, 1) for end in found.interval_pps)
-    sure = words.percent(found.confidence)
-    return f"  B / A at once: {words.percent(found.median_pps, 1)} ({low} to {high}, {sure} confidence)"
+    text, why = words.percent(found.median_pps, 1), f"{low} to {high}"
+    if cell.limited:
+        text, why = f"{cell.limited} {low if cell.limited == 'at least' else high}", "the highest load"
+    return f"  B / A at once: {text} ({why}, {words.percent(found.confidence)} confidence)"
 
 
 def json_text(cells: Sequence[GuardedCell]) -> str:
@@ -84,9 +95,11 @@ def _cell(cell: GuardedCell) -> dict[str, Any]:
         "verdict": cell.found.verdict.value,
         "reason": cell.found.reason,
         "zero_loss_pps": cell.rate_pps,
-        "ratio": None
-        if ratio is None
-        else {"median": ratio.median_pps, "interval": ratio.interval_pps, "confidence": ratio.confidence},
+        "ratio": ratio
+        and {
+            **{"median": ratio.median_pps, "interval": ratio.interval_pps},
+            **{"confidence": ratio.confidence, "limited": cell.limited or None},
+        },
         "claims": [asdict(claim) | {"shown": claim.shown} for claim in cell.found.claims],
         "rounds": [asdict(each) | {"ratio": each.ratio} for each in cell.found.rounds],
         "traffic_s": cell.found.traffic_s,
