@@ -81,6 +81,11 @@ def test_the_order_is_that_of_the_seed_and_balanced() -> None:
     assert 25 < sum(first for first, _ in rounds) < 50
 
 
+def test_rounds_in_which_a_does_next_to_nothing_do_not_bring_the_next_to_nothing() -> None:
+    visits = _visits(_PLAN, lambda _: Visited(Scores(0.01, at_top=False), 1.0), 20)
+    assert all(next(each.trials()).rate_pps > 4e6 / 64 / 4 for each in visits)
+
+
 def test_a_visit_without_a_valid_trial_is_made_again_and_not_forever() -> None:
     luck = iter([None, None, _SCORES, None, _SCORES, None, None, None])
     asking = guard(_PLAN)
@@ -214,6 +219,32 @@ def test_a_floor_is_compared_by_short_trials_only(tmp_path: Path) -> None:
     _written(tmp_path, _simulated(4.2e6, "glitch"), _simulated(3.9e6, "glitch"))
     status, output, _ = _call(tmp_path, "--quiet")
     assert status == 1 and "at once in 7 of 7 rounds" in output
+
+
+_SOME_COME_BACK = """import json, sys
+for question in map(json.loads, sys.stdin):
+    answer = {"ok": True, "virtual_time": True}
+    if question["op"] == "trial":
+        sent = round(question["rate_pps"] * question["duration_s"])
+        back = min(sent, round(4.2e6 * question["duration_s"]))
+        answer = {"tx_packets": sent, "rx_packets": round(back * float(sys.argv[1]))}
+        answer |= {"elapsed_s": question["duration_s"]}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_b_that_loses_a_tenth_or_more_at_any_load_is_worse(tmp_path: Path, strict: bool) -> None:
+    """It forwards, and so can be measured, unlike one with a dead direction."""
+    program = tmp_path / "generator.py"
+    program.write_text(_SOME_COME_BACK)
+    tools = ({"type": "exec", "command": f"{sys.executable} {program} {share}"} for share in (1, 0.85))
+    search = {"strict_rfc9971": strict}
+    _written(tmp_path, *(described(generator=each, search=search) for each in tools))
+    status, output, _ = _call(tmp_path, "--quiet")
+    assert status == 1 and "it does less than 96.5% of A at once in 8 of 8 rounds" in output, output
+    assert strict or "in round 8, loss does not fall with the load: at" in output
+    assert _call(tmp_path, "--quiet", "--resume")[:2] == (status, output)
 
 
 @pytest.mark.parametrize("dead", ["A", "B"])

@@ -215,6 +215,8 @@ def _bench(run: Begun, visit: Visit) -> Bench:
 def _in_words(scores: Scores | None, visit: Visit, why: str) -> str:
     if scores is None:
         return f"no result: {why}"
+    if scores.floor:
+        return scores.floor
     load = scores.at_once_pps * (AT_ONCE if visit.is_b else 1)
     later = "" if math.isinf(scores.lost_after_s) else f", a longer one after {scores.lost_after_s:.2f} s"
     lost = "no short trial up to" if scores.at_top else "a short trial at"

@@ -25,7 +25,7 @@ from typing import Final
 
 from netplugin.statistics import sign_odds
 from netplugin_zeroloss.search.context import SearchContext
-from netplugin_zeroloss.search.trials import Asking, BudgetExhausted, SearchPlan, TrialLog
+from netplugin_zeroloss.search.trials import Asking, BudgetExhausted, NotForwarding, SearchPlan, TrialLog
 
 #: B is worse if it does less than this part of A: in short trials, between 0.95 and 0.98; and in longer ones.
 AT_ONCE: Final = 0.965
@@ -83,6 +83,8 @@ class Scores:
     at_top: bool
     #: Infinite if nothing was lost.
     lost_after_s: float = math.inf
+    #: What was seen if it loses a tenth or more at any load; else empty.
+    floor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ def guard(asked: GuardPlan) -> Generator[Visit, Visited, GuardFound]:
                     return GuardFound(GuardVerdict.FAILED, reason, rounds, traffic_s=traffic_s)
         rounds = (*rounds, Round(scores[False], scores[True]))
         # The same for both sides, and from past rounds: the rounds remain tosses of a coin.
-        begin = scores[False].at_once_pps
+        begin = max(scores[False].at_once_pps, asked.begin_pps * _LEAST)
         longest_s = max(longest_s, traffic_s - before_s)
         found = _judged(asked, rounds, traffic_s, longest_s)
         if found is not None:
@@ -178,7 +180,10 @@ def guard(asked: GuardPlan) -> Generator[Visit, Visited, GuardFound]:
 
 
 def visit(plan: SearchPlan, is_b: bool, begin_pps: float, rate_pps: float | None) -> Asking[Scores | None]:
-    """Run the trials of a visit; None if the generator did not do what was asked. Raises: NotForwarding."""
+    """Run the trials of a visit; None if the generator did not do what was asked.
+
+    Raises: NotForwarding if a direction is dead. A device that loses at any load forwards, and is measured.
+    """
     ground = SearchContext(plan, TrialLog(plan), plan.headline)
     part = AT_ONCE if is_b else 1.0
     try:
@@ -190,6 +195,10 @@ def visit(plan: SearchPlan, is_b: bool, begin_pps: float, rate_pps: float | None
         trial = yield from ground.ask(load, ground.goal.final_trial_s * _LONGER_PART, "longer")
     except BudgetExhausted:
         return None
+    except NotForwarding as error:
+        if error.outcome.floor is None:
+            raise
+        return Scores(begin_pps * _LEAST, at_top=False, lost_after_s=0.0, floor=error.outcome.reason)
     if not trial.valid:
         return None
     return replace(scores, lost_after_s=trial.traffic_s if trial.lossy else math.inf)
@@ -235,7 +244,9 @@ def _judged(
         verdict = GuardVerdict.NOT_WORSE
     elif traffic_s + longest_s < asked.traffic_s and len(rounds) < _MOST_ROUNDS:
         return None
-    return GuardFound(verdict, "; ".join(map(str, reasons)), rounds, claims, traffic_s)
+    floors = [f"in round {n}, {each.b.floor}" for n, each in enumerate(rounds, 1) if each.b.floor]
+    reason = "; ".join((*map(str, reasons), *floors[-1:]))
+    return GuardFound(verdict, reason, rounds, claims, traffic_s)
 
 
 def _claims(asked: GuardPlan, rounds: Sequence[Round]) -> Sequence[Claim]:
