@@ -295,7 +295,9 @@ def test_the_exit_status_and_what_is_printed(tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "found.json"
     assert main(["compare", old, new, "--json", str(file)]) == 1
     assert json.loads(file.read_text()) == whole
-    assert main(["compare", old, new, "--json", str(tmp_path / "no" / "file")]) == 2
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["compare", old, new, "--json", str(tmp_path / "no" / "file")])
+    assert main(["compare", old, new, "--json", "/proc/no-file"]) == 2
 
 
 def test_json_has_no_infinity() -> None:

@@ -272,6 +272,13 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_sent(
     assert status == 2 and words in errors and not (tmp_path / "run").exists()
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    _written(tmp_path, _simulated(4.2e6), _simulated(4.2e6))
+    with pytest.raises(SystemExit) as end:
+        _call(tmp_path, "--json", "/no/such/folder/x.json")
+    assert end.value.code == 2 and not (tmp_path / "run").exists()
+
+
 def test_one_at_a_time_runs_in_a_folder_and_a_used_one_is_refused(tmp_path: Path) -> None:
     _written(tmp_path, _simulated(4.2e6), _simulated(4.2e6))
     with closing(Journal(tmp_path / "run/b")):

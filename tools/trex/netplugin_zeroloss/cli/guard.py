@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
-from netplugin.host.processes import printable
+from netplugin_zeroloss.cli.frame import Commands, add_folder, add_json, ends_cleanly, progress, write_out
 from netplugin_zeroloss.cli.options import number
-from netplugin_zeroloss.cli.runs import ends_cleanly, write_out
 
 
-def add_guard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_guard(commands: Commands) -> None:
     parser = commands.add_parser(
         "guard",
         help="measure two run descriptions in turn, and tell whether the second is worse",
@@ -23,9 +21,7 @@ def add_guard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(command=_guard)
     parser.add_argument("a", metavar="A", type=Path, help="the run description to compare with")
     parser.add_argument("b", metavar="B", type=Path, help="the run description that may be worse")
-    folder = "folder of both runs, new or empty (default: %(default)s)"
-    parser.add_argument("--folder", metavar="FOLDER", type=Path, default=Path("guard"), help=folder)
-    parser.add_argument("--resume", action="store_true", help="resume the runs in the folder")
+    add_folder(parser, "folder of both runs, new or empty (default: %(default)s)", Path("guard"))
     parser.add_argument(
         "--traffic",
         type=number(0.1, 10_000),
@@ -33,8 +29,7 @@ def add_guard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="MINUTES",
         help="traffic of a cell, with its search, after which it is undecided (default: %(default)s)",
     )
-    parser.add_argument("--quiet", action="store_true", help="do not print progress")
-    parser.add_argument("--json", metavar="FILE", help="write the result as JSON (- : standard output)")
+    add_json(parser, "the result")
 
 
 def _guard(options: argparse.Namespace) -> int:
@@ -50,19 +45,8 @@ def _guard(options: argparse.Namespace) -> int:
         options.quiet,
         tuple(sys.argv),
     )
-    with ends_cleanly():
-        try:
-            found = guard.carry_out(asked, (lambda line: None) if options.quiet else _say)
-        except KeyboardInterrupt:
-            again = ["guard", str(options.a), str(options.b), "--folder", str(options.folder), "--resume"]
-            print(
-                f"\nInterrupted. To continue:\n  {shlex.join(['netplugin-zeroloss', *again])}",
-                file=sys.stderr,
-            )
-            raise
+    a, b, folder = map(str, (options.a, options.b, options.folder))
+    with ends_cleanly("guard", a, b, "--folder", folder, "--resume"):
+        found = guard.carry_out(asked, progress(options.quiet))
     write_out(options.json, text(found), json_text(found))
     return status(found)
-
-
-def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)

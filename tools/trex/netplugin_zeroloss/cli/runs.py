@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import TypeAlias
 
 from netplugin_zeroloss.asked import add_fields
+from netplugin_zeroloss.cli.frame import Commands, add_folder, add_json, add_quiet, ends_cleanly, write_out
 from netplugin_zeroloss.cli.options import number, whole
 from netplugin_zeroloss.evaluation import algorithms as searches
 from netplugin_zeroloss.evaluation.evaluate import Progress, as_json, as_table, evaluate
@@ -25,13 +21,11 @@ from netplugin_zeroloss.generators.sim import FAMILIES
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, strict_goal
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _DEVICES = "named devices, and classes of which each run takes another device (default: all)"
 _FORMATS = {"table": as_table, "json": as_json}
-_QUIET = "do not print progress"
 
 
-def add_commands(commands: _Commands) -> None:
+def add_commands(commands: Commands) -> None:
     _add_matrix(commands)
     _add_doctor(commands)
     _add_report(commands)
@@ -39,7 +33,7 @@ def add_commands(commands: _Commands) -> None:
     _add_evaluate(commands)
 
 
-def _add_matrix(commands: _Commands) -> None:
+def _add_matrix(commands: Commands) -> None:
     parser = commands.add_parser(
         "matrix",
         help="run a search for every cell of a run description",
@@ -49,13 +43,9 @@ def _add_matrix(commands: _Commands) -> None:
     )
     parser.set_defaults(command=_matrix)
     parser.add_argument("description", metavar="FILE", type=Path, help="the run description")
-    folder = "folder of the run, new or empty (default: the name of the run)"
-    parser.add_argument("--folder", metavar="FOLDER", type=Path, help=folder)
-    resume = "resume the run in the folder; no trial is repeated"
-    parser.add_argument("--resume", action="store_true", help=resume)
+    add_folder(parser, "folder of the run, new or empty (default: the name of the run)")
     dry = "check everything, print the cells and the estimated duration, and exit"
     parser.add_argument("--dry-run", action="store_true", help=dry)
-    parser.add_argument("--quiet", action="store_true", help=_QUIET)
 
 
 def _matrix(options: argparse.Namespace) -> int:
@@ -66,46 +56,12 @@ def _matrix(options: argparse.Namespace) -> int:
     if options.dry_run:
         sys.stdout.write(session.dry_run(asked))
         return 0
-    with ends_cleanly():
-        try:
-            return session.carry_out(asked, sys.stdout)
-        except KeyboardInterrupt:
-            again = [str(options.description), "--folder", str(session.folder_of(asked)), "--resume"]
-            print(
-                "\nInterrupted; the settings of the host and of OVS are as before, and what was measured"
-                f" is kept. To continue:\n  netplugin-zeroloss matrix {shlex.join(again)}",
-                file=sys.stderr,
-            )
-            raise
+    folder = str(session.folder_of(asked))
+    with ends_cleanly("matrix", str(options.description), "--folder", folder, "--resume"):
+        return session.carry_out(asked, sys.stdout)
 
 
-@contextmanager
-def ends_cleanly() -> Iterator[None]:
-    """Raise KeyboardInterrupt on the first signal; later ones do not interrupt the cleanup."""
-    interrupted = False
-
-    def end(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:
-            print("\nRestoring the host's settings ...", file=sys.stderr)
-            return
-        interrupted = True
-        raise KeyboardInterrupt
-
-    before = {
-        number: signal.signal(number, end)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        # The caller ignores this signal (nohup): keep ignoring it.
-        if signal.getsignal(number) is not signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _add_doctor(commands: _Commands) -> None:
+def _add_doctor(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help="list what is missing on this host for a run, and how to fix it",
@@ -123,7 +79,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return doctor(options)
 
 
-def _add_report(commands: _Commands) -> None:
+def _add_report(commands: Commands) -> None:
     parser = commands.add_parser(
         "report",
         help="write the table, the plot and the page of a run",
@@ -159,7 +115,7 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_compare(commands: _Commands) -> None:
+def _add_compare(commands: Commands) -> None:
     parser = commands.add_parser(
         "compare",
         help="check a run for regressions against an older run",
@@ -183,7 +139,7 @@ def _add_compare(commands: _Commands) -> None:
     share("--noisy-tolerance", 0.5, number(0, 0.9, inclusive=True), "RATIO", noisy)
     level = "probability of at least one false alarm among all tested cells"
     share("--level", 0.05, number(0, 0.5), "P", level)
-    parser.add_argument("--json", metavar="FILE", help="write the comparison as JSON (- : standard output)")
+    add_json(parser, "the comparison")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -197,17 +153,7 @@ def _compare(options: argparse.Namespace) -> int:
     return found.status
 
 
-def write_out(file: str | None, text: str, as_json: str) -> None:
-    """Print the text, or the JSON if the file is ``-``; write the JSON to the file. Raises: UnusableInput."""
-    sys.stdout.write(as_json if file == "-" else text)
-    if file is not None and file != "-":
-        try:
-            Path(file).write_text(as_json, encoding="utf-8")
-        except OSError as error:
-            raise UnusableInput("--json", f"{file}: {error.strerror}") from error
-
-
-def _add_evaluate(commands: _Commands) -> None:
+def _add_evaluate(commands: Commands) -> None:
     parser = commands.add_parser(
         "evaluate",
         help="compare search algorithms on simulated devices with known answers",
@@ -227,7 +173,7 @@ def _add_evaluate(commands: _Commands) -> None:
     parser.add_argument("--jobs", type=whole(1, 1024), default=cpus, metavar="N", help=jobs)
     form = "%(choices)s (default: %(default)s)"
     parser.add_argument("--format", choices=tuple(_FORMATS), default="table", metavar="FORMAT", help=form)
-    parser.add_argument("--quiet", action="store_true", help=_QUIET)
+    add_quiet(parser)
     add_fields(parser, "line_rate_pps", "precision", "final_duration", "initial_duration")
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from netplugin.api.errors import reason
 from netplugin.api.field_errors import message
 from netplugin_zeroloss.asked import BITS_PER_SECOND, SearchOptions, add_fields, trial_line
+from netplugin_zeroloss.cli.frame import Commands, add_json, add_quiet, write_out
 from netplugin_zeroloss.cli.options import add_generator, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
@@ -37,7 +38,7 @@ from netplugin_zeroloss.values import (
 _FIELDS = tuple(n for n in SearchOptions.model_fields if n not in ("goals", "preset", "strict_rfc9971"))
 
 
-def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_search(commands: Commands) -> None:
     parser = commands.add_parser(
         "search",
         help="run one search with one generator",
@@ -57,43 +58,23 @@ def add_search(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     strict = "search without the extensions to RFC 9971, such as early abort"
     parser.add_argument("--strict-rfc9971", action="store_true", help=strict)
     sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument(
-        "--frame-size",
-        type=whole(64, 16_000),
-        default=64,
-        metavar="BYTES",
-        help="frame size with FCS (default: %(default)s)",
-    )
+    size = "frame size with FCS (default: %(default)s)"
+    sizes.add_argument("--frame-size", type=whole(64, 16_000), default=64, metavar="BYTES", help=size)
     sizes.add_argument("--mix", choices=tuple(MIXES), default="", help="mix of frame sizes")
     flows = "flows, which differ in the field of --vary (default: %(default)s)"
     parser.add_argument("--flows", type=whole(1, 10**9), default=1024, metavar="N", help=flows)
-    parser.add_argument(
-        "--burst",
-        type=whole(1, 65_536),
-        default=1,
-        metavar="N",
-        help="frames that each direction sends back to back; rates are means (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--vnf-ceiling-pps",
-        type=number(0, 1e12),
-        metavar="PPS",
-        help="rate of the VNF without the backend, from a control run",
-    )
-    parser.add_argument(
-        "--seed",
-        type=whole(0, 2**63),
-        default=1,
-        metavar="N",
-        help="seed of the simulated device (default: %(default)s)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the full result as JSON (- : standard output)")
-    parser.add_argument("--quiet", action="store_true", help="do not print progress")
+    burst = "frames that each direction sends back to back; rates are means (default: %(default)s)"
+    parser.add_argument("--burst", type=whole(1, 65_536), default=1, metavar="N", help=burst)
+    ceiling = "rate of the VNF without the backend, from a control run"
+    parser.add_argument("--vnf-ceiling-pps", type=number(0, 1e12), metavar="PPS", help=ceiling)
+    seed = "seed of the simulated device (default: %(default)s)"
+    parser.add_argument("--seed", type=whole(0, 2**63), default=1, metavar="N", help=seed)
+    add_json(parser, "the full result")
+    add_quiet(parser)
 
 
 def _search(options: argparse.Namespace) -> int:
     description = description_of(options)
-    _check_writable(options.json)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     with make(description) as generator:
         generator.info.check_burst(options.burst, options.mix)
@@ -105,7 +86,7 @@ def _search(options: argparse.Namespace) -> int:
         followed = _follow_up(plan, generator, results.outcome_of(runs).answer_pps, options.quiet)
         where = results.environment(generator.info.name, sys.argv, started)
     result = results.result_of(plan, runs, where | {"seed": options.seed}, followed)
-    _report(result, options.json)
+    write_out(options.json, summary(result), results.dumps(result))
     return 1 if result["verdict"] in FAILURES else 0
 
 
@@ -127,15 +108,6 @@ def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
     line_bps = info.line_bps if math.isfinite(info.line_bps) else BITS_PER_SECOND
     frame, vnf = options.mix or options.frame_size, options.vnf_ceiling_pps
     return asked.plan(info, frame, options.flows, options.burst, line_bps, vnf_ceiling_pps=vnf)
-
-
-def _check_writable(name: str | None) -> None:
-    """Check the output path before any traffic is sent. Raises: UnusableInput."""
-    if name is None or name == "-":
-        return
-    directory = Path(name).resolve().parent
-    if not directory.is_dir() or Path(name).is_dir():
-        raise UnusableInput("--json", f"{name} cannot be written: is it in a directory that exists?")
 
 
 # -- what is printed -----------------------------------------------------------------------------
@@ -211,22 +183,10 @@ def _follow_up_lines(result: ResultEntry) -> Iterator[str]:
         yield f"soak       {words.soak(soak, result['goal']['relative_width'])}"
 
 
-def _report(result: ResultEntry, name: str | None) -> None:
-    if name == "-":
-        sys.stdout.write(results.dumps(result))
-        return
-    sys.stdout.write(summary(result))
-    if name is not None:
-        try:
-            Path(name).write_text(results.dumps(result), encoding="utf-8")
-        except OSError as error:
-            raise UnusableInput("--json", f"{name}: {error.strerror}") from error
-
-
 # -- replay --------------------------------------------------------------------------------------
 
 
-def add_replay(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_replay(commands: Commands) -> None:
     parser = commands.add_parser(
         "replay",
         help="repeat a search on recorded trials; the answer must be the same",

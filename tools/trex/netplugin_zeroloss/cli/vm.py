@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netplugin_zeroloss.cli.frame import Commands, add_quiet, ends_cleanly, progress
 from netplugin_zeroloss.cli.options import whole
-from netplugin_zeroloss.cli.runs import ends_cleanly
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import FOLDER
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from netplugin_zeroloss.vm.spec import VmSpec
 
 
-def add_vm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_vm(commands: Commands) -> None:
     parser = commands.add_parser(
         "vm", help="make the image of the VM under test", description="Make the image of the VM under test."
     )
@@ -34,15 +33,10 @@ def add_vm(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         " files. Exit status: 0 if the image is there.",
     )
     build.set_defaults(command=_build)
-    build.add_argument(
-        "--folder",
-        metavar="FOLDER",
-        type=Path,
-        default=FOLDER,
-        help="folder of images and keys; its link `latest` leads to the image (default: %(default)s)",
-    )
+    folder = "folder of images and keys; its link `latest` leads to the image (default: %(default)s)"
+    build.add_argument("--folder", metavar="FOLDER", type=Path, default=FOLDER, help=folder)
     build.add_argument("--rebuild", action="store_true", help="build also if there is one of these inputs")
-    build.add_argument("--quiet", action="store_true", help="do not print progress")
+    add_quiet(build)
     _add_system(build)
 
 
@@ -56,21 +50,13 @@ _SYSTEM: tuple[tuple[str, str | None, str], ...] = (
     ),
     ("--suite", "NAME", "Debian's release (default: bookworm)"),
     ("--sources", "FILE", "apt's sources, as in /etc/apt (default: Debian's mirror)"),
-    (
-        "--snapshot",
-        "TIME",
-        "take packages as they were then, from snapshot.debian.org: 20261101T000000Z",
-    ),
+    ("--snapshot", "TIME", "take packages as they were then, from snapshot.debian.org: 20261101T000000Z"),
     ("--no-install", None, "install no packages in the base, which has them"),
     ("--kernel", "PACKAGE", "kernel (default: linux-image-amd64)"),
     ("--no-testpmd", None, "leave testpmd and DPDK out"),
     ("--package", "NAME", "install this one too, of a version with NAME=VERSION; may be given several times"),
     ("--vpp", "FOLDER", "folder with VPP's .deb files, or an installed tree (bin/vpp)"),
-    (
-        "--ssh-key",
-        "FILE",
-        "private key for SSH, with FILE.pub next to it (default: one is made in the folder)",
-    ),
+    ("--ssh-key", "FILE", "private key for SSH, FILE.pub next to it (default: one is made in the folder)"),
     ("--vcpus", "N", "vCPUs (default: 8)"),
     ("--memory-mb", "N", "memory, MB (default: 8192)"),
     ("--disk-mb", "N", "size of the disk, MB (default: 8192)"),
@@ -102,17 +88,11 @@ def _add_system(build: argparse.ArgumentParser) -> None:
 
 def _build(options: argparse.Namespace) -> int:
     # Imported here: the sub-command ``search`` works without these dependencies.
-    try:
-        from netplugin.api.errors import NetpluginError
-        from netplugin_zeroloss.vm.build import Builder
-    except ModuleNotFoundError as error:
-        if str(error.name).startswith("netplugin"):
-            raise
-        raise UnusableInput(
-            "vm build", f"{error.name} is missing: pip install ./tools/trex, in a checkout"
-        ) from error
+    from netplugin.api.errors import NetpluginError
+    from netplugin_zeroloss.vm.build import Builder
+
     spec = _spec(options)
-    builder = Builder(options.folder, options.ssh_key, _silent if options.quiet else _say)
+    builder = Builder(options.folder, options.ssh_key, progress(options.quiet))
     with ends_cleanly():
         try:
             image = builder.build(spec, options.rebuild)
@@ -171,11 +151,3 @@ def _report(image: Image, folder: Path) -> None:
         "\nNext: cp tools/trex/matrix.yaml mine.yaml, fill it in"
         f" (vm: {{image: {folder / 'latest'}}}), and netplugin-zeroloss doctor mine.yaml"
     )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def _silent(line: str) -> None:
-    """Print no progress."""
