@@ -149,7 +149,7 @@ class Match(Section):
         return all(getattr(cell, n) == (str(value) if n == "frame" else value) for n, value in given)
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _not_empty(self) -> Self:
         if not self.model_dump(exclude_none=True):
             raise ValueError("it is empty, and so means every cell")
         return self

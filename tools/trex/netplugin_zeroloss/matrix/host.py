@@ -120,7 +120,7 @@ class Hypervisor:
 
     @property
     def workers(self) -> int:
-        """CPUs of this host for the VNF that handle packets."""
+        """How many CPUs of this host handle packets for the VNF."""
         return len(self.description.vnf_cores.vnf_cores().workers) or 1
 
     @property

@@ -312,7 +312,7 @@ def _conditions(report: Report) -> Iterator[str]:
         frames = words.count(sum(f.unexplained[1] for f in extra), "frame")
         yield (
             f"{_cells(extra)}: where frames were lost. Places counted {frames} more than were missing:"
-            " those of somebody else, or the same ones twice."
+            " frames of other traffic, or the same frame twice."
         )
 
 
