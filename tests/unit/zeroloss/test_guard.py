@@ -183,7 +183,7 @@ def test_what_the_generator_can_show_of_a_is_what_b_must_do(tmp_path: Path) -> N
     _written(tmp_path, both, both)
     status, output, errors = _call(tmp_path, "--json", str(tmp_path / "out.json"))
     assert status == 0, output
-    assert "B / A at once: at least 96.5 % (the highest load, 97 % confidence)" in output
+    assert "  A: >= 2.99 Mpps  B / A at once: at least 96.5 % (the highest load, 97 % confidence)" in output
     assert "A: loses no short trial up to 2.992 Mpps" in errors
     assert json.loads((tmp_path / "out.json").read_text())["cells"][0]["ratio"]["limited"] == "at least"
 

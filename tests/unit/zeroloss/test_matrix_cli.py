@@ -107,6 +107,7 @@ def test_the_table_is_on_standard_output_and_lines_are_on_standard_error(tmp_pat
     assert "| dpdkvhostuser | - | 4.19 | 4.19 |" in done.stdout
     assert "[3/3] dpdkvhostuser, 2 PMD, 64 bytes, 1024 flows" in done.stderr
     assert re.search(r"trial 1\.3 .* passed +full length", done.stderr)
+    assert "\n  ndr: 4.19 Mpps\n" in done.stderr
     quiet = call_here(write(tmp_path, sections), "--folder", tmp_path / "quiet", "--quiet")
     assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
 

@@ -138,12 +138,12 @@ def trial_line(plan: SearchPlan, number: object, request: TrialRequest, measured
     """Format one trial, judged by the headline goal."""
     judged = plan.judge(request, measured)
     return (
-        f"trial {number!s:>3}  {pps(request.rate_pps):>12}  {measured.elapsed_s:7.2f} of"
+        f"trial {number!s:>3}  {_pps(request.rate_pps):>12}  {measured.elapsed_s:7.2f} of"
         f" {request.duration_s:g} s  {judged.verdict:7}  {request.purpose}: {judged.reason}"
     )
 
 
-def pps(rate: float) -> str:
+def _pps(rate: float) -> str:
     """Format a rate such as ``4.2 Mpps``, with enough digits for a precision of 0.1 %."""
     for unit, size in (("Mpps", 1e6), ("kpps", 1e3)):
         if rate >= size:

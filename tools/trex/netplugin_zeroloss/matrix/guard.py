@@ -132,7 +132,7 @@ class _Guarded:
         assert record is not None
         found = self._found(record)
         self._say(f"  {found.verdict}: {found.reason}")
-        return GuardedCell(self._task.cell, record.zero_loss_pps, found)
+        return GuardedCell(record, found)
 
     def _found(self, record: CellRecord) -> GuardFound:
         result = record.result

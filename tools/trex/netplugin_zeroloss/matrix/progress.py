@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from netplugin.host.processes import printable
-from netplugin_zeroloss.asked import pps, trial_line
+from netplugin_zeroloss.asked import trial_line
 from netplugin_zeroloss.journal import CellRecord, PastTrial
 from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
+from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search.trials import SearchPlan
 
 #: Refreshed between trials, so that the remaining time counts down.
@@ -60,8 +61,9 @@ class Lines:
             self._task = None
         shown = f"failed: {record.error}"
         if record.result is not None:
-            rate = record.zero_loss_pps
-            shown = f"{record.verdict}: {pps(rate) if rate is not None else record.result['reason']}"
+            result, rate = record.result, record.zero_loss_pps
+            why = result["reason"] if rate is None else words.rate(rate, result["goal"]["relative_width"])
+            shown = f"{record.verdict}: {why}"
         left = self._estimate.left_s()
         self._say(f"  {shown}" + (f"; about {in_words(left)} left" if left else ""))
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from netplugin_zeroloss.journal import Cell
+from netplugin_zeroloss.journal import CellRecord
 from netplugin_zeroloss.report import words
+from netplugin_zeroloss.report.figures import ReportFigure
+from netplugin_zeroloss.report.table import short_text
 from netplugin_zeroloss.search.guard import LEVEL, MISSED, GuardFound, GuardVerdict
 from netplugin_zeroloss.search.result import ResultSpread, dumps, spread
 
@@ -23,10 +25,9 @@ _STATUS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GuardedCell:
-    """A cell and what was found. ``rate_pps``: of the search of A."""
+    """A cell with the search of A, and what was found."""
 
-    cell: Cell
-    rate_pps: float | None
+    record: CellRecord
     found: GuardFound
 
     @property
@@ -57,8 +58,9 @@ def _lines(cells: Sequence[GuardedCell]) -> Iterator[str]:
     ordered = sorted(cells, key=lambda cell: list(_STATUS).index(cell.found.verdict))
     yield f"{ordered[0].found.verdict}: {words.count(len(cells), 'cell')}"
     for cell in ordered:
-        rate = "" if cell.rate_pps is None else f"  A: {words.mpps(cell.rate_pps, 4)} Mpps"
-        yield f"  {cell.found.verdict:10} {cell.cell.key}{rate}{_ratio(cell)}"
+        a = ReportFigure(cell.record.cell, cell.record)
+        rate = "" if a.number is None else f"  A: {short_text(a)} Mpps"
+        yield f"  {cell.found.verdict:10} {a.cell.key}{rate}{_ratio(cell)}"
         yield f"  {'':10} {cell.found.reason}"
     yield (
         f"At most {words.percent(LEVEL)} of such runs call a cell worse that is not, and"
@@ -91,10 +93,10 @@ def json_text(cells: Sequence[GuardedCell]) -> str:
 def _cell(cell: GuardedCell) -> dict[str, Any]:
     ratio = cell.ratio
     return {
-        "key": cell.cell.key,
+        "key": cell.record.cell.key,
         "verdict": cell.found.verdict.value,
         "reason": cell.found.reason,
-        "zero_loss_pps": cell.rate_pps,
+        "zero_loss_pps": cell.record.zero_loss_pps,
         "ratio": ratio
         and {
             **{"median": ratio.median_pps, "interval": ratio.interval_pps},
