@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from lxml import etree
 
@@ -115,22 +115,31 @@ def pins(placement: Placement, iothreads: tuple[int, ...]) -> list[Element]:
     return made
 
 
-def pinned(domain: Element, step: str) -> Iterator[tuple[str, frozenset[int]]]:
-    """Yield each CPU pin of the domain as (element, CPUs). Raises: InvalidRequest."""
+class Pin(NamedTuple):
+    """An element that pins threads to CPUs: its name in errors, its tag, and the vCPU or IO thread that it is
+    for, None if it names none."""
+
+    name: str
+    tag: str
+    number: int | None
+    cpus: frozenset[int]
+
+
+def pinned(domain: Element, step: str) -> Iterator[Pin]:
+    """Yield each CPU pin of the domain. Raises: InvalidRequest."""
     vcpu = domain.find("vcpu")
-    if vcpu is not None and vcpu.get("cpuset"):
-        yield "<vcpu cpuset>", cpuset(vcpu.get("cpuset", ""), "<vcpu cpuset>", step)
-    for pin in domain.iterfind("cputune/*"):
-        if pin.tag in _PINS:
-            yield pin_name(pin), cpuset(pin.get("cpuset", ""), f"{pin_name(pin)} cpuset", step)
+    if vcpu is not None and (cpus := vcpu.get("cpuset")):
+        yield Pin("<vcpu cpuset>", "vcpu", None, cpuset(cpus, "<vcpu cpuset>", step))
+    yield from (pin_of(each, step) for each in domain.iterfind("cputune/*") if each.tag in _PINS)
 
 
-def pin_name(pin: Element) -> str:
-    text = pin.get("vcpu", pin.get("iothread"))
-    if text is None:
-        return f"<{pin.tag}>"
-    number = unsigned(text)
-    return f"<{pin.tag}> {text[:20] if number is None else number}"
+def pin_of(element: Element, step: str) -> Pin:
+    """Raises: InvalidRequest."""
+    name, text = f"<{element.tag}>", element.get("vcpu", element.get("iothread"))
+    number = None if text is None else unsigned(text)
+    if text is not None:
+        name += f" {text[:20] if number is None else number}"
+    return Pin(name, element.tag, number, cpuset(element.get("cpuset", ""), f"{name} cpuset", step))
 
 
 def _tune_cpus(domain: Element, placement: Placement, iothreads: tuple[int, ...], realtime: bool) -> None:

@@ -111,7 +111,7 @@ class Reading:
 
 def ours(domain: Element) -> Reading:
     count = vcpus(domain, "t")
-    pins = {what: cpus for what, cpus in pinned(domain, "t") if int(what.split()[-1]) < count}
+    pins = {pin.name: pin.cpus for pin in pinned(domain, "t") if int(pin.name.split()[-1]) < count}
     return Reading(
         name=content(domain.find("name")),
         vcpus=count,

@@ -89,9 +89,8 @@ def _cpu_faults(domain: Element, host: HostMemory, _: HostCapacity | None, step:
                 found = f"<cell id='{cell.number}'> has vCPU {format_list(wrong)}, which {has}"
                 yield Fault(found, "let each cell have its own of the vCPUs")
         taken |= {*cell.vcpus}
-    for what, cpus in pinned(domain, step):
-        number = what.removeprefix("<vcpupin> ")
-        ignored = number.isdecimal() and int(number) >= count  # by libvirt
+    for what, tag, number, cpus in pinned(domain, step):
+        ignored = tag == "vcpupin" and number is not None and number >= count  # by libvirt
         if not ignored and (not cpus or (there and not cpus & there)):
             found = f"{what} has CPU {format_list(cpus) or 'none'}, and the host has {format_list(there)}"
             yield Fault(found, "name CPUs of the host that are on line, or remove it")

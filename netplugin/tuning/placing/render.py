@@ -10,8 +10,7 @@ from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import RENDER, complete, conflict, nodes_asked
 from netplugin.libvirt.interfaces import Element
 from netplugin.libvirt.needs import memory_kb, read_needs, size_kb, vcpus
-from netplugin.libvirt.pins import Placement, is_marked, pin_name, pinned, pins, write
-from netplugin.libvirt.values import parse_cpuset
+from netplugin.libvirt.pins import Placement, is_marked, pin_of, pinned, pins, write
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
 from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, bound, refuse_faults, refuse_undivided
@@ -45,7 +44,7 @@ def refuse_pmd(domain: Element, ground: HostCapacity) -> None:
     """
     if is_marked(domain):
         return
-    for what, cpus in pinned(domain, RENDER):
+    for what, _, _, cpus in pinned(domain, RENDER):
         taken = cpus & ground.pmd
         # A thread that may run on all CPUs is not pinned; the scheduler keeps it off isolated ones.
         if taken and not cpus >= ground.pmd | ground.cpus | ground.housekeeping:
@@ -58,10 +57,10 @@ def refuse_own_pins(domain: Element, placement: Placement, iothreads: tuple[int,
     """Refuse pins that netplugin did not write and that differ from the placement. Raises: Conflict."""
     if is_marked(domain):
         return
-    ours = {pin_name(pin): parse_cpuset(pin.get("cpuset", "")) for pin in pins(placement, iothreads)}
-    for what, cpus in pinned(domain, RENDER):
+    ours = {pin.name: pin.cpus for pin in (pin_of(each, RENDER) for each in pins(placement, iothreads))}
+    for what, tag, _, cpus in pinned(domain, RENDER):
         agrees = ours.get(what) == cpus
-        if what == "<vcpu cpuset>":
+        if tag == "vcpu":
             agrees = cpus >= placement.cpus | set(placement.emulator)
         if not agrees:
             planned = f"by the host's plan to CPU {format_list(ours.get(what, placement.cpus))}"
@@ -86,8 +85,8 @@ def refuse_elsewhere(domain: Element, nodes: Collection[int], host: HostMemory) 
             found = f"{asked}, and the host has node {format_list(host.cpus)}"
             raise conflict(found, "name a node that the host has, or none")
         here = host.cpus[node]
-        for what, cpus in pinned(domain, RENDER):
-            if what.startswith("<vcpu") and cpus and here and not cpus & here:
+        for what, tag, _, cpus in pinned(domain, RENDER):
+            if tag in ("vcpu", "vcpupin") and cpus and here and not cpus & here:
                 has = f"which the policy or a port requests, has CPU {format_list(here)}"
                 found = f"{what} is CPU {format_list(cpus)}, and NUMA node {node}, {has}"
                 raise conflict(found, "remove the pin, or ask for its node (numa_node)")

@@ -53,26 +53,25 @@ class Case:
         )
 
     @cached_property
-    def _pinned(self) -> dict[str, Cpus]:
-        return dict(pinned(self.domain, STEP))
+    def _pinned(self) -> dict[tuple[str, int | None], Cpus]:
+        return {(pin.tag, pin.number): pin.cpus for pin in pinned(self.domain, STEP)}
 
     @cached_property
     def pins(self) -> dict[int, Cpus]:
         """Pinned vCPUs and the CPUs of each."""
-        pins, every = self._pinned, self._pinned.get("<vcpu cpuset>")
-        found = {n: pins.get(f"<vcpupin> {n}", every) for n in range(self.vcpus)}
+        pins, every = self._pinned, self._pinned.get(("vcpu", None))
+        found = {n: pins.get(("vcpupin", n), every) for n in range(self.vcpus)}
         return {n: cpus for n, cpus in found.items() if cpus}
 
     @cached_property
     def emulator(self) -> Cpus | None:
         """The CPUs of QEMU's emulator threads, or None if they are not pinned."""
-        return self._pinned.get("<emulatorpin>", self._pinned.get("<vcpu cpuset>"))
+        return self._pinned.get(("emulatorpin", None), self._pinned.get(("vcpu", None)))
 
     @property
     def iothreads(self) -> Cpus:
         """The CPUs that the IO threads are pinned to."""
-        pins = (cpus for what, cpus in self._pinned.items() if what.startswith("<iothreadpin>"))
-        return frozenset().union(*pins)
+        return frozenset().union(*(cpus for (tag, _), cpus in self._pinned.items() if tag == "iothreadpin"))
 
     @property
     def used(self) -> Cpus:
