@@ -42,13 +42,8 @@ from netplugin.tuning.placing.capacity import Held, HostCapacity, ground_of, hel
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import STEP as CHECK
 from netplugin.tuning.placing.checks.case import Case, DomainNic
-from netplugin.tuning.placing.host_memory import (
-    UNKNOWN,
-    HostMemory,
-    memory_of_host,
-    refuse_faults,
-    refuse_without_room,
-)
+from netplugin.tuning.placing.faults import refuse_faults
+from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, memory_of_host, refuse_without_room
 from netplugin.tuning.placing.render import (
     refuse_elsewhere,
     refuse_pmd,

@@ -21,7 +21,8 @@ from netplugin.libvirt.interfaces import (
     vhostuser_interface,
 )
 from netplugin.tuning.facts import Live
-from netplugin.tuning.placing.host_memory import UNKNOWN, memory_of_host, refuse_faults, refuse_without_room
+from netplugin.tuning.placing.faults import refuse_faults
+from netplugin.tuning.placing.host_memory import UNKNOWN, memory_of_host, refuse_without_room
 from netplugin.tuning.placing.render import refuse_elsewhere
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Root

@@ -13,7 +13,8 @@ from netplugin.libvirt.needs import memory_kb, read_needs, size_kb, vcpus
 from netplugin.libvirt.pins import Placement, is_marked, pin_of, pinned, pins, write
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.capacity import Held, HostCapacity
-from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, bound, refuse_faults, refuse_undivided
+from netplugin.tuning.placing.faults import refuse_faults, refuse_undivided
+from netplugin.tuning.placing.host_memory import UNKNOWN, HostMemory, bound
 from netplugin.tuning.placing.place import place
 
 

@@ -12,7 +12,8 @@ from netplugin.libvirt.pins import is_marked
 from netplugin.tuning.checks.frame import fail, graded, warn
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.placing.checks.case import STEP, Case
-from netplugin.tuning.placing.host_memory import KINDS, Fault, bound, rooms
+from netplugin.tuning.placing.faults import KINDS, Fault
+from netplugin.tuning.placing.host_memory import bound, rooms
 from netplugin.tuning.placing.render import home
 
 #: How many faults of a kind are named: a domain may have thousands.
@@ -55,10 +56,10 @@ def _shared(case: Case) -> Finding:
 
 def _host(case: Case) -> Iterator[Finding]:
     """What libvirt or QEMU would refuse to start on this host."""
-    for kind, (name, expected, good) in KINDS.items():
-        faults = list(islice(kind(case.domain, case.host, case.ground, STEP), _SHOWN))
-        for fault in faults or ([Fault(good, "")] if good else []):
-            yield fail(name, fault.found, expected, fault.fix or None)
+    for kind in KINDS:
+        faults = list(islice(kind.faults(case.domain, case.host, case.ground, STEP), _SHOWN))
+        for fault in faults or ([Fault(kind.good, "")] if kind.good else []):
+            yield fail(kind.id, fault.found, kind.expected, fault.fix or None)
     fix = "reserve what netplugin host plan says, stop what uses the pages, or give the VM less"
     for room in rooms(case.domain, case.host, case.ground, STEP):
         wrong = room.text if room.needs_kb > room.free_kb else None

@@ -13,12 +13,8 @@ from netplugin.tuning.facts import DomainLive, Live
 from netplugin.tuning.placing.capacity import Held
 from netplugin.tuning.placing.checks import check
 from netplugin.tuning.placing.checks.case import Case
-from netplugin.tuning.placing.host_memory import (
-    HostMemory,
-    memory_of_host,
-    refuse_faults,
-    refuse_without_room,
-)
+from netplugin.tuning.placing.faults import refuse_faults
+from netplugin.tuning.placing.host_memory import HostMemory, memory_of_host, refuse_without_room
 from netplugin.tuning.placing.render import refuse_elsewhere, render_placed
 from netplugin.tuning.read import read_facts
 from netplugin.tuning.root import Unknown
