@@ -133,16 +133,14 @@ def adjusted(
     None for no pair, and for one whose sizes cannot reach the level. With one side, the second sample is
     tested to be the lower one; with two, to be another one.
     """
-    there = [n for n, pair in enumerate(pairs) if pair is not None]
-    sizes = [(len(pair[0]), len(pair[1])) for pair in pairs if pair is not None]
-    found: list[float | None] = [None] * len(pairs)
-    chosen = [n for n, able in zip(there, can_reach(sizes, level / sides), strict=True) if able]
-    values = []
-    for n in chosen:
-        before, after = pairs[n] or ((), ())
+    there = [(n, *pair) for n, pair in enumerate(pairs) if pair is not None]
+    able = can_reach([(len(before), len(after)) for _, before, after in there], level / sides)
+    chosen, values = [each for each, reaches in zip(there, able, strict=True) if reaches], []
+    for _, before, after in chosen:
         p = p_lower(before, after)
         values.append(p if sides == 1 else min(1.0, 2 * min(p, p_lower(after, before))))
-    for n, p in zip(chosen, holm(values), strict=True):
+    found: list[float | None] = [None] * len(pairs)
+    for (n, *_), p in zip(chosen, holm(values), strict=True):
         found[n] = p
     return found
 
@@ -162,11 +160,11 @@ def can_reach(sizes: Sequence[tuple[int, int]], level: float) -> list[bool]:
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values adjusted for multiple testing (Holm, 1979)."""
     order = sorted(range(len(values)), key=lambda n: values[n])
-    adjusted, highest = [0.0] * len(values), 0.0
+    found, highest = [0.0] * len(values), 0.0
     for position, number in enumerate(order):
         highest = max(highest, min(1.0, (len(values) - position) * values[number]))
-        adjusted[number] = highest
-    return adjusted
+        found[number] = highest
+    return found
 
 
 #: Weight of the alternatives of ``sign_odds``: the density of p is proportional to p to this power.
