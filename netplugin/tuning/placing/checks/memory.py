@@ -93,10 +93,11 @@ def _nodes(case: Case) -> Iterator[Finding]:
         ("QEMU's own threads", case.emulator, "emulatorpin"),
         ("IO threads", case.iothreads, "iothreadpin"),
     ):
-        homes, expected = _homes(used or (), cpus), f"CPUs for {what} on the node of the vCPUs"
-        wrong = f"{what} are on node {format_list(homes)}, {on}" if homes and not homes & vcpu_nodes else None
-        fix = f"render the domain with policy.pin, or change <{tag}>"
-        yield graded("emulator-node", wrong, f"{what} are near the vCPUs", expected, fix)
+        if homes := _homes(used or (), cpus):
+            wrong = None if homes & vcpu_nodes else f"{what} are on node {format_list(homes)}, {on}"
+            expected = f"CPUs for {what} on the node of the vCPUs"
+            fix = f"render the domain with policy.pin, or change <{tag}>"
+            yield graded("emulator-node", wrong, f"{what} are near the vCPUs", expected, fix)
     for nic in case.nics:
         if (node := home(nic.binding)) is not None:
             found = f"port {nic.port_id} is on node {node}"

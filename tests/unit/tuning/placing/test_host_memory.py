@@ -495,6 +495,20 @@ def test_threads_and_memory_on_different_nodes_are_found_without_a_plan() -> Non
     assert not found.keys() & {"memory-node", "emulator-node"}
 
 
+@pytest.mark.parametrize(
+    ("pin", "reported"),
+    [
+        ("", []),
+        ("<emulatorpin cpuset='4'/>", ["QEMU's own threads are near the vCPUs"]),
+        ("<iothreadpin iothread='1' cpuset='4'/>", ["IO threads are near the vCPUs"]),
+    ],
+)
+def test_threads_that_are_not_pinned_are_not_called_near(pin: str, reported: list[str]) -> None:
+    domain = parse_domain(xml(extra=f"<cputune><vcpupin vcpu='0' cpuset='5'/>{pin}</cputune>"), "t")
+    found = check(Case(domain, (), None, host=TWO))
+    assert [each.found for each in found if each.id == "emulator-node"] == reported
+
+
 # -- what is read --------------------------------------------------------------------------------
 
 
