@@ -88,17 +88,17 @@ def _latency(latency: Latency, cpus: str) -> Iterator[str]:
         f"Latency (cyclictest {latency.program}, priority {s.priority}, every {s.interval_us} us, "
         f"{_times(rounds)} {s.round_s} s), microseconds"
     )
-    rows = {str(cpu): _figures(each) for cpu, each in latency.by_cpu().items()}
+    rows = {str(cpu): _figures(each, 1) for cpu, each in latency.by_cpu().items()}
     if len(rows) > 1:
-        rows["all"] = _figures(latency.overall)
+        rows["all"] = _figures(latency.overall, 1)
     head = (cpus, "min", "average", *PERCENTILES, "max", "samples", f"over {s.width_us}")
-    yield from table([head, *((name, *map(_figure, each.values())) for name, each in rows.items())])
+    yield from table([head, *((name, *map(_shown, each.values())) for name, each in rows.items())])
 
 
-def _figures(histogram: Histogram) -> Mapping[str, float | None]:
+def _figures(histogram: Histogram, digits: int) -> Mapping[str, float | None]:
     return {
         "min": histogram.min_us,
-        "average": round(histogram.average_us, 2),
+        "average": round(histogram.average_us, digits),
         **{name: histogram.percentile(share) for name, share in PERCENTILES.items()},
         "max": histogram.max_us,
         "samples": histogram.samples,
@@ -106,8 +106,8 @@ def _figures(histogram: Histogram) -> Mapping[str, float | None]:
     }
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if isinstance(value, float) else str(value)
+def _shown(value: float | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def _throughput(throughput: Throughput, guest: str) -> Iterator[str]:
@@ -240,8 +240,8 @@ def _parts_json(of: MeasuredRun | GuestMeasurement) -> dict[str, Any]:
     if of.latency:
         shown["latency_us"] = {
             "settings": of.latency.settings.model_dump(),
-            "overall": _figures(of.latency.overall),
-            "cpus": {str(cpu): _figures(each) for cpu, each in of.latency.by_cpu().items()},
+            "overall": _figures(of.latency.overall, 2),
+            "cpus": {str(cpu): _figures(each, 2) for cpu, each in of.latency.by_cpu().items()},
         }
     if of.throughput:
         samples = of.throughput.samples

@@ -172,6 +172,13 @@ def test_a_run_for_people() -> None:
     assert "median 4.685, from 4.610 to 4.750 (6 times 2 s)" in text
 
 
+def test_an_average_is_rounded_once() -> None:
+    near = Histogram(counts={2: 551, 3: 449}, min_us=2, average_us=2.449, max_us=3)
+    of = run(latency=latency([12]).model_copy(update={"rounds": (LatencyRound(cpus={2: near}),)}))
+    assert run_text(of).splitlines()[4].split()[:3] == ["2", "2", "2.4"]
+    assert json.loads(run_json(of, Path("/x")))["latency_us"]["overall"]["average"] == 2.45
+
+
 # -- the folder ----------------------------------------------------------------------------------
 
 
