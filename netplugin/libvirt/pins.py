@@ -11,7 +11,7 @@ from netplugin.api.fields import Value
 from netplugin.host.cpus import format_list
 from netplugin.libvirt.domain import child, number
 from netplugin.libvirt.interfaces import Element
-from netplugin.libvirt.needs import cpuset
+from netplugin.libvirt.needs import cpuset, whole
 from netplugin.libvirt.values import replace_content, unsigned
 
 NAMESPACE: Final = "urn:netplugin:placed"
@@ -74,7 +74,7 @@ class Placement(Value):
 
     def paged_kb(self, cell: PlacedCell) -> int:
         """Memory of a cell, rounded up to whole hugepages, KB."""
-        return -(-cell.memory_kb // self.page_kb) * self.page_kb
+        return whole(cell.memory_kb, self.page_kb)
 
 
 # Sources: libvirt's formatdomain ("CPU Tuning", "NUMA Node Tuning", "Memory Backing", "CPU model and

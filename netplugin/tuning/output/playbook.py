@@ -134,11 +134,10 @@ def _same_nodes(shares: Sequence[NodeShare]) -> Iterator[Task]:
     texts = "netplugin_homes.results | map(attribute='content') | map('b64decode') | map('trim')"
     found = f"netplugin_homes.results | map(attribute='item.path') | zip({texts})"
     found += " | rejectattr(1, 'equalto', '') | map('join', ' ') | sort | join('; ')"
-    name, message = (
-        "Stop on a machine whose NUMA nodes have other CPUs",
-        f"This plan is for a machine with {planned}",
-    )
-    values = {"netplugin_found": jinja(found), "netplugin_planned": [planned, *[""] * (len(nodes) == 1)]}
+    name = "Stop on a machine whose NUMA nodes have other CPUs"
+    fitting = [planned] if len(nodes) > 1 else [planned, ""]
+    values = {"netplugin_found": jinja(found), "netplugin_planned": fitting}
+    message = f"This plan is for a machine with {planned}"
     yield stop(name, "netplugin_found in netplugin_planned", message, vars=values)
 
 

@@ -43,7 +43,7 @@ class BusyClock:
 
 def require() -> None:
     """Raises: BackendUnavailable."""
-    needs_program(STEP, STEP, STEP)
+    needs_program("iperf3", "iperf3", STEP)
 
 
 def client(address: str, port: int, settings: TcpSettings) -> list[str]:
