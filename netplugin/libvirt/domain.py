@@ -252,7 +252,7 @@ def _replace_nics(
 
 
 def _disband(devices: Element, leaving: Sequence[Element]) -> None:
-    """Take these NICs out of their teams: of one only its persistent NIC is kept, while the other is."""
+    """Remove ``<teaming>`` from NICs that are replaced, but not from the persistent NIC of one that stays."""
     nics = devices.iterchildren("interface", "hostdev")
     teams = [(nic, team) for nic in nics for team in nic.findall("teaming")]
     used = {team.get("persistent") for nic, team in teams if nic not in leaving}

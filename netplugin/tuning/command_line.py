@@ -28,7 +28,8 @@ PAGES: Final = ("default_hugepagesz", "hugepagesz", "hugepages")
 class Rule(NamedTuple):
     """``adds``: each occurrence of the argument adds a word (or a list, with ``comma``); otherwise the last
     counts. Of the words in ``either`` the last counts; with one of ``off`` no other has an effect.
-    ``switch`` is an argument that is on or off, and sets the first or the second of ``either`` with that."""
+    ``switch`` is the argument that is true or false for the same setting, perhaps this one: what it gives
+    counts as the first or the second of ``either``, 1 or 0 if there is none."""
 
     source: str
     adds: bool = False

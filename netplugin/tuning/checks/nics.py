@@ -32,8 +32,8 @@ def model(one: Nic) -> Iterator[Finding]:
 
 
 def vfs(one: Nic) -> Iterator[Finding]:
-    """VFs that are enabled, by driver: the agent binds what has a driver of the kernel or none. A VF has no
-    interrupts of the old kind for uio_pci_generic, and none but vfio-pci gives it to a VM."""
+    """VFs that are enabled, by driver. Those with a driver of the kernel, or none, the agent binds itself to
+    vfio-pci. No VM gets those on uio or pci-stub, and uio_pci_generic needs INTx, which VFs do not have."""
     drivers = Counter(one.nic.vf_drivers)
     wrong = [name for name in sorted(drivers) if is_uio(name) or name == "pci-stub"]
     if drivers:

@@ -50,8 +50,8 @@ def bare(node: Node) -> Iterator[Finding]:
 
 
 def socket_memory(node: Node) -> Iterator[Finding]:
-    """DPDK takes this much when OVS starts, or OVS does not start. Where that is nothing (vswitch.xml: 0), it
-    takes what is free when a port needs some: 0 is no limit (hugepage_init_internal in DPDK's
+    """OVS does not start with DPDK if it cannot have this much then. With 0 for a node (vswitch.xml), DPDK
+    takes free pages there once a port needs some: 0 is no limit (hugepage_init_internal in DPDK's
     eal_common_dynmem.c), and OVS sets none (NEWS, v2.17.0)."""
     asked, have, fix = node.socket_mb, node.megabytes, "netplugin host plan says how much, for the next start"
     users = (*node.ports, *_threads(node), *(f"NIC {nic.address}" for nic in node.nics))

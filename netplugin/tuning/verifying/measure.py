@@ -218,7 +218,7 @@ def _all(facts: Facts, live: Live, measured: Cpus) -> Iterator[tuple[str, object
 
 
 def _of(fact: _T | Unknown, value: Callable[[_T], object]) -> object:
-    """Return what is kept of a fact; itself if it is not known."""
+    """Return the value of a fact, or the fact itself if it is not known."""
     return fact if isinstance(fact, Unknown) else value(fact)
 
 

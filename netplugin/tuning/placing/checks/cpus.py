@@ -195,7 +195,7 @@ def realtime(case: Case) -> Iterator[Finding]:
 
 
 def _lacking(domain: Element, left: str) -> Iterator[tuple[str, str | None]]:
-    """What the domain does not have; ``left`` are the vCPUs without a real-time scheduler."""
+    """By the keys of ``_HAS``, what is wrong, or None. ``left``: the vCPUs without a real-time scheduler."""
     yield "scheduler", f"vCPU {left} runs as any other thread" if left else None
     locked, balloon = domain.find("memoryBacking/locked"), domain.find("devices/memballoon")
     yield "memory", "memory may be taken away" if locked is None else None
