@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 from netplugin.api.errors import InvalidRequest
 from netplugin.api.field_errors import valid
@@ -16,10 +16,10 @@ from netplugin.cli.host_tuning import add_intent, add_root, intent_of, libvirt_u
 from netplugin.cli.show import Command, add_fields, add_form, given
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
-from netplugin.tuning.verifying import result, show
-from netplugin.tuning.verifying.comparison import FigureVerdict, compare
-from netplugin.tuning.verifying.measure import Say, measure, measure_guest, require, require_guest
-from netplugin.tuning.verifying.options import Options, asked_of, guest_asked_of
+from netplugin.tuning.verifying import plot, result
+from netplugin.tuning.verifying.comparison import FigureVerdict, MeasurementComparison, compare
+from netplugin.tuning.verifying.measure import Say, measure, measure_guest
+from netplugin.tuning.verifying.options import Options
 from netplugin.tuning.verifying.result import MeasuredRun
 from netplugin.tuning.verifying.show import comparison_json, comparison_text, run_json, run_text
 
@@ -31,7 +31,7 @@ class HostVerify(Command):
     """
 
     def add_options(self, parser: ArgumentParser) -> None:
-        add_output(parser)
+        add_output(parser, plot=False)
         add_options(parser)
         add_root(parser)
         add_intent(parser)
@@ -39,9 +39,8 @@ class HostVerify(Command):
     def take_action(self, parsed_args: Namespace) -> None:
         options = valid(Options, given(parsed_args, Options))
         if parsed_args.root != Path("/"):
-            raise InvalidRequest(
-                "root: only this machine can be measured", step="verify", fix="leave --root away"
-            )
+            what = "root: only this machine can be measured"
+            raise InvalidRequest(what, step="verify", fix="leave --root away")
         with ended_by_signals():
             path, run = measured(options, intent_of(parsed_args), parsed_args, self.say)
         if parsed_args.format == "json":
@@ -62,19 +61,21 @@ class HostVerifyCompare(Command):
             "after", metavar="AFTER", help="the run to compare with BEFORE: a label or a file"
         )
         add_output(parser)
-        parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot, .png or .svg")
 
     def take_action(self, parsed_args: Namespace) -> int:
-        if parsed_args.plot is not None:
-            show.require_plot(parsed_args.plot)
+        if parsed_args.plot:
+            plot.require_plot(parsed_args.plot)
         names = parsed_args.before, parsed_args.after
-        before, after = (result.read(result.find(parsed_args.results, name)) for name in names)
-        found = compare(before, after)
-        if parsed_args.plot is not None:
-            show.draw_plot(found, parsed_args.plot)
-        shown = comparison_json if parsed_args.format == "json" else comparison_text
-        self.app.stdout.write(shown(found))
-        return 1 if found.of(FigureVerdict.WORSE) else 0
+        found = compare(*(result.read(result.find(parsed_args.results, name)) for name in names))
+        return concluded(found, comparison_text(found), parsed_args, self.app.stdout)
+
+
+def concluded(found: MeasurementComparison, text: str, parsed_args: Namespace, stdout: TextIO) -> int:
+    """Draw and print a comparison, which is ``text`` for people; return the exit status."""
+    if parsed_args.plot:
+        plot.draw_plot(found, parsed_args.plot)
+    stdout.write(comparison_json(found) if parsed_args.format == "json" else text)
+    return 1 if found.of(FigureVerdict.WORSE) else 0
 
 
 def measured(
@@ -82,19 +83,13 @@ def measured(
 ) -> tuple[Path, MeasuredRun]:
     """Measure, and keep the run below ``--results``. Raises: NetpluginError."""
     facts, live = read_machine(parsed_args)
-    plan = make_plan(facts, intent, live) if intent else None
+    machine = make_plan(facts, intent, live) if intent else None, facts, live
+    folder: Path = parsed_args.results
     if options.guest is None:
-        asked = asked_of(options, facts, live, plan)
-        require(asked)
-        result.prepare(parsed_args.results)
-        run = measure(asked, facts, live, say)
+        run = measure(options, *machine, folder, say)
     else:
-        guest = guest_asked_of(options)
-        require_guest(guest)
-        result.prepare(parsed_args.results)
-        placed_by = None if options.unplaced else plan
-        run = measure_guest(guest, placed_by, facts, live, libvirt_uri(parsed_args), say)
-    return result.write(parsed_args.results, run), run
+        run = measure_guest(options, *machine, libvirt_uri(parsed_args), folder, say)
+    return result.write(folder, run), run
 
 
 _METAVARS = {"label": "WORD", "only": "PART", "cpus": "LIST", "loop_cpus": "A,B", "guest": "FOLDER"}
@@ -109,15 +104,12 @@ def add_options(parser: ArgumentParser) -> None:
     add_fields(parser, Options, special)
 
 
-def add_output(parser: ArgumentParser) -> None:
+def add_output(parser: ArgumentParser, plot: bool = True) -> None:
     add_form(parser, "json")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=result.FOLDER,
-        metavar="DIR",
-        help=f"directory with one file per run (default: {result.FOLDER})",
-    )
+    words = f"directory with one file per run (default: {result.FOLDER})"
+    parser.add_argument("--results", type=Path, default=result.FOLDER, metavar="DIR", help=words)
+    if plot:
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot, .png or .svg")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Measure the effect of ``host apply``: before, apply, a reboot if it needs one, after; kept between calls.
+"""What ``host verify effect`` keeps while it measures before, applies, and measures after a reboot.
 
 Each call goes on where the last one ended. Applying is repeated by each call until nothing is left for a
 reboot or a restart of OVS: it changes only what is not as planned, and a reboot resets some of it.
@@ -6,27 +6,23 @@ reboot or a restart of OVS: it changes only what is not as planned, and a reboot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from netplugin.api.errors import Conflict, HostError
 from netplugin.api.field_errors import valid
 from netplugin.host.safe_files import read_own
-from netplugin.tuning.applying.apply import BAD, Result, StepOutcome
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.verifying import result
-from netplugin.tuning.verifying.comparison import MeasurementComparison, compare
 from netplugin.tuning.verifying.options import Options
 from netplugin.tuning.verifying.result import MeasuredRun, StoredMeasurement
 
 STEP = "effect"
 #: File of the state, next to the runs, while the effect is not measured yet.
 STATE = "effect.state"
-_LATER = (StepOutcome.NEEDS_REBOOT, StepOutcome.NEEDS_OVS_RESTART)
 _DISCARD = "give the same, or begin again: --discard"
 
 
@@ -38,77 +34,38 @@ class EffectState(StoredMeasurement):
     intent: HostIntent
     before: str | None = None
 
+    def options_before(self) -> Options:
+        """The VM before is as one on a host without a plan. Raises: InvalidRequest for a label too long."""
+        return self._options("before", unplaced=True)
 
-class EffectHost(Protocol):
-    """What is done to this host."""
+    def options_after(self, before: MeasuredRun) -> Options:
+        """The run after is on the CPUs of the run before."""
+        fields: dict[str, Any] = {}
+        if latency := (before.guest or before).latency:
+            fields["cpus"] = latency.settings.cpus
+        if before.throughput:
+            sides = before.throughput.settings
+            fields["loop_cpus"] = f"{sides.host_cpu},{sides.guest_cpu}"
+        return self._options("after", **fields)
 
-    def measure(self, options: Options, intent: HostIntent) -> tuple[Path, MeasuredRun]:
-        """Measure and keep the run. Raises: NetpluginError."""
+    def _options(self, when: str, **fields: Any) -> Options:
+        given = self.options.model_dump()
+        return valid(Options, {**given, "label": f"{self.options.label}-{when}", **fields})
 
-    def apply(self, intent: HostIntent) -> Sequence[Result]:
-        """Apply the plan of this intent, as far as a running host can. Raises: NetpluginError."""
+    def keep(self, folder: Path) -> None:
+        """Raises: HostError."""
+        result.write_text(folder / STATE, self.model_dump_json(indent=1) + "\n")
 
-
-@dataclass(frozen=True)
-class Waiting:
-    """Steps that a reboot or a restart of OVS must bring into effect before the rest is measured."""
-
-    left: tuple[Result, ...]
-
-
-def carry_on(
-    host: EffectHost, folder: Path, state: EffectState, go_on: bool
-) -> MeasurementComparison | Waiting:
-    """Do what is next, and all after it that needs no reboot. ``go_on``: measure without the reboot.
-
-    Raises: NetpluginError; HostError if a step was refused. The state is kept then.
-    """
-    _options_of(state, "before")  # its label is checked before anything is kept
-    keep(folder, state)
-    if state.before is None:
-        path, _ = host.measure(_options_of(state, "before"), state.intent)
-        state = state.model_copy(update={"before": path.name})
-        keep(folder, state)
-    assert state.before is not None
-    before = result.read(folder / state.before)
-    results = host.apply(state.intent)
-    refused = [str(each.target) for each in results if each.outcome in BAD]
-    if refused:
-        raise HostError(
-            f"not set: {', '.join(refused)}",
-            step=STEP,
-            fix="mend what the reasons above name, and call this again; or undo: netplugin host apply --undo",
-        )
-    left = tuple(each for each in results if each.outcome in _LATER)
-    if left and not go_on:
-        return Waiting(left)
-    _, after = host.measure(_after(state, before), state.intent)
-    (folder / STATE).unlink(missing_ok=True)
-    return compare(before, after)
-
-
-def _options_of(state: EffectState, when: str, **fields: Any) -> Options:
-    """The options of one of the two runs; the VM before is as one on a host without a plan.
-
-    Raises: InvalidRequest for a label that is too long.
-    """
-    given = state.options.model_dump() | {"label": f"{state.options.label}-{when}"} | fields
-    return valid(Options, given | ({"unplaced": True} if when == "before" else {}))
-
-
-def _after(state: EffectState, before: MeasuredRun) -> Options:
-    """The options of the run after: on the CPUs of the run before."""
-    latency = before.guest_latency or before.latency
-    fields: dict[str, Any] = {"cpus": latency.settings.cpus} if latency else {}
-    if before.throughput:
-        sides = before.throughput.settings
-        fields["loop_cpus"] = f"{sides.host_cpu},{sides.guest_cpu}"
-    return _options_of(state, "after", **fields)
-
-
-def keep(folder: Path, state: EffectState) -> None:
-    """Raises: HostError."""
-    result.write_text(folder / STATE, state.model_dump_json(indent=1) + "\n")
+    def check(self, given: Mapping[str, Any], intent: HostIntent | None) -> None:
+        """Check that a later call asks for the same; what it leaves away is as before. Raises: Conflict."""
+        asked = valid(Options, {**self.options.model_dump(), **given})
+        for name in given:
+            old, new = getattr(self.options, name), getattr(asked, name)
+            if old != new:
+                had = "none" if old is None else old
+                raise Conflict(f"{name}: {new}, and what was begun has {had}", step=STEP, fix=_DISCARD)
+        if intent is not None and intent != self.intent:
+            raise Conflict("the plan is another than what was begun with", step=STEP, fix=_DISCARD)
 
 
 def kept(folder: Path) -> EffectState | None:
@@ -120,18 +77,3 @@ def kept(folder: Path) -> EffectState | None:
         return None
     except (OSError, UnicodeDecodeError, ValidationError) as wrong:
         raise HostError(f"{path} cannot be read", step=STEP, fix="begin again: --discard") from wrong
-
-
-def same(state: EffectState, given: Mapping[str, Any], intent: HostIntent | None) -> None:
-    """Check that a later call asks for the same; what it leaves away is as before. Raises: Conflict."""
-    asked = state.options.model_copy(update=dict(Options.model_validate(dict(given))))
-    for name in given:
-        old, new = getattr(state.options, name), getattr(asked, name)
-        if old != new:
-            raise Conflict(
-                f"{name}: {new}, and what was begun has {'none' if old is None else old}",
-                step=STEP,
-                fix=_DISCARD,
-            )
-    if intent is not None and intent != state.intent:
-        raise Conflict("the plan is another than what was begun with", step=STEP, fix=_DISCARD)

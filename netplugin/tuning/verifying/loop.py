@@ -14,19 +14,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list
 from netplugin.host.processes import needs_program
-from netplugin.programs.program import Program, ProgramError, Telemetry, own_directory
+from netplugin.programs.program import Program, Telemetry, own_directory
 from netplugin.tuning.facts import Cpus, Facts
 from netplugin.tuning.root import known
 from netplugin.tuning.verifying.result import ThroughputSettings
+from netplugin.tuning.verifying.shell import as_host_errors
 
 STEP = "testpmd"
 _FIX = "leave the loop out, --only latency, or name CPUs, --loop-cpus A,B"
 PROGRAM = "dpdk-testpmd"
-#: Socket of vhost-user, in the folder of a measurement.
-SOCKET = "loop.sock"
 _START_S = 60.0
 #: Warm-up of caches and page faults, seconds: the first second is slower.
 _WARM_S = 1.0
@@ -38,12 +36,18 @@ _MEMORY_MB = 64
 #: period after the TSC was zero, so it is missing while the uptime is shorter (``main`` in
 #: app/test-pmd/testpmd.c of DPDK 22.11).
 _LINE_BUFFERED = ("stdbuf", "-oL")
-#: Output of testpmd when it starts to forward.
-_FORWARDS = "packet forwarding - ports="
 #: Initial bursts of 32 frames, as in the guide: more than both rings hold, so that neither runs empty. The
 #: excess is dropped.
-BURSTS = 32
+START = "start tx_first 32\n"
 _RING = 256
+FORWARD = (
+    # Each side modifies the frame, as a VNF does.
+    *("--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}", f"--txd={_RING}"),
+    # Without the second, the host side waits 9 s for its peer.
+    *("--total-num-mbufs=4096", "--no-lsc-interrupt", "--disable-link-check"),
+    # With a period, testpmd does not wait for a key press. The maximum, because reports disturb.
+    "--stats-period=65535",
+)
 
 
 def require() -> None:
@@ -62,23 +66,30 @@ def hugepage_node(facts: Facts, cpus: Cpus) -> int | None:
 
 
 @dataclass(frozen=True)
-class HostSide:
-    """testpmd at the host's side; its peer connects to a socket in ``folder``."""
+class Side:
+    """A testpmd that forwards; ``folder`` has the socket of vhost-user."""
 
     program: Program
     telemetry: Telemetry
     folder: Path
 
+    @property
+    def socket(self) -> Path:
+        return self.folder / "loop.sock"
+
+    def frames(self) -> int:
+        """Frames received since the start. Raises: ProgramError."""
+        return int(self.telemetry.ask("/ethdev/stats", 0)["ipackets"])
+
 
 @contextmanager
-def host_side(settings: ThroughputSettings, fix: str = _FIX) -> Iterator[HostSide]:
+def host_side(settings: ThroughputSettings, fix: str = _FIX) -> Iterator[Side]:
     """Run testpmd, which forwards what its peer sends. Raises: HostError with testpmd's text, and the fix."""
     with ExitStack() as stack:
-        stack.enter_context(as_host_errors(fix))
+        stack.enter_context(as_host_errors(STEP, fix))
         folder = own_directory()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        arguments = host_arguments(settings, folder, os.sched_getaffinity(0))
-        yield HostSide(*side(stack, folder, "host", arguments), folder)
+        yield side(stack, folder, "host", host_arguments(settings, folder, os.sched_getaffinity(0)))
 
 
 def measure(settings: ThroughputSettings) -> tuple[str, float]:
@@ -88,42 +99,26 @@ def measure(settings: ThroughputSettings) -> tuple[str, float]:
     """
     with host_side(settings) as host, ExitStack() as stack:
         arguments = guest_arguments(settings, host.folder, os.sched_getaffinity(0))
-        guest, of_guest = side(stack, host.folder, "guest", arguments)
-        both = (host.telemetry, of_guest)
+        guest = side(stack, host.folder, "guest", arguments)
         deadline = time.monotonic() + _START_S
-        guest.wait_for(lambda: all(frames(each) > 0 for each in both), deadline, "frames come round")
-        counted, seconds = in_window(guest, lambda: sum(map(frames, both)), settings.window_s)
+        guest.program.wait_for(lambda: host.frames() and guest.frames(), deadline, "frames come round")
+        seen = in_window(guest.program, lambda: host.frames() + guest.frames(), settings.window_s)
         host.program.check()
-        return host.telemetry.version, counted / 2 / seconds
+        return host.telemetry.version, seen / 2
 
 
 def host_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
     """testpmd arguments of the host side. Threads that do not poll run on the CPUs in ``own``, without the
     polling CPUs if others remain."""
-    vdev = f"net_vhost0,iface={folder}/{SOCKET},queues=1"
+    vdev = f"net_vhost0,iface={folder}/loop.sock,queues=1"
     return [*_eal(settings, "host", settings.host_cpu, vdev, own), *FORWARD, "--auto-start"]
 
 
 def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
     """testpmd arguments of the guest side, which sends the frames by commands from a file."""
-    start = folder / "start"
-    vdev = f"net_virtio_user0,path={folder}/{SOCKET},queues=1,queue_size={_RING}"
-    return [
-        *_eal(settings, "guest", settings.guest_cpu, vdev, own),
-        *FORWARD,
-        f"--txpkts={settings.frame_size}",
-        f"--cmdline-file={start}",
-    ]
-
-
-FORWARD = (
-    # Each side modifies the frame, as a VNF does.
-    *("--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}", f"--txd={_RING}"),
-    # Without the second, the host side waits 9 s for its peer.
-    *("--total-num-mbufs=4096", "--no-lsc-interrupt", "--disable-link-check"),
-    # With a period, testpmd does not wait for a key press. The maximum, because reports disturb.
-    "--stats-period=65535",
-)
+    vdev = f"net_virtio_user0,path={folder}/loop.sock,queues=1,queue_size={_RING}"
+    eal = _eal(settings, "guest", settings.guest_cpu, vdev, own)
+    return [*eal, *FORWARD, f"--txpkts={settings.frame_size}", f"--cmdline-file={folder}/start"]
 
 
 def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[int]) -> list[str]:
@@ -136,28 +131,22 @@ def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[
     return [PROGRAM, "--lcores", f"0@({free}),1@{cpu}", *memory, "--single-file-segments", "--no-pci", *names]
 
 
-def side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> tuple[Program, Telemetry]:
+def side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> Side:
     """Start one testpmd and wait until it forwards."""
-    (folder / "start").write_text(f"start tx_first {BURSTS}\n")
-    words = [*_LINE_BUFFERED, *arguments]
-    program = Program(f"testpmd ({name})", words, folder / f"{name}.log")
+    (folder / "start").write_text(START)
+    program = Program(f"testpmd ({name})", [*_LINE_BUFFERED, *arguments], folder / f"{name}.log")
     stack.callback(program.stop)
     deadline = time.monotonic() + _START_S
     program.start({"RUNTIME_DIRECTORY": str(folder)})
     telemetry = Telemetry(folder / "dpdk" / name / "dpdk_telemetry.v2")
     stack.callback(telemetry.close)
-    program.wait_for(lambda: _FORWARDS in program.log.read_text(), deadline, "it forwards")
+    program.wait_for(lambda: program.logged("packet forwarding - ports="), deadline, "it forwards")
     program.wait_for(lambda: telemetry.there, deadline, "it answers")
-    return program, telemetry
+    return Side(program, telemetry, folder)
 
 
-def frames(telemetry: Telemetry) -> int:
-    """Frames received since the start. Raises: ProgramError."""
-    return int(telemetry.ask("/ethdev/stats", 0)["ipackets"])
-
-
-def in_window(program: Program, seen: Callable[[], int], window_s: float) -> tuple[int, float]:
-    """Warm up, then return how many frames were seen within how many seconds.
+def in_window(program: Program, seen: Callable[[], int], window_s: float) -> float:
+    """Warm up, then return how many frames a second were seen in the window.
 
     A machine may stop a polling thread for longer than the window. So the window ends with a frame, and the
     time without frames counts.
@@ -169,19 +158,10 @@ def in_window(program: Program, seen: Callable[[], int], window_s: float) -> tup
     _pass_time(program, window_s)
     deadline = time.monotonic() + _SILENT_S
     counted = program.wait_for(lambda: seen() - before, deadline, "frames come round")
-    return counted, time.monotonic() - began
+    return counted / (time.monotonic() - began)
 
 
 def _pass_time(program: Program, seconds: float) -> None:
     """Wait, but fail if the program ends."""
     until = time.monotonic() + seconds
     program.wait_for(lambda: time.monotonic() >= until, until + _START_S, "time passes")
-
-
-@contextmanager
-def as_host_errors(fix: str) -> Iterator[None]:
-    """Raise HostError with this fix in place of ProgramError."""
-    try:
-        yield
-    except ProgramError as wrong:
-        raise HostError(str(wrong), step=STEP, fix=fix) from wrong

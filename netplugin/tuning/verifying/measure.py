@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.host.processes import printable
+from netplugin.libvirt.vm_image import read
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
-from netplugin.tuning.verifying import cyclictest, iperf, loop
-from netplugin.tuning.verifying.guest import frames, link, vm
-from netplugin.tuning.verifying.guest import tcp as guest_tcp
+from netplugin.tuning.verifying import cyclictest, iperf, loop, result
+from netplugin.tuning.verifying.guest import frames, vm
 from netplugin.tuning.verifying.guest.machine import machines_on
-from netplugin.tuning.verifying.guest.shell import lacks
-from netplugin.tuning.verifying.options import MeasurementOptions, VerifyOptions
+from netplugin.tuning.verifying.options import Options, measured_vcpus, settings_of
 from netplugin.tuning.verifying.result import (
     GuestMeasurement,
     GuestVm,
     Latency,
     MeasuredRun,
+    TcpSettings,
     Throughput,
-    ThroughputSettings,
 )
 
 Say = Callable[[str], None]
@@ -34,52 +34,34 @@ Say = Callable[[str], None]
 _RELEASE = 64
 
 
-def require(asked: MeasurementOptions) -> None:
-    """Check the tools before measuring. Raises: BackendUnavailable, HostError."""
-    if asked.latency:
-        cyclictest.require()
-    if asked.throughput:
-        loop.require()
+def measure(
+    options: Options, plan: TuningPlan | None, facts: Facts, live: Live, folder: Path, say: Say
+) -> MeasuredRun:
+    """Measure this host; ``say`` is called with progress messages. Results are to be kept in ``folder``.
 
-
-def require_guest(asked: VerifyOptions) -> None:
-    """Check this host and the image before a VM is started. Raises: BackendUnavailable."""
-    vm.require(asked.options.emulate)
-    if asked.tcp:
-        iperf.require()
-    needed = list(_needed(asked))
-    if asked.options.testpmd:
-        loop.require()
-        needed.append((loop.PROGRAM, "dpdk-dev"))
-    packages = asked.image.manifest.packages
-    for program, package in needed:
-        # An image may have no list of its packages.
-        if packages and package not in packages:
-            raise lacks(program, package)
-
-
-def _needed(asked: VerifyOptions) -> Sequence[tuple[str, str]]:
-    """The programs that the VM needs besides testpmd, and their packages."""
-    return [("cyclictest", "rt-tests"), *(guest_tcp.PROGRAMS if asked.tcp else ())]
-
-
-def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> MeasuredRun:
-    """Measure; ``say`` is called with progress messages. Raises: HostError, OperationTimeout."""
+    Raises: InvalidRequest, BackendUnavailable, HostError, OperationTimeout.
+    """
     started, cpus, latency, throughput = _now(), set[int](), None, None
-    rounds = partial(_rounds, asked.options.rounds, say)
+    timers, loops = settings_of(options, facts, live, plan)
+    if timers:
+        cyclictest.require()
+    if loops:
+        loop.require()
+    result.prepare(folder)
+    rounds = partial(_rounds, options.rounds, say)
     # The short measurement comes first: if it fails, hours of cyclictest are not lost.
-    if loops := asked.throughput:
+    if loops:
         cpus |= {loops.host_cpu, loops.guest_cpu}
         what = f"testpmd on CPU {loops.host_cpu} and {loops.guest_cpu}, {loops.window_s} s"
         program, samples = rounds(what, partial(loop.measure, loops))
         throughput = Throughput(program=program, settings=loops, samples=samples)
-    if timers := asked.latency:
+    if timers:
         cpus |= set(parse_list(timers.cpus))
         what = f"cyclictest on CPU {timers.cpus}, {timers.round_s} s"
         program, histograms = rounds(what, partial(cyclictest.measure, timers))
         latency = Latency(program=program, settings=timers, rounds=histograms)
     return MeasuredRun(
-        label=asked.options.label,
+        label=options.label,
         started=started,
         conditions=conditions(facts, live, frozenset(cpus)),
         latency=latency,
@@ -88,50 +70,50 @@ def measure(asked: MeasurementOptions, facts: Facts, live: Live, say: Say) -> Me
 
 
 def measure_guest(
-    asked: VerifyOptions, plan: TuningPlan | None, facts: Facts, live: Live, uri: str, say: Say
+    options: Options, plan: TuningPlan | None, facts: Facts, live: Live, uri: str, folder: Path, say: Say
 ) -> MeasuredRun:
-    """Start the VM, measure in it and end it; then with a second one, TCP. ``uri`` is libvirt's.
+    """Start the VM of ``options.guest``, measure in it and end it; then with a second one, TCP.
 
-    Without a plan the VMs are not placed. Raises: NetpluginError.
+    ``uri`` is libvirt's. Without a plan the VMs are not placed. Raises: NetpluginError.
     """
-    started, options, made, timers = _now(), asked.options, asked.image.manifest, asked.latency
-    made_on = partial(machines_on, asked.image, emulate=options.emulate, plan=plan, facts=facts, live=live)
-    machines = made_on([vm.free_port() for _ in range(2 if asked.tcp else 1)])
+    assert options.guest is not None
+    image, plan = read(options.guest), None if options.unplaced else plan
+    made = image.manifest
+    vcpus = measured_vcpus(options.cpus, made)
+    timers, programs = options.latency_on(format_list(vcpus)), vm.require(options, image)
+    result.prepare(folder)
+    started, throughput, tcp = _now(), None, None
+    made_on = partial(machines_on, image, emulate=options.emulate, plan=plan, facts=facts, live=live)
+    machines = made_on([vm.free_port() for _ in range(2 if options.tcp else 1)])
     booted = partial(vm.booted, uri=uri, boot_s=options.boot, say=say)
     rounds = partial(_rounds, options.rounds, say)
-    throughput = tcp = None
-    say(f"starting a VM on {asked.image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
-    with vm.alone(asked.image, uri), ExitStack() as stack:
+    say(f"starting a VM on {image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
+    with vm.alone(image, uri), ExitStack() as stack:
         if options.testpmd:
             cpu = frames.free_cpu(machines[0], plan, facts, live)
-            loops = ThroughputSettings(
-                host_cpu=cpu,
-                guest_cpu=max(parse_list(timers.cpus)),
-                hugepage_node=loop.hugepage_node(facts, frozenset({cpu})),
-                window_s=options.window,
-                frame_size=options.frame_size,
-            )
+            loops = options.throughput_on(cpu, max(vcpus), loop.hugepage_node(facts, frozenset({cpu})))
             what = f"testpmd on CPU {cpu} and in the VM, {options.window} s"
             # In a boot of its own: testpmd polls, which would disturb what else is measured.
-            with frames.host_side(loops) as (side, socket):
-                [connected] = made_on([machines[0].ssh.port], vhost=socket)
+            with frames.host_side(loops) as side:
+                [connected] = made_on([machines[0].ssh.port], vhost=side.socket)
                 with booted(connected) as shell:
                     program, samples = rounds(what, partial(frames.measure, shell, side, loops))
             throughput = Throughput(program=program, settings=loops, samples=samples)
-        if asked.tcp:
-            stack.enter_context(link.switch())
+        if options.tcp:
+            stack.enter_context(vm.bridge())
         shell = stack.enter_context(booted(machines[0]))
-        for name, package in _needed(asked):
-            shell.needs(name, package)
+        for program, package in programs.items():
+            shell.needs(program, package)
         described = machines[0].described(printable(shell.run(["uname", "-r"]).strip())[:_RELEASE])
         what = f"in the VM, cyclictest on vCPU {timers.cpus}, {timers.round_s} s"
-        once = partial(cyclictest.measure_in, shell, made.vcpus, timers)
-        program, histograms = rounds(what, once)
+        every = frozenset(range(made.vcpus))
+        program, histograms = rounds(what, partial(cyclictest.measure_by, shell, every, timers))
         latency = Latency(program=program, settings=timers, rounds=histograms)
-        if asked.tcp:
+        if options.tcp:
             say("starting the second VM")
             second = stack.enter_context(booted(machines[1]))
-            tcp = guest_tcp.measure((shell, second), asked.tcp, options.rounds, vm.free_port(), say)
+            settings = TcpSettings(streams=options.streams, window_s=options.window)
+            tcp = iperf.measure((shell, second), settings, options.rounds, vm.free_port(), say)
     cpus = frozenset(cpu for each in machines for cpu in each.pins.values())
     return MeasuredRun(
         label=options.label,

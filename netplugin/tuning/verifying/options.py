@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from netplugin.api.errors import FieldError, InvalidRequest
+from netplugin.api.errors import InvalidRequest
 from netplugin.host.cpus import format_list, parse_list
-from netplugin.libvirt.vm_image import Image, read
+from netplugin.libvirt.vm_image import Manifest
+from netplugin.tuning.command_line import Machine, parse_command_line
 from netplugin.tuning.facts import Core, Cpus, Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import needed
-from netplugin.tuning.verifying.guest.machine import measured_vcpus
 from netplugin.tuning.verifying.loop import hugepage_node
-from netplugin.tuning.verifying.result import Label, LatencySettings, TcpSettings, ThroughputSettings
+from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
 
 _Seconds = Annotated[int, Field(ge=1, le=86400)]
+_refused = partial(InvalidRequest.of_field, step="verify")
 
 
 class Options(BaseModel):
@@ -90,64 +92,38 @@ class Options(BaseModel):
             raise ValueError("tcp and testpmd are measured in VMs; name their image, --guest")
         return self
 
+    def latency_on(self, cpus: str) -> LatencySettings:
+        same = self.model_dump(include={"interval_us", "priority", "width_us"})
+        return LatencySettings(cpus=cpus, round_s=-(-self.duration // self.rounds), **same)
 
-@dataclass(frozen=True)
-class MeasurementOptions:
+    def throughput_on(self, host: int, guest: int, node: int | None) -> ThroughputSettings:
+        same = {"window_s": self.window, "frame_size": self.frame_size}
+        return ThroughputSettings(host_cpu=host, guest_cpu=guest, hugepage_node=node, **same)
+
+
+class HostSettings(NamedTuple):
     """What to measure on this host; a measurement that is None is skipped."""
 
-    options: Options
     latency: LatencySettings | None
     throughput: ThroughputSettings | None
 
 
-@dataclass(frozen=True)
-class VerifyOptions:
-    """What to measure in a VM on ``image``. The CPUs of ``latency`` are vCPUs."""
-
-    options: Options
-    image: Image
-    latency: LatencySettings
-    tcp: TcpSettings | None
-
-
-def guest_asked_of(options: Options) -> VerifyOptions:
-    """Derive the settings of a measurement in a VM; ``options.guest`` is set.
-
-    Raises: InvalidRequest if there is no such image, or naming the option.
-    """
-    assert options.guest is not None
-    image = read(options.guest)
-    latency = _latency_settings(options, measured_vcpus(image, options.cpus))
-    tcp = TcpSettings(streams=options.streams, window_s=options.window) if options.tcp else None
-    return VerifyOptions(options, image, latency, tcp)
-
-
-def _latency_settings(options: Options, cpus: str) -> LatencySettings:
-    return LatencySettings(
-        cpus=cpus,
-        round_s=-(-options.duration // options.rounds),
-        interval_us=options.interval_us,
-        priority=options.priority,
-        width_us=options.width_us,
-    )
-
-
-def asked_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None) -> MeasurementOptions:
+def settings_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None) -> HostSettings:
     """Derive the settings. Raises: InvalidRequest naming the option, HostError for a missing fact."""
     measured = measured_cpus(options.cpus, facts, live, plan)
     latency = throughput = None
     if options.only != "throughput":
-        latency = _latency_settings(options, latency_cpus(measured))
+        if not measured:
+            raise _refused(
+                "cpus",
+                "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
+                fix="name them, --cpus LIST, or say what the host is for, --pmd-cores N",
+            )
+        latency = options.latency_on(format_list(measured))
     if options.only != "latency":
-        host, guest = loop_cpus(options.loop_cpus, facts, live, measured)
-        throughput = ThroughputSettings(
-            host_cpu=host,
-            guest_cpu=guest,
-            hugepage_node=hugepage_node(facts, frozenset({host, guest})),
-            window_s=options.window,
-            frame_size=options.frame_size,
-        )
-    return MeasurementOptions(options, latency, throughput)
+        pair = loop_cpus(options.loop_cpus, facts, live, measured)
+        throughput = options.throughput_on(*pair, hugepage_node(facts, frozenset(pair)))
+    return HostSettings(latency, throughput)
 
 
 def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: TuningPlan | None) -> Cpus:
@@ -158,23 +134,18 @@ def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: TuningPlan 
     """
     online = needed(facts.cpus.online)
     if asked is not None:
-        return _named("cpus", asked, online)
-    isolated = known(facts.cpus.isolated, None) or frozenset()
-    for found in (isolated, plan.partition.vcpus if plan else frozenset()):
-        if free := (found & online) - busy_cpus(live):
-            return free
-    return frozenset()
+        return _named("cpus", asked, online, "the CPUs on line")
+    isolated, free = known(facts.cpus.isolated, None) or frozenset(), online - busy_cpus(live)
+    return isolated & free or (plan.partition.vcpus & free if plan else frozenset())
 
 
-def latency_cpus(measured: Cpus) -> str:
-    """Format the CPUs as a list. Raises: InvalidRequest naming ``cpus`` if there are none."""
-    if not measured:
-        raise _refused(
-            "cpus",
-            "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
-            "name them, --cpus LIST, or say what the host is for, --pmd-cores N",
-        )
-    return format_list(measured)
+def measured_vcpus(asked: str | None, image: Manifest) -> Cpus:
+    """The same in a VM: those in ``asked``, else those that its kernel isolates, else all."""
+    every = frozenset(range(image.vcpus))
+    if asked is not None:
+        return _named("cpus", asked, every, "the VM's vCPUs")
+    isolation = parse_command_line(image.arguments).isolation(Machine(image.vcpus, every, (), ()))
+    return isolation.get("domain") or every
 
 
 def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tuple[int, int]:
@@ -184,19 +155,16 @@ def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tu
     """
     online = needed(facts.cpus.online)
     if asked is not None:
-        named = sorted(_named("loop_cpus", asked, online))
+        named = sorted(_named("loop_cpus", asked, online, "the CPUs on line"))
         if len(named) != 2:
-            raise _refused("loop_cpus", f"{len(named)} CPUs, and not 2", "name two: --loop-cpus A,B")
+            raise _refused("loop_cpus", f"{len(named)} CPUs, and not 2", fix="name two: --loop-cpus A,B")
         return named[0], named[1]
     cores = needed(facts.cpus.cores)
     free = online - busy_cpus(live) | measured
     found = _pair(cores, measured, measured) or _pair(cores, free, measured)
     if found is None:
-        raise _refused(
-            "loop_cpus",
-            f"the two sides need two CPUs, and {format_list(free)} are free",
-            "leave the loop out: --only latency",
-        )
+        what = f"the two sides need two CPUs, and {format_list(free)} are free"
+        raise _refused("loop_cpus", what, fix="leave the loop out: --only latency")
     return found
 
 
@@ -209,35 +177,21 @@ def busy_cpus(live: Live) -> Cpus:
 def _pair(cores: Sequence[Core], cpus: Cpus, measured: Cpus) -> tuple[int, int] | None:
     """Two CPUs of two cores, as siblings slow each other down; siblings only if one core is usable."""
     firsts = {node: min(c.first for c in cores if c.node == node) for node in {c.node for c in cores}}
-    usable = {min(c.cpus & cpus & measured or c.cpus & cpus): c for c in cores if c.cpus & cpus}
+    core_of = {cpu: core for core in cores for cpu in core.cpus & cpus}
 
     def rank(pair: tuple[int, int]) -> tuple[int, ...]:
         """One node, measured CPUs, not the first core of a node, which does the housekeeping, low numbers."""
-        of = [usable[cpu] for cpu in pair]
-        here = sum(core.first == firsts[core.node] for core in of)
-        return of[0].node != of[1].node, len({*pair} - measured), here, sum(pair)
+        one, other = (core_of[cpu] for cpu in pair)
+        here = sum(core.first == firsts[core.node] for core in (one, other))
+        return one is other, one.node != other.node, len({*pair} - measured), here, sum(pair)
 
-    if len(usable) > 1:
-        return min(combinations(sorted(usable), 2), key=rank)
-    siblings = sorted(cpu for core in usable.values() for cpu in core.cpus & cpus)
-    return (siblings[0], siblings[1]) if len(siblings) > 1 else None
+    return min(combinations(sorted(core_of), 2), key=rank, default=None)
 
 
-def _named(field: str, text: str, online: Cpus) -> Cpus:
-    try:
+def _named(field: str, text: str, among: Cpus, what: str) -> Cpus:
+    with suppress(ValueError):
         named = frozenset(parse_list(text))
-    except ValueError:
-        raise _refused(field, f"{text} is no list of CPUs", "write it like 2-5,8") from None
-    if not named:
-        raise _refused(field, "the list is empty", "write it like 2-5,8")
-    if missing := named - online:
-        raise _refused(
-            field, f"CPU {format_list(missing)} is not on line", f"choose among {format_list(online)}"
-        )
-    return named
-
-
-def _refused(field: str, message: str, fix: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{field}: {message}", step="verify", fix=fix, errors=[FieldError(field=field, message=message)]
-    )
+        if named and named <= among:
+            return named
+    message = f"{text} is no list of {what}, which are {format_list(among)}"
+    raise _refused(field, message, fix="write it like 2-5,8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,10 +21,16 @@ from netplugin.programs.bounded import first_mistake
 PERCENTILES: Final[Mapping[str, float]] = {"P99": 0.99, "P99.9": 0.999, "P99.99": 0.9999, "P99.999": 0.99999}
 
 
-class Histogram(BaseModel):
-    """``counts`` maps latency, in whole microseconds, to samples; ``overflows`` are beyond the width."""
+#: Part of a file name.
+Label = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
+
+class StoredMeasurement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Histogram(StoredMeasurement):
+    """``counts`` maps latency, in whole microseconds, to samples; ``overflows`` are beyond the width."""
 
     counts: Mapping[int, int]
     overflows: int = Field(0, ge=0)
@@ -41,13 +48,12 @@ class Histogram(BaseModel):
         None if there are too few samples for one to be above it. If it lies beyond the histogram's width, the
         result is the maximum, which is an upper bound.
         """
-        samples = self.samples
-        below = _ceil(samples * share)
-        if below >= samples:
+        below = math.ceil(round(self.samples * share, 6))  # 0.999 of 1000 is 999, which floats miss
+        if below >= self.samples:
             return None
         seen = 0
-        for latency in sorted(self.counts):
-            seen += self.counts[latency]
+        for latency, count in sorted(self.counts.items()):
+            seen += count
             if seen >= below:
                 return latency
         return self.max_us
@@ -55,34 +61,20 @@ class Histogram(BaseModel):
 
 def merged(parts: Iterable[Histogram]) -> Histogram:
     """Merge histograms. Raises: ValueError without samples."""
-    known = list(parts)
+    known = [part for part in parts if part.samples]
+    if not known:
+        raise ValueError("there are no samples")
     counts: Counter[int] = Counter()
     for part in known:
         counts.update(part.counts)
     samples = sum(part.samples for part in known)
-    if not samples:
-        raise ValueError("there are no samples")
     return Histogram(
         counts=dict(sorted(counts.items())),
         overflows=sum(part.overflows for part in known),
-        min_us=min(part.min_us for part in known if part.samples),
+        min_us=min(part.min_us for part in known),
         average_us=sum(part.average_us * part.samples for part in known) / samples,
-        max_us=max(part.max_us for part in known if part.samples),
+        max_us=max(part.max_us for part in known),
     )
-
-
-def _ceil(number: float) -> int:
-    """Round up, tolerating floating-point error: 0.999 of 1000 is 999."""
-    nearest = round(number)
-    return nearest if abs(number - nearest) < 1e-6 else int(number) + 1
-
-
-#: Part of a file name.
-Label = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-
-
-class StoredMeasurement(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LatencySettings(StoredMeasurement):
@@ -198,10 +190,6 @@ class Tcp(StoredMeasurement):
     between: tuple[TcpVariant, ...]
     host: Annotated[tuple[TcpSample, ...], Field(min_length=1)]
 
-    def variant(self, mtu: int, lso: bool) -> tuple[TcpSample, ...]:
-        """The samples of a variant; none if it was not measured."""
-        return next((v.samples for v in self.between if (v.mtu, v.lso) == (mtu, lso)), ())
-
 
 class GuestMeasurement(StoredMeasurement):
     """What was measured in a VM. The CPUs of ``latency`` are vCPUs."""
@@ -225,16 +213,8 @@ class MeasuredRun(StoredMeasurement):
     guest: GuestMeasurement | None = None
 
     @property
-    def guest_latency(self) -> Latency | None:
-        return self.guest.latency if self.guest else None
-
-    @property
-    def guest_throughput(self) -> Throughput | None:
-        return self.guest.throughput if self.guest else None
-
-    @property
-    def tcp(self) -> Tcp | None:
-        return self.guest.tcp if self.guest else None
+    def is_emulated(self) -> bool:
+        return self.guest is not None and self.guest.vm.emulated
 
 
 # -- Store runs in a directory, one file each; files are written atomically and found by label or name.
@@ -280,17 +260,14 @@ def find(folder: Path, name: str) -> Path:
             if path.is_file():
                 return path
         raise NotFound(f"there is no file {name}", step=STEP, fix="name a label, or a file")
-    files = sorted(folder.glob("[0-9]*-*.json")) if folder.is_dir() else []
-    labels = {path: path.stem.partition("-")[2] for path in files}
-    of_label = [path for path, label in labels.items() if label == name]
-    if not of_label:
-        have = ", ".join(sorted(set(labels.values()))) or "none"
+    newest = {path.stem.partition("-")[2]: path for path in sorted(folder.glob("[0-9]*-*.json"))}
+    if name not in newest:
         raise NotFound(
-            f"no run in {folder} has the label {name}; there are: {have}",
+            f"no run in {folder} has the label {name}; there are: {', '.join(sorted(newest)) or 'none'}",
             step=STEP,
             fix="measure one with --label, or name the folder: --results DIR",
         )
-    return of_label[-1]
+    return newest[name]
 
 
 def read(path: Path) -> MeasuredRun:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from netplugin.api.errors import BackendUnavailable, HostError, InvalidRequest, NotFound
-from netplugin.tuning.verifying import result, show
+from netplugin.tuning.verifying import plot, result
 from netplugin.tuning.verifying.comparison import (
     FigureRow,
     FigureVerdict,
@@ -25,14 +25,14 @@ from tests.unit.tuning.runs import FAST, SLOW, latency, run, throughput
 
 
 def rows(found: MeasurementComparison) -> dict[str, FigureRow]:
-    return {row.figure.name: row for row in found.rows}
+    return {row.before.name: row for row in found.rows}
 
 
 def test_a_difference_that_the_samples_show() -> None:
     found = compare(run(throughput=throughput(SLOW)), run(throughput=throughput(FAST)))
     [row] = found.rows
     assert row.finding is FigureVerdict.BETTER
-    assert (row.before, row.after) == (4.685e6, 5.205e6)
+    assert (row.before.whole, row.after.whole) == (4.685e6, 5.205e6)
     assert row.p == pytest.approx(2 / 924)
     assert row.change and row.change.low > 0.09 and row.change.high < 0.14
     line = next(line for line in comparison_text(found).splitlines() if "(Mpps)" in line)
@@ -53,8 +53,8 @@ def test_less_latency_is_better() -> None:
     assert reported["latency average"].finding is FigureVerdict.BETTER
     assert reported["latency P99"].finding is FigureVerdict.SAME  # the same in all rounds
     assert reported["latency P99"].p == 1
-    assert reported["latency P99.9"].before == 14
-    assert reported["latency maximum"].before == 3000
+    assert reported["latency P99.9"].before.whole == 14
+    assert reported["latency maximum"].before.whole == 3000
     worse = rows(compare(after, before))
     assert worse["latency maximum"].finding is FigureVerdict.WORSE
 
@@ -227,24 +227,24 @@ def test_a_picture(tmp_path: Path, kind: str, begin: bytes) -> None:
     both = run("before", throughput=throughput(SLOW), latency=latency([900, 2500]))
     found = compare(both, run("after", throughput=throughput(FAST), latency=latency([12, 2001])))
     path = tmp_path / f"picture.{kind}"
-    show.require_plot(path)
-    show.draw_plot(found, path)
+    plot.require_plot(path)
+    plot.draw_plot(found, path)
     assert path.read_bytes().startswith(begin)
     if kind == "svg":
         text = path.read_text()
         assert "at most 2500 us" in text and "after" in text and "Mpps each way" in text
     for part in ({"latency": both.latency}, {"throughput": both.throughput}, {}):
-        show.draw_plot(compare(run(**part), run(**part)), path)
+        plot.draw_plot(compare(run(**part), run(**part)), path)
 
 
 def test_a_picture_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidRequest, match=r"neither PNG nor SVG"):
-        show.require_plot(tmp_path / "picture.gif")
+        plot.require_plot(tmp_path / "picture.gif")
     with pytest.raises(HostError, match="cannot be written"):
-        show.draw_plot(compare(run(), run()), tmp_path / "gone" / "picture.png")
-    monkeypatch.setattr(show, "find_spec", lambda name: None)
+        plot.draw_plot(compare(run(), run()), tmp_path / "gone" / "picture.png")
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailable) as refused:
-        show.require_plot(tmp_path / "picture.png")
+        plot.require_plot(tmp_path / "picture.png")
     assert refused.value.fix == "pip install 'netplugin[plot]'"
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from netplugin.api.errors import CapacityExhausted, HostError, InvalidRequest, NetpluginError
 from netplugin.cli.main import main
+from netplugin.host.cpus import format_list
 from netplugin.host.locks import Locks
 from netplugin.libvirt.guest import read_domain
 from netplugin.tuning.facts import DomainLive, Facts, Live
@@ -27,10 +28,12 @@ from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
 from netplugin.tuning.verifying.guest import vm
 from netplugin.tuning.verifying.guest.frames import free_cpu
-from netplugin.tuning.verifying.guest.machine import MTU, machines_on, measured_vcpus
+from netplugin.tuning.verifying.guest.machine import MTU, machines_on
 from netplugin.tuning.verifying.iperf import BusyClock, on_loopback
-from netplugin.tuning.verifying.result import Tcp, TcpSample, TcpSettings, TcpVariant
-from netplugin.tuning.verifying.show import EMULATED, comparison_text, draw_plot
+from netplugin.tuning.verifying.options import measured_vcpus
+from netplugin.tuning.verifying.plot import draw_plot
+from netplugin.tuning.verifying.result import TCP_VARIANTS, Tcp, TcpSample, TcpSettings, TcpVariant
+from netplugin.tuning.verifying.show import EMULATED, comparison_text
 from tests.lab.processes import wait_for
 from tests.unit.tuning.golden import facts_of, planned
 from tests.unit.tuning.runs import HIGH, LOW, in_a_vm
@@ -73,11 +76,13 @@ def test_a_run_in_a_vm_is_kept_with_what_the_vm_is(
     assert guest.called == ["systemctl", "which", "uname", *["cyclictest", "cat"] * 2]
     [kept] = (guest.home / "r").iterdir()
     found = result.read(kept)
-    assert found.latency is None and found.guest_latency and len(found.guest_latency.rounds) == 2
+    assert found.latency is None and found.guest and found.guest.latency
+    latency = found.guest.latency
+    assert len(latency.rounds) == 2
     # The isolated vCPU is measured, and cyclictest's own thread runs on the other.
-    assert found.guest_latency.settings.cpus == "1"
+    assert latency.settings.cpus == "1"
     assert "--affinity=1 --threads=1 --mainaffinity=0" in (guest.home / "state/called").read_text()
-    assert found.guest_latency.overall.overflows == 2 and found.guest_latency.overall.max_us == 3000
+    assert latency.overall.overflows == 2 and latency.overall.max_us == 3000
     assert found.conditions["guest vCPUs"] == "not placed"
     assert found.conditions["guest kernel"] == "6.1.0-rt" and "kernel" in found.conditions
     assert guest.left() == [] and guest.image.disk.read_text() == "the disk.qcow2\n"
@@ -223,15 +228,16 @@ def test_an_image_without_the_program_is_refused(
     ],
 )
 def test_the_vcpus_that_the_kernel_isolates_are_measured(tmp_path: Path, arguments: str, cpus: str) -> None:
-    assert measured_vcpus(made_up_image(tmp_path / "image", arguments=arguments), None) == cpus
+    image = made_up_image(tmp_path / "image", arguments=arguments)
+    assert format_list(measured_vcpus(None, image.manifest)) == cpus
 
 
 def test_all_vcpus_are_measured_if_none_is_isolated(tmp_path: Path) -> None:
-    image = made_up_image(tmp_path / "image")
-    assert measured_vcpus(image, None) == "0-7"
-    assert measured_vcpus(image, "1,3") == "1,3"
+    image = made_up_image(tmp_path / "image").manifest
+    assert measured_vcpus(None, image) == frozenset(range(8))
+    assert measured_vcpus("1,3", image) == {1, 3}
     with pytest.raises(InvalidRequest):
-        measured_vcpus(image, "")
+        measured_vcpus("", image)
 
 
 @pytest.mark.parametrize("realtime", [False, True])
@@ -277,7 +283,7 @@ def with_pages(facts: Facts) -> Facts:
 
 def test_figures_of_vms_are_compared_as_those_of_hosts() -> None:
     found = compare(in_a_vm("before", HIGH), in_a_vm("after", LOW))
-    better = {row.figure.name for row in found.of(FigureVerdict.BETTER)}
+    better = {row.before.name for row in found.of(FigureVerdict.BETTER)}
     assert "guest latency maximum" in better and not any(name.startswith("latency") for name in better)
     text = comparison_text(found)
     assert "6/6" in text and EMULATED not in text
@@ -302,7 +308,7 @@ def test_the_plot_has_a_panel_for_the_vm(tmp_path: Path) -> None:
 @pytest.fixture
 def linked(guest: ScriptedGuest, monkeypatch: pytest.MonkeyPatch) -> ScriptedGuest:
     """Without the bridge, which takes root; it is in tests/functional/test_verify_guest.py."""
-    monkeypatch.setattr("netplugin.tuning.verifying.guest.link.switch", nullcontext)
+    monkeypatch.setattr("netplugin.tuning.verifying.guest.vm.bridge", nullcontext)
     return guest
 
 
@@ -320,9 +326,12 @@ def test_tcp_is_measured_in_all_variants(linked: ScriptedGuest, capsys: pytest.C
     )
     assert ran.count("ip link set dev ens17 mtu 9000 up") == 4
     [kept] = (linked.home / "r").iterdir()
-    tcp = result.read(kept).tcp
-    assert tcp and [len(each.samples) for each in tcp.between] == [2] * 4 and len(tcp.host) == 2
-    assert tcp.variant(9000, False)[0].bits_per_s == 9.4e9 and tcp.variant(1400, False) == ()
+    found = result.read(kept).guest
+    assert found and (tcp := found.tcp)
+    assert [len(each.samples) for each in tcp.between] == [2] * 4 and len(tcp.host) == 2
+    assert {(each.mtu, each.lso): each.samples[0].bits_per_s for each in tcp.between} == dict.fromkeys(
+        TCP_VARIANTS, 9.4e9
+    )
     assert linked.left() == []
 
 
@@ -395,7 +404,7 @@ def test_rate_and_cost_of_tcp_are_compared() -> None:
     found = compare(
         tcp_run("a", [8, 8.1, 8.2, 7.9, 8.3, 7.8], 2.0), tcp_run("b", [9, 9.1, 9.2, 9.3, 9.4, 8.9], 2.1)
     )
-    assert {row.figure.name for row in found.of(FigureVerdict.BETTER)} == {
+    assert {row.before.name for row in found.of(FigureVerdict.BETTER)} == {
         "TCP between VMs, MTU 1500, LSO",
         "TCP between VMs, MTU 1500, LSO, CPU",
         "TCP on the host",
@@ -425,8 +434,9 @@ def test_frames_are_measured_in_a_boot_of_their_own(
     assert verify(guest, f"{OPTIONS} --testpmd --window 1") == 0
     assert "bytes, " in capsys.readouterr().out
     [kept] = (guest.home / "r").iterdir()
-    found = result.read(kept).guest_throughput
-    assert found and len(found.samples) == 2 and min(found.samples) > 0
+    run = result.read(kept)
+    assert run.guest and (found := run.guest.throughput)
+    assert len(found.samples) == 2 and min(found.samples) > 0
     assert found.settings.guest_cpu == 1 and found.program == "DPDK 22.11"
     called = (guest.home / "state/called").read_text()
     start = "systemd-run --quiet --collect --unit=netplugin-testpmd dpdk-testpmd --lcores 0@0,1@1 --in-memory"

@@ -17,7 +17,7 @@ from netplugin.tuning.facts import DomainLive, Facts, Live, OvsLive
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.measure import conditions
-from netplugin.tuning.verifying.options import MeasurementOptions, Options, asked_of
+from netplugin.tuning.verifying.options import HostSettings, Options, settings_of
 from tests.unit.tuning.golden import facts_of, plan_of, planned
 from tests.unit.tuning.runs import FAST, SLOW, run, throughput
 
@@ -31,11 +31,11 @@ def polling(*cpus: int) -> Live:
     return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": "0x6"}, pmds=pmds))
 
 
-def asked(facts: Facts, live: Live | None = None, plan: Any = None, **options: Any) -> MeasurementOptions:
-    return asked_of(Options(**options), facts, live or Live(), plan)
+def asked(facts: Facts, live: Live | None = None, plan: Any = None, **options: Any) -> HostSettings:
+    return settings_of(Options(**options), facts, live or Live(), plan)
 
 
-def pair(found: MeasurementOptions) -> tuple[int, int]:
+def pair(found: HostSettings) -> tuple[int, int]:
     assert found.throughput
     return found.throughput.host_cpu, found.throughput.guest_cpu
 
@@ -95,10 +95,10 @@ def test_without_two_measured_cpus_the_loop_takes_another() -> None:
     ("cpus", "words"),
     [
         (None, "cpus: none is isolated"),
-        ("2", "cpus: CPU 2 is not on line"),
-        ("x", "cpus: x is no list of CPUs"),
-        ("", "cpus: the list is empty"),
-        ("3-1", "cpus: 3-1 is no list of CPUs"),
+        ("2", "cpus: 2 is no list of the CPUs on line, which are 0-1"),
+        ("x", "cpus: x is no list of the CPUs on line"),
+        ("", "cpus:  is no list of the CPUs on line"),
+        ("3-1", "cpus: 3-1 is no list of the CPUs on line"),
     ],
 )
 def test_cpus_that_cannot_be_measured(cpus: str | None, words: str) -> None:
@@ -109,7 +109,6 @@ def test_cpus_that_cannot_be_measured(cpus: str | None, words: str) -> None:
 
 def test_what_is_requested() -> None:
     found = asked(facts_of("small"), cpus="0-1", duration=600, rounds=7, frame_size=1024, window=5)
-    assert found.options.rounds == 7
     assert found.latency and found.latency.round_s == 86  # no less than asked in all
     assert found.throughput and found.throughput.model_dump() == {
         "host_cpu": 0,
@@ -197,7 +196,7 @@ def command(line: str) -> int:
         ("--frame-size 9000", "frame_size: must be at most 1518"),
         ("--label ../x", "label: must be 1 to 64 letters, digits"),
         ("--only packets", "only: must be 'latency' or 'throughput'"),
-        ("--cpus 8191", "cpus: CPU 8191 is not on line"),
+        ("--cpus 8191", "cpus: 8191 is no list of the CPUs on line"),
         ("--root /tmp", "root: only this machine can be measured"),
     ],
 )

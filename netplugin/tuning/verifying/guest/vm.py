@@ -5,40 +5,56 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from netplugin.api.errors import BackendUnavailable, Conflict, HostError, NetpluginError, OperationTimeout
+from netplugin.api.errors import BackendUnavailable, Conflict, HostError, OperationTimeout
+from netplugin.host.link_values import Bridge
+from netplugin.host.links import Links
 from netplugin.host.locks import Locks
 from netplugin.host.processes import needs_program
 from netplugin.libvirt.image_domain import HOST
 from netplugin.libvirt.transient import TransientDomain, answers_ssh
 from netplugin.libvirt.vm_image import BUILD, Image
-from netplugin.programs.program import Program, ProgramError, own_directory
-from netplugin.tuning.verifying.guest import link
-from netplugin.tuning.verifying.guest.machine import NAMES, STEP, Machine
-from netplugin.tuning.verifying.guest.shell import GuestShell
+from netplugin.programs.program import Program, own_directory
+from netplugin.tuning.verifying import loop
+from netplugin.tuning.verifying.guest.machine import BRIDGE, MTU, NAMES, Machine
+from netplugin.tuning.verifying.options import Options
+from netplugin.tuning.verifying.shell import STEP, GuestShell, as_host_errors, lacks
 
 Say = Callable[[str], None]
 
 #: Seconds that libvirt has to start the VM, with hugepages to clear.
 _START_S = 120.0
+_FIX = "see libvirt's error; a placed VM needs free hugepages: netplugin host apply, or --unplaced"
 _LOCK = "verify-guest"
 _KVM = Path("/dev/kvm")
+#: Of the bridge between two VMs.
+_ALIAS, _ADDRESS = "netplugin-verify", "52:54:00:5a:fd:00"
 
 
-def require(emulate: bool) -> None:
-    """Raises: BackendUnavailable for a program that is missing here, or KVM."""
-    programs = {"virsh": "libvirt-clients", "qemu-img": "qemu-utils", "ssh": "openssh-client"}
-    for program, package in programs.items():
+def require(options: Options, image: Image) -> Mapping[str, str]:
+    """Check this host and the image; return the programs that the VM needs, and their packages.
+
+    Raises: BackendUnavailable for what is missing.
+    """
+    here = {"virsh": "libvirt-clients", "qemu-img": "qemu-utils", "ssh": "openssh-client"}
+    there = {"cyclictest": "rt-tests"}
+    if options.tcp:
+        here["iperf3"], there["iperf3"], there["ethtool"] = "iperf3", "iperf3", "ethtool"
+    if options.testpmd:
+        here[loop.PROGRAM] = there[loop.PROGRAM] = "dpdk-dev"
+    for program, package in here.items():
         needs_program(program, package, STEP)
-    if not emulate and not _KVM.exists():
-        raise BackendUnavailable(
-            f"this host has no {_KVM}",
-            step=STEP,
-            fix="modprobe kvm_intel or kvm_amd; to try without, --emulate: then figures are no measure",
-        )
+    if not options.emulate and not _KVM.exists():
+        fix = "modprobe kvm_intel or kvm_amd; to try without, --emulate: then figures are no measure"
+        raise BackendUnavailable(f"this host has no {_KVM}", step=STEP, fix=fix)
+    packages = image.manifest.packages
+    for program, package in there.items():
+        if packages and package not in packages:  # an image may have no list of its packages
+            raise lacks(program, package)
+    return there
 
 
 def free_port() -> int:
@@ -59,7 +75,7 @@ def alone(image: Image, uri: str) -> Iterator[None]:
             raise Conflict(f"{holder} measures in a VM now", step=STEP, fix="wait until it has ended")
         for name in NAMES:
             _remove(TransientDomain(uri, name), image)
-        link.remove()
+        remove_bridge()
         before = image.state()
         yield
         if image.state() != before:
@@ -79,67 +95,63 @@ def booted(machine: Machine, uri: str, boot_s: int, say: Say) -> Iterator[GuestS
     Raises: NetpluginError if it does not start, OperationTimeout if it does not answer, HostError if it ends
     in between.
     """
-    domain, image = TransientDomain(uri, machine.name), machine.image
-    directory = own_directory()
-    starter = _starter(uri, machine, directory)
-    try:
+    domain, image, ssh = TransientDomain(uri, machine.name), machine.image, machine.ssh
+    shell = GuestShell(ssh, domain, lambda: image.console_tail(machine.name))
+    with ExitStack() as stack:
+        directory = own_directory()
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        file = directory / "domain.xml"
+        file.write_text(machine.xml)
+        # virsh starts the domain and then waits: with it, libvirt ends the domain.
+        commands = f"create {file} --autodestroy; event --domain {machine.name} --event lifecycle --loop"
+        starter = Program("virsh", ["virsh", "-c", uri, commands], directory / "virsh.log")
+        stack.callback(starter.stop)
+        stack.callback(_remove, domain, image)
         image.make_overlay(machine.name)
         began = time.monotonic()
-        _start(starter, domain)
-        shell = GuestShell(machine.ssh, domain, lambda: image.console_tail(machine.name))
-        _wait(shell, domain, machine, began + boot_s)
+        with as_host_errors(STEP, _FIX):
+            starter.start()
+            starter.wait_for(lambda: domain.is_running, began + _START_S, "the VM runs")
+        if not answers_ssh(ssh.host, ssh.port, began + boot_s, lambda: domain.is_running):
+            shell.check("it booted")
+            raise OperationTimeout(
+                f"the VM does not answer by SSH{shell.console()}",
+                step=STEP,
+                fix="look at its console above; a slow host needs more time: --boot SECONDS",
+            )
+        # The end of the boot would else disturb the first round.
+        shell.run(["systemctl", "start", "default.target"], max(1.0, began + boot_s - time.monotonic()))
         say(f"the VM has booted after {time.monotonic() - began:.0f} s")
         yield shell
-    finally:
-        try:
-            _remove(domain, image)
-        finally:
-            starter.stop()
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-def _starter(uri: str, machine: Machine, directory: Path) -> Program:
-    """Return the virsh that starts the domain and then waits: with it, libvirt ends the domain."""
-    file = directory / "domain.xml"
-    file.write_text(machine.xml)
-    commands = f"create {file} --autodestroy; event --domain {machine.name} --event lifecycle --loop"
-    return Program("virsh", ["virsh", "-c", uri, commands], directory / "virsh.log")
-
-
-def _start(starter: Program, domain: TransientDomain) -> None:
-    try:
-        starter.start()
-        starter.wait_for(lambda: domain.is_running, time.monotonic() + _START_S, "the VM runs")
-    except ProgramError as error:
-        raise HostError(
-            f"the VM cannot be started: {error}",
-            step=STEP,
-            fix="see libvirt's error; a placed VM needs free hugepages: netplugin host apply, or --unplaced",
-        ) from error
-
-
-def _wait(shell: GuestShell, domain: TransientDomain, machine: Machine, deadline: float) -> None:
-    """Wait for SSH, and then for the end of the boot, which else would disturb the first round."""
-    target = machine.ssh
-    if not answers_ssh(target.host, target.port, deadline, lambda: domain.is_running):
-        shell.check("it booted")
-        raise OperationTimeout(
-            f"the VM does not answer by SSH{shell.console()}",
-            step=STEP,
-            fix="look at its console above; a slow host needs more time: --boot SECONDS",
-        )
-    shell.run(["systemctl", "start", "default.target"], max(1.0, deadline - time.monotonic()))
 
 
 def _remove(domain: TransientDomain, image: Image) -> None:
     """Remove domain and overlay: those of this run, or of one that was killed."""
     try:
         domain.stop()
-    except NetpluginError as error:
-        raise type(error)(
-            error.detail,
-            step=STEP,
-            fix=error.fix or "see that `virsh list` answers: systemctl start libvirtd",
-        ) from error
     finally:
         image.remove_overlay(domain.name)
+
+
+def remove_bridge() -> None:
+    """Remove the bridge, which a killed run may have left. Raises: HostError; Conflict if it is not ours."""
+    links = Links()
+    there = links.get(BRIDGE)
+    # The alias is set after the device is made: until then its MAC address identifies it.
+    if there is not None and there.alias != _ALIAS and (there.alias or there.address != _ADDRESS):
+        raise Conflict(f"{BRIDGE} is a device of something else", step=STEP, fix="rename that device")
+    if there is not None:
+        links.delete(BRIDGE)
+
+
+@contextmanager
+def bridge() -> Iterator[None]:
+    """Have a bridge between two VMs, without an uplink. Raises: HostError, Conflict."""
+    remove_bridge()
+    links = Links()
+    try:
+        links.create(BRIDGE, Bridge(), alias=_ALIAS, address=_ADDRESS, mtu=MTU)
+        links.set(BRIDGE, up=True)
+        yield
+    finally:
+        links.delete(BRIDGE)

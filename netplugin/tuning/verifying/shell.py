@@ -1,28 +1,42 @@
-"""Run programs in the VM by SSH, each with a deadline and a limit of its output."""
+"""Run programs on this host or in the VM by SSH, each with a deadline; they end with this process."""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
-from typing import IO
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
-from netplugin.host.processes import printable
+from netplugin.host.processes import printable, run
 from netplugin.libvirt.transient import TransientDomain
 from netplugin.libvirt.vm_image import BUILD
+from netplugin.programs.program import ProgramError
 from netplugin.programs.ssh import SshTarget
-from netplugin.tuning.verifying.guest.machine import STEP
 
+STEP = "verify-guest"
 #: Bytes that a program in the VM may print: many times what a histogram of 10 minutes has.
 _LIMIT = 16 << 20
 _SHORT_S = 60.0
 #: Characters of an error text from the VM.
 _WORDS = 600
+#: The kernel ends the program with this process, even if that is killed.
+_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+class HostShell:
+    where = "on this host"
+
+    def run(self, words: Sequence[str], seconds: float = _SHORT_S) -> str:
+        """Return what the program prints. Raises: BackendUnavailable, HostError, OperationTimeout."""
+        return run([*_WITH_US, *words], step=words[0], deadline=time.monotonic() + seconds)
 
 
 class GuestShell:
     """``console`` returns the last lines of the VM's console."""
+
+    where = "in the VM"
 
     def __init__(self, target: SshTarget, domain: TransientDomain, console: Callable[[], str]) -> None:
         self._target, self._domain = target, domain
@@ -33,30 +47,26 @@ class GuestShell:
 
         Raises: HostError if it fails, prints too much or the VM ends, OperationTimeout.
         """
-        # ssh ends with this process, even by SIGKILL; the kernel ends it at the limit of the file.
-        here = ["setpriv", "--pdeathsig", "KILL", "--", "prlimit", f"--fsize={_LIMIT}", "--"]
+        # The kernel ends ssh at the limit of the file.
+        command = [*_WITH_US, "prlimit", f"--fsize={_LIMIT}", "--", *self._target.command(words)]
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             try:
-                status = subprocess.run(
-                    [*here, *self._target.command(words)],
-                    input=stdin.encode(),
-                    stdout=output,
-                    stderr=errors,
-                    timeout=seconds,
-                    check=False,
-                ).returncode
+                done = subprocess.run(
+                    command, input=stdin.encode(), stdout=output, stderr=errors, timeout=seconds, check=False
+                )
             except subprocess.TimeoutExpired as late:
                 self.check(f"{words[0]} ran in it")
-                raise OperationTimeout(
-                    f"{words[0]} did not end in the VM within {seconds:.0f} s", step=STEP
-                ) from late
-            printed, why = _content(output), _content(errors)
-        if status:
+                what = f"{words[0]} did not end in the VM within {seconds:.0f} s"
+                raise OperationTimeout(what, step=STEP) from late
+            for file in (output, errors):
+                file.seek(0)
+            printed, why = (each.read(_LIMIT).decode(errors="replace") for each in (output, errors))
+        if done.returncode:
             self.check(f"{words[0]} ran in it")
             if len(printed) >= _LIMIT:
                 raise HostError(f"{words[0]} in the VM prints more than {_LIMIT >> 20} MB", step=STEP)
-            why = printable((why.strip() or printed.strip() or f"exit status {status}")[-_WORDS:])
-            raise HostError(f"{words[0]} in the VM: {why}", step=STEP)
+            why = why.strip() or printed.strip() or f"exit status {done.returncode}"
+            raise HostError(f"{words[0]} in the VM: {printable(why[-_WORDS:])}", step=STEP)
         return printed
 
     def needs(self, program: str, package: str) -> None:
@@ -77,15 +87,19 @@ class GuestShell:
             )
 
 
+Shell = HostShell | GuestShell
+
+
+@contextmanager
+def as_host_errors(step: str, fix: str) -> Iterator[None]:
+    """Raise HostError with this fix in place of ProgramError."""
+    try:
+        yield
+    except ProgramError as wrong:
+        raise HostError(str(wrong), step=step, fix=fix) from wrong
+
+
 def lacks(program: str, package: str) -> BackendUnavailable:
     """Return the error for a program that the image does not have."""
-    return BackendUnavailable(
-        f"the VM has no {program}",
-        step=STEP,
-        fix=f"{BUILD} --package {package}, in addition to the options of that image",
-    )
-
-
-def _content(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read(_LIMIT).decode("utf-8", errors="replace")
+    fix = f"{BUILD} --package {package}, in addition to the options of that image"
+    return BackendUnavailable(f"the VM has no {program}", step=STEP, fix=fix)
