@@ -75,9 +75,9 @@ def _apart(old: Figure, new: Figure) -> str:
     """Why the two cannot be compared; empty if they can."""
     if None in (old.whole, new.whole):
         return "not measured in both"
-    for name in old.settings.keys() & new.settings.keys():
-        if old.settings[name] != new.settings[name]:
-            return f"{name} is {old.settings[name]} in one and {new.settings[name]} in the other"
+    for name, one in old.settings.items():
+        if (other := new.settings.get(name, one)) != one:
+            return f"{name} is {one} in one and {other} in the other"
     return "" if old.samples and new.samples else "too few samples in a round"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -13,13 +13,13 @@ from netplugin.host.cpus import parse_list
 from netplugin.tuning.verifying.result import (
     PERCENTILES,
     TCP_VARIANTS,
+    GuestMeasurement,
     Histogram,
-    Latency,
     MeasuredRun,
     tcp_words,
 )
 
-_Settings = Mapping[str, int | str]
+_Settings = dict[str, int | str]
 
 
 @dataclass(frozen=True)
@@ -96,38 +96,32 @@ class Figure:
 
 def figures(run: MeasuredRun) -> Iterator[Figure]:
     """Yield all figures, also those that were not measured: the same ones for each run."""
-    guest, vm = run.guest, dict[str, int | str]()
+    guest, vm = run.guest, _Settings()
     if guest:
         vm["the VM's processor"] = "emulated" if guest.vm.emulated else "KVM's"
         vm |= {"number of vCPUs": guest.vm.vcpus, "memory of the VM (MB)": guest.vm.memory_mb}
-    places = (("", run, {}), ("guest ", guest, vm))
-    for place, of, more in places:
-        if latency := of and of.latency:
-            rounds, more = [each.overall for each in latency.rounds], _settings(latency) | more
-            yield from _figures(f"{place}latency", LATENCY, more, rounds, latency.overall)
-        else:
-            yield from _figures(f"{place}latency", LATENCY, {}, [])
-    for place, of, more in places:
-        found = of and of.throughput
-        same = {"frame size": found.settings.frame_size, **more} if found else {}
-        yield from _figures(f"{place}throughput", THROUGHPUT, same, found.samples if found else ())
+    yield from _on_cpus("", run, {})
+    yield from _on_cpus("guest ", guest, vm)
     tcp = guest and guest.tcp
-    same = {"number of streams": tcp.settings.streams, **vm} if tcp else {}
+    settings = {"number of streams": tcp.settings.streams, **vm} if tcp else {}
     samples = {(each.mtu, each.lso): each.samples for each in tcp.between} if tcp else {}
     for mtu, lso in TCP_VARIANTS:
-        yield from _figures(f"TCP between VMs, {tcp_words(mtu, lso)}", TCP, same, samples.get((mtu, lso), ()))
-    yield from _figures("TCP on the host", TCP, same, tcp.host if tcp else ())
+        name = f"TCP between VMs, {tcp_words(mtu, lso)}"
+        yield from _figures(name, TCP, settings, samples.get((mtu, lso), ()))
+    yield from _figures("TCP on the host", TCP, settings, tcp.host if tcp else ())
 
 
-def _settings(latency: Latency) -> dict[str, int | str]:
-    s = latency.settings
-    return {
-        "number of CPUs": len(parse_list(s.cpus)),
-        "length of a round (s)": s.round_s,
-        "interval (us)": s.interval_us,
-        "priority": s.priority,
-        "width (us)": s.width_us,
-    }
+def _on_cpus(place: str, of: MeasuredRun | GuestMeasurement | None, more: _Settings) -> Iterator[Figure]:
+    """Yield what is measured on CPUs or on vCPUs."""
+    settings, rounds, overall = _Settings(), [], None
+    if latency := of and of.latency:
+        s, rounds, overall = latency.settings, [each.overall for each in latency.rounds], latency.overall
+        settings = {"number of CPUs": len(parse_list(s.cpus)), "length of a round (s)": s.round_s, **more}
+        settings |= {"interval (us)": s.interval_us, "priority": s.priority, "width (us)": s.width_us}
+    yield from _figures(f"{place}latency", LATENCY, settings, rounds, overall)
+    throughput = of and of.throughput
+    settings = {"frame size": throughput.settings.frame_size, **more} if throughput else {}
+    yield from _figures(f"{place}throughput", THROUGHPUT, settings, throughput.samples if throughput else ())
 
 
 def _figures(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -22,7 +22,7 @@ from netplugin.tuning.steps import needed
 from netplugin.tuning.verifying.loop import hugepage_node
 from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
 
-_Seconds = Annotated[int, Field(ge=1, le=86400)]
+_DAY_S = 86_400
 _refused = partial(InvalidRequest.of_field, step="verify")
 
 
@@ -42,41 +42,27 @@ class Options(BaseModel):
     )
     loop_cpus: str | None = Field(
         None,
-        description="the two CPUs of the testpmd loop; not given: on two cores of one "
-        "node, measured CPUs if possible",
+        description="the two CPUs of the testpmd loop; not given: on two cores of one node, measured CPUs "
+        "if possible",
     )
-    rounds: Annotated[int, Field(ge=1, le=1000)] = Field(
-        6, description="runs of each program; they are the samples of a comparison"
-    )
-    duration: _Seconds = Field(
-        60, description="total time of cyclictest over all rounds, seconds; guides use 600"
-    )
-    interval_us: Annotated[int, Field(ge=20, le=1_000_000)] = Field(
-        200, description="interval of cyclictest's timers, microseconds"
-    )
-    priority: Annotated[int, Field(ge=1, le=99)] = Field(95, description="SCHED_FIFO priority of cyclictest")
-    width_us: Annotated[int, Field(ge=100, le=100_000)] = Field(
-        2000, description="width of the latency histogram, microseconds"
-    )
-    window: _Seconds = Field(
-        2, description="time in which the frames, or the bytes of TCP, of a round are counted, seconds"
-    )
-    frame_size: Annotated[int, Field(ge=64, le=1518)] = Field(64, description="frame size without FCS, bytes")
+    rounds: int = Field(6, ge=1, le=1000, description="runs of each program: the samples of a comparison")
+    duration: int = Field(60, ge=1, le=_DAY_S, description="seconds of cyclictest, all rounds together")
+    interval_us: int = Field(200, ge=20, le=1_000_000, description="interval of its timers, microseconds")
+    priority: int = Field(95, ge=1, le=99, description="SCHED_FIFO priority of cyclictest")
+    width_us: int = Field(2000, ge=100, le=100_000, description="width of the histogram, microseconds")
+    window: int = Field(2, ge=1, le=_DAY_S, description="seconds in which frames, or TCP's bytes, count")
+    frame_size: int = Field(64, ge=64, le=1518, description="frame size without FCS, bytes")
     guest: Path | None = Field(
         None,
-        description="folder of an image of a VM (netplugin-zeroloss vm build), or its link latest: measure "
-        "in this VM; a plan places it, and --cpus are vCPUs",
+        description="folder of an image of a VM (netplugin-zeroloss vm build): measure in this VM; a plan "
+        "places it, and --cpus are vCPUs",
     )
     tcp: bool = Field(False, description="with guest: measure TCP too, from this VM to a second one")
-    testpmd: bool = Field(
-        False, description="with guest: measure frames too, in a loop of testpmd here and in the VM"
-    )
-    streams: Annotated[int, Field(ge=1, le=64)] = Field(4, description="streams of TCP")
+    testpmd: bool = Field(False, description="with guest: measure frames too, in a loop with the VM")
+    streams: int = Field(4, ge=1, le=64, description="streams of TCP")
     unplaced: bool = Field(False, description="do not place the VM, as on a host without a plan")
-    emulate: bool = Field(
-        False, description="run the VM without KVM: very slow, and its figures are no measure of the host"
-    )
-    boot: _Seconds = Field(300, description="time that the VM has to boot, seconds")
+    emulate: bool = Field(False, description="run the VM without KVM: its figures are no measure of the host")
+    boot: int = Field(300, ge=1, le=_DAY_S, description="seconds that the VM has to boot")
 
     @field_validator("guest")
     @classmethod

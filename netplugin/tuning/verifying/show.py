@@ -169,7 +169,8 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         middle = map(str.rjust, row[1:-1], widths[1:-1])
-        yield "  ".join(["", row[0].ljust(widths[0]), *middle, row[-1]]).rstrip()
+        last = row[-1].rjust(widths[-1]) if row[-1].isdigit() else row[-1]
+        yield "  ".join(["", row[0].ljust(widths[0]), *middle, last]).rstrip()
 
 
 def run_json(run: MeasuredRun, path: Path) -> str:
