@@ -34,6 +34,12 @@ class FigureRow:
     change: RelativeChange | None = None
     p: float | None = None
 
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """After divided by before, and the confidence interval of the test; empty if it was not tested."""
+        c = self.change
+        return (c.ratio + 1, c.low + 1, c.high + 1) if c else ()
+
 
 @dataclass(frozen=True)
 class Difference:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,18 +23,11 @@ STEP = "cyclictest"
 _MARGIN_S = 30.0
 #: The same in a VM, which is slow without KVM; and the folder with the output there.
 _VM_MARGIN_S, _RUN = 180.0, Path("/run")
-#: Capability bits (linux/capability.h) to lock memory and to set a real-time priority.
-_CAPABILITIES = {14: "CAP_IPC_LOCK", 23: "CAP_SYS_NICE"}
 
 
 def require() -> None:
-    """Raises: BackendUnavailable if cyclictest is missing, HostError if it may not run in real time."""
+    """Raises: BackendUnavailable."""
     needs_program("cyclictest", "rt-tests", STEP)
-    [held] = re.findall("^CapEff:\\s*(.*)$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    missing = [name for bit, name in _CAPABILITIES.items() if not int(held, 16) >> bit & 1]
-    if missing:
-        what = f"cyclictest needs {' and '.join(missing)}: it runs in real time and locks its memory"
-        raise HostError(what, step=STEP, fix="run it as root")
 
 
 def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:
@@ -54,7 +46,15 @@ def measure_by(
     """
     file = folder / "netplugin-cyclictest.json"
     shell.run(arguments(settings, file, own), settings.round_s + margin_s)
-    return parsed(shell.run(["cat", str(file)]), settings, shell.where)
+    try:
+        version, found = parse(shell.run(["cat", str(file)]))
+    except ValueError as wrong:
+        why = f"what cyclictest wrote {shell.where} cannot be made sense of: {printable(str(wrong))[:300]}"
+        raise HostError(why, step=STEP, fix="install rt-tests 2.4 or later there") from wrong
+    if set(found.cpus) != set(parse_list(settings.cpus)):
+        what = f"cyclictest measured CPUs {sorted(found.cpus)}, not {settings.cpus}"
+        raise HostError(what, step=STEP, fix="take a CPU that the control group gives")
+    return version, found
 
 
 def arguments(settings: LatencySettings, file: Path, own: Cpus) -> list[str]:
@@ -71,22 +71,6 @@ def arguments(settings: LatencySettings, file: Path, own: Cpus) -> list[str]:
         *([f"--mainaffinity={format_list(others)}"] if others else []),
         f"--json={file}",
     ]
-
-
-def parsed(text: str, settings: LatencySettings, where: str) -> tuple[str, LatencyRound]:
-    """Parse what cyclictest wrote. Raises: HostError."""
-    try:
-        version, found = parse(text)
-    except ValueError as wrong:
-        raise HostError(
-            f"what cyclictest wrote {where} cannot be made sense of: {printable(str(wrong))[:300]}",
-            step=STEP,
-            fix="install rt-tests 2.4 or later there",
-        ) from wrong
-    if set(found.cpus) != set(parse_list(settings.cpus)):
-        what = f"cyclictest measured CPUs {sorted(found.cpus)}, not {settings.cpus}"
-        raise HostError(what, step=STEP, fix="take a CPU that the control group gives")
-    return version, found
 
 
 def parse(text: str) -> tuple[str, LatencyRound]:

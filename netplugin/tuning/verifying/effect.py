@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from netplugin.api.errors import Conflict, HostError
 from netplugin.api.field_errors import valid
+from netplugin.api.fields import Value
 from netplugin.host.safe_files import read_own
 from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.options import Options
-from netplugin.tuning.verifying.result import MeasuredRun, StoredMeasurement
+from netplugin.tuning.verifying.result import MeasuredRun
 
 STEP = "effect"
 #: File of the state, next to the runs, while the effect is not measured yet.
@@ -26,7 +27,7 @@ STATE = "effect.state"
 _DISCARD = "give the same, or begin again: --discard"
 
 
-class EffectState(StoredMeasurement):
+class EffectState(Value):
     """``before``: file name of the run before, None until it is measured."""
 
     format: Literal[1] = 1

@@ -31,20 +31,10 @@ _STAT = Path("/proc/stat")
 _BUSY = (0, 1, 2, 5, 6)
 
 
-class BusyClock:
-    """Counts the CPUs of this host that are busy, all programs and the kernel together, from its creation."""
-
-    def __init__(self, stat: Path = _STAT) -> None:
-        self._stat = stat
-        self._began, self._before = time.monotonic(), self._busy_s()
-
-    def cpus(self) -> float:
-        """Return the mean number of busy CPUs since the creation."""
-        return (self._busy_s() - self._before) / max(1e-9, time.monotonic() - self._began)
-
-    def _busy_s(self) -> float:
-        columns = [int(word) for word in self._stat.read_text().splitlines()[0].split()[1:]]
-        return sum(columns[n] for n in _BUSY) / os.sysconf("SC_CLK_TCK")
+def busy_s(stat: Path = _STAT) -> float:
+    """Seconds that the CPUs of this host were busy since its start, all programs and the kernel together."""
+    columns = [int(word) for word in stat.read_text().splitlines()[0].split()[1:]]
+    return sum(columns[n] for n in _BUSY) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(
@@ -58,7 +48,10 @@ def measure(
     devices = [(shell, _device(shell, mac(number))) for number, shell in enumerate(shells)]
     for (shell, device), address in zip(devices, _ADDRESSES, strict=True):
         shell.run(["ip", "address", "replace", f"{address}/24", "dev", device])
-    _serve(shells[1])
+    shells[1].run(["iperf3", "--server", "--daemon", "--port", str(_PORT)])
+    listening = ["ss", "-Hltn", f"sport = :{_PORT}"]
+    if not polled(lambda: shells[1].run(listening).strip(), bool, _VM_MARGIN_S, _LOOK_S):
+        raise OperationTimeout("iperf3 does not listen in the VM", step=STEP)
     found: dict[tuple[int, bool], list[TcpSample]] = {variant: [] for variant in TCP_VARIANTS}
     host: list[TcpSample] = []
     versions: set[str] = set()
@@ -66,9 +59,9 @@ def measure(
     for number in range(1, rounds + 1):
         for (mtu, lso), samples in found.items():
             say(f"TCP, VM to VM, {number} of {rounds}, {settings.streams} streams: {tcp_words(mtu, lso)}")
+            state = "on" if lso else "off"
             for shell, device in devices:
                 shell.run(["ip", "link", "set", "dev", device, "mtu", str(mtu), "up"])
-                state = "on" if lso else "off"
                 shell.run(["ethtool", "-K", device, "tso", state, "gso", state])
             version, sample = _sample(shells[0], _ADDRESSES[1], _PORT, settings, _VM_MARGIN_S)
             versions.add(version)
@@ -96,14 +89,6 @@ def _device(shell: GuestShell, address: str) -> str:
     return names[0]
 
 
-def _serve(shell: GuestShell) -> None:
-    """Start the receiver, and wait until it listens. Raises: OperationTimeout."""
-    shell.run(["iperf3", "--server", "--daemon", "--port", str(_PORT)])
-    listening = ["ss", "-Hltn", f"sport = :{_PORT}"]
-    if not polled(lambda: shell.run(listening).strip(), bool, _VM_MARGIN_S, _LOOK_S):
-        raise OperationTimeout("iperf3 does not listen in the VM", step=STEP)
-
-
 def on_loopback(settings: TcpSettings, port: int) -> TcpSample:
     """Measure between two processes of this host. Raises: HostError, OperationTimeout."""
     folder = own_directory()
@@ -129,9 +114,9 @@ def _sample(
         *("iperf3", "--client", address, "--port", str(port), "--json", "--time", str(seconds)),
         *("--omit", str(_OMIT_S), "--parallel", str(settings.streams)),
     ]
-    clock = BusyClock()
+    began, before = time.monotonic(), busy_s()
     text = shell.run(words, seconds + _OMIT_S + margin_s)
-    busy = clock.cpus()
+    busy = (busy_s() - before) / (time.monotonic() - began)
     try:
         whole = bounded.parse(text)
         if "error" in whole:
@@ -143,8 +128,5 @@ def _sample(
         return str(whole["start"]["version"])[:40], TcpSample(bits_per_s=rate, busy_cpus=busy)
     except (ValueError, KeyError, TypeError, AttributeError) as wrong:
         why = printable(str(wrong))[:300] if isinstance(wrong, ValueError) else "fields are missing"
-        raise HostError(
-            f"what iperf3 printed {shell.where} cannot be made sense of: {why}",
-            step=STEP,
-            fix="install iperf3 3.12 or later there",
-        ) from wrong
+        why = f"what iperf3 printed {shell.where} cannot be made sense of: {why}"
+        raise HostError(why, step=STEP, fix="install iperf3 3.12 or later there") from wrong

@@ -118,7 +118,7 @@ def measure_guest(
     return MeasuredRun(
         label=options.label,
         started=started,
-        conditions={**conditions(facts, live, cpus), **dict(guest_conditions(described))},
+        conditions={**conditions(facts, live, cpus), **guest_conditions(described)},
         guest=GuestMeasurement(vm=described, latency=latency, tcp=tcp, throughput=throughput),
     )
 
@@ -144,59 +144,48 @@ def conditions(facts: Facts, live: Live, measured: Cpus) -> Mapping[str, str]:
     return {name: _text(value) for name, value in _all(facts, live, measured)}
 
 
-def guest_conditions(vm: GuestVm) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a VM that affect its figures, by name (pure)."""
-    yield "guest image", f"{vm.origin}, {vm.image[:16]}"
-    yield "guest kernel", vm.kernel
-    yield "guest kernel arguments", vm.arguments
-    pins = ", ".join(f"{vcpu} on CPU {cpu}" for vcpu, cpu in sorted(vm.pins.items()))
-    yield "guest vCPUs", pins or "not placed"
-    yield "guest in real time", _text(vm.realtime)
+def guest_conditions(vm: GuestVm) -> Mapping[str, str]:
+    """Collect the settings of a VM that affect its figures (pure)."""
+    return {
+        "guest image": f"{vm.origin}, {vm.image[:16]}",
+        "guest kernel": vm.kernel,
+        "guest kernel arguments": vm.arguments,
+        "guest vCPUs": vm.placed,
+        "guest in real time": _text(vm.realtime),
+    }
 
 
 def _all(facts: Facts, live: Live, measured: Cpus) -> Iterator[tuple[str, object]]:
     cpus, kernel, power, memory, irqs = facts.cpus, facts.kernel, facts.power, facts.memory, facts.interrupts
-    yield "CPU model", cpus.model
-    yield "CPUs on line", cpus.online
-    yield "SMT", cpus.smt
-    yield "isolated CPUs", cpus.isolated
-    yield "nohz_full CPUs", cpus.nohz_full
-    yield "kernel", kernel.release
-    yield "kernel in real time", kernel.realtime
+    yield from {"CPU model": cpus.model, "CPUs on line": cpus.online, "SMT": cpus.smt}.items()
+    yield from {"isolated CPUs": cpus.isolated, "nohz_full CPUs": cpus.nohz_full}.items()
+    yield from {"kernel": kernel.release, "kernel in real time": kernel.realtime}.items()
     if isinstance(line := kernel.arguments, Unknown):
         yield "kernel arguments", line
     else:
         for name in dict.fromkeys(name for name, _ in line.arguments):
             values = ("set" if value is None else value for each, value in line.arguments if each == name)
             yield f"kernel argument {name}", " ".join(values)
-    for name, value in kernel.sysctls.items():
-        yield f"sysctl {name}", value
+    yield from ((f"sysctl {name}", value) for name, value in kernel.sysctls.items())
     yield "tuned profile", _of(kernel.tuned, lambda tuned: tuned and tuned.profile)
-    yield (
-        "frequency governors",
-        _of(power.policies, lambda all_: _list(_text(each.governor) for each in all_)),
-    )
-    yield "turbo", power.turbo
+    governors = _of(power.policies, lambda all_: _list(_text(each.governor) for each in all_))
+    yield from {"frequency governors": governors, "turbo": power.turbo}.items()
     yield "idle driver", power.idle_driver
     if isinstance(memory.pools, Unknown):
         yield "hugepages", memory.pools
     for pool in known(memory.pools, ()):
         yield f"hugepages of {pool.size_kb} KB on node {pool.node}", pool.total
-    yield "KSM", memory.ksm
-    yield "transparent hugepages", memory.transparent
+    yield from {"KSM": memory.ksm, "transparent hugepages": memory.transparent}.items()
     yield "swap", _of(memory.swaps, _list)
     yield "default affinity of interrupts", irqs.default_affinity
     here = [irq for irq in known(irqs.irqs, ()) if known(irq.affinity, frozenset()) & measured]
     yield "interrupts that may come to the measured CPUs", _of(irqs.irqs, lambda _: len(here))
-    yield "workqueues", irqs.workqueues
-    yield "writeback", irqs.writeback
+    yield from {"workqueues": irqs.workqueues, "writeback": irqs.writeback}.items()
     if isinstance(live.ovs, Unknown):
         yield "OVS", None if live.ovs.missing else live.ovs
         return
-    yield "OVS", live.ovs.version
-    yield "DPDK of OVS", live.ovs.dpdk_version
-    for name, value in sorted(live.ovs.other_config.items()):
-        yield f"OVS other_config:{name}", value
+    yield from {"OVS": live.ovs.version, "DPDK of OVS": live.ovs.dpdk_version}.items()
+    yield from ((f"OVS other_config:{name}", value) for name, value in sorted(live.ovs.other_config.items()))
 
 
 def _of(fact: _T | Unknown, value: Callable[[_T], object]) -> object:

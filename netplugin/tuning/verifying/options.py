@@ -9,9 +9,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from netplugin.api.errors import InvalidRequest
+from netplugin.api.fields import Value
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.libvirt.vm_image import Manifest
 from netplugin.tuning.command_line import Machine, parse_command_line
@@ -26,10 +27,8 @@ _DAY_S = 86_400
 _refused = partial(InvalidRequest.of_field, step="verify")
 
 
-class Options(BaseModel):
+class Options(Value):
     """Options of a run; each field is a command line option."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: Label = Field("run", description="name of the run, like before or after")
     only: Literal["latency", "throughput"] | None = Field(

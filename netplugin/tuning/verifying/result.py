@@ -10,26 +10,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
-from netplugin.api.errors import HostError, InvalidRequest, NotFound
-from netplugin.api.fields import NAME_PATTERN
+from netplugin.api.errors import HostError, InvalidRequest, NotFound, reason
+from netplugin.api.fields import NAME_PATTERN, Value
 from netplugin.host.safe_files import own_directory, read_own, replacing
 from netplugin.programs.bounded import first_mistake
 
 #: Percentiles by name, as fractions.
 PERCENTILES: Final[Mapping[str, float]] = {"P99": 0.99, "P99.9": 0.999, "P99.99": 0.9999, "P99.999": 0.99999}
-
-
 #: Part of a file name.
 Label = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
-class StoredMeasurement(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Histogram(StoredMeasurement):
+class Histogram(Value):
     """``counts`` maps latency, in whole microseconds, to samples; ``overflows`` are beyond the width."""
 
     counts: Mapping[int, int]
@@ -77,7 +71,7 @@ def merged(parts: Iterable[Histogram]) -> Histogram:
     )
 
 
-class LatencySettings(StoredMeasurement):
+class LatencySettings(Value):
     """``cpus`` is a list like ``2-5``; ``width_us`` is the histogram's width."""
 
     cpus: str
@@ -87,7 +81,7 @@ class LatencySettings(StoredMeasurement):
     width_us: int
 
 
-class LatencyRound(StoredMeasurement):
+class LatencyRound(Value):
     """One run of cyclictest: the histogram of each CPU."""
 
     cpus: Mapping[int, Histogram]
@@ -97,7 +91,7 @@ class LatencyRound(StoredMeasurement):
         return merged(self.cpus.values())
 
 
-class Latency(StoredMeasurement):
+class Latency(Value):
     """``program`` is cyclictest's version."""
 
     program: str
@@ -113,7 +107,7 @@ class Latency(StoredMeasurement):
         return {cpu: merged(r.cpus[cpu] for r in self.rounds if cpu in r.cpus) for cpu in cpus}
 
 
-class ThroughputSettings(StoredMeasurement):
+class ThroughputSettings(Value):
     """CPUs of both sides; ``hugepage_node`` is the node of the hugepages, None for ordinary pages."""
 
     host_cpu: int
@@ -123,7 +117,7 @@ class ThroughputSettings(StoredMeasurement):
     frame_size: int
 
 
-class Throughput(StoredMeasurement):
+class Throughput(Value):
     """``samples`` are frames per second each way, one per run of the two testpmd."""
 
     program: str
@@ -131,7 +125,52 @@ class Throughput(StoredMeasurement):
     samples: Annotated[tuple[float, ...], Field(min_length=1)]
 
 
-class GuestVm(StoredMeasurement):
+class TcpSettings(Value):
+    """``window_s``: seconds that are counted in a round."""
+
+    streams: int
+    window_s: int
+
+
+class TcpSample(Value):
+    """Received bits per second, and the mean number of CPUs that were busy on the host meanwhile."""
+
+    bits_per_s: Annotated[float, Field(gt=0)]
+    busy_cpus: Annotated[float, Field(ge=0)]
+
+    @property
+    def cpus_per_gbps(self) -> float:
+        return self.busy_cpus / (self.bits_per_s / 1e9)
+
+
+_TcpSamples = Annotated[tuple[TcpSample, ...], Field(min_length=1)]
+#: MTU in bytes and whether the VMs' NICs segment (LSO: TSO and GSO in Linux), in the order measured.
+TCP_VARIANTS: Final = ((1500, True), (1500, False), (9000, True), (9000, False))
+
+
+def tcp_words(mtu: int, lso: bool) -> str:
+    """Name a variant."""
+    return f"MTU {mtu}, {'LSO' if lso else 'no LSO'}"
+
+
+class TcpVariant(Value):
+    """TCP between two VMs."""
+
+    mtu: int
+    lso: bool
+    samples: _TcpSamples
+
+
+class Tcp(Value):
+    """``between``: from VM to VM. ``host``: on the host's loopback device. A sample for each round."""
+
+    program: str
+    settings: TcpSettings
+    between: tuple[TcpVariant, ...]
+    host: _TcpSamples
+
+
+class GuestVm(Value):
     """A VM that was measured in. ``image``: digest of its root file system. ``emulated``: without KVM, so its
     figures are no measure of a host. ``pins``: CPU of each vCPU, empty if it was not placed."""
 
@@ -145,63 +184,22 @@ class GuestVm(StoredMeasurement):
     pins: Mapping[int, int]
     realtime: bool
 
-
-class TcpSettings(StoredMeasurement):
-    """``window_s``: seconds that are counted in a round."""
-
-    streams: int
-    window_s: int
-
-
-class TcpSample(StoredMeasurement):
-    """Received bits per second, and the mean number of CPUs that were busy on the host meanwhile."""
-
-    bits_per_s: Annotated[float, Field(gt=0)]
-    busy_cpus: Annotated[float, Field(ge=0)]
-
     @property
-    def cpus_per_gbps(self) -> float:
-        """CPUs of the host for each Gbit/s."""
-        return self.busy_cpus / (self.bits_per_s / 1e9)
+    def placed(self) -> str:
+        on = (f"{vcpu} on CPU {cpu}" for vcpu, cpu in sorted(self.pins.items()))
+        return ", ".join(on) or "not placed"
 
 
-#: MTU in bytes and whether the VMs' NICs segment (LSO: TSO and GSO in Linux), in the order measured.
-TCP_VARIANTS: Final = ((1500, True), (1500, False), (9000, True), (9000, False))
-
-
-def tcp_words(mtu: int, lso: bool) -> str:
-    """Name a variant."""
-    return f"MTU {mtu}, {'LSO' if lso else 'no LSO'}"
-
-
-class TcpVariant(StoredMeasurement):
-    """TCP between two VMs. ``lso``: whether their NICs segment."""
-
-    mtu: int
-    lso: bool
-    samples: Annotated[tuple[TcpSample, ...], Field(min_length=1)]
-
-
-class Tcp(StoredMeasurement):
-    """``between``: from VM to VM. ``host``: on the host's loopback device. A sample for each round."""
-
-    program: str
-    settings: TcpSettings
-    between: tuple[TcpVariant, ...]
-    host: Annotated[tuple[TcpSample, ...], Field(min_length=1)]
-
-
-class GuestMeasurement(StoredMeasurement):
-    """What was measured in a VM. The CPUs of ``latency`` are vCPUs."""
+class GuestMeasurement(Value):
+    """What was measured in a VM: CPUs of ``latency``, and of the guest's side of a loop, are vCPUs."""
 
     vm: GuestVm
     latency: Latency | None = None
     tcp: Tcp | None = None
-    #: The guest's side is a vCPU.
     throughput: Throughput | None = None
 
 
-class MeasuredRun(StoredMeasurement):
+class MeasuredRun(Value):
     """One measurement. ``conditions`` are host settings by name, as text."""
 
     format: Literal[1] = 1
@@ -217,7 +215,7 @@ class MeasuredRun(StoredMeasurement):
         return self.guest is not None and self.guest.vm.emulated
 
 
-# -- Store runs in a directory, one file each; files are written atomically and found by label or name.
+# -- The directory with one file for each run; files are written atomically and found by label or name.
 
 
 FOLDER = Path("/var/lib/netplugin/verify")
@@ -230,15 +228,13 @@ def prepare(folder: Path) -> None:
         own_directory(folder, 0o755)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as wrong:
-        raise HostError(
-            f"{folder} cannot be written: {wrong.strerror}",
-            step=STEP,
-            fix="run it as root, or name another folder: --results DIR",
-        ) from wrong
+        what = f"{folder} cannot be written: {wrong.strerror}"
+        fix = "run it as root, or name another folder: --results DIR"
+        raise HostError(what, step=STEP, fix=fix) from wrong
 
 
 def write(folder: Path, run: MeasuredRun) -> Path:
-    """Write a run to a new file atomically. Raises: HostError."""
+    """Write a run to a new file. Raises: HostError."""
     path = folder / f"{run.started:%Y%m%dT%H%M%S}-{run.label}.json"
     write_text(path, run.model_dump_json(indent=1) + "\n")
     return path
@@ -262,11 +258,8 @@ def find(folder: Path, name: str) -> Path:
         raise NotFound(f"there is no file {name}", step=STEP, fix="name a label, or a file")
     newest = {path.stem.partition("-")[2]: path for path in sorted(folder.glob("[0-9]*-*.json"))}
     if name not in newest:
-        raise NotFound(
-            f"no run in {folder} has the label {name}; there are: {', '.join(sorted(newest)) or 'none'}",
-            step=STEP,
-            fix="measure one with --label, or name the folder: --results DIR",
-        )
+        what = f"no run in {folder} has the label {name}; there are: {', '.join(sorted(newest)) or 'none'}"
+        raise NotFound(what, step=STEP, fix="measure one with --label, or name the folder: --results DIR")
     return newest[name]
 
 
@@ -274,10 +267,8 @@ def read(path: Path) -> MeasuredRun:
     """Read a run. Raises: InvalidRequest."""
     try:
         return MeasuredRun.model_validate_json(read_own(path))
-    except OSError as wrong:
-        why = wrong.strerror or str(wrong)
     except ValidationError as wrong:
         why = first_mistake(wrong)
-    except UnicodeDecodeError:
-        why = "it is not text"
+    except (OSError, UnicodeDecodeError) as wrong:
+        why = reason(wrong)
     raise InvalidRequest(f"{path} cannot be read as a run: {why}", step=STEP)

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from netplugin.statistics import RelativeChange
 from netplugin.tuning.verifying.comparison import LEVEL, FigureRow, FigureVerdict, MeasurementComparison
 from netplugin.tuning.verifying.figures import LATENCY, PPS, TCP
 from netplugin.tuning.verifying.result import (
@@ -32,7 +31,7 @@ def run_text(run: MeasuredRun) -> str:
     return _text([[_when(run)], *_parts(run, "CPU"), *(_guest(run.guest) if run.guest else ())])
 
 
-def _text(blocks: Iterable[_Block]) -> str:
+def _text(blocks: Iterable[Iterable[str]]) -> str:
     return "\n\n".join(map("\n".join, blocks)) + "\n"
 
 
@@ -68,13 +67,11 @@ def _latency(latency: Latency, cpu: str) -> _Block:
 
 def _throughput(throughput: Throughput, guest: str) -> _Block:
     s, samples = throughput.settings, throughput.samples
-    memory = f"hugepages of node {s.hugepage_node}"
-    if s.hugepage_node is None:
-        memory = "ordinary pages, as too few hugepages are free"
+    huge, ordinary = f"hugepages of node {s.hugepage_node}", "ordinary pages, as too few hugepages are free"
     middle, low, high = map(PPS.text, (median(samples), min(samples), max(samples)))
     return [
         f"Throughput ({throughput.program}, testpmd on CPU {s.host_cpu} and {guest}{s.guest_cpu}, "
-        f"{s.frame_size} bytes, {memory}), {PPS.shown} each way",
+        f"{s.frame_size} bytes, {ordinary if s.hugepage_node is None else huge}), {PPS.shown} each way",
         f"  median {middle}, from {low} to {high} ({_times(len(samples), s.window_s)})",
     ]
 
@@ -92,8 +89,7 @@ def _tcp(tcp: Tcp) -> _Block:
 
 def vm_text(vm: GuestVm) -> str:
     """One line about the VM, which reports it if its figures are no measure."""
-    pins = ", ".join(f"vCPU {vcpu} on CPU {cpu}" for vcpu, cpu in sorted(vm.pins.items()))
-    where = (pins or "not placed") + (", real time" if vm.realtime else "")
+    where = f"{'vCPU ' if vm.pins else ''}{vm.placed}" + (", real time" if vm.realtime else "")
     text = f"In a VM ({vm.origin}, Linux {vm.kernel}, {vm.vcpus} vCPUs, {vm.memory_mb} MB; {where})"
     return f"{text}\n{EMULATED}" if vm.emulated else text
 
@@ -107,14 +103,12 @@ def comparison_text(comparison: MeasurementComparison) -> str:
         f"{LEVEL:.0%} for any false claim among them, if runs vary as the rounds of one do."
     )
     emulated = any(run.is_emulated for run in runs.values())
-    return _text(
-        [
-            [*(f"{name}: {_when(run)}" for name, run in runs.items()), *([EMULATED] if emulated else [])],
-            list(table([head, *map(_row, comparison.rows)])),
-            list(_differences(comparison)),
-            [verdict(comparison), *([level] if tested else [])],
-        ]
+    begin = [*(f"{name}: {_when(run)}" for name, run in runs.items()), *([EMULATED] if emulated else [])]
+    rows, end = (
+        table([head, *map(_row, comparison.rows)]),
+        [verdict(comparison), *([level] if tested else [])],
     )
+    return _text([begin, rows, _differences(comparison), end])
 
 
 def verdict(comparison: MeasurementComparison) -> str:
@@ -126,11 +120,12 @@ def verdict(comparison: MeasurementComparison) -> str:
 
 def _row(row: FigureRow) -> list[str]:
     unit, sides = row.before.unit, (row.before, row.after)
+    ratios = [f"{r:.3g}" if math.isfinite(r) else "too large for a number" for r in row.ratios]
     return [
         f"{row.before.name} ({unit.shown})",
         *(unit.text(side.whole) for side in sides),
         "" if row.p is None else "/".join(str(len(side.samples)) for side in sides),
-        change_text(row.change),
+        "x{} ({} to {})".format(*ratios) if ratios else "",
         "" if row.p is None else f"{row.p:.2g}",
         f"{row.finding}: {row.why}" if row.why else row.finding.value,
     ]
@@ -142,22 +137,7 @@ def _differences(comparison: MeasurementComparison) -> Iterator[str]:
         return
     yield "What differs between the runs:"
     for each in comparison.differences:
-        before, after = ("not set" if value is None else value for value in (each.before, each.after))
-        yield f"  {each.name}: {before} -> {after}"
-
-
-def _ratios(change: RelativeChange) -> tuple[float, ...]:
-    """After divided by before: the ratio, and the confidence interval of the test."""
-    return change.ratio + 1, change.low + 1, change.high + 1
-
-
-def change_text(change: RelativeChange | None) -> str:
-    """Format a change as ``x1.12 (1.08 to 1.15)``."""
-    if change is None:
-        return ""
-    ratios = _ratios(change)
-    middle, low, high = (f"{r:.3g}" if math.isfinite(r) else "too large for a number" for r in ratios)
-    return f"x{middle} ({low} to {high})"
+        yield f"  {each.name}: {each.before or 'not set'} -> {each.after or 'not set'}"
 
 
 def _times(count: int, seconds: int) -> str:
@@ -220,14 +200,13 @@ def comparison_json(comparison: MeasurementComparison) -> str:
 
 def _row_json(row: FigureRow) -> dict[str, Any]:
     sides = {"before": row.before, "after": row.after}
-    ratios = _ratios(row.change) if row.change else (math.nan,) * 3
-    names = ("ratio", "ratio_low", "ratio_high")
+    ratios = zip(("ratio", "ratio_low", "ratio_high"), row.ratios or (math.nan,) * 3, strict=True)
     return {
         "name": row.before.name,
         "unit": row.before.unit.name,
         **{when: side.whole for when, side in sides.items()},
         **{f"samples_{when}": list(side.samples) for when, side in sides.items()},
-        **{name: r if math.isfinite(r) else None for name, r in zip(names, ratios, strict=True)},
+        **{name: r if math.isfinite(r) else None for name, r in ratios},
         "p_adjusted": row.p,
         "finding": row.finding.value,
         "why": row.why or None,
