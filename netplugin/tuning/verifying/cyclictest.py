@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from netplugin.api.errors import HostError
 from netplugin.host.cpus import format_list, parse_list
-from netplugin.host.processes import needs_program, printable
+from netplugin.host.processes import printable
 from netplugin.programs import bounded
 from netplugin.tuning.facts import Cpus
 from netplugin.tuning.verifying.result import Histogram, LatencyRound, LatencySettings
@@ -23,11 +23,6 @@ STEP = "cyclictest"
 _MARGIN_S = 30.0
 #: The same in a VM, which is slow without KVM; and the folder with the output there.
 _VM_MARGIN_S, _RUN = 180.0, Path("/run")
-
-
-def require() -> None:
-    """Raises: BackendUnavailable."""
-    needs_program("cyclictest", "rt-tests", STEP)
 
 
 def measure(settings: LatencySettings) -> tuple[str, LatencyRound]:

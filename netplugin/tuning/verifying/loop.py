@@ -1,7 +1,7 @@
-"""Measure the packet rate between two CPUs: two testpmd as host and guest side of vhost-user, in a loop.
+"""Measure the packet rate of two testpmd in a loop: the host's side of vhost-user, and the guest's side.
 
-The frames of one burst circulate, as in the hands-on guide of vhost-user, without NIC, OVS or VM. So the
-result depends only on CPUs, caches, memory and interrupts.
+The frames of one burst circulate, as in the hands-on guide of vhost-user, without NIC or OVS. If both are on
+this host, the result depends only on CPUs, caches, memory and interrupts; or the guest's side is in a VM.
 """
 
 from __future__ import annotations
@@ -14,33 +14,39 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from netplugin.api.errors import HostError, NetpluginError
 from netplugin.host.cpus import format_list
-from netplugin.host.processes import needs_program
+from netplugin.host.processes import printable
+from netplugin.libvirt.image_domain import NICS
 from netplugin.programs.program import Program, Telemetry, own_directory
-from netplugin.tuning.facts import Cpus, Facts
-from netplugin.tuning.root import known
+from netplugin.tuning.verifying.options import MEMORY_MB
 from netplugin.tuning.verifying.result import ThroughputSettings
-from netplugin.tuning.verifying.shell import as_host_errors
+from netplugin.tuning.verifying.shell import GuestShell, as_host_errors
 
 STEP = "testpmd"
 _FIX = "leave the loop out, --only latency, or name CPUs, --loop-cpus A,B"
-PROGRAM = "dpdk-testpmd"
+_VM_FIX = "look at the errors above; DPDK in the VM needs hugepages: do not build it with --hugepage-mb 0"
+_PROGRAM = "dpdk-testpmd"
+SOCKET = "loop.sock"
 _START_S = 60.0
 #: Warm-up of caches and page faults, seconds: the first second is slower.
 _WARM_S = 1.0
 #: How long after the window the first frame is awaited, seconds.
 _SILENT_S = 60.0
-#: Memory of each side, MB.
-_MEMORY_MB = 64
 #: Output goes to a file, and testpmd flushes it only with a statistics report. The first report is due one
 #: period after the TSC was zero, so it is missing while the uptime is shorter (``main`` in
 #: app/test-pmd/testpmd.c of DPDK 22.11).
 _LINE_BUFFERED = ("stdbuf", "-oL")
 #: Initial bursts of 32 frames, as in the guide: more than both rings hold, so that neither runs empty. The
 #: excess is dropped.
-START = "start tx_first 32\n"
+_COMMANDS = "start tx_first 32\n"
 _RING = 256
-FORWARD = (
+#: The unit of testpmd in the VM, and the file with its commands.
+_UNIT, _START = "netplugin-testpmd", "/run/netplugin-testpmd"
+#: Seconds until frames come from a VM, and that are not counted then: without KVM it is slow.
+_FRAMES_S = 180.0
+_LINES = 12
+_FORWARD = (
     # Each side modifies the frame, as a VNF does.
     *("--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}", f"--txd={_RING}"),
     # Without the second, the host side waits 9 s for its peer.
@@ -48,21 +54,6 @@ FORWARD = (
     # With a period, testpmd does not wait for a key press. The maximum, because reports disturb.
     "--stats-period=65535",
 )
-
-
-def require() -> None:
-    """Raises: BackendUnavailable."""
-    needs_program(PROGRAM, "dpdk-dev", STEP)
-
-
-def hugepage_node(facts: Facts, cpus: Cpus) -> int | None:
-    """The first node of these CPUs with enough free hugepages of one size for both sides (pure)."""
-    for node in sorted({core.node for core in known(facts.cpus.cores, ()) if core.cpus & cpus}):
-        for pool in known(facts.memory.pools, ()):
-            each = -(-_MEMORY_MB * 1024 // pool.size_kb)
-            if pool.node == node and known(pool.free, 0) >= 2 * each:
-                return node
-    return None
 
 
 @dataclass(frozen=True)
@@ -73,23 +64,23 @@ class Side:
     telemetry: Telemetry
     folder: Path
 
-    @property
-    def socket(self) -> Path:
-        return self.folder / "loop.sock"
-
     def frames(self) -> int:
         """Frames received since the start. Raises: ProgramError."""
         return int(self.telemetry.ask("/ethdev/stats", 0)["ipackets"])
 
 
 @contextmanager
-def host_side(settings: ThroughputSettings, fix: str = _FIX) -> Iterator[Side]:
-    """Run testpmd, which forwards what its peer sends. Raises: HostError with testpmd's text, and the fix."""
+def host_side(settings: ThroughputSettings, of_vm: bool = False) -> Iterator[Side]:
+    """Run testpmd, which forwards what its peer sends. Raises: HostError with testpmd's text."""
     with ExitStack() as stack:
-        stack.enter_context(as_host_errors(STEP, fix))
+        stack.enter_context(as_host_errors(STEP, _VM_FIX if of_vm else _FIX))
         folder = own_directory()
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield side(stack, folder, "host", host_arguments(settings, folder, os.sched_getaffinity(0)))
+        host = side(stack, folder, "host", host_arguments(settings, folder, os.sched_getaffinity(0)))
+        if of_vm:  # QEMU may run as another user, who cannot list the folder
+            folder.chmod(0o711)
+            (folder / SOCKET).chmod(0o666)
+        yield host
 
 
 def measure(settings: ThroughputSettings) -> tuple[str, float]:
@@ -107,33 +98,68 @@ def measure(settings: ThroughputSettings) -> tuple[str, float]:
         return host.telemetry.version, seen / 2
 
 
+def measure_in(shell: GuestShell, host: Side, settings: ThroughputSettings) -> tuple[str, float]:
+    """The same with testpmd in the VM, on the first NIC, which the image binds to a driver of DPDK.
+
+    Raises: NetpluginError, ProgramError.
+    """
+    words = [_PROGRAM, "--lcores", f"0@0,1@{settings.guest_cpu}", "--in-memory", "-a", NICS[0], "--"]
+    words += [*_FORWARD, f"--txpkts={settings.frame_size}", f"--cmdline-file={_START}"]
+    shell.run(["tee", _START], stdin=_COMMANDS)
+    before = host.frames()
+    shell.run(["systemd-run", "--quiet", "--collect", f"--unit={_UNIT}", *words])
+    try:
+        deadline = time.monotonic() + _FRAMES_S
+        while host.frames() == before:
+            host.program.check()
+            state = shell.run(["systemctl", "show", "--property=ActiveState", "--value", _UNIT]).strip()
+            if state != "active" or time.monotonic() > deadline:
+                log = shell.run(["journalctl", "--no-pager", "-o", "cat", "-n", str(_LINES), "-u", _UNIT])
+                what = f"no frame comes from testpmd in the VM:\n{printable(log.strip())}"
+                raise HostError(what, step=STEP, fix=_VM_FIX)
+        return host.telemetry.version, in_window(host.program, host.frames, settings.window_s)
+    finally:
+        try:
+            shell.run(["systemctl", "stop", _UNIT])
+        except NetpluginError:
+            shell.check("testpmd ran in it")
+
+
 def host_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
     """testpmd arguments of the host side. Threads that do not poll run on the CPUs in ``own``, without the
     polling CPUs if others remain."""
-    vdev = f"net_vhost0,iface={folder}/loop.sock,queues=1"
-    return [*_eal(settings, "host", settings.host_cpu, vdev, own), *FORWARD, "--auto-start"]
+    vdev = f"net_vhost0,iface={folder}/{SOCKET},queues=1"
+    return [*_eal(settings, "host", settings.host_cpu, vdev, own), *_FORWARD, "--auto-start"]
 
 
 def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
     """testpmd arguments of the guest side, which sends the frames by commands from a file."""
-    vdev = f"net_virtio_user0,path={folder}/loop.sock,queues=1,queue_size={_RING}"
+    vdev = f"net_virtio_user0,path={folder}/{SOCKET},queues=1,queue_size={_RING}"
     eal = _eal(settings, "guest", settings.guest_cpu, vdev, own)
-    return [*eal, *FORWARD, f"--txpkts={settings.frame_size}", f"--cmdline-file={folder}/start"]
+    return [*eal, *_FORWARD, f"--txpkts={settings.frame_size}", f"--cmdline-file={folder}/start"]
 
 
 def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[int]) -> list[str]:
     free, node = format_list(own - {settings.host_cpu, settings.guest_cpu} or own), settings.hugepage_node
-    memory = ["--no-huge", "-m", str(_MEMORY_MB)]
+    memory = ["--no-huge", "-m", str(MEMORY_MB)]
     if node is not None:
         # From one node; DPDK would otherwise use each node with an lcore.
-        memory = ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(_MEMORY_MB)])}"]
+        memory = ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(MEMORY_MB)])}"]
     names = [f"--file-prefix={name}", f"--vdev={vdev}", "--"]
-    return [PROGRAM, "--lcores", f"0@({free}),1@{cpu}", *memory, "--single-file-segments", "--no-pci", *names]
+    return [
+        _PROGRAM,
+        "--lcores",
+        f"0@({free}),1@{cpu}",
+        *memory,
+        "--single-file-segments",
+        "--no-pci",
+        *names,
+    ]
 
 
 def side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> Side:
     """Start one testpmd and wait until it forwards."""
-    (folder / "start").write_text(START)
+    (folder / "start").write_text(_COMMANDS)
     program = Program(f"testpmd ({name})", [*_LINE_BUFFERED, *arguments], folder / f"{name}.log")
     stack.callback(program.stop)
     deadline = time.monotonic() + _START_S

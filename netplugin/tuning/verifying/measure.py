@@ -16,9 +16,9 @@ from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying import cyclictest, iperf, loop, result
-from netplugin.tuning.verifying.guest import frames, vm
+from netplugin.tuning.verifying.guest import vm
 from netplugin.tuning.verifying.guest.machine import machines_on
-from netplugin.tuning.verifying.options import Options, measured_vcpus, settings_of
+from netplugin.tuning.verifying.options import Options, free_cpu, hugepage_node, measured_vcpus, settings_of
 from netplugin.tuning.verifying.result import (
     GuestMeasurement,
     GuestVm,
@@ -27,6 +27,7 @@ from netplugin.tuning.verifying.result import (
     TcpSettings,
     Throughput,
 )
+from netplugin.tuning.verifying.shell import require
 
 Say = Callable[[str], None]
 
@@ -43,10 +44,7 @@ def measure(
     """
     started, cpus, latency, throughput = _now(), set[int](), None, None
     timers, loops = settings_of(options, facts, live, plan)
-    if timers:
-        cyclictest.require()
-    if loops:
-        loop.require()
+    require([*(["dpdk-testpmd"] if loops else []), *(["cyclictest"] if timers else [])])
     result.prepare(folder)
     rounds = partial(_rounds, options.rounds, say)
     # The short measurement comes first: if it fails, hours of cyclictest are not lost.
@@ -90,20 +88,20 @@ def measure_guest(
     say(f"starting a VM on {image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
     with vm.alone(image, uri), ExitStack() as stack:
         if options.testpmd:
-            cpu = frames.free_cpu(machines[0], plan, facts, live)
-            loops = options.throughput_on(cpu, max(vcpus), loop.hugepage_node(facts, frozenset({cpu})))
+            cpu = free_cpu(frozenset(machines[0].pins.values()), plan, facts, live)
+            loops = options.throughput_on(cpu, max(vcpus), hugepage_node(facts, frozenset({cpu})))
             what = f"testpmd on CPU {cpu} and in the VM, {options.window} s"
             # In a boot of its own: testpmd polls, which would disturb what else is measured.
-            with frames.host_side(loops) as side:
-                [connected] = made_on([machines[0].ssh.port], vhost=side.socket)
+            with loop.host_side(loops, of_vm=True) as side:
+                [connected] = made_on([machines[0].ssh.port], vhost=side.folder / loop.SOCKET)
                 with booted(connected) as shell:
-                    program, samples = rounds(what, partial(frames.measure, shell, side, loops))
+                    program, samples = rounds(what, partial(loop.measure_in, shell, side, loops))
             throughput = Throughput(program=program, settings=loops, samples=samples)
         if options.tcp:
             stack.enter_context(vm.bridge())
         shell = stack.enter_context(booted(machines[0]))
-        for program, package in programs.items():
-            shell.needs(program, package)
+        for program in programs:
+            shell.require(program)
         described = machines[0].described(printable(shell.run(["uname", "-r"]).strip())[:_RELEASE])
         what = f"in the VM, cyclictest on vCPU {timers.cpus}, {timers.round_s} s"
         every = frozenset(range(made.vcpus))

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from netplugin.api.errors import InvalidRequest
+from netplugin.api.errors import CapacityExhausted, InvalidRequest
 from netplugin.api.fields import Value
 from netplugin.host.cpus import format_list, parse_list
 from netplugin.libvirt.vm_image import Manifest
@@ -20,10 +20,11 @@ from netplugin.tuning.facts import Core, Cpus, Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.steps import needed
-from netplugin.tuning.verifying.loop import hugepage_node
 from netplugin.tuning.verifying.result import Label, LatencySettings, ThroughputSettings
 
 _DAY_S = 86_400
+#: Memory of each testpmd, MB.
+MEMORY_MB = 64
 _refused = partial(InvalidRequest.of_field, step="verify")
 
 
@@ -151,6 +152,27 @@ def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tu
         what = f"the two sides need two CPUs, and {format_list(free)} are free"
         raise _refused("loop_cpus", what, fix="leave the loop out: --only latency")
     return found
+
+
+def hugepage_node(facts: Facts, cpus: Cpus) -> int | None:
+    """The first node of these CPUs with enough free hugepages of one size for both sides of a loop."""
+    for node in sorted({core.node for core in known(facts.cpus.cores, ()) if core.cpus & cpus}):
+        for pool in known(facts.memory.pools, ()):
+            each = -(-MEMORY_MB * 1024 // pool.size_kb)
+            if pool.node == node and known(pool.free, 0) >= 2 * each:
+                return node
+    return None
+
+
+def free_cpu(pins: Cpus, plan: TuningPlan | None, facts: Facts, live: Live) -> int:
+    """Return a CPU for testpmd next to a VM on ``pins``: one of OVS, if it is free. Raises: CapacityExhausted."""
+    free = needed(facts.cpus.online) - pins - busy_cpus(live)
+    if plan:
+        free = free & plan.partition.pmd or free - plan.partition.housekeeping or free
+    if not free:
+        fix = "stop a VM or OVS, or leave --testpmd away"
+        raise CapacityExhausted("no CPU is left for testpmd on this host", step="verify", fix=fix)
+    return max(free)
 
 
 def busy_cpus(live: Live) -> Cpus:

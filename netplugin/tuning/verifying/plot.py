@@ -95,16 +95,14 @@ def _tail(histogram: Histogram) -> tuple[list[int], list[float]]:
 
 def _draw_throughput(axes: Any, measured: Sequence[_Drawn]) -> None:
     """Draw a point for each round, side by side so that equal ones stay visible."""
-    highest = 0.0
     for place, (_, colour, throughput) in enumerate(measured):
         rates = [sample / PPS.scale for sample in throughput.samples]
-        highest = max(highest, *rates)
         across = [place + 0.3 * ((n + 0.5) / len(rates) - 0.5) for n in range(len(rates))]
         axes.plot(across, rates, linestyle="none", marker="o", markersize=6, alpha=0.8, color=colour)
         axes.hlines(median(rates), place - 0.22, place + 0.22, color=colour, linewidth=2)
     axes.set_xticks(range(len(measured)), [label for label, _, _ in measured])
-    axes.set(xlim=(-0.6, len(measured) - 0.4), ylim=(0, highest * 1.15), ylabel=f"{PPS.shown} each way")
-    axes.set_xlabel("a point for each round, a line at their median")
+    axes.set(xlim=(-0.6, len(measured) - 0.4), ylabel=f"{PPS.shown} each way")
+    axes.set(ylim=(0, None), xlabel="a point for each round, a line at their median")
 
 
 #: Title, field of what was measured, and how it is drawn.

@@ -5,17 +5,22 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from netplugin.api.errors import BackendUnavailable, HostError, OperationTimeout
-from netplugin.host.processes import printable, run
+from netplugin.host.processes import needs_program, printable, run
 from netplugin.libvirt.transient import TransientDomain
-from netplugin.libvirt.vm_image import BUILD
+from netplugin.libvirt.vm_image import BUILD, Manifest
 from netplugin.programs.program import ProgramError
 from netplugin.programs.ssh import SshTarget
 
 STEP = "verify-guest"
+#: Debian's package of each program.
+_PACKAGES = {
+    **{"cyclictest": "rt-tests", "dpdk-testpmd": "dpdk-dev", "iperf3": "iperf3", "ethtool": "ethtool"},
+    **{"virsh": "libvirt-clients", "qemu-img": "qemu-utils", "ssh": "openssh-client"},
+}
 #: Bytes that a program in the VM may print: many times what a histogram of 10 minutes has.
 _LIMIT = 16 << 20
 _SHORT_S = 60.0
@@ -69,22 +74,19 @@ class GuestShell:
             raise HostError(f"{words[0]} in the VM: {printable(why[-_WORDS:])}", step=STEP)
         return printed
 
-    def needs(self, program: str, package: str) -> None:
+    def require(self, program: str) -> None:
         """Raises: BackendUnavailable if the VM has no such program."""
         try:
             self.run(["which", program])
         except HostError as error:
             self.check(f"{program} was looked for")
-            raise lacks(program, package) from error
+            raise _lacks(program) from error
 
     def check(self, when: str) -> None:
         """Raises: HostError with the VM's console if the VM has ended."""
         if not self._domain.is_running:
-            raise HostError(
-                f"the VM ended while {when}{self.console()}",
-                step=STEP,
-                fix="look at its console above and at /var/log/libvirt/qemu on this host",
-            )
+            fix = "look at its console above and at /var/log/libvirt/qemu on this host"
+            raise HostError(f"the VM ended while {when}{self.console()}", step=STEP, fix=fix)
 
 
 Shell = HostShell | GuestShell
@@ -99,7 +101,19 @@ def as_host_errors(step: str, fix: str) -> Iterator[None]:
         raise HostError(str(wrong), step=step, fix=fix) from wrong
 
 
-def lacks(program: str, package: str) -> BackendUnavailable:
-    """Return the error for a program that the image does not have."""
-    fix = f"{BUILD} --package {package}, in addition to the options of that image"
+def require(programs: Iterable[str]) -> None:
+    """Raises: BackendUnavailable for a program that this host does not have."""
+    for program in programs:
+        needs_program(program, _PACKAGES[program], "verify")
+
+
+def require_in(image: Manifest, programs: Iterable[str]) -> None:
+    """The same for an image, which may have no list of its packages."""
+    for program in programs:
+        if image.packages and _PACKAGES[program] not in image.packages:
+            raise _lacks(program)
+
+
+def _lacks(program: str) -> BackendUnavailable:
+    fix = f"{BUILD} --package {_PACKAGES[program]}, in addition to the options of that image"
     return BackendUnavailable(f"the VM has no {program}", step=STEP, fix=fix)

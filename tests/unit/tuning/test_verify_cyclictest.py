@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from netplugin.api.errors import BackendUnavailable
-from netplugin.tuning.verifying import cyclictest, loop
+from netplugin.tuning.verifying import loop
 from netplugin.tuning.verifying.cyclictest import arguments, parse
 from netplugin.tuning.verifying.result import (
     PERCENTILES,
@@ -21,6 +21,7 @@ from netplugin.tuning.verifying.result import (
     ThroughputSettings,
     merged,
 )
+from netplugin.tuning.verifying.shell import require
 
 DATA = Path(__file__).parents[2] / "data" / "cyclictest-2.4"
 SETTINGS = LatencySettings(cpus="2-3,8", round_s=600, interval_us=200, priority=95, width_us=2000)
@@ -80,7 +81,7 @@ def test_what_is_no_result_is_a_value_error(text: str) -> None:
 
 
 def test_the_words_of_cyclictest() -> None:
-    words = arguments(SETTINGS, Path("/x/out.json"), {0, 1, 2, 3})
+    words = arguments(SETTINGS, Path("/x/out.json"), frozenset({0, 1, 2, 3}))
     assert words == [
         "cyclictest",
         "--quiet",
@@ -94,7 +95,7 @@ def test_the_words_of_cyclictest() -> None:
         "--mainaffinity=0-1",
         "--json=/x/out.json",
     ]
-    assert not [w for w in arguments(SETTINGS, Path("/x"), {2, 3}) if "main" in w]
+    assert not [w for w in arguments(SETTINGS, Path("/x"), frozenset({2, 3})) if "main" in w]
 
 
 LATENCIES = st.lists(st.integers(0, 300), min_size=1, max_size=400)
@@ -134,9 +135,9 @@ def test_parts_together_are_the_whole(samples: list[int], parts: int) -> None:
 
 def test_missing_programs_are_named_with_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    for require, package in ((cyclictest.require, "rt-tests"), (loop.require, "dpdk-dev")):
+    for program, package in (("cyclictest", "rt-tests"), ("dpdk-testpmd", "dpdk-dev")):
         with pytest.raises(BackendUnavailable) as refused:
-            require()
+            require([program])
         assert refused.value.fix == f"apt-get install {package}"
 
 

@@ -27,10 +27,9 @@ from netplugin.tuning.root import known
 from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
 from netplugin.tuning.verifying.guest import vm
-from netplugin.tuning.verifying.guest.frames import free_cpu
 from netplugin.tuning.verifying.guest.machine import MTU, machines_on
 from netplugin.tuning.verifying.iperf import busy_s, on_loopback
-from netplugin.tuning.verifying.options import measured_vcpus
+from netplugin.tuning.verifying.options import free_cpu, measured_vcpus
 from netplugin.tuning.verifying.plot import draw_plot
 from netplugin.tuning.verifying.result import TCP_VARIANTS, Tcp, TcpSample, TcpSettings, TcpVariant
 from netplugin.tuning.verifying.show import EMULATED, comparison_text
@@ -467,12 +466,12 @@ def test_the_nic_of_testpmd_has_shared_memory_and_a_fixed_address(tmp_path: Path
         [nic] = read_domain(made.xml).nics
         assert nic.address == "0000:01:00.0" and 'mode="client"' in made.xml
         assert '<access mode="shared"/>' in made.xml and "vectors" not in made.xml
-        cpu = free_cpu(made, plan, facts, Live())
+        cpu = free_cpu(frozenset(made.pins.values()), plan, facts, Live())
         assert cpu not in made.pins.values()
         if plan:
             assert cpu in plan.partition.pmd
     with pytest.raises(CapacityExhausted, match="no CPU is left"):
-        free_cpu(made, None, facts, Live(domains=(busy_domain(facts),)))
+        free_cpu(frozenset(), None, facts, Live(domains=(busy_domain(facts),)))
 
 
 def busy_domain(facts: Facts) -> DomainLive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
@@ -13,15 +13,14 @@ from netplugin.api.errors import BackendUnavailable, Conflict, HostError, Operat
 from netplugin.host.link_values import Bridge
 from netplugin.host.links import Links
 from netplugin.host.locks import Locks
-from netplugin.host.processes import needs_program
 from netplugin.libvirt.image_domain import HOST
 from netplugin.libvirt.transient import TransientDomain, answers_ssh
 from netplugin.libvirt.vm_image import BUILD, Image
 from netplugin.programs.program import Program, own_directory
-from netplugin.tuning.verifying import loop
+from netplugin.tuning.verifying import shell
 from netplugin.tuning.verifying.guest.machine import BRIDGE, MTU, NAMES, Machine
 from netplugin.tuning.verifying.options import Options
-from netplugin.tuning.verifying.shell import STEP, GuestShell, as_host_errors, lacks
+from netplugin.tuning.verifying.shell import STEP, GuestShell, as_host_errors
 
 Say = Callable[[str], None]
 
@@ -34,27 +33,19 @@ _KVM = Path("/dev/kvm")
 _ALIAS, _ADDRESS = "netplugin-verify", "52:54:00:5a:fd:00"
 
 
-def require(options: Options, image: Image) -> Mapping[str, str]:
-    """Check this host and the image; return the programs that the VM needs, and their packages.
+def require(options: Options, image: Image) -> Collection[str]:
+    """Check this host and the image; return the programs that the VM needs.
 
     Raises: BackendUnavailable for what is missing.
     """
-    here = {"virsh": "libvirt-clients", "qemu-img": "qemu-utils", "ssh": "openssh-client"}
-    there = {"cyclictest": "rt-tests"}
-    if options.tcp:
-        here["iperf3"], there["iperf3"], there["ethtool"] = "iperf3", "iperf3", "ethtool"
-    if options.testpmd:
-        here[loop.PROGRAM] = there[loop.PROGRAM] = "dpdk-dev"
-    for program, package in here.items():
-        needs_program(program, package, STEP)
+    testpmd, tcp = ["dpdk-testpmd"] * options.testpmd, ["iperf3"] * options.tcp
+    shell.require(["virsh", "qemu-img", "ssh", *testpmd, *tcp])
     if not options.emulate and not _KVM.exists():
         fix = "modprobe kvm_intel or kvm_amd; to try without, --emulate: then figures are no measure"
         raise BackendUnavailable(f"this host has no {_KVM}", step=STEP, fix=fix)
-    packages = image.manifest.packages
-    for program, package in there.items():
-        if packages and package not in packages:  # an image may have no list of its packages
-            raise lacks(program, package)
-    return there
+    programs = ["cyclictest", *testpmd, *tcp, *["ethtool"] * options.tcp]
+    shell.require_in(image.manifest, programs)
+    return programs
 
 
 def free_port() -> int:
@@ -68,22 +59,24 @@ def free_port() -> int:
 def alone(image: Image, uri: str) -> Iterator[None]:
     """Let one run at a time have VMs; remove first what a killed one left.
 
-    Raises: Conflict if another run has them, HostError if the image was written.
+    Raises: Conflict if another run has them, or the bridge is not ours; HostError if the image was written.
     """
     with closing(Locks()) as locks:
         if holder := locks.take(_LOCK):
             raise Conflict(f"{holder} measures in a VM now", step=STEP, fix="wait until it has ended")
         for name in NAMES:
             _remove(TransientDomain(uri, name), image)
-        remove_bridge()
+        links = Links()
+        if (there := links.get(BRIDGE)) is not None:
+            # The alias is set after the device is made: until then its MAC address identifies it.
+            if there.alias != _ALIAS and (there.alias or there.address != _ADDRESS):
+                raise Conflict(f"{BRIDGE} is a device of something else", step=STEP, fix="rename that device")
+            links.delete(BRIDGE)
         before = image.state()
         yield
         if image.state() != before:
-            raise HostError(
-                f"{image.disk} was written while the VM ran, and is no image any more",
-                step=STEP,
-                fix=f"{BUILD} --rebuild, with the options of that image",
-            )
+            what = f"{image.disk} was written while the VM ran, and is no image any more"
+            raise HostError(what, step=STEP, fix=f"{BUILD} --rebuild, with the options of that image")
 
 
 @contextmanager
@@ -96,7 +89,7 @@ def booted(machine: Machine, uri: str, boot_s: int, say: Say) -> Iterator[GuestS
     in between.
     """
     domain, image, ssh = TransientDomain(uri, machine.name), machine.image, machine.ssh
-    shell = GuestShell(ssh, domain, lambda: image.console_tail(machine.name))
+    within = GuestShell(ssh, domain, lambda: image.console_tail(machine.name))
     with ExitStack() as stack:
         directory = own_directory()
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -113,16 +106,13 @@ def booted(machine: Machine, uri: str, boot_s: int, say: Say) -> Iterator[GuestS
             starter.start()
             starter.wait_for(lambda: domain.is_running, began + _START_S, "the VM runs")
         if not answers_ssh(ssh.host, ssh.port, began + boot_s, lambda: domain.is_running):
-            shell.check("it booted")
-            raise OperationTimeout(
-                f"the VM does not answer by SSH{shell.console()}",
-                step=STEP,
-                fix="look at its console above; a slow host needs more time: --boot SECONDS",
-            )
+            within.check("it booted")
+            fix = "look at its console above; a slow host needs more time: --boot SECONDS"
+            raise OperationTimeout(f"the VM does not answer by SSH{within.console()}", step=STEP, fix=fix)
         # The end of the boot would else disturb the first round.
-        shell.run(["systemctl", "start", "default.target"], max(1.0, began + boot_s - time.monotonic()))
+        within.run(["systemctl", "start", "default.target"], max(1.0, began + boot_s - time.monotonic()))
         say(f"the VM has booted after {time.monotonic() - began:.0f} s")
-        yield shell
+        yield within
 
 
 def _remove(domain: TransientDomain, image: Image) -> None:
@@ -133,21 +123,9 @@ def _remove(domain: TransientDomain, image: Image) -> None:
         image.remove_overlay(domain.name)
 
 
-def remove_bridge() -> None:
-    """Remove the bridge, which a killed run may have left. Raises: HostError; Conflict if it is not ours."""
-    links = Links()
-    there = links.get(BRIDGE)
-    # The alias is set after the device is made: until then its MAC address identifies it.
-    if there is not None and there.alias != _ALIAS and (there.alias or there.address != _ADDRESS):
-        raise Conflict(f"{BRIDGE} is a device of something else", step=STEP, fix="rename that device")
-    if there is not None:
-        links.delete(BRIDGE)
-
-
 @contextmanager
 def bridge() -> Iterator[None]:
-    """Have a bridge between two VMs, without an uplink. Raises: HostError, Conflict."""
-    remove_bridge()
+    """Have a bridge between two VMs, without an uplink. Raises: HostError."""
     links = Links()
     try:
         links.create(BRIDGE, Bridge(), alias=_ALIAS, address=_ADDRESS, mtu=MTU)
