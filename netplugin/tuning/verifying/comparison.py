@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from netplugin.statistics import RelativeChange, adjusted, change, p_lower
+from netplugin.statistics import adjusted, change, p_lower
 from netplugin.tuning.verifying.figures import Figure, figures
 from netplugin.tuning.verifying.result import MeasuredRun
 
@@ -25,20 +25,17 @@ class FigureVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class FigureRow:
-    """A figure of both runs. ``p`` is adjusted, None if it was not tested: ``why`` has the reason."""
+    """A figure of both runs. ``p`` is adjusted, None if it was not tested: ``why`` has the reason.
+
+    ``ratios``: after divided by before, and the confidence interval of the test.
+    """
 
     before: Figure
     after: Figure
     finding: FigureVerdict
     why: str = ""
-    change: RelativeChange | None = None
     p: float | None = None
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        """After divided by before, and the confidence interval of the test; empty if it was not tested."""
-        c = self.change
-        return (c.ratio + 1, c.low + 1, c.high + 1) if c else ()
+    ratios: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,4 +91,5 @@ def _row(old: Figure, new: Figure, why: str, p: float | None) -> FigureRow:
     if p <= LEVEL:
         more = p_lower(new.samples, old.samples) < p_lower(old.samples, new.samples)
         finding = FigureVerdict.BETTER if more is old.unit.more_is_better else FigureVerdict.WORSE
-    return FigureRow(old, new, finding, change=change(old.samples, new.samples), p=p)
+    found = change(old.samples, new.samples)
+    return FigureRow(old, new, finding, "", p, (found.ratio + 1, found.low + 1, found.high + 1))

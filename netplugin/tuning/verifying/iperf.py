@@ -13,7 +13,7 @@ from netplugin.host.processes import printable
 from netplugin.programs import bounded
 from netplugin.programs.polling import polled
 from netplugin.programs.program import Program, own_directory
-from netplugin.tuning.verifying.guest.machine import mac
+from netplugin.tuning.verifying.guest.machine import MACS
 from netplugin.tuning.verifying.result import TCP_VARIANTS, Tcp, TcpSample, TcpSettings, TcpVariant, tcp_words
 from netplugin.tuning.verifying.shell import GuestShell, HostShell, Shell, as_host_errors
 
@@ -38,14 +38,10 @@ def busy_s(stat: Path = _STAT) -> float:
 
 
 def measure(
-    shells: Sequence[GuestShell],
-    settings: TcpSettings,
-    rounds: int,
-    loopback_port: int,
-    say: Callable[[str], None],
+    shells: Sequence[GuestShell], settings: TcpSettings, rounds: int, port: int, say: Callable[[str], None]
 ) -> Tcp:
-    """Measure from the first VM to the second, and on the host. Raises: NetpluginError."""
-    devices = [(shell, _device(shell, mac(number))) for number, shell in enumerate(shells)]
+    """Measure from the first VM to the second, and on the host, on ``port``. Raises: NetpluginError."""
+    devices = [(shell, _device(shell, address)) for shell, address in zip(shells, MACS, strict=True)]
     for (shell, device), address in zip(devices, _ADDRESSES, strict=True):
         shell.run(["ip", "address", "replace", f"{address}/24", "dev", device])
     shells[1].run(["iperf3", "--server", "--daemon", "--port", str(_PORT)])
@@ -53,8 +49,7 @@ def measure(
     if not polled(lambda: shells[1].run(listening).strip(), bool, _VM_MARGIN_S, _LOOK_S):
         raise OperationTimeout("iperf3 does not listen in the VM", step=STEP)
     found: dict[tuple[int, bool], list[TcpSample]] = {variant: [] for variant in TCP_VARIANTS}
-    host: list[TcpSample] = []
-    versions: set[str] = set()
+    host, versions = list[TcpSample](), set[str]()
     # Variant by variant within a round, so that a host that gets slower does so for all.
     for number in range(1, rounds + 1):
         for (mtu, lso), samples in found.items():
@@ -67,7 +62,7 @@ def measure(
             versions.add(version)
             samples.append(sample)
         say(f"TCP, this host's loopback device, {number} of {rounds}")
-        host.append(on_loopback(settings, loopback_port))
+        host.append(on_loopback(settings, port))
     return Tcp(
         program=", ".join(sorted(versions)),
         settings=settings,

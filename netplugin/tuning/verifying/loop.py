@@ -126,14 +126,13 @@ def measure_in(shell: GuestShell, host: Side, settings: ThroughputSettings) -> t
 
 
 def host_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
-    """testpmd arguments of the host side. Threads that do not poll run on the CPUs in ``own``, without the
-    polling CPUs if others remain."""
+    """Arguments of the host side. Threads that do not poll run on other CPUs in ``own``, if any remain."""
     vdev = f"net_vhost0,iface={folder}/{SOCKET},queues=1"
     return [*_eal(settings, "host", settings.host_cpu, vdev, own), *_FORWARD, "--auto-start"]
 
 
 def guest_arguments(settings: ThroughputSettings, folder: Path, own: set[int]) -> list[str]:
-    """testpmd arguments of the guest side, which sends the frames by commands from a file."""
+    """Arguments of the guest side, which sends the frames by commands from a file."""
     vdev = f"net_virtio_user0,path={folder}/{SOCKET},queues=1,queue_size={_RING}"
     eal = _eal(settings, "guest", settings.guest_cpu, vdev, own)
     return [*eal, *_FORWARD, f"--txpkts={settings.frame_size}", f"--cmdline-file={folder}/start"]
@@ -145,16 +144,8 @@ def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[
     if node is not None:
         # From one node; DPDK would otherwise use each node with an lcore.
         memory = ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(MEMORY_MB)])}"]
-    names = [f"--file-prefix={name}", f"--vdev={vdev}", "--"]
-    return [
-        _PROGRAM,
-        "--lcores",
-        f"0@({free}),1@{cpu}",
-        *memory,
-        "--single-file-segments",
-        "--no-pci",
-        *names,
-    ]
+    more = ["--single-file-segments", "--no-pci", f"--file-prefix={name}", f"--vdev={vdev}", "--"]
+    return [_PROGRAM, "--lcores", f"0@({free}),1@{cpu}", *memory, *more]
 
 
 def side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> Side:
@@ -182,8 +173,7 @@ def in_window(program: Program, seen: Callable[[], int], window_s: float) -> flo
     _pass_time(program, _WARM_S)
     before, began = seen(), time.monotonic()
     _pass_time(program, window_s)
-    deadline = time.monotonic() + _SILENT_S
-    counted = program.wait_for(lambda: seen() - before, deadline, "frames come round")
+    counted = program.wait_for(lambda: seen() - before, time.monotonic() + _SILENT_S, "frames come round")
     return counted / (time.monotonic() - began)
 
 

@@ -42,7 +42,7 @@ def measure(
 
     Raises: InvalidRequest, BackendUnavailable, HostError, OperationTimeout.
     """
-    started, cpus, latency, throughput = _now(), set[int](), None, None
+    name, started, cpus, latency, throughput = options.label, _now(), set[int](), None, None
     timers, loops = settings_of(options, facts, live, plan)
     require([*(["dpdk-testpmd"] if loops else []), *(["cyclictest"] if timers else [])])
     result.prepare(folder)
@@ -58,13 +58,8 @@ def measure(
         what = f"cyclictest on CPU {timers.cpus}, {timers.round_s} s"
         program, histograms = rounds(what, partial(cyclictest.measure, timers))
         latency = Latency(program=program, settings=timers, rounds=histograms)
-    return MeasuredRun(
-        label=options.label,
-        started=started,
-        conditions=conditions(facts, live, frozenset(cpus)),
-        latency=latency,
-        throughput=throughput,
-    )
+    kept = conditions(facts, live, frozenset(cpus))
+    return MeasuredRun(label=name, started=started, conditions=kept, latency=latency, throughput=throughput)
 
 
 def measure_guest(
@@ -88,7 +83,7 @@ def measure_guest(
     say(f"starting a VM on {image.folder}: {made.vcpus} vCPUs, {made.memory_mb} MB")
     with vm.alone(image, uri), ExitStack() as stack:
         if options.testpmd:
-            cpu = free_cpu(frozenset(machines[0].pins.values()), plan, facts, live)
+            cpu = free_cpu(frozenset(machines[0].vm.pins.values()), plan, facts, live)
             loops = options.throughput_on(cpu, max(vcpus), hugepage_node(facts, frozenset({cpu})))
             what = f"testpmd on CPU {cpu} and in the VM, {options.window} s"
             # In a boot of its own: testpmd polls, which would disturb what else is measured.
@@ -102,7 +97,7 @@ def measure_guest(
         shell = stack.enter_context(booted(machines[0]))
         for program in programs:
             shell.require(program)
-        described = machines[0].described(printable(shell.run(["uname", "-r"]).strip())[:_RELEASE])
+        kernel = printable(shell.run(["uname", "-r"]).strip())[:_RELEASE]
         what = f"in the VM, cyclictest on vCPU {timers.cpus}, {timers.round_s} s"
         every = frozenset(range(made.vcpus))
         program, histograms = rounds(what, partial(cyclictest.measure_by, shell, every, timers))
@@ -112,13 +107,11 @@ def measure_guest(
             second = stack.enter_context(booted(machines[1]))
             settings = TcpSettings(streams=options.streams, window_s=options.window)
             tcp = iperf.measure((shell, second), settings, options.rounds, vm.free_port(), say)
-    cpus = frozenset(cpu for each in machines for cpu in each.pins.values())
-    return MeasuredRun(
-        label=options.label,
-        started=started,
-        conditions={**conditions(facts, live, cpus), **guest_conditions(described)},
-        guest=GuestMeasurement(vm=described, latency=latency, tcp=tcp, throughput=throughput),
-    )
+    there = machines[0].vm.model_copy(update={"kernel": kernel})
+    guest = GuestMeasurement(vm=there, latency=latency, tcp=tcp, throughput=throughput)
+    cpus = frozenset(cpu for each in machines for cpu in each.vm.pins.values())
+    kept = {**conditions(facts, live, cpus), **guest_conditions(there)}
+    return MeasuredRun(label=options.label, started=started, conditions=kept, guest=guest)
 
 
 def _now() -> datetime:

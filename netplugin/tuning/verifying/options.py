@@ -33,29 +33,22 @@ class Options(Value):
 
     label: Label = Field("run", description="name of the run, like before or after")
     only: Literal["latency", "throughput"] | None = Field(
-        None, description="measure only this: latency or throughput"
+        None, description="latency or throughput: only this"
     )
     cpus: str | None = Field(
-        None,
-        description="CPUs to measure with cyclictest, like 2-5,8; not given: the isolated "
-        "CPUs, or else the plan's CPUs for VMs, without those of PMD threads and pinned vCPUs",
+        None, description="CPUs of cyclictest, like 2-5,8; not given: the isolated ones, or a plan's for VMs"
     )
-    loop_cpus: str | None = Field(
-        None,
-        description="the two CPUs of the testpmd loop; not given: on two cores of one node, measured CPUs "
-        "if possible",
-    )
+    loop_cpus: str | None = Field(None, description="CPUs of the two testpmd; not given: two cores of a node")
     rounds: int = Field(6, ge=1, le=1000, description="runs of each program: the samples of a comparison")
     duration: int = Field(60, ge=1, le=_DAY_S, description="seconds of cyclictest, all rounds together")
     interval_us: int = Field(200, ge=20, le=1_000_000, description="interval of its timers, microseconds")
     priority: int = Field(95, ge=1, le=99, description="SCHED_FIFO priority of cyclictest")
     width_us: int = Field(2000, ge=100, le=100_000, description="width of the histogram, microseconds")
-    window: int = Field(2, ge=1, le=_DAY_S, description="seconds in which frames, or TCP's bytes, count")
+    window: int = Field(2, ge=1, le=_DAY_S, description="seconds in which a round counts frames, or bytes")
     frame_size: int = Field(64, ge=64, le=1518, description="frame size without FCS, bytes")
     guest: Path | None = Field(
         None,
-        description="folder of an image of a VM (netplugin-zeroloss vm build): measure in this VM; a plan "
-        "places it, and --cpus are vCPUs",
+        description="folder of an image (netplugin-zeroloss vm build): measure in a VM; --cpus: vCPUs",
     )
     tcp: bool = Field(False, description="with guest: measure TCP too, from this VM to a second one")
     testpmd: bool = Field(False, description="with guest: measure frames too, in a loop with the VM")
@@ -100,11 +93,9 @@ def settings_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | N
     latency = throughput = None
     if options.only != "throughput":
         if not measured:
-            raise _refused(
-                "cpus",
-                "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs",
-                fix="name them, --cpus LIST, or say what the host is for, --pmd-cores N",
-            )
+            what = "none is isolated and free of PMD threads and vCPUs, and no plan has some for VMs"
+            fix = "name them, --cpus LIST, or say what the host is for, --pmd-cores N"
+            raise _refused("cpus", what, fix=fix)
         latency = options.latency_on(format_list(measured))
     if options.only != "latency":
         pair = loop_cpus(options.loop_cpus, facts, live, measured)
@@ -165,7 +156,7 @@ def hugepage_node(facts: Facts, cpus: Cpus) -> int | None:
 
 
 def free_cpu(pins: Cpus, plan: TuningPlan | None, facts: Facts, live: Live) -> int:
-    """Return a CPU for testpmd next to a VM on ``pins``: one of OVS, if it is free. Raises: CapacityExhausted."""
+    """A CPU for testpmd, next to a VM on ``pins``: one of OVS, if it is free. Raises: CapacityExhausted."""
     free = needed(facts.cpus.online) - pins - busy_cpus(live)
     if plan:
         free = free & plan.partition.pmd or free - plan.partition.housekeeping or free

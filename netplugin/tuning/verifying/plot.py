@@ -50,10 +50,8 @@ def draw_plot(comparison: MeasurementComparison, path: Path) -> None:
     labels = [run.label for run in runs]
     if labels[0] == labels[1]:
         labels = [f"{run.label} ({run.started:%Y-%m-%d %H:%M:%S})" for run in runs]
-    emulated = any(run.is_emulated for run in runs)
-    in_vm = (" in the VM", ", emulated: no measure" if emulated else "", [run.guest for run in runs])
-    panels = []
-    for place, more, of in (("", "", runs), in_vm):
+    in_vm, panels = ", emulated: no measure" if any(run.is_emulated for run in runs) else "", []
+    for place, more, of in (("", "", runs), (" in the VM", in_vm, [run.guest for run in runs])):
         for title, kind, draw in _PANELS:
             measured = (getattr(each, kind, None) for each in of)
             drawn = [each for each in zip(labels, _COLOURS, measured, strict=True) if each[2]]

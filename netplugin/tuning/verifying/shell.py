@@ -101,16 +101,12 @@ def as_host_errors(step: str, fix: str) -> Iterator[None]:
         raise HostError(str(wrong), step=step, fix=fix) from wrong
 
 
-def require(programs: Iterable[str]) -> None:
-    """Raises: BackendUnavailable for a program that this host does not have."""
+def require(programs: Iterable[str], image: Manifest | None = None) -> None:
+    """Raises: BackendUnavailable for a program that this host does not have, or an image."""
     for program in programs:
-        needs_program(program, _PACKAGES[program], "verify")
-
-
-def require_in(image: Manifest, programs: Iterable[str]) -> None:
-    """The same for an image, which may have no list of its packages."""
-    for program in programs:
-        if image.packages and _PACKAGES[program] not in image.packages:
+        if image is None:
+            needs_program(program, _PACKAGES[program], "verify")
+        elif image.packages and _PACKAGES[program] not in image.packages:  # it may have no list of them
             raise _lacks(program)
 
 

@@ -28,7 +28,10 @@ _Block = list[str]
 
 
 def run_text(run: MeasuredRun) -> str:
-    return _text([[_when(run)], *_parts(run, "CPU"), *(_guest(run.guest) if run.guest else ())])
+    blocks = [[_when(run)], *_parts(run, "CPU")]
+    if guest := run.guest:
+        blocks += [[vm_text(guest.vm)], *_parts(guest, "vCPU"), *([_tcp(guest.tcp)] if guest.tcp else [])]
+    return _text(blocks)
 
 
 def _text(blocks: Iterable[Iterable[str]]) -> str:
@@ -37,13 +40,6 @@ def _text(blocks: Iterable[Iterable[str]]) -> str:
 
 def _when(run: MeasuredRun) -> str:
     return f"{run.label}, {run.started:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _guest(guest: GuestMeasurement) -> Iterator[_Block]:
-    yield [vm_text(guest.vm)]
-    yield from _parts(guest, "vCPU")
-    if guest.tcp:
-        yield _tcp(guest.tcp)
 
 
 def _parts(of: MeasuredRun | GuestMeasurement, cpu: str) -> Iterator[_Block]:
@@ -155,11 +151,15 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def run_json(run: MeasuredRun, path: Path) -> str:
     """Render the figures of a run; ``file`` names the file with all samples."""
-    shown = {"label": run.label, "started": run.started.isoformat(), "file": str(path), **_parts_json(run)}
+    shown = {**_named(run), "file": str(path), **_parts_json(run)}
     if run.guest:
         tcp = {"tcp": run.guest.tcp.model_dump()} if run.guest.tcp else {}
         shown["guest"] = {"vm": run.guest.vm.model_dump(), **_parts_json(run.guest), **tcp}
     return json.dumps({**shown, "conditions": dict(run.conditions)}, indent=2) + "\n"
+
+
+def _named(run: MeasuredRun) -> dict[str, Any]:
+    return {"label": run.label, "started": run.started.isoformat()}
 
 
 def _parts_json(of: MeasuredRun | GuestMeasurement) -> dict[str, Any]:
@@ -187,9 +187,9 @@ def _values(histogram: Histogram) -> dict[str, float | None]:
 
 def comparison_json(comparison: MeasurementComparison) -> str:
     """Render a comparison; a missing number is null, ``ratio`` is after divided by before."""
-    runs = {"before": comparison.before, "after": comparison.after}
     shown = {
-        **{n: {"label": r.label, "started": r.started.isoformat()} for n, r in runs.items()},
+        "before": _named(comparison.before),
+        "after": _named(comparison.after),
         "verdict": verdict(comparison),
         "level": LEVEL,
         "figures": [_row_json(row) for row in comparison.rows],

@@ -248,12 +248,12 @@ def test_a_plan_places_the_vm(tmp_path: Path, realtime: bool) -> None:
         machines_on(image, [2222], False, plan, facts, Live())  # this machine has no hugepages yet
     roomy = with_pages(facts)
     [made] = machines_on(image, [2222], False, plan, roomy, Live())
-    assert len(set(made.pins.values())) == 8 and set(made.pins.values()) <= plan.partition.vcpus
+    assert len(set(made.vm.pins.values())) == 8 and set(made.vm.pins.values()) <= plan.partition.vcpus
     there = read_domain(made.xml)
     assert there.name == "netplugin-verify" and "hostfwd=tcp:127.0.0.1:2222-:22" in made.xml
-    assert ("vcpusched" in made.xml) is realtime is made.realtime
+    assert ("vcpusched" in made.xml) is realtime is made.vm.realtime
     [bare] = machines_on(image, [2222], True, None, facts, Live())
-    assert bare.pins == {} and "vcpupin" not in bare.xml and 'type="qemu"' in bare.xml
+    assert bare.vm.pins == {} and "vcpupin" not in bare.xml and 'type="qemu"' in bare.xml
 
 
 def test_two_vms_have_cpus_of_their_own_and_a_link(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_two_vms_have_cpus_of_their_own_and_a_link(tmp_path: Path) -> None:
     facts = with_pages(facts_of("published"))
     plan = planned("published", pmd_cores=2, vm_cores=8, vm_memory_mb=65536)
     one, other = machines_on(image, [2222, 2223], False, plan, facts, Live())
-    assert len({*one.pins.values(), *other.pins.values()}) == 16
+    assert len({*one.vm.pins.values(), *other.vm.pins.values()}) == 16
     nics = [read_domain(each.xml).nics for each in (one, other)]
     assert [[(nic.mac, nic.address) for nic in each] for each in nics] == [
         [("52:54:00:5a:fe:01", "0000:00:11.0")],
@@ -466,8 +466,8 @@ def test_the_nic_of_testpmd_has_shared_memory_and_a_fixed_address(tmp_path: Path
         [nic] = read_domain(made.xml).nics
         assert nic.address == "0000:01:00.0" and 'mode="client"' in made.xml
         assert '<access mode="shared"/>' in made.xml and "vectors" not in made.xml
-        cpu = free_cpu(frozenset(made.pins.values()), plan, facts, Live())
-        assert cpu not in made.pins.values()
+        cpu = free_cpu(frozenset(made.vm.pins.values()), plan, facts, Live())
+        assert cpu not in made.vm.pins.values()
         if plan:
             assert cpu in plan.partition.pmd
     with pytest.raises(CapacityExhausted, match="no CPU is left"):

@@ -30,6 +30,8 @@ NAMES = ("netplugin-verify", "netplugin-verify-2")
 BRIDGE, MTU = "npverify", 9000
 #: Where the NIC on the bridge is in a VM: not among those that are bound to DPDK's drivers.
 _NIC = "0000:00:11.0"
+#: MAC addresses of the VMs' NICs on the bridge, and of the NIC under test.
+MACS = ("52:54:00:5a:fe:01", "52:54:00:5a:fe:02")
 _VHOST_MAC = "52:54:00:5a:fc:01"
 #: Queues of a NIC with multiple queues: as many as the VM has vCPUs, up to this.
 _QUEUES = 8
@@ -37,37 +39,15 @@ _QUEUES = 8
 
 @dataclass(frozen=True)
 class Machine:
-    """A VM as it will be started. ``placement`` is None if it is not placed."""
+    """A VM as it will be started. ``vm`` is kept with the figures: without the kernel, which is asked when it
+    runs. ``placement`` is None if it is not placed."""
 
     name: str
     image: Image
     xml: str
     ssh: SshTarget
     placement: Placement | None
-    realtime: bool
-    emulated: bool
-
-    @property
-    def pins(self) -> Mapping[int, int]:
-        """CPU of each vCPU; empty if it is not placed."""
-        return self.placement.pins if self.placement else {}
-
-    def described(self, kernel: str) -> GuestVm:
-        """Return what is kept with the figures. ``kernel``: release of the kernel that runs in the VM."""
-        made = self.image.manifest
-        return GuestVm(
-            **made.model_dump(include={"origin", "arguments", "vcpus", "memory_mb"}),
-            image=made.tree,
-            kernel=kernel,
-            emulated=self.emulated,
-            pins=self.pins,
-            realtime=self.realtime,
-        )
-
-
-def mac(number: int) -> str:
-    """Return the MAC address of a VM's NIC on the bridge."""
-    return f"52:54:00:5a:fe:{number + 1:02x}"
+    vm: GuestVm
 
 
 def machines_on(
@@ -90,16 +70,17 @@ def machines_on(
     keys = str(image.folder / KEY), str(image.folder / KNOWN_HOSTS)
     policy = DomainPolicy(pin=True, realtime=plan is not None and plan.intent.realtime)
     machines: list[Machine] = []
-    for number, (name, port) in enumerate(zip(NAMES, ssh_ports, strict=False)):
+    for name, address, port in zip(NAMES, MACS, ssh_ports, strict=False):
         files = image.overlay(name), image.console(name)
         xml = domain(name, image.folder, made.vcpus, made.memory_mb, made.arguments, *files, port, emulate)
         root, nics, placement = parse_domain(xml, STEP), [], None
         if len(ssh_ports) > 1:
-            more = {"driver": {"queues": str(min(made.vcpus, _QUEUES))}, "mtu": {"size": str(MTU)}}
-            nics.append(_nic("bridge", mac(number), _NIC, {"bridge": BRIDGE}, more))
+            driver, mtu = {"queues": str(min(made.vcpus, _QUEUES))}, {"size": str(MTU)}
+            tags = {"source": {"bridge": BRIDGE}, "driver": driver, "mtu": mtu}
+            nics.append(_nic("bridge", address, _NIC, tags))
         if vhost:
             source = {"type": "unix", "path": str(vhost), "mode": "client"}
-            nics.append(_nic("vhostuser", _VHOST_MAC, NICS[0], source, {}))
+            nics.append(_nic("vhostuser", _VHOST_MAC, NICS[0], {"source": source}))
         complete(root, nics)
         if plan is not None:
             domains = [each for each in running(live, STEP) if each.name not in NAMES]
@@ -107,17 +88,22 @@ def machines_on(
             others = held(before, pinned_by_others(domains, needed(facts.cpus.online), None))
             placement = render_placed(root, (), policy, ground_of(plan, facts), others)
         ssh = SshTarget(HOST, port, USER, *keys)
-        machines.append(Machine(name, image, written(root), ssh, placement, policy.realtime, emulate))
+        vm = GuestVm(
+            **made.model_dump(include={"origin", "arguments", "vcpus", "memory_mb"}),
+            image=made.tree,
+            kernel="",
+            emulated=emulate,
+            pins=placement.pins if placement else {},
+            realtime=policy.realtime,
+        )
+        machines.append(Machine(name, image, written(root), ssh, placement, vm))
     return tuple(machines)
 
 
-def _nic(
-    kind: str, mac: str, at: str, source: Mapping[str, str], more: Mapping[str, Mapping[str, str]]
-) -> Binding:
-    """A NIC at a PCI address. ``more``: elements by tag."""
+def _nic(kind: str, mac: str, at: str, tags: Mapping[str, Mapping[str, str]]) -> Binding:
+    """A NIC at a PCI address, with these elements."""
     nic = etree.Element("interface", type=kind)
-    tags = {"mac": {"address": mac}, "source": source, "model": {"type": "virtio"}, **more}
-    for tag, attributes in tags.items():
+    for tag, attributes in {"mac": {"address": mac}, "model": {"type": "virtio"}, **tags}.items():
         add(nic, tag, **attributes)
     nic.append(place(at))
     needs = DomainRequirements(shared_memory=kind == "vhostuser")

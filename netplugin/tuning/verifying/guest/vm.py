@@ -44,7 +44,7 @@ def require(options: Options, image: Image) -> Collection[str]:
         fix = "modprobe kvm_intel or kvm_amd; to try without, --emulate: then figures are no measure"
         raise BackendUnavailable(f"this host has no {_KVM}", step=STEP, fix=fix)
     programs = ["cyclictest", *testpmd, *tcp, *["ethtool"] * options.tcp]
-    shell.require_in(image.manifest, programs)
+    shell.require(programs, image.manifest)
     return programs
 
 
