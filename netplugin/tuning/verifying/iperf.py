@@ -13,9 +13,9 @@ from netplugin.host.processes import printable
 from netplugin.programs import bounded
 from netplugin.programs.polling import polled
 from netplugin.programs.program import Program, own_directory
-from netplugin.tuning.verifying.guest.machine import MACS
 from netplugin.tuning.verifying.result import TCP_VARIANTS, Tcp, TcpSample, TcpSettings, TcpVariant, tcp_words
 from netplugin.tuning.verifying.shell import GuestShell, HostShell, Shell, as_host_errors
+from netplugin.tuning.verifying.vm import MACS
 
 STEP = "iperf3"
 #: Seconds at the start that are not counted: TCP's slow start.

@@ -15,9 +15,7 @@ from netplugin.libvirt.vm_image import read
 from netplugin.tuning.facts import Cpus, Facts, Live
 from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
-from netplugin.tuning.verifying import cyclictest, iperf, loop, result
-from netplugin.tuning.verifying.guest import vm
-from netplugin.tuning.verifying.guest.machine import machines_on
+from netplugin.tuning.verifying import cyclictest, iperf, loop, result, vm
 from netplugin.tuning.verifying.options import Options, free_cpu, hugepage_node, measured_vcpus, settings_of
 from netplugin.tuning.verifying.result import (
     GuestMeasurement,
@@ -28,6 +26,7 @@ from netplugin.tuning.verifying.result import (
     Throughput,
 )
 from netplugin.tuning.verifying.shell import require
+from netplugin.tuning.verifying.vm import machines_on
 
 Say = Callable[[str], None]
 
@@ -42,7 +41,8 @@ def measure(
 
     Raises: InvalidRequest, BackendUnavailable, HostError, OperationTimeout.
     """
-    name, started, cpus, latency, throughput = options.label, _now(), set[int](), None, None
+    name, started, cpus = options.label, datetime.now(UTC).replace(microsecond=0), set[int]()
+    latency = throughput = None
     timers, loops = settings_of(options, facts, live, plan)
     require([*(["dpdk-testpmd"] if loops else []), *(["cyclictest"] if timers else [])])
     result.prepare(folder)
@@ -75,7 +75,7 @@ def measure_guest(
     vcpus = measured_vcpus(options.cpus, made)
     timers, programs = options.latency_on(format_list(vcpus)), vm.require(options, image)
     result.prepare(folder)
-    started, throughput, tcp = _now(), None, None
+    started, throughput, tcp = datetime.now(UTC).replace(microsecond=0), None, None
     made_on = partial(machines_on, image, emulate=options.emulate, plan=plan, facts=facts, live=live)
     machines = made_on([vm.free_port() for _ in range(2 if options.tcp else 1)])
     booted = partial(vm.booted, uri=uri, boot_s=options.boot, say=say)
@@ -112,10 +112,6 @@ def measure_guest(
     cpus = frozenset(cpu for each in machines for cpu in each.vm.pins.values())
     kept = {**conditions(facts, live, cpus), **guest_conditions(there)}
     return MeasuredRun(label=options.label, started=started, conditions=kept, guest=guest)
-
-
-def _now() -> datetime:
-    return datetime.now(UTC).replace(microsecond=0)
 
 
 _T = TypeVar("_T")
@@ -164,8 +160,8 @@ def _all(facts: Facts, live: Live, measured: Cpus) -> Iterator[tuple[str, object
     yield "idle driver", power.idle_driver
     if isinstance(memory.pools, Unknown):
         yield "hugepages", memory.pools
-    for pool in known(memory.pools, ()):
-        yield f"hugepages of {pool.size_kb} KB on node {pool.node}", pool.total
+    for each in known(memory.pools, ()):
+        yield f"hugepages of {each.size_kb} KB on node {each.node}", each.total
     yield from {"KSM": memory.ksm, "transparent hugepages": memory.transparent}.items()
     yield "swap", _of(memory.swaps, _list)
     yield "default affinity of interrupts", irqs.default_affinity
@@ -189,12 +185,8 @@ def _list(words: Iterable[str]) -> str | None:
 
 
 def _text(value: object) -> str:
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return "on" if value else "off"
-        case frozenset():
-            return format_list(value) or "none"
-        case _:
-            return str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, frozenset):
+        return format_list(value) or "none"
+    return "none" if value is None else str(value)

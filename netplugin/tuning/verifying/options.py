@@ -136,13 +136,11 @@ def loop_cpus(asked: str | None, facts: Facts, live: Live, measured: Cpus) -> tu
         if len(named) != 2:
             raise _refused("loop_cpus", f"{len(named)} CPUs, and not 2", fix="name two: --loop-cpus A,B")
         return named[0], named[1]
-    cores = needed(facts.cpus.cores)
-    free = online - busy_cpus(live) | measured
-    found = _pair(cores, measured, measured) or _pair(cores, free, measured)
-    if found is None:
-        what = f"the two sides need two CPUs, and {format_list(free)} are free"
-        raise _refused("loop_cpus", what, fix="leave the loop out: --only latency")
-    return found
+    cores, free = needed(facts.cpus.cores), online - busy_cpus(live) | measured
+    if found := _pair(cores, measured, measured) or _pair(cores, free, measured):
+        return found
+    what = f"the two sides need two CPUs, and {format_list(free)} are free"
+    raise _refused("loop_cpus", what, fix="leave the loop out: --only latency")
 
 
 def hugepage_node(facts: Facts, cpus: Cpus) -> int | None:

@@ -56,12 +56,11 @@ class Histogram(Value):
 def merged(parts: Iterable[Histogram]) -> Histogram:
     """Merge histograms. Raises: ValueError without samples."""
     known = [part for part in parts if part.samples]
-    if not known:
+    if not (samples := sum(part.samples for part in known)):
         raise ValueError("there are no samples")
     counts: Counter[int] = Counter()
     for part in known:
         counts.update(part.counts)
-    samples = sum(part.samples for part in known)
     return Histogram(
         counts=dict(sorted(counts.items())),
         overflows=sum(part.overflows for part in known),

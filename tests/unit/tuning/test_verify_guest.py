@@ -24,15 +24,14 @@ from netplugin.host.locks import Locks
 from netplugin.libvirt.guest import read_domain
 from netplugin.tuning.facts import DomainLive, Facts, Live
 from netplugin.tuning.root import known
-from netplugin.tuning.verifying import result
+from netplugin.tuning.verifying import result, vm
 from netplugin.tuning.verifying.comparison import FigureVerdict, compare
-from netplugin.tuning.verifying.guest import vm
-from netplugin.tuning.verifying.guest.machine import MTU, machines_on
 from netplugin.tuning.verifying.iperf import busy_s, on_loopback
 from netplugin.tuning.verifying.options import free_cpu, measured_vcpus
 from netplugin.tuning.verifying.plot import draw_plot
 from netplugin.tuning.verifying.result import TCP_VARIANTS, Tcp, TcpSample, TcpSettings, TcpVariant
 from netplugin.tuning.verifying.show import EMULATED, comparison_text
+from netplugin.tuning.verifying.vm import MTU, machines_on
 from tests.lab.processes import wait_for
 from tests.unit.tuning.golden import facts_of, planned
 from tests.unit.tuning.runs import HIGH, LOW, in_a_vm
@@ -98,7 +97,7 @@ def test_a_run_that_is_ended_leaves_nothing(guest: ScriptedGuest, number: signal
     guest.script("hangs")
     words = ["--guest", str(guest.image.folder), "--results", str(guest.home / "r"), *shlex.split(OPTIONS)]
     code = (
-        "import sys; from netplugin.tuning.verifying.guest import vm; vm._LOCK = sys.argv.pop(1); "
+        "import sys; from netplugin.tuning.verifying import vm; vm._LOCK = sys.argv.pop(1); "
         "from netplugin.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     netplugin = [sys.executable, "-c", code, vm._LOCK, "host", "verify", *words]
@@ -307,7 +306,7 @@ def test_the_plot_has_a_panel_for_the_vm(tmp_path: Path) -> None:
 @pytest.fixture
 def linked(guest: ScriptedGuest, monkeypatch: pytest.MonkeyPatch) -> ScriptedGuest:
     """Without the bridge, which takes root; it is in tests/functional/test_verify_guest.py."""
-    monkeypatch.setattr("netplugin.tuning.verifying.guest.vm.bridge", nullcontext)
+    monkeypatch.setattr("netplugin.tuning.verifying.vm.bridge", nullcontext)
     return guest
 
 
