@@ -102,24 +102,17 @@ def _over(before: float, after: float) -> float:
 
 def _coverage(before: int, after: int) -> Sequence[tuple[int, float]]:
     """Return (pairs cut at each end, remaining confidence), starting with 0 pairs."""
+    found, tail, cuts = [], 0, range(before * after // 2)
     if max(before, after) > _EXACT:
-        return _normal_coverage(before, after)
+        mean = before * after / 2
+        deviation = math.sqrt(before * after * (before + after + 1) / 12)
+        return [(steps, math.erf((mean - steps - 0.5) / (deviation * math.sqrt(2)))) for steps in cuts]
     ways = _rank_sums([2 * n for n in range(1, before + after + 1)], after)
     all_ways, least = math.comb(before + after, after), after * (after + 1)
-    found, tail = [], 0
-    for steps in range(before * after // 2):
+    for steps in cuts:
         tail += ways[least + 2 * steps]
         found.append((steps, 1 - 2 * tail / all_ways))
     return found
-
-
-def _normal_coverage(before: int, after: int) -> Sequence[tuple[int, float]]:
-    mean = before * after / 2
-    deviation = math.sqrt(before * after * (before + after + 1) / 12)
-    return [
-        (steps, math.erf((mean - steps - 0.5) / (deviation * math.sqrt(2))))
-        for steps in range(before * after // 2)
-    ]
 
 
 Samples: TypeAlias = Sequence[float]
@@ -133,16 +126,14 @@ def adjusted(
     None for no pair, and for one whose sizes cannot reach the level. With one side, the second sample is
     tested to be the lower one; with two, to be another one.
     """
-    there = [(n, *pair) for n, pair in enumerate(pairs) if pair is not None]
-    able = can_reach([(len(before), len(after)) for _, before, after in there], level / sides)
-    chosen, values = [each for each, reaches in zip(there, able, strict=True) if reaches], []
-    for _, before, after in chosen:
+    there = {n: pair for n, pair in enumerate(pairs) if pair is not None}
+    able = can_reach([(len(before), len(after)) for before, after in there.values()], level / sides)
+    chosen, values = [n for n, reaches in zip(there, able, strict=True) if reaches], []
+    for before, after in map(there.__getitem__, chosen):
         p = p_lower(before, after)
         values.append(p if sides == 1 else min(1.0, 2 * min(p, p_lower(after, before))))
-    found: list[float | None] = [None] * len(pairs)
-    for (n, *_), p in zip(chosen, holm(values), strict=True):
-        found[n] = p
-    return found
+    found = dict(zip(chosen, holm(values), strict=True))
+    return [found.get(n) for n in range(len(pairs))]
 
 
 def can_reach(sizes: Sequence[tuple[int, int]], level: float) -> list[bool]:

@@ -18,10 +18,11 @@ from netplugin.tuning.intent import HostIntent
 from netplugin.tuning.planning.plan import make_plan
 from netplugin.tuning.verifying import plot, result
 from netplugin.tuning.verifying.comparison import FigureVerdict, MeasurementComparison, compare
-from netplugin.tuning.verifying.measure import Say, measure, measure_guest
+from netplugin.tuning.verifying.measure import measure, measure_guest
 from netplugin.tuning.verifying.options import Options
 from netplugin.tuning.verifying.result import MeasuredRun
 from netplugin.tuning.verifying.show import comparison_json, comparison_text, run_json, run_text
+from netplugin.tuning.verifying.vm import Say
 
 
 class HostVerify(Command):

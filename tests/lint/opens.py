@@ -40,12 +40,10 @@ OPENED = "a directory that is checked once it is open, or the place of a descrip
 _MEASURE, _VM = "netplugin/tuning/verifying", "tools/trex/netplugin_zeroloss/vm"
 EXCEPTIONS = {
     ("netplugin/tuning/ask_libvirt.py", "_emulator"): OF_LIBVIRT,
-    (f"{_MEASURE}/iperf.py", "_busy_s"): OF_KERNEL,
-    (f"{_MEASURE}/cyclictest.py", "measure"): FRESH,
-    (f"{_MEASURE}/guest/frames.py", "host_side"): FRESH,
-    (f"{_MEASURE}/guest/vm.py", "booted"): FRESH,
-    (f"{_MEASURE}/guest/vm.py", "_starter"): FRESH,
+    (f"{_MEASURE}/iperf.py", "busy_s"): OF_KERNEL,
+    (f"{_MEASURE}/vm.py", "booted"): FRESH,
     (f"{_MEASURE}/iperf.py", "on_loopback"): FRESH,
+    (f"{_MEASURE}/loop.py", "host_side"): FRESH,
     (f"{_MEASURE}/loop.py", "side"): FRESH,
     ("netplugin/store_file.py", "copy"): "the draft of ``replacing``",
     ("netplugin/store_file.py", "keep_backup"): PRIVATE,

@@ -66,12 +66,8 @@ def compare(before: MeasuredRun, after: MeasuredRun) -> MeasurementComparison:
     tested = zip(pairs, reasons, adjusted(samples, LEVEL, sides=2), strict=True)
     had, has = before.conditions, after.conditions
     differences = (Difference(name, had.get(name), has.get(name)) for name in dict.fromkeys([*had, *has]))
-    return MeasurementComparison(
-        before,
-        after,
-        tuple(_row(*pair, why, p) for pair, why, p in tested),
-        tuple(each for each in differences if each.before != each.after),
-    )
+    rows = tuple(_row(*pair, why, p) for pair, why, p in tested)
+    return MeasurementComparison(before, after, rows, tuple(d for d in differences if d.before != d.after))
 
 
 def _apart(old: Figure, new: Figure) -> str:

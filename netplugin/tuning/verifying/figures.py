@@ -10,14 +10,8 @@ from statistics import median
 from typing import Any, Final
 
 from netplugin.host.cpus import parse_list
-from netplugin.tuning.verifying.result import (
-    PERCENTILES,
-    TCP_VARIANTS,
-    GuestMeasurement,
-    Histogram,
-    MeasuredRun,
-    tcp_words,
-)
+from netplugin.tuning.verifying import result
+from netplugin.tuning.verifying.result import GuestMeasurement, Histogram, MeasuredRun, tcp_words
 
 _Settings = dict[str, int | str]
 
@@ -65,7 +59,7 @@ class Column:
 LATENCY: Final = (
     Column("min", US, attrgetter("min_us")),
     Column("average", US, attrgetter("average_us"), " average"),
-    *(Column(n, US, partial(Histogram.percentile, share=p), f" {n}") for n, p in PERCENTILES.items()),
+    *(Column(n, US, partial(Histogram.percentile, share=p), f" {n}") for n, p in result.PERCENTILES.items()),
     Column("max", US, attrgetter("max_us"), " maximum"),
     Column("samples", _COUNT, attrgetter("samples")),
     Column("overflows", _COUNT, attrgetter("overflows")),
@@ -76,7 +70,7 @@ THROUGHPUT: Final = (Column("median", PPS, float, ""),)
 TCP: Final = (
     Column(BPS.shown, BPS, attrgetter("bits_per_s"), ""),
     Column(_BUSY.shown, _BUSY, attrgetter("busy_cpus")),
-    Column(_COST.shown, _COST, attrgetter("cpus_per_gbps"), ", CPU"),
+    Column(_COST.shown, _COST, lambda sample: sample.busy_cpus / (sample.bits_per_s / 1e9), ", CPU"),
 )
 
 
@@ -105,7 +99,7 @@ def figures(run: MeasuredRun) -> Iterator[Figure]:
     tcp = guest and guest.tcp
     settings = {"number of streams": tcp.settings.streams, **vm} if tcp else {}
     samples = {(each.mtu, each.lso): each.samples for each in tcp.between} if tcp else {}
-    for mtu, lso in TCP_VARIANTS:
+    for mtu, lso in result.TCP_VARIANTS:
         name = f"TCP between VMs, {tcp_words(mtu, lso)}"
         yield from _figures(name, TCP, settings, samples.get((mtu, lso), ()))
     yield from _figures("TCP on the host", TCP, settings, tcp.host if tcp else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from netplugin.api.errors import HostError, OperationTimeout
@@ -15,7 +15,7 @@ from netplugin.programs.polling import polled
 from netplugin.programs.program import Program, own_directory
 from netplugin.tuning.verifying.result import TCP_VARIANTS, Tcp, TcpSample, TcpSettings, TcpVariant, tcp_words
 from netplugin.tuning.verifying.shell import GuestShell, HostShell, Shell, as_host_errors
-from netplugin.tuning.verifying.vm import MACS
+from netplugin.tuning.verifying.vm import MACS, Say
 
 STEP = "iperf3"
 #: Seconds at the start that are not counted: TCP's slow start.
@@ -37,9 +37,7 @@ def busy_s(stat: Path = _STAT) -> float:
     return sum(columns[n] for n in _BUSY) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(
-    shells: Sequence[GuestShell], settings: TcpSettings, rounds: int, port: int, say: Callable[[str], None]
-) -> Tcp:
+def measure(shells: Sequence[GuestShell], settings: TcpSettings, rounds: int, port: int, say: Say) -> Tcp:
     """Measure from the first VM to the second, and on the host, on ``port``. Raises: NetpluginError."""
     devices = [(shell, _device(shell, address)) for shell, address in zip(shells, MACS, strict=True)]
     for (shell, device), address in zip(devices, _ADDRESSES, strict=True):

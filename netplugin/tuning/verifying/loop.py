@@ -26,7 +26,6 @@ from netplugin.tuning.verifying.shell import GuestShell, as_host_errors
 STEP = "testpmd"
 _FIX = "leave the loop out, --only latency, or name CPUs, --loop-cpus A,B"
 _VM_FIX = "look at the errors above; DPDK in the VM needs hugepages: do not build it with --hugepage-mb 0"
-_PROGRAM = "dpdk-testpmd"
 SOCKET = "loop.sock"
 _START_S = 60.0
 #: Warm-up of caches and page faults, seconds: the first second is slower.
@@ -45,7 +44,6 @@ _RING = 256
 _UNIT, _START = "netplugin-testpmd", "/run/netplugin-testpmd"
 #: Seconds until frames come from a VM, and that are not counted then: without KVM it is slow.
 _FRAMES_S = 180.0
-_LINES = 12
 _FORWARD = (
     # Each side modifies the frame, as a VNF does.
     *("--forward-mode=macswap", "--nb-cores=1", "--rxq=1", "--txq=1", f"--rxd={_RING}", f"--txd={_RING}"),
@@ -103,7 +101,7 @@ def measure_in(shell: GuestShell, host: Side, settings: ThroughputSettings) -> t
 
     Raises: NetpluginError, ProgramError.
     """
-    words = [_PROGRAM, "--lcores", f"0@0,1@{settings.guest_cpu}", "--in-memory", "-a", NICS[0], "--"]
+    words = ["dpdk-testpmd", "--lcores", f"0@0,1@{settings.guest_cpu}", "--in-memory", "-a", NICS[0], "--"]
     words += [*_FORWARD, f"--txpkts={settings.frame_size}", f"--cmdline-file={_START}"]
     shell.run(["tee", _START], stdin=_COMMANDS)
     before = host.frames()
@@ -114,7 +112,7 @@ def measure_in(shell: GuestShell, host: Side, settings: ThroughputSettings) -> t
             host.program.check()
             state = shell.run(["systemctl", "show", "--property=ActiveState", "--value", _UNIT]).strip()
             if state != "active" or time.monotonic() > deadline:
-                log = shell.run(["journalctl", "--no-pager", "-o", "cat", "-n", str(_LINES), "-u", _UNIT])
+                log = shell.run(["journalctl", "--no-pager", "-o", "cat", "-n", "12", "-u", _UNIT])
                 what = f"no frame comes from testpmd in the VM:\n{printable(log.strip())}"
                 raise HostError(what, step=STEP, fix=_VM_FIX)
         return host.telemetry.version, in_window(host.program, host.frames, settings.window_s)
@@ -145,7 +143,7 @@ def _eal(settings: ThroughputSettings, name: str, cpu: int, vdev: str, own: set[
         # From one node; DPDK would otherwise use each node with an lcore.
         memory = ["--in-memory", f"--socket-mem={','.join(['0'] * node + [str(MEMORY_MB)])}"]
     more = ["--single-file-segments", "--no-pci", f"--file-prefix={name}", f"--vdev={vdev}", "--"]
-    return [_PROGRAM, "--lcores", f"0@({free}),1@{cpu}", *memory, *more]
+    return ["dpdk-testpmd", "--lcores", f"0@({free}),1@{cpu}", *memory, *more]
 
 
 def side(stack: ExitStack, folder: Path, name: str, arguments: list[str]) -> Side:

@@ -17,21 +17,9 @@ from netplugin.tuning.planning.plan import TuningPlan
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying import cyclictest, iperf, loop, result, vm
 from netplugin.tuning.verifying.options import Options, free_cpu, hugepage_node, measured_vcpus, settings_of
-from netplugin.tuning.verifying.result import (
-    GuestMeasurement,
-    GuestVm,
-    Latency,
-    MeasuredRun,
-    TcpSettings,
-    Throughput,
-)
+from netplugin.tuning.verifying.result import GuestVm, Latency, MeasuredRun, Throughput
 from netplugin.tuning.verifying.shell import require
-from netplugin.tuning.verifying.vm import machines_on
-
-Say = Callable[[str], None]
-
-#: Characters of a kernel's release, of which Linux has at most 64.
-_RELEASE = 64
+from netplugin.tuning.verifying.vm import Say, machines_on
 
 
 def measure(
@@ -97,7 +85,7 @@ def measure_guest(
         shell = stack.enter_context(booted(machines[0]))
         for program in programs:
             shell.require(program)
-        kernel = printable(shell.run(["uname", "-r"]).strip())[:_RELEASE]
+        kernel = printable(shell.run(["uname", "-r"]).strip())[:64]  # Linux has none that is longer
         what = f"in the VM, cyclictest on vCPU {timers.cpus}, {timers.round_s} s"
         every = frozenset(range(made.vcpus))
         program, histograms = rounds(what, partial(cyclictest.measure_by, shell, every, timers))
@@ -105,10 +93,10 @@ def measure_guest(
         if options.tcp:
             say("starting the second VM")
             second = stack.enter_context(booted(machines[1]))
-            settings = TcpSettings(streams=options.streams, window_s=options.window)
+            settings = result.TcpSettings(streams=options.streams, window_s=options.window)
             tcp = iperf.measure((shell, second), settings, options.rounds, vm.free_port(), say)
     there = machines[0].vm.model_copy(update={"kernel": kernel})
-    guest = GuestMeasurement(vm=there, latency=latency, tcp=tcp, throughput=throughput)
+    guest = result.GuestMeasurement(vm=there, latency=latency, tcp=tcp, throughput=throughput)
     cpus = frozenset(cpu for each in machines for cpu in each.vm.pins.values())
     kept = {**conditions(facts, live, cpus), **guest_conditions(there)}
     return MeasuredRun(label=options.label, started=started, conditions=kept, guest=guest)

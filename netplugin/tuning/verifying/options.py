@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 from itertools import combinations
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from netplugin.api.errors import CapacityExhausted, InvalidRequest
 from netplugin.api.fields import Value
@@ -46,7 +46,8 @@ class Options(Value):
     width_us: int = Field(2000, ge=100, le=100_000, description="width of the histogram, microseconds")
     window: int = Field(2, ge=1, le=_DAY_S, description="seconds in which a round counts frames, or bytes")
     frame_size: int = Field(64, ge=64, le=1518, description="frame size without FCS, bytes")
-    guest: Path | None = Field(
+    #: Absolute: ``host verify effect`` may go on in another directory.
+    guest: Annotated[Path, AfterValidator(Path.absolute)] | None = Field(
         None,
         description="folder of an image (netplugin-zeroloss vm build): measure in a VM; --cpus: vCPUs",
     )
@@ -56,12 +57,6 @@ class Options(Value):
     unplaced: bool = Field(False, description="do not place the VM, as on a host without a plan")
     emulate: bool = Field(False, description="run the VM without KVM: its figures are no measure of the host")
     boot: int = Field(300, ge=1, le=_DAY_S, description="seconds that the VM has to boot")
-
-    @field_validator("guest")
-    @classmethod
-    def _absolute(cls, folder: Path | None) -> Path | None:
-        """``host verify effect`` may go on in another directory."""
-        return folder and folder.absolute()
 
     @model_validator(mode="after")
     def _of_one_place(self) -> Self:
@@ -80,15 +75,14 @@ class Options(Value):
         return ThroughputSettings(host_cpu=host, guest_cpu=guest, hugepage_node=node, **same)
 
 
-class HostSettings(NamedTuple):
-    """What to measure on this host; a measurement that is None is skipped."""
-
-    latency: LatencySettings | None
-    throughput: ThroughputSettings | None
+_HostSettings = tuple[LatencySettings | None, ThroughputSettings | None]
 
 
-def settings_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None) -> HostSettings:
-    """Derive the settings. Raises: InvalidRequest naming the option, HostError for a missing fact."""
+def settings_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | None) -> _HostSettings:
+    """Derive the settings on this host; a measurement that is None is skipped.
+
+    Raises: InvalidRequest naming the option, HostError for a missing fact.
+    """
     measured = measured_cpus(options.cpus, facts, live, plan)
     latency = throughput = None
     if options.only != "throughput":
@@ -100,7 +94,7 @@ def settings_of(options: Options, facts: Facts, live: Live, plan: TuningPlan | N
     if options.only != "latency":
         pair = loop_cpus(options.loop_cpus, facts, live, measured)
         throughput = options.throughput_on(*pair, hugepage_node(facts, frozenset(pair)))
-    return HostSettings(latency, throughput)
+    return latency, throughput
 
 
 def measured_cpus(asked: str | None, facts: Facts, live: Live, plan: TuningPlan | None) -> Cpus:

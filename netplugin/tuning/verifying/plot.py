@@ -99,8 +99,8 @@ def _draw_throughput(axes: Any, measured: Sequence[_Drawn]) -> None:
         axes.plot(across, rates, linestyle="none", marker="o", markersize=6, alpha=0.8, color=colour)
         axes.hlines(median(rates), place - 0.22, place + 0.22, color=colour, linewidth=2)
     axes.set_xticks(range(len(measured)), [label for label, _, _ in measured])
-    axes.set(xlim=(-0.6, len(measured) - 0.4), ylabel=f"{PPS.shown} each way")
-    axes.set(ylim=(0, None), xlabel="a point for each round, a line at their median")
+    axes.set(xlim=(-0.6, len(measured) - 0.4), ylim=(0, None), ylabel=f"{PPS.shown} each way")
+    axes.set_xlabel("a point for each round, a line at their median")
 
 
 #: Title, field of what was measured, and how it is drawn.

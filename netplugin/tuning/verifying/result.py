@@ -137,10 +137,6 @@ class TcpSample(Value):
     bits_per_s: Annotated[float, Field(gt=0)]
     busy_cpus: Annotated[float, Field(ge=0)]
 
-    @property
-    def cpus_per_gbps(self) -> float:
-        return self.busy_cpus / (self.bits_per_s / 1e9)
-
 
 _TcpSamples = Annotated[tuple[TcpSample, ...], Field(min_length=1)]
 #: MTU in bytes and whether the VMs' NICs segment (LSO: TSO and GSO in Linux), in the order measured.

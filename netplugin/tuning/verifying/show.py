@@ -9,18 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.comparison import LEVEL, FigureRow, FigureVerdict, MeasurementComparison
 from netplugin.tuning.verifying.figures import LATENCY, PPS, TCP
-from netplugin.tuning.verifying.result import (
-    GuestMeasurement,
-    GuestVm,
-    Histogram,
-    Latency,
-    MeasuredRun,
-    Tcp,
-    Throughput,
-    tcp_words,
-)
+from netplugin.tuning.verifying.result import GuestMeasurement, Histogram, MeasuredRun, tcp_words
 
 #: What must stand next to figures of a VM without KVM.
 EMULATED: Final = "Emulated, without KVM: this shows that it works, and is no measure of this host."
@@ -50,7 +42,7 @@ def _parts(of: MeasuredRun | GuestMeasurement, cpu: str) -> Iterator[_Block]:
         yield _throughput(of.throughput, "" if cpu == "CPU" else f"{cpu} ")
 
 
-def _latency(latency: Latency, cpu: str) -> _Block:
+def _latency(latency: result.Latency, cpu: str) -> _Block:
     s = latency.settings
     histograms = {str(cpu): each for cpu, each in latency.by_cpu().items()}
     if len(histograms) > 1:
@@ -61,7 +53,7 @@ def _latency(latency: Latency, cpu: str) -> _Block:
     return [f"{title}{_times(len(latency.rounds), s.round_s)}), microseconds", *table([head, *rows])]
 
 
-def _throughput(throughput: Throughput, guest: str) -> _Block:
+def _throughput(throughput: result.Throughput, guest: str) -> _Block:
     s, samples = throughput.settings, throughput.samples
     huge, ordinary = f"hugepages of node {s.hugepage_node}", "ordinary pages, as too few hugepages are free"
     middle, low, high = map(PPS.text, (median(samples), min(samples), max(samples)))
@@ -72,18 +64,16 @@ def _throughput(throughput: Throughput, guest: str) -> _Block:
     ]
 
 
-def _tcp(tcp: Tcp) -> _Block:
+def _tcp(tcp: result.Tcp) -> _Block:
     s = tcp.settings
-    measured = {tcp_words(each.mtu, each.lso): each.samples for each in tcp.between}
-    rows = [
-        [name, *(each.unit.text(median(each.values(samples))) for each in TCP)]
-        for name, samples in [*measured.items(), ("this host, loopback device", tcp.host)]
-    ]
+    measured = [(tcp_words(each.mtu, each.lso), each.samples) for each in tcp.between]
+    measured.append(("this host, loopback device", tcp.host))
+    rows = [[name, *(c.unit.text(median(c.values(samples))) for c in TCP)] for name, samples in measured]
     title = f"TCP ({tcp.program}, {s.streams} streams, {_times(len(tcp.host), s.window_s)}), medians"
     return [title, *table([["VM to VM", *(each.head for each in TCP)], *rows])]
 
 
-def vm_text(vm: GuestVm) -> str:
+def vm_text(vm: result.GuestVm) -> str:
     """One line about the VM, which reports it if its figures are no measure."""
     where = f"{'vCPU ' if vm.pins else ''}{vm.placed}" + (", real time" if vm.realtime else "")
     text = f"In a VM ({vm.origin}, Linux {vm.kernel}, {vm.vcpus} vCPUs, {vm.memory_mb} MB; {where})"
@@ -171,11 +161,10 @@ def _parts_json(of: MeasuredRun | GuestMeasurement) -> dict[str, Any]:
             "cpus": {str(cpu): _values(each) for cpu, each in of.latency.by_cpu().items()},
         }
     if of.throughput:
-        samples = of.throughput.samples
+        samples = list(of.throughput.samples)
         shown["throughput_pps"] = {
             "settings": of.throughput.settings.model_dump(),
-            **{"median": median(samples), "min": min(samples), "max": max(samples)},
-            "samples": list(samples),
+            **{"median": median(samples), "min": min(samples), "max": max(samples), "samples": samples},
         }
     return shown
 

@@ -144,8 +144,7 @@ def require(options: Options, image: Image) -> Collection[str]:
 
 def free_port() -> int:
     """Return a port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
+    with socket.create_server((HOST, 0)) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -164,9 +163,7 @@ def alone(image: Image, uri: str) -> Iterator[None]:
         if (there := links.get(_BRIDGE)) is not None:
             # The alias is set after the device is made: until then its MAC address identifies it.
             if there.alias != _ALIAS and (there.alias or there.address != _ADDRESS):
-                raise Conflict(
-                    f"{_BRIDGE} is a device of something else", step=STEP, fix="rename that device"
-                )
+                raise Conflict(f"{_BRIDGE} is a device of others", step=STEP, fix="rename that device")
             links.delete(_BRIDGE)
         before = image.state()
         yield
@@ -205,7 +202,7 @@ def booted(machine: Machine, uri: str, boot_s: int, say: Say) -> Iterator[GuestS
             within.check("it booted")
             fix = "look at its console above; a slow host needs more time: --boot SECONDS"
             raise OperationTimeout(f"the VM does not answer by SSH{within.console()}", step=STEP, fix=fix)
-        # The end of the boot would else disturb the first round.
+        # Without this, the end of the boot would disturb the first round.
         within.run(["systemctl", "start", "default.target"], max(1.0, began + boot_s - time.monotonic()))
         say(f"the VM has booted after {time.monotonic() - began:.0f} s")
         yield within

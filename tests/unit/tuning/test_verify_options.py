@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,7 +17,8 @@ from netplugin.tuning.facts import DomainLive, Facts, Live, OvsLive
 from netplugin.tuning.root import Unknown, known
 from netplugin.tuning.verifying import result
 from netplugin.tuning.verifying.measure import conditions
-from netplugin.tuning.verifying.options import HostSettings, Options, settings_of
+from netplugin.tuning.verifying.options import Options, settings_of
+from netplugin.tuning.verifying.result import LatencySettings, ThroughputSettings
 from tests.unit.tuning.golden import facts_of, plan_of, planned
 from tests.unit.tuning.runs import FAST, SLOW, run, throughput
 
@@ -31,8 +32,13 @@ def polling(*cpus: int) -> Live:
     return Live(ovs=OvsLive("3.1.0", "DPDK 22.11", True, {"pmd-cpu-mask": "0x6"}, pmds=pmds))
 
 
+class HostSettings(NamedTuple):
+    latency: LatencySettings | None
+    throughput: ThroughputSettings | None
+
+
 def asked(facts: Facts, live: Live | None = None, plan: Any = None, **options: Any) -> HostSettings:
-    return settings_of(Options(**options), facts, live or Live(), plan)
+    return HostSettings(*settings_of(Options(**options), facts, live or Live(), plan))
 
 
 def pair(found: HostSettings) -> tuple[int, int]:
