@@ -41,7 +41,7 @@ class Options(Value):
     loop_cpus: str | None = Field(None, description="CPUs of the two testpmd; not given: two cores of a node")
     rounds: int = Field(6, ge=1, le=1000, description="runs of each program: the samples of a comparison")
     duration: int = Field(60, ge=1, le=_DAY_S, description="seconds of cyclictest, all rounds together")
-    interval_us: int = Field(200, ge=20, le=1_000_000, description="interval of its timers, microseconds")
+    interval_us: int = Field(200, ge=20, le=1_000_000, description="interval of cyclictest's timers, us")
     priority: int = Field(95, ge=1, le=99, description="SCHED_FIFO priority of cyclictest")
     width_us: int = Field(2000, ge=100, le=100_000, description="width of the histogram, microseconds")
     window: int = Field(2, ge=1, le=_DAY_S, description="seconds in which a round counts frames, or bytes")
