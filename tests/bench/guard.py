@@ -21,7 +21,7 @@ from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.devices import DEVICES
 from netplugin_zeroloss.generators.sim import SimFamily, SimGenerator
 from netplugin_zeroloss.search.guard import GuardFound, GuardPlan, GuardVerdict, Scores, Visited, guard
-from netplugin_zeroloss.search.search import carry_out, run_search
+from netplugin_zeroloss.search.search import carry_out, search
 from netplugin_zeroloss.search.trials import Asking, SearchPlan
 from netplugin_zeroloss.values import strict_goal
 
@@ -59,7 +59,7 @@ def stalling(is_b: bool, visit: int) -> SimFamily:
 def once(device_of: Device, seed: str) -> tuple[GuardFound, float]:
     """One run, and its seconds of traffic."""
     plan = SearchPlan((strict_goal(),), LINE_PPS)
-    searched = run_search(plan, SimGenerator(device_of(False, 0), random.Random(f"{seed}/search"))).found
+    searched = carry_out(search(plan), SimGenerator(device_of(False, 0), random.Random(f"{seed}/search")))
     spent = sum(trial.traffic_s for trial in searched.trials)
     begin = max(trial.rate for trial in searched.trials if trial.passed)
     asking = guard(GuardPlan(plan, searched.headline.answer_pps, begin, seed, 60 * MINUTES - spent))

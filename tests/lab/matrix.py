@@ -12,7 +12,7 @@ import yaml
 from netplugin_zeroloss.journal import CellRecord
 from netplugin_zeroloss.judge import judge
 from netplugin_zeroloss.search.result import dumps, load, result_of
-from netplugin_zeroloss.search.search import SearchRun, replay
+from netplugin_zeroloss.search.search import replayed, search
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of a search with so few trials on a machine that may be busy.
@@ -58,5 +58,5 @@ def check_trials(record: CellRecord, directions: int = 2) -> None:
             assert (judged.verdict, judged.reason) == (entry["verdict"], entry["reason"])
     invalid = [entry for entry in result["trial_log"] if entry["verdict"] == "invalid"]
     assert len(invalid) == result["invalid_trials"] and all(entry["cause"] for entry in invalid)
-    again = result_of(plan, [SearchRun(replay(plan, trials), 0.0) for trials in repeats], {})
+    again = result_of(plan, [replayed(search(plan), trials) for trials in repeats], {})
     assert (again["verdict"], again["zero_loss_pps"]) == (record.verdict, record.zero_loss_pps)

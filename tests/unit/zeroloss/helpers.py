@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.devices import DeviceSpec
 from netplugin_zeroloss.generators.sim import SimFamily, SimGenerator, sim_generator
-from netplugin_zeroloss.search.search import SearchResult, run_search
+from netplugin_zeroloss.search.search import SearchResult, carry_out, search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Measurement, TrialRequest, strict_goal
 
@@ -18,8 +19,12 @@ def plan(precision: float = 0.005, line: float = LINE_PPS, **options: Any) -> Se
     return SearchPlan((strict_goal(precision=precision),), line, **options)
 
 
+def run_search(plan: SearchPlan, generator: Generator) -> SearchResult:
+    return carry_out(search(plan), generator)
+
+
 def search_family(name: str, seed: object, **options: Any) -> SearchResult:
-    return run_search(plan(**options), sim_generator(name, str(seed))).found
+    return run_search(plan(**options), sim_generator(name, str(seed)))
 
 
 def hard_cap(capacity: float, ring: float = 1024, can_abort: bool = True) -> SimGenerator:

@@ -26,9 +26,9 @@ from netplugin_zeroloss.journal import (
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.published import PublishedRelation, zstack
 from netplugin_zeroloss.report.table import csv_text, json_text, markdown
-from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
-from netplugin_zeroloss.search.result import outcome_of, result_of, spread
-from netplugin_zeroloss.search.search import carry_out, run_search
+from netplugin_zeroloss.search.follow_up import follow_up
+from netplugin_zeroloss.search.result import result_of, spread
+from netplugin_zeroloss.search.search import carry_out, middle, search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import OTHER_GOALS, Goal, Measurement, TrialRequest, strict_goal
 
@@ -100,9 +100,9 @@ def result(
     generator: Generator = SimGenerator(family, random.Random(f"{seed}/{family.name}"))
     if readings is not None:
         generator = Reading(generator, readings)
-    runs = [replace(run_search(whole, generator), wall_s=1.0) for _ in range(repeats)]
-    rate = outcome_of(runs).answer_pps
-    return result_of(whole, runs, environment, FollowUpRun(carry_out(follow_up(whole, rate), generator)))
+    found = [carry_out(search(whole), generator) for _ in range(repeats)]
+    after = carry_out(follow_up(whole, found[middle(found)].headline.answer_pps), generator)
+    return result_of(whole, found, environment, after, 1.0 * repeats)
 
 
 def record(

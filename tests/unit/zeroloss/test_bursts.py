@@ -131,7 +131,7 @@ def test_a_burst_that_the_ring_takes_costs_its_share_of_the_ring(burst: int) -> 
 def test_a_burst_that_the_ring_does_not_take_is_lost_at_any_rate() -> None:
     found = hard_cap(1e6, ring=1024).run(asked(1000, 60.0, burst=1030, abort_on_loss=False))
     assert found.tx_packets - found.rx_packets == 6 * math.floor(60_000 / 1030)
-    search = run_search(plan(burst=1030), hard_cap(1e6, ring=1024)).found
+    search = run_search(plan(burst=1030), hard_cap(1e6, ring=1024))
     assert search.headline.verdict is SearchVerdict.FLOOR
     assert {trial.request.burst for trial in search.trials} == {1030}
 

@@ -18,11 +18,11 @@ from netplugin_zeroloss.generators.sim import SimFamily, SimGenerator, sim_gener
 from netplugin_zeroloss.judge import Cause, judge
 from netplugin_zeroloss.report.figures import _named
 from netplugin_zeroloss.search import parts, result
-from netplugin_zeroloss.search.search import SearchResult, SearchRun, replay, run_search
+from netplugin_zeroloss.search.search import SearchResult, replayed, search
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import OTHER_GOALS, Direction, Goal, Measurement, TrialRequest, strict_goal
 
-from tests.unit.zeroloss.helpers import asked, plan, search_family, traffic
+from tests.unit.zeroloss.helpers import asked, plan, run_search, search_family, traffic
 
 CLEAN = DeviceSpec("way", "a sharp limit", capacity_pps=2.1e6)
 #: What a search may spend until it names a dead direction.
@@ -87,8 +87,8 @@ class TwoWays(Generator):
 def searched(generator: Generator, the_plan: SearchPlan | None = None) -> SearchResult:
     info = generator.info
     the_plan = the_plan or plan(can_abort=info.can_abort, min_trial_s=info.min_trial_s)
-    found = run_search(the_plan, generator).found
-    assert replay(the_plan, [(t.request, t.measured) for t in found.trials]) == found
+    found = run_search(the_plan, generator)
+    assert replayed(search(the_plan), [(t.request, t.measured) for t in found.trials]) == found
     return found
 
 
@@ -249,7 +249,7 @@ def test_what_the_generators_own_receiver_drops_is_not_dead() -> None:
             found = super().run(request)
             return replace(found, rx_errors=found.directions[1].tx_packets)
 
-    found = run_search(plan(), Deaf(DEAD)).found
+    found = run_search(plan(), Deaf(DEAD))
     assert found.headline.verdict is SearchVerdict.GENERATOR_LIMITED
 
 
@@ -300,7 +300,7 @@ def test_a_bond_that_comes_up_late_is_no_floor() -> None:
 
 
 def reported(found: SearchResult, the_plan: SearchPlan) -> result.ResultEntry:
-    return result.result_of(the_plan, [SearchRun(found, 0.0)], {})
+    return result.result_of(the_plan, [found], {})
 
 
 def test_the_direction_that_limits_is_named() -> None:
@@ -333,7 +333,7 @@ class OneHit(Generator):
 def test_what_chance_hits_does_not_limit() -> None:
     """A stall of a CPU that both directions share hits one or the other, late in a trial."""
     for seed in range(3):
-        found = run_search(plan(), OneHit(seed)).found
+        found = run_search(plan(), OneHit(seed))
         assert found.headline.verdict is SearchVerdict.NDR
         assert sum(reported(found, plan())["evidence"]["lost_by_direction"]) > 0
         assert not reported(found, plan())["evidence"]["limiting_directions"]
@@ -380,7 +380,7 @@ def test_a_full_thread_is_in_the_answer() -> None:
             loads = {"ovs.pmd1.busy_share": 0.98, "ovs.pmd2.busy_share": 0.03}
             return replace(super().run(request), readings=loads)
 
-    found = run_search(plan(), Loaded()).found
+    found = run_search(plan(), Loaded())
     entry = reported(found, plan())
     assert entry["evidence"]["full"] == {"ovs.pmd1": 0.98}
     assert entry["reason"] == "bracketed; ovs.pmd1 is full (98%) while others idle"

@@ -259,7 +259,7 @@ def test_loss_is_reported_by_path() -> None:
             )
 
     run = run_search(plan(), Uneven())
-    assert run.found.headline.lower_pps == pytest.approx(2e6, rel=0.006), "four times the worst path"
+    assert run.headline.lower_pps == pytest.approx(2e6, rel=0.006), "four times the worst path"
     found = result_of(plan(), [run], {"generator": "uneven"})
     lost = found["evidence"]["lost_by_direction"]
     assert lost[2] > 0 and [lost[n] for n in (0, 1, 3)] == [0, 0, 0]

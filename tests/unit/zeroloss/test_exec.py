@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from netplugin_zeroloss.generators.exec import ExecGenerator
 from netplugin_zeroloss.judge import Cause, judge
-from netplugin_zeroloss.search.search import run_search
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import (
     Direction,
@@ -25,7 +24,7 @@ from netplugin_zeroloss.values import (
     strict_goal,
 )
 
-from tests.unit.zeroloss.helpers import asked
+from tests.unit.zeroloss.helpers import asked, run_search
 
 #: Answers each line with what ``answer(question)`` returns; None is silence.
 PROGRAM = """
@@ -196,7 +195,7 @@ def answer(q):
 
 def test_a_search_through_it(tmp_path: Path) -> None:
     with ExecGenerator(Program(tmp_path, DEVICE).command, 10) as generator:
-        found = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).found
+        found = run_search(SearchPlan((strict_goal(),), 14.88e6), generator)
     assert found.headline.verdict is SearchVerdict.NDR
     assert found.headline.lower_pps <= 3.3e6 <= found.headline.upper_pps
     assert len(found.trials) <= 6
@@ -214,7 +213,7 @@ def answer(q):
     with ExecGenerator(Program(tmp_path, body).command, 10) as generator:
         found = judge(asked(), generator.run(asked()), 0.005)
         assert found.cause is Cause.COUNTERS
-        outcome = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).found.headline
+        outcome = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).headline
     assert outcome.verdict is SearchVerdict.GENERATOR_LIMITED and outcome.answer_pps is None
 
 

@@ -16,14 +16,14 @@ from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo, TrialWatch
 from netplugin_zeroloss.generators.sim import sim_generator
 from netplugin_zeroloss.generators.trex_streams import latency_pps, summary
-from netplugin_zeroloss.journal import Cell, PastTrial
-from netplugin_zeroloss.matrix.carry_out import search_part
+from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.page import page
 from netplugin_zeroloss.report.table import csv_text, markdown
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.follow_up import FollowUp, FollowUpRun, describe, follow_up
-from netplugin_zeroloss.search.search import carry_out, replayed
+from netplugin_zeroloss.search.follow_up import FollowUp, describe, follow_up
+from netplugin_zeroloss.search.recorded import PastTrial
+from netplugin_zeroloss.search.search import carry_out, replayed, run_repeats
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import (
     Direction,
@@ -253,11 +253,10 @@ def test_a_run_that_was_killed_repeats_no_trial(left_out: int) -> None:
     """At each step of what follows: the trials that were recorded are those of the whole run."""
     whole = plan(**OPTIONS)
 
-    def run(past: list[PastTrial]) -> tuple[list[PastTrial], FollowUpRun]:
+    def run(past: list[PastTrial]) -> tuple[list[PastTrial], FollowUp]:
         trials = list(past)
-        _, after = search_part(
-            whole, sim_generator("clean", "1"), past, 2, lambda _, trial: trials.append(trial)
-        )
+        generator = sim_generator("clean", "1")
+        _, after = run_repeats(whole, generator, 2, lambda _, trial: trials.append(trial), past)
         return trials, after
 
     trials, after = run([])
@@ -266,7 +265,7 @@ def test_a_run_that_was_killed_repeats_no_trial(left_out: int) -> None:
     assert [(t.repeat, t.request, t.measured) for t in again] == [
         (t.repeat, t.request, t.measured) for t in trials
     ]
-    assert resumed.found == after.found
+    assert resumed == after
 
 
 # -- reported ------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ import pytest
 from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.generators.sim import SimGenerator
-from netplugin_zeroloss.journal import FILE, Journal, PastTrial
+from netplugin_zeroloss.journal import FILE, Journal
 from netplugin_zeroloss.matrix.bench import BareBench, CellError
 from netplugin_zeroloss.search.guard import GuardPlan, GuardVerdict, Scores, Visit, Visited, guard
+from netplugin_zeroloss.search.recorded import PastTrial
 from netplugin_zeroloss.search.search import carry_out
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Measurement, TrialRequest, strict_goal

@@ -20,7 +20,6 @@ from netplugin_zeroloss.journal import (
     CellRecord,
     Journal,
     Part,
-    PastTrial,
     RunRecord,
     read_past,
     read_run,
@@ -30,6 +29,7 @@ from netplugin_zeroloss.report.comparison_text import json_text as comparison_js
 from netplugin_zeroloss.report.comparison_text import text
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.table import csv_text, json_text, markdown
+from netplugin_zeroloss.search.recorded import PastTrial
 from netplugin_zeroloss.search.result import dumps
 from netplugin_zeroloss.values import Direction, Measurement, TrialRequest, UnusableInput
 

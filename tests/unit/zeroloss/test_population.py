@@ -9,11 +9,10 @@ from netplugin_zeroloss.evaluation import algorithms
 from netplugin_zeroloss.evaluation.evaluate import AlgorithmRow, evaluate
 from netplugin_zeroloss.evaluation.population import CLASSES, device_of
 from netplugin_zeroloss.generators.sim import SimGenerator
-from netplugin_zeroloss.search.search import run_search
 from netplugin_zeroloss.search.trials import SearchVerdict
 from netplugin_zeroloss.values import UnusableInput
 
-from tests.unit.zeroloss.helpers import asked, plan, traffic
+from tests.unit.zeroloss.helpers import asked, plan, run_search, traffic
 
 ALL = list(CLASSES)
 
@@ -69,7 +68,7 @@ def test_control_trials_are_not_repeated_while_the_bound_falls() -> None:
     """A slow device with heavy stalls: each new bound asked for new controls, without end."""
     name, number = "class-heavy-stalls", 118
     generator = SimGenerator(device_of(name, number), random.Random(f"1/{number}/{name}"))
-    found = run_search(plan(line=14_880_952.38), generator).found
+    found = run_search(plan(line=14_880_952.38), generator)
     assert found.headline.verdict is SearchVerdict.NDR
     assert traffic(found) < 1000
 

@@ -15,11 +15,11 @@ from netplugin_zeroloss.search.rfc9971 import (
     is_lower_bound,
     relevant_bounds,
 )
-from netplugin_zeroloss.search.search import replay, run_search
+from netplugin_zeroloss.search.search import replayed, search
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict, Trial
 from netplugin_zeroloss.values import OTHER_GOALS, Direction, Goal, Measurement, strict_goal
 
-from tests.unit.zeroloss.helpers import LINE_PPS, asked, hard_cap, measured, plan, traffic
+from tests.unit.zeroloss.helpers import LINE_PPS, asked, hard_cap, measured, plan, run_search, traffic
 
 #: Section C.1: name, loss ratio, exceed ratio, initial and final trial duration, duration sum.
 GOALS = (
@@ -144,7 +144,7 @@ def test_without_extensions_loss_is_that_of_all_directions() -> None:
 
 def test_strict_mode_takes_no_more_than_mlrsearch_on_a_clean_device() -> None:
     """MLRsearch 1.2.1 takes 138.5 s (docs/zeroloss/method.md)."""
-    found = run_search(plan(strict_rfc9971=True), sim_generator("clean", "1")).found
+    found = run_search(plan(strict_rfc9971=True), sim_generator("clean", "1"))
     assert traffic(found) <= 70
     assert not any(t.measured.aborted or not t.valid for t in found.trials)
     [result] = found.goal_results
@@ -161,7 +161,7 @@ def test_the_answer_is_the_relevant_lower_bound(name: str, strict: bool) -> None
     assert result.regular and outcome.verdict is SearchVerdict.NDR
     bounds = (result.relevant_lower_bound_pps, result.relevant_upper_bound_pps)
     assert bounds == (outcome.lower_pps, outcome.upper_pps)
-    assert replay(the_plan, [(t.request, t.measured) for t in run.found.trials]) == run.found
+    assert replayed(search(the_plan), [(t.request, t.measured) for t in run.trials]) == run
     found = result_of(the_plan, [run], {})
     assert found["rfc9971"] == {"strict": strict, "extensions": [] if strict else EXTENSIONS}  # type: ignore[typeddict-item]
     assert found["goals"][0]["rfc9971"]["conditional_throughput_pps"] == outcome.lower_pps
@@ -169,7 +169,7 @@ def test_the_answer_is_the_relevant_lower_bound(name: str, strict: bool) -> None
 
 @pytest.mark.parametrize("name", ["wire-speed", "glitch"])
 def test_a_search_without_both_bounds_is_irregular(name: str) -> None:
-    [result] = run_search(plan(), sim_generator(name, "1")).found.goal_results
+    [result] = run_search(plan(), sim_generator(name, "1")).goal_results
     assert not result.regular
 
 
@@ -177,7 +177,7 @@ def test_a_search_without_both_bounds_is_irregular(name: str) -> None:
 @pytest.mark.parametrize("preset", list(OTHER_GOALS))
 def test_each_preset_is_searched_for(preset: str, strict: bool) -> None:
     goal = OTHER_GOALS[preset](0.005)
-    found = run_search(SearchPlan((goal,), LINE_PPS, strict_rfc9971=strict), hard_cap(4.2e6)).found
+    found = run_search(SearchPlan((goal,), LINE_PPS, strict_rfc9971=strict), hard_cap(4.2e6))
     expected = 4.2e6 / (1 - goal.max_loss_ratio)
     assert found.headline.answer_pps == pytest.approx(expected, rel=0.006)
     [result] = found.goal_results
@@ -193,7 +193,7 @@ def test_tst009_forgives_a_loss_that_does_not_come_again() -> None:
 
     def answers(goal: Goal) -> float:
         plans = SearchPlan((goal,), LINE_PPS, strict_rfc9971=True)
-        found = (run_search(plans, SimGenerator(family, random.Random(n))).found for n in range(15))
+        found = (run_search(plans, SimGenerator(family, random.Random(n))) for n in range(15))
         return sum(one.headline.answer_pps or 0.0 for one in found)
 
     assert answers(OTHER_GOALS["tst009"](0.01)) > 1.02 * answers(strict_goal(precision=0.01))
@@ -201,5 +201,5 @@ def test_tst009_forgives_a_loss_that_does_not_come_again() -> None:
 
 def test_all_named_devices_end_without_extensions() -> None:
     for name in FAMILIES:
-        found = run_search(plan(strict_rfc9971=True), sim_generator(name, "1")).found
+        found = run_search(plan(strict_rfc9971=True), sim_generator(name, "1"))
         assert found.headline.verdict in (SearchVerdict.NDR, SearchVerdict.FAILED), name

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from netplugin_zeroloss.generators.sim import FAMILIES, sim_generator
-from netplugin_zeroloss.search.search import SearchResult, replay, run_search, search
+from netplugin_zeroloss.search.search import SearchResult, replayed, search
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict, TrialLog
 from netplugin_zeroloss.values import (
     OTHER_GOALS,
@@ -23,7 +23,7 @@ from netplugin_zeroloss.values import (
     strict_goal,
 )
 
-from tests.unit.zeroloss.helpers import hard_cap, plan, search_family, traffic
+from tests.unit.zeroloss.helpers import hard_cap, plan, run_search, search_family, traffic
 
 #: No device with a sharp limit takes more (32 seen). Most take four.
 MOST_TRIALS = 60
@@ -61,7 +61,7 @@ def test_a_sharp_limit_is_bracketed(
     """Whatever it is, as long as the rings hold no more than two seconds of traffic."""
     assume(ring <= 2 * line * share)
     generator = hard_cap(line * share, ring, can_abort)
-    found = run_search(plan(width, line, can_abort=can_abort), generator).found
+    found = run_search(plan(width, line, can_abort=can_abort), generator)
     assert_brackets(found, line * share, ring, line, width)
     assert len(found.trials) <= MOST_TRIALS
 
@@ -70,7 +70,7 @@ def test_a_sharp_limit_is_bracketed(
 @settings(deadline=None)
 def test_a_fast_device_takes_four_trials_and_one_full_time(share: float, width: float) -> None:
     line = 14.88e6
-    found = run_search(plan(width, line), hard_cap(line * share)).found
+    found = run_search(plan(width, line), hard_cap(line * share))
     assert_brackets(found, line * share, 1024, line, width)
     assert len(found.trials) <= 6
     assert traffic(found) <= 61.5
@@ -79,14 +79,14 @@ def test_a_fast_device_takes_four_trials_and_one_full_time(share: float, width: 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_replay_gives_the_same_answer(name: str) -> None:
     the_plan = SearchPlan((strict_goal(), *csit()), 14.88e6)
-    found = run_search(the_plan, sim_generator(name, "replay")).found
+    found = run_search(the_plan, sim_generator(name, "replay"))
     journal = [(trial.request, trial.measured) for trial in found.trials]
-    assert replay(the_plan, journal) == found
+    assert replayed(search(the_plan), journal) == found
     with pytest.raises(ReplayError, match="ends before"):
-        replay(the_plan, journal[:-1])
+        replayed(search(the_plan), journal[:-1])
     other = [(dataclasses.replace(journal[0][0], rate_pps=1.0), journal[0][1]), *journal[1:]]
     with pytest.raises(ReplayError, match="asks"):
-        replay(the_plan, other)
+        replayed(search(the_plan), other)
 
 
 def meddled(
@@ -181,26 +181,26 @@ def test_a_pass_above_a_loss_is_luck() -> None:
 
 
 def test_the_line_itself_is_an_answer() -> None:
-    found = run_search(plan(line=3e6), hard_cap(4.2e6)).found
+    found = run_search(plan(line=3e6), hard_cap(4.2e6))
     assert found.headline.answer_pps == found.headline.upper_pps == 3e6
     assert len(found.trials) == 2
 
 
 def test_a_generator_that_says_how_little_it_can() -> None:
-    found = run_search(plan(generator_max_pps=2e6), hard_cap(4.2e6)).found
+    found = run_search(plan(generator_max_pps=2e6), hard_cap(4.2e6))
     outcome = found.headline
     assert outcome.verdict is SearchVerdict.GENERATOR_LIMITED and outcome.answer_pps is None
     assert (outcome.lower_pps, outcome.upper_pps) == (2e6, 14.88e6)
 
 
 def test_the_vnf_may_be_what_is_measured() -> None:
-    outcome = run_search(plan(vnf_ceiling_pps=4.3e6), hard_cap(4.2e6)).found.headline
+    outcome = run_search(plan(vnf_ceiling_pps=4.3e6), hard_cap(4.2e6)).headline
     assert outcome.verdict is SearchVerdict.VNF_LIMITED
     assert outcome.answer_pps == pytest.approx(4.2e6, rel=0.005)
 
 
 def test_a_device_that_forwards_nothing_is_no_floor() -> None:
-    outcome = run_search(plan(), hard_cap(1e-9, ring=0)).found.headline
+    outcome = run_search(plan(), hard_cap(1e-9, ring=0)).headline
     assert outcome.verdict is SearchVerdict.FAILED and outcome.answer_pps is None
     assert "next to nothing" in outcome.reason
 
@@ -216,7 +216,7 @@ def test_budgets_end_a_search_with_what_is_known() -> None:
 
 def test_several_goals_share_their_trials() -> None:
     the_plan = SearchPlan((strict_goal(), *csit()), 14.88e6)
-    found = run_search(the_plan, hard_cap(4.2e6)).found
+    found = run_search(the_plan, hard_cap(4.2e6))
     strict, ndr, pdr = (outcome.answer_pps for outcome in found.outcomes)
     assert strict is not None and ndr is not None and pdr is not None
     assert strict <= ndr <= pdr
@@ -227,14 +227,14 @@ def test_several_goals_share_their_trials() -> None:
 
 def test_csits_goal_is_kinder_to_a_noisy_device() -> None:
     the_plan = SearchPlan((strict_goal(), OTHER_GOALS["csit-ndr"](0.005)), 14.88e6)
-    found = run_search(the_plan, sim_generator("noisy", "csit")).found
+    found = run_search(the_plan, sim_generator("noisy", "csit"))
     strict, ndr = (outcome.answer_pps or 0.0 for outcome in found.outcomes)
     assert strict < 3e6 < 4e6 < ndr
 
 
 def test_a_headline_that_allows_loss() -> None:
     goal = Goal("some", max_loss_ratio=0.01)
-    found = run_search(SearchPlan((goal,), 14.88e6), hard_cap(4.2e6)).found
+    found = run_search(SearchPlan((goal,), 14.88e6), hard_cap(4.2e6))
     assert found.headline.answer_pps == pytest.approx(4.2e6 / 0.99, rel=0.006)
     assert not any(trial.measured.aborted for trial in found.trials)
     assert traffic(found) < 300

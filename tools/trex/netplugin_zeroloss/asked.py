@@ -10,17 +10,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from netplugin.api.field_errors import message
 from netplugin_zeroloss.generators.contract import GeneratorInfo
+from netplugin_zeroloss.search.recorded import PastTrial
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import (
-    OTHER_GOALS,
-    Goal,
-    Measurement,
-    TrialRequest,
-    headline,
-    line_rate_pps,
-    mean_size,
-    warm_up_s,
-)
+from netplugin_zeroloss.values import OTHER_GOALS, Goal, headline, line_rate_pps, mean_size, warm_up_s
 
 #: Line rate in bit/s if neither the ports of the generator nor a description gives one.
 BITS_PER_SECOND = 10e9
@@ -134,11 +126,11 @@ def _parser(name: str) -> Callable[[str], Any]:
     return parse
 
 
-def trial_line(plan: SearchPlan, number: object, request: TrialRequest, measured: Measurement) -> str:
-    """Format one trial, judged by the headline goal."""
-    judged = plan.judge(request, measured)
+def trial_line(plan: SearchPlan, number: int, trial: PastTrial) -> str:
+    """Format one trial, judged by the headline goal; ``number``: within its repeat."""
+    request, judged = trial.request, plan.judge(trial.request, trial.measured)
     return (
-        f"trial {number!s:>3}  {_pps(request.rate_pps):>12}  {measured.elapsed_s:7.2f} of"
+        f"trial {trial.repeat + 1}.{number}  {_pps(request.rate_pps):>12}  {trial.measured.elapsed_s:7.2f} of"
         f" {request.duration_s:g} s  {judged.verdict:7}  {request.purpose}: {judged.reason}"
     )
 

@@ -11,22 +11,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from netplugin.host.safe_files import open_own, sync
 from netplugin.programs import bounded
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.recorded import (
-    Measured,
-    Plan,
-    Requested,
-    ResultEntry,
-    RunEnvironment,
-    SetupEntry,
-)
+from netplugin_zeroloss.search.recorded import PastTrial, Plan, ResultEntry, RunEnvironment, SetupEntry
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import UnusableInput
 
@@ -149,16 +142,6 @@ FILE = "journal.jsonl"
 FORMAT = 1
 #: Bytes of a line; the result of a search with a thousand trials has some MB.
 _LONGEST_LINE = 1 << 28
-
-
-@dataclass(frozen=True, slots=True)
-class PastTrial:
-    """One finished trial. ``wall_s``: real seconds since the previous trial or the setup."""
-
-    repeat: Annotated[int, Field(ge=0, le=1000)]
-    request: Requested
-    measured: Measured
-    wall_s: float
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,24 +14,17 @@ from pydantic import ValidationError
 from netplugin.api.errors import reason
 from netplugin.api.field_errors import message
 from netplugin_zeroloss.asked import BITS_PER_SECOND, SearchOptions, add_fields, trial_line
-from netplugin_zeroloss.cli.frame import Commands, add_json, add_quiet, write_out
+from netplugin_zeroloss.cli.frame import Commands, add_json, add_quiet, progress, write_out
 from netplugin_zeroloss.cli.options import add_generator, description_of, number, whole
 from netplugin_zeroloss.generators.choose import make
-from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
+from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
-from netplugin_zeroloss.search.recorded import GoalResult, RepeatsEntry, ResultEntry
-from netplugin_zeroloss.search.search import SearchRun, carry_out, replay, replayed, run_search
+from netplugin_zeroloss.search.follow_up import follow_up
+from netplugin_zeroloss.search.recorded import GoalResult, PastTrial, RepeatsEntry, ResultEntry
+from netplugin_zeroloss.search.search import middle, replayed, run_repeats, search
 from netplugin_zeroloss.search.trials import FAILURES, SearchPlan
-from netplugin_zeroloss.values import (
-    MIXES,
-    OTHER_GOALS,
-    Measurement,
-    ReplayError,
-    TrialRequest,
-    UnusableInput,
-)
+from netplugin_zeroloss.values import MIXES, OTHER_GOALS, ReplayError, UnusableInput
 
 #: The parameters of a search that are options of their own name, a number each.
 _FIELDS = tuple(n for n in SearchOptions.model_fields if n not in ("goals", "preset", "strict_rfc9971"))
@@ -74,27 +66,22 @@ def add_search(commands: Commands) -> None:
 
 
 def _search(options: argparse.Namespace) -> int:
-    description = description_of(options)
+    description, say, seconds = description_of(options), progress(options.quiet), 0.0
     started = datetime.now(UTC).isoformat(timespec="seconds")
+
+    def note(number: int, trial: PastTrial) -> None:
+        nonlocal seconds
+        seconds += trial.wall_s
+        say(trial_line(plan, number, trial))
+
     with make(description) as generator:
         generator.info.check_burst(options.burst, options.mix)
         plan = _plan(options, generator.info)
-        runs = []
-        for repeat in range(options.repeats):
-            watch = None if options.quiet else _Progress(plan, repeat, options.repeats)
-            runs.append(run_search(plan, generator, watch))
-        followed = _follow_up(plan, generator, results.outcome_of(runs).answer_pps, options.quiet)
+        found, followed = run_repeats(plan, generator, options.repeats, note)
         where = results.environment(generator.info.name, sys.argv, started)
-    result = results.result_of(plan, runs, where | {"seed": options.seed}, followed)
+    result = results.result_of(plan, found, where | {"seed": options.seed}, followed, seconds)
     write_out(options.json, summary(result), results.dumps(result))
     return 1 if result["verdict"] in FAILURES else 0
-
-
-def _follow_up(plan: SearchPlan, generator: Generator, rate: float | None, quiet: bool) -> FollowUpRun:
-    begun = time.monotonic()
-    watch = None if quiet else _Progress(plan, 0, 1)
-    found = carry_out(follow_up(plan, rate), generator, watch)
-    return FollowUpRun(found, time.monotonic() - begun)
 
 
 def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
@@ -111,20 +98,6 @@ def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
 
 
 # -- what is printed -----------------------------------------------------------------------------
-
-
-class _Progress:
-    """Prints one line per trial to standard error."""
-
-    def __init__(self, plan: SearchPlan, repeat: int, repeats: int) -> None:
-        self._plan = plan
-        self._prefix = f"{repeat + 1}/{repeats} " if repeats > 1 else ""
-        self._number = 0
-
-    def __call__(self, request: TrialRequest, measured: Measurement) -> None:
-        self._number += 1
-        line = trial_line(self._plan, self._number, request, measured)
-        print(f"{self._prefix}{line}", file=sys.stderr, flush=True)
 
 
 def summary(result: ResultEntry) -> str:
@@ -205,12 +178,12 @@ def _replay(options: argparse.Namespace) -> int:
     plan, repeats, result = results.load(text, options.file)
     recorded = results.followed(result, options.file)
     try:
-        runs = [SearchRun(replay(plan, trials), 0.0) for trials in repeats]
-        after = replayed(follow_up(plan, results.outcome_of(runs).answer_pps), recorded)
+        found = [replayed(search(plan), trials) for trials in repeats]
+        after = replayed(follow_up(plan, found[middle(found)].headline.answer_pps), recorded)
     except ReplayError as error:
         print(f"it does not lead to the same trials: {error}", file=sys.stderr)
         return 1
-    again = results.result_of(plan, runs, result["environment"], FollowUpRun(after))
+    again = results.result_of(plan, found, result["environment"], after)
     sys.stdout.write(summary(again))
     same = all(again[name] == result[name] for name in ("verdict", "zero_loss_pps", "trials"))
     print("the same answer" if same else f"the result was {result['verdict']}")

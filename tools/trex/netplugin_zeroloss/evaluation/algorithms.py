@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from netplugin_zeroloss.generators.contract import Generator
 from netplugin_zeroloss.judge import judge
-from netplugin_zeroloss.search.search import run_search
+from netplugin_zeroloss.search.search import carry_out, search
 from netplugin_zeroloss.search.trials import SearchPlan
 from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
 
@@ -76,7 +76,7 @@ class _Meter:
 
 def _zeroloss(plan: SearchPlan, generator: Generator, strict: bool) -> AlgorithmResult:
     """Run the search of this library, or that of RFC 9971 without its extensions."""
-    found = run_search(replace(plan, strict_rfc9971=strict), generator).found
+    found = carry_out(search(replace(plan, strict_rfc9971=strict)), generator)
     traffic = sum(trial.traffic_s for trial in found.trials)
     headline = found.headline
     return AlgorithmResult(headline.verdict.value, headline.answer_pps, len(found.trials), traffic)

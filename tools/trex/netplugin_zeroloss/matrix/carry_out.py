@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import cast
 
 from netplugin.api.errors import NetpluginError
 from netplugin.programs.program import ProgramError
-from netplugin_zeroloss.generators.contract import Generator
-from netplugin_zeroloss.journal import (
-    Attempt,
-    CellRecord,
-    Journal,
-    JournalError,
-    Part,
-    PastTrial,
-    RunRecord,
-    now,
-)
+from netplugin_zeroloss.journal import Attempt, CellRecord, Journal, JournalError, Part, RunRecord, now
 from netplugin_zeroloss.loss.contract import AttributionError
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import Bench, CellError, Stand
@@ -27,75 +17,14 @@ from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.progress import Lines
 from netplugin_zeroloss.search import result as results
-from netplugin_zeroloss.search.follow_up import FollowUpRun, follow_up
-from netplugin_zeroloss.search.recorded import SetupEntry
-from netplugin_zeroloss.search.search import SearchRun, after, carry_out, search
-from netplugin_zeroloss.search.trials import Asking, SearchPlan, T
-from netplugin_zeroloss.values import GeneratorError, Measurement, ReplayError, TrialRequest, UnusableInput
+from netplugin_zeroloss.search.recorded import PastTrial, SetupEntry
+from netplugin_zeroloss.search.search import run_repeats
+from netplugin_zeroloss.values import GeneratorError, ReplayError, UnusableInput
 
 #: Errors that fail one cell; the run continues.
 OF_A_CELL = (
     *(CellError, AttributionError, GeneratorError, NetpluginError, ReplayError, UnusableInput, ProgramError),
 )
-
-#: Called after each trial with its number within its repeat, to record and show it.
-Note = Callable[[int, PastTrial], None]
-
-#: Load of the repeated warm-up, as a fraction of the lowest forwarded rate.
-_WARM_UP_PART = 0.5
-
-
-def search_part(
-    plan: SearchPlan, generator: Generator, past: Sequence[PastTrial], repeats: int, note: Note
-) -> tuple[list[SearchRun], FollowUpRun]:
-    """Run all repeats, and what follows them, recorded as one more repeat.
-
-    Trials in ``past`` are not run again. ``note`` is called after each new trial.
-
-    Raises: GeneratorError; ReplayError if ``past`` belongs to another search.
-    """
-    for trial in past:
-        generator.recall(trial.request)
-    if past and not generator.info.virtual_time:
-        _warm_up(plan, generator, past)
-    runs = [SearchRun(*run_repeat(search(plan), generator, past, repeat, note)) for repeat in range(repeats)]
-    rate = results.outcome_of(runs).answer_pps
-    return runs, FollowUpRun(*run_repeat(follow_up(plan, rate), generator, past, repeats, note))
-
-
-def run_repeat(
-    asking: Asking[T], generator: Generator, past: Sequence[PastTrial], repeat: int, note: Note
-) -> tuple[T, float]:
-    """Run the trials of one repeat that are not in ``past``; returns the result and its real seconds."""
-    recorded = [trial for trial in past if trial.repeat == repeat]
-    trials = list(recorded)
-    last = time.monotonic()
-
-    def watch(request: TrialRequest, measured: Measurement) -> None:
-        nonlocal last
-        now = time.monotonic()
-        trials.append(PastTrial(repeat, request, measured, now - last))
-        last = now
-        note(len(trials), trials[-1])
-
-    left = after(asking, [(trial.request, trial.measured) for trial in recorded])
-    found = carry_out(left, generator, watch)
-    return found, sum(trial.wall_s for trial in trials)
-
-
-def _warm_up(plan: SearchPlan, generator: Generator, past: Sequence[PastTrial]) -> None:
-    """Send traffic to warm up a device that was set up again, as the search assumes it to be warm.
-
-    It lasts as long as the earlier traffic, up to the warm-up time. It is not judged and is no trial.
-    """
-    repeat = past[-1].repeat
-    traffic = sum(max(0.0, trial.measured.elapsed_s) for trial in past if trial.repeat == repeat)
-    rates = [t.measured.rx_packets / t.measured.elapsed_s for t in past if t.measured.elapsed_s > 0]
-    rate = round(min([plan.top_pps, *(r for r in rates if r > 0)]) * _WARM_UP_PART, 2)
-    seconds = max(min(traffic, plan.warm_up_s), plan.min_trial_s)
-    if seconds > 0 and rate > 0:
-        frames = (plan.frame_size, plan.flows, False, "warming up again", plan.mix)
-        generator.run(TrialRequest(rate, seconds, *frames, burst=plan.burst))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +69,19 @@ class CellRun:
         setup = cast(SetupEntry, {**stand.setup, "ceilings": asdict(ceilings)})
         if attempt is None:
             attempt = Attempt(started, cells.plan(self.description, task, info, ceilings))
-        plan = attempt.plan
+        plan, wall_s = attempt.plan, sum(trial.wall_s for trial in attempt.trials)
         self.journal.begin(task.cell, task.part, plan, setup)
 
         def note(number: int, trial: PastTrial) -> None:
+            nonlocal wall_s
+            wall_s += trial.wall_s
             self.journal.trial(task.cell, task.part, number, trial)
             self.view.trial(plan, number, trial)
 
         many = cells.repeats(self.description, task)
-        runs, followed = search_part(plan, stand.generator, attempt.trials, many, note)
+        found, followed = run_repeats(plan, stand.generator, many, note, attempt.trials)
         where = results.environment(info.name, self.command, started) | {"seed": self.description.seed}
-        result = results.result_of(plan, runs, where, followed)
+        result = results.result_of(plan, found, where, followed, wall_s)
         return CellRecord(task.cell, task.part, started, now(), result, setup=setup)
 
 

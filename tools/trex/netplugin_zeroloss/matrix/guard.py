@@ -20,11 +20,11 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from netplugin.programs import bounded
-from netplugin_zeroloss.journal import Cell, CellRecord, JournalError, Part, PastTrial
+from netplugin_zeroloss.journal import Cell, CellRecord, JournalError, Part
 from netplugin_zeroloss.judge import Verdict
 from netplugin_zeroloss.matrix import cells, session
 from netplugin_zeroloss.matrix.bench import BareBench, Bench
-from netplugin_zeroloss.matrix.carry_out import OF_A_CELL, run_repeat
+from netplugin_zeroloss.matrix.carry_out import OF_A_CELL
 from netplugin_zeroloss.matrix.cells import CellTask
 from netplugin_zeroloss.matrix.description import RunDescription, differences
 from netplugin_zeroloss.matrix.session import Begun, RunOptions
@@ -40,8 +40,8 @@ from netplugin_zeroloss.search.guard import (
     Visited,
     guard,
 )
-from netplugin_zeroloss.search.recorded import Plan, ResultEntry
-from netplugin_zeroloss.search.search import replayed
+from netplugin_zeroloss.search.recorded import PastTrial, Plan, ResultEntry
+from netplugin_zeroloss.search.search import replayed, run_repeat
 from netplugin_zeroloss.search.trials import FAILURES, NotForwarding, SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import ReplayError, UnusableInput
 
@@ -193,7 +193,7 @@ class _Guarded:
         try:
             with _bench(run, visit).stand(task) as stand:
                 run.journal.begin(task.cell, task.part, plan, stand.setup)
-                scores, _ = run_repeat(visit.trials(), stand.generator, (), repeat, note)
+                scores = run_repeat(visit.trials(), stand.generator, repeat, note)
         except JournalError:
             raise
         except NotForwarding as error:

@@ -16,9 +16,10 @@ from rich.text import Text
 
 from netplugin.host.processes import printable
 from netplugin_zeroloss.asked import trial_line
-from netplugin_zeroloss.journal import CellRecord, PastTrial
+from netplugin_zeroloss.journal import CellRecord
 from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
 from netplugin_zeroloss.report import words
+from netplugin_zeroloss.search.recorded import PastTrial
 from netplugin_zeroloss.search.trials import SearchPlan
 
 #: Refreshed between trials, so that the remaining time counts down.
@@ -52,7 +53,7 @@ class Lines:
 
     def trial(self, plan: SearchPlan, number: int, trial: PastTrial) -> None:
         """Show a trial that has ended."""
-        self._say(f"  {_trial_line(plan, number, trial)}")
+        self._say(f"  {trial_line(plan, number, trial)}")
 
     def ends(self, record: CellRecord, seconds: float) -> None:
         """Show the result or error of the task, and note its seconds in this session."""
@@ -97,7 +98,7 @@ class _Bar(Lines):
         self._last = "is being set up"
 
     def trial(self, plan: SearchPlan, number: int, trial: PastTrial) -> None:
-        self._last = _trial_line(plan, number, trial)
+        self._last = trial_line(plan, number, trial)
 
     def _say(self, text: str) -> None:
         self._console.print(Text(printable(text)))
@@ -108,7 +109,3 @@ class _Bar(Lines):
         line.add_row(ProgressBar(1.0, share, width=40), Text(f"{share:4.0%}, {left}"))
         yield line
         yield Text(self._last, overflow="ellipsis", no_wrap=True)
-
-
-def _trial_line(plan: SearchPlan, number: int, trial: PastTrial) -> str:
-    return trial_line(plan, f"{trial.repeat + 1}.{number}", trial.request, trial.measured)

@@ -31,14 +31,6 @@ class FollowUp:
     trials: tuple[Trial, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FollowUpRun:
-    """A finished follow-up and its real time in seconds."""
-
-    found: FollowUp
-    wall_s: float = 0.0
-
-
 def follow_up(plan: SearchPlan, rate_pps: float | None) -> Asking[FollowUp]:
     """Measure what the plan has (``latency_s``, ``soak_s``) at the found rate; None: there is no rate."""
 
@@ -99,13 +91,9 @@ def _latency(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:
 
 def _slowest(directions: tuple[LatencySummary, ...]) -> dict[str, Any]:
     """Return the largest percentiles of all directions, and the samples of all. Null: not measured."""
-    return {
-        "samples": sum(one.samples for one in directions),
-        "p50_us": max((one.p50_us for one in directions), default=None),
-        "p90_us": max((one.p90_us for one in directions), default=None),
-        "p99_us": max((one.p99_us for one in directions), default=None),
-        "max_us": max((one.max_us for one in directions), default=None),
-    }
+    names = ("p50_us", "p90_us", "p99_us", "max_us")
+    largest = {name: max((getattr(one, name) for one in directions), default=None) for name in names}
+    return {"samples": sum(one.samples for one in directions), **largest}
 
 
 def _soak(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:

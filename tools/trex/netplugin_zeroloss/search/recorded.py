@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, with_config
@@ -55,6 +56,18 @@ def _sendable(request: TrialRequest) -> TrialRequest:
 Plan = Annotated[SearchPlan, BeforeValidator(_finite)]
 Requested = Annotated[TrialRequest, AfterValidator(_sendable)]
 Measured = Annotated[Measurement, BeforeValidator(_numbers)]
+
+
+@dataclass(frozen=True, slots=True)
+class PastTrial:
+    """One finished trial. ``wall_s``: real seconds since the previous trial or the setup."""
+
+    repeat: Annotated[int, Field(ge=0, le=1000)]
+    request: Requested
+    measured: Measured
+    wall_s: float
+
+
 _PLAN: TypeAdapter[SearchPlan] = TypeAdapter(Plan)
 
 #: For a whole record; the models in it inherit it.

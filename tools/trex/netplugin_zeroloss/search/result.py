@@ -23,11 +23,11 @@ from typing_extensions import TypedDict
 
 from netplugin.programs import bounded
 from netplugin_zeroloss.search import parts
-from netplugin_zeroloss.search.follow_up import FollowUpRun, describe
+from netplugin_zeroloss.search.follow_up import FollowUp, describe
 from netplugin_zeroloss.search.recorded import Measured, Plan, Requested, ResultEntry
 from netplugin_zeroloss.search.rfc9971 import GoalResult
-from netplugin_zeroloss.search.search import SearchRun
-from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict, Trial
+from netplugin_zeroloss.search.search import SearchResult, middle
+from netplugin_zeroloss.search.trials import Outcome, SearchPlan, Trial
 from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, UnusableInput
 
 FORMAT = 1
@@ -36,24 +36,20 @@ EXTENSIONS = ["early_abort", "invalid_trials", "warm_up", "loss_by_direction", "
 EXTENSIONS += ["loss_located", "floor"]
 
 
-def outcome_of(runs: Sequence[SearchRun]) -> Outcome:
-    """Return the reported outcome of one or more runs of the same search."""
-    return runs[_middle(runs)].found.headline
-
-
 def result_of(
     plan: SearchPlan,
-    runs: Sequence[SearchRun],
+    repeats: Sequence[SearchResult],
     environment: Mapping[str, Any],
-    after: FollowUpRun | None = None,
+    followed: FollowUp | None = None,
+    wall_s: float = 0.0,
 ) -> ResultEntry:
-    """Return the JSON result of one or more runs of the same search, and of what followed them."""
-    middle = _middle(runs)
-    shown = runs[middle].found
-    outcome = shown.headline
-    followed = after.found.trials if after is not None else ()
-    trials = [trial for run in runs for trial in run.found.trials]
-    rates = [r.found.headline.answer_pps for r in runs]
+    """Return the JSON result of one or more repeats of a search, and of what followed them."""
+    number = middle(repeats)
+    shown, outcome = repeats[number], repeats[number].headline
+    trials = [trial for each in repeats for trial in each.trials]
+    log = [describe_trial(trial, repeat) for repeat, each in enumerate(repeats) for trial in each.trials]
+    answers = [each.headline.answer_pps for each in repeats]
+    between = spread([answer for answer in answers if answer is not None])
     evidence = _attribution(plan, outcome, shown.trials)
     found = {
         "format": FORMAT,
@@ -64,43 +60,25 @@ def result_of(
         "trials": len(trials),
         "invalid_trials": sum(1 for trial in trials if not trial.valid),
         "traffic_s": sum(trial.traffic_s for trial in trials),
-        "wall_s": sum(run.wall_s for run in runs) + (after.wall_s if after is not None else 0.0),
+        "wall_s": wall_s,
         "goal": describe_goal(outcome.goal),
         "goals": [_describe(*one) for one in zip(shown.outcomes, shown.goal_results, strict=True)],
         "rfc9971": {"strict": plan.strict_rfc9971, "extensions": [] if plan.strict_rfc9971 else EXTENSIONS},
-        "repeats": _repeats(runs, [rate for rate in rates if rate is not None], middle),
+        "repeats": {
+            "count": len(repeats),
+            "shown": number,
+            "verdicts": dict(Counter(each.headline.verdict.value for each in repeats)),
+            "answers_pps": answers,
+            "spread": dataclasses.asdict(between) if between else None,
+        },
         "plan": describe_plan(plan),
-        "trial_log": [
-            describe_trial(trial, repeat) for repeat, run in enumerate(runs) for trial in run.found.trials
-        ],
+        "trial_log": log,
         "evidence": evidence,
-        **describe(plan, after.found if after is not None else None),
-        "follow_up_log": [describe_trial(trial, len(runs)) for trial in followed],
+        **describe(plan, followed),
+        "follow_up_log": [describe_trial(t, len(repeats)) for t in (followed.trials if followed else ())],
         "environment": dict(environment),
     }
     return cast(ResultEntry, found)
-
-
-def _middle(runs: Sequence[SearchRun]) -> int:
-    """Return the index of the run with the most frequent verdict and the (lower) median rate."""
-    verdicts = Counter(run.found.headline.verdict for run in runs)
-    # On a tie the worse verdict wins: half of the runs is not enough for a rate.
-    order = list(SearchVerdict)
-    verdict = max(verdicts, key=lambda v: (verdicts[v], order.index(v)))
-    chosen = [n for n, run in enumerate(runs) if run.found.headline.verdict is verdict]
-    chosen.sort(key=lambda n: runs[n].found.headline.lower_pps)
-    return chosen[(len(chosen) - 1) // 2]
-
-
-def _repeats(runs: Sequence[SearchRun], rates: Sequence[float], middle: int) -> dict[str, Any]:
-    found = spread(rates)
-    return {
-        "count": len(runs),
-        "shown": middle,
-        "verdicts": dict(Counter(run.found.headline.verdict.value for run in runs)),
-        "answers_pps": [run.found.headline.answer_pps for run in runs],
-        "spread": dataclasses.asdict(found) if found else None,
-    }
 
 
 def describe_goal(goal: Goal) -> dict[str, Any]:
