@@ -44,7 +44,7 @@ def check_trials(record: CellRecord, directions: int = 2) -> None:
     assert result is not None, record.error
     assert record.verdict in VERDICTS
     assert result["trials"] == len(result["trial_log"]) > 0
-    plan, repeats, _ = load(dumps(result), "result")
+    plan, repeats, _, _ = load(dumps(result), "result")
     whole = [trial for trials in repeats for trial in trials]
     for (asked, measured), entry in zip(whole, result["trial_log"], strict=True):
         located = sum(measured.evidence.values())

@@ -21,7 +21,7 @@ from netplugin_zeroloss.values import (
     Progress,
     TrialRequest,
     UnusableInput,
-    strict_goal,
+    headline,
 )
 
 from tests.unit.zeroloss.helpers import asked, run_search
@@ -195,7 +195,7 @@ def answer(q):
 
 def test_a_search_through_it(tmp_path: Path) -> None:
     with ExecGenerator(Program(tmp_path, DEVICE).command, 10) as generator:
-        found = run_search(SearchPlan((strict_goal(),), 14.88e6), generator)
+        found = run_search(SearchPlan((headline(),), 14.88e6), generator)
     assert found.headline.verdict is SearchVerdict.NDR
     assert found.headline.lower_pps <= 3.3e6 <= found.headline.upper_pps
     assert len(found.trials) <= 6
@@ -213,7 +213,7 @@ def answer(q):
     with ExecGenerator(Program(tmp_path, body).command, 10) as generator:
         found = judge(asked(), generator.run(asked()), 0.005)
         assert found.cause is Cause.COUNTERS
-        outcome = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).headline
+        outcome = run_search(SearchPlan((headline(),), 14.88e6), generator).headline
     assert outcome.verdict is SearchVerdict.GENERATOR_LIMITED and outcome.answer_pps is None
 
 

@@ -257,9 +257,9 @@ def test_a_mask_that_cannot_be_removed_is_reported(
     bench = bench_on(run)
     assert bench.check([search_of(run)])["pmd_mask"] is False
     with bench.stand(search_of(run)):
-        assert agent.cpus == "2-3" and bench.not_restored() == []
+        assert agent.cpus == "2-3" and bench.restore() == []
     assert agent.cpus == left
-    [warning] = bench.not_restored()
+    [warning] = bench.restore()
     assert f"stays set to CPUs {left}" in warning and words in warning
     assert "ovs-vsctl remove Open_vSwitch . other_config pmd-cpu-mask" in warning
 
@@ -274,7 +274,7 @@ def test_where_there_was_no_mask_none_is_made_by_a_cell_that_was_refused(
     agent.fails = ("pmd", 1)
     with pytest.raises(HostError), bench.stand(search_of(run)):
         pass
-    assert agent.cpus == "" and bench.not_restored() == []
+    assert agent.cpus == "" and bench.restore() == []
 
 
 def test_a_mask_that_is_restored_is_not_spoken_of(agent: MadeUpAgent) -> None:
@@ -283,7 +283,7 @@ def test_a_mask_that_is_restored_is_not_spoken_of(agent: MadeUpAgent) -> None:
     assert bench.check([search_of(run)])["pmd_mask"] is True
     with bench.stand(search_of(run)):
         pass
-    assert agent.cpus == "1" and bench.not_restored() == []
+    assert agent.cpus == "1" and bench.restore() == []
 
 
 def _carry_out(monkeypatch: pytest.MonkeyPatch, path: Path, folder: Path, resume: bool = False) -> str:

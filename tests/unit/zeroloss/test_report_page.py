@@ -20,7 +20,7 @@ from netplugin_zeroloss.report.compare import compare
 from netplugin_zeroloss.report.figures import Report, located, not_located, report_of
 from netplugin_zeroloss.report.page import page
 from netplugin_zeroloss.report.plot import error_mpps, label, lines_of
-from netplugin_zeroloss.report.published import PublishedRelation, zstack
+from netplugin_zeroloss.report.published import zstack
 from netplugin_zeroloss.report.table import conditions, grids
 
 from tests.unit.zeroloss.report_runs import (
@@ -75,7 +75,7 @@ def run() -> RunRecord:
 
 @pytest.fixture(scope="module")
 def report(run: RunRecord) -> Report:
-    return report_of(run, zstack(), PublishedRelation.OTHER)
+    return report_of(run, zstack())
 
 
 @pytest.fixture(scope="module")

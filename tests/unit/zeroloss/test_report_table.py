@@ -18,7 +18,7 @@ from netplugin_zeroloss.journal import NO_BACKEND, Cell, CellRecord, Part, RunRe
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import Report, report_of
 from netplugin_zeroloss.report.page import FILES, page, write
-from netplugin_zeroloss.report.published import PublishedRelation, relation_of, zstack
+from netplugin_zeroloss.report.published import published_for, zstack
 from netplugin_zeroloss.report.table import (
     COLUMNS,
     choice,
@@ -36,7 +36,7 @@ from netplugin_zeroloss.report.table import (
     status_text,
     values,
 )
-from netplugin_zeroloss.values import strict_goal
+from netplugin_zeroloss.values import headline
 
 from tests.unit.zeroloss.report_runs import ENVIRONMENT, SETUP, device, mission, record, result, run_of
 
@@ -150,7 +150,7 @@ def test_a_later_record_takes_the_place_of_a_failed_one() -> None:
 
 
 def test_different_goals_are_both_named() -> None:
-    short = result(device(), goals=(strict_goal(final_trial_s=10),))
+    short = result(device(), goals=(headline(final_s=10),))
     run = run_of([record(Cell("a"), result(device())), record(Cell("b"), short)])
     report = report_of(run)
     assert len(report.goals) == 2
@@ -200,7 +200,7 @@ def test_without_a_rate_nothing_is_chosen() -> None:
     assert text.startswith("No backend can be chosen: none has a rate.") and len(text) < 400
     assert "vdpa with 2 PMD cores (not measured)" in text
     assert status_text(report_of(run)) == "Incomplete: 1 of 2 cells was not measured, 1 failed."
-    assert conditions(report_of(run)) == ["Nothing was measured."]
+    assert list(conditions(report_of(run))) == ["Nothing was measured."]
     alone = chosen(run_of([record(Cell("sriov"), result(device()))]))
     assert alone.startswith("There is nothing to choose: one backend was measured. sriov, 4.19 Mpps")
     assert "CPUs not measured" in alone
@@ -261,14 +261,14 @@ def test_many_cells_are_reported_soon(tmp_path: Path) -> None:
 
 def test_published_figures_are_never_the_runs_own() -> None:
     run = mission()
-    assert relation_of(run, zstack(), False) is PublishedRelation.NOT_SHOWN
-    assert relation_of(run, zstack(), True) is PublishedRelation.OTHER
+    assert published_for(run, False) is None
+    assert published_for(run, True) == zstack()
     same = replace(run, description="name: lab\ncomparable_to: [zstack-4.4]\n")
-    assert relation_of(same, zstack(), False) is PublishedRelation.COMPARABLE
+    assert published_for(same, False) == zstack("published, comparable hardware")
     for text in ("", ": [", "comparable_to: 5", "- a", "comparable_to: [another]"):
-        assert relation_of(replace(run, description=text), zstack(), False) is PublishedRelation.NOT_SHOWN
+        assert published_for(replace(run, description=text), False) is None
     plain = markdown(report_of(run))
-    shown = markdown(report_of(run, zstack(), PublishedRelation.OTHER))
+    shown = markdown(report_of(run, zstack()))
     assert "published" not in plain and "published, other hardware" in shown
     assert "Mellanox ConnectX-6 Dx" in shown and "TRex 2.81" in shown
 
@@ -363,7 +363,7 @@ def test_as_many_digits_as_were_measured() -> None:
 def test_a_run_that_was_kept_has_the_same_tables(name: str) -> None:
     """Made by ``python -m tests.unit.zeroloss.report_runs``; a change has to be intended."""
     run = read_run(GOLDEN)
-    report = report_of(run, zstack(), PublishedRelation.OTHER)
+    report = report_of(run, zstack())
     made = {"table.md": markdown, "table.csv": csv_text, "table.json": json_text}[name](report)
     assert made == (GOLDEN / name).read_text(encoding="utf-8")
 

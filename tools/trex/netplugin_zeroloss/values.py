@@ -198,15 +198,12 @@ def _within(goal: str, what: str, value: float, low: float, high: float, *, or_e
         )
 
 
-def strict_goal(final_trial_s: float = 60.0, precision: float = 0.005, initial_trial_s: float = 0.4) -> Goal:
-    """Return the default goal: no lost frame in one full-length trial (RFC 2544, section 26.1)."""
-    return headline(final_trial_s, initial_trial_s, precision)
-
-
-def headline(final_s: float, initial_s: float, precision: float, max_loss_ratio: float = 0.0) -> Goal:
+def headline(
+    final_s: float = 60.0, precision: float = 0.005, initial_s: float = 0.4, max_loss_ratio: float = 0.0
+) -> Goal:
     """Return the headline goal: one full-length trial without (more) loss; short ones are no longer.
 
-    Raises: UnusableInput.
+    The default is the throughput of RFC 2544 (section 26.1). Raises: UnusableInput.
     """
     name = "zero-loss" if max_loss_ratio == 0 else "loss-ratio"
     return Goal(name, max_loss_ratio, 0.0, min(initial_s, final_s), final_s, final_s, precision)
@@ -224,9 +221,4 @@ OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
     )
 }
 #: Default warm-up as a fraction of the full trial.
-_WARM_UP_PART: Final = 1 / 6
-
-
-def warm_up_s(given: float | None, final_s: float) -> float:
-    """Return the warm-up in seconds of traffic: ``given``, or the default part of the full trial."""
-    return final_s * _WARM_UP_PART if given is None else given
+WARM_UP_PART: Final = 1 / 6

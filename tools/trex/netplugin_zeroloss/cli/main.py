@@ -16,7 +16,7 @@ from netplugin.calls import as_commands
 from netplugin.host.processes import printable
 from netplugin.host.safe_files import keep_to_owner
 from netplugin.spelling import Parser
-from netplugin_zeroloss.cli import guard, runs, search, vm
+from netplugin_zeroloss.cli import runs, search, vm
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 PROG = "netplugin-zeroloss"
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     each = "each has a --help of its own"
     commands = whole.add_subparsers(dest="name", required=True, metavar="COMMAND", help=each)
     # Each adds sub-parsers; their default ``command`` runs the sub-command and returns the exit status.
-    for add in (search.add_search, search.add_replay, runs.add_commands, guard.add_guard, vm.add_vm):
+    for add in (search.add_search, search.add_replay, runs.add_commands, vm.add_vm):
         add(commands)
     return whole
 

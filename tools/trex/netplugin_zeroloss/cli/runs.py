@@ -1,4 +1,4 @@
-"""The sub-commands for whole runs: ``matrix``, ``doctor``, ``report``, ``compare``; and ``evaluate``.
+"""The sub-commands for whole runs: ``matrix``, ``guard``, ``doctor``, ``report``, ``compare``; ``evaluate``.
 
 What only one of them needs is imported when it runs.
 """
@@ -12,14 +12,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 from netplugin_zeroloss.asked import add_fields
-from netplugin_zeroloss.cli.frame import Commands, add_folder, add_json, add_quiet, ends_cleanly, write_out
+from netplugin_zeroloss.cli.frame import (
+    Commands,
+    add_folder,
+    add_json,
+    add_quiet,
+    ends_cleanly,
+    progress,
+    write_out,
+)
 from netplugin_zeroloss.cli.options import number, whole
 from netplugin_zeroloss.evaluation import algorithms as searches
 from netplugin_zeroloss.evaluation.evaluate import Progress, as_json, as_table, evaluate
 from netplugin_zeroloss.evaluation.population import CLASSES
 from netplugin_zeroloss.generators.sim import FAMILIES
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import UnusableInput, line_rate_pps, strict_goal
+from netplugin_zeroloss.values import UnusableInput, headline, line_rate_pps
 
 _DEVICES = "named devices, and classes of which each run takes another device (default: all)"
 _FORMATS = {"table": as_table, "json": as_json}
@@ -30,6 +38,7 @@ def add_commands(commands: Commands) -> None:
     _add_doctor(commands)
     _add_report(commands)
     _add_compare(commands)
+    _add_guard(commands)
     _add_evaluate(commands)
 
 
@@ -101,13 +110,11 @@ def _report(options: argparse.Namespace) -> int:
     from netplugin_zeroloss.journal import read_run
     from netplugin_zeroloss.report.figures import report_of
     from netplugin_zeroloss.report.page import FILES, write
-    from netplugin_zeroloss.report.published import PublishedRelation, relation_of, zstack
+    from netplugin_zeroloss.report.published import published_for
     from netplugin_zeroloss.report.table import status_text
 
     run = read_run(options.run)
-    published = zstack()
-    shown = relation_of(run, published, options.published)
-    report = report_of(run, None if shown is PublishedRelation.NOT_SHOWN else published, shown)
+    report = report_of(run, published_for(run, options.published))
     paths = write(report, options.output or options.run / "report")
     for path, (_, what, _) in zip(paths, FILES, strict=True):
         print(f"{path}: {what}")
@@ -153,6 +160,36 @@ def _compare(options: argparse.Namespace) -> int:
     return found.status
 
 
+def _add_guard(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "guard",
+        help="measure two run descriptions in turn, and tell whether the second is worse",
+        description="Search the rate of each cell of A once; then set up A and B in turn, in random order,"
+        " until it is decided whether B is worse. Exit status: 0 if no cell is worse, 1 if one is, 2 if one"
+        " cannot be measured, 3 if it is undecided.",
+    )
+    parser.set_defaults(command=_guard)
+    parser.add_argument("a", metavar="A", type=Path, help="the run description to compare with")
+    parser.add_argument("b", metavar="B", type=Path, help="the run description that may be worse")
+    add_folder(parser, "folder of both runs, new or empty (default: %(default)s)", Path("guard"))
+    most = "traffic of a cell, with its search, after which it is undecided (default: %(default)s)"
+    parser.add_argument("--traffic", type=number(0.1, 10_000), default=20.0, metavar="MINUTES", help=most)
+    add_json(parser, "the result")
+
+
+def _guard(options: argparse.Namespace) -> int:
+    from netplugin_zeroloss.matrix import guard
+    from netplugin_zeroloss.report.guard_text import json_text, status, text
+
+    of_run, command = (options.resume, options.quiet), tuple(sys.argv)
+    asked = guard.GuardOptions(options.a, options.b, options.folder, 60 * options.traffic, *of_run, command)
+    a, b, folder = map(str, (options.a, options.b, options.folder))
+    with ends_cleanly("guard", a, b, "--folder", folder, "--resume"):
+        found = guard.carry_out(asked, progress(options.quiet))
+    write_out(options.json, text(found), json_text(found))
+    return status(found)
+
+
 def _add_evaluate(commands: Commands) -> None:
     parser = commands.add_parser(
         "evaluate",
@@ -184,7 +221,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             raise UnusableInput("--devices", f"no {device!r}; there are {', '.join(known)}")
     names = options.algorithms.split(",")
     searches.usable(names)
-    goal = strict_goal(options.final_duration, options.precision, options.initial_duration)
+    goal = headline(options.final_duration, options.precision, options.initial_duration)
     line = options.line_rate_pps or line_rate_pps(10e9, 64)
     plan = SearchPlan((goal,), line, warm_up_s=options.final_duration / 6)
     progress: Progress = (lambda done, of: None) if options.quiet else _progress

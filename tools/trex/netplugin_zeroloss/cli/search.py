@@ -175,8 +175,7 @@ def _replay(options: argparse.Namespace) -> int:
         text = Path(options.file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableInput(options.file, reason(error)) from error
-    plan, repeats, result = results.load(text, options.file)
-    recorded = results.followed(result, options.file)
+    plan, repeats, recorded, result = results.load(text, options.file)
     try:
         found = [replayed(search(plan), trials) for trials in repeats]
         after = replayed(follow_up(plan, found[middle(found)].headline.answer_pps), recorded)

@@ -173,14 +173,11 @@ class AgentBench(Bench):
                 self._ports.put_back_pmd()
         except (CellError, NetpluginError) as error:
             raise UnusableInput("agent", str(error)) from error
-        if left := self.restore():
+        if left := self._host.nics.put_back():
             raise UnusableInput("nics", "\n".join(left))
 
     def restore(self) -> Sequence[str]:
-        return self._host.nics.put_back()
-
-    def not_restored(self) -> Sequence[str]:
-        return self._ports.not_restored()
+        return [*self._host.nics.put_back(), *self._ports.not_restored()]
 
     # -- setting up ------------------------------------------------------------------------------
 

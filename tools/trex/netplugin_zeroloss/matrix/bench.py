@@ -56,11 +56,10 @@ class Bench(ABC):
         """Remove what this run left behind when it was killed. Raises: UnusableInput."""
 
     def restore(self) -> Sequence[str]:
-        """Put back what was changed for several cells, when the run ends; returns what stays, with a fix."""
-        return ()
+        """Put back what was changed for several cells, when the run ends.
 
-    def not_restored(self) -> Sequence[str]:
-        """Return what this run changed on the host and could not restore: one line each, with a fix."""
+        Returns: what stays changed on the host, one line each, with a fix.
+        """
         return ()
 
     def close(self) -> None:  # noqa: B027 - there may be nothing to close

@@ -78,7 +78,7 @@ class CellRun:
             self.journal.trial(task.cell, task.part, number, trial)
             self.view.trial(plan, number, trial)
 
-        many = cells.repeats(self.description, task)
+        many = self.description.search.repeats if task.part is Part.SEARCH else 1
         found, followed = run_repeats(plan, stand.generator, many, note, attempt.trials)
         where = results.environment(info.name, self.command, started) | {"seed": self.description.seed}
         result = results.result_of(plan, found, where, followed, wall_s)

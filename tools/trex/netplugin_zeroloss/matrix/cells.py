@@ -100,11 +100,6 @@ def plan(description: RunDescription, task: CellTask, info: GeneratorInfo, ceili
     return search.plan(info, frame, cell.flows, cell.burst, search.line_bits_per_second, **limits)
 
 
-def repeats(description: RunDescription, task: CellTask) -> int:
-    """Return the number of searches of a task."""
-    return description.search.repeats if task.part is Part.SEARCH else 1
-
-
 def ceilings(loopback: CellRecord | None, vnf: CellRecord | None) -> Ceilings:
     """Return the rates of the controls that are below the line rate.
 

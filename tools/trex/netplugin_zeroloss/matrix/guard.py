@@ -102,11 +102,11 @@ def _check_alike(a: RunDescription, b: RunDescription) -> None:
 def _begun(stack: ExitStack, options: RunOptions, say: Say) -> Begun:
     run = stack.enter_context(session.begun(options))
 
-    def put_back() -> None:
-        for text in run.put_back():
+    def restore() -> None:
+        for text in run.bench.restore():
             say(f"warning: {text}")
 
-    stack.callback(put_back)
+    stack.callback(restore)
     return run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,10 +157,6 @@ class Begun:
     journal: Journal
     past: Past
 
-    def put_back(self) -> Sequence[str]:
-        """Put back what was changed for several cells; returns what stays, with a fix."""
-        return (*self.bench.restore(), *self.bench.not_restored())
-
 
 @contextmanager
 def begun(asked: RunOptions) -> Iterator[Begun]:
@@ -195,7 +191,7 @@ def carry_out(asked: RunOptions, output: TextIO) -> int:
                 cell = CellRun(run.description, task, run.bench, run.journal, shown, asked.command)
                 records.append(cell.measure(run.past.open.get((task.cell, task.part)), records))
         finally:
-            for text in run.put_back():
+            for text in run.bench.restore():
                 shown.warns(text)
     ended = replace(run.past.run, records=tuple(records))
     output.write(markdown(report_of(ended)))

@@ -59,7 +59,8 @@ def doubts(before: RunRecord, after: RunRecord) -> Iterator[str]:
     yield from _differing((*_MACHINE, *recorded), before.environment, after.environment)
     seen: dict[str, list[str]] = {}
     for cell, old, new in _both(before, after):
-        for text in _doubts_of(old, new):
+        one, other = _facts(old), _facts(new)
+        for text in _differing(sorted(one.keys() & other.keys()), one, other):
             seen.setdefault(text, []).append(cell.key)
     for text, keys in seen.items():
         yield f"{text} ({_cells(keys)})"
@@ -67,11 +68,6 @@ def doubts(before: RunRecord, after: RunRecord) -> Iterator[str]:
         missing = [cell.key for cell in run.cells if run.record(cell) is None]
         if missing:
             yield f"the {name} run is incomplete: not measured {_cells(missing)}"
-
-
-def _doubts_of(old: CellRecord, new: CellRecord) -> Iterator[str]:
-    one, other = _facts(old), _facts(new)
-    yield from _differing(sorted(one.keys() & other.keys()), one, other)
 
 
 def _facts(record: CellRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from netplugin_zeroloss.journal import Cell, CellRecord, Part, RunRecord
 from netplugin_zeroloss.loss.contract import UNEXPLAINED
 from netplugin_zeroloss.paths import described, names
 from netplugin_zeroloss.report import words
-from netplugin_zeroloss.report.published import PublishedRelation, PublishedTable
+from netplugin_zeroloss.report.published import PublishedTable
 from netplugin_zeroloss.search.recorded import (
     AttributionEntry,
     FloorEntry,
@@ -366,7 +366,6 @@ class Report:
     run: RunRecord
     figures: tuple[ReportFigure, ...]
     published: PublishedTable | None = None
-    relation: PublishedRelation = PublishedRelation.NOT_SHOWN
 
     @property
     def missing(self) -> Sequence[ReportFigure]:
@@ -417,20 +416,15 @@ def _named(evidence: AttributionEntry, ports: Sequence[str]) -> str:
     return f" ({described(numbers, known)})" if numbers and known else ""
 
 
-def report_of(
-    run: RunRecord,
-    published: PublishedTable | None = None,
-    relation: PublishedRelation = PublishedRelation.NOT_SHOWN,
-) -> Report:
-    """Return the figures of a run, with published figures as ``relation`` says."""
-    shown = published if relation is not PublishedRelation.NOT_SHOWN else None
+def report_of(run: RunRecord, published: PublishedTable | None = None) -> Report:
+    """Return the figures of a run, with published ones next to them."""
     figures = [
         ReportFigure(
             cell,
             run.record(cell),
             _control(run, cell, Part.LOOPBACK),
             _control(run, cell, Part.VNF),
-            published_pps=shown.rate_pps(cell) if shown else None,
+            published_pps=published.rate_pps(cell) if published else None,
         )
         for cell in run.cells
     ]
@@ -439,7 +433,7 @@ def report_of(
     for figure in sorted(figures, key=lambda f: f.cell.pmd_cores or 0):
         if figure.rate_per_core_pps:
             first.setdefault(replace(figure.cell, pmd_cores=None), figure)
-    return Report(run, tuple(_with_efficiency(f, first) for f in figures), shown, relation)
+    return Report(run, tuple(_with_efficiency(f, first) for f in figures), published)
 
 
 def _control(run: RunRecord, cell: Cell, part: Part) -> ReportFigure | None:

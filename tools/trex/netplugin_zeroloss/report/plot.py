@@ -164,8 +164,8 @@ def _panel(axes: Any, report: Report, grid: Grid, lines: Sequence[PlotLine]) -> 
         axes.plot([], [], color=_INK, label="ideal scaling", **_IDEAL)
     if any(f.at_least_pps is not None for f in grid.figures):
         axes.plot([], [], color=_INK, label="at least (generator limit)", **{**_AT_LEAST, "markersize": 11})
-    if any(f.published_pps is not None for f in grid.figures):
-        axes.plot([], [], color=_INK, marker="o", label=report.relation.value, **_PUBLISHED)
+    if report.published and any(f.published_pps is not None for f in grid.figures):
+        axes.plot([], [], color=_INK, marker="o", label=report.published.label, **_PUBLISHED)
     axes.set_facecolor("none")
     kind = "".join(f", {text.partition(':')[0].lower()}" for text in caveats(report)[:1])
     axes.set_title(_plain(f"NDR{kind}: {grid.title}"), loc="left", fontsize=10, fontweight="bold")

@@ -9,19 +9,10 @@ from __future__ import annotations
 import csv
 import io
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib.resources import files
 from typing import Final
 
 from netplugin_zeroloss.journal import Cell, RunRecord
-
-
-class PublishedRelation(StrEnum):
-    """Relation of published figures to a run."""
-
-    NOT_SHOWN = "no"
-    OTHER = "published, other hardware"
-    COMPARABLE = "published, comparable hardware"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +21,8 @@ class PublishedTable:
 
     name: str
     source: str
+    #: What is said of them next to those of a run.
+    label: str
     #: Test conditions as (name, value).
     conditions: tuple[tuple[str, str], ...]
     #: Frame size; cells of other sizes have no published figure.
@@ -49,6 +42,7 @@ class PublishedTable:
         return None
 
 
+_ZSTACK: Final = "zstack-4.4"
 _CONDITIONS: Final = (
     ("host", "Intel Xeon Gold 5218 at 2.30 GHz, 2 NUMA nodes, 256 GB; generator and device alike"),
     ("NIC", "Mellanox ConnectX-6 Dx with 10 GbE optics, which are the ceiling"),
@@ -62,8 +56,8 @@ _CONDITIONS: Final = (
 _LONGEST: Final = 1 << 16
 
 
-def relation_of(run: RunRecord, table: PublishedTable, requested: bool) -> PublishedRelation:
-    """Return how to label the table; comparable only if the run description sets it.
+def published_for(run: RunRecord, requested: bool) -> PublishedTable | None:
+    """Return the table to show with a run: as comparable if the run description says so, else if requested.
 
     It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
     description format can still be reported.
@@ -80,12 +74,12 @@ def relation_of(run: RunRecord, table: PublishedTable, requested: bool) -> Publi
         root = None
     fields = root.value if isinstance(root, MappingNode) else ()
     named = next((value for key, value in fields if key.value == "comparable_to"), None)
-    if isinstance(named, SequenceNode) and table.name in [each.value for each in named.value]:
-        return PublishedRelation.COMPARABLE
-    return PublishedRelation.OTHER if requested else PublishedRelation.NOT_SHOWN
+    if isinstance(named, SequenceNode) and _ZSTACK in [each.value for each in named.value]:
+        return zstack("published, comparable hardware")
+    return zstack() if requested else None
 
 
-def zstack() -> PublishedTable:
+def zstack(label: str = "published, other hardware") -> PublishedTable:
     """Return the published comparison of the four network schemes of ZStack 4.4."""
     text = (files(__package__) / "data" / "zstack-4.4.csv").read_text(encoding="utf-8")
     rates = tuple(
@@ -93,4 +87,4 @@ def zstack() -> PublishedTable:
         for row in csv.DictReader(io.StringIO(text))
     )
     source = "ZStack 4.4, comparison of its four network schemes"
-    return PublishedTable("zstack-4.4", source, _CONDITIONS, "64", rates)
+    return PublishedTable(_ZSTACK, source, label, _CONDITIONS, "64", rates)

@@ -144,7 +144,7 @@ def _published_text(figure: ReportFigure) -> str:
 
 def details(report: Report) -> Sequence[tuple[str, Callable[[ReportFigure], str]]]:
     """Return name and text of what is printed of each figure, everywhere."""
-    published = ((report.relation.value, _published_text),) if report.published else ()
+    published = ((report.published.label, _published_text),) if report.published else ()
     return (
         ("zero-loss Mpps", figure_text),
         ("goal", lambda f: f.goal["in_words"] if f.goal else words.NONE),
@@ -263,12 +263,8 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}..."
 
 
-def conditions(report: Report) -> list[str]:
-    """Return under which conditions the answer holds, and what was not shown."""
-    return list(_conditions(report))
-
-
-def _conditions(report: Report) -> Iterator[str]:
+def conditions(report: Report) -> Iterator[str]:
+    """Yield under which conditions the answer holds, and what was not shown."""
     measured, environment = report.measured, report.run.environment
     if not measured:
         yield "Nothing was measured."
@@ -354,7 +350,7 @@ def _markdown(report: Report) -> Iterator[str]:
             yield "\nAlso found:\n"
         yield from (f"- `{escape(key)}`, {escape(name)}: {escape(text)}" for key, name, text in more)
     if report.published is not None:
-        yield f"\n## {report.relation.value.capitalize()}\n"
+        yield f"\n## {report.published.label.capitalize()}\n"
         yield f"Source: {report.published.source}.\n"
         yield from (f"- {what}: {value}" for what, value in report.published.conditions)
     yield ""
@@ -464,7 +460,7 @@ def json_text(report: Report) -> str:
         and {
             "name": table.name,
             "source": table.source,
-            "beside": report.relation.value,
+            "beside": table.label,
             "conditions": dict(table.conditions),
         },
         "cells": [_cell(figure) for figure in report.figures],

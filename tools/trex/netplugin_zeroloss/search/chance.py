@@ -110,67 +110,6 @@ def _log_sum(logs: list[float]) -> float:
     return top + math.log(sum(math.exp(a - top) for a in logs))
 
 
-#: Load of a control trial as a fraction of the forwarding rate.
-_CONTROL = 0.1
-#: Lossy control trials that prove load-independent loss, and passed ones that exclude it.
-CONTROLS_LOST = 2
-CONTROLS_PASSED = 3
-
-
-class FloorTest(SearchContext):
-    """Runs full-length control trials far below capacity and evaluates them."""
-
-    _control_pps = 0.0
-
-    def _controls(self) -> tuple[int, int]:
-        """Return the numbers of passed and lossy full-length control trials."""
-        limit = self._control_rate() * (1 + ROUNDING)
-        lossy = [trial.lossy for trial in self.log.full(self.goal) if trial.rate <= limit]
-        return len(lossy) - sum(lossy), sum(lossy)
-
-    def _control(self, rate: float) -> Asking[Trial]:
-        """Run one control trial, at most at this load."""
-        rate = min(self._control_rate(), rate)
-        return (yield from self.ask(rate, self.goal.final_trial_s, "is there a floor?"))
-
-    def search_floor(self, rate: float) -> Asking[Outcome]:
-        """Run control trials after short trials lost at the lowest loads. Raises: BudgetExhausted."""
-        for _ in range(CONTROLS_LOST + CONTROLS_PASSED):
-            if self._controls()[1] >= CONTROLS_LOST:
-                return self._floor()
-            trial = yield from self._control(rate)
-            if not trial.valid:
-                return self.generator_limited(0.0)
-            if trial.passed and self.lower is not None:
-                break
-        return self.failed("it loses at nearly every rate, and not always at the lowest")
-
-    def _floor(self) -> Outcome:
-        """Return the outcome ``FLOOR``, measured over all trials at or below the control load."""
-        limit = self._control_rate() * (1 + ROUNDING)
-        trials = [t for t in self.log.counted() if t.rate <= limit]
-        lossy = [t for t in trials if t.lossy]
-        sent = sum(t.measured.tx_packets for t in trials)
-        lost = sum(t.judgement.lost_packets for t in lossy)
-        traffic = sum(t.traffic_s for t in trials)
-        floor = Floor(lost / sent, lost, len(lossy), traffic, place(t.measured.evidence for t in lossy))
-        if floor.loss_ratio > 0.5:
-            return self.failed("the device forwards next to nothing: is it set up?")
-        where = f", at {floor.place}" if floor.place else ""
-        reason = (
-            f"loss does not fall with the load: at a tenth of it {lost} frames were still lost,"
-            f" {len(lossy)} times in {traffic:.0f} s{where}"
-        )
-        return Outcome(self.goal, SearchVerdict.FLOOR, reason, 0.0, self.upper, floor)
-
-    def _control_rate(self) -> float:
-        """Return the load of control trials; the same while the upper bound falls slowly."""
-        reference = self.forwarding_pps or self.upper
-        if not (now := round(max(reference * _CONTROL, self.least()), 2)) <= self._control_pps <= 2 * now:
-            self._control_pps = now
-        return self._control_pps
-
-
 # -- Search for devices with random loss: model the loss rate against the load, then converge from above.
 # Such a device loses at every load sooner or later, so a single trial says little. The model above
 # combines all trials and proposes the next load. Trials above the answer end at their first loss and cost
@@ -195,10 +134,17 @@ _LIKELY = (1.02, 1.05)
 _SHARP = 30.0
 #: Loss that does not recur within this multiple of the traffic up to it is attributed to warm-up.
 _QUIET = 5.0
+#: Load of a control trial as a fraction of the forwarding rate.
+_CONTROL = 0.1
+#: Lossy control trials that prove load-independent loss, and passed ones that exclude it.
+CONTROLS_LOST = 2
+CONTROLS_PASSED = 3
 
 
-class ChanceSearch(FloorTest):
+class ChanceSearch(SearchContext):
     """Continues a search whose full-length trials lost frames late."""
+
+    _control_pps = 0.0
 
     def by_chance(self) -> Asking[Outcome | None]:
         """Search for the goal's load.
@@ -272,3 +218,53 @@ class ChanceSearch(FloorTest):
     def _teach(self, model: HazardModel, trial: Trial) -> None:
         if trial.valid:
             model.saw(trial.rate, trial.traffic_s, trial.lossy, trial.measured.aborted)
+
+    # -- Control trials: of full length, far below capacity, which tell whether there is a floor. --------
+
+    def _controls(self) -> tuple[int, int]:
+        """Return the numbers of passed and lossy full-length control trials."""
+        limit = self._control_rate() * (1 + ROUNDING)
+        lossy = [trial.lossy for trial in self.log.full(self.goal) if trial.rate <= limit]
+        return len(lossy) - sum(lossy), sum(lossy)
+
+    def _control(self, rate: float) -> Asking[Trial]:
+        """Run one control trial, at most at this load."""
+        rate = min(self._control_rate(), rate)
+        return (yield from self.ask(rate, self.goal.final_trial_s, "is there a floor?"))
+
+    def search_floor(self, rate: float) -> Asking[Outcome]:
+        """Run control trials after short trials lost at the lowest loads. Raises: BudgetExhausted."""
+        for _ in range(CONTROLS_LOST + CONTROLS_PASSED):
+            if self._controls()[1] >= CONTROLS_LOST:
+                return self._floor()
+            trial = yield from self._control(rate)
+            if not trial.valid:
+                return self.generator_limited(0.0)
+            if trial.passed and self.lower is not None:
+                break
+        return self.failed("it loses at nearly every rate, and not always at the lowest")
+
+    def _floor(self) -> Outcome:
+        """Return the outcome ``FLOOR``, measured over all trials at or below the control load."""
+        limit = self._control_rate() * (1 + ROUNDING)
+        trials = [t for t in self.log.counted() if t.rate <= limit]
+        lossy = [t for t in trials if t.lossy]
+        sent = sum(t.measured.tx_packets for t in trials)
+        lost = sum(t.judgement.lost_packets for t in lossy)
+        traffic = sum(t.traffic_s for t in trials)
+        floor = Floor(lost / sent, lost, len(lossy), traffic, place(t.measured.evidence for t in lossy))
+        if floor.loss_ratio > 0.5:
+            return self.failed("the device forwards next to nothing: is it set up?")
+        where = f", at {floor.place}" if floor.place else ""
+        reason = (
+            f"loss does not fall with the load: at a tenth of it {lost} frames were still lost,"
+            f" {len(lossy)} times in {traffic:.0f} s{where}"
+        )
+        return Outcome(self.goal, SearchVerdict.FLOOR, reason, 0.0, self.upper, floor)
+
+    def _control_rate(self) -> float:
+        """Return the load of control trials; the same while the upper bound falls slowly."""
+        reference = self.forwarding_pps or self.upper
+        if not (now := round(max(reference * _CONTROL, self.least()), 2)) <= self._control_pps <= 2 * now:
+            self._control_pps = now
+        return self._control_pps

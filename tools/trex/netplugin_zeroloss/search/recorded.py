@@ -243,6 +243,23 @@ class ResultEntry(TypedDict):
     soak: NotRequired[Annotated[SoakEntry, AfterValidator(_held)] | None]
 
 
+def _pair(entry: Any) -> Any:
+    """Take the request out of an entry of a log, whose fields are those of the entry, and its measurement."""
+    return (entry, entry.get("measured")) if isinstance(entry, dict) else entry
+
+
+RecordedLog = list[Annotated[tuple[Requested, Measured], BeforeValidator(_pair)]]
+
+
+class Recorded(TypedDict):
+    """What is replayed of a result: its plan, and the trials of each repeat and of what followed."""
+
+    plan: Plan
+    trial_log: RecordedLog
+    #: Earlier versions had none.
+    follow_up_log: NotRequired[RecordedLog]
+
+
 class SpecEntry(TypedDict):
     queues: Count
 

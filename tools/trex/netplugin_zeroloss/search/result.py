@@ -19,16 +19,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter
-from typing_extensions import TypedDict
 
 from netplugin.programs import bounded
 from netplugin_zeroloss.search import parts
 from netplugin_zeroloss.search.follow_up import FollowUp, describe
-from netplugin_zeroloss.search.recorded import Measured, Plan, Requested, ResultEntry
+from netplugin_zeroloss.search.recorded import Recorded, RecordedLog, ResultEntry
 from netplugin_zeroloss.search.rfc9971 import GoalResult
 from netplugin_zeroloss.search.search import SearchResult, middle
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, Trial
-from netplugin_zeroloss.values import Goal, Measurement, TrialRequest, UnusableInput
+from netplugin_zeroloss.values import Goal, Measurement, UnusableInput
 
 FORMAT = 1
 #: What a search has beyond RFC 9971; docs/zeroloss/method.md.
@@ -196,51 +195,28 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-class _ReplayEntry(TypedDict):
-    """What is replayed of a trial log entry."""
-
-    measured: Measured
-
-
 _RESULT: TypeAdapter[ResultEntry] = TypeAdapter(ResultEntry)
-_READ_PLAN: TypeAdapter[SearchPlan] = TypeAdapter(Plan)
-_REQUESTS: TypeAdapter[list[TrialRequest]] = TypeAdapter(list[Requested])
-_MEASUREMENTS: TypeAdapter[list[_ReplayEntry]] = TypeAdapter(list[_ReplayEntry])
+_RECORDED: TypeAdapter[Recorded] = TypeAdapter(Recorded)
 
 
-def load(
-    text: str, name: str
-) -> tuple[SearchPlan, list[list[tuple[TrialRequest, Measurement]]], ResultEntry]:
-    """Parse a result: plan, trials of each repeat, and the JSON object. Raises: UnusableInput."""
+def load(text: str, name: str) -> tuple[SearchPlan, list[RecordedLog], RecordedLog, ResultEntry]:
+    """Parse a result: plan, trials of each repeat, those that followed, and the JSON object.
+
+    Raises: UnusableInput.
+    """
     try:
         whole = bounded.parse(text)
         if isinstance(whole, dict) and whole.get("format", FORMAT) != FORMAT:
             raise UnusableInput(name, f"its format is {whole['format']!s:.40}, this program reads {FORMAT}")
-        result = bounded.validated(whole, _RESULT)
-        repeats: list[list[tuple[TrialRequest, Measurement]]] = [
-            [] for _ in range(result["repeats"]["count"])
-        ]
-        for entry, trial in zip(result["trial_log"], _trials(whole["trial_log"]), strict=True):
-            if entry["repeat"] >= len(repeats):
-                raise UnusableInput(name, f"trial_log: it has no repeat {entry['repeat']}")
-            repeats[entry["repeat"]].append(trial)
-        return bounded.validated(whole["plan"], _READ_PLAN), repeats, result
+        result, recorded = bounded.validated(whole, _RESULT), bounded.validated(whole, _RECORDED)
     except bounded.Unreadable as error:
         raise UnusableInput(name, f"it is no result of a search: {error}") from error
-
-
-def followed(result: ResultEntry, name: str) -> list[tuple[TrialRequest, Measurement]]:
-    """Parse the trials that followed the search; earlier versions had none. Raises: UnusableInput."""
-    try:
-        return _trials(result.get("follow_up_log", []))
-    except bounded.Unreadable as error:
-        raise UnusableInput(name, f"follow_up_log: {error}") from error
-
-
-def _trials(log: Any) -> list[tuple[TrialRequest, Measurement]]:
-    """Parse a trial log, whose entries have more fields. Raises: Unreadable."""
-    requests, entries = bounded.validated(log, _REQUESTS), bounded.validated(log, _MEASUREMENTS)
-    return [(request, entry["measured"]) for request, entry in zip(requests, entries, strict=True)]
+    repeats: list[RecordedLog] = [[] for _ in range(result["repeats"]["count"])]
+    for entry, trial in zip(result["trial_log"], recorded["trial_log"], strict=True):
+        if entry["repeat"] >= len(repeats):
+            raise UnusableInput(name, f"trial_log: it has no repeat {entry['repeat']}")
+        repeats[entry["repeat"]].append(trial)
+    return recorded["plan"], repeats, recorded.get("follow_up_log", []), result
 
 
 @dataclass(frozen=True, slots=True)
