@@ -157,7 +157,7 @@ def test_bursts_are_cells_and_have_controls_of_their_own() -> None:
     assert control_cell(Cell("a", 1, burst=32), Part.LOOPBACK).burst == 32
     assert sum(task.part is Part.LOOPBACK for task in cells.tasks(run)) == 2
     task = next(t for t in cells.tasks(run) if t.cell.burst == 32 and t.part is Part.SEARCH)
-    assert str(task).endswith("1024 flows, bursts of 32")
+    assert str(task).endswith("1,024 flows, 1 queue, bursts of 32 frames")
     info = hard_cap(1e6).info
     assert cells.plan(run, task, info, cells.Ceilings()).burst == 32
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.journal import FILE, Cell, Part, read_run
 from netplugin_zeroloss.matrix import session
-from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
+from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate
+from netplugin_zeroloss.report.words import seconds as seconds_in_words
 
 from tests.lab.processes import wait_for
 from tests.unit.zeroloss.matrix_runs import (
@@ -105,7 +106,7 @@ def test_the_table_is_on_standard_output_and_lines_are_on_standard_error(tmp_pat
     done = call(write(tmp_path, sections), "--folder", tmp_path / "run")
     assert done.returncode == 0
     assert "| dpdkvhostuser | - | 4.19 | 4.19 |" in done.stdout
-    assert "[3/3] dpdkvhostuser, 2 PMD, 64 bytes, 1024 flows" in done.stderr
+    assert "[3/3] dpdkvhostuser, 2 PMD, 64-byte frames, 1,024 flows" in done.stderr
     assert re.search(r"trial 1\.3 .* passed +full length", done.stderr)
     assert "\n  ndr: 4.19 Mpps\n" in done.stderr
     quiet = call_here(write(tmp_path, sections), "--folder", tmp_path / "quiet", "--quiet")
@@ -260,7 +261,7 @@ def test_each_task_has_the_time_of_its_own_generator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.4, "0 s"), (99, "99 s"), (100, "2 min"), (3600, "60 min"), (12_000, "3 h 20 min")],
+    [(0.4, "0.4 s"), (99, "99 s"), (120, "2 min"), (3600, "60 min"), (12_000, "3.3 h")],
 )
 def test_times_are_printed_for_people(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert seconds_in_words(seconds) == words

@@ -17,7 +17,6 @@ from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, mean_size
 from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 
-from netplugin.api.pmd_models import PmdRequest
 from tests.unit.zeroloss.matrix_runs import ROOT, described, description, with_agent
 
 _INFO = GeneratorInfo("test", 5e6, can_abort=False, min_trial_s=0.7)
@@ -174,9 +173,9 @@ def test_backends_without_pmd_threads_can_be_named() -> None:
 
 def test_pmd_cores_are_a_number_or_these_very_ones() -> None:
     run = description(matrix=_WIDE)
-    assert cells.pmd_request(run, Cell("dpdkvhostuser", 1)) == PmdRequest(count=1)
-    assert cells.pmd_request(run, Cell("dpdkvhostuser", 4)) == PmdRequest(cpus="4-7")
-    assert cells.pmd_request(run, Cell("linuxbridge")) is None
+    host = HOST
+    assert host.pmd_cpus(Cell("dpdkvhostuser", 4)) == "4-7"
+    assert host.pmd_cpus(Cell("linuxbridge")) is None
 
 
 _FREE = [

@@ -97,9 +97,6 @@ def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
     return asked.plan(info, frame, options.flows, options.burst, line_bps, vnf_ceiling_pps=vnf)
 
 
-# -- what is printed -----------------------------------------------------------------------------
-
-
 def summary(result: ResultEntry) -> str:
     """Return the summary for the terminal: verdict, one rate per goal, bounds, repeats and cost."""
     lower, upper = (words.rate(bound, result["goal"]["relative_width"]) for bound in result["bounds_pps"])
@@ -154,9 +151,6 @@ def _follow_up_lines(result: ResultEntry) -> Iterator[str]:
         yield f"latency    not measured: {latency['reason']}"
     if soak:
         yield f"soak       {words.soak(soak, result['goal']['relative_width'])}"
-
-
-# -- replay --------------------------------------------------------------------------------------
 
 
 def add_replay(commands: Commands) -> None:

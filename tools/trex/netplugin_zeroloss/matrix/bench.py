@@ -19,8 +19,6 @@ from netplugin_zeroloss.matrix.findings import about_generators, require
 from netplugin_zeroloss.search.parts import ways
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
 
-# -- The contract of a bench: sets up the device under test for a task and tears it down. ---------
-
 
 class CellError(Exception):
     """The setup of a cell failed or has changed. The run continues with the other cells."""

@@ -6,11 +6,11 @@ import statistics
 from dataclasses import dataclass, field
 from itertools import product
 
-from netplugin.api.pmd_models import PmdRequest
 from netplugin.data_path import NoDataPath, data_paths
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
 from netplugin_zeroloss.matrix.description import Axes, RunDescription, pmd_count
+from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search.follow_up import LATENCY_LOADS
 from netplugin_zeroloss.search.trials import SearchPlan, SearchVerdict
 from netplugin_zeroloss.values import MIXES
@@ -24,18 +24,11 @@ class CellTask:
     part: Part
 
     def __str__(self) -> str:
-        cell, controls = self.cell, {Part.LOOPBACK: "control: the generator", Part.VNF: "control: the VNF"}
-        parts = [
-            (controls.get(self.part, cell.backend), True),
-            (f"{cell.pmd_cores} PMD", cell.pmd_cores is not None and self.part is Part.SEARCH),
-            (cell.frame if cell.frame in MIXES else f"{cell.frame} bytes", True),
-            (f"{cell.flows} flows", True),
-            (f"{cell.queues} queues", cell.queues > 1),
-            (f"VNF {cell.vnf_mode}", cell.vnf_mode),
-            (f"bursts of {cell.burst}", cell.burst > 1),
-            (f"VNF {cell.numa} to the NICs", cell.numa),
-        ]
-        return ", ".join(text for text, shown in parts if shown)
+        if self.part is not Part.SEARCH:
+            control = {Part.LOOPBACK: "the generator", Part.VNF: "the VNF"}[self.part]
+            return f"control: {control}, {words.axes(self.cell)}"
+        pmd = "" if self.cell.pmd_cores is None else f", {self.cell.pmd_cores} PMD"
+        return f"{self.cell.backend}{pmd}, {words.axes(self.cell)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +71,6 @@ def tasks(description: RunDescription) -> tuple[CellTask, ...]:
             found.setdefault(CellTask(control_cell(cell, part), part))
         found.setdefault(CellTask(cell, Part.SEARCH))
     return tuple(found)
-
-
-def pmd_request(description: RunDescription, cell: Cell) -> PmdRequest | None:
-    """Return the PMD cores to request for a cell: named CPUs, or a count."""
-    for entry in description.matrix.pmd_cores:
-        if cell.pmd_cores is not None and pmd_count(entry) == cell.pmd_cores:
-            return PmdRequest(cpus=entry) if isinstance(entry, str) else PmdRequest(count=entry)
-    return None
 
 
 def plan(description: RunDescription, task: CellTask, info: GeneratorInfo, ceilings: Ceilings) -> SearchPlan:
@@ -180,11 +165,3 @@ class TimeEstimate:
         if task.part is Part.SEARCH:
             return search.headline.sum_s
         return min(search.final_duration, self.description.controls.final_duration)
-
-
-def in_words(seconds: float) -> str:
-    """Format a duration: ``40 s``, ``12 min``, ``3 h 20 min``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -254,9 +254,6 @@ def vm_of(vnf: vnfs.Description) -> SshMachine | None:
     return machine if isinstance(machine, SshMachine) else None
 
 
-# -- The run description: the models of its YAML file, validated before any traffic. --------------
-
-
 #: Entries of ``exclude`` and ``overrides``; each is matched with each cell.
 MOST_RULES = 100
 #: Bytes of a frame beyond its MTU payload: addresses, type, FCS.

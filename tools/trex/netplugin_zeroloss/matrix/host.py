@@ -101,9 +101,12 @@ class Hypervisor:
 
     # -- CPUs and NUMA nodes ---------------------------------------------------------------------
 
-    def pmd_cpus(self, backend: str, count: int) -> str:
-        """Return the CPUs of a backend for a number of PMD cores."""
-        return planned_cpus(count, self.facts, [need.address for need in self.needs([backend])])
+    def pmd_cpus(self, cell: Cell) -> str | None:
+        """Return the CPUs for the PMD cores of a cell, as they are named or planned; None: it has none."""
+        for entry in self.description.matrix.pmd_cores if cell.pmd_cores is not None else ():
+            if pmd_count(entry) == cell.pmd_cores:
+                return entry if isinstance(entry, str) else planned_cpus(entry, self.facts, self._nics(cell))
+        return None
 
     def node(self, cell: Cell) -> int | None:
         """Return the NUMA node for the VM or VNF of a cell; None: no placement is requested."""

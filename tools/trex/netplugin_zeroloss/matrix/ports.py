@@ -10,7 +10,6 @@ from netplugin.api.models import Port, PortSecurity, PortSpec, PortState
 from netplugin.api.pmd_models import PmdRequest
 from netplugin.programs.polling import polled
 from netplugin_zeroloss.journal import Cell
-from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import End
 from netplugin_zeroloss.matrix.host import Hypervisor
@@ -55,12 +54,9 @@ class Ports:
             parts.callback(self._delete, end.port_id)
         for end in self.ends:
             self._client.put_port(end.port_id, self._spec(end, cell))
-        request = cells.pmd_request(self._description, cell)
-        if request is not None and request.count is not None:
-            request = PmdRequest(cpus=self._host.pmd_cpus(cell.backend, request.count))
-        if request is not None:
+        if (cpus := self._host.pmd_cpus(cell)) is not None:
             parts.callback(self.put_back_pmd)
-            self._client.set_pmd(request)
+            self._client.set_pmd(PmdRequest(cpus=cpus))
         return [self._wait(end, cell, _is_active, "active") for end in self.ends]
 
     def connected(self, cell: Cell) -> list[Port]:

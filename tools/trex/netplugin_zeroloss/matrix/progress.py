@@ -17,7 +17,7 @@ from rich.text import Text
 from netplugin.host.processes import printable
 from netplugin_zeroloss.asked import trial_line
 from netplugin_zeroloss.journal import CellRecord
-from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
+from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search.recorded import PastTrial
 from netplugin_zeroloss.search.trials import SearchPlan
@@ -66,7 +66,7 @@ class Lines:
             why = result["reason"] if rate is None else words.rate(rate, result["goal"]["relative_width"])
             shown = f"{record.verdict}: {why}"
         left = self._estimate.left_s()
-        self._say(f"  {shown}" + (f"; about {in_words(left)} left" if left else ""))
+        self._say(f"  {shown}" + (f"; about {words.seconds(round(left))} left" if left else ""))
 
     def warns(self, text: str) -> None:
         """Show a problem that does not affect results."""
@@ -77,12 +77,6 @@ class Lines:
     def _say(self, text: str) -> None:
         if not self._quiet:
             print(printable(text), file=self._output, flush=True)
-
-    def _status(self) -> tuple[float, str]:
-        """Return the completed share (0 to 1) and the remaining time as text."""
-        spent = time.monotonic() - self._since if self._task is not None else 0.0
-        share = self._estimate.done_share(self._task, spent)
-        return share, f"about {in_words(self._estimate.left_s(self._task, spent))} left"
 
 
 class _Bar(Lines):
@@ -104,8 +98,9 @@ class _Bar(Lines):
         self._console.print(Text(printable(text)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        share, left = self._status()
-        line = Table.grid(padding=(0, 1))
-        line.add_row(ProgressBar(1.0, share, width=40), Text(f"{share:4.0%}, {left}"))
+        spent = time.monotonic() - self._since if self._task is not None else 0.0
+        share, left = (of(self._task, spent) for of in (self._estimate.done_share, self._estimate.left_s))
+        line, about = Table.grid(padding=(0, 1)), f"{share:4.0%}, about {words.seconds(round(left))} left"
+        line.add_row(ProgressBar(1.0, share, width=40), Text(about))
         yield line
         yield Text(self._last, overflow="ellipsis", no_wrap=True)

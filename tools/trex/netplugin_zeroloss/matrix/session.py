@@ -14,10 +14,11 @@ from netplugin_zeroloss.journal import CellRecord, Journal, Past, RunRecord, now
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import BareBench, Bench, generator_of
 from netplugin_zeroloss.matrix.carry_out import CellRun
-from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate, in_words
+from netplugin_zeroloss.matrix.cells import CellTask, TimeEstimate
 from netplugin_zeroloss.matrix.description import RunDescription, check_same, read
 from netplugin_zeroloss.matrix.progress import view
 from netplugin_zeroloss.matrix.yaml_model import read_text
+from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import report_of
 from netplugin_zeroloss.report.table import markdown
 from netplugin_zeroloss.search import result as results
@@ -35,9 +36,6 @@ class RunOptions:
     resume: bool = False
     quiet: bool = False
     command: tuple[str, ...] = ()
-
-
-# -- The description and the folder of a run, read and validated. ---------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +128,6 @@ def _past(folder: Path, description: RunDescription, resume: bool) -> Past | Non
     return None
 
 
-# -- The run. -------------------------------------------------------------------------------------
-
-
 def dry_run(asked: RunOptions) -> str:
     """Run all checks and return the remaining tasks. Raises: UnusableInput, GeneratorError."""
     session = _open(asked)
@@ -140,7 +135,7 @@ def dry_run(asked: RunOptions) -> str:
         bench.check(session.left)
     estimate = _estimate(session.description, session.past)
     seconds = estimate.left_s()
-    about = f", about {in_words(seconds)}" if seconds else ""
+    about = f", about {words.seconds(round(seconds))}" if seconds else ""
     again = ["netplugin-zeroloss", "matrix", str(asked.description)]
     again += ["--folder", str(asked.folder)] if asked.folder else []
     again += ["--resume"] if asked.resume else []

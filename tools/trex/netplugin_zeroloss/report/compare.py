@@ -184,9 +184,6 @@ def compare(before: RunRecord, after: RunRecord, limits: ComparisonLimits | None
     )
 
 
-# -- cells ---------------------------------------------------------------------------------------
-
-
 def _row(before: RunRecord, after: RunRecord, cell: Cell) -> CellComparison:
     """Return both sides of a cell, decided where verdicts alone suffice."""
     records = before.record(cell), after.record(cell)

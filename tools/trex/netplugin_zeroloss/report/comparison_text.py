@@ -36,7 +36,9 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     if comparison.refusals:
         return
     for cell in sorted(comparison.cells, key=lambda c: _ORDER.index(c.finding)):
-        yield f"  {cell.finding.value:14} {cell.cell.key}  {_rates(cell)}"
+        rates = f"{_rate(cell.before)} -> {_rate(cell.after)}"
+        change = f"  {change_text(cell.change)}" if cell.change else ""
+        yield f"  {cell.finding.value:14} {cell.cell.key}  {rates}{change}"
         yield f"  {'':14} {cell.why}"
     yield from _method(comparison)
     for doubt in comparison.doubts:
@@ -68,11 +70,6 @@ def _method(comparison: Comparison) -> Iterator[str]:
         )
 
 
-def _rates(cell: CellComparison) -> str:
-    rates = f"{_rate(cell.before)} -> {_rate(cell.after)}"
-    return rates if cell.change is None else f"{rates}  {change_text(cell.change)}"
-
-
 def _rate(answers: Answers | None) -> str:
     if answers is None:
         return "not measured"
@@ -88,9 +85,6 @@ def change_text(change: RelativeChange) -> str:
     low, high = (f"{100 * value:+.1f} %" for value in (change.low, change.high))
     sure = f", {words.percent(change.confidence)} confidence" if change.confidence else ", bounds"
     return f"{100 * change.ratio:+.1f} % ({low} to {high}{sure})"
-
-
-# -- JSON ----------------------------------------------------------------------------------------
 
 
 def json_text(comparison: Comparison) -> str:

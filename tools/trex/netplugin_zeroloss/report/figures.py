@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,15 +199,8 @@ def not_located(trial: TrialEntry) -> float:
     return missing - sum(n for place, n in located(trial).items() if not place.startswith(_GENERATOR))
 
 
-# -- Figures of a report, per cell: rate, bounds, controls and CPU cost. --------------------------
-
-
 #: Verdict of a cell that was not measured.
 MISSING: Final = "missing"
-#: Verdicts whose limit is not that of the backend, which may do more.
-_OTHER_LIMIT: Final = (SearchVerdict.VNF_LIMITED, SearchVerdict.GENERATOR_LIMITED)
-#: The domain of a VM without KVM.
-_EMULATED: Final = re.compile(r"<domain[^>]*\stype=[\"']qemu[\"']")
 
 
 @dataclass(frozen=True)
@@ -271,10 +263,6 @@ class ReportFigure:
         if self.known_pps is None or self.goal is None:
             return None
         return words.found(self.known_pps, self.goal["relative_width"])
-
-    @property
-    def may_do_more(self) -> bool:
-        return self.verdict in _OTHER_LIMIT
 
     @property
     def bounds_pps(self) -> Sequence[float] | None:
@@ -388,22 +376,6 @@ class Report:
         return tuple(dict.fromkeys(str(r["environment"].get("generator", "unknown")) for r in results))
 
     @property
-    def simulated(self) -> bool:
-        """Whether the devices were simulated and no frame was sent."""
-        return any(name.startswith("sim:") for name in self.generators)
-
-    @property
-    def emulated(self) -> bool:
-        """Whether a VM of the run was emulated, by its domain."""
-        domains = [str(f.record.setup.get("vm", "")) for f in self.figures if f.record]
-        return any(_EMULATED.search(domain) for domain in domains)
-
-    @property
-    def virtual(self) -> bool:
-        """Whether the host is a virtual machine; earlier versions did not record it."""
-        return self.run.environment.get("virtual") is True
-
-    @property
     def goals(self) -> Sequence[str]:
         """The headline goals as text; several if cells were measured with different goals."""
         return tuple(dict.fromkeys(f.goal["in_words"] for f in self.figures if f.goal))
@@ -418,27 +390,18 @@ def _named(evidence: AttributionEntry, ports: Sequence[str]) -> str:
 
 def report_of(run: RunRecord, published: PublishedTable | None = None) -> Report:
     """Return the figures of a run, with published ones next to them."""
-    figures = [
-        ReportFigure(
-            cell,
-            run.record(cell),
-            _control(run, cell, Part.LOOPBACK),
-            _control(run, cell, Part.VNF),
-            published_pps=published.rate_pps(cell) if published else None,
-        )
-        for cell in run.cells
-    ]
+    figures = []
+    for cell in run.cells:
+        controls = [run.control(cell, part) for part in (Part.LOOPBACK, Part.VNF)]
+        loopback, vnf = (ReportFigure(each.cell, each) if each else None for each in controls)
+        there = published.rate_pps(cell) if published else None
+        figures.append(ReportFigure(cell, run.record(cell), loopback, vnf, published_pps=there))
     # Of each backend, the cell with the fewest PMD cores that has a rate.
     first: dict[Cell, ReportFigure] = {}
     for figure in sorted(figures, key=lambda f: f.cell.pmd_cores or 0):
         if figure.rate_per_core_pps:
             first.setdefault(replace(figure.cell, pmd_cores=None), figure)
     return Report(run, tuple(_with_efficiency(f, first) for f in figures), published)
-
-
-def _control(run: RunRecord, cell: Cell, part: Part) -> ReportFigure | None:
-    record = run.control(cell, part)
-    return ReportFigure(record.cell, record) if record else None
 
 
 def _with_efficiency(figure: ReportFigure, first: Mapping[Cell, ReportFigure]) -> ReportFigure:

@@ -1,4 +1,8 @@
-"""The files of a report, and its self-contained HTML page."""
+"""The files of a report, and its self-contained HTML page: the answer first, then the details of each cell.
+
+All text of a run is escaped, and the page's CSP forbids scripts and to load anything. The same run always
+gives the same page.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +19,10 @@ from netplugin_zeroloss.report.figures import Report, ReportFigure
 from netplugin_zeroloss.search.recorded import TrialEntry
 from netplugin_zeroloss.values import UnusableInput
 
-# -- The self-contained HTML page of a report: the answer first, then the details of each cell. ----
-# All text of a run is escaped, and the page's CSP forbids scripts and to load anything. The same run always
-# gives the same page.
-
-
 #: Functions that the template calls as filters, by module.
 _FILTERS: Final = (
-    (words, ("rate", "requested", "percent", "count", "seconds")),
-    (table, ("figure_text", "short_text", "mark_text", "column", "axes", "also", "choice")),
+    (words, ("rate", "requested", "percent", "count", "seconds", "axes")),
+    (table, ("figure_text", "short_text", "mark_text", "column", "also", "choice")),
     (figures, ("located", "not_located")),
 )
 
@@ -111,9 +110,6 @@ def _facts(figure: ReportFigure) -> Iterator[tuple[str, str]]:
         f"{words.count(result['trials'], 'trial')} ({result['invalid_trials']} invalid{causes}), {spent}",
     )
     yield "time", f"{figure.record.started} to {figure.record.ended}"
-
-
-# -- The files of a report and their writer. ------------------------------------------------------
 
 
 #: Name, description, and function that creates the content.

@@ -19,6 +19,10 @@ from netplugin_zeroloss.search.trials import FAILURES, SearchVerdict
 
 #: Markdown special characters: markup, and the start of a tag or an entity.
 _SPECIAL = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|<(?=[A-Za-z/!?])|&(?=#?\w+;)")
+#: The domain of a VM without KVM.
+_EMULATED: Final = re.compile(r"<domain[^>]*\stype=[\"']qemu[\"']")
+#: Verdicts whose limit is not that of the backend, which may do more.
+_LIMITS: Final = {SearchVerdict.VNF_LIMITED: "VNF limit", SearchVerdict.GENERATOR_LIMITED: "generator limit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,23 +54,10 @@ def _grid(alike: Cell, mine: list[ReportFigure]) -> Grid:
     by_cell = {(f.cell.backend, f.cell.pmd_cores): f for f in mine}
     backends = dict.fromkeys(f.cell.backend for f in mine)
     rows = ((b, tuple(by_cell.get((b, cores)) for cores in columns)) for b in backends)
-    return Grid(axes(alike), tuple(columns), tuple(rows))
+    return Grid(words.axes(alike), tuple(columns), tuple(rows))
 
 
 # -- Words of a cell. ----------------------------------------------------------------------------
-
-
-def axes(cell: Cell) -> str:
-    """Format all but backend and cores: ``64-byte frames, 1,024 flows, 1 queue, VNF in mode io``."""
-    parts = [
-        f"{cell.frame}-byte frames" if cell.frame.isdecimal() else cell.frame,
-        words.count(cell.flows, "flow"),
-        words.count(cell.queues, "queue"),
-        f"VNF in mode {cell.vnf_mode}" if cell.vnf_mode else "",
-        f"bursts of {cell.burst} frames" if cell.burst > 1 else "",
-        f"VNF {cell.numa} to the NICs" if cell.numa else "",
-    ]
-    return ", ".join(filter(None, parts))
 
 
 def column(cores: int | None) -> str:
@@ -88,8 +79,7 @@ def mark_text(figure: ReportFigure) -> str:
             where = f", at {figure.floor['place']}" if figure.floor["place"] else ""
             return f"{words.ratio(figure.floor['loss_ratio'])} lost at any load{where}"
         return "" if figure.verdict == MISSING else figure.reason
-    limits = {SearchVerdict.VNF_LIMITED: "VNF limit", SearchVerdict.GENERATOR_LIMITED: "generator limit"}
-    marks = [text for verdict, text in limits.items() if figure.verdict == verdict]
+    marks = [text for verdict, text in _LIMITS.items() if figure.verdict == verdict]
     if figure.port_queues is not None and figure.port_queues < figure.cell.queues:
         marks.append(words.count(figure.port_queues, "queue"))
     return ", ".join(marks)
@@ -189,10 +179,15 @@ def status_text(report: Report) -> str:
 
 def caveats(report: Report) -> list[str]:
     """Return what makes the rates other than those of hardware."""
+    simulated = any(name.startswith("sim:") for name in report.generators)
+    emulated = any(_EMULATED.search(str(f.record.setup.get("vm", ""))) for f in report.figures if f.record)
     texts = {
-        "Simulated: no frame was sent, and no hardware is spoken of.": report.simulated,
-        "Emulated: the VM ran without KVM, so these are no rates of hardware.": report.emulated,
-        "Virtual: the host is a virtual machine, so its hypervisor was measured too.": report.virtual,
+        "Simulated: no frame was sent, and no hardware is spoken of.": simulated,
+        "Emulated: the VM ran without KVM, so these are no rates of hardware.": emulated,
+        # Earlier versions did not record it.
+        "Virtual: the host is a virtual machine, so its hypervisor was measured too.": (
+            report.run.environment.get("virtual") is True
+        ),
     }
     return [text for text, holds in texts.items() if holds]
 
@@ -223,7 +218,7 @@ def _choice(report: Report, grid: Grid) -> Iterator[str]:
             yield "No other cell takes fewer CPUs for each Mpps."
         if rest := [_offer(f) for f in others if f is not cheapest]:
             yield f"The others at their best: {'; '.join(rest)}."
-        near = [f for f in others if f.may_do_more or f.range_pps[1] >= first.range_pps[0]]
+        near = [f for f in others if f.verdict in _LIMITS or f.range_pps[1] >= first.range_pps[0]]
         if near:
             yield f"The run does not decide whether {' or '.join(map(_named, near))} is as fast."
     if without := [figures[0] for figures in rows.values() if not any(map(_known, figures))]:
@@ -314,9 +309,6 @@ def conditions(report: Report) -> Iterator[str]:
 
 def _cells(figures: Sequence[ReportFigure]) -> str:
     return figures[0].cell.key if len(figures) == 1 else words.count(len(figures), "cell")
-
-
-# -- Markdown. -----------------------------------------------------------------------------------
 
 
 def markdown(report: Report) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.search.recorded import SoakEntry
 
 #: Text for a missing value.
@@ -61,6 +62,19 @@ def ratio(value: float) -> str:
 def count(number: float, one: str, many: str | None = None) -> str:
     """Format a count: ``1 trial``, ``2 trials``."""
     return f"{number:,.0f} {one if number == 1 else many or one + 's'}"
+
+
+def axes(cell: Cell) -> str:
+    """Format all but backend and cores: ``64-byte frames, 1,024 flows, 1 queue, VNF in mode io``."""
+    parts = [
+        f"{cell.frame}-byte frames" if cell.frame.isdecimal() else cell.frame,
+        count(cell.flows, "flow"),
+        count(cell.queues, "queue"),
+        f"VNF in mode {cell.vnf_mode}" if cell.vnf_mode else "",
+        f"bursts of {cell.burst} frames" if cell.burst > 1 else "",
+        f"VNF {cell.numa} to the NICs" if cell.numa else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def seconds(value: float) -> str:
