@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.journal import Cell, CellRecord, Part, control_cell
 from netplugin_zeroloss.matrix import cells
+from netplugin_zeroloss.matrix import host as hypervisor
 from netplugin_zeroloss.matrix.cells import Ceilings, CellTask
 from netplugin_zeroloss.matrix.description import check_same, read
+from netplugin_zeroloss.matrix.nics import Nics
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput, line_rate_pps, mean_size
 from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
@@ -171,9 +174,12 @@ def test_backends_without_pmd_threads_can_be_named() -> None:
     assert len(cells.cells(description(matrix=matrix))) == 1
 
 
-def test_pmd_cores_are_a_number_or_these_very_ones() -> None:
-    run = description(matrix=_WIDE)
-    host = HOST
+def test_pmd_cores_are_a_number_or_these_very_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hypervisor, "planned_cpus", lambda count, facts, nics: f"{count} of the plan")
+    agent: Any = SimpleNamespace(list_physical_networks=list, backends=list)
+    nics = Nics(tmp_path, dict)
+    host = hypervisor.Hypervisor(agent, description(matrix=_WIDE), "vm", nics, tmp_path)
+    assert host.pmd_cpus(Cell("dpdkvhostuser", 1)) == "1 of the plan"
     assert host.pmd_cpus(Cell("dpdkvhostuser", 4)) == "4-7"
     assert host.pmd_cpus(Cell("linuxbridge")) is None
 

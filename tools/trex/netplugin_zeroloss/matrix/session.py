@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, cast
 
-from netplugin_zeroloss.journal import CellRecord, Journal, Past, RunRecord, now, read_past
+from netplugin_zeroloss.journal import Journal, Past, RunRecord, now, read_past
 from netplugin_zeroloss.matrix import cells
 from netplugin_zeroloss.matrix.bench import BareBench, Bench, generator_of
 from netplugin_zeroloss.matrix.carry_out import CellRun
@@ -40,16 +40,11 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """The description and state of a run. ``text``: the description as it is written."""
+    """A run to begin or to resume. ``past``: of a run to begin it has no environment and no records."""
 
     description: RunDescription
-    text: str
     folder: Path
-    past: Past | None
-
-    @property
-    def left(self) -> tuple[CellTask, ...]:
-        return _left(self.description, self.past)
+    past: Past
 
     def bench(self) -> Bench:
         if self.description.agent is None:
@@ -57,7 +52,7 @@ class _Session:
         # Imported here: a simulation needs neither the agent's client nor VNFs.
         from netplugin_zeroloss.matrix.agent_bench import AgentBench
 
-        found = self.past.run.environment if self.past is not None else RunEnvironment()
+        found = self.past.run.environment
         return AgentBench(
             self.description,
             run_id=str(found.get("run_id") or uuid.uuid4()),
@@ -67,20 +62,15 @@ class _Session:
         )
 
 
-def _left(description: RunDescription, past: Past | None) -> tuple[CellTask, ...]:
+def _left(description: RunDescription, run: RunRecord) -> tuple[CellTask, ...]:
     """Return the tasks without a result. A task that ended with an error is resumed."""
-    done = {(r.cell, r.part) for r in _records(past) if r.result is not None}
+    done = {(r.cell, r.part) for r in run.records if r.result is not None}
     return tuple(task for task in cells.tasks(description) if (task.cell, task.part) not in done)
 
 
-def _records(past: Past | None) -> tuple[CellRecord, ...]:
-    return past.run.records if past is not None else ()
-
-
-def _estimate(description: RunDescription, past: Past | None) -> TimeEstimate:
+def _estimate(description: RunDescription, run: RunRecord) -> TimeEstimate:
     """Create the estimate from the journal, which records the real time of trials."""
-    ended = [(CellTask(record.cell, record.part), record.result) for record in _records(past)]
-    took = {task: float(result["wall_s"]) for task, result in ended if result is not None}
+    took = {CellTask(r.cell, r.part): float(r.result["wall_s"]) for r in run.records if r.result is not None}
     tasks = cells.tasks(description)
     virtual = frozenset(task for task in tasks if generator_of(description, task).type == "sim")
     return TimeEstimate(description, tasks, took, virtual)
@@ -100,10 +90,12 @@ def read_file(path: Path) -> tuple[RunDescription, str]:
 def _open(asked: RunOptions) -> _Session:
     """Read and validate the description and the folder, without changes. Raises: UnusableInput."""
     description, text = read_file(asked.description)
-    if not cells.cells(description):
+    found = cells.cells(description)
+    if not found:
         raise UnusableInput(str(asked.description), "exclude leaves no cell")
     folder = asked.folder or Path(description.name)
-    return _Session(description, text, folder, _past(folder, description, asked.resume))
+    new = Past(RunRecord(description.name, text, RunEnvironment(), found))
+    return _Session(description, folder, _past(folder, description, asked.resume) or new)
 
 
 def _past(folder: Path, description: RunDescription, resume: bool) -> Past | None:
@@ -131,15 +123,16 @@ def _past(folder: Path, description: RunDescription, resume: bool) -> Past | Non
 def dry_run(asked: RunOptions) -> str:
     """Run all checks and return the remaining tasks. Raises: UnusableInput, GeneratorError."""
     session = _open(asked)
+    left = _left(session.description, session.past.run)
     with closing(session.bench()) as bench:
-        bench.check(session.left)
-    estimate = _estimate(session.description, session.past)
+        bench.check(left)
+    estimate = _estimate(session.description, session.past.run)
     seconds = estimate.left_s()
     about = f", about {words.seconds(round(seconds))}" if seconds else ""
     again = ["netplugin-zeroloss", "matrix", str(asked.description)]
     again += ["--folder", str(asked.folder)] if asked.folder else []
     again += ["--resume"] if asked.resume else []
-    lines = [*map(str, session.left), f"{len(session.left)} of {len(estimate.tasks)} to do{about}"]
+    lines = [*map(str, left), f"{len(left)} of {len(estimate.tasks)} to do{about}"]
     return "\n".join((*lines, "", f"Next: {shlex.join(again)}", ""))
 
 
@@ -159,13 +152,13 @@ def begun(asked: RunOptions) -> Iterator[Begun]:
     session = _open(asked)
     with closing(session.bench()) as bench:
         here = results.environment(session.description.generator.type, asked.command, now())
-        environment = cast(RunEnvironment, {**here, **bench.check(session.left)})
+        found = bench.check(_left(session.description, session.past.run))
+        environment = cast(RunEnvironment, {**here, **found})
         with closing(Journal(session.folder)) as journal:
             # Read again under the lock: no other process writes to the journal now.
             past = _past(session.folder, session.description, asked.resume)
             if past is None:
-                found = cells.cells(session.description)
-                past = Past(RunRecord(session.description.name, session.text, environment, found))
+                past = Past(replace(session.past.run, environment=environment, records=()))
                 journal.run(past.run)
             else:
                 journal.session(environment)
@@ -179,10 +172,10 @@ def carry_out(asked: RunOptions, output: TextIO) -> int:
     Raises: UnusableInput, GeneratorError before any traffic; KeyboardInterrupt, after which the journal can
     be resumed.
     """
-    with begun(asked) as run, view(_estimate(run.description, run.past), asked.quiet) as shown:
+    with begun(asked) as run, view(_estimate(run.description, run.past.run), asked.quiet) as shown:
         records = list(run.past.run.records)
         try:
-            for task in _left(run.description, run.past):
+            for task in _left(run.description, run.past.run):
                 cell = CellRun(run.description, task, run.bench, run.journal, shown, asked.command)
                 records.append(cell.measure(run.past.open.get((task.cell, task.part)), records))
         finally:

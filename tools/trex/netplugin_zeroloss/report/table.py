@@ -46,15 +46,14 @@ def grids(report: Report) -> list[Grid]:
     found: dict[Cell, list[ReportFigure]] = {}
     for figure in report.figures:
         found.setdefault(replace(figure.cell, backend="", pmd_cores=None), []).append(figure)
-    return [_grid(alike, figures) for alike, figures in found.items()]
-
-
-def _grid(alike: Cell, mine: list[ReportFigure]) -> Grid:
-    columns = sorted({f.cell.pmd_cores for f in mine}, key=lambda cores: cores or 0)
-    by_cell = {(f.cell.backend, f.cell.pmd_cores): f for f in mine}
-    backends = dict.fromkeys(f.cell.backend for f in mine)
-    rows = ((b, tuple(by_cell.get((b, cores)) for cores in columns)) for b in backends)
-    return Grid(words.axes(alike), tuple(columns), tuple(rows))
+    made = []
+    for alike, mine in found.items():
+        columns = sorted({f.cell.pmd_cores for f in mine}, key=lambda cores: cores or 0)
+        by_cell = {(f.cell.backend, f.cell.pmd_cores): f for f in mine}
+        backends = dict.fromkeys(f.cell.backend for f in mine)
+        rows = ((b, tuple(by_cell.get((b, cores)) for cores in columns)) for b in backends)
+        made.append(Grid(words.axes(alike), tuple(columns), tuple(rows)))
+    return made
 
 
 # -- Words of a cell. ----------------------------------------------------------------------------
@@ -124,26 +123,19 @@ def price_text(figure: ReportFigure) -> str:
     return f"{'' if figure.cpu.whole else '>= '}{price:.2{'f' if price >= 0.1 else 'g'}}"
 
 
-def _scaling_text(figure: ReportFigure) -> str:
-    return words.NONE if figure.efficiency is None else words.percent(figure.efficiency)
-
-
-def _published_text(figure: ReportFigure) -> str:
-    return words.NONE if figure.published_pps is None else words.mpps(figure.published_pps)
-
-
 def details(report: Report) -> Sequence[tuple[str, Callable[[ReportFigure], str]]]:
     """Return name and text of what is printed of each figure, everywhere."""
-    published = ((report.published.label, _published_text),) if report.published else ()
-    return (
+    found: list[tuple[str, Callable[[ReportFigure], str]]] = [
         ("zero-loss Mpps", figure_text),
         ("goal", lambda f: f.goal["in_words"] if f.goal else words.NONE),
         ("interval over repeats", interval_text),
         ("CPUs of the host", cpu_text),
         ("CPUs for each Mpps", price_text),
-        ("scaling", _scaling_text),
-        *published,
-    )
+        ("scaling", lambda f: words.NONE if f.efficiency is None else words.percent(f.efficiency)),
+    ]
+    if (table := report.published) is not None:
+        found.append((table.label, lambda f: words.mpps(f.published_pps) if f.published_pps else words.NONE))
+    return found
 
 
 def also(figure: ReportFigure) -> Iterator[tuple[str, str]]:

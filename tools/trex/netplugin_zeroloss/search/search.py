@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from netplugin_zeroloss.generators.contract import Generator
-from netplugin_zeroloss.search.context import SearchContext
 from netplugin_zeroloss.search.follow_up import FollowUp, follow_up
 from netplugin_zeroloss.search.ratio import RatioSearch
 from netplugin_zeroloss.search.recorded import PastTrial
@@ -49,14 +48,10 @@ def search(plan: SearchPlan) -> Asking[SearchResult]:
     guess = plan.top_pps
     for goal in plan.goals:
         log.begin()
-        if goal is plan.headline and goal.is_strict and not plan.strict_rfc9971:
-            ground: SearchContext = (strict := StrictSearch(plan, log, goal))
-            asking = strict.run()
-        else:
-            ground = (ratio := RatioSearch(plan, log, goal))
-            asking = ratio.run(guess)
+        is_strict = goal is plan.headline and goal.is_strict and not plan.strict_rfc9971
+        ground = (StrictSearch if is_strict else RatioSearch)(plan, log, goal)
         try:
-            outcomes.append((yield from asking))
+            outcomes.append((yield from ground.run(guess)))
         except BudgetExhausted as error:
             outcomes.append(ground.failed(str(error)))
         except NotForwarding as error:

@@ -42,8 +42,8 @@ class StrictSearch(ChanceSearch):
     #: Uncounted loss occurred: a load must then pass one more trial.
     _suspicious = False
 
-    def run(self) -> Asking[Outcome]:
-        """Search for the goal. Raises: BudgetExhausted."""
+    def run(self, _guess_pps: float) -> Asking[Outcome]:
+        """Search for the goal, from the highest load. Raises: BudgetExhausted."""
         for seconds in (*_WARM_UPS_S, None):
             found = yield from self._attempt()
             if found is not None:
