@@ -196,29 +196,46 @@ def read_past(folder: Path) -> Past | None:
 
     Raises: UnusableInput, which names line and field, if it is not a journal of this format.
     """
-    path = folder / FILE
     past: Past | None = None
     records: list[CellRecord] = []
     sessions: list[dict[str, Any]] = []
-    for number, value in _values(path):
+    for number, line, is_last in _lines(path := folder / FILE):
+        where = f"{path}, line {number}"
         try:
+            if not line.endswith(b"\n"):
+                if is_last:
+                    break  # incomplete write: the machine crashed
+                raise ValueError("it is longer than a line may be")
+            value = bounded.parse(line)
+            if not isinstance(value, dict):
+                raise ValueError("it is no JSON object")
             if past is None:
-                past = Past(_first(value))
+                if value.get("entry") != "run":
+                    raise ValueError("entry: the first is not that of a run")
+                if value.get("format") != FORMAT:
+                    raise ValueError(
+                        f"its format is {value.get('format')!s:.40}, this program reads {FORMAT}"
+                    )
+                past = Past(bounded.validated(value, _RUN))
             elif value.get("entry") == "session":
                 session = bounded.validated(value, _SESSION)
                 sessions.append({"started": session["started"], **session["environment"]})
             else:
                 _take(past, value, records)
+        except bounded.NoJson as error:
+            if is_last:
+                break
+            raise UnusableInput(where, "it is no JSON") from error
         except (ValueError, UnusableInput) as error:
-            raise _unreadable(path, number, error) from error
+            raise UnusableInput(where, f"it is not of a run: {error}") from error
     if past is not None:
         environment: RunEnvironment = {**past.run.environment, "sessions": sessions}
         past.run = dataclasses.replace(past.run, environment=environment, records=tuple(records))
     return past
 
 
-def _values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of complete lines with their numbers, from 1. Raises: UnusableInput."""
+def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield the lines with their numbers, from 1, and whether each is the last one. Raises: UnusableInput."""
     try:
         # Not blocked by a FIFO, which is refused.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -226,39 +243,11 @@ def _values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not stat.S_ISREG(status.st_mode):
                 raise UnusableInput(str(path), "it is no file")
             for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), 1):
-                is_last, is_whole = file.tell() >= status.st_size, line.endswith(b"\n")
-                if is_last and not is_whole:
-                    return  # incomplete write: the machine crashed
-                try:
-                    if not is_whole:
-                        raise bounded.Unreadable("it is longer than a line may be")
-                    value = bounded.parse(line)
-                except bounded.NoJson as error:
-                    if is_last:
-                        return
-                    raise UnusableInput(f"{path}, line {number}", "it is no JSON") from error
-                except bounded.Unreadable as error:
-                    raise _unreadable(path, number, error) from error
-                if not isinstance(value, dict):
-                    raise UnusableInput(f"{path}, line {number}", "it is no JSON object")
-                yield number, value
+                yield number, line, file.tell() >= status.st_size
     except FileNotFoundError:
         return
     except OSError as error:
         raise UnusableInput(str(path), f"it cannot be read: {error.strerror}") from error
-
-
-def _unreadable(path: Path, number: int, error: Exception) -> UnusableInput:
-    return UnusableInput(f"{path}, line {number}", f"it is not of a run: {error}")
-
-
-def _first(value: Mapping[str, Any]) -> RunRecord:
-    """Return the run of a first line, without records. Raises: ValueError, UnusableInput."""
-    if value.get("entry") != "run":
-        raise ValueError("entry: the first is not that of a run")
-    if value.get("format") != FORMAT:
-        raise ValueError(f"its format is {value.get('format')!s:.40}, this program reads {FORMAT}")
-    return bounded.validated(value, _RUN)
 
 
 def _take(past: Past, value: Mapping[str, Any], records: list[CellRecord]) -> None:

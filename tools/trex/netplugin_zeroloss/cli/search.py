@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.search import result as results
 from netplugin_zeroloss.search.follow_up import follow_up
-from netplugin_zeroloss.search.recorded import GoalResult, PastTrial, RepeatsEntry, ResultEntry
+from netplugin_zeroloss.search.recorded import GoalResult, PastTrial, ResultEntry
 from netplugin_zeroloss.search.search import middle, replayed, run_repeats, search
 from netplugin_zeroloss.search.trials import FAILURES, SearchPlan
 from netplugin_zeroloss.values import MIXES, OTHER_GOALS, ReplayError, UnusableInput
@@ -99,58 +99,49 @@ def _plan(options: argparse.Namespace, info: GeneratorInfo) -> SearchPlan:
 
 def summary(result: ResultEntry) -> str:
     """Return the summary for the terminal: verdict, one rate per goal, bounds, repeats and cost."""
-    lower, upper = (words.rate(bound, result["goal"]["relative_width"]) for bound in result["bounds_pps"])
-    lines = [f"verdict    {result['verdict']}: {result['reason']}"]
+    return "".join(f"{name:10} {text}\n" for name, text in _summary(result))
+
+
+def _summary(result: ResultEntry) -> Iterator[tuple[str, str]]:
+    width, repeats, floor = result["goal"]["relative_width"], result["repeats"], result["evidence"]["floor"]
+    lower, upper = (words.rate(bound, width) for bound in result["bounds_pps"])
+    yield "verdict", f"{result['verdict']}: {result['reason']}"
     for entry in result["goals"]:
         rate, goal = entry["rate_pps"], entry["goal"]
-        found = words.rate(rate, goal["relative_width"]) if rate is not None else "no rate"
-        lines.append(f"{goal['name']:10} {found}  ({goal['in_words']})")
-    lines.append(f"bounds     {lower} to {upper}")
-    lines += map(_standard, result["goals"])
-    floor = result["evidence"]["floor"]
+        found = "no rate" if rate is None else words.rate(rate, goal["relative_width"])
+        yield goal["name"], f"{found}  ({goal['in_words']})"
+    yield "bounds", f"{lower} to {upper}"
+    yield from (("RFC 9971", _standard(entry)) for entry in result["goals"])
     if floor:
-        lines.append(f"floor      {floor['loss_ratio']:.3g} of the frames, at {floor['place'] or '?'}")
-    lines += _repeat_lines(result["repeats"], result["goal"]["relative_width"])
-    lines += _follow_up_lines(result)
-    lines.append(
-        f"cost       {result['trials']} trials ({result['invalid_trials']} invalid),"
-        f" {result['traffic_s']:.1f} s of traffic, {result['wall_s']:.1f} s in all"
-    )
-    return "".join(f"{line}\n" for line in lines)
+        yield "floor", f"{floor['loss_ratio']:.3g} of the frames, at {floor['place'] or '?'}"
+    if repeats["count"] > 1:
+        counts = ", ".join(f"{count} {name}" for name, count in repeats["verdicts"].items())
+        yield "repeats", f"{repeats['count']}: {counts}"
+        if spread := repeats["spread"]:
+            rates = (spread["median_pps"], *spread["interval_pps"])
+            median, low, high = (words.rate(rate, width) for rate in rates)
+            yield "median", f"{median}, from {low} to {high} with {spread['confidence']:.1%} confidence"
+    if latency := result.get("latency"):
+        for load in latency["loads"]:
+            yield "latency", f"at {load['part']:.0%} of it: {words.latency(load)}"
+        if not latency["loads"]:
+            yield "latency", f"not measured: {latency['reason']}"
+    if soak := result.get("soak"):
+        yield "soak", words.soak(soak, width)
+    trials = f"{result['trials']} trials ({result['invalid_trials']} invalid)"
+    yield "cost", f"{trials}, {result['traffic_s']:.1f} s of traffic, {result['wall_s']:.1f} s in all"
 
 
 def _standard(entry: GoalResult) -> str:
     """Return the goal result of RFC 9971: its relevant bounds and the conditional throughput."""
-    goal, found = entry["goal"], entry["rfc9971"]
+    width, found = entry["goal"]["relative_width"], entry["rfc9971"]
     rates = found["relevant_lower_bound_pps"], found["relevant_upper_bound_pps"]
     lower, upper, throughput = (
-        "none" if rate is None else words.rate(rate, goal["relative_width"])
+        "none" if rate is None else words.rate(rate, width)
         for rate in (*rates, found["conditional_throughput_pps"])
     )
     bounds = f"{'regular' if found['regular'] else 'irregular'}, lower {lower}, upper {upper}"
-    return f"RFC 9971   {goal['name']}: {bounds}, conditional throughput {throughput}"
-
-
-def _repeat_lines(repeats: RepeatsEntry, width: float) -> Sequence[str]:
-    if repeats["count"] == 1:
-        return []
-    counts = ", ".join(f"{count} {name}" for name, count in repeats["verdicts"].items())
-    lines = [f"repeats    {repeats['count']}: {counts}"]
-    if repeats["spread"]:
-        found = repeats["spread"]
-        median, low, high = (words.rate(r, width) for r in (found["median_pps"], *found["interval_pps"]))
-        lines.append(f"median     {median}, from {low} to {high} with {found['confidence']:.1%} confidence")
-    return lines
-
-
-def _follow_up_lines(result: ResultEntry) -> Iterator[str]:
-    latency, soak = result.get("latency"), result.get("soak")
-    for load in latency["loads"] if latency else ():
-        yield f"latency    at {load['part']:.0%} of it: {words.latency(load)}"
-    if latency and not latency["loads"]:
-        yield f"latency    not measured: {latency['reason']}"
-    if soak:
-        yield f"soak       {words.soak(soak, result['goal']['relative_width'])}"
+    return f"{entry['goal']['name']}: {bounds}, conditional throughput {throughput}"
 
 
 def add_replay(commands: Commands) -> None:
