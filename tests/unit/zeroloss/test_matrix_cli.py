@@ -195,7 +195,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> 
     path = write(tmp_path, described(controls={"loopback": {"generator": {"type": "sim"}}}))
     done = call(path, "--folder", tmp_path / "run", "--dry-run")
     assert done.returncode == 0 and "2 of 2 to do" in done.stdout
-    assert "control: the generator, 64 bytes" in done.stdout
+    assert "control: the generator, 64-byte frames" in done.stdout
     assert not (tmp_path / "run").exists()
 
 
@@ -252,7 +252,7 @@ def test_each_task_has_the_time_of_its_own_generator(tmp_path: Path) -> None:
         )
         path = write(tmp_path, sections)
         printed = session.dry_run(session.RunOptions(path, tmp_path / "run"))
-        assert printed.splitlines()[-3] == "2 of 2 to do, about 2 min"
+        assert printed.splitlines()[-3] == "2 of 2 to do, about 100 s"
     controlled = described(generator=sim, controls={"loopback": {"generator": real}})
     printed = session.dry_run(session.RunOptions(write(tmp_path, controlled), tmp_path / "run"))
     assert printed.splitlines()[-3] == "2 of 2 to do, about 25 s"

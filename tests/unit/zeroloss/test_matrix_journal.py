@@ -142,7 +142,7 @@ def test_a_first_line_that_is_torn_is_no_run(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ("x", "line 2: it is no JSON"),
-        ("[]", "line 2: it is no JSON object"),
+        ("[]", "line 2: it is not of a run: it is no JSON object"),
         ('{"entry": "trial"}', "line 2: it is not of a run"),
         ('{"entry": "lunch", "cell": {"backend": "a"}, "part": "search"}', "line 2: it is not of a run"),
     ],
