@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from netplugin_zeroloss.journal import Cell
 from netplugin_zeroloss.report import words
 from netplugin_zeroloss.report.figures import MISSING, Report, ReportFigure
 from netplugin_zeroloss.search.recorded import GoalResult
+from netplugin_zeroloss.search.result import dumps
 from netplugin_zeroloss.search.trials import FAILURES, SearchVerdict
 
 #: Markdown special characters: markup, and the start of a tag or an entity.
@@ -450,7 +450,7 @@ def json_text(report: Report) -> str:
         "cells": [_cell(figure) for figure in report.figures],
         "caveats": caveats(report),
     }
-    return json.dumps(whole, indent=1, allow_nan=False) + "\n"
+    return dumps(whole)
 
 
 def _cell(figure: ReportFigure) -> dict[str, Any]:

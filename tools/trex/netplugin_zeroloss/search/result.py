@@ -70,7 +70,7 @@ def result_of(
             "answers_pps": answers,
             "spread": dataclasses.asdict(between) if between else None,
         },
-        "plan": describe_plan(plan),
+        "plan": dataclasses.asdict(plan),
         "trial_log": log,
         "evidence": evidence,
         **describe(plan, followed),
@@ -92,12 +92,6 @@ def _describe(outcome: Outcome, by_rfc9971: GoalResult) -> dict[str, Any]:
         "rate_pps": outcome.answer_pps,
         "bounds_pps": [outcome.lower_pps, outcome.upper_pps],
         "rfc9971": dataclasses.asdict(by_rfc9971),
-    }
-
-
-def describe_plan(plan: SearchPlan) -> dict[str, Any]:
-    return dataclasses.asdict(plan) | {
-        "generator_max_pps": most if math.isfinite(most := plan.generator_max_pps) else None
     }
 
 
