@@ -58,7 +58,7 @@ PRINTED = [
     # Keys of recorded results, which are read by their names.
     *("answers_pps", "lower_trials", "upper_trials", "lost_at_upper", "places_at_upper"),
     *("rfc9971", "relevant_lower_bound_pps", "relevant_upper_bound_pps", "conditional_throughput_pps"),
-    *("invalid_causes", "lost_by_direction", "missing_packets", "trial_log"),
+    *("invalid_causes", "lost_by_direction", "missing_packets", "trial_log", "follow_up_log"),
     *("median_pps", "invalid_trials"),
     *("dead_directions", "limiting_directions"),
     # Options of a bridge and of a tunnel, read by their names.

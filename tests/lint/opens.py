@@ -72,7 +72,7 @@ EXCEPTIONS = {
     ("tools/trex/netplugin_zeroloss/report/page.py", "_template"): OF_PACKAGE,
     ("tools/trex/netplugin_zeroloss/report/page.py", "write"): OF_CALLER,
     ("tools/trex/netplugin_zeroloss/report/published.py", "zstack"): OF_PACKAGE,
-    ("tools/trex/netplugin_zeroloss/journal.py", "_values"): OF_CALLER,
+    ("tools/trex/netplugin_zeroloss/journal.py", "_lines"): OF_CALLER,
     ("tools/trex/netplugin_zeroloss/journal.py", "__init__"): OF_CALLER,
 }
 

@@ -21,7 +21,7 @@ class PublishedTable:
 
     name: str
     source: str
-    #: What is said of them next to those of a run.
+    #: Heading of these figures next to those of a run.
     label: str
     #: Test conditions as (name, value).
     conditions: tuple[tuple[str, str], ...]
@@ -57,7 +57,7 @@ _LONGEST: Final = 1 << 16
 
 
 def published_for(run: RunRecord, requested: bool) -> PublishedTable | None:
-    """Return the table to show with a run: as comparable if the run description says so, else if requested.
+    """Return the table to show with a run: as comparable if its description has that, else if requested.
 
     It does with ``comparable_to: [zstack-4.4]``. Only this field is read, so that runs with an older
     description format can still be reported.

@@ -91,9 +91,10 @@ def _latency(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:
 
 def _slowest(directions: tuple[LatencySummary, ...]) -> dict[str, Any]:
     """Return the largest percentiles of all directions, and the samples of all. Null: not measured."""
+    found = [(one.p50_us, one.p90_us, one.p99_us, one.max_us) for one in directions]
     names = ("p50_us", "p90_us", "p99_us", "max_us")
-    largest = {name: max((getattr(one, name) for one in directions), default=None) for name in names}
-    return {"samples": sum(one.samples for one in directions), **largest}
+    largest = map(max, zip(*found, strict=True)) if found else [None] * len(names)
+    return {"samples": sum(one.samples for one in directions), **dict(zip(names, largest, strict=True))}
 
 
 def _soak(plan: SearchPlan, found: FollowUp | None) -> dict[str, Any] | None:
