@@ -311,7 +311,7 @@ class Journal:
         self._append("session", started=now(), environment=environment)
 
     def begin(self, cell: Cell, part: Part, plan: SearchPlan, setup: Mapping[str, Any]) -> None:
-        self._append("begin", cell, part, at=now(), plan=dataclasses.asdict(plan), setup=setup)
+        self._append("begin", cell, part, at=now(), plan=results.describe_plan(plan), setup=setup)
 
     def trial(self, cell: Cell, part: Part, number: int, trial: PastTrial) -> None:
         request, measured = dataclasses.asdict(trial.request), results.describe_measurement(trial.measured)

@@ -70,7 +70,7 @@ def result_of(
             "answers_pps": answers,
             "spread": dataclasses.asdict(between) if between else None,
         },
-        "plan": dataclasses.asdict(plan),
+        "plan": describe_plan(plan),
         "trial_log": log,
         "evidence": evidence,
         **describe(plan, followed),
@@ -93,6 +93,11 @@ def _describe(outcome: Outcome, by_rfc9971: GoalResult) -> dict[str, Any]:
         "bounds_pps": [outcome.lower_pps, outcome.upper_pps],
         "rfc9971": dataclasses.asdict(by_rfc9971),
     }
+
+
+def describe_plan(plan: SearchPlan) -> dict[str, Any]:
+    most = plan.generator_max_pps
+    return dataclasses.asdict(plan) | {"generator_max_pps": most if math.isfinite(most) else None}
 
 
 def describe_measurement(measured: Measurement) -> dict[str, Any]:
