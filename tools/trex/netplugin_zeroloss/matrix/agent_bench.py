@@ -215,8 +215,7 @@ class AgentBench(Bench):
             chosen = self._generator_of(task)
             setup["generator"] = chosen.model_dump(mode="json")
             generator = parts.enter_context(generators.make(chosen))
-            # A control has no ports between which frames go.
-            setup["ends"] = [end.port_id for end in self._ports.ends if task.part is Part.SEARCH]
+            setup["ends"] = self._port_ids(task)
             seconds = self._description.timeouts.forwarding
             plan = cells.plan(self._description, task, generator.info, Ceilings())
             like = TrialRequest(plan.top_pps / 2, 1.0, plan.frame_size, plan.flows, mix=plan.mix)
@@ -273,6 +272,10 @@ class AgentBench(Bench):
         vnf = parts.enter_context(vnfs.make(chosen, ports, cores))
         setup["vnf"] = asdict(vnf.start())
         return vnf
+
+    def _port_ids(self, task: CellTask) -> list[str]:
+        """Return the ids of the ports between which frames go; a control has none."""
+        return [end.port_id for end in self._ports.ends if task.part is Part.SEARCH]
 
     def _generator_of(self, task: CellTask) -> generators.Description:
         """Return the generator of a task, with the MAC addresses of the ends filled in."""
