@@ -156,8 +156,8 @@ def test_strict_mode_takes_no_more_than_mlrsearch_on_a_clean_device() -> None:
 def test_the_answer_is_the_relevant_lower_bound(name: str, strict: bool) -> None:
     the_plan = plan(strict_rfc9971=strict)
     run = run_search(the_plan, sim_generator(name, "1"))
-    [result] = run.found.goal_results
-    outcome = run.found.headline
+    [result] = run.goal_results
+    outcome = run.headline
     assert result.regular and outcome.verdict is SearchVerdict.NDR
     bounds = (result.relevant_lower_bound_pps, result.relevant_upper_bound_pps)
     assert bounds == (outcome.lower_pps, outcome.upper_pps)
