@@ -51,14 +51,14 @@ class GeneratorInfo:
     """Capabilities of a generator."""
 
     name: str
-    max_pps: float = math.inf
+    max_pps: Annotated[float, Field(gt=0)] = math.inf
     #: Simulated time: a trial takes no real time, and ``elapsed_s`` is virtual.
     virtual_time: bool = False
     can_abort: bool = True
     #: Shorter trials are inaccurate.
-    min_trial_s: float = 0.0
+    min_trial_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     #: Line rate of its ports in bit/s on the wire, all directions together.
-    line_bps: float = math.inf
+    line_bps: Annotated[float, Field(gt=0)] = math.inf
     #: Whether it measures the latency of frames.
     latency: bool = False
     #: Whether it sends frames in bursts, and also those of a mix.

@@ -18,7 +18,7 @@ from contextlib import suppress
 from subprocess import PIPE
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import TypeAdapter
 
 from netplugin.programs import bounded
 from netplugin_zeroloss.generators import ends_with_owner
@@ -33,13 +33,7 @@ _PIECE: Final = 1 << 16
 _BYE_S: Final = 2.0
 _KILLED_S: Final = 5.0
 
-Model = TypeVar("Model", bound="Answer")
-
-
-class Answer(BaseModel):
-    """What a child answers; unknown fields are ignored."""
-
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+T = TypeVar("T")
 
 
 class Dialogue:
@@ -56,7 +50,7 @@ class Dialogue:
         life, self._life = os.pipe()
         command = [sys.executable, "-IS", ends_with_owner.__file__, str(life), "0", str(_BYE_S), *arguments]
         try:
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command, 0, None, PIPE, PIPE, PIPE, pass_fds=[life], start_new_session=True
             )
         except OSError as error:
@@ -64,7 +58,6 @@ class Dialogue:
             raise UnusableInput(who, f"{command[0]}: {error.strerror}") from error
         finally:
             os.close(life)
-        process = self._process
         assert process.stdin and process.stdout and process.stderr
         self._stdin, self._stdout = process.stdin.fileno(), process.stdout.fileno()
         self._stderr, self._ended = process.stderr.fileno(), os.pidfd_open(process.pid)
@@ -73,29 +66,37 @@ class Dialogue:
         for source in (self._stdout, self._stderr):
             self._selector.register(source, selectors.EVENT_READ)
 
-    def ask(self, question: Mapping[str, Any], seconds: float, model: type[Model]) -> Model:
+    def ask(self, question: Mapping[str, Any], seconds: float, model: TypeAdapter[T]) -> T:
         """Send one request and return the validated answer. Raises: GeneratorError."""
         deadline = time.monotonic() + seconds
         self._wait(0)
         if self._answers:
             raise self.error(f"it answered before it was asked: {bytes(self._answers[:200])!r}")
-        self._send(json.dumps(question).encode() + b"\n", deadline, seconds)
+        try:
+            # Shorter than PIPE_BUF: written whole or, while the pipe is full, not at all (pipe(7)).
+            os.write(self._stdin, json.dumps(question).encode() + b"\n")
+        except BlockingIOError as error:
+            raise self.error("it does not read its standard input") from error
+        except BrokenPipeError as error:
+            raise self.error("it has closed its standard input") from error
         while (end := self._answers.find(b"\n")) < 0:
             if len(self._answers) > _LONGEST_LINE:
                 raise self.error("its answer is longer than a line may be")
-            self._wait_until(deadline, seconds)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self.error(f"no answer within {seconds:g} s")
+            self._wait(left)
+            if self._stdout not in self._selector.get_map():
+                raise self.error(self._how_it_ended())
         line = bytes(self._answers[:end])
         del self._answers[: end + 1]
         try:
             answer = bounded.parse(line)
+            if isinstance(answer, dict) and answer.get("error"):
+                raise self.error(f"it says: {str(answer['error'])[:_KEPT]}")
+            return bounded.validated(answer, model)
         except bounded.Unreadable as error:
             raise self.error(f"its answer: {error} (in {line[:200]!r})") from error
-        if isinstance(answer, dict) and answer.get("error"):
-            raise self.error(f"it says: {str(answer['error'])[:_KEPT]}")
-        try:
-            return model.model_validate(answer)
-        except ValidationError as error:
-            raise self.error(f"{bounded.first_mistake(error)} (in {line[:200]!r})") from error
 
     def close(self) -> None:
         """Send ``bye``, wait briefly, then kill the process group. Idempotent."""
@@ -120,27 +121,6 @@ class Dialogue:
         self._wait(0)
         error_text = self._errors.decode(errors="replace").strip()
         return GeneratorError(f"{self._who}: {what}" + (f"\nIt wrote:\n{error_text}" if error_text else ""))
-
-    def _send(self, line: bytes, deadline: float, seconds: float) -> None:
-        self._selector.register(self._stdin, selectors.EVENT_WRITE)
-        try:
-            while line:
-                if self._stdin in self._wait_until(deadline, seconds):
-                    line = line[os.write(self._stdin, line) :]
-        except BrokenPipeError as error:
-            raise self.error("it has closed its standard input") from error
-        finally:
-            self._selector.unregister(self._stdin)
-
-    def _wait_until(self, deadline: float, seconds: float) -> set[int]:
-        """Wait as ``_wait``. Raises: GeneratorError at the deadline, and if the output was closed."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise self.error(f"no answer within {seconds:g} s")
-        ready = self._wait(left)
-        if self._stdout not in self._selector.get_map():
-            raise self.error(self._how_it_ended())
-        return ready
 
     def _wait(self, seconds: float) -> set[int]:
         """Wait for the child and take what it wrote: a piece of each stream. Returns the ready streams."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
 
 from netplugin_zeroloss.generators.contract import (
     LATE_PART,
@@ -17,10 +17,8 @@ from netplugin_zeroloss.generators.contract import (
     GeneratorInfo,
     Positive,
 )
-from netplugin_zeroloss.generators.dialogue import Answer, Dialogue
+from netplugin_zeroloss.generators.dialogue import Dialogue
 from netplugin_zeroloss.values import Measurement, TrialRequest, UnusableInput
-
-_MEASUREMENT: Final = TypeAdapter(Measurement)
 
 
 class Exec(GeneratorDescription):
@@ -32,62 +30,23 @@ class Exec(GeneratorDescription):
     answer_timeout_s: Positive = 60.0
 
 
-def _whole(value: Any) -> Any:
-    """Round floats: programs may send 4200000.0, or the product of a rate and a time."""
-    return round(value) if isinstance(value, float) and math.isfinite(value) else value
-
-
-_Count = Annotated[int, BeforeValidator(_whole)]
-_NotNegative = Annotated[float, Field(ge=0)]
-
-
-class _Hello(Answer):
-    ok: bool
+@dataclass(frozen=True, slots=True)
+class _Hello(GeneratorInfo):
     name: str = "exec"
-    max_pps: Annotated[float, Field(gt=0)] | None = None
-    virtual_time: bool = False
-    can_abort: bool = True
-    min_trial_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    latency: bool = False
-    bursts: bool = False
-    bursts_of_mixes: bool | None = None
-    line_bps: Annotated[float, Field(gt=0)] | None = None
+    ok: bool = field(kw_only=True)
 
 
-class _Pair(Answer):
-    tx_packets: _Count
-    rx_packets: _Count
+def _completed(hello: Any) -> Any:
+    """Leave out what is null; a generator of bursts has also those of a mix, unless it says otherwise."""
+    if not isinstance(hello, dict):
+        return hello
+    said = {name: value for name, value in hello.items() if value is not None}
+    return {"bursts_of_mixes": said.get("bursts", False)} | said
 
 
-class _Reading(_Pair):
-    elapsed_s: _NotNegative
-
-
-class _Latency(Answer):
-    samples: Annotated[_Count, Field(ge=0)]
-    p50_us: _NotNegative
-    p90_us: _NotNegative
-    p99_us: _NotNegative
-    max_us: _NotNegative
-
-
-class _Answer(_Pair):
-    """Result of a trial. Negative counters are accepted here: the trial is then judged invalid."""
-
-    elapsed_s: float
-    aborted: bool = False
-    tx_shortfall: _Count = 0
-    rx_errors: _Count = 0
-    queue_drops: _Count = 0
-    queue_full: _Count = 0
-    in_flight_packets: _Count = 0
-    elapsed_uncertainty_s: float = 0.0
-    settled: bool = True
-    directions: tuple[_Pair, ...] = ()
-    latencies: tuple[_Latency, ...] = ()
-    progress: tuple[_Reading, ...] = ()
-    evidence: dict[str, float] = Field(default_factory=dict)
-    readings: dict[str, float] = Field(default_factory=dict)
+# What the protocol does not know in an answer is ignored.
+_HELLO: Final[TypeAdapter[_Hello]] = TypeAdapter(Annotated[_Hello, BeforeValidator(_completed)])
+_MEASUREMENT: Final = TypeAdapter(Measurement)
 
 
 class ExecGenerator(Generator):
@@ -108,24 +67,19 @@ class ExecGenerator(Generator):
         arguments = _arguments(command) if isinstance(command, str) else command
         with opened or ExitStack() as parts:
             self._dialogue = parts.enter_context(closing(Dialogue(who, arguments)))
-            hello = self._dialogue.ask({"op": "hello", "version": 1}, answer_s, _Hello)
+            self._info = hello = self._dialogue.ask({"op": "hello", "version": 1}, answer_s, _HELLO)
             if not hello.ok:
                 raise self._dialogue.error("it does not want to start: its hello says ok: false")
             self._opened = parts.pop_all()
-        about = hello.model_dump(exclude={"ok"}, exclude_none=True)
-        self._info = GeneratorInfo(**{"bursts_of_mixes": hello.bursts} | about)
 
     def run(self, request: TrialRequest) -> Measurement:
-        question: dict[str, Any] = {"op": "trial"}
-        for name in ("rate_pps", "duration_s", "frame_size", "flows", "abort_on_loss"):
-            question[name] = getattr(request, name)
+        always = ("rate_pps", "duration_s", "frame_size", "flows", "abort_on_loss")
+        question = {"op": "trial"} | {name: getattr(request, name) for name in always}
         optional = {"mix": request.mix, "latency": request.latency, "readings": request.readings}
+        optional["burst"] = request.burst if request.burst > 1 else 0
         question |= {name: value for name, value in optional.items() if value}
-        if request.burst > 1:
-            question["burst"] = request.burst
         takes = 0.0 if self._info.virtual_time else request.duration_s * (1 + LATE_PART)
-        answer = self._dialogue.ask(question, takes + self._answer_s, _Answer)
-        return _MEASUREMENT.validate_python(answer.model_dump())
+        return self._dialogue.ask(question, takes + self._answer_s, _MEASUREMENT)
 
 
 def _arguments(command: str) -> list[str]:
