@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from lxml import etree
 from netplugin_zeroloss.cli.main import main, parser
-from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.matrix.description import RunDescription, vm_of
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Final
@@ -93,6 +93,11 @@ class Direction:
 
     tx_packets: Counter
     rx_packets: Counter
+
+    @staticmethod
+    def total(directions: Sequence[Direction]) -> Direction:
+        """Return the frames of all directions together."""
+        return Direction(sum(d.tx_packets for d in directions), sum(d.rx_packets for d in directions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class Trials(contract.Generator):
         found, settled = contract.at_rest(
             lambda: self._read().since(before), lambda found: contract.all_came(found.directions(paths))
         )
-        elapsed_s, doubt_s = contract.elapsed(looks, sum(d.tx_packets for d in found.directions(paths)))
+        elapsed_s, doubt_s = contract.elapsed(looks, Direction.total(found.directions(paths)).tx_packets)
         more = {"elapsed_uncertainty_s": doubt_s, "settled": settled, **self._latencies()}
         measured = watch.finish(found.measurement(paths, elapsed_s, **more))
         self._in_flight = watch.in_flight
@@ -245,7 +245,7 @@ class Trials(contract.Generator):
             took_s = time.monotonic() - from_s
             now = self._read(stats).since(before).directions(self._paths)
             at_s = from_s + took_s / 2
-            looks.append(contract.Look(at_s, took_s / 2 + ahead_s, sum(d.tx_packets for d in now)))
+            looks.append(contract.Look(at_s, took_s / 2 + ahead_s, Direction.total(now).tx_packets))
             if not active:
                 return looks
             if watch.stops(at_s, now, request.rate_pps * took_s):

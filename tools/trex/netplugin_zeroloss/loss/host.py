@@ -8,12 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
 
 #: Columns of a CPU line in /proc/stat (proc(5)), in clock ticks.
 _KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")

@@ -6,12 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
 
 # -- The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs.
 

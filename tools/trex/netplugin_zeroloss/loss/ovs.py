@@ -13,12 +13,7 @@ from netplugin.host import vswitchd
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import run
 from netplugin.pmd.read import PmdCounters, parse_counters, parse_threads
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
 
 # -- Parsers for ovs-ofctl and ovs-appctl output on ports and drops (OVS 3.1 to 4.0).
 

@@ -17,7 +17,7 @@ from netplugin.libvirt.image_domain import domain as domain_on
 from netplugin.libvirt.needs import size_kb
 from netplugin.libvirt.transient import TransientDomain, answers_ssh
 from netplugin.libvirt.vm_image import BUILD, Image
-from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error

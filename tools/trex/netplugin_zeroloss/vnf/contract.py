@@ -15,10 +15,9 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from netplugin.api.fields import Mac, PciAddress, Value, worded
 from netplugin.programs.program import Program, ProgramError
+from netplugin_zeroloss import machines
 from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
-from netplugin_zeroloss.machines import contract as machines
-from netplugin_zeroloss.machines.contract import LocalMachine, Machine, SshMachine
-from netplugin_zeroloss.machines.ssh import make as make_machine
+from netplugin_zeroloss.machines import LocalMachine, Machine, SshMachine
 
 # -- The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames.
 
@@ -146,7 +145,7 @@ class ProgramVnf(Vnf):
 
     def _on(self, description: LocalMachine | SshMachine, deadline: float) -> Machine:
         """Return the machine, which is left with the VNF. Raises: MachineError."""
-        self._machine = machine = make_machine(description, deadline)
+        self._machine = machine = machines.connect(description, deadline)
         self._parts.callback(machine.close)
         return machine
 
@@ -312,6 +311,5 @@ class ExternalDescription(Value):
 
 
 Description = Annotated[
-    TestpmdDescription | TapsDescription | VppDescription | ExternalDescription,
-    Field(discriminator="type"),
+    TestpmdDescription | TapsDescription | VppDescription | ExternalDescription, Field(discriminator="type")
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from netplugin.host.cpus import parse_list
 from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.host.vfs import VFIO, in_user_space
-from netplugin_zeroloss.machines.contract import LocalMachine, Machine, MachineError, SshMachine
+from netplugin_zeroloss.machines import LocalMachine, Machine, MachineError, SshMachine
 from netplugin_zeroloss.vnf.contract import PlacedDescription, VnfCores, VnfError, VnfPort
 from netplugin_zeroloss.vnf.dpdk import check_cores
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines.contract import LocalMachine
+from netplugin_zeroloss.machines import LocalMachine
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
     Forwarded,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from netplugin.host import cpus
 from netplugin.programs import bounded
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines.contract import LocalMachine
+from netplugin_zeroloss.machines import LocalMachine
 from netplugin_zeroloss.vnf.contract import (
     Forwarded,
     ForwardMode,

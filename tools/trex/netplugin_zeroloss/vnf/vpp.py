@@ -14,7 +14,7 @@ from typing import Any
 from netplugin.host import cpus
 from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines.contract import LocalMachine, Machine
+from netplugin_zeroloss.machines import LocalMachine
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
     ProgramVnf,
@@ -80,11 +80,7 @@ _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
 #: Where the threads run, and which one polls which queue.
 _READ_BACK = ("show threads", "show interface rx-placement")
 #: Plug-ins that drive ports.
-_PLUGINS = {
-    Attachment.VFIO: "dpdk",
-    Attachment.VHOST_BACKEND: "vhost",
-    Attachment.NETDEV: "af_packet",
-}
+_PLUGINS = {Attachment.VFIO: "dpdk", Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
 
 
 class Vpp(ProgramVnf):
@@ -130,7 +126,7 @@ class Vpp(ProgramVnf):
         path, socket = f"{machine.directory}/startup.conf", f"{machine.directory}/{_API}"
         machine.write(path, conf)
         program = self._run(machine, [self._description.binary, "-c", path])
-        program.wait_for(lambda: _is_socket(machine, socket), deadline, "its API is there")
+        program.wait_for(lambda: machine.has("-S", socket), deadline, "its API is there")
         self._api = api = self._connect(machine.socket(socket, deadline))
         self._parts.callback(api.close)
         version = str(api.call("show_version").version)
@@ -224,14 +220,6 @@ def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
                 " vhost-user, as OVS is, and takes no tap or vDPA device of a port. Put it into a VM"
                 " (machine: ssh), or use testpmd"
             )
-
-
-def _is_socket(machine: Machine, path: str) -> bool:
-    try:
-        machine.run(["test", "-S", path])
-    except ProgramError:
-        return False
-    return True
 
 
 # -- VPP's startup.conf from CPUs, NICs and queues (FD.io's startup.conf reference). ---------------
