@@ -50,7 +50,6 @@ class SimFamily:
     """A simulated device per direction, the generator, and the correct verdict."""
 
     name: str
-    about: str
     devices: tuple[DeviceSpec, ...]
     verdict: str = "ndr"
     #: Maximum rate of the generator.
@@ -188,50 +187,24 @@ def _more_than_sent(m: Measurement, asked: TrialRequest, rng: random.Random) -> 
 
 
 _CLEAN = DEVICES["clean"]
-_ENDS = (("there", 2.1e6), ("back", 1.9e6))
-_LIMITED = "generator_limited"
+_LIMITED = ((_CLEAN,), "generator_limited")
 _FLOORS = ("glitch", "glitch-window", "glitch-random", "frame-errors")
 
 FAMILIES: dict[str, SimFamily] = {
     family.name: family
     for family in (
-        *(
-            SimFamily(spec.name, spec.about, (spec,), "floor" if spec.name in _FLOORS else "ndr")
-            for spec in DEVICES.values()
-        ),
+        *(SimFamily(name, (spec,), "floor" if name in _FLOORS else "ndr") for name, spec in DEVICES.items()),
+        SimFamily("one-direction", tuple(replace(_CLEAN, capacity_pps=most) for most in (2.1e6, 1.9e6))),
         SimFamily(
-            "one-direction",
-            "two directions, and one of them can do less",
-            tuple(replace(_CLEAN, name=name, capacity_pps=most) for name, most in _ENDS),
+            "dead-direction", (_CLEAN, replace(_CLEAN, capacity_pps=1e-9, ring_packets=0)), "dead_direction"
         ),
-        SimFamily(
-            "dead-direction",
-            "two directions, and in one of them no frame comes back",
-            (_CLEAN, replace(_CLEAN, name="back", capacity_pps=1e-9, ring_packets=0)),
-            "dead_direction",
-        ),
-        SimFamily("short-generator", "it sends 3 Mpps at most", (_CLEAN,), _LIMITED, _GENERATOR_LIMIT_PPS),
-        SimFamily(
-            "late-generator",
-            "it sends 3 Mpps at most, and all of it, later",
-            (_CLEAN,),
-            _LIMITED,
-            _GENERATOR_LIMIT_PPS,
-            stretches=True,
-        ),
-        SimFamily(
-            "dropping-generator",
-            "its receiver drops above 3 Mpps",
-            (_CLEAN,),
-            _LIMITED,
-            fault=_receiver_drops,
-        ),
-        SimFamily(
-            "queue-drops", "its transmit queue drops above 3 Mpps", (_CLEAN,), _LIMITED, fault=_queue_drops
-        ),
-        SimFamily("flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short),
-        SimFamily("negative-counters", "one trial in ten has a wrapped counter", (_CLEAN,), fault=_wrapping),
-        SimFamily("more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent),
+        SimFamily("short-generator", *_LIMITED, _GENERATOR_LIMIT_PPS),
+        SimFamily("late-generator", *_LIMITED, _GENERATOR_LIMIT_PPS, stretches=True),
+        SimFamily("dropping-generator", *_LIMITED, fault=_receiver_drops),
+        SimFamily("queue-drops", *_LIMITED, fault=_queue_drops),
+        SimFamily("flaky-generator", (_CLEAN,), fault=_sometimes_short),
+        SimFamily("negative-counters", (_CLEAN,), fault=_wrapping),
+        SimFamily("more-than-sent", (_CLEAN,), fault=_more_than_sent),
     )
 }
 
