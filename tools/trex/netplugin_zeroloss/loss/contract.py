@@ -40,10 +40,8 @@ class CounterChanges:
 class DropCounters(ABC):
     """A component on the path of the frames. It is read only between trials, so it cannot disturb one."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name such as ``ovs``, ``host`` or ``vnf``: the prefix of its counter names."""
+    #: Such as ``ovs``, ``host`` or ``vnf``: the prefix of its counter names.
+    name: str
 
     @abstractmethod
     def read(self) -> CounterReading:

@@ -175,13 +175,11 @@ class PortCounts:
 class Forwarded(DropCounters):
     """The component ``vnf`` of a program that only forwards between paired ports."""
 
+    name = "vnf"
+
     def __init__(self, counts: Callable[[], Sequence[PortCounts]]) -> None:
         """``counts`` returns the counters per port; it raises VnfError if the VNF does not answer."""
         self._counts = counts
-
-    @property
-    def name(self) -> str:
-        return "vnf"
 
     def read(self) -> CounterReading:
         try:
