@@ -9,13 +9,13 @@ from netplugin_zeroloss.generators.devices import DeviceSpec
 from netplugin_zeroloss.generators.sim import SimFamily, SimGenerator, sim_generator
 from netplugin_zeroloss.search.search import SearchResult, run_search
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import Measurement, TrialRequest, strict_goal
+from netplugin_zeroloss.values import Measurement, TrialRequest, headline
 
 LINE_PPS = 14.88e6
 
 
 def plan(precision: float = 0.005, line: float = LINE_PPS, **options: Any) -> SearchPlan:
-    return SearchPlan((strict_goal(precision=precision),), line, **options)
+    return SearchPlan((headline(precision=precision),), line, **options)
 
 
 def search_family(name: str, seed: object, **options: Any) -> SearchResult:

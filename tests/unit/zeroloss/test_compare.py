@@ -19,7 +19,7 @@ from netplugin_zeroloss.journal import Cell, RunRecord
 from netplugin_zeroloss.report.compare import CellVerdict, Comparison, ComparisonLimits, compare
 from netplugin_zeroloss.report.comparison_text import json_text, text
 from netplugin_zeroloss.report.figures import answers_of
-from netplugin_zeroloss.values import strict_goal
+from netplugin_zeroloss.values import headline
 
 from tests.unit.zeroloss.report_runs import (
     ENVIRONMENT,
@@ -182,7 +182,7 @@ def test_floors_among_the_repeats_count_as_no_rate() -> None:
 
 
 def test_another_goal_is_refused() -> None:
-    found = compare(one(result(device())), one(result(device(), goals=(strict_goal(10.0),))))
+    found = compare(one(result(device())), one(result(device(), goals=(headline(10.0),))))
     assert found.status == 2 and "1 x 60 s" in found.refusals[0] and "1 x 10 s" in found.refusals[0]
     assert text(found).startswith("unusable: ") and "Mpps" not in text(found)
 

@@ -20,7 +20,7 @@ from netplugin_zeroloss.report.figures import _named
 from netplugin_zeroloss.search import parts, result
 from netplugin_zeroloss.search.search import SearchResult, SearchRun, replay, run_search
 from netplugin_zeroloss.search.trials import Outcome, SearchPlan, SearchVerdict
-from netplugin_zeroloss.values import OTHER_GOALS, Direction, Goal, Measurement, TrialRequest, strict_goal
+from netplugin_zeroloss.values import OTHER_GOALS, Direction, Goal, Measurement, TrialRequest, headline
 
 from tests.unit.zeroloss.helpers import asked, plan, search_family, traffic
 
@@ -121,7 +121,7 @@ def is_named(outcome: Outcome, *directions: int) -> None:
 @pytest.mark.parametrize("final", [2.0, 60.0, 300.0])
 @pytest.mark.parametrize("can_abort", [True, False])
 def test_a_dead_direction_is_named_within_seconds(final: float, can_abort: bool) -> None:
-    the_plan = SearchPlan((strict_goal(final),), 14.88e6, can_abort=can_abort)
+    the_plan = SearchPlan((headline(final),), 14.88e6, can_abort=can_abort)
     found = searched(TwoWays(DEAD, can_abort=can_abort), the_plan)
     is_named(found.headline, 1)
     assert traffic(found) <= MOST_S and len(found.trials) <= 7
@@ -152,12 +152,12 @@ def test_the_answer_the_json_and_the_exit_status_name_it(
 
 
 def test_strict_rfc9971_runs_no_controls() -> None:
-    found = searched(TwoWays(DEAD), SearchPlan((strict_goal(),), 14.88e6, strict_rfc9971=True))
+    found = searched(TwoWays(DEAD), SearchPlan((headline(),), 14.88e6, strict_rfc9971=True))
     assert found.headline.verdict is SearchVerdict.FAILED and all(t.valid for t in found.trials)
 
 
 def test_every_goal_has_the_verdict() -> None:
-    found = searched(TwoWays(DEAD), SearchPlan((strict_goal(), OTHER_GOALS["csit-ndr"](0.005)), 14.88e6))
+    found = searched(TwoWays(DEAD), SearchPlan((headline(), OTHER_GOALS["csit-ndr"](0.005)), 14.88e6))
     assert [o.verdict for o in found.outcomes] == [SearchVerdict.DEAD_DIRECTION] * 2
     assert traffic(found) <= MOST_S
 

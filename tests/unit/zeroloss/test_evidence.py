@@ -19,7 +19,7 @@ from netplugin_zeroloss.loss.contract import (
 from netplugin_zeroloss.search import result
 from netplugin_zeroloss.search.search import replay, run_search
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest, strict_goal
+from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest, headline
 
 ASKED = TrialRequest(1000, 1.0)
 
@@ -172,7 +172,7 @@ class Watched(Generator):
 
 def test_a_search_with_attribution_is_replayed_from_its_file() -> None:
     watched = Watched(sim_generator("clean", "1"))
-    plan = SearchPlan((strict_goal(),), 14_880_952.0)
+    plan = SearchPlan((headline(),), 14_880_952.0)
     found = run_search(plan, AttributedGenerator(watched, [watched.place], 0.0))
     reported = result.result_of(plan, [found], {})
     places = reported["evidence"]["places_at_upper"]

@@ -22,7 +22,7 @@ from netplugin_zeroloss.values import (
     Progress,
     TrialRequest,
     UnusableInput,
-    strict_goal,
+    headline,
 )
 
 from tests.unit.zeroloss.helpers import asked
@@ -196,7 +196,7 @@ def answer(q):
 
 def test_a_search_through_it(tmp_path: Path) -> None:
     with ExecGenerator(Program(tmp_path, DEVICE).command, 10) as generator:
-        found = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).found
+        found = run_search(SearchPlan((headline(),), 14.88e6), generator).found
     assert found.headline.verdict is SearchVerdict.NDR
     assert found.headline.lower_pps <= 3.3e6 <= found.headline.upper_pps
     assert len(found.trials) <= 6
@@ -214,7 +214,7 @@ def answer(q):
     with ExecGenerator(Program(tmp_path, body).command, 10) as generator:
         found = judge(asked(), generator.run(asked()), 0.005)
         assert found.cause is Cause.COUNTERS
-        outcome = run_search(SearchPlan((strict_goal(),), 14.88e6), generator).found.headline
+        outcome = run_search(SearchPlan((headline(),), 14.88e6), generator).found.headline
     assert outcome.verdict is SearchVerdict.GENERATOR_LIMITED and outcome.answer_pps is None
 
 

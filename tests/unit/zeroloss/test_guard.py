@@ -23,7 +23,7 @@ from netplugin_zeroloss.matrix.bench import BareBench, CellError
 from netplugin_zeroloss.search.guard import GuardPlan, GuardVerdict, Scores, Visit, Visited, guard
 from netplugin_zeroloss.search.search import carry_out
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import Measurement, TrialRequest, strict_goal
+from netplugin_zeroloss.values import Measurement, TrialRequest, headline
 
 from tests.bench.guard import MINUTES, of_ratio, once, stalling, stepping
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent
@@ -61,7 +61,7 @@ def test_stalls_that_only_b_has_are_found_though_it_is_as_fast() -> None:
 
 # -- the order of the visits, and what is no result -----------------------------------------------
 
-_PLAN = GuardPlan(SearchPlan((strict_goal(),), 14.88e6), 4e6, 4e6, "1/cell", 1e4)
+_PLAN = GuardPlan(SearchPlan((headline(),), 14.88e6), 4e6, 4e6, "1/cell", 1e4)
 _SCORES = Scores(4e6, at_top=False)
 
 
@@ -122,7 +122,7 @@ def test_a_generator_that_lies_gives_no_scores() -> None:
 
 
 def test_a_device_is_warmed_up_for_longer_than_a_trial_may_be() -> None:
-    visit = next(guard(replace(_PLAN, plan=SearchPlan((strict_goal(10.0),), 14.88e6, warm_up_s=25.0))))
+    visit = next(guard(replace(_PLAN, plan=SearchPlan((headline(10.0),), 14.88e6, warm_up_s=25.0))))
     generator = SimGenerator(of_ratio("clean", 1.0, False, 0), random.Random(1))
     seen: list[TrialRequest] = []
     carry_out(visit.trials(), generator, lambda asked, _: seen.append(asked))

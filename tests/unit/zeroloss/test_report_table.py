@@ -36,7 +36,7 @@ from netplugin_zeroloss.report.table import (
     status_text,
     values,
 )
-from netplugin_zeroloss.values import strict_goal
+from netplugin_zeroloss.values import headline
 
 from tests.unit.zeroloss.report_runs import ENVIRONMENT, SETUP, device, mission, record, result, run_of
 
@@ -150,7 +150,7 @@ def test_a_later_record_takes_the_place_of_a_failed_one() -> None:
 
 
 def test_different_goals_are_both_named() -> None:
-    short = result(device(), goals=(strict_goal(final_trial_s=10),))
+    short = result(device(), goals=(headline(final_s=10),))
     run = run_of([record(Cell("a"), result(device())), record(Cell("b"), short)])
     report = report_of(run)
     assert len(report.goals) == 2

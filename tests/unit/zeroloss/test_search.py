@@ -20,7 +20,7 @@ from netplugin_zeroloss.values import (
     ReplayError,
     TrialRequest,
     UnusableInput,
-    strict_goal,
+    headline,
 )
 
 from tests.unit.zeroloss.helpers import hard_cap, plan, search_family, traffic
@@ -78,7 +78,7 @@ def test_a_fast_device_takes_four_trials_and_one_full_time(share: float, width: 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_replay_gives_the_same_answer(name: str) -> None:
-    the_plan = SearchPlan((strict_goal(), *csit()), 14.88e6)
+    the_plan = SearchPlan((headline(), *csit()), 14.88e6)
     found = run_search(the_plan, sim_generator(name, "replay")).found
     journal = [(trial.request, trial.measured) for trial in found.trials]
     assert replay(the_plan, journal) == found
@@ -215,7 +215,7 @@ def test_budgets_end_a_search_with_what_is_known() -> None:
 
 
 def test_several_goals_share_their_trials() -> None:
-    the_plan = SearchPlan((strict_goal(), *csit()), 14.88e6)
+    the_plan = SearchPlan((headline(), *csit()), 14.88e6)
     found = run_search(the_plan, hard_cap(4.2e6)).found
     strict, ndr, pdr = (outcome.answer_pps for outcome in found.outcomes)
     assert strict is not None and ndr is not None and pdr is not None
@@ -226,7 +226,7 @@ def test_several_goals_share_their_trials() -> None:
 
 
 def test_csits_goal_is_kinder_to_a_noisy_device() -> None:
-    the_plan = SearchPlan((strict_goal(), OTHER_GOALS["csit-ndr"](0.005)), 14.88e6)
+    the_plan = SearchPlan((headline(), OTHER_GOALS["csit-ndr"](0.005)), 14.88e6)
     found = run_search(the_plan, sim_generator("noisy", "csit")).found
     strict, ndr = (outcome.answer_pps or 0.0 for outcome in found.outcomes)
     assert strict < 3e6 < 4e6 < ndr

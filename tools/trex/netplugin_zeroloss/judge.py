@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from netplugin_zeroloss.values import Measurement, TrialRequest
+from netplugin_zeroloss.values import ROUNDING, Direction, Measurement, TrialRequest
 
 #: Tolerance of the offered load, as a fraction of the relative width of the goal.
 _TENTH: Final = 0.1
-#: Tolerance for floating-point error in times.
-_EPSILON: Final = 1e-9
 
 
 class Verdict(StrEnum):
@@ -45,6 +43,17 @@ class Cause(StrEnum):
     CONTRADICTION = "contradiction"
     #: Run far below the load to see whether each direction forwards, or before one did.
     CONTROL = "control"
+
+
+#: What the generator did wrong itself, by the name of its counter.
+_OF_THE_GENERATOR: Final = {
+    "rx_errors": (Cause.RECEIVER, "'s own receiver dropped {} frames"),
+    "queue_drops": (Cause.QUEUE, " dropped {} frames in its own transmit queue"),
+    "queue_full": (
+        Cause.QUEUE,
+        " was held up {} times (its queue was full, or it had no CPU): frames went out late, in bursts",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,9 @@ def judge_by_rfc9971(asked: TrialRequest, measured: Measurement, max_loss_ratio:
 def _objections(asked: TrialRequest, measured: Measurement, precision: float) -> Iterator[tuple[Cause, str]]:
     """Yield the reasons that make a trial invalid, most specific first."""
     yield from _about_counters(measured)
-    yield from _about_the_generator(measured)
+    for name, (cause, reason) in _OF_THE_GENERATOR.items():
+        if count := getattr(measured, name):
+            yield cause, f"the generator{reason.format(count)}"
     if not measured.aborted:
         yield from _about_the_load(asked, measured, precision)
     if measured.tx_packets == 0:
@@ -113,39 +124,21 @@ def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
     times = (measured.elapsed_s, measured.elapsed_uncertainty_s)
     if not all(math.isfinite(t) and t >= 0 for t in times):
         yield Cause.COUNTERS, f"the elapsed time is {measured.elapsed_s} s"
-    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions]
-    total = (measured.tx_packets, measured.rx_packets)
-    extra = (
-        measured.tx_shortfall,
-        measured.rx_errors,
-        measured.queue_drops,
-        measured.queue_full,
-        measured.in_flight_packets,
-    )
-    negative = [n for pair in [total, extra, *pairs] for n in pair if n < 0]
-    if negative:
+    total = Direction(measured.tx_packets, measured.rx_packets)
+    counts = [count for way in (total, *measured.directions) for count in (way.tx_packets, way.rx_packets)]
+    counts += [measured.tx_shortfall, measured.in_flight_packets]
+    counts += [getattr(measured, name) for name in _OF_THE_GENERATOR]
+    if negative := [count for count in counts if count < 0]:
         yield Cause.COUNTERS, f"a counter is negative ({negative[0]}): it wrapped or was reset"
-    for number, (tx, rx) in enumerate([total, *pairs], -1):
-        if rx > tx:
+    for number, way in enumerate([total, *measured.directions], -1):
+        if way.rx_packets > way.tx_packets:
             name = f"direction {number}: " if number >= 0 else ""
-            yield Cause.COUNTERS, f"{name}{rx} frames received and {tx} sent: more than was sent"
-    if pairs and tuple(map(sum, zip(*pairs, strict=True))) != total:
+            counted = f"{way.rx_packets} frames received and {way.tx_packets} sent"
+            yield Cause.COUNTERS, f"{name}{counted}: more than was sent"
+    if measured.directions and Direction.total(measured.directions) != total:
         yield Cause.COUNTERS, "the directions do not add up to the totals"
     if not measured.settled:
         yield Cause.UNSETTLED, "the counters still moved when they were read last"
-
-
-def _about_the_generator(measured: Measurement) -> Iterator[tuple[Cause, str]]:
-    if measured.rx_errors:
-        yield (Cause.RECEIVER, f"the generator's own receiver dropped {measured.rx_errors} frames")
-    if measured.queue_drops:
-        yield (Cause.QUEUE, f"the generator dropped {measured.queue_drops} frames in its own transmit queue")
-    if measured.queue_full:
-        yield (
-            Cause.QUEUE,
-            f"the generator was held up {measured.queue_full} times (its queue was full, or it had"
-            " no CPU): frames went out late, in bursts",
-        )
 
 
 def _about_the_load(
@@ -164,7 +157,7 @@ def _about_the_load(
             f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames,"
             f" {short / asked.packets:.3%} less than asked{''.join(idle)}",
         )
-    doubt = measured.elapsed_uncertainty_s + _EPSILON * asked.duration_s
+    doubt = measured.elapsed_uncertainty_s + ROUNDING * asked.duration_s
     over = measured.elapsed_s - asked.duration_s
     if over > asked.duration_s * tolerance + doubt:
         yield (
@@ -189,15 +182,13 @@ def _about_the_load(
 
 def _loss(measured: Measurement, max_loss_ratio: float) -> Judgement:
     """Judge the loss of a valid trial. Every direction must meet the loss ratio by itself."""
-    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions] or [
-        (measured.tx_packets, measured.rx_packets)
-    ]
-    lost = sum(tx - rx for tx, rx in pairs)
-    ratios = [(tx - rx) / tx if tx else 0.0 for tx, rx in pairs]
+    ways = measured.directions or (Direction(measured.tx_packets, measured.rx_packets),)
+    lost = sum(way.tx_packets - way.rx_packets for way in ways)
+    ratios = [(way.tx_packets - way.rx_packets) / way.tx_packets if way.tx_packets else 0.0 for way in ways]
     worst = max(ratios)
     if lost == 0:
         return Judgement(Verdict.PASSED, f"all {measured.tx_packets} frames came back")
-    where = f" in direction {ratios.index(worst)}" if len(pairs) > 1 else ""
+    where = f" in direction {ratios.index(worst)}" if len(ways) > 1 else ""
     what = f"{lost} of {measured.tx_packets} frames were lost, a ratio of {worst:.3g}{where}"
     if worst <= max_loss_ratio:
         return Judgement(Verdict.PASSED, f"{what}; {max_loss_ratio:g} may be", None, lost, worst)

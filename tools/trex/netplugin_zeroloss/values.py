@@ -215,15 +215,12 @@ def _within(goal: str, what: str, value: float, low: float, high: float, *, or_e
         )
 
 
-def strict_goal(final_trial_s: float = 60.0, precision: float = 0.005, initial_trial_s: float = 0.4) -> Goal:
-    """Return the default goal: no lost frame in one full-length trial (RFC 2544, section 26.1)."""
-    return headline(final_trial_s, initial_trial_s, precision)
+def headline(
+    final_s: float = 60.0, initial_s: float = 0.4, precision: float = 0.005, max_loss_ratio: float = 0.0
+) -> Goal:
+    """Return the headline goal: no lost frame in one full-length trial (RFC 2544, section 26.1), or a ratio.
 
-
-def headline(final_s: float, initial_s: float, precision: float, max_loss_ratio: float = 0.0) -> Goal:
-    """Return the headline goal: one full-length trial without (more) loss; short ones are no longer.
-
-    Raises: UnusableInput.
+    The first trials are short, but no longer than the last. Raises: UnusableInput.
     """
     name = "zero-loss" if max_loss_ratio == 0 else "loss-ratio"
     return Goal(name, max_loss_ratio, 0.0, min(initial_s, final_s), final_s, final_s, precision)

@@ -19,7 +19,7 @@ from netplugin_zeroloss.evaluation.evaluate import Progress, as_json, as_table, 
 from netplugin_zeroloss.evaluation.population import CLASSES
 from netplugin_zeroloss.generators.sim import FAMILIES
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import UnusableInput, line_rate_pps, strict_goal
+from netplugin_zeroloss.values import UnusableInput, headline, line_rate_pps
 
 _DEVICES = "named devices, and classes of which each run takes another device (default: all)"
 _FORMATS = {"table": as_table, "json": as_json}
@@ -184,7 +184,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             raise UnusableInput("--devices", f"no {device!r}; there are {', '.join(known)}")
     names = options.algorithms.split(",")
     searches.usable(names)
-    goal = strict_goal(options.final_duration, options.precision, options.initial_duration)
+    goal = headline(options.final_duration, options.initial_duration, options.precision)
     line = options.line_rate_pps or line_rate_pps(10e9, 64)
     plan = SearchPlan((goal,), line, warm_up_s=options.final_duration / 6)
     progress: Progress = (lambda done, of: None) if options.quiet else _progress
