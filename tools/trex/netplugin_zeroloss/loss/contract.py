@@ -76,11 +76,6 @@ def _differences(place: str, before: Mapping[str, _N], after: Mapping[str, _N]) 
 
 
 # -- A generator with loss attribution: reads all drop counters before and after each trial. ------
-# The sum is exact: sent = received + drops of the generator's own receiver + all counts in
-# ``Measurement.evidence`` that are not the generator's. The remainder is ``unexplained``. It is negative
-# if the counters exceed the missing frames: a frame was counted twice, or frames of other traffic were
-# counted.
-
 
 UNEXPLAINED: Final = "unexplained"
 #: Prefix of frames that the generator lost itself, before sending or after receiving.
@@ -91,7 +86,12 @@ _AGAIN_S = 0.1
 
 
 class AttributedGenerator(Generator):
-    """Wraps a generator and the components on its path. Closes the generator."""
+    """Wraps a generator and the components on its path. Closes the generator.
+
+    The sum is exact: sent = received + drops of the generator's own receiver + all counts in ``evidence``
+    that are not the generator's. The remainder is ``unexplained``; negative, if a frame was counted twice,
+    or frames of other traffic were counted.
+    """
 
     def __init__(
         self, generator: Generator, places: Sequence[DropCounters], settle_s: float = _SETTLE_S

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from netplugin.api.fields import Mac, PciAddress, Value, worded
+from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.programs.program import Program, ProgramError
 from netplugin_zeroloss import machines
 from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
@@ -257,6 +258,15 @@ class PlacedDescription(Value):
     #: Seconds until it must forward.
     start_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
 
+    #: What has it in a VM: whose packages, and their names; the option of ``vm build``.
+    packages: ClassVar[tuple[str, str]]
+    vm_build: ClassVar[str]
+    #: Whether it needs python3 there; drivers of the kernel that DPDK's driver of a NIC uses; MB besides
+    #: hugepages.
+    needs_python: ClassVar[bool] = False
+    shared_drivers: ClassVar[frozenset[str]] = frozenset()
+    heap_mb: ClassVar[int] = 0
+
     def needs_mb(self, ports: int) -> int:
         """Return the MB of hugepages that a VNF of so many ports takes; 0: not known."""
         return 0
@@ -272,6 +282,11 @@ class TestpmdDescription(PlacedDescription):
     memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 256
     forward_mode: ForwardMode = ForwardMode.MAC
     noisy: NoisyDescription = NoisyDescription()
+
+    packages = ("Debian's packages", "dpdk-dev")
+    vm_build = "without --no-testpmd"
+    needs_python = True
+    shared_drivers = KEPT_BY_DPDK
 
     def needs_mb(self, ports: int) -> int:
         """As of every VNF; in the mode ``noisy`` each port has its own memory besides."""
@@ -297,6 +312,11 @@ class VppDescription(PlacedDescription):
     poll_sleep_us: Annotated[int, Field(ge=1, le=10_000)] | None = None
     #: Plug-in directory; null: VPP's default.
     plugin_path: str | None = None
+
+    packages = ("FD.io's packages", "vpp vpp-plugin-dpdk")
+    vm_build = "--vpp FOLDER"
+    # Without its default main-heap-size VPP ends with a segmentation fault.
+    heap_mb = 1024
 
 
 class ExternalDescription(Value):

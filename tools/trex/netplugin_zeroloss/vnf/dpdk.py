@@ -55,20 +55,19 @@ def devices_of(ports: Sequence[VnfPort]) -> list[str]:
 
 
 def _check(port: VnfPort, vhost_net: bool) -> None:
+    device = port.device
     match port.attachment:
         case Attachment.VHOST_USER | Attachment.VHOST_BACKEND:
-            free_socket(port.device)
+            free_socket(device)
         case Attachment.VHOST_VDPA:
-            _free_device(port.device)
-        case Attachment.VFIO:
-            driver = _PCI / port.device / "driver"
-            if not driver.exists() or driver.resolve().name != "vfio-pci":
-                raise VnfError(f"{port.device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci")
+            _free_device(device)
+        case Attachment.VFIO if (_PCI / device / "driver").resolve().name != "vfio-pci":
+            raise VnfError(f"{device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci")
         case Attachment.TAP | Attachment.NETDEV:
-            check_there(port.device)
-            if port.attachment is Attachment.TAP and not vhost_net and not _many(port.device):
+            check_there(device)
+            if port.attachment is Attachment.TAP and not vhost_net and not _many(device):
                 raise VnfError(
-                    f"{port.device} is a tap of one queue, which DPDK opens through vhost_net alone:"
+                    f"{device} is a tap of one queue, which DPDK opens through vhost_net alone:"
                     " modprobe vhost_net, plug the port with 2 queues, or use the VNF 'taps'"
                 )
 
@@ -125,11 +124,9 @@ def check_cores(cores: VnfCores, online: Collection[int] | None = None) -> None:
 
     Raises: VnfError.
     """
-    named = [*cores.workers, *(() if cores.main is None else (cores.main,))]
-    there = cpus.online() if online is None else online
-    missing = sorted(set(named) - set(there))
-    if missing:
-        has = "" if online is None else f": the VM has {cpus.format_list(there) or 'no CPU that is known'}"
+    named = {*cores.workers, *(() if cores.main is None else (cores.main,))}
+    if missing := named - set(cpus.online() if online is None else online):
+        has = "" if online is None else f": the VM has {cpus.format_list(online) or 'no CPU that is known'}"
         raise VnfError(f"CPU {cpus.format_list(missing)} of the VNF is not on line{has}")
     if len(set(cores.workers)) < len(cores.workers):
         raise VnfError(f"a CPU occurs twice among the VNF's workers: {cores.workers}")

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from netplugin.host.cpus import parse_list
-from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.host.vfs import VFIO, in_user_space
 from netplugin_zeroloss.machines import LocalMachine, Machine, MachineError, SshMachine
 from netplugin_zeroloss.vnf.contract import PlacedDescription, VnfCores, VnfError, VnfPort
@@ -58,34 +57,6 @@ class GuestFacts:
     unsafe: bool
     drivers: Mapping[str, str]
     there: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What VNFs of one type need in their VM. ``build``: the option of ``vm build`` that gives it.
-
-    ``shared``: drivers of the kernel that DPDK's driver of the NIC uses. ``heap_mb``: besides hugepages.
-    """
-
-    packages: str
-    build: str
-    python: bool = False
-    shared: tuple[str, ...] = ()
-    heap_mb: int = 0
-
-
-_KINDS = {
-    "testpmd": _Kind(
-        "Debian's packages: {there} apt-get install dpdk-dev",
-        "without --no-testpmd",
-        python=True,
-        shared=tuple(sorted(KEPT_BY_DPDK)),
-    ),
-    # Without its default main-heap-size VPP ends with a segmentation fault.
-    "vpp": _Kind(
-        "FD.io's packages: {there} apt-get install vpp vpp-plugin-dpdk", "--vpp FOLDER", heap_mb=1024
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +111,14 @@ def where(machine: SshMachine | LocalMachine) -> str:
 
 def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator[Lack]:
     """Yield what a VNF of so many ports lacks in its VM (pure); its NICs need not be there yet."""
-    there, kind = where(vnf.machine), _KINDS[vnf.type]
+    there = where(vnf.machine)
     if not facts.program:
-        packages = kind.packages.format(there=there)
         yield Lack(
             f"the VM has no program {vnf.binary}",
-            f"netplugin-zeroloss vm build {kind.build}; in a VM of your own install {packages}",
+            f"netplugin-zeroloss vm build {vnf.vm_build}; in a VM of your own install {vnf.packages[0]}:"
+            f" {there} apt-get install {vnf.packages[1]}",
         )
-    if kind.python and not facts.python:
+    if vnf.needs_python and not facts.python:
         yield Lack(
             f"the VM has no python3, which reads {vnf.type}'s counters there",
             f"{there} apt-get install python3",
@@ -159,18 +130,18 @@ def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator
     elif vnf.hugepages and facts.free_mb is not None and facts.free_mb < needed:
         found = f"the VM has {facts.free_mb} MB of free hugepages, and {vnf.type} needs {needed} MB"
         yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
-    if facts.memory_mb is not None and facts.memory_mb < kind.heap_mb:
+    if facts.memory_mb is not None and facts.memory_mb < vnf.heap_mb:
         found = (
             f"the VM has {facts.memory_mb} MB free besides its hugepages, and the heap of {vnf.type} takes"
-            f" {kind.heap_mb} MB"
+            f" {vnf.heap_mb} MB"
         )
         yield Lack(found, "give the VM more memory, or fewer hugepages")
-    yield from _about_drivers(vnf, facts, there, kind)
+    yield from _about_drivers(vnf, facts, there)
 
 
-def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str, kind: _Kind) -> Iterator[Lack]:
+def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str) -> Iterator[Lack]:
     for nic, driver in facts.drivers.items():
-        if not in_user_space(driver) and driver not in kind.shared:
+        if not in_user_space(driver) and driver not in vnf.shared_drivers:
             yield Lack(
                 f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and {vnf.type}"
                 f" needs {VFIO}",

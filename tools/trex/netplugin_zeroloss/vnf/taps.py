@@ -47,11 +47,9 @@ class Taps(ProgramVnf):
         for port in self._ports:
             check_there(port.device)
         machine = self._on(LocalMachine(), deadline)
-        words = [machine.python, "-m", "netplugin_zeroloss.vnf.tap_forwarder"]
-        if self._cores.workers:
-            words = ["taskset", "--cpu-list", str(self._cores.workers[0]), *words]
-        for port in self._ports:
-            words += [port.device, port.mac, port.peer_mac]
+        pinned = ["taskset", "--cpu-list", str(self._cores.workers[0])] if self._cores.workers else []
+        words = [*pinned, machine.python, "-m", "netplugin_zeroloss.vnf.tap_forwarder"]
+        words += [word for port in self._ports for word in (port.device, port.mac, port.peer_mac)]
         self._run(machine, words)
         self._wait_for_links(deadline)
         version = f"Python {platform.python_version()}"

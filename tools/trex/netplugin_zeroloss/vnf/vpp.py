@@ -56,13 +56,8 @@ def routing(ports: Sequence[VnfPort], interfaces: Sequence[int]) -> Iterator[tup
         yield "ip_neighbor_add_del", {"is_add": True, "neighbor": here | neighbour}
     for number in range(len(ports)):
         partner = number ^ 1
-        path = {
-            "sw_if_index": interfaces[partner],
-            "weight": 1,
-            "nh": {"address": {"ip4": _far(partner)}},
-            # A fixed-length array, even if empty.
-            "label_stack": [{}] * _LABELS,
-        }
+        path = {"sw_if_index": interfaces[partner], "weight": 1, "nh": {"address": {"ip4": _far(partner)}}}
+        path["label_stack"] = [{}] * _LABELS  # a fixed-length array, even if empty
         route = {"table_id": number + 1, "prefix": "0.0.0.0/0", "n_paths": 1, "paths": [path]}
         yield "ip_route_add_del", {"is_add": True, "route": route}
 
@@ -84,11 +79,7 @@ _PLUGINS = {Attachment.VFIO: "dpdk", Attachment.VHOST_BACKEND: "vhost", Attachme
 
 
 class Vpp(ProgramVnf):
-    """VPP on this machine or in a VM.
-
-    Each port has a table with one route to its partner's far end, so the addresses of the test frames
-    need not be known.
-    """
+    """VPP on this machine or in a VM, with the routes of ``routing``."""
 
     name = "vpp"
 
@@ -147,23 +138,17 @@ class Vpp(ProgramVnf):
     def place(self) -> DropCounters:
         return VppPlace(self._printed, self._interfaces)
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def _interface(self, number: int) -> int:
         """Return VPP's interface index: creates the interface, or finds it by its name in startup.conf."""
         port, api = self._ports[number], self._asked
-        message = ""
-        fields: dict[str, Any] = {}
         if port.attachment is Attachment.VHOST_BACKEND:
-            message = "create_vhost_user_if_v2"
             fields = {"is_server": True, "sock_filename": port.device}
             fields |= {"use_custom_mac": True, "mac_address": port.mac}
-        elif port.attachment is Attachment.NETDEV:
-            message = "af_packet_create_v3"
+            return int(api.call("create_vhost_user_if_v2", **fields).sw_if_index)
+        if port.attachment is Attachment.NETDEV:
             fields = {"mode": 1, "host_if_name": port.device, "use_random_hw_addr": False}
             fields |= {"hw_addr": port.mac, "num_rx_queues": self._queues, "num_tx_queues": 1}
-        if message:
-            return int(api.call(message, **fields).sw_if_index)
+            return int(api.call("af_packet_create_v3", **fields).sw_if_index)
         name = INTERFACE.format(number=number)
         for details in api.dump("sw_interface_dump"):
             if details.interface_name == name:
