@@ -14,7 +14,7 @@ from netplugin_zeroloss.matrix.description import RunDescription, vm_of
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands
 from netplugin_zeroloss.vm.contents import Contents, Identity, contents_of, key_of
-from netplugin_zeroloss.vm.domain import with_fixed_addresses
+from netplugin_zeroloss.vm.image import with_fixed_addresses
 from netplugin_zeroloss.vm.spec import EPOCH, VmSpec
 from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 from pydantic import ValidationError

@@ -23,8 +23,7 @@ from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm import FOLDER
-from netplugin_zeroloss.vm.domain import with_fixed_addresses
+from netplugin_zeroloss.vm.image import FOLDER, with_fixed_addresses
 from netplugin_zeroloss.vm.image import read as read_image
 
 #: Children of <os> that name files of this host.

@@ -105,9 +105,8 @@ class Builder:
         disk = work / "disk.raw"
         tree.write(early, made.early)
         if spec.base is None:
-            self._say(
-                f"1/5 Debian {spec.suite} by mmdebstrap, with {len(made.packages)} packages and their needs"
-            )
+            packages = f"{len(made.packages)} packages and their needs"
+            self._say(f"1/5 Debian {spec.suite} by mmdebstrap, with {packages}")
             sources = []
             if text := spec.apt_sources():
                 sources = [work / ("apt.sources" if "\nURIs:" in f"\n{text}" else "apt.list")]
@@ -204,8 +203,6 @@ class Builder:
                 made.with_name(f"{made.name}.pub").rename(key.with_name(f"{key.name}.pub"))
         host = self._folder / _HOST_KEY
         return Identity(_public(self._login), host.read_text(), _public(host))
-
-    # -- commands ------------------------------------------------------------------------------------
 
     def _run(self, command: Sequence[str], work: Path, seconds: int | None = None) -> None:
         """Run a command, with a line now and then about how far it is.

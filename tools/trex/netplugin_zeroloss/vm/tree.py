@@ -73,9 +73,8 @@ def clean(tree: Path) -> None:
     inside = tree.resolve()
     for pattern in _TRACES:
         for path in sorted(tree.glob(pattern), reverse=True):
-            if not path.parent.resolve().is_relative_to(inside):
-                continue
-            remove(path)
+            if path.parent.resolve().is_relative_to(inside):
+                remove(path)
     for name, mode in _DIRECTORIES.items():
         if not (tree / name).is_symlink():
             with folder(tree, name) as descriptor:

@@ -24,7 +24,7 @@ from netplugin_zeroloss.vnf.contract import (
     VnfInfo,
     VnfPort,
 )
-from netplugin_zeroloss.vnf.dpdk import check_cores, check_there
+from netplugin_zeroloss.vnf.dpdk import check_cores, device_there
 
 _START_S = 20.0
 
@@ -45,7 +45,7 @@ class Taps(ProgramVnf):
         deadline = time.monotonic() + _START_S
         check_cores(self._cores)
         for port in self._ports:
-            check_there(port.device)
+            device_there(port.device)
         machine = self._on(LocalMachine(), deadline)
         pinned = ["taskset", "--cpu-list", str(self._cores.workers[0])] if self._cores.workers else []
         words = [*pinned, machine.python, "-m", "netplugin_zeroloss.vnf.tap_forwarder"]
