@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from netplugin.host.cbpf import Assembler, BpfProgram
 from netplugin.host.link_values import Link
+from netplugin.programs.polling import polled
 from netplugin_zeroloss.generators.frames import HEADER_BYTES
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
@@ -96,19 +96,20 @@ class Wire:
 
     def interface(self, name: str) -> Link:
         """Return a usable interface. Raises: UnusableInput if it is absent, down or without carrier."""
-        deadline = time.monotonic() + _CARRIER_S
-        while True:
-            link = self._inside(lambda: self._links.get(name))
-            if link is None:
-                where = f" in {self.netns_path}" if self.netns_path else ""
-                raise UnusableInput("interface", f"{name}: No such device{where}")
-            if not link.up:
-                raise UnusableInput("interface", f"{name} is down: try `ip link set {name} up`")
-            if link.carrier:
-                return link
-            if time.monotonic() > deadline:
-                raise UnusableInput("interface", f"{name} has no carrier: is its far end up?")
-            time.sleep(_LOOK_S)
+        link = polled(
+            lambda: self._inside(lambda: self._links.get(name)),
+            lambda found: found is None or not found.up or found.carrier,
+            _CARRIER_S,
+            _LOOK_S,
+        )
+        if link is None:
+            where = f" in {self.netns_path}" if self.netns_path else ""
+            raise UnusableInput("interface", f"{name}: No such device{where}")
+        if not link.up:
+            raise UnusableInput("interface", f"{name} is down: try `ip link set {name} up`")
+        if not link.carrier:
+            raise UnusableInput("interface", f"{name} has no carrier: is its far end up?")
+        return link
 
     def take(self, interface: Link) -> None:
         """Take an interface for this process, until ``close``: the frames of two runs would add up.

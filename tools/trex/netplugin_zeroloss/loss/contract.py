@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+from netplugin.programs.polling import polled
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
 
@@ -111,12 +111,13 @@ class AttributedGenerator(Generator):
         try:
             before = {place.name: place.read() for place in self._places}
             measured = self._generator.run(request)
-            deadline = time.monotonic() + self._settle_s
-            while True:
-                attributed = self._with(measured, before)
-                if attributed.evidence[UNEXPLAINED] == 0 or time.monotonic() > deadline:
-                    return attributed
-                time.sleep(_AGAIN_S)  # OVS has no notification of counters
+            # OVS has no notification of counters.
+            return polled(
+                lambda: self._with(measured, before),
+                lambda attributed: attributed.evidence[UNEXPLAINED] == 0,
+                self._settle_s,
+                _AGAIN_S,
+            )
         except AttributionError as error:
             raise GeneratorError(str(error)) from error
 
