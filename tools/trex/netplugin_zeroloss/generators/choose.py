@@ -26,7 +26,7 @@ def make(description: Description) -> Generator:
     match description:
         case Sim():
             seed, most = str(description.seed), description.capacity_pps
-            return sim_generator(description.device, seed, capacity_pps=most)
+            return sim_generator(description.device, seed, most)
         case Exec():
             return ExecGenerator(description.command, description.answer_timeout_s)
         case Tcpreplay():

@@ -130,6 +130,10 @@ class Passage:
     aborted: bool
     places: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def received(self) -> int:
+        return self.sent - self.lost
+
 
 def _arrivals(rng: random.Random, per_second: float, until: float) -> Iterator[float]:
     """Yield the times of a Poisson process."""

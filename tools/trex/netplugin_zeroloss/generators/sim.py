@@ -59,12 +59,9 @@ class SimFamily:
     fault: Fault | None = None
 
     def limit_pps(self, duration_s: float) -> float | None:
-        """Return the known answer: that of the worst direction, summed over all directions."""
-        limits = [device.limit_pps(duration_s) for device in self.devices]
-        known = [limit for limit in limits if limit is not None]
-        if self.verdict != "ndr" or len(known) < len(limits):
-            return None
-        return len(limits) * min(known)
+        """Return the known answer: that of the worst direction, summed over all directions; None if none."""
+        limits = [device.limit_pps(duration_s) or 0.0 for device in self.devices]
+        return (len(limits) * min(limits) or None) if self.verdict == "ndr" else None
 
     def loss_probability(self, rate_pps: float, duration_s: float) -> float:
         """Return the probability of loss at this load within ``duration_s``."""
@@ -119,19 +116,15 @@ def _measured(parts: Sequence[Sequence[Passage]], over_time: bool) -> Measuremen
     """Return one trial of all directions, in parts that followed each other (``over_time``)."""
     seconds = accumulate(max(passage.elapsed_s for passage in part) for part in parts)
     sent = accumulate(sum(passage.sent for passage in part) for part in parts)
-    received = accumulate(sum(passage.sent - passage.lost for passage in part) for part in parts)
+    received = accumulate(sum(passage.received for passage in part) for part in parts)
     progress = tuple(map(Progress, seconds, sent, received))
     places: Counter[str] = Counter()
     for passage in chain.from_iterable(parts):
         places.update(passage.places)
-    ways = [
-        Direction(sum(p.sent for p in way), sum(p.sent - p.lost for p in way))
-        for way in zip(*parts, strict=True)
-    ]
+    ways = [Direction.total([Direction(p.sent, p.received) for p in way]) for way in zip(*parts, strict=True)]
+    end = progress[-1]
     return Measurement(
-        progress[-1].tx_packets,
-        progress[-1].rx_packets,
-        progress[-1].elapsed_s,
+        *(end.tx_packets, end.rx_packets, end.elapsed_s),
         aborted=not over_time and any(passage.aborted for passage in parts[0]),
         directions=tuple(ways) if len(ways) > 1 else (),
         progress=progress if over_time else (),
@@ -209,9 +202,7 @@ FAMILIES: dict[str, SimFamily] = {
 }
 
 
-def sim_generator(
-    name: str, seed: str, can_abort: bool = True, capacity_pps: float | None = None
-) -> SimGenerator:
+def sim_generator(name: str, seed: str, capacity_pps: float | None = None) -> SimGenerator:
     """Create the simulated generator of this name with its own random stream. Raises: UnusableInput.
 
     ``capacity_pps`` overrides the total capacity of all directions.
@@ -224,4 +215,4 @@ def sim_generator(
         devices = (replace(d, capacity_pps=d.capacity_pps * scale) for d in family.devices)
         family = replace(family, devices=tuple(devices))
     # Seeding with a string is stable across machines and processes.
-    return SimGenerator(family, random.Random(f"{seed}/{name}"), can_abort)
+    return SimGenerator(family, random.Random(f"{seed}/{name}"))

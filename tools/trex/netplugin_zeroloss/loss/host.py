@@ -55,9 +55,7 @@ class HostCounters(DropCounters):
         return CounterChanges({}, figures(found.readings, elapsed_s))
 
     def _process_times(self) -> Iterator[tuple[str, float]]:
-        for entry in self._root.iterdir():
-            if not entry.name.isdigit():
-                continue
+        for entry in self._root.glob("[0-9]*"):
             try:
                 text = (entry / "stat").read_text()
             except OSError:
