@@ -22,7 +22,7 @@ from netplugin.libvirt.vm_image import DISK, INITRD, KERNEL, KEY, KNOWN_HOSTS, M
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands, image, tree
 from netplugin_zeroloss.vm.commands import contained
-from netplugin_zeroloss.vm.contents import VPP, Contents, Identity, contents_of, key_of
+from netplugin_zeroloss.vm.contents import VPP, VPP_LIBRARIES, Contents, Identity, contents_of, key_of
 from netplugin_zeroloss.vm.image import LATEST
 from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec
 
@@ -163,7 +163,7 @@ class Builder:
                     pass  # it is a folder, and no link to one of this host
             self._run(commands.script(commands.INSTALL, "apt-get", root, *chosen), root.parent, spec.time)
         if spec.vpp_tree is not None:
-            tree.write(root, tuple(each for each in made.files if "ld.so.conf.d" in each.path))
+            tree.write(root, VPP_LIBRARIES)
             self._run(contained("ldconfig", "-r", root), root.parent)
 
     def _manifest(self, spec: VmSpec, made: Contents, key: str, root: Path, done: Path) -> None:
