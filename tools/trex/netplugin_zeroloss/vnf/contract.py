@@ -197,18 +197,17 @@ class Forwarded(DropCounters):
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
-        lost = dict(found.lost)
+        lost, readings = dict(found.lost), found.readings
         for number in range(sum(name.endswith(".tx_packets") for name in after.counters)):
             partner = number ^ 1
-            came = found.readings[f"port{number}.rx_packets"]
-            went = found.readings[f"port{partner}.tx_packets"]
+            came, went = readings[f"port{number}.rx_packets"], readings[f"port{partner}.tx_packets"]
             if went > came:
                 raise AttributionError(
                     f"vnf: port {partner} sent {went - came:g} frames that port {number} did not"
                     " receive in the trial: there were frames on their way when it began"
                 )
             lost[f"port{partner}.not_sent"] = round(came - went)
-        return CounterChanges(lost, found.readings)
+        return CounterChanges(lost, readings)
 
 
 # -- VNF descriptions in a run description: program, machine and parameters. -----------------------
