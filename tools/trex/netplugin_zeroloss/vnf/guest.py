@@ -6,6 +6,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator
 
 from netplugin.host.cpus import parse_list
 from netplugin.host.vfs import VFIO, in_user_space
@@ -37,24 +40,37 @@ done
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GuestFacts:
-    """What was read in the VM; empty or None: not known there.
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 16 else None
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    with suppress(ValueError):
+        return parse_list(text)
+    return ()
+
+
+_Number = Annotated[int | None, BeforeValidator(_number)]
+_Cpus = Annotated[tuple[int, ...], BeforeValidator(_cpus)]
+
+
+class GuestFacts(BaseModel, frozen=True):
+    """What was read in the VM, by the names of ``_LOOK``; empty or None: not known there.
 
     ``drivers``: of each NIC of the VNF, or the one that a NIC will get that is not in ``there``.
     """
 
     program: str
-    python: str
+    python: str = ""
     #: MB that are available besides hugepages; number of hugepages; MB of free ones.
-    memory_mb: int | None
-    pages: int | None
-    free_mb: int | None
-    online: tuple[int, ...]
-    isolated: tuple[int, ...]
-    vfio_module: bool
-    iommu: bool
-    unsafe: bool
+    memory: _Number = None
+    pages: _Number = None
+    free: _Number = None
+    online: _Cpus = ()
+    isolated: _Cpus = ()
+    module: str = ""
+    iommu: str = ""
+    unsafe: str = ""
     drivers: Mapping[str, str]
     there: frozenset[str]
 
@@ -78,30 +94,11 @@ def read_guest(machine: Machine, vnf: PlacedDescription) -> GuestFacts:
         raise MachineError(
             f"the VM printed {printed[:200]!r} in place of what it has: it needs a shell (sh) and coreutils"
         )
-
-    def number(name: str) -> int | None:
-        value = facts.get(name, "")
-        return int(value) if value.isdecimal() and len(value) < 16 else None
-
-    def cpus(name: str) -> tuple[int, ...]:
-        with suppress(ValueError):
-            return parse_list(facts.get(name, ""))
-        return ()
-
-    return GuestFacts(
-        program=facts["program"],
-        python=facts.get("python", ""),
-        memory_mb=number("memory"),
-        pages=number("pages"),
-        free_mb=number("free"),
-        online=cpus("online"),
-        isolated=cpus("isolated"),
-        vfio_module=bool(facts.get("module")),
-        iommu=bool(facts.get("iommu")),
-        unsafe=facts.get("unsafe") in ("Y", "1"),
-        drivers={nic: facts.get(nic, "") for nic in vnf.nics},
-        there=frozenset(value for name, _, value in lines if name == "there"),
-    )
+    of_nics = {
+        "drivers": {nic: facts.get(nic, "") for nic in vnf.nics},
+        "there": {value for name, _, value in lines if name == "there"},
+    }
+    return GuestFacts.model_validate(facts | of_nics)
 
 
 def where(machine: SshMachine | LocalMachine) -> str:
@@ -127,12 +124,12 @@ def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator
     needed = vnf.needs_mb(ports)
     if vnf.hugepages and not facts.pages:
         yield Lack("the VM has no hugepages", fix)
-    elif vnf.hugepages and facts.free_mb is not None and facts.free_mb < needed:
-        found = f"the VM has {facts.free_mb} MB of free hugepages, and {vnf.type} needs {needed} MB"
+    elif vnf.hugepages and facts.free is not None and facts.free < needed:
+        found = f"the VM has {facts.free} MB of free hugepages, and {vnf.type} needs {needed} MB"
         yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
-    if facts.memory_mb is not None and facts.memory_mb < vnf.heap_mb:
+    if facts.memory is not None and facts.memory < vnf.heap_mb:
         found = (
-            f"the VM has {facts.memory_mb} MB free besides its hugepages, and the heap of {vnf.type} takes"
+            f"the VM has {facts.memory} MB free besides its hugepages, and the heap of {vnf.type} takes"
             f" {vnf.heap_mb} MB"
         )
         yield Lack(found, "give the VM more memory, or fewer hugepages")
@@ -148,9 +145,9 @@ def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str) -> Ite
                 f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
                 " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic",
             )
-    if "vfio-pci" in facts.drivers.values() and not facts.vfio_module:
+    if "vfio-pci" in facts.drivers.values() and not facts.module:
         yield Lack("the VM has no module vfio-pci", "install a whole kernel package there")
-    elif "vfio-pci" in facts.drivers.values() and not facts.iommu and not facts.unsafe:
+    elif "vfio-pci" in facts.drivers.values() and not facts.iommu and facts.unsafe not in ("Y", "1"):
         yield Lack(
             "the VM has no IOMMU, and vfio-pci takes no NIC without one",
             f"{there} modprobe vfio enable_unsafe_noiommu_mode=1, and in /etc/modprobe.d for each boot",
