@@ -45,17 +45,6 @@ class Cause(StrEnum):
     CONTROL = "control"
 
 
-#: What the generator did wrong itself, by the name of its counter.
-_OF_THE_GENERATOR: Final = {
-    "rx_errors": (Cause.RECEIVER, "'s own receiver dropped {} frames"),
-    "queue_drops": (Cause.QUEUE, " dropped {} frames in its own transmit queue"),
-    "queue_full": (
-        Cause.QUEUE,
-        " was held up {} times (its queue was full, or it had no CPU): frames went out late, in bursts",
-    ),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """A verdict with its reason. ``loss_ratio`` is the ratio of the worst direction."""
@@ -102,20 +91,21 @@ def judge_by_rfc9971(asked: TrialRequest, measured: Measurement, max_loss_ratio:
 def _objections(asked: TrialRequest, measured: Measurement, precision: float) -> Iterator[tuple[Cause, str]]:
     """Yield the reasons that make a trial invalid, most specific first."""
     yield from _about_counters(measured)
-    for name, (cause, reason) in _OF_THE_GENERATOR.items():
-        if count := getattr(measured, name):
-            yield cause, f"the generator{reason.format(count)}"
+    if measured.rx_errors:
+        yield Cause.RECEIVER, f"the generator's own receiver dropped {measured.rx_errors} frames"
+    if measured.queue_drops:
+        yield Cause.QUEUE, f"the generator dropped {measured.queue_drops} frames in its own transmit queue"
+    if measured.queue_full:
+        delayed = f"was held up {measured.queue_full} times (its queue was full, or it had no CPU)"
+        yield Cause.QUEUE, f"the generator {delayed}: frames went out late, in bursts"
     if not measured.aborted:
         yield from _about_the_load(asked, measured, precision)
     if measured.tx_packets == 0:
         yield Cause.NOTHING_SENT, "the generator sent nothing"
     missing = measured.tx_packets - measured.rx_packets
     if 0 < missing <= measured.in_flight_packets:
-        yield (
-            Cause.UNSETTLED,
-            f"{missing} frames are missing and {measured.in_flight_packets} may still be in flight:"
-            " loss is not certain",
-        )
+        moving = f"{measured.in_flight_packets} may still be in flight"
+        yield Cause.UNSETTLED, f"{missing} frames are missing and {moving}: loss is not certain"
     if measured.aborted and missing == 0:
         yield Cause.CONTRADICTION, "the trial was stopped for loss, and no frame is missing"
 
@@ -126,8 +116,8 @@ def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
         yield Cause.COUNTERS, f"the elapsed time is {measured.elapsed_s} s"
     total = Direction(measured.tx_packets, measured.rx_packets)
     counts = [count for way in (total, *measured.directions) for count in (way.tx_packets, way.rx_packets)]
-    counts += [measured.tx_shortfall, measured.in_flight_packets]
-    counts += [getattr(measured, name) for name in _OF_THE_GENERATOR]
+    counts += [measured.tx_shortfall, measured.rx_errors, measured.queue_drops, measured.queue_full]
+    counts += [measured.in_flight_packets]
     if negative := [count for count in counts if count < 0]:
         yield Cause.COUNTERS, f"a counter is negative ({negative[0]}): it wrapped or was reset"
     for number, way in enumerate([total, *measured.directions], -1):
@@ -145,39 +135,25 @@ def _about_the_load(
     asked: TrialRequest, measured: Measurement, precision: float
 ) -> Iterator[tuple[Cause, str]]:
     """Check the offered load: all frames sent, and in the requested time."""
-    tolerance = precision * _TENTH
+    tolerance, sent, seconds = precision * _TENTH, measured.tx_packets, asked.duration_s
+    counted = f"the generator sent {sent} of {asked.packets:.0f} frames"
+    took = f"the trial took {measured.elapsed_s:.6g} s instead of {seconds:g} s"
     # Rate times duration may be off by one frame.
-    short = max(asked.packets - measured.tx_packets, measured.tx_shortfall)
+    short = max(asked.packets - sent, measured.tx_shortfall)
     if short > max(1.0, asked.packets * tolerance):
-        idle = [
-            f"; direction {n} sent none" for n, way in enumerate(measured.directions) if not way.tx_packets
-        ]
-        yield (
-            Cause.SHORT,
-            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames,"
-            f" {short / asked.packets:.3%} less than asked{''.join(idle)}",
-        )
-    doubt = measured.elapsed_uncertainty_s + ROUNDING * asked.duration_s
-    over = measured.elapsed_s - asked.duration_s
-    if over > asked.duration_s * tolerance + doubt:
-        yield (
-            Cause.LATE,
-            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
-            f" the load was {measured.achieved_pps:.6g} pps, not {asked.rate_pps:.6g}",
-        )
+        idle = [f"; direction {n} sent none" for n, d in enumerate(measured.directions) if not d.tx_packets]
+        yield Cause.SHORT, f"{counted}, {short / asked.packets:.3%} less than asked{''.join(idle)}"
+    doubt = measured.elapsed_uncertainty_s + ROUNDING * seconds
+    over = measured.elapsed_s - seconds
+    if over > seconds * tolerance + doubt:
+        load = f"{measured.achieved_pps:.6g} pps, not {asked.rate_pps:.6g}"
+        yield Cause.LATE, f"{took}: the load was {load}"
     # A load above the request is also wrong. A full width is allowed: some generators finish their
     # flows, and a device that passes at a higher load passes at this one.
-    if -over > asked.duration_s * precision + doubt:
-        yield (
-            Cause.FAST,
-            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
-            " the load was higher than asked",
-        )
-    if measured.tx_packets - asked.packets > max(1.0, asked.packets * precision):
-        yield (
-            Cause.FAST,
-            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames: more than asked",
-        )
+    if -over > seconds * precision + doubt:
+        yield Cause.FAST, f"{took}: the load was higher than asked"
+    if sent - asked.packets > max(1.0, asked.packets * precision):
+        yield Cause.FAST, f"{counted}: more than asked"
 
 
 def _loss(measured: Measurement, max_loss_ratio: float) -> Judgement:

@@ -52,8 +52,8 @@ def _completed(hello: Any) -> Any:
     """Leave out what is null; a generator of bursts has also those of a mix, unless it says otherwise."""
     if not isinstance(hello, dict):
         return hello
-    said = {name: value for name, value in hello.items() if value is not None}
-    return {"bursts_of_mixes": said.get("bursts", False)} | said
+    given = {name: value for name, value in hello.items() if value is not None}
+    return {"bursts_of_mixes": given.get("bursts", False)} | given
 
 
 # What the protocol does not know in an answer is ignored.

@@ -208,5 +208,5 @@ def _binding(plan: GuestPlan, iommu: bool) -> dict[str, str]:
 
 
 def _links() -> dict[str, str]:
-    wanted = {f"{_UNITS}/multi-user.target.wants/{unit}": f"/lib/systemd/system/{unit}" for unit in _ENABLED}
-    return wanted | {f"{_UNITS}/{unit}": "/dev/null" for unit in _MASKED}
+    enabled = {f"{_UNITS}/multi-user.target.wants/{unit}": f"/lib/systemd/system/{unit}" for unit in _ENABLED}
+    return enabled | {f"{_UNITS}/{unit}": "/dev/null" for unit in _MASKED}
