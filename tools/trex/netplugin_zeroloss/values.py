@@ -179,11 +179,16 @@ class Goal:
 
     def __post_init__(self) -> None:
         """Validate the parameters. Raises: UnusableInput."""
-        _within(self.name, "loss ratio", self.max_loss_ratio, 0, 0.5, or_equal=True)
-        _within(self.name, "exceed ratio", self.exceed_ratio, 0, 0.999, or_equal=True)
-        _within(self.name, "final trial duration", self.final_trial_s, 0, 86_400)
-        _within(self.name, "initial trial duration", self.initial_trial_s, 0, self.final_trial_s)
-        _within(self.name, "relative width (precision)", self.relative_width, 0, 0.5)
+        for what, value, most, may_be_0 in (
+            ("loss ratio", self.max_loss_ratio, 0.5, True),
+            ("exceed ratio", self.exceed_ratio, 0.999, True),
+            ("final trial duration", self.final_trial_s, 86_400, False),
+            ("initial trial duration", self.initial_trial_s, self.final_trial_s, False),
+            ("relative width (precision)", self.relative_width, 0.5, False),
+        ):
+            if not (math.isfinite(value) and 0 <= value <= most and (value or may_be_0)):
+                bounds = f"{'at least' if may_be_0 else 'above'} 0 and at most {most:g}"
+                raise UnusableInput(f"goal {self.name}", f"{what} must be {bounds}, not {value:g}")
         if not self.final_trial_s <= self.sum_s <= 1000 * self.final_trial_s:
             raise UnusableInput(f"goal {self.name}", "the sum of durations must be 1 to 1000 final trials")
 
@@ -200,19 +205,8 @@ class Goal:
         """Describe the goal in one line, to be shown with every rate."""
         loss = f"loss ratio <= {self.max_loss_ratio:g}" if self.max_loss_ratio else "no frame lost"
         some = f" in {1 - self.exceed_ratio:.0%} of the time" if self.exceed_ratio else ""
-        return (
-            f"{loss}{some}, {self.trials_needed} x {self.final_trial_s:g} s,"
-            f" bounds within {self.relative_width:.3%}"
-        )
-
-
-def _within(goal: str, what: str, value: float, low: float, high: float, *, or_equal: bool = False) -> None:
-    above = value >= low if or_equal else value > low
-    if not (math.isfinite(value) and above and value <= high):
-        sign = "at least" if or_equal else "above"
-        raise UnusableInput(
-            f"goal {goal}", f"{what} must be {sign} {low:g} and at most {high:g}, not {value:g}"
-        )
+        trials = f"{self.trials_needed} x {self.final_trial_s:g} s"
+        return f"{loss}{some}, {trials}, bounds within {self.relative_width:.3%}"
 
 
 def headline(

@@ -282,4 +282,4 @@ def about_guest(vnf: vnfs.PlacedDescription, machine: SshMachine) -> Iterator[Fi
         return
     finally:
         there.close()
-    yield from (Finding("guest", lack.found, lack.fix) for lack in lacks(vnf, facts))
+    yield from (Finding("guest", *lack) for lack in lacks(vnf, facts))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator
@@ -75,14 +74,6 @@ class GuestFacts(BaseModel, frozen=True):
     there: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """What the VM lacks, and what mends it."""
-
-    found: str
-    fix: str
-
-
 def read_guest(machine: Machine, vnf: PlacedDescription) -> GuestFacts:
     """Read the facts in a running VM. Raises: MachineError, also if what answers is no shell."""
     nics = " ".join(map(shlex.quote, vnf.nics))
@@ -106,52 +97,38 @@ def where(machine: SshMachine | LocalMachine) -> str:
     return f"ssh {machine.user}@{machine.host}" if isinstance(machine, SshMachine) else "in the VM:"
 
 
-def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator[Lack]:
-    """Yield what a VNF of so many ports lacks in its VM (pure); its NICs need not be there yet."""
+def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator[tuple[str, str]]:
+    """Yield what a VNF of so many ports lacks in its VM, with its fixes; its NICs need not be there yet."""
     there = where(vnf.machine)
     if not facts.program:
-        yield Lack(
-            f"the VM has no program {vnf.binary}",
-            f"netplugin-zeroloss vm build {vnf.vm_build}; in a VM of your own install {vnf.packages[0]}:"
-            f" {there} apt-get install {vnf.packages[1]}",
-        )
+        whose, packages = vnf.packages
+        by_hand = f"in a VM of your own install {whose}: {there} apt-get install {packages}"
+        yield f"the VM has no program {vnf.binary}", f"netplugin-zeroloss vm build {vnf.vm_build}; {by_hand}"
     if vnf.needs_python and not facts.python:
-        yield Lack(
-            f"the VM has no python3, which reads {vnf.type}'s counters there",
-            f"{there} apt-get install python3",
-        )
+        found = f"the VM has no python3, which reads {vnf.type}'s counters there"
+        yield found, f"{there} apt-get install python3"
     fix = f"{there} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"
     needed = vnf.needs_mb(ports)
     if vnf.hugepages and not facts.pages:
-        yield Lack("the VM has no hugepages", fix)
+        yield "the VM has no hugepages", fix
     elif vnf.hugepages and facts.free is not None and facts.free < needed:
         found = f"the VM has {facts.free} MB of free hugepages, and {vnf.type} needs {needed} MB"
-        yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
+        yield found, f"{fix}; or a smaller memory_mb of the VNF"
     if facts.memory is not None and facts.memory < vnf.heap_mb:
-        found = (
-            f"the VM has {facts.memory} MB free besides its hugepages, and the heap of {vnf.type} takes"
-            f" {vnf.heap_mb} MB"
-        )
-        yield Lack(found, "give the VM more memory, or fewer hugepages")
-    yield from _about_drivers(vnf, facts, there)
-
-
-def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str) -> Iterator[Lack]:
+        found = f"the VM has {facts.memory} MB free besides its hugepages"
+        needs = f"the heap of {vnf.type} takes {vnf.heap_mb} MB"
+        yield f"{found}, and {needs}", "give the VM more memory, or fewer hugepages"
     for nic, driver in facts.drivers.items():
         if not in_user_space(driver) and driver not in vnf.shared_drivers:
-            yield Lack(
-                f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and {vnf.type}"
-                f" needs {VFIO}",
-                f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
-                " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic",
-            )
+            found = f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}"
+            fix = f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
+            fix += " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic"
+            yield f"{found}, and {vnf.type} needs {VFIO}", fix
     if "vfio-pci" in facts.drivers.values() and not facts.module:
-        yield Lack("the VM has no module vfio-pci", "install a whole kernel package there")
+        yield "the VM has no module vfio-pci", "install a whole kernel package there"
     elif "vfio-pci" in facts.drivers.values() and not facts.iommu and facts.unsafe not in ("Y", "1"):
-        yield Lack(
-            "the VM has no IOMMU, and vfio-pci takes no NIC without one",
-            f"{there} modprobe vfio enable_unsafe_noiommu_mode=1, and in /etc/modprobe.d for each boot",
-        )
+        fix = f"{there} modprobe vfio enable_unsafe_noiommu_mode=1, and in /etc/modprobe.d for each boot"
+        yield "the VM has no IOMMU, and vfio-pci takes no NIC without one", fix
 
 
 # -- Before the VNF is started, with the NICs there. ----------------------------------------------
@@ -159,17 +136,11 @@ def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str) -> Ite
 
 def require_guest(vnf: PlacedDescription, facts: GuestFacts, ports: int) -> None:
     """Raises: VnfError with all that the VNF lacks in its VM, each with its fix."""
-    missing = [
-        Lack(
-            f"the VM has no NIC at {nic}",
-            f"{where(vnf.machine)} lspci -D; name the addresses that the test NICs have there in `nics`",
-        )
-        for nic in vnf.nics
-        if nic not in facts.there
-    ]
-    missing += list(lacks(vnf, facts, ports))
+    fix = f"{where(vnf.machine)} lspci -D; name the addresses that the test NICs have there in `nics`"
+    missing = [(f"the VM has no NIC at {nic}", fix) for nic in vnf.nics if nic not in facts.there]
+    missing += lacks(vnf, facts, ports)
     if missing:
-        raise VnfError("\n".join(f"{lack.found}\n  fix: {lack.fix}" for lack in missing))
+        raise VnfError("\n".join(f"{found}\n  fix: {fix}" for found, fix in missing))
 
 
 def guest_cores(given: VnfCores, facts: GuestFacts) -> VnfCores:
