@@ -94,14 +94,9 @@ class Played:
         clocks = [(seconds, 1e-6 if seconds < 1 else 0.01)]
         if rate > 0:
             clocks.append((actual / rate, 0.01 / rate * actual / rate))
-        elapsed_s, uncertainty_s = min(clocks, key=lambda clock: clock[1])
-        return Played(
-            sent=round(_number(r"Successful packets:\s+N", text)),
-            failed=round(_number(r"Failed packets:\s+N", text)),
-            retried=sum(map(int, re.findall(r"Retried packets \(\w+\):\s+(\d{1,18})", text))),
-            elapsed_s=elapsed_s,
-            uncertainty_s=uncertainty_s,
-        )
+        sent, failed = (round(_number(rf"{what} packets:\s+N", text)) for what in ("Successful", "Failed"))
+        retried = sum(map(int, re.findall(r"Retried packets \(\w+\):\s+(\d{1,18})", text)))
+        return Played(sent, failed, retried, *min(clocks, key=lambda clock: clock[1]))
 
 
 def _number(pattern: str, text: str) -> float:
@@ -118,10 +113,8 @@ def _summary(player: OwnedProgram) -> Played:
         raise GeneratorError(f"{_PROGRAM} does not end when it is interrupted")
     text = player.output.strip()[-500:]
     if player.status and text.startswith(_HURRIED[0]):
-        raise GeneratorError(
-            f"{_PROGRAM} may have no real-time priority, and sends in bursts without: run as root"
-            f" (CAP_SYS_NICE), or say --no-realtime ({text})"
-        )
+        what = f"{_PROGRAM} may have no real-time priority, and sends in bursts without"
+        raise GeneratorError(f"{what}: run as root (CAP_SYS_NICE), or say --no-realtime ({text})")
     if player.status:
         raise GeneratorError(f"{_PROGRAM} ended with status {player.status}: {text}")
     return Played.parse(player.output)
@@ -257,7 +250,8 @@ def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
     """Wait until all frames are sent, or stop because the trial is late or loss is certain."""
     deadline = time.monotonic() + _START_S
     watch.begin()
-    while _wait(legs):
+    while running := [leg.player.ended for leg in legs if leg.player.status is None]:
+        select.select(running, [], [], _LOOK_S)
         seen = [leg.look() for leg in legs]
         now = time.monotonic()
         stops = watch.stops(now, seen)
@@ -270,9 +264,3 @@ def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
             for leg in legs:
                 leg.stop()
             return
-
-
-def _wait(legs: Sequence[_Leg]) -> bool:
-    """Wait for a moment, or until one ends. Returns whether any still runs."""
-    select.select([leg.player.ended for leg in legs if leg.player.status is None], [], [], _LOOK_S)
-    return any(leg.player.status is None for leg in legs)

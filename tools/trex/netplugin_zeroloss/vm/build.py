@@ -268,12 +268,8 @@ def _folder(path: Path) -> Path:
 
 def _check(spec: VmSpec) -> None:
     """Raises: UnusableInput for all that is missing on this host."""
-    missing = [
-        f"{program} (apt-get install {package})"
-        for program, package in commands.programs(spec)
-        if shutil.which(program) is None
-    ]
-    if missing:
+    needed = [(name, f"{name} (apt-get install {package})") for name, package in commands.programs(spec)]
+    if missing := [what for name, what in needed if shutil.which(name) is None]:
         raise UnusableInput("vm build", f"not installed: {', '.join(missing)}")
     if os.geteuid() != 0:
         why = "it makes a root file system, whose files belong to root: run it as root"

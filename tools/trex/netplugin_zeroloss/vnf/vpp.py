@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,12 @@ class Vpp(ProgramVnf):
         connect: Callable[[Path], Api] = Api,
     ) -> None:
         """Raises: VnfError for ports that VPP does not support on that machine."""
-        _check_ports(description, ports)
+        check_nics(self.name, description, ports)
+        for port in () if description.nics else ports:
+            if port.attachment not in _PLUGINS:
+                why = "it is the switch's side of vhost-user, as OVS is, and takes no tap or vDPA device"
+                fix = "Put it into a VM (machine: ssh), or use testpmd"
+                raise VnfError(f"vpp cannot take {port.device} on this machine: {why} of a port. {fix}")
         if description.nics:
             pairs = zip(ports, description.nics, strict=True)
             ports = tuple(replace(port, attachment=Attachment.VFIO, device=nic) for port, nic in pairs)
@@ -185,26 +189,12 @@ class Vpp(ProgramVnf):
 
     def _log(self) -> str:
         """Return the end of the log of a running VPP, or of what one that has ended wrote."""
-        machine = self._machine
-        if machine is None:
-            return ""
-        of_ended = partial(machine.run, ["cat", f"{machine.directory}/vpp.log"])
-        for each in (partial(self._printed, "show log"), of_ended):
-            with suppress(ProgramError):
-                return "".join(f"\n  {line}" for line in each().splitlines()[-_LAST_LINES:])
-        return ""
-
-
-def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
-    """Check that VPP supports the ports on its machine. Raises: VnfError."""
-    check_nics("vpp", description, ports)
-    for port in () if description.nics else ports:
-        if port.attachment in (Attachment.VHOST_USER, Attachment.VHOST_VDPA, Attachment.TAP):
-            raise VnfError(
-                f"vpp cannot take {port.device} on this machine: it is the switch's side of"
-                " vhost-user, as OVS is, and takes no tap or vDPA device of a port. Put it into a VM"
-                " (machine: ssh), or use testpmd"
-            )
+        text, machine = "", self._machine
+        with suppress(ProgramError):
+            text = machine.run(["cat", f"{machine.directory}/vpp.log"]) if machine else ""
+        with suppress(ProgramError):
+            text = self._printed("show log")
+        return "".join(f"\n  {line}" for line in text.splitlines()[-_LAST_LINES:])
 
 
 # -- VPP's startup.conf from CPUs, NICs and queues (FD.io's startup.conf reference). ---------------
