@@ -19,7 +19,6 @@ from netplugin_zeroloss.values import (
     headline,
     line_rate_pps,
     mean_size,
-    warm_up_s,
 )
 
 #: Line rate in bit/s if neither the ports of the generator nor a description gives one.
@@ -104,7 +103,7 @@ class SearchOptions(BaseModel):
             "min_trial_s": info.min_trial_s,
             "measures_latency": info.latency,
             **{"frame_size": round(size), "flows": flows, "mix": mix, "burst": burst},
-            "warm_up_s": warm_up_s(self.warm_up, first.final_trial_s),
+            "warm_up_s": first.final_trial_s / 6 if self.warm_up is None else self.warm_up,
             "strict_rfc9971": self.strict_rfc9971,
             "buffer_packets": self.buffer_packets,
             "max_trials": self.max_trials,

@@ -231,10 +231,3 @@ OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
         ("csit-pdr", 0.005, 0.5, 1.0, 1.0, 21.0),
     )
 }
-#: Default warm-up as a fraction of the full trial.
-_WARM_UP_PART: Final = 1 / 6
-
-
-def warm_up_s(given: float | None, final_s: float) -> float:
-    """Return the warm-up in seconds of traffic: ``given``, or the default part of the full trial."""
-    return final_s * _WARM_UP_PART if given is None else given
