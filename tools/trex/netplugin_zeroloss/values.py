@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 #: Tolerance for floating-point error in comparisons of rates and times.
 ROUNDING: Final = 1e-9
@@ -77,13 +77,6 @@ class TrialRequest:
         return self.rate_pps * self.duration_s
 
 
-def _whole(value: Any) -> Any:
-    return round(value) if isinstance(value, float) and math.isfinite(value) else value
-
-
-#: A counter of a generator, rounded: programs may send 4200000.0, or the product of a rate and a time. A
-#: negative one is accepted: the trial is then judged invalid.
-Counter = Annotated[int, BeforeValidator(_whole)]
 _NotNegative = Annotated[float, Field(ge=0)]
 
 
@@ -91,8 +84,8 @@ _NotNegative = Annotated[float, Field(ge=0)]
 class Direction:
     """Frames sent in one direction and received at the other end."""
 
-    tx_packets: Counter
-    rx_packets: Counter
+    tx_packets: int
+    rx_packets: int
 
     @staticmethod
     def total(directions: Sequence[Direction]) -> Direction:
@@ -104,7 +97,7 @@ class Direction:
 class LatencySummary:
     """Latency of the sampled frames of one direction, from sending to receiving port, in microseconds."""
 
-    samples: Annotated[Counter, Field(ge=0)]
+    samples: Annotated[int, Field(ge=0)]
     p50_us: _NotNegative
     p90_us: _NotNegative
     p99_us: _NotNegative
@@ -116,30 +109,30 @@ class Progress:
     """Counters of all directions ``elapsed_s`` seconds after the first frame; some frames are in flight."""
 
     elapsed_s: _NotNegative
-    tx_packets: Counter
-    rx_packets: Counter
+    tx_packets: int
+    rx_packets: int
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """Counters of a trial, read after the generator stopped, the device drained and two reads were equal."""
 
-    tx_packets: Counter
-    rx_packets: Counter
+    tx_packets: int
+    rx_packets: int
     #: Seconds from the first to the last frame, without start and drain.
     elapsed_s: float
     aborted: bool = False
     #: Frames the generator reports as not sent.
-    tx_shortfall: Counter = 0
+    tx_shortfall: int = 0
     #: Frames dropped by the generator's own receiver.
-    rx_errors: Counter = 0
+    rx_errors: int = 0
     #: Frames the generator dropped in its own transmit queue.
-    queue_drops: Counter = 0
+    queue_drops: int = 0
     #: Number of times the generator was delayed (transmit queue full, or no CPU), so that frames
     #: went out late and in bursts.
-    queue_full: Counter = 0
+    queue_full: int = 0
     #: Frames possibly in flight when the counters were read; 0 after a drain.
-    in_flight_packets: Counter = 0
+    in_flight_packets: int = 0
     #: Uncertainty of ``elapsed_s`` in seconds, for generators with a coarse clock.
     elapsed_uncertainty_s: float = 0.0
     #: Whether the last two reads of the counters were equal.

@@ -49,16 +49,32 @@ class _Hello(contract.GeneratorInfo):
 
 
 def _completed(hello: Any) -> Any:
-    """Leave out what is null; a generator of bursts has also those of a mix, unless it says otherwise."""
+    """A limit may be null; a generator of bursts has also those of a mix, unless it says otherwise."""
     if not isinstance(hello, dict):
         return hello
-    given = {name: value for name, value in hello.items() if value is not None}
+    given = {name: value for name, value in hello.items() if value is not None or name not in _NULLABLE}
     return {"bursts_of_mixes": given.get("bursts", False)} | given
 
 
+def _rounded(answer: Any) -> Any:
+    """Round what counts: programs may send 4200000.0, or the product of a rate and a time."""
+    if isinstance(answer, list):
+        return list(map(_rounded, answer))
+    if not isinstance(answer, dict):
+        return answer
+    counts = {name: round(n) for name, n in answer.items() if name in _COUNTS and isinstance(n, float)}
+    parts = {name: _rounded(part) for name, part in answer.items() if isinstance(part, list)}
+    return answer | counts | parts
+
+
+_NULLABLE: Final = ("max_pps", "line_bps", "bursts_of_mixes")
+_COUNTS: Final = (
+    *("tx_packets", "rx_packets", "tx_shortfall", "rx_errors", "queue_drops", "queue_full"),
+    *("in_flight_packets", "samples"),
+)
 # What the protocol does not know in an answer is ignored.
 _HELLO: Final[TypeAdapter[_Hello]] = TypeAdapter(Annotated[_Hello, BeforeValidator(_completed)])
-_MEASUREMENT: Final = TypeAdapter(Measurement)
+_MEASUREMENT: Final[TypeAdapter[Measurement]] = TypeAdapter(Annotated[Measurement, BeforeValidator(_rounded)])
 
 
 class Dialogue:
