@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from netplugin_zeroloss.machines.contract import SshMachine
-from netplugin_zeroloss.machines.ssh import Ssh
+from netplugin_zeroloss.machines import Ssh, SshMachine
 from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.domain import DomainRunner
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from netplugin_zeroloss.journal import CellRecord, read_run
-from netplugin_zeroloss.machines.contract import SshMachine
-from netplugin_zeroloss.machines.ssh import Ssh
+from netplugin_zeroloss.machines import Ssh, SshMachine
 from netplugin_zeroloss.matrix.description import RunDescription, vm_of
 from netplugin_zeroloss.search.result import dumps, load
 

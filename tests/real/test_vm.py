@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from netplugin_zeroloss.machines.contract import SshMachine
-from netplugin_zeroloss.machines.ssh import Ssh
+from netplugin_zeroloss.machines import Ssh, SshMachine
 
 from tests.functional.conftest import BASE
 from tests.lab.libvirtd import PrivateLibvirt

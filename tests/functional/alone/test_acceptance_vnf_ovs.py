@@ -63,7 +63,8 @@ def chain() -> Iterator[tuple[PrivateOvs, Vnf]]:
 
 
 def _ovs(ovs: PrivateOvs) -> OvsCounters:
-    return OvsCounters(ovs.rundir, [f"br{n}" for n in range(PORTS)])
+    bridges, ports = ([f"{kind}{n}" for n in range(PORTS)] for kind in ("br", "vm"))
+    return OvsCounters(ovs.rundir, bridges, ports, 10.0)
 
 
 def test_nothing_is_lost_and_nothing_unexplained(chain: tuple[PrivateOvs, Vnf]) -> None:

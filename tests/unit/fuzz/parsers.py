@@ -21,7 +21,6 @@ from netplugin_zeroloss.values import GeneratorError, UnusableInput
 from netplugin_zeroloss.vnf import vpp_api
 from netplugin_zeroloss.vnf.contract import VnfError
 from oslo_config import cfg
-from pydantic import TypeAdapter
 from pyroute2.netlink.rtnl import RTM_GETADDR, RTM_GETLINK
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
@@ -296,11 +295,10 @@ def _stf(data: bytes) -> None:
 def _stl(data: bytes) -> None:
     """What it says to the tool is read as that of any other program."""
     answer = bounded.parse(data)
-    bounded.validated(answer, _ANSWER)
-    bounded.validated(answer, _HELLO)
+    bounded.validated(answer, exec._MEASUREMENT)
+    bounded.validated(answer, exec._HELLO)
 
 
-_ANSWER, _HELLO = TypeAdapter(exec._Answer), TypeAdapter(exec._Hello)
 _STL = {
     "ok": True,
     "name": "TRex",

@@ -29,8 +29,8 @@ def search_family(name: str, seed: object, **options: Any) -> SearchResult:
 
 def hard_cap(capacity: float, ring: float = 1024, can_abort: bool = True) -> SimGenerator:
     """A device with a sharp limit, and nothing random about it."""
-    spec = DeviceSpec("cap", "a sharp limit", capacity_pps=capacity, ring_packets=ring)
-    return SimGenerator(SimFamily("cap", "a sharp limit", (spec,)), random.Random(0), can_abort)
+    spec = DeviceSpec(capacity_pps=capacity, ring_packets=ring)
+    return SimGenerator(SimFamily("cap", (spec,)), random.Random(0), can_abort)
 
 
 def traffic(found: SearchResult) -> float:

@@ -12,7 +12,7 @@ from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.cli.options import GENERATORS, add_generator, description_of
 from netplugin_zeroloss.generators.choose import Exec, Sim, Tcpreplay, TrexStf, TrexStl
 from netplugin_zeroloss.generators.frames import Vary
-from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.values import UnusableInput
 
 from tests.unit.zeroloss.trex import TREE, Trex

@@ -24,7 +24,7 @@ from netplugin_zeroloss.values import OTHER_GOALS, Direction, Goal, Measurement,
 
 from tests.unit.zeroloss.helpers import asked, plan, run_search, search_family, traffic
 
-CLEAN = DeviceSpec("way", "a sharp limit", capacity_pps=2.1e6)
+CLEAN = DeviceSpec(capacity_pps=2.1e6)
 #: What a search may spend until it names a dead direction.
 MOST_S = 10.0
 #: Seconds after which a loss is seen.
@@ -50,7 +50,7 @@ class TwoWays(Generator):
         **info: float,
     ) -> None:
         """``out_s``: seconds of traffic between which direction 1 is dead."""
-        self._device = SimGenerator(SimFamily("two", "two ways", (CLEAN, CLEAN)), random.Random(0), can_abort)
+        self._device = SimGenerator(SimFamily("two", (CLEAN, CLEAN)), random.Random(0), can_abort)
         self._change, self._out_s, self._totals, self._info = change, out_s, totals, info
         self._seconds = 0.0
 

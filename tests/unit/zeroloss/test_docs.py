@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from netplugin_zeroloss.cli.main import parser
-from netplugin_zeroloss.generators.exec import _Answer
 from netplugin_zeroloss.matrix.description import Search
 from netplugin_zeroloss.search.result import EXTENSIONS
 from netplugin_zeroloss.search.trials import SearchVerdict
+from netplugin_zeroloss.values import Measurement
 
 from tests.docs.blocks import ROOT, SESSIONS, session
 from tests.functional.docs.shell import carry_out
@@ -49,8 +50,8 @@ def test_verdicts_commands_and_fields_are_all_there() -> None:
         assert action.choices is not None
         for name in action.choices:
             assert f"| `{name}` |" in PAGE
-    for field in _Answer.model_fields:
-        assert f"`{field}`" in PAGE, field
+    for field in fields(Measurement):
+        assert f"`{field.name}`" in PAGE, field.name
 
 
 def test_extensions_and_parameters_of_a_search_are_all_there() -> None:

@@ -86,7 +86,7 @@ def test_pmd_threads_and_drops_of_the_datapath() -> None:
 
 
 def test_two_readings_of_a_real_ovs() -> None:
-    place = ovs.OvsCounters(Path("/nowhere"), ["br0", "br1"])
+    place = ovs.OvsCounters(Path("/nowhere"), ["br0", "br1"], [], 10.0)
     before, after = _reading("before"), _reading("after")
     found = place.between(before, after, 1.0)
     lost = {name: count for name, count in found.lost.items() if count}
@@ -111,7 +111,7 @@ def _printed_by_3(packets: int, idle: int, busy: int) -> ovs.CounterReading:
 
 
 def test_a_thread_whose_tsc_went_back_as_it_started() -> None:
-    place = ovs.OvsCounters(Path("/nowhere"), [])
+    place = ovs.OvsCounters(Path("/nowhere"), [], [], 10.0)
     before = _printed_by_3(10, 1_000_000, 2**64 - 70_000)
     readings = place.between(before, _printed_by_3(110, 1_900_000, 30_000), 1.0).readings
     assert readings["pmd_busy_share"] == 0.1 and readings["pmd_cycles_per_packet"] == 1000
@@ -130,7 +130,7 @@ def _printed_by_4(packets: int, cycles: int, cycles_per_packet: int) -> ovs.Coun
 
 
 def test_the_rounded_cycles_of_ovs_4() -> None:
-    place = ovs.OvsCounters(Path("/nowhere"), [])
+    place = ovs.OvsCounters(Path("/nowhere"), [], [], 10.0)
     before = _printed_by_4(1_000, 1_000_000, 200)
     grown = place.between(before, _printed_by_4(101_000, 101_000_000, 200), 1.0).readings
     assert grown == {
@@ -151,7 +151,7 @@ def test_the_rounded_cycles_of_ovs_4() -> None:
 
 
 def test_shares_of_several_pmd_threads() -> None:
-    place = ovs.OvsCounters(Path("/nowhere"), ["br0"])
+    place = ovs.OvsCounters(Path("/nowhere"), ["br0"], [], 10.0)
     nothing = ovs.OvsThreads({2: PmdCounters(), 3: PmdCounters()}, {"vm0.rxq0.pmd": 3.0})
     threads = {2: PmdCounters(100, 400, 300), 3: PmdCounters(0, 600, 0)}
     later = ovs.OvsThreads(threads, {"vm0.rxq0.pmd": 2.0})
@@ -285,8 +285,10 @@ def test_drops_of_devices_and_of_their_queues() -> None:
         links.lost_at(["br0", "gone"], LINKS, [])
 
 
-def test_a_bridge_means_its_members_too() -> None:
-    assert links._with_members({"br0"}, LINKS) == {"br0", "tap0", "eth0"}
+def test_a_bridge_means_its_members_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_dump", lambda: (LINKS, []))
+    counted = links.LinkCounters(["br0"]).read().lost
+    assert {name.partition(".")[0] for name in counted} == {"br0", "tap0", "eth0"}
 
 
 # -- driver counters of a NIC ---------------------------------------------------------------------

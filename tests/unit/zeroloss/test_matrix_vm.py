@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import RunDescription
 from netplugin_zeroloss.matrix.domain import DomainRunner, wait_for_ssh

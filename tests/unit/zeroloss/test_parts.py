@@ -22,7 +22,7 @@ from tests.unit.zeroloss.helpers import asked
 
 
 def device(seed: int = 0, **what: object) -> SimulatedDevice:
-    return SimulatedDevice(DeviceSpec("d", "of a test", **what), random.Random(seed))  # type: ignore[arg-type]
+    return SimulatedDevice(DeviceSpec(**what), random.Random(seed))  # type: ignore[arg-type]
 
 
 @given(rate=st.floats(1e4, 14e6), duration=st.floats(0.01, 60), ring=st.floats(0, 5000))

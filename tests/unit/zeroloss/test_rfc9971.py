@@ -189,7 +189,7 @@ def test_each_preset_is_searched_for(preset: str, strict: bool) -> None:
 
 def test_tst009_forgives_a_loss_that_does_not_come_again() -> None:
     """The rate that loses in few minutes of many is its answer, and no answer of RFC 2544."""
-    family = SimFamily("noisy", "", (DEVICES["noisy"],))
+    family = SimFamily("noisy", (DEVICES["noisy"],))
 
     def answers(goal: Goal) -> float:
         plans = SearchPlan((goal,), LINE_PPS, strict_rfc9971=True)

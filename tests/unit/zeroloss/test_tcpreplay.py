@@ -110,7 +110,7 @@ def test_without_such_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interface_is_what_the_kernel_says() -> None:
     with closing(wire.Wire()) as here:
         looked = here.interface("lo")
-        assert (looked.name, looked.mac) == ("lo", "00:00:00:00:00:00") and looked.mtu >= 1500
+        assert (looked.name, looked.address) == ("lo", "00:00:00:00:00:00") and looked.mtu >= 1500
         assert looked.index == socket.if_nametoindex("lo") and here.dropped(looked) >= 0
 
 

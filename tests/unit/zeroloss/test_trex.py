@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +133,17 @@ def reading(content: dict[str, Any]) -> Counters:
 
 
 def nothing(queue_drops: int = 0, queue_full: int = 0) -> Counters:
-    zero = dict.fromkeys(("opackets", "ipackets", "ierrors", "oerrors"), 0)
-    return Counters({0: zero, 1: zero}, queue_drops, queue_full)
+    names = ("opackets", "ipackets", "ierrors", "oerrors")
+    of_all = {(None, "queue_drop"): queue_drops, (None, "queue_full"): queue_full}
+    return Counters({(port, name): 0 for port in (0, 1) for name in names} | of_all)
 
 
 def counted(content: dict[str, Any]) -> Measurement:
     """As these were recorded: port counters cleared before, looked at each second while it ran."""
     after = reading(content)
     # The global ones are never cleared. What they were before was not recorded.
-    unknown = after.queue_drops - max(0, after.queue_drops - 2_000_000)
-    before = nothing(unknown, after.queue_full - content["stats"]["global"]["queue_full"])
+    drops, full = after[None, "queue_drop"], after[None, "queue_full"]
+    before = nothing(drops - max(0, drops - 2_000_000), full - content["stats"]["global"]["queue_full"])
     polls = [poll[0] for poll in content["mids"]]
     waited = content["wait_s"]
     doubt = polls[-1] - polls[-2] if waited < 0.5 else 0.1
@@ -230,14 +230,13 @@ def test_a_counter_that_wraps_is_no_loss_and_no_pass(counter: str, port: int) ->
     content = record("stl_clean_38kpps")
     content["stats"]["1"]["ipackets"] = content["stats"]["0"]["opackets"]
     near, after = 2**32 - 1000, reading(content)
-    before = {number: dict.fromkeys(one, near) for number, one in after.ports.items()}
-    ports = {number: {name: near + n for name, n in one.items()} for number, one in after.ports.items()}
-    ports[port][counter] %= 2**32
-    now = replace(after, ports=ports)
+    before = Counters({key: n if key[0] is None else near for key, n in after.items()})
+    now = Counters({key: n if key[0] is None else near + n for key, n in after.items()})
+    now[port, counter] %= 2**32
     paths = (TrexPath(send=0, receive=1), TrexPath(send=1, receive=0))
-    measured = now.since(replace(after, ports=before)).measurement(paths, 5.0)
+    measured = now.since(before).measurement(paths, 5.0)
     found = judge(TrialRequest(38e3, 5), measured, PRECISION)
-    wraps = after.ports[port][counter] >= 1000
+    wraps = after[port, counter] >= 1000
     assert (found.verdict, found.cause) == (
         (Verdict.INVALID, Cause.COUNTERS) if wraps else (Verdict.PASSED, None)
     ), found.reason

@@ -16,7 +16,6 @@ from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import build, commands, image, tree
 from netplugin_zeroloss.vm.build import Builder
-from netplugin_zeroloss.vm.contents import Content
 from netplugin_zeroloss.vm.spec import VmSpec
 
 from netplugin.libvirt import vm_image
@@ -345,7 +344,7 @@ def test_a_link_in_a_base_does_not_lead_to_this_host(root: Path) -> None:
     assert (precious / "x.log").read_text() == "of this host" and (precious / "journal").is_dir()
     (root / "etc").symlink_to(precious)
     with pytest.raises(UnusableInput, match="/etc is no folder"):
-        tree.write(root, (Content("etc/hostname", "zeroloss\n"),))
+        tree.write(root, {"etc/hostname": "zeroloss\n"})
     assert sorted(p.name for p in precious.iterdir()) == ["journal", "x.log"]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from lxml import etree
 from netplugin_zeroloss.cli.main import main, parser
-from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.matrix.description import RunDescription, vm_of
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands
-from netplugin_zeroloss.vm.contents import Contents, Identity, contents_of, key_of
-from netplugin_zeroloss.vm.domain import with_fixed_addresses
+from netplugin_zeroloss.vm.contents import MODES, Contents, Identity, contents_of, key_of
+from netplugin_zeroloss.vm.image import with_fixed_addresses
 from netplugin_zeroloss.vm.spec import EPOCH, VmSpec
 from netplugin_zeroloss.vnf.contract import TestpmdDescription, VppDescription
 from pydantic import ValidationError
@@ -38,7 +38,7 @@ def _contents(vcpus: int = 4, memory_mb: int = 4096, **options: Any) -> Contents
 
 
 def _texts(made: Contents) -> dict[str, str]:
-    return {each.path: each.text for each in made.files}
+    return dict(made.files)
 
 
 def _domain(**more: Any) -> str:
@@ -109,7 +109,7 @@ def test_a_driver_of_the_operator_is_that_of_all_nics() -> None:
 
 def test_keys_are_the_only_ones_and_private() -> None:
     made = _contents()
-    private = {each.path: each.text for each in made.files if each.mode == 0o600}
+    private = {path: text for path, text in made.files.items() if MODES.get(path) == 0o600}
     assert private == {
         "etc/ssh/ssh_host_ed25519_key": "the host key",
         "root/.ssh/authorized_keys": "ssh-ed25519 LOGIN\n",
@@ -227,7 +227,7 @@ def test_a_folder_without_vpp_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/vpp").touch()
     made = contents_of(VmSpec(vpp=tmp_path), IDENTITY)
-    assert ("usr/local/bin/vpp", "/opt/vpp/bin/vpp") in made.links
+    assert made.links["usr/local/bin/vpp"] == "/opt/vpp/bin/vpp"
 
 
 # -- commands --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.loss.contract import AttributionError
-from netplugin_zeroloss.machines.contract import MachineError
+from netplugin_zeroloss.machines import MachineError
 from netplugin_zeroloss.vnf import choose
 from netplugin_zeroloss.vnf.contract import (
     Attachment,

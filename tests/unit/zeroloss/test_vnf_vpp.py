@@ -14,10 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from netplugin_zeroloss import machines
 from netplugin_zeroloss.loss.contract import AttributionError
-from netplugin_zeroloss.machines import contract
-from netplugin_zeroloss.machines.contract import MachineError, SshMachine
-from netplugin_zeroloss.machines.ssh import Local, Ssh
+from netplugin_zeroloss.machines import Local, MachineError, Ssh, SshMachine
 from netplugin_zeroloss.vnf import vpp_api
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
@@ -285,7 +284,7 @@ def test_a_tunnel_that_does_not_come(vm: Path) -> None:
 def test_a_command_that_prints_or_runs_without_end(
     monkeypatch: pytest.MonkeyPatch, program: str, words: str
 ) -> None:
-    monkeypatch.setattr(contract, "COMMAND_S", 1.0 if "did not end" in words else 60.0)
+    monkeypatch.setattr(machines, "COMMAND_S", 1.0 if "did not end" in words else 60.0)
     with pytest.raises(MachineError, match=words):
         Local().run(["python3", "-c", f"import os, sys, time\n{program}"])
 

@@ -5,30 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from netplugin_zeroloss.generators.contract import LossWatch, PaceWatch, TrialWatch, at_rest
+from netplugin_zeroloss.generators.contract import PaceWatch, TrialWatch, at_rest
 from netplugin_zeroloss.values import Direction, Measurement
 
 from tests.unit.zeroloss.helpers import asked
 
 
+def loses(watch: TrialWatch, now: float, sent: int, received: int) -> bool:
+    return watch.stops(now, [Direction(sent, received)])
+
+
 def test_frames_in_flight_are_not_lost() -> None:
     """A device that gets a little too much fills its rings first."""
-    watch = LossWatch(in_flight=2048)
+    watch = TrialWatch(asked(), 1, 2048, 1.0)
     for step in range(2049):
-        assert not watch.sees_loss(0.01 * step, 1000 * step, 999 * step)
-    assert not watch.sees_loss(20.49, 2_049_000, 2_049_000 - 2049)
-    assert not watch.sees_loss(20.5, 2_050_000, 2_050_000 - 2050)
-    assert watch.sees_loss(20.55, 2_055_000, 2_055_000 - 2055)
+        assert not loses(watch, 0.01 * step, 1000 * step, 999 * step)
+    assert not loses(watch, 20.49, 2_049_000, 2_049_000 - 2049)
+    assert not loses(watch, 20.5, 2_050_000, 2_050_000 - 2050)
+    assert loses(watch, 20.55, 2_055_000, 2_055_000 - 2055)
 
 
 def test_a_moment_in_which_the_counters_were_apart_is_no_loss() -> None:
     """Read late, one more than in flight; the next time they are together again."""
-    watch = LossWatch(in_flight=10)
-    assert not watch.sees_loss(1.0, 100, 50)
-    assert not watch.sees_loss(1.04, 100, 90)
-    assert not watch.sees_loss(1.06, 200, 150)
-    assert not watch.sees_loss(1.10, 200, 150)
-    assert watch.sees_loss(1.12, 200, 150)
+    watch = TrialWatch(asked(), 1, 10, 1.0)
+    assert not loses(watch, 1.0, 100, 50)
+    assert not loses(watch, 1.04, 100, 90)
+    assert not loses(watch, 1.06, 200, 150)
+    assert not loses(watch, 1.10, 200, 150)
+    assert loses(watch, 1.12, 200, 150)
 
 
 def test_a_false_alarm_shows_that_more_may_be_in_flight() -> None:

@@ -12,7 +12,7 @@ from netplugin.api.field_errors import message
 from netplugin_zeroloss.generators.contract import GeneratorInfo
 from netplugin_zeroloss.search.recorded import PastTrial
 from netplugin_zeroloss.search.trials import SearchPlan
-from netplugin_zeroloss.values import OTHER_GOALS, WARM_UP_PART, Goal, headline, line_rate_pps, mean_size
+from netplugin_zeroloss.values import OTHER_GOALS, Goal, headline, line_rate_pps, mean_size
 
 #: Line rate in bit/s if neither the ports of the generator nor a description gives one.
 BITS_PER_SECOND = 10e9
@@ -79,7 +79,7 @@ class SearchOptions(BaseModel):
         """The main goal: that of the preset, or of the other fields."""
         if self.preset:
             return OTHER_GOALS[self.preset](self.precision)
-        return headline(self.final_duration, self.precision, self.initial_duration, self.max_loss_ratio)
+        return headline(self.final_duration, self.initial_duration, self.precision, self.max_loss_ratio)
 
     def plan(
         self, info: GeneratorInfo, frame: int | str, flows: int, burst: int, line_bps: float, **more: Any
@@ -87,7 +87,7 @@ class SearchOptions(BaseModel):
         """Return the plan of a search. ``frame``: bytes with FCS, or a mix; ``more``: its other fields."""
         mix = frame if isinstance(frame, str) else ""
         size = mean_size(mix) if mix else float(frame)
-        first, warm_up = self.headline, self.warm_up
+        first = self.headline
         fields: dict[str, Any] = {
             "goals": (first, *(OTHER_GOALS[name](self.precision) for name in self.goals)),
             "line_rate_pps": self.line_rate_pps or line_rate_pps(line_bps, size),
@@ -96,7 +96,7 @@ class SearchOptions(BaseModel):
             "min_trial_s": info.min_trial_s,
             "measures_latency": info.latency,
             **{"frame_size": round(size), "flows": flows, "mix": mix, "burst": burst},
-            "warm_up_s": first.final_trial_s * WARM_UP_PART if warm_up is None else warm_up,
+            "warm_up_s": first.final_trial_s / 6 if self.warm_up is None else self.warm_up,
             "strict_rfc9971": self.strict_rfc9971,
             "buffer_packets": self.buffer_packets,
             "max_trials": self.max_trials,

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from netplugin_zeroloss.values import Measurement, TrialRequest
+from netplugin_zeroloss.values import ROUNDING, Direction, Measurement, TrialRequest
 
 #: Tolerance of the offered load, as a fraction of the relative width of the goal.
 _TENTH: Final = 0.1
-#: Tolerance for floating-point error in times.
-_EPSILON: Final = 1e-9
 
 
 class Verdict(StrEnum):
@@ -93,18 +91,21 @@ def judge_by_rfc9971(asked: TrialRequest, measured: Measurement, max_loss_ratio:
 def _objections(asked: TrialRequest, measured: Measurement, precision: float) -> Iterator[tuple[Cause, str]]:
     """Yield the reasons that make a trial invalid, most specific first."""
     yield from _about_counters(measured)
-    yield from _about_the_generator(measured)
+    if measured.rx_errors:
+        yield Cause.RECEIVER, f"the generator's own receiver dropped {measured.rx_errors} frames"
+    if measured.queue_drops:
+        yield Cause.QUEUE, f"the generator dropped {measured.queue_drops} frames in its own transmit queue"
+    if measured.queue_full:
+        delayed = f"was held up {measured.queue_full} times (its queue was full, or it had no CPU)"
+        yield Cause.QUEUE, f"the generator {delayed}: frames went out late, in bursts"
     if not measured.aborted:
         yield from _about_the_load(asked, measured, precision)
     if measured.tx_packets == 0:
         yield Cause.NOTHING_SENT, "the generator sent nothing"
     missing = measured.tx_packets - measured.rx_packets
     if 0 < missing <= measured.in_flight_packets:
-        yield (
-            Cause.UNSETTLED,
-            f"{missing} frames are missing and {measured.in_flight_packets} may still be in flight:"
-            " loss is not certain",
-        )
+        moving = f"{measured.in_flight_packets} may still be in flight"
+        yield Cause.UNSETTLED, f"{missing} frames are missing and {moving}: loss is not certain"
     if measured.aborted and missing == 0:
         yield Cause.CONTRADICTION, "the trial was stopped for loss, and no frame is missing"
 
@@ -113,91 +114,57 @@ def _about_counters(measured: Measurement) -> Iterator[tuple[Cause, str]]:
     times = (measured.elapsed_s, measured.elapsed_uncertainty_s)
     if not all(math.isfinite(t) and t >= 0 for t in times):
         yield Cause.COUNTERS, f"the elapsed time is {measured.elapsed_s} s"
-    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions]
-    total = (measured.tx_packets, measured.rx_packets)
-    extra = (
-        measured.tx_shortfall,
-        measured.rx_errors,
-        measured.queue_drops,
-        measured.queue_full,
-        measured.in_flight_packets,
-    )
-    negative = [n for pair in [total, extra, *pairs] for n in pair if n < 0]
-    if negative:
+    total = Direction(measured.tx_packets, measured.rx_packets)
+    counts = [count for way in (total, *measured.directions) for count in (way.tx_packets, way.rx_packets)]
+    counts += [measured.tx_shortfall, measured.rx_errors, measured.queue_drops, measured.queue_full]
+    counts += [measured.in_flight_packets]
+    if negative := [count for count in counts if count < 0]:
         yield Cause.COUNTERS, f"a counter is negative ({negative[0]}): it wrapped or was reset"
-    for number, (tx, rx) in enumerate([total, *pairs], -1):
-        if rx > tx:
+    for number, way in enumerate([total, *measured.directions], -1):
+        if way.rx_packets > way.tx_packets:
             name = f"direction {number}: " if number >= 0 else ""
-            yield Cause.COUNTERS, f"{name}{rx} frames received and {tx} sent: more than was sent"
-    if pairs and tuple(map(sum, zip(*pairs, strict=True))) != total:
+            counted = f"{way.rx_packets} frames received and {way.tx_packets} sent"
+            yield Cause.COUNTERS, f"{name}{counted}: more than was sent"
+    if measured.directions and Direction.total(measured.directions) != total:
         yield Cause.COUNTERS, "the directions do not add up to the totals"
     if not measured.settled:
         yield Cause.UNSETTLED, "the counters still moved when they were read last"
-
-
-def _about_the_generator(measured: Measurement) -> Iterator[tuple[Cause, str]]:
-    if measured.rx_errors:
-        yield (Cause.RECEIVER, f"the generator's own receiver dropped {measured.rx_errors} frames")
-    if measured.queue_drops:
-        yield (Cause.QUEUE, f"the generator dropped {measured.queue_drops} frames in its own transmit queue")
-    if measured.queue_full:
-        yield (
-            Cause.QUEUE,
-            f"the generator was held up {measured.queue_full} times (its queue was full, or it had"
-            " no CPU): frames went out late, in bursts",
-        )
 
 
 def _about_the_load(
     asked: TrialRequest, measured: Measurement, precision: float
 ) -> Iterator[tuple[Cause, str]]:
     """Check the offered load: all frames sent, and in the requested time."""
-    tolerance = precision * _TENTH
+    tolerance, sent, seconds = precision * _TENTH, measured.tx_packets, asked.duration_s
+    counted = f"the generator sent {sent} of {asked.packets:.0f} frames"
+    took = f"the trial took {measured.elapsed_s:.6g} s instead of {seconds:g} s"
     # Rate times duration may be off by one frame.
-    short = max(asked.packets - measured.tx_packets, measured.tx_shortfall)
+    short = max(asked.packets - sent, measured.tx_shortfall)
     if short > max(1.0, asked.packets * tolerance):
-        idle = [
-            f"; direction {n} sent none" for n, way in enumerate(measured.directions) if not way.tx_packets
-        ]
-        yield (
-            Cause.SHORT,
-            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames,"
-            f" {short / asked.packets:.3%} less than asked{''.join(idle)}",
-        )
-    doubt = measured.elapsed_uncertainty_s + _EPSILON * asked.duration_s
-    over = measured.elapsed_s - asked.duration_s
-    if over > asked.duration_s * tolerance + doubt:
-        yield (
-            Cause.LATE,
-            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
-            f" the load was {measured.achieved_pps:.6g} pps, not {asked.rate_pps:.6g}",
-        )
+        idle = [f"; direction {n} sent none" for n, d in enumerate(measured.directions) if not d.tx_packets]
+        yield Cause.SHORT, f"{counted}, {short / asked.packets:.3%} less than asked{''.join(idle)}"
+    doubt = measured.elapsed_uncertainty_s + ROUNDING * seconds
+    over = measured.elapsed_s - seconds
+    if over > seconds * tolerance + doubt:
+        load = f"{measured.achieved_pps:.6g} pps, not {asked.rate_pps:.6g}"
+        yield Cause.LATE, f"{took}: the load was {load}"
     # A load above the request is also wrong. A full width is allowed: some generators finish their
     # flows, and a device that passes at a higher load passes at this one.
-    if -over > asked.duration_s * precision + doubt:
-        yield (
-            Cause.FAST,
-            f"the trial took {measured.elapsed_s:.6g} s instead of {asked.duration_s:g} s:"
-            " the load was higher than asked",
-        )
-    if measured.tx_packets - asked.packets > max(1.0, asked.packets * precision):
-        yield (
-            Cause.FAST,
-            f"the generator sent {measured.tx_packets} of {asked.packets:.0f} frames: more than asked",
-        )
+    if -over > seconds * precision + doubt:
+        yield Cause.FAST, f"{took}: the load was higher than asked"
+    if sent - asked.packets > max(1.0, asked.packets * precision):
+        yield Cause.FAST, f"{counted}: more than asked"
 
 
 def _loss(measured: Measurement, max_loss_ratio: float) -> Judgement:
     """Judge the loss of a valid trial. Every direction must meet the loss ratio by itself."""
-    pairs = [(d.tx_packets, d.rx_packets) for d in measured.directions] or [
-        (measured.tx_packets, measured.rx_packets)
-    ]
-    lost = sum(tx - rx for tx, rx in pairs)
-    ratios = [(tx - rx) / tx if tx else 0.0 for tx, rx in pairs]
+    ways = measured.directions or (Direction(measured.tx_packets, measured.rx_packets),)
+    lost = sum(way.tx_packets - way.rx_packets for way in ways)
+    ratios = [(way.tx_packets - way.rx_packets) / way.tx_packets if way.tx_packets else 0.0 for way in ways]
     worst = max(ratios)
     if lost == 0:
         return Judgement(Verdict.PASSED, f"all {measured.tx_packets} frames came back")
-    where = f" in direction {ratios.index(worst)}" if len(pairs) > 1 else ""
+    where = f" in direction {ratios.index(worst)}" if len(ways) > 1 else ""
     what = f"{lost} of {measured.tx_packets} frames were lost, a ratio of {worst:.3g}{where}"
     if worst <= max_loss_ratio:
         return Judgement(Verdict.PASSED, f"{what}; {max_loss_ratio:g} may be", None, lost, worst)

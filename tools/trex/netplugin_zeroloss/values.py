@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
+
+from pydantic import Field
 
 #: Tolerance for floating-point error in comparisons of rates and times.
 ROUNDING: Final = 1e-9
@@ -75,6 +77,9 @@ class TrialRequest:
         return self.rate_pps * self.duration_s
 
 
+_NotNegative = Annotated[float, Field(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class Direction:
     """Frames sent in one direction and received at the other end."""
@@ -82,23 +87,28 @@ class Direction:
     tx_packets: int
     rx_packets: int
 
+    @staticmethod
+    def total(directions: Sequence[Direction]) -> Direction:
+        """Return the frames of all directions together."""
+        return Direction(sum(d.tx_packets for d in directions), sum(d.rx_packets for d in directions))
+
 
 @dataclass(frozen=True, slots=True)
 class LatencySummary:
     """Latency of the sampled frames of one direction, from sending to receiving port, in microseconds."""
 
-    samples: int
-    p50_us: float
-    p90_us: float
-    p99_us: float
-    max_us: float
+    samples: Annotated[int, Field(ge=0)]
+    p50_us: _NotNegative
+    p90_us: _NotNegative
+    p99_us: _NotNegative
+    max_us: _NotNegative
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Counters of all directions ``elapsed_s`` seconds after the first frame; some frames are in flight."""
 
-    elapsed_s: float
+    elapsed_s: _NotNegative
     tx_packets: int
     rx_packets: int
 
@@ -162,11 +172,16 @@ class Goal:
 
     def __post_init__(self) -> None:
         """Validate the parameters. Raises: UnusableInput."""
-        _within(self.name, "loss ratio", self.max_loss_ratio, 0, 0.5, or_equal=True)
-        _within(self.name, "exceed ratio", self.exceed_ratio, 0, 0.999, or_equal=True)
-        _within(self.name, "final trial duration", self.final_trial_s, 0, 86_400)
-        _within(self.name, "initial trial duration", self.initial_trial_s, 0, self.final_trial_s)
-        _within(self.name, "relative width (precision)", self.relative_width, 0, 0.5)
+        for what, value, most, may_be_0 in (
+            ("loss ratio", self.max_loss_ratio, 0.5, True),
+            ("exceed ratio", self.exceed_ratio, 0.999, True),
+            ("final trial duration", self.final_trial_s, 86_400, False),
+            ("initial trial duration", self.initial_trial_s, self.final_trial_s, False),
+            ("relative width (precision)", self.relative_width, 0.5, False),
+        ):
+            if not (math.isfinite(value) and 0 <= value <= most and (value or may_be_0)):
+                bounds = f"{'at least' if may_be_0 else 'above'} 0 and at most {most:g}"
+                raise UnusableInput(f"goal {self.name}", f"{what} must be {bounds}, not {value:g}")
         if not self.final_trial_s <= self.sum_s <= 1000 * self.final_trial_s:
             raise UnusableInput(f"goal {self.name}", "the sum of durations must be 1 to 1000 final trials")
 
@@ -183,27 +198,16 @@ class Goal:
         """Describe the goal in one line, to be shown with every rate."""
         loss = f"loss ratio <= {self.max_loss_ratio:g}" if self.max_loss_ratio else "no frame lost"
         some = f" in {1 - self.exceed_ratio:.0%} of the time" if self.exceed_ratio else ""
-        return (
-            f"{loss}{some}, {self.trials_needed} x {self.final_trial_s:g} s,"
-            f" bounds within {self.relative_width:.3%}"
-        )
-
-
-def _within(goal: str, what: str, value: float, low: float, high: float, *, or_equal: bool = False) -> None:
-    above = value >= low if or_equal else value > low
-    if not (math.isfinite(value) and above and value <= high):
-        sign = "at least" if or_equal else "above"
-        raise UnusableInput(
-            f"goal {goal}", f"{what} must be {sign} {low:g} and at most {high:g}, not {value:g}"
-        )
+        trials = f"{self.trials_needed} x {self.final_trial_s:g} s"
+        return f"{loss}{some}, {trials}, bounds within {self.relative_width:.3%}"
 
 
 def headline(
-    final_s: float = 60.0, precision: float = 0.005, initial_s: float = 0.4, max_loss_ratio: float = 0.0
+    final_s: float = 60.0, initial_s: float = 0.4, precision: float = 0.005, max_loss_ratio: float = 0.0
 ) -> Goal:
-    """Return the headline goal: one full-length trial without (more) loss; short ones are no longer.
+    """Return the headline goal: no lost frame in one full-length trial (RFC 2544, section 26.1), or a ratio.
 
-    The default is the throughput of RFC 2544 (section 26.1). Raises: UnusableInput.
+    The first trials are short, but no longer than the last. Raises: UnusableInput.
     """
     name = "zero-loss" if max_loss_ratio == 0 else "loss-ratio"
     return Goal(name, max_loss_ratio, 0.0, min(initial_s, final_s), final_s, final_s, precision)
@@ -220,5 +224,3 @@ OTHER_GOALS: Final[Mapping[str, Callable[[float], Goal]]] = {
         ("csit-pdr", 0.005, 0.5, 1.0, 1.0, 21.0),
     )
 }
-#: Default warm-up as a fraction of the full trial.
-WARM_UP_PART: Final = 1 / 6

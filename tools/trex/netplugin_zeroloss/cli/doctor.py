@@ -25,9 +25,8 @@ from netplugin_zeroloss.matrix.findings import Finding, about_generators, about_
 from netplugin_zeroloss.matrix.host import client
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm import FOLDER
 from netplugin_zeroloss.vm.commands import programs
-from netplugin_zeroloss.vm.image import LATEST
+from netplugin_zeroloss.vm.image import FOLDER, LATEST
 from netplugin_zeroloss.vm.spec import VmSpec
 
 _MISSING = 1

@@ -221,7 +221,7 @@ def _evaluate(options: argparse.Namespace) -> int:
             raise UnusableInput("--devices", f"no {device!r}; there are {', '.join(known)}")
     names = options.algorithms.split(",")
     searches.usable(names)
-    goal = headline(options.final_duration, options.precision, options.initial_duration)
+    goal = headline(options.final_duration, options.initial_duration, options.precision)
     line = options.line_rate_pps or line_rate_pps(10e9, 64)
     plan = SearchPlan((goal,), line, warm_up_s=options.final_duration / 6)
     progress: Progress = (lambda done, of: None) if options.quiet else _progress

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from netplugin_zeroloss.cli.frame import Commands, add_quiet, ends_cleanly, progress
 from netplugin_zeroloss.cli.options import whole
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm import FOLDER
+from netplugin_zeroloss.vm.image import FOLDER
 
 if TYPE_CHECKING:
     from netplugin.libvirt.vm_image import Image

@@ -24,12 +24,12 @@ def device_of(name: str, number: int) -> SimFamily:
     if name not in CLASSES:
         return FAMILIES[name]
     drawn = CLASSES[name](random.Random(f"population/{name}/{number}"))
-    return drawn if isinstance(drawn, SimFamily) else SimFamily(drawn.name, drawn.about, (drawn,))
+    return drawn if isinstance(drawn, SimFamily) else SimFamily(name, (drawn,))
 
 
 def _clean(rng: random.Random) -> DeviceSpec:
     """Draw capacity and ring: some are faster than the line of 14.88 Mpps."""
-    return DeviceSpec("one", "", _log(rng, 0.2e6, 16e6), rng.choice((256, 512, 1024, 1024, 2048, 2048, 4096)))
+    return DeviceSpec(_log(rng, 0.2e6, 16e6), rng.choice((256, 512, 1024, 1024, 2048, 2048, 4096)))
 
 
 def _log(rng: random.Random, low: float, high: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, assert_never
+from typing import Annotated
 
 from pydantic import Field
 
@@ -18,16 +18,15 @@ __all__ = ["Description", "Exec", "PortMacs", "Sim", "Tcpreplay", "TrexStf", "Tr
 Description = Annotated[Sim | Exec | TrexStl | TrexStf | Tcpreplay, Field(discriminator="type")]
 
 
-def make(description: Sim | Exec | TrexStl | TrexStf | Tcpreplay) -> Generator:
+def make(description: Description) -> Generator:
     """Create a generator, ready for its first trial. The caller closes it.
 
     Raises: UnusableInput, GeneratorError, before any traffic.
     """
     match description:
         case Sim():
-            return sim_generator(
-                description.device, str(description.seed), capacity_pps=description.capacity_pps
-            )
+            seed, most = str(description.seed), description.capacity_pps
+            return sim_generator(description.device, seed, most)
         case Exec():
             return ExecGenerator(description.command, description.answer_timeout_s)
         case Tcpreplay():
@@ -36,5 +35,3 @@ def make(description: Sim | Exec | TrexStl | TrexStf | Tcpreplay) -> Generator:
             return TrexStlGenerator(description)
         case TrexStf():
             return TrexStfGenerator(description)
-        case _:
-            assert_never(description)

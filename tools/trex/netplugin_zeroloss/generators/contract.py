@@ -51,14 +51,14 @@ class GeneratorInfo:
     """Capabilities of a generator."""
 
     name: str
-    max_pps: float = math.inf
+    max_pps: Annotated[float, Field(gt=0)] = math.inf
     #: Simulated time: a trial takes no real time, and ``elapsed_s`` is virtual.
     virtual_time: bool = False
     can_abort: bool = True
     #: Shorter trials are inaccurate.
-    min_trial_s: float = 0.0
+    min_trial_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     #: Line rate of its ports in bit/s on the wire, all directions together.
-    line_bps: float = math.inf
+    line_bps: Annotated[float, Field(gt=0)] = math.inf
     #: Whether it measures the latency of frames.
     latency: bool = False
     #: Whether it sends frames in bursts, and also those of a mix.
@@ -131,30 +131,6 @@ _BETWEEN_S: Final = 0.02
 LATE_PART: Final = 0.02
 
 
-class LossWatch:
-    """Detects certain loss in one direction: more frames are missing than can be in flight.
-
-    A difference between two counters is not yet loss: frames are in flight, and a slightly overloaded
-    device fills its rings for seconds before it loses the first frame.
-    """
-
-    def __init__(self, in_flight: int) -> None:
-        self._in_flight = in_flight
-        self._since: float | None = None
-
-    def sees_loss(self, now: float, sent: int, received: int, between: float = 0.0) -> bool:
-        """Return whether loss is certain.
-
-        ``between``: frames that may have been sent after ``received`` was read.
-        """
-        if sent - received <= self._in_flight + between:
-            self._since = None
-            return False
-        if self._since is None:
-            self._since = now
-        return now - self._since >= _CERTAIN_S
-
-
 class PaceWatch:
     """Measures the largest burst sent to catch up after a pause; a lower bound, from polled counters."""
 
@@ -177,14 +153,19 @@ class PaceWatch:
 
 
 class TrialWatch:
-    """Watches the directions of one trial: decides when to stop it, and keeps the readings requested."""
+    """Watches the directions of one trial: decides when to stop it, and keeps the readings requested.
+
+    A difference between two counters is not yet loss: frames are in flight, and a slightly overloaded
+    device fills its rings for seconds before it loses the first frame.
+    """
 
     def __init__(self, request: TrialRequest, directions: int, in_flight: int, late_s: float) -> None:
         """``in_flight``: frames that the device may hold; ``late_s``: how late the generator may be."""
         self._request = request
         #: Frames that may be in flight: more after a false alarm, a trial that was stopped with none missing.
         self.in_flight = in_flight
-        self._losses = [LossWatch(in_flight) for _ in range(directions)]
+        #: Since when more than that are missing in each direction.
+        self._losing_since = [math.inf] * directions
         #: Evenly spaced from the first frame on.
         self._readings: tuple[Progress, ...] = ()
         self._period_s = request.duration_s / request.readings if request.readings else math.inf
@@ -202,17 +183,18 @@ class TrialWatch:
 
         ``between``: frames that may have been sent between the counters of a direction.
         """
-        sent, received = (sum(d.tx_packets for d in counted), sum(d.rx_packets for d in counted))
-        if self._first is None and sent:
+        total = Direction.total(counted)
+        if self._first is None and total.tx_packets:
             self._first = now
         if self._first is not None and now - self._first >= (len(self._readings) + 1) * self._period_s:
-            self._readings += (Progress(now - self._first, sent, received),)
-        lost = [
-            watch.sees_loss(now, d.tx_packets, d.rx_packets, between)
-            for watch, d in zip(self._losses, counted, strict=True)
+            self._readings += (Progress(now - self._first, total.tx_packets, total.rx_packets),)
+        self._losing_since = [
+            min(since, now) if d.tx_packets - d.rx_packets > self.in_flight + between else math.inf
+            for since, d in zip(self._losing_since, counted, strict=True)
         ]
+        is_lost = now - min(self._losing_since) >= _CERTAIN_S
         late = time.monotonic() > self._late
-        self._aborted = self._request.abort_on_loss and any(lost) and not late
+        self._aborted = self._request.abort_on_loss and is_lost and not late
         return late or self._aborted
 
     def finish(self, measured: Measurement) -> Measurement:
@@ -251,10 +233,10 @@ def counted(
     directions: Sequence[Direction], elapsed_s: float, rx_errors: int, queue_drops: int, **more: Any
 ) -> Measurement:
     """Return the measurement of all directions together."""
-    sent, received = (sum(d.tx_packets for d in directions), sum(d.rx_packets for d in directions))
+    total = Direction.total(directions)
     more |= {"rx_errors": rx_errors, "queue_drops": queue_drops, "directions": tuple(directions)}
     evidence = {"generator.rx": rx_errors, "generator.queue": queue_drops}
-    return Measurement(sent, received, elapsed_s, evidence=evidence, **more)
+    return Measurement(total.tx_packets, total.rx_packets, elapsed_s, evidence=evidence, **more)
 
 
 def all_came(directions: Sequence[Direction]) -> bool:

@@ -61,8 +61,6 @@ class Glitches:
 class DeviceSpec:
     """Parameters of a simulated device."""
 
-    name: str
-    about: str
     capacity_pps: float = 4.2e6
     ring_packets: float = 1024
     stalls: Stalls | None = None
@@ -131,6 +129,10 @@ class Passage:
     elapsed_s: float
     aborted: bool
     places: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def received(self) -> int:
+        return self.sent - self.lost
 
 
 def _arrivals(rng: random.Random, per_second: float, until: float) -> Iterator[float]:
@@ -283,30 +285,16 @@ class _Trial:
 
 
 DEVICES: dict[str, DeviceSpec] = {
-    spec.name: spec
-    for spec in (
-        DeviceSpec("clean", "a hard limit and nothing else"),
-        DeviceSpec("noisy", "20 stalls a second of mean 60 us", stalls=Stalls.exponential(20, 60e-6)),
-        DeviceSpec("rare-stalls", "a stall in 10 s, of mean 200 us", stalls=Stalls.exponential(0.1, 200e-6)),
-        DeviceSpec("heavy-stalls", "2 stalls a second with a heavy tail", stalls=Stalls.heavy(2, 50e-6, 2.5)),
-        DeviceSpec("glitch", "loses 100 us of traffic once a minute", glitches=Glitches()),
-        DeviceSpec(
-            "glitch-window",
-            "the same, once in each minute at a random time",
-            glitches=Glitches(when="window"),
-        ),
-        DeviceSpec(
-            "glitch-random", "the same at random, once a minute on average", glitches=Glitches(when="random")
-        ),
-        DeviceSpec("frame-errors", "each frame is lost with 1e-6", frame_error_ratio=1e-6),
-        DeviceSpec("drift", "10 % faster while cold, time constant 30 s", drift=0.1),
-        DeviceSpec("warm-up", "loses at any load for its first 8 s", warm_up_s=8.0),
-        DeviceSpec(
-            "slow-warm-up",
-            "loses every other second, at any load, for 25 s",
-            warm_up_s=25.0,
-            warm_up_losses=0.5,
-        ),
-        DeviceSpec("wire-speed", "faster than the line", capacity_pps=20e6),
-    )
+    "clean": DeviceSpec(),
+    "noisy": DeviceSpec(stalls=Stalls.exponential(20, 60e-6)),
+    "rare-stalls": DeviceSpec(stalls=Stalls.exponential(0.1, 200e-6)),
+    "heavy-stalls": DeviceSpec(stalls=Stalls.heavy(2, 50e-6, 2.5)),
+    "glitch": DeviceSpec(glitches=Glitches()),
+    "glitch-window": DeviceSpec(glitches=Glitches(when="window")),
+    "glitch-random": DeviceSpec(glitches=Glitches(when="random")),
+    "frame-errors": DeviceSpec(frame_error_ratio=1e-6),
+    "drift": DeviceSpec(drift=0.1),
+    "warm-up": DeviceSpec(warm_up_s=8.0),
+    "slow-warm-up": DeviceSpec(warm_up_s=25.0, warm_up_losses=0.5),
+    "wire-speed": DeviceSpec(capacity_pps=20e6),
 }

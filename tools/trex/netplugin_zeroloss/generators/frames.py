@@ -75,10 +75,8 @@ class Frames(BaseModel):
         """Check that the varied field has room for ``flows`` values. Raises: GeneratorError."""
         room = (_PORTS if self.vary.endswith("port") else _FIRST_MULTICAST) - self.first
         if flows > room:
-            raise GeneratorError(
-                f"{flows} flows do not fit: {self.vary} has room for {room}."
-                f" Vary something else, begin lower, or ask for fewer flows"
-            )
+            fix = "Vary something else, begin lower, or ask for fewer flows"
+            raise GeneratorError(f"{flows} flows do not fit: {self.vary} has room for {room}. {fix}")
 
 
 def sizes(request: TrialRequest) -> tuple[int, ...]:
@@ -107,10 +105,8 @@ def frames_of(frames: Frames, request: TrialRequest, marker: bytes, at_most: int
     round_ = sizes(request)
     count = math.lcm(request.flows, len(round_))
     if count > at_most:
-        raise GeneratorError(
-            f"{request.flows} flows in {len(set(round_))} sizes are {count} frames; it plays no more"
-            f" than {at_most}. Ask for fewer flows"
-        )
+        needs = f"{request.flows} flows in {len(set(round_))} sizes are {count} frames"
+        raise GeneratorError(f"{needs}; it plays no more than {at_most}. Ask for fewer flows")
     for number in range(count):
         yield _frame(frames, round_[number % len(round_)], number % request.flows, marker)
 
@@ -132,7 +128,9 @@ def _frame(frames: Frames, size: int, flow: int, marker: bytes) -> bytes:
     fields[frames.vary.field] += flow
     source, destination, *ports = fields.values()
     room = size - FCS_BYTES - HEADER_BYTES
-    ethernet = _mac(frames.destination_mac) + _mac(frames.source_mac) + b"\x08\x00"
+    assert frames.destination_mac and frames.source_mac, "the generator fills in MAC addresses"
+    macs = f"{frames.destination_mac}{frames.source_mac}".replace(":", "")
+    ethernet = bytes.fromhex(macs) + b"\x08\x00"
     # Version and IHL, TOS, total length, ID, no fragments, TTL 64, UDP, checksum placeholder.
     ip = struct.pack(">BBHHHBBHII", 0x45, 0, size - FCS_BYTES - 14, 0, 0, 64, 17, 0, source, destination)
     # The Internet checksum (RFC 791): the ones' complement of the sum of its 16-bit words.
@@ -140,8 +138,3 @@ def _frame(frames: Frames, size: int, flow: int, marker: bytes) -> bytes:
     ip = ip[:10] + struct.pack(">H", -total % 0xFFFF) + ip[12:]
     # UDP checksum 0 means none (RFC 768), so a device may rewrite addresses without updating it.
     return ethernet + ip + struct.pack(">HHHH", *ports, 8 + room, 0) + marker.ljust(room, b"\0")
-
-
-def _mac(text: str | None) -> bytes:
-    assert text is not None, "the generator fills in MAC addresses"
-    return bytes.fromhex(text.replace(":", ""))

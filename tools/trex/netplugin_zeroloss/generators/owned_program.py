@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from netplugin_zeroloss.generators import ends_with_owner
-from netplugin_zeroloss.machines.contract import Machine
+from netplugin_zeroloss.machines import Machine
 from netplugin_zeroloss.values import GeneratorError
 
 _WRAPPER: Final = Path(ends_with_owner.__file__).read_text()

@@ -50,7 +50,6 @@ class SimFamily:
     """A simulated device per direction, the generator, and the correct verdict."""
 
     name: str
-    about: str
     devices: tuple[DeviceSpec, ...]
     verdict: str = "ndr"
     #: Maximum rate of the generator.
@@ -60,12 +59,9 @@ class SimFamily:
     fault: Fault | None = None
 
     def limit_pps(self, duration_s: float) -> float | None:
-        """Return the known answer: that of the worst direction, summed over all directions."""
-        limits = [device.limit_pps(duration_s) for device in self.devices]
-        known = [limit for limit in limits if limit is not None]
-        if self.verdict != "ndr" or len(known) < len(limits):
-            return None
-        return len(limits) * min(known)
+        """Return the known answer: that of the worst direction, summed over all directions; None if none."""
+        limits = [device.limit_pps(duration_s) or 0.0 for device in self.devices]
+        return (len(limits) * min(limits) or None) if self.verdict == "ndr" else None
 
     def loss_probability(self, rate_pps: float, duration_s: float) -> float:
         """Return the probability of loss at this load within ``duration_s``."""
@@ -120,19 +116,15 @@ def _measured(parts: Sequence[Sequence[Passage]], over_time: bool) -> Measuremen
     """Return one trial of all directions, in parts that followed each other (``over_time``)."""
     seconds = accumulate(max(passage.elapsed_s for passage in part) for part in parts)
     sent = accumulate(sum(passage.sent for passage in part) for part in parts)
-    received = accumulate(sum(passage.sent - passage.lost for passage in part) for part in parts)
+    received = accumulate(sum(passage.received for passage in part) for part in parts)
     progress = tuple(map(Progress, seconds, sent, received))
     places: Counter[str] = Counter()
     for passage in chain.from_iterable(parts):
         places.update(passage.places)
-    ways = [
-        Direction(sum(p.sent for p in way), sum(p.sent - p.lost for p in way))
-        for way in zip(*parts, strict=True)
-    ]
+    ways = [Direction.total([Direction(p.sent, p.received) for p in way]) for way in zip(*parts, strict=True)]
+    end = progress[-1]
     return Measurement(
-        progress[-1].tx_packets,
-        progress[-1].rx_packets,
-        progress[-1].elapsed_s,
+        *(end.tx_packets, end.rx_packets, end.elapsed_s),
         aborted=not over_time and any(passage.aborted for passage in parts[0]),
         directions=tuple(ways) if len(ways) > 1 else (),
         progress=progress if over_time else (),
@@ -188,57 +180,29 @@ def _more_than_sent(m: Measurement, asked: TrialRequest, rng: random.Random) -> 
 
 
 _CLEAN = DEVICES["clean"]
-_ENDS = (("there", 2.1e6), ("back", 1.9e6))
-_LIMITED = "generator_limited"
+_LIMITED = ((_CLEAN,), "generator_limited")
 _FLOORS = ("glitch", "glitch-window", "glitch-random", "frame-errors")
 
 FAMILIES: dict[str, SimFamily] = {
     family.name: family
     for family in (
-        *(
-            SimFamily(spec.name, spec.about, (spec,), "floor" if spec.name in _FLOORS else "ndr")
-            for spec in DEVICES.values()
-        ),
+        *(SimFamily(name, (spec,), "floor" if name in _FLOORS else "ndr") for name, spec in DEVICES.items()),
+        SimFamily("one-direction", tuple(replace(_CLEAN, capacity_pps=most) for most in (2.1e6, 1.9e6))),
         SimFamily(
-            "one-direction",
-            "two directions, and one of them can do less",
-            tuple(replace(_CLEAN, name=name, capacity_pps=most) for name, most in _ENDS),
+            "dead-direction", (_CLEAN, replace(_CLEAN, capacity_pps=1e-9, ring_packets=0)), "dead_direction"
         ),
-        SimFamily(
-            "dead-direction",
-            "two directions, and in one of them no frame comes back",
-            (_CLEAN, replace(_CLEAN, name="back", capacity_pps=1e-9, ring_packets=0)),
-            "dead_direction",
-        ),
-        SimFamily("short-generator", "it sends 3 Mpps at most", (_CLEAN,), _LIMITED, _GENERATOR_LIMIT_PPS),
-        SimFamily(
-            "late-generator",
-            "it sends 3 Mpps at most, and all of it, later",
-            (_CLEAN,),
-            _LIMITED,
-            _GENERATOR_LIMIT_PPS,
-            stretches=True,
-        ),
-        SimFamily(
-            "dropping-generator",
-            "its receiver drops above 3 Mpps",
-            (_CLEAN,),
-            _LIMITED,
-            fault=_receiver_drops,
-        ),
-        SimFamily(
-            "queue-drops", "its transmit queue drops above 3 Mpps", (_CLEAN,), _LIMITED, fault=_queue_drops
-        ),
-        SimFamily("flaky-generator", "one trial in ten is short", (_CLEAN,), fault=_sometimes_short),
-        SimFamily("negative-counters", "one trial in ten has a wrapped counter", (_CLEAN,), fault=_wrapping),
-        SimFamily("more-than-sent", "one trial in ten counts too much", (_CLEAN,), fault=_more_than_sent),
+        SimFamily("short-generator", *_LIMITED, _GENERATOR_LIMIT_PPS),
+        SimFamily("late-generator", *_LIMITED, _GENERATOR_LIMIT_PPS, stretches=True),
+        SimFamily("dropping-generator", *_LIMITED, fault=_receiver_drops),
+        SimFamily("queue-drops", *_LIMITED, fault=_queue_drops),
+        SimFamily("flaky-generator", (_CLEAN,), fault=_sometimes_short),
+        SimFamily("negative-counters", (_CLEAN,), fault=_wrapping),
+        SimFamily("more-than-sent", (_CLEAN,), fault=_more_than_sent),
     )
 }
 
 
-def sim_generator(
-    name: str, seed: str, can_abort: bool = True, capacity_pps: float | None = None
-) -> SimGenerator:
+def sim_generator(name: str, seed: str, capacity_pps: float | None = None) -> SimGenerator:
     """Create the simulated generator of this name with its own random stream. Raises: UnusableInput.
 
     ``capacity_pps`` overrides the total capacity of all directions.
@@ -251,4 +215,4 @@ def sim_generator(
         devices = (replace(d, capacity_pps=d.capacity_pps * scale) for d in family.devices)
         family = replace(family, devices=tuple(devices))
     # Seeding with a string is stable across machines and processes.
-    return SimGenerator(family, random.Random(f"{seed}/{name}"), can_abort)
+    return SimGenerator(family, random.Random(f"{seed}/{name}"))

@@ -88,30 +88,23 @@ class Played:
     @staticmethod
     def parse(text: str) -> Played:
         """Parse the summary of tcpreplay. Raises: GeneratorError."""
-        seconds = _number(r"sent in ([\d.]+) seconds", text)
-        rate = _number(r"Rated:.*, ([\d.]+) pps", text)
-        actual = _number(r"Actual: (\d+) packets", text)
+        seconds = _number(r"sent in N seconds", text)
+        rate = _number(r"Rated:.*, N pps", text)
+        actual = _number(r"Actual: N packets", text)
         clocks = [(seconds, 1e-6 if seconds < 1 else 0.01)]
         if rate > 0:
             clocks.append((actual / rate, 0.01 / rate * actual / rate))
-        elapsed_s, uncertainty_s = min(clocks, key=lambda clock: clock[1])
-        return Played(
-            sent=round(_number(r"Successful packets:\s+(\d+)", text)),
-            failed=round(_number(r"Failed packets:\s+(\d+)", text)),
-            retried=sum(map(int, re.findall(r"Retried packets \(\w+\):\s+(\d{1,18})", text))),
-            elapsed_s=elapsed_s,
-            uncertainty_s=uncertainty_s,
-        )
+        sent, failed = (round(_number(rf"{what} packets:\s+N", text)) for what in ("Successful", "Failed"))
+        retried = sum(map(int, re.findall(r"Retried packets \(\w+\):\s+(\d{1,18})", text)))
+        return Played(sent, failed, retried, *min(clocks, key=lambda clock: clock[1]))
 
 
 def _number(pattern: str, text: str) -> float:
-    match = re.search(pattern, text)
+    """Return what the pattern has at its N. Raises: GeneratorError."""
+    match = re.search(pattern.replace("N", r"(\d{1,18}(?:\.\d{1,18})?)"), text)
     if match is None:
         raise GeneratorError(f"{_PROGRAM} did not say what it sent: {text.strip()[-500:]}")
-    try:
-        return float(match[1])
-    except ValueError as error:
-        raise GeneratorError(f"{_PROGRAM} printed {match[1]!r:.40} in place of a number") from error
+    return float(match[1])
 
 
 def _summary(player: OwnedProgram) -> Played:
@@ -120,10 +113,8 @@ def _summary(player: OwnedProgram) -> Played:
         raise GeneratorError(f"{_PROGRAM} does not end when it is interrupted")
     text = player.output.strip()[-500:]
     if player.status and text.startswith(_HURRIED[0]):
-        raise GeneratorError(
-            f"{_PROGRAM} may have no real-time priority, and sends in bursts without: run as root"
-            f" (CAP_SYS_NICE), or say --no-realtime ({text})"
-        )
+        what = f"{_PROGRAM} may have no real-time priority, and sends in bursts without"
+        raise GeneratorError(f"{what}: run as root (CAP_SYS_NICE), or say --no-realtime ({text})")
     if player.status:
         raise GeneratorError(f"{_PROGRAM} ended with status {player.status}: {text}")
     return Played.parse(player.output)
@@ -205,17 +196,17 @@ class _Leg:
     ) -> None:
         self._wire, self._pcap, self._hurried = wire, pcap, hurried
         self.send, self.receive = wire.interface(path.send), wire.interface(path.receive)
-        macs = (path.frames.source_mac or self.send.mac, path.frames.destination_mac or self.receive.mac)
-        update = dict(zip(("source_mac", "destination_mac"), macs, strict=True))
+        macs = {"source_mac": self.send.address, "destination_mac": self.receive.address}
+        update = {name: getattr(path.frames, name) or mac for name, mac in macs.items()}
         self._frames = path.frames.in_direction(number).model_copy(update=update)
 
     def prepare(self, request: TrialRequest, trial: ExitStack) -> None:
         """Write the frames and begin to count; ``request`` has this direction's share of the rate."""
         longest = max(sizes(request)) - FCS_BYTES - _ETHERNET_BYTES
-        for name, mtu in ((end.name, end.mtu) for end in (self.send, self.receive)):
-            if longest > mtu:
-                why = f"the frames need an MTU of {longest}, and it has {mtu}"
-                raise GeneratorError(f"{name}: {why}: try `ip link set {name} mtu {longest}`")
+        for end in (self.send, self.receive):
+            if longest > end.mtu:
+                why = f"the frames need an MTU of {longest}, and it has {end.mtu}"
+                raise GeneratorError(f"{end.name}: {why}: try `ip link set {end.name} mtu {longest}`")
         # Unique per trial and direction, so that frames of another trial are not counted.
         marker = os.urandom(MARKER_BYTES)
         frames = write_pcap(self._pcap, frames_of(self._frames, request, marker, _MOST_FRAMES))
@@ -259,7 +250,8 @@ def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
     """Wait until all frames are sent, or stop because the trial is late or loss is certain."""
     deadline = time.monotonic() + _START_S
     watch.begin()
-    while _wait(legs):
+    while running := [leg.player.ended for leg in legs if leg.player.status is None]:
+        select.select(running, [], [], _LOOK_S)
         seen = [leg.look() for leg in legs]
         now = time.monotonic()
         stops = watch.stops(now, seen)
@@ -272,9 +264,3 @@ def _send(legs: Sequence[_Leg], watch: contract.TrialWatch) -> None:
             for leg in legs:
                 leg.stop()
             return
-
-
-def _wait(legs: Sequence[_Leg]) -> bool:
-    """Wait for a moment, or until one ends. Returns whether any still runs."""
-    select.select([leg.player.ended for leg in legs if leg.player.status is None], [], [], _LOOK_S)
-    return any(leg.player.status is None for leg in legs)

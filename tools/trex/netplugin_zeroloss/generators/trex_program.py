@@ -6,12 +6,12 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
 from netplugin_zeroloss.generators.owned_program import OwnedProgram, log_tail
-from netplugin_zeroloss.machines.contract import Machine, MachineError
-from netplugin_zeroloss.machines.ssh import Local
+from netplugin_zeroloss.machines import Local, Machine, MachineError
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
 PROGRAM: Final = "t-rex-64"
@@ -24,7 +24,7 @@ _LOOK_S: Final = 0.2
 
 def check_tree(machine: Machine, trex_dir: Path) -> None:
     """Check that TRex can be started on a machine. Raises: UnusableInput."""
-    if not there(machine, trex_dir / PROGRAM):
+    if not machine.has("-f", trex_dir / PROGRAM):
         raise UnusableInput("--trex-dir", f"{trex_dir} is no tree of TRex: it has no {PROGRAM}")
     is_root = os.geteuid() == 0 if isinstance(machine, Local) else machine.run(["id", "-u"]).strip() == "0"
     if not is_root:
@@ -33,15 +33,6 @@ def check_tree(machine: Machine, trex_dir: Path) -> None:
         machine.run([machine.python, "-I", "-c", "from os import pidfd_open"])
     except MachineError as error:
         raise UnusableInput(PROGRAM, f"its machine needs python3 of version 3.9 or later: {error}") from error
-
-
-def there(machine: Machine, path: Path) -> bool:
-    """Whether a machine has this file."""
-    try:
-        machine.run(["test", "-f", str(path)])
-    except MachineError:
-        return False
-    return True
 
 
 def started(machine: Machine, trex_dir: Path, arguments: Sequence[str]) -> OwnedProgram:
@@ -56,8 +47,7 @@ def serving(trex_dir: Path, configuration: Path, sync_port: int) -> OwnedProgram
     """
     if not configuration.is_file():
         raise UnusableInput("--trex-cfg", f"{configuration}: no such file")
-    machine = Local()
-    try:
+    with closing(Local()) as machine:
         check_tree(machine, trex_dir)
         if _listens(sync_port):
             raise GeneratorError(
@@ -67,18 +57,15 @@ def serving(trex_dir: Path, configuration: Path, sync_port: int) -> OwnedProgram
             )
         arguments = ["-i", "--no-scapy-server", "--cfg", str(configuration.resolve())]
         server = started(machine, trex_dir, arguments)
-    finally:
-        machine.close()
-    try:
+    with ExitStack() as failed:
+        failed.callback(server.close)
         deadline = time.monotonic() + _START_S
         while not _listens(sync_port):
             late = time.monotonic() > deadline
             if late or server.wait(_LOOK_S):
                 what = f"does not answer on port {sync_port} after {_START_S:g} s" if late else "ended"
                 raise GeneratorError(f"{PROGRAM} {what}:\n{log_tail(server.output)}")
-    except BaseException:
-        server.close()
-        raise
+        failed.pop_all()
     return server
 
 

@@ -29,9 +29,8 @@ from netplugin_zeroloss.generators import contract
 from netplugin_zeroloss.generators.contract import Look, elapsed
 from netplugin_zeroloss.generators.frames import Mac
 from netplugin_zeroloss.generators.owned_program import log_tail
-from netplugin_zeroloss.generators.trex_program import PROGRAM, check_tree, started, there
-from netplugin_zeroloss.machines.contract import LocalMachine, MachineError, SshMachine
-from netplugin_zeroloss.machines.ssh import make as connected
+from netplugin_zeroloss.generators.trex_program import PROGRAM, check_tree, started
+from netplugin_zeroloss.machines import LocalMachine, MachineError, SshMachine, connect
 from netplugin_zeroloss.values import Direction, GeneratorError, Measurement, TrialRequest, UnusableInput
 
 
@@ -113,8 +112,7 @@ def parse_stf(text: str) -> Measurement:
     ways = tuple(_directions(text))
     bounded.check([*astuple(run), *map(astuple, ways)])
     # What does not add up to the totals is left out.
-    sums = (sum(d.tx_packets for d in ways), sum(d.rx_packets for d in ways))
-    return replace(run, directions=ways if sums == (sent, received) else ())
+    return replace(run, directions=ways if Direction.total(ways) == Direction(sent, received) else ())
 
 
 @_as_printed()
@@ -225,7 +223,7 @@ class TrexStfGenerator(contract.Generator):
         where, deadline = description.machine, time.monotonic() + _CONNECT_S
         with ExitStack() as opened:
             try:
-                self._machine = connected(where, deadline)
+                self._machine = connect(where, deadline)
                 opened.callback(self._machine.close)
                 self._configuration = self._checked()
             except MachineError as error:
@@ -248,12 +246,12 @@ class TrexStfGenerator(contract.Generator):
         """Check the files of the run; returns the arguments that name the configuration."""
         machine, chosen = self._machine, self._description
         check_tree(machine, chosen.trex_dir)
-        if not there(machine, chosen.trex_dir / chosen.profile):
+        if not machine.has("-f", chosen.trex_dir / chosen.profile):
             raise UnusableInput("--trex-profile", f"{chosen.trex_dir / chosen.profile}: no such file")
         if chosen.trex_cfg is None and not chosen.macs:
             return []
         given = chosen.trex_cfg or _DEFAULT_CFG
-        if not there(machine, given):
+        if not machine.has("-f", given):
             raise UnusableInput("--trex-cfg", f"{given}: no such file")
         if not chosen.macs:
             return ["--cfg", machine.run(["realpath", str(given)]).strip()]

@@ -18,9 +18,10 @@ import re
 import select
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from netplugin_zeroloss.generators import contract, trex_streams
@@ -33,45 +34,33 @@ _LOOK_S: Final = 0.02
 _LATE_S: Final = 1.0
 
 
-# -- Counters. ------------------------------------------------------------------------------------
+class Counters(dict[tuple[int | None, str], int]):
+    """Counters by port and name, and those of all ports together (None), at one moment."""
 
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Counters of ports, by their numbers, and global ones, at one moment."""
-
-    ports: Mapping[int, Mapping[str, int]]
-    queue_drops: int
-    queue_full: int
-
-    @staticmethod
-    def parse(stats: Mapping[Any, Any], raw_global: Mapping[str, Any], ports: Sequence[int]) -> Counters:
+    @classmethod
+    def parse(cls, stats: Mapping[Any, Any], raw_global: Mapping[str, Any], ports: Sequence[int]) -> Counters:
         """Take what counts of the results of ``get_stats()`` and of the RPC ``get_global_stats``."""
         names = ("opackets", "ipackets", "ierrors", "oerrors")
-        found = {port: {name: int(stats[port][name]) for name in names} for port in ports}
-        drops, full = (int(raw_global[f"m_total_queue_{name}"]) for name in ("drop", "full"))
-        return Counters(found, drops, full)
+        found = cls({(port, name): int(stats[port][name]) for port in ports for name in names})
+        for name in ("queue_drop", "queue_full"):
+            found[None, name] = int(raw_global[f"m_total_{name}"])
+        return found
 
     def since(self, before: Counters) -> Counters:
         """Return what was counted since an earlier reading; negative where a counter wrapped."""
-        ports = {
-            port: {name: count - before.ports[port][name] for name, count in counts.items()}
-            for port, counts in self.ports.items()
-        }
-        return Counters(ports, self.queue_drops - before.queue_drops, self.queue_full - before.queue_full)
+        return Counters({key: count - before[key] for key, count in self.items()})
 
     def directions(self, paths: Sequence[TrexPath]) -> list[Direction]:
         """Return the frames of each path."""
-        ends = ((self.ports[path.send], self.ports[path.receive]) for path in paths)
-        return [Direction(sender["opackets"], receiver["ipackets"]) for sender, receiver in ends]
+        return [Direction(self[path.send, "opackets"], self[path.receive, "ipackets"]) for path in paths]
 
     def measurement(self, paths: Sequence[TrexPath], elapsed_s: float, **more: Any) -> Measurement:
         """Return the measurement of a trial in which this was counted."""
-        rx_errors, tx_errors = (
-            sum(port[name] for port in self.ports.values()) for name in ("ierrors", "oerrors")
-        )
-        drops, full = self.queue_drops + tx_errors, self.queue_full
-        return contract.counted(self.directions(paths), elapsed_s, rx_errors, drops, queue_full=full, **more)
+        sums: Counter[str] = Counter()
+        for (_, name), count in self.items():
+            sums[name] += count
+        more["queue_full"], drops = sums["queue_full"], sums["queue_drop"] + sums["oerrors"]
+        return contract.counted(self.directions(paths), elapsed_s, sums["ierrors"], drops, **more)
 
 
 # -- Trials. --------------------------------------------------------------------------------------
@@ -139,7 +128,7 @@ class Trials(contract.Generator):
         found, settled = contract.at_rest(
             lambda: self._read().since(before), lambda found: contract.all_came(found.directions(paths))
         )
-        elapsed_s, doubt_s = contract.elapsed(looks, sum(d.tx_packets for d in found.directions(paths)))
+        elapsed_s, doubt_s = contract.elapsed(looks, Direction.total(found.directions(paths)).tx_packets)
         more = {"elapsed_uncertainty_s": doubt_s, "settled": settled, **self._latencies()}
         measured = watch.finish(found.measurement(paths, elapsed_s, **more))
         self._in_flight = watch.in_flight
@@ -245,7 +234,7 @@ class Trials(contract.Generator):
             took_s = time.monotonic() - from_s
             now = self._read(stats).since(before).directions(self._paths)
             at_s = from_s + took_s / 2
-            looks.append(contract.Look(at_s, took_s / 2 + ahead_s, sum(d.tx_packets for d in now)))
+            looks.append(contract.Look(at_s, took_s / 2 + ahead_s, Direction.total(now).tx_packets))
             if not active:
                 return looks
             if watch.stops(at_s, now, request.rate_pps * took_s):

@@ -8,17 +8,16 @@ include other traffic.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from netplugin.host.cbpf import Assembler, BpfProgram
+from netplugin.host.link_values import Link
+from netplugin.programs.polling import polled
 from netplugin_zeroloss.generators.frames import HEADER_BYTES
 from netplugin_zeroloss.values import GeneratorError, UnusableInput
 
@@ -31,9 +30,7 @@ MARKER_BYTES: Final = 8
 _CARRIER_S: Final = 5.0
 _LOOK_S: Final = 0.05
 
-# Constants of <linux/if.h>, <linux/if_ether.h> and <linux/if_packet.h>.
-_IFF_UP: Final = 0x1
-_IFF_RUNNING: Final = 0x40
+# Constants of <linux/if_ether.h> and <linux/if_packet.h>.
 _ETH_P_ALL: Final = 3
 _SOL_PACKET: Final = 263
 _PACKET_ADD_MEMBERSHIP: Final = 1
@@ -45,20 +42,10 @@ _FRAME_TYPE: Final = (-0x1000 + 4) & 0xFFFFFFFF
 _DROPS: Final = ("rx_dropped", "rx_missed_errors", "rx_fifo_errors")
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """Attributes of an interface. ``mtu`` excludes the Ethernet header."""
-
-    name: str
-    index: int
-    mac: str
-    mtu: int
-
-
 class FrameCount:
     """Counts frames with a marker that left or reached an interface. The caller closes it."""
 
-    def __init__(self, interface: Interface, marker: bytes, outgoing: bool) -> None:
+    def __init__(self, interface: Link, marker: bytes, outgoing: bool) -> None:
         """Raises: OSError."""
         self._count = 0
         # Protocol 0: the socket receives nothing until the filter is attached.
@@ -93,7 +80,9 @@ class Wire:
         """Raises: UnusableInput if the namespace does not exist or cannot be entered."""
         self.netns_path = netns and (netns if "/" in netns else f"/run/netns/{netns}")
         # setns() applies to one thread; sockets opened there stay in the namespace.
-        self._thread = ThreadPoolExecutor(1, "wire")
+        from netplugin.host.links import Links  # slow to import
+
+        self._thread, self._links = ThreadPoolExecutor(1, "wire"), Links()
         self._taken: list[socket.socket] = []
         if self.netns_path:
             from pyroute2 import netns as namespaces  # slow to import
@@ -105,25 +94,24 @@ class Wire:
                 why = f"{self.netns_path}: {os.strerror(error.errno or 0)}"
                 raise UnusableInput("network namespace", why) from error
 
-    def interface(self, name: str) -> Interface:
+    def interface(self, name: str) -> Link:
         """Return a usable interface. Raises: UnusableInput if it is absent, down or without carrier."""
-        deadline = time.monotonic() + _CARRIER_S
-        while True:
-            link = self._inside(lambda: _link(name))
-            if link is None:
-                where = f" in {self.netns_path}" if self.netns_path else ""
-                raise UnusableInput("interface", f"{name}: {os.strerror(errno.ENODEV)}{where}")
-            if not link["flags"] & _IFF_UP:
-                raise UnusableInput("interface", f"{name} is down: try `ip link set {name} up`")
-            if link["flags"] & _IFF_RUNNING:
-                return Interface(
-                    name, link["index"], link.get_attr("IFLA_ADDRESS"), link.get_attr("IFLA_MTU")
-                )
-            if time.monotonic() > deadline:
-                raise UnusableInput("interface", f"{name} has no carrier: is its far end up?")
-            time.sleep(_LOOK_S)
+        link = polled(
+            lambda: self._inside(lambda: self._links.get(name)),
+            lambda found: found is None or not found.up or found.carrier,
+            _CARRIER_S,
+            _LOOK_S,
+        )
+        if link is None:
+            where = f" in {self.netns_path}" if self.netns_path else ""
+            raise UnusableInput("interface", f"{name}: No such device{where}")
+        if not link.up:
+            raise UnusableInput("interface", f"{name} is down: try `ip link set {name} up`")
+        if not link.carrier:
+            raise UnusableInput("interface", f"{name} has no carrier: is its far end up?")
+        return link
 
-    def take(self, interface: Interface) -> None:
+    def take(self, interface: Link) -> None:
         """Take an interface for this process, until ``close``: the frames of two runs would add up.
 
         Abstract addresses are of a network namespace, as interfaces are (unix(7)).
@@ -137,7 +125,7 @@ class Wire:
             why = f"{interface.name} is that of another run, which has not ended"
             raise UnusableInput("interface", why) from error
 
-    def count(self, interface: Interface, marker: bytes, *, outgoing: bool) -> FrameCount:
+    def count(self, interface: Link, marker: bytes, *, outgoing: bool) -> FrameCount:
         """Start counting. Raises: GeneratorError."""
         try:
             return self._inside(lambda: FrameCount(interface, marker, outgoing))
@@ -146,13 +134,19 @@ class Wire:
         except OSError as error:
             raise GeneratorError(f"{interface.name}: {error.strerror}") from error
 
-    def dropped(self, interface: Interface) -> int:
+    def dropped(self, interface: Link) -> int:
         """Return the received frames that the kernel or the NIC dropped, since the interface exists."""
-        link = self._inside(lambda: _link(interface.name))
-        if link is None:
-            raise GeneratorError(f"{interface.name} is gone")
-        counts = link.get_attr("IFLA_STATS64")
-        return sum(int(counts[name]) for name in _DROPS)
+        from pyroute2 import IPRoute, NetlinkError  # slow to import
+
+        def counts() -> Any:
+            with IPRoute() as kernel:
+                return kernel.get_links(interface.index)[0].get_attr("IFLA_STATS64")
+
+        try:
+            found = self._inside(counts)
+        except NetlinkError as error:
+            raise GeneratorError(f"{interface.name} is gone") from error
+        return sum(int(found[name]) for name in _DROPS)
 
     def close(self) -> None:
         for taken in self._taken:
@@ -161,15 +155,6 @@ class Wire:
 
     def _inside(self, work: Callable[[], T]) -> T:
         return self._thread.submit(work).result()
-
-
-def _link(name: str) -> Any:
-    """Return what the kernel says of an interface; None if it has none of this name."""
-    from pyroute2 import IPRoute  # slow to import
-
-    with IPRoute() as kernel:
-        links = kernel.get_links()
-        return next((link for link in links if link.get_attr("IFLA_IFNAME") == name), None)
 
 
 def _filter(marker: bytes, outgoing: bool) -> BpfProgram:

@@ -61,16 +61,12 @@ def make(
     vhost_ports: set[str] = set()
     for path, binding in ports:
         named = binding.model_extra or {}
-        for found, fields in (
-            (bridges, (path.ovs_bridge,)),
-            (vhost_ports, (path.ovs_port,)),
-            (devices, path.links),
-        ):
+        kinds = ((bridges, (path.ovs_bridge,)), (vhost_ports, (path.ovs_port,)), (devices, path.links))
+        for found, fields in kinds:
             found |= {str(named[field]) for field in fields if named.get(field)}
-    named_processes = PROCESSES if description.processes is None else description.processes
-    places: list[DropCounters] = [HostCounters(processes=named_processes)]
-    if bridges and description.ovs_rundir is not None:
-        rundir = description.ovs_rundir
+    processes, rundir = description.processes, description.ovs_rundir
+    places: list[DropCounters] = [HostCounters(processes=PROCESSES if processes is None else processes)]
+    if bridges and rundir is not None:
         places.append(OvsCounters(rundir, sorted(bridges), sorted(vhost_ports), timeout_s))
     if devices:
         places.append(LinkCounters(devices))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+from netplugin.programs.polling import polled
 from netplugin_zeroloss.generators.contract import Generator, GeneratorInfo
 from netplugin_zeroloss.values import GeneratorError, Measurement, TrialRequest
 
@@ -40,10 +40,8 @@ class CounterChanges:
 class DropCounters(ABC):
     """A component on the path of the frames. It is read only between trials, so it cannot disturb one."""
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Name such as ``ovs``, ``host`` or ``vnf``: the prefix of its counter names."""
+    #: Such as ``ovs``, ``host`` or ``vnf``: the prefix of its counter names.
+    name: str
 
     @abstractmethod
     def read(self) -> CounterReading:
@@ -78,11 +76,6 @@ def _differences(place: str, before: Mapping[str, _N], after: Mapping[str, _N]) 
 
 
 # -- A generator with loss attribution: reads all drop counters before and after each trial. ------
-# The sum is exact: sent = received + drops of the generator's own receiver + all counts in
-# ``Measurement.evidence`` that are not the generator's. The remainder is ``unexplained``. It is negative
-# if the counters exceed the missing frames: a frame was counted twice, or frames of other traffic were
-# counted.
-
 
 UNEXPLAINED: Final = "unexplained"
 #: Prefix of frames that the generator lost itself, before sending or after receiving.
@@ -93,7 +86,12 @@ _AGAIN_S = 0.1
 
 
 class AttributedGenerator(Generator):
-    """Wraps a generator and the components on its path. Closes the generator."""
+    """Wraps a generator and the components on its path. Closes the generator.
+
+    The sum is exact: sent = received + drops of the generator's own receiver + all counts in ``evidence``
+    that are not the generator's. The remainder is ``unexplained``; negative, if a frame was counted twice,
+    or frames of other traffic were counted.
+    """
 
     def __init__(
         self, generator: Generator, places: Sequence[DropCounters], settle_s: float = _SETTLE_S
@@ -113,12 +111,13 @@ class AttributedGenerator(Generator):
         try:
             before = {place.name: place.read() for place in self._places}
             measured = self._generator.run(request)
-            deadline = time.monotonic() + self._settle_s
-            while True:
-                attributed = self._with(measured, before)
-                if attributed.evidence[UNEXPLAINED] == 0 or time.monotonic() > deadline:
-                    return attributed
-                time.sleep(_AGAIN_S)  # OVS has no notification of counters
+            # OVS has no notification of counters.
+            return polled(
+                lambda: self._with(measured, before),
+                lambda attributed: attributed.evidence[UNEXPLAINED] == 0,
+                self._settle_s,
+                _AGAIN_S,
+            )
         except AttributionError as error:
             raise GeneratorError(str(error)) from error
 

@@ -8,12 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
 
 #: Columns of a CPU line in /proc/stat (proc(5)), in clock ticks.
 _KINDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
@@ -60,9 +55,7 @@ class HostCounters(DropCounters):
         return CounterChanges({}, figures(found.readings, elapsed_s))
 
     def _process_times(self) -> Iterator[tuple[str, float]]:
-        for entry in self._root.iterdir():
-            if not entry.name.isdigit():
-                continue
+        for entry in self._root.glob("[0-9]*"):
             try:
                 text = (entry / "stat").read_text()
             except OSError:

@@ -6,12 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
 
 # -- The component ``links``: frames that the kernel dropped at bridges, taps, uplinks and qdiscs.
 
@@ -28,8 +23,11 @@ class LinkCounters(DropCounters):
     name = "links"
 
     def __init__(self, devices: Iterable[str]) -> None:
-        """Raises: AttributionError if a device does not exist."""
-        self._names = tuple(sorted(_with_members(set(devices), _dump()[0])))
+        """Raises: AttributionError if the kernel does not tell."""
+        names, links = set(devices), _dump()[0]
+        masters = {link["index"] for link in links if link.get_attr("IFLA_IFNAME") in names}
+        members = {link.get_attr("IFLA_IFNAME") for link in links if link.get_attr("IFLA_MASTER") in masters}
+        self._names = tuple(sorted(names | members))
 
     def read(self) -> CounterReading:
         links, qdiscs = _dump()
@@ -53,14 +51,6 @@ def lost_at(names: Collection[str], links: Iterable[Any], qdiscs: Iterable[Any])
             queue = stats.get_attr("TCA_STATS_QUEUE") if stats is not None else None
             lost[f"{device}.{what}"] = int(queue["drops"]) if queue else 0
     return lost
-
-
-def _with_members(devices: set[str], links: Iterable[Any]) -> set[str]:
-    links = list(links)
-    masters = {link["index"] for link in links if link.get_attr("IFLA_IFNAME") in devices}
-    return devices | {
-        link.get_attr("IFLA_IFNAME") for link in links if link.get_attr("IFLA_MASTER") in masters
-    }
 
 
 def _dump() -> tuple[list[Any], list[Any]]:

@@ -13,12 +13,7 @@ from netplugin.host import vswitchd
 from netplugin.host.ovs_sockets import OvsSockets
 from netplugin.host.processes import run
 from netplugin.pmd.read import PmdCounters, parse_counters, parse_threads
-from netplugin_zeroloss.loss.contract import (
-    AttributionError,
-    CounterChanges,
-    CounterReading,
-    DropCounters,
-)
+from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
 
 # -- Parsers for ovs-ofctl and ovs-appctl output on ports and drops (OVS 3.1 to 4.0).
 
@@ -96,6 +91,8 @@ def parse_upcalls_lost(dpctl_show: str) -> int:
 
 #: Reported twice: as lost lookups and as a coverage counter (dp_netdev_pmd in lib/dpif-netdev.c).
 _UPCALL = "datapath_drop_upcall_error"
+#: Commands of vswitchd; ``reading`` takes what they print.
+_ASKED = ("coverage/show", "dpctl/show", "dpif-netdev/pmd-stats-show", "dpif-netdev/pmd-rxq-show")
 #: Only vhost-user ports have this counter.
 _RETRIES = "ovs_tx_retries"
 _LOCAL = "LOCAL"
@@ -119,47 +116,34 @@ class OvsCounters(DropCounters):
     name = "ovs"
 
     def __init__(
-        self,
-        rundir: Path,
-        bridges: Sequence[str],
-        vhost_ports: Sequence[str] | None = None,
-        timeout_s: float = 10.0,
+        self, rundir: Path, bridges: Sequence[str], vhost_ports: Sequence[str], timeout_s: float
     ) -> None:
-        """``vhost_ports``: the vhost-user ports of the test; None: all.
+        """``vhost_ports``: the vhost-user ports of the test.
 
         Ports of other VMs receive copies of flooded frames, and their drops must not count.
         """
         self._sockets, self._bridges, self._timeout_s = OvsSockets.below(rundir), tuple(bridges), timeout_s
-        self._vhost_ports = None if vhost_ports is None else frozenset(vhost_ports)
+        self._vhost_ports = frozenset(vhost_ports)
 
     def read(self) -> CounterReading:
         deadline = time.monotonic() + self._timeout_s
         try:
             ports = [self._ports(bridge, deadline) for bridge in self._bridges]
-            drops = self._ask("coverage/show", deadline)
-            lookups = self._ask("dpctl/show", deadline)
-            load = self._ask("dpif-netdev/pmd-stats-show", deadline)
-            queues = self._ask("dpif-netdev/pmd-rxq-show", deadline)
+            texts = [vswitchd.appctl(self._sockets, command, deadline=deadline) for command in _ASKED]
         except NetpluginError as error:
             raise AttributionError(f"ovs: {error}") from error
         counts = {n: c for text in ports for n, c in parse_ports(text).items() if self._means(n, c)}
-        return reading(counts, drops, lookups, load, queues)
+        return reading(counts, *texts)
 
     def _means(self, name: str, port: OvsPortCounts) -> bool:
         """Whether the drops of a port count. The local port gets copies, and drops them while down."""
-        if name == _LOCAL:
-            return False
-        is_vhost = _RETRIES in port.custom
-        return not is_vhost or self._vhost_ports is None or name in self._vhost_ports
+        return name != _LOCAL and (_RETRIES not in port.custom or name in self._vhost_ports)
 
     def _ports(self, bridge: str, deadline: float) -> str:
         """The counters of ports, which are current; those in the database are up to seconds old."""
         target = f"unix:{self._sockets.management(bridge)}"
         command = ["ovs-ofctl", "-O", "OpenFlow14", "--names", "dump-ports", target]
         return run(command, step="openflow", deadline=deadline)
-
-    def _ask(self, command: str, deadline: float) -> str:
-        return vswitchd.appctl(self._sockets, command, deadline=deadline)
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)

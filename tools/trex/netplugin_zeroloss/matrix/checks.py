@@ -15,8 +15,7 @@ from netplugin.host.cpus import format_list
 from netplugin.tuning.facts import Facts
 from netplugin.tuning.root import known
 from netplugin_zeroloss.journal import Cell
-from netplugin_zeroloss.machines.contract import LocalMachine, MachineError, SshMachine
-from netplugin_zeroloss.machines.ssh import Ssh, ssh_fix
+from netplugin_zeroloss.machines import LocalMachine, MachineError, Ssh, SshMachine
 from netplugin_zeroloss.matrix.description import pmd_count
 from netplugin_zeroloss.matrix.findings import Finding, about_program, about_ssh, of_error
 from netplugin_zeroloss.matrix.host import Hypervisor, cores_on, node_of, planned_cpus, unfit
@@ -274,7 +273,7 @@ def about_guest(vnf: vnfs.PlacedDescription, machine: SshMachine) -> Iterator[Fi
         there = Ssh(machine, time.monotonic() + _LOG_IN_S)
     except MachineError as error:
         found = f"{machine.user}@{machine.host} cannot be used: {error}"
-        yield Finding("ssh", found, ssh_fix(machine, str(error)))
+        yield Finding("ssh", found, machine.fix(str(error)))
         return
     try:
         facts = read_guest(there, vnf)
@@ -283,4 +282,4 @@ def about_guest(vnf: vnfs.PlacedDescription, machine: SshMachine) -> Iterator[Fi
         return
     finally:
         there.close()
-    yield from (Finding("guest", lack.found, lack.fix) for lack in lacks(vnf, facts))
+    yield from (Finding("guest", *lack) for lack in lacks(vnf, facts))

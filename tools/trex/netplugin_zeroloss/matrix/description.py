@@ -22,7 +22,7 @@ from netplugin_zeroloss.asked import BITS_PER_SECOND, SearchOptions
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import NO_BACKEND, Cell
 from netplugin_zeroloss.loss import choose as evidences
-from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.matrix.yaml_model import parse
 from netplugin_zeroloss.values import MIXES, UnusableInput
 from netplugin_zeroloss.vnf import contract as vnfs

@@ -17,14 +17,13 @@ from netplugin.libvirt.image_domain import domain as domain_on
 from netplugin.libvirt.needs import size_kb
 from netplugin.libvirt.transient import TransientDomain, answers_ssh
 from netplugin.libvirt.vm_image import BUILD, Image
-from netplugin_zeroloss.machines.contract import SshMachine
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.matrix.bench import CellError
 from netplugin_zeroloss.matrix.description import Vm
 from netplugin_zeroloss.matrix.findings import Finding, of_error
 from netplugin_zeroloss.matrix.yaml_model import read_text
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm import FOLDER
-from netplugin_zeroloss.vm.domain import with_fixed_addresses
+from netplugin_zeroloss.vm.image import FOLDER, with_fixed_addresses
 from netplugin_zeroloss.vm.image import read as read_image
 
 #: Children of <os> that name files of this host.

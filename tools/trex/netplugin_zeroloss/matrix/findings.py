@@ -10,8 +10,7 @@ from pathlib import Path
 from netplugin.api.errors import NetpluginError
 from netplugin_zeroloss.generators import choose as generators
 from netplugin_zeroloss.journal import Cell
-from netplugin_zeroloss.machines.contract import SshMachine
-from netplugin_zeroloss.machines.ssh import ssh_fix
+from netplugin_zeroloss.machines import SshMachine
 from netplugin_zeroloss.values import MIXES, GeneratorError, UnusableInput
 
 
@@ -69,7 +68,7 @@ def about_generators(chosen: Iterable[tuple[generators.Description, Cell]]) -> I
             fix = _GENERATORS[description.type]
             if isinstance(description, generators.TrexStf) and isinstance(description.machine, SshMachine):
                 yield from about_ssh(description.machine)
-                fix = f"{ssh_fix(description.machine, str(error))}; {fix}"
+                fix = f"{description.machine.fix(str(error))}; {fix}"
             yield Finding("generator", str(error), fix)
         fix = "take trex-stl without a profile, or exclude these cells: exclude: [{burst: N, frame: ..}]"
         yield from (Finding("generator", found, fix) for found in sorted(refused))

@@ -22,7 +22,7 @@ from netplugin.libvirt.vm_image import DISK, INITRD, KERNEL, KEY, KNOWN_HOSTS, M
 from netplugin_zeroloss.values import UnusableInput
 from netplugin_zeroloss.vm import commands, image, tree
 from netplugin_zeroloss.vm.commands import contained
-from netplugin_zeroloss.vm.contents import VPP, Contents, Identity, contents_of, key_of
+from netplugin_zeroloss.vm.contents import VPP, VPP_LIBRARIES, Contents, Identity, contents_of, key_of
 from netplugin_zeroloss.vm.image import LATEST
 from netplugin_zeroloss.vm.spec import LAYOUT, VmSpec
 
@@ -105,9 +105,8 @@ class Builder:
         disk = work / "disk.raw"
         tree.write(early, made.early)
         if spec.base is None:
-            self._say(
-                f"1/5 Debian {spec.suite} by mmdebstrap, with {len(made.packages)} packages and their needs"
-            )
+            packages = f"{len(made.packages)} packages and their needs"
+            self._say(f"1/5 Debian {spec.suite} by mmdebstrap, with {packages}")
             sources = []
             if text := spec.apt_sources():
                 sources = [work / ("apt.sources" if "\nURIs:" in f"\n{text}" else "apt.list")]
@@ -164,7 +163,7 @@ class Builder:
                     pass  # it is a folder, and no link to one of this host
             self._run(commands.script(commands.INSTALL, "apt-get", root, *chosen), root.parent, spec.time)
         if spec.vpp_tree is not None:
-            tree.write(root, tuple(each for each in made.files if "ld.so.conf.d" in each.path))
+            tree.write(root, VPP_LIBRARIES)
             self._run(contained("ldconfig", "-r", root), root.parent)
 
     def _manifest(self, spec: VmSpec, made: Contents, key: str, root: Path, done: Path) -> None:
@@ -204,8 +203,6 @@ class Builder:
                 made.with_name(f"{made.name}.pub").rename(key.with_name(f"{key.name}.pub"))
         host = self._folder / _HOST_KEY
         return Identity(_public(self._login), host.read_text(), _public(host))
-
-    # -- commands ------------------------------------------------------------------------------------
 
     def _run(self, command: Sequence[str], work: Path, seconds: int | None = None) -> None:
         """Run a command, with a line now and then about how far it is.
@@ -271,12 +268,8 @@ def _folder(path: Path) -> Path:
 
 def _check(spec: VmSpec) -> None:
     """Raises: UnusableInput for all that is missing on this host."""
-    missing = [
-        f"{program} (apt-get install {package})"
-        for program, package in commands.programs(spec)
-        if shutil.which(program) is None
-    ]
-    if missing:
+    needed = [(name, f"{name} (apt-get install {package})") for name, package in commands.programs(spec)]
+    if missing := [what for name, what in needed if shutil.which(name) is None]:
         raise UnusableInput("vm build", f"not installed: {', '.join(missing)}")
     if os.geteuid() != 0:
         why = "it makes a root file system, whose files belong to root: run it as root"

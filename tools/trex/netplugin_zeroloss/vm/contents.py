@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,9 @@ _MARK = "# Made by netplugin-zeroloss vm build.\n"
 _BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4")
 #: Services that a measurement does without.
 _MASKED = (
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "systemd-networkd-wait-online.service",
-    "systemd-timesyncd.service",
-    "unattended-upgrades.service",
-    # zeroloss starts VPP itself.
-    "vpp.service",
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "systemd-networkd-wait-online.service"),
+    *("systemd-timesyncd.service", "unattended-upgrades.service"),
+    "vpp.service",  # zeroloss starts VPP itself
 )
 _ENABLED = ("ssh.service", "systemd-networkd.service")
 _UNITS = "etc/systemd/system"
@@ -55,16 +51,18 @@ class Identity:
     host_public: str
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A file of the image; ``path`` is relative to its root."""
+#: What each file of an image has, by its path relative to the root.
+Texts = Mapping[str, str]
+#: Modes of files that are not 0644.
+MODES = {
+    "etc/initramfs-tools/hooks/netplugin": 0o755,
+    "etc/machine-id": 0o444,
+    "etc/ssh/ssh_host_ed25519_key": 0o600,
+    "root/.ssh/authorized_keys": 0o600,
+}
 
-    path: str
-    text: str
-    mode: int = 0o644
 
-
-_VPP_LIBRARIES = Content("etc/ld.so.conf.d/netplugin-vpp.conf", f"{VPP}/lib\n{VPP}/lib/x86_64-linux-gnu\n")
+VPP_LIBRARIES = {"etc/ld.so.conf.d/netplugin-vpp.conf": f"{VPP}/lib\n{VPP}/lib/x86_64-linux-gnu\n"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,9 @@ class Contents:
     """
 
     packages: tuple[str, ...]
-    early: tuple[Content, ...]
-    files: tuple[Content, ...]
-    links: tuple[tuple[str, str], ...]
+    early: Texts
+    files: Texts
+    links: Texts
     arguments: str
     driver: str
     iommu: bool
@@ -102,14 +100,9 @@ def contents_of(spec: VmSpec, identity: Identity) -> Contents:
     packages = (*PACKAGES, spec.kernel, *(TESTPMD if spec.testpmd else ()), *spec.packages)
     return Contents(
         packages=tuple(dict.fromkeys(packages)),
-        early=tuple(_early()),
-        files=(
-            *_system(identity),
-            *_tuning(plan),
-            *_binding(plan, iommu),
-            *([_VPP_LIBRARIES] if vpp else ()),
-        ),
-        links=(*_links(), *((("usr/local/bin/vpp", f"{VPP}/bin/vpp"),) if vpp else ())),
+        early=_early(),
+        files=_system(identity) | _tuning(plan) | _binding(plan, iommu) | (VPP_LIBRARIES if vpp else {}),
+        links=_links() | ({"usr/local/bin/vpp": f"{VPP}/bin/vpp"} if vpp else {}),
         arguments=" ".join(("root=/dev/vda", "rw", "console=tty0", "console=ttyS0", *arguments)),
         driver=f"{UIO} (virtio), {VFIO}" if iommu else options.driver,
         iommu=iommu,
@@ -149,59 +142,54 @@ def _planned_domain(vcpus: int, memory_mb: int, iommu: bool) -> str:
     return bare.replace("</devices>", f"{nics}{model}</devices>")
 
 
-def _early() -> Iterator[Content]:
-    """Yield the settings of the initial RAM disk, which the kernel's package makes."""
-    yield Content("etc/initramfs-tools/conf.d/netplugin", f"{_MARK}MODULES=list\nCOMPRESS=gzip\n")
-    hook = (
-        f'#!/bin/sh\n{_MARK}[ "$1" = prereqs ] && exit 0\n. /usr/share/initramfs-tools/hook-functions\n'
-        f"manual_add_modules {' '.join(_BOOT_MODULES)}\n"
-    )
-    yield Content("etc/initramfs-tools/hooks/netplugin", hook, 0o755)
-
-
-def _system(identity: Identity) -> Iterator[Content]:
-    network = f"[Match]\nPath=pci-{MANAGEMENT}\n\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n"
-    ssh = "HostKey /etc/ssh/ssh_host_ed25519_key\nPasswordAuthentication no\nUseDNS no\n"
-    for path, text in (
-        ("hostname", "zeroloss\n"),
-        ("hosts", "127.0.0.1 localhost zeroloss\n::1 localhost\n"),
-        ("resolv.conf", ""),
-        ("fstab", "/dev/vda / ext4 noatime 0 1\n"),
-        (
-            "systemd/network/10-netplugin-management.network",
-            f"{_MARK}{network}\n[DHCPv4]\nClientIdentifier=mac\n",
+def _early() -> dict[str, str]:
+    """Return the settings of the initial RAM disk, which the kernel's package makes."""
+    return {
+        "etc/initramfs-tools/conf.d/netplugin": f"{_MARK}MODULES=list\nCOMPRESS=gzip\n",
+        "etc/initramfs-tools/hooks/netplugin": (
+            f'#!/bin/sh\n{_MARK}[ "$1" = prereqs ] && exit 0\n. /usr/share/initramfs-tools/hook-functions\n'
+            f"manual_add_modules {' '.join(_BOOT_MODULES)}\n"
         ),
-        ("ssh/ssh_host_ed25519_key.pub", identity.host_public),
-        ("ssh/sshd_config.d/10-netplugin.conf", _MARK + ssh),
-        ("cloud/cloud-init.disabled", ""),
-    ):
-        yield Content(f"etc/{path}", text)
-    # Empty: each VM makes one of its own.
-    yield Content("etc/machine-id", "", 0o444)
-    yield Content("etc/ssh/ssh_host_ed25519_key", identity.host_key, 0o600)
-    yield Content("root/.ssh/authorized_keys", identity.login, 0o600)
+    }
 
 
-def _tuning(plan: GuestPlan) -> Iterator[Content]:
-    """Yield the settings of the plan that are no kernel arguments."""
+def _system(identity: Identity) -> dict[str, str]:
+    network = f"[Match]\nPath=pci-{MANAGEMENT}\n\n[Network]\nDHCP=ipv4\nLinkLocalAddressing=no\n"
+    network += "\n[DHCPv4]\nClientIdentifier=mac\n"
+    ssh = "HostKey /etc/ssh/ssh_host_ed25519_key\nPasswordAuthentication no\nUseDNS no\n"
+    return {
+        "etc/hostname": "zeroloss\n",
+        "etc/hosts": "127.0.0.1 localhost zeroloss\n::1 localhost\n",
+        "etc/resolv.conf": "",
+        "etc/fstab": "/dev/vda / ext4 noatime 0 1\n",
+        "etc/systemd/network/10-netplugin-management.network": _MARK + network,
+        "etc/ssh/ssh_host_ed25519_key": identity.host_key,
+        "etc/ssh/ssh_host_ed25519_key.pub": identity.host_public,
+        "etc/ssh/sshd_config.d/10-netplugin.conf": _MARK + ssh,
+        "etc/cloud/cloud-init.disabled": "",
+        # Empty: each VM makes one of its own.
+        "etc/machine-id": "",
+        "root/.ssh/authorized_keys": identity.login,
+    }
+
+
+def _tuning(plan: GuestPlan) -> dict[str, str]:
+    """Return the settings of the plan that are no kernel arguments."""
     sysctls = [f"{s.target.name} = {s.desired}\n" for s in plan.steps if isinstance(s.target, Sysctl)]
     files = [f"w- {s.target.path} - - - - {s.desired}\n" for s in plan.steps if isinstance(s.target, File)]
-    if sysctls:
-        yield Content("etc/sysctl.d/90-netplugin-guest.conf", _MARK + "".join(sysctls))
-    if files:
-        yield Content("etc/tmpfiles.d/netplugin-guest.conf", _MARK + "".join(files))
+    parts = {"etc/sysctl.d/90-netplugin-guest.conf": sysctls, "etc/tmpfiles.d/netplugin-guest.conf": files}
+    return {path: _MARK + "".join(lines) for path, lines in parts.items() if lines}
 
 
-def _binding(plan: GuestPlan, iommu: bool) -> Iterator[Content]:
-    """Yield what binds the NICs under test to the driver of DPDK when they appear."""
+def _binding(plan: GuestPlan, iommu: bool) -> dict[str, str]:
+    """Return what binds the NICs under test to the driver of DPDK when they appear."""
     driver = plan.options.driver
-    modules = (driver, VFIO) if iommu else (driver,)
-    yield Content("etc/modules-load.d/netplugin-guest.conf", _MARK + "".join(f"{m}\n" for m in modules))
+    modules = f"{driver}\n{VFIO}\n" if iommu else f"{driver}\n"
+    files = {f"etc/driverctl.d/pci-{nic}": f"{driver}\n" for nic in NICS}
+    files["etc/modules-load.d/netplugin-guest.conf"] = _MARK + modules
     if plan.noiommu:
         option = "options vfio enable_unsafe_noiommu_mode=1\n"
-        yield Content("etc/modprobe.d/netplugin-guest.conf", _MARK + option)
-    for nic in NICS:
-        yield Content(f"etc/driverctl.d/pci-{nic}", f"{driver}\n")
+        files["etc/modprobe.d/netplugin-guest.conf"] = _MARK + option
     # After driverctl's rule 05, which has a service bind the NIC.
     tested = f'ACTION=="add", SUBSYSTEM=="pci", KERNEL=="{"|".join(NICS)}"'
     wants = 'ENV{SYSTEMD_WANTS}="%s"\n'
@@ -210,13 +198,11 @@ def _binding(plan: GuestPlan, iommu: bool) -> Iterator[Content]:
         rules += f'{tested}, ATTR{{vendor}}!="{_VIRTIO}", {wants % f"{_BIND}@$kernel.service"}'
         unit = f"[Unit]\nDescription=Bind %I to {VFIO}\nDefaultDependencies=no\nBefore=basic.target\n\n"
         unit += f"[Service]\nType=oneshot\nExecStart=/usr/sbin/driverctl --nosave set-override %I {VFIO}\n"
-        yield Content(f"{_UNITS}/{_BIND}@.service", _MARK + unit)
+        files[f"{_UNITS}/{_BIND}@.service"] = _MARK + unit
     rules += f'{tested}, ATTR{{vendor}}=="{_MELLANOX}", {wants % ""}'
-    yield Content("etc/udev/rules.d/06-netplugin-guest.rules", _MARK + rules)
+    return files | {"etc/udev/rules.d/06-netplugin-guest.rules": _MARK + rules}
 
 
-def _links() -> Iterator[tuple[str, str]]:
-    for unit in _ENABLED:
-        yield f"{_UNITS}/multi-user.target.wants/{unit}", f"/lib/systemd/system/{unit}"
-    for unit in _MASKED:
-        yield f"{_UNITS}/{unit}", "/dev/null"
+def _links() -> dict[str, str]:
+    enabled = {f"{_UNITS}/multi-user.target.wants/{unit}": f"/lib/systemd/system/{unit}" for unit in _ENABLED}
+    return enabled | {f"{_UNITS}/{unit}": "/dev/null" for unit in _MASKED}

@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from netplugin.host.processes import run
 from netplugin.host.safe_files import folder_within, open_file_within, opened
 from netplugin.libvirt.vm_image import sha256
 from netplugin_zeroloss.values import UnusableInput
-from netplugin_zeroloss.vm.contents import Content, Contents
+from netplugin_zeroloss.vm.contents import MODES, Contents, Texts
 
 #: Traces of the build: caches and logs, and what differs from host to host. A folder loses what is in it.
 _TRACES = (
@@ -46,10 +47,9 @@ def folder(tree: Path, name: str) -> Iterator[int]:
         yield descriptor
 
 
-def write(tree: Path, files: tuple[Content, ...], links: tuple[tuple[str, str], ...] = ()) -> None:
+def write(tree: Path, files: Texts, links: Texts = MappingProxyType({})) -> None:
     """Write the files and links, in place of those of the same name. Raises: UnusableInput."""
-    contents: list[tuple[str, Content | str]] = [*((each.path, each) for each in files), *links]
-    for path, content in contents:
+    for path in (*files, *links):
         name = os.path.basename(path)
         with folder(tree, os.path.dirname(path)) as above:
             try:
@@ -57,13 +57,13 @@ def write(tree: Path, files: tuple[Content, ...], links: tuple[tuple[str, str], 
                     os.unlink(name, dir_fd=above)
             except IsADirectoryError:
                 raise UnusableInput(str(tree), f"/{path} is a folder") from None
-            if isinstance(content, str):
-                os.symlink(content, name, dir_fd=above)
+            if path in links:
+                os.symlink(links[path], name, dir_fd=above)
                 continue
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, dir_fd=above)
             with open(descriptor, "w", encoding="utf-8") as file:
-                file.write(content.text)
-                os.fchmod(descriptor, content.mode)
+                file.write(files[path])
+                os.fchmod(descriptor, MODES.get(path, 0o644))
             if Path(path).parent == _KEYS:
                 os.fchmod(above, 0o700)  # else sshd does not read them
 
@@ -73,9 +73,8 @@ def clean(tree: Path) -> None:
     inside = tree.resolve()
     for pattern in _TRACES:
         for path in sorted(tree.glob(pattern), reverse=True):
-            if not path.parent.resolve().is_relative_to(inside):
-                continue
-            remove(path)
+            if path.parent.resolve().is_relative_to(inside):
+                remove(path)
     for name, mode in _DIRECTORIES.items():
         if not (tree / name).is_symlink():
             with folder(tree, name) as descriptor:

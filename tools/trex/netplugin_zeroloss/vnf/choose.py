@@ -10,19 +10,16 @@ from netplugin.api.field_errors import message
 from netplugin.api.models import Binding, PortSpec
 from netplugin.data_path import DataPath
 from netplugin_zeroloss.loss.contract import DropCounters
+from netplugin_zeroloss.vnf import contract
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
     Description,
-    ExternalDescription,
     Forwarded,
-    TapsDescription,
-    TestpmdDescription,
     Vnf,
     VnfCores,
     VnfError,
     VnfInfo,
     VnfPort,
-    VppDescription,
 )
 from netplugin_zeroloss.vnf.taps import Taps
 from netplugin_zeroloss.vnf.testpmd import Testpmd
@@ -39,13 +36,13 @@ def make(description: Description, ports: Sequence[VnfPort], cores: VnfCores) ->
     if len(ports) < 2 or len(ports) % 2:
         raise VnfError(f"a VNF forwards between pairs of ports; there are {len(ports)}")
     match description:
-        case TestpmdDescription():
+        case contract.TestpmdDescription():
             return Testpmd(description, tuple(ports), cores)
-        case TapsDescription():
+        case contract.TapsDescription():
             return Taps(tuple(ports), cores)
-        case VppDescription():
+        case contract.VppDescription():
             return Vpp(description, tuple(ports), cores)
-        case ExternalDescription():
+        case contract.ExternalDescription():
             return External(description, tuple(ports))
 
 
@@ -73,7 +70,7 @@ def vnf_port(path: DataPath, binding: Binding, spec: PortSpec, peer_mac: str) ->
 class External(Vnf):
     """Starts, checks and stops nothing. It has no counters: loss in it stays unexplained."""
 
-    def __init__(self, description: ExternalDescription, ports: tuple[VnfPort, ...]) -> None:
+    def __init__(self, description: contract.ExternalDescription, ports: tuple[VnfPort, ...]) -> None:
         self._description, self._ports = description, ports
 
     def start(self) -> VnfInfo:

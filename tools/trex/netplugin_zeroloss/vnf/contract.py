@@ -14,11 +14,11 @@ from pydantic import ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from netplugin.api.fields import Mac, PciAddress, Value, worded
+from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.programs.program import Program, ProgramError
+from netplugin_zeroloss import machines
 from netplugin_zeroloss.loss.contract import AttributionError, CounterChanges, CounterReading, DropCounters
-from netplugin_zeroloss.machines import contract as machines
-from netplugin_zeroloss.machines.contract import LocalMachine, Machine, SshMachine
-from netplugin_zeroloss.machines.ssh import make as make_machine
+from netplugin_zeroloss.machines import LocalMachine, Machine, SshMachine
 
 # -- The contract of a VNF: attaches to the VM side of ports, forwards between them, and counts frames.
 
@@ -146,7 +146,7 @@ class ProgramVnf(Vnf):
 
     def _on(self, description: LocalMachine | SshMachine, deadline: float) -> Machine:
         """Return the machine, which is left with the VNF. Raises: MachineError."""
-        self._machine = machine = make_machine(description, deadline)
+        self._machine = machine = machines.connect(description, deadline)
         self._parts.callback(machine.close)
         return machine
 
@@ -176,13 +176,11 @@ class PortCounts:
 class Forwarded(DropCounters):
     """The component ``vnf`` of a program that only forwards between paired ports."""
 
+    name = "vnf"
+
     def __init__(self, counts: Callable[[], Sequence[PortCounts]]) -> None:
         """``counts`` returns the counters per port; it raises VnfError if the VNF does not answer."""
         self._counts = counts
-
-    @property
-    def name(self) -> str:
-        return "vnf"
 
     def read(self) -> CounterReading:
         try:
@@ -199,18 +197,17 @@ class Forwarded(DropCounters):
 
     def between(self, before: CounterReading, after: CounterReading, elapsed_s: float) -> CounterChanges:
         found = super().between(before, after, elapsed_s)
-        lost = dict(found.lost)
+        lost, readings = dict(found.lost), found.readings
         for number in range(sum(name.endswith(".tx_packets") for name in after.counters)):
             partner = number ^ 1
-            came = found.readings[f"port{number}.rx_packets"]
-            went = found.readings[f"port{partner}.tx_packets"]
+            came, went = readings[f"port{number}.rx_packets"], readings[f"port{partner}.tx_packets"]
             if went > came:
                 raise AttributionError(
                     f"vnf: port {partner} sent {went - came:g} frames that port {number} did not"
                     " receive in the trial: there were frames on their way when it began"
                 )
             lost[f"port{partner}.not_sent"] = round(came - went)
-        return CounterChanges(lost, found.readings)
+        return CounterChanges(lost, readings)
 
 
 # -- VNF descriptions in a run description: program, machine and parameters. -----------------------
@@ -260,6 +257,15 @@ class PlacedDescription(Value):
     #: Seconds until it must forward.
     start_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
 
+    #: What has it in a VM: whose packages, and their names; the option of ``vm build``.
+    packages: ClassVar[tuple[str, str]]
+    vm_build: ClassVar[str]
+    #: Whether it needs python3 there; drivers of the kernel that DPDK's driver of a NIC uses; MB besides
+    #: hugepages.
+    needs_python: ClassVar[bool] = False
+    shared_drivers: ClassVar[frozenset[str]] = frozenset()
+    heap_mb: ClassVar[int] = 0
+
     def needs_mb(self, ports: int) -> int:
         """Return the MB of hugepages that a VNF of so many ports takes; 0: not known."""
         return 0
@@ -275,6 +281,11 @@ class TestpmdDescription(PlacedDescription):
     memory_mb: Annotated[int, Field(ge=64, le=1 << 20)] = 256
     forward_mode: ForwardMode = ForwardMode.MAC
     noisy: NoisyDescription = NoisyDescription()
+
+    packages = ("Debian's packages", "dpdk-dev")
+    vm_build = "without --no-testpmd"
+    needs_python = True
+    shared_drivers = KEPT_BY_DPDK
 
     def needs_mb(self, ports: int) -> int:
         """As of every VNF; in the mode ``noisy`` each port has its own memory besides."""
@@ -301,6 +312,11 @@ class VppDescription(PlacedDescription):
     #: Plug-in directory; null: VPP's default.
     plugin_path: str | None = None
 
+    packages = ("FD.io's packages", "vpp vpp-plugin-dpdk")
+    vm_build = "--vpp FOLDER"
+    # Without its default main-heap-size VPP ends with a segmentation fault.
+    heap_mb = 1024
+
 
 class ExternalDescription(Value):
     """A VNF run by the operator: nothing is started, and it has no counters."""
@@ -312,6 +328,5 @@ class ExternalDescription(Value):
 
 
 Description = Annotated[
-    TestpmdDescription | TapsDescription | VppDescription | ExternalDescription,
-    Field(discriminator="type"),
+    TestpmdDescription | TapsDescription | VppDescription | ExternalDescription, Field(discriminator="type")
 ]

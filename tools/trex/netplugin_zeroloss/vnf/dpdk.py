@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from netplugin.host import cpus
+from netplugin.host.link_values import Link
 from netplugin_zeroloss.vnf.contract import Attachment, VnfCores, VnfError, VnfPort
 
 VHOST_NET = Path("/dev/vhost-net")
-_NET = Path("/sys/class/net")
 _PCI = Path("/sys/bus/pci/devices")
 #: Maximum MTU of DPDK's AF_PACKET driver (its frames are half a page).
 _AF_PACKET_MTU = 1500
@@ -55,28 +55,30 @@ def devices_of(ports: Sequence[VnfPort]) -> list[str]:
 
 
 def _check(port: VnfPort, vhost_net: bool) -> None:
+    device = port.device
     match port.attachment:
         case Attachment.VHOST_USER | Attachment.VHOST_BACKEND:
-            free_socket(port.device)
+            free_socket(device)
         case Attachment.VHOST_VDPA:
-            _free_device(port.device)
-        case Attachment.VFIO:
-            driver = _PCI / port.device / "driver"
-            if not driver.exists() or driver.resolve().name != "vfio-pci":
-                raise VnfError(f"{port.device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci")
+            _free_device(device)
+        case Attachment.VFIO if (_PCI / device / "driver").resolve().name != "vfio-pci":
+            raise VnfError(f"{device} is not bound to vfio-pci: dpdk-devbind.py -b vfio-pci")
         case Attachment.TAP | Attachment.NETDEV:
-            check_there(port.device)
-            if port.attachment is Attachment.TAP and not vhost_net and not _many(port.device):
+            link = device_there(device)
+            if port.attachment is Attachment.TAP and not vhost_net and not link.multi_queue:
                 raise VnfError(
-                    f"{port.device} is a tap of one queue, which DPDK opens through vhost_net alone:"
+                    f"{device} is no tap of several queues, and DPDK opens others through vhost_net alone:"
                     " modprobe vhost_net, plug the port with 2 queues, or use the VNF 'taps'"
                 )
 
 
-def check_there(device: str) -> None:
-    """Check that this network namespace has a device. Raises: VnfError."""
-    if not (_NET / device).exists():
-        raise VnfError(f"{device}: there is no such device in this network namespace")
+def device_there(name: str) -> Link:
+    """Return a device of this network namespace. Raises: VnfError."""
+    from netplugin.host.links import Links  # slow to import
+
+    if (link := Links().get(name)) is None:
+        raise VnfError(f"{name}: there is no such device in this network namespace")
+    return link
 
 
 def free_socket(path: str) -> None:
@@ -112,24 +114,14 @@ def _free_device(path: str) -> None:
         raise VnfError(f"{path}: {error.strerror}") from error
 
 
-def _many(tap: str) -> bool:
-    """Whether a tap has several queues (IFF_MULTI_QUEUE in linux/if_tun.h)."""
-    try:
-        return bool(int((_NET / tap / "tun_flags").read_text(), 16) & 0x0100)
-    except (OSError, ValueError) as error:
-        raise VnfError(f"{tap} is no tap") from error
-
-
 def check_cores(cores: VnfCores, online: Collection[int] | None = None) -> None:
     """Check that the CPUs are online and not used twice. ``online``: those of a VM; None: of this machine.
 
     Raises: VnfError.
     """
-    named = [*cores.workers, *(() if cores.main is None else (cores.main,))]
-    there = cpus.online() if online is None else online
-    missing = sorted(set(named) - set(there))
-    if missing:
-        has = "" if online is None else f": the VM has {cpus.format_list(there) or 'no CPU that is known'}"
+    named = {*cores.workers, *(() if cores.main is None else (cores.main,))}
+    if missing := named - set(cpus.online() if online is None else online):
+        has = "" if online is None else f": the VM has {cpus.format_list(online) or 'no CPU that is known'}"
         raise VnfError(f"CPU {cpus.format_list(missing)} of the VNF is not on line{has}")
     if len(set(cores.workers)) < len(cores.workers):
         raise VnfError(f"a CPU occurs twice among the VNF's workers: {cores.workers}")
@@ -141,4 +133,4 @@ def addresses_of_taps(ports: Sequence[VnfPort]) -> dict[str, str]:
     A bridge treats a frame for a port's own address as local, so it would not reach the VM.
     """
     taps = [port.device for port in ports if port.attachment is Attachment.TAP]
-    return {tap: (_NET / tap / "address").read_text().strip() for tap in taps}
+    return {tap: device_there(tap).address or "" for tap in taps}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator
 
 from netplugin.host.cpus import parse_list
-from netplugin.host.nic_models import KEPT_BY_DPDK
 from netplugin.host.vfs import VFIO, in_user_space
-from netplugin_zeroloss.machines.contract import LocalMachine, Machine, MachineError, SshMachine
+from netplugin_zeroloss.machines import LocalMachine, Machine, MachineError, SshMachine
 from netplugin_zeroloss.vnf.contract import PlacedDescription, VnfCores, VnfError, VnfPort
 from netplugin_zeroloss.vnf.dpdk import check_cores
 
@@ -38,62 +39,39 @@ done
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GuestFacts:
-    """What was read in the VM; empty or None: not known there.
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < 16 else None
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    with suppress(ValueError):
+        return parse_list(text)
+    return ()
+
+
+_Number = Annotated[int | None, BeforeValidator(_number)]
+_Cpus = Annotated[tuple[int, ...], BeforeValidator(_cpus)]
+
+
+class GuestFacts(BaseModel, frozen=True):
+    """What was read in the VM, by the names of ``_LOOK``; empty or None: not known there.
 
     ``drivers``: of each NIC of the VNF, or the one that a NIC will get that is not in ``there``.
     """
 
     program: str
-    python: str
+    python: str = ""
     #: MB that are available besides hugepages; number of hugepages; MB of free ones.
-    memory_mb: int | None
-    pages: int | None
-    free_mb: int | None
-    online: tuple[int, ...]
-    isolated: tuple[int, ...]
-    vfio_module: bool
-    iommu: bool
-    unsafe: bool
+    memory: _Number = None
+    pages: _Number = None
+    free: _Number = None
+    online: _Cpus = ()
+    isolated: _Cpus = ()
+    module: str = ""
+    iommu: str = ""
+    unsafe: str = ""
     drivers: Mapping[str, str]
     there: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What VNFs of one type need in their VM. ``build``: the option of ``vm build`` that gives it.
-
-    ``shared``: drivers of the kernel that DPDK's driver of the NIC uses. ``heap_mb``: besides hugepages.
-    """
-
-    packages: str
-    build: str
-    python: bool = False
-    shared: tuple[str, ...] = ()
-    heap_mb: int = 0
-
-
-_KINDS = {
-    "testpmd": _Kind(
-        "Debian's packages: {there} apt-get install dpdk-dev",
-        "without --no-testpmd",
-        python=True,
-        shared=tuple(sorted(KEPT_BY_DPDK)),
-    ),
-    # Without its default main-heap-size VPP ends with a segmentation fault.
-    "vpp": _Kind(
-        "FD.io's packages: {there} apt-get install vpp vpp-plugin-dpdk", "--vpp FOLDER", heap_mb=1024
-    ),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Lack:
-    """What the VM lacks, and what mends it."""
-
-    found: str
-    fix: str
 
 
 def read_guest(machine: Machine, vnf: PlacedDescription) -> GuestFacts:
@@ -107,30 +85,11 @@ def read_guest(machine: Machine, vnf: PlacedDescription) -> GuestFacts:
         raise MachineError(
             f"the VM printed {printed[:200]!r} in place of what it has: it needs a shell (sh) and coreutils"
         )
-
-    def number(name: str) -> int | None:
-        value = facts.get(name, "")
-        return int(value) if value.isdecimal() and len(value) < 16 else None
-
-    def cpus(name: str) -> tuple[int, ...]:
-        with suppress(ValueError):
-            return parse_list(facts.get(name, ""))
-        return ()
-
-    return GuestFacts(
-        program=facts["program"],
-        python=facts.get("python", ""),
-        memory_mb=number("memory"),
-        pages=number("pages"),
-        free_mb=number("free"),
-        online=cpus("online"),
-        isolated=cpus("isolated"),
-        vfio_module=bool(facts.get("module")),
-        iommu=bool(facts.get("iommu")),
-        unsafe=facts.get("unsafe") in ("Y", "1"),
-        drivers={nic: facts.get(nic, "") for nic in vnf.nics},
-        there=frozenset(value for name, _, value in lines if name == "there"),
-    )
+    of_nics = {
+        "drivers": {nic: facts.get(nic, "") for nic in vnf.nics},
+        "there": {value for name, _, value in lines if name == "there"},
+    }
+    return GuestFacts.model_validate(facts | of_nics)
 
 
 def where(machine: SshMachine | LocalMachine) -> str:
@@ -138,52 +97,38 @@ def where(machine: SshMachine | LocalMachine) -> str:
     return f"ssh {machine.user}@{machine.host}" if isinstance(machine, SshMachine) else "in the VM:"
 
 
-def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator[Lack]:
-    """Yield what a VNF of so many ports lacks in its VM (pure); its NICs need not be there yet."""
-    there, kind = where(vnf.machine), _KINDS[vnf.type]
+def lacks(vnf: PlacedDescription, facts: GuestFacts, ports: int = 2) -> Iterator[tuple[str, str]]:
+    """Yield what a VNF of so many ports lacks in its VM, with its fixes; its NICs need not be there yet."""
+    there = where(vnf.machine)
     if not facts.program:
-        packages = kind.packages.format(there=there)
-        yield Lack(
-            f"the VM has no program {vnf.binary}",
-            f"netplugin-zeroloss vm build {kind.build}; in a VM of your own install {packages}",
-        )
-    if kind.python and not facts.python:
-        yield Lack(
-            f"the VM has no python3, which reads {vnf.type}'s counters there",
-            f"{there} apt-get install python3",
-        )
+        whose, packages = vnf.packages
+        by_hand = f"in a VM of your own install {whose}: {there} apt-get install {packages}"
+        yield f"the VM has no program {vnf.binary}", f"netplugin-zeroloss vm build {vnf.vm_build}; {by_hand}"
+    if vnf.needs_python and not facts.python:
+        found = f"the VM has no python3, which reads {vnf.type}'s counters there"
+        yield found, f"{there} apt-get install python3"
     fix = f"{there} sysctl -w vm.nr_hugepages=1024, and in its kernel arguments: netplugin guest plan"
     needed = vnf.needs_mb(ports)
     if vnf.hugepages and not facts.pages:
-        yield Lack("the VM has no hugepages", fix)
-    elif vnf.hugepages and facts.free_mb is not None and facts.free_mb < needed:
-        found = f"the VM has {facts.free_mb} MB of free hugepages, and {vnf.type} needs {needed} MB"
-        yield Lack(found, f"{fix}; or a smaller memory_mb of the VNF")
-    if facts.memory_mb is not None and facts.memory_mb < kind.heap_mb:
-        found = (
-            f"the VM has {facts.memory_mb} MB free besides its hugepages, and the heap of {vnf.type} takes"
-            f" {kind.heap_mb} MB"
-        )
-        yield Lack(found, "give the VM more memory, or fewer hugepages")
-    yield from _about_drivers(vnf, facts, there, kind)
-
-
-def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str, kind: _Kind) -> Iterator[Lack]:
+        yield "the VM has no hugepages", fix
+    elif vnf.hugepages and facts.free is not None and facts.free < needed:
+        found = f"the VM has {facts.free} MB of free hugepages, and {vnf.type} needs {needed} MB"
+        yield found, f"{fix}; or a smaller memory_mb of the VNF"
+    if facts.memory is not None and facts.memory < vnf.heap_mb:
+        found = f"the VM has {facts.memory} MB free besides its hugepages"
+        needs = f"the heap of {vnf.type} takes {vnf.heap_mb} MB"
+        yield f"{found}, and {needs}", "give the VM more memory, or fewer hugepages"
     for nic, driver in facts.drivers.items():
-        if not in_user_space(driver) and driver not in kind.shared:
-            yield Lack(
-                f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}, and {vnf.type}"
-                f" needs {VFIO}",
-                f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
-                " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic",
-            )
-    if "vfio-pci" in facts.drivers.values() and not facts.vfio_module:
-        yield Lack("the VM has no module vfio-pci", "install a whole kernel package there")
-    elif "vfio-pci" in facts.drivers.values() and not facts.iommu and not facts.unsafe:
-        yield Lack(
-            "the VM has no IOMMU, and vfio-pci takes no NIC without one",
-            f"{there} modprobe vfio enable_unsafe_noiommu_mode=1, and in /etc/modprobe.d for each boot",
-        )
+        if not in_user_space(driver) and driver not in vnf.shared_drivers:
+            found = f"NIC {nic} of the VM has the driver {driver or 'that the kernel takes'}"
+            fix = f"{there} driverctl set-override {nic} vfio-pci, or vfio-pci.ids=1af4:1041 in its kernel"
+            fix += " arguments; without an IOMMU: driverctl set-override .. uio_pci_generic"
+            yield f"{found}, and {vnf.type} needs {VFIO}", fix
+    if "vfio-pci" in facts.drivers.values() and not facts.module:
+        yield "the VM has no module vfio-pci", "install a whole kernel package there"
+    elif "vfio-pci" in facts.drivers.values() and not facts.iommu and facts.unsafe not in ("Y", "1"):
+        fix = f"{there} modprobe vfio enable_unsafe_noiommu_mode=1, and in /etc/modprobe.d for each boot"
+        yield "the VM has no IOMMU, and vfio-pci takes no NIC without one", fix
 
 
 # -- Before the VNF is started, with the NICs there. ----------------------------------------------
@@ -191,17 +136,11 @@ def _about_drivers(vnf: PlacedDescription, facts: GuestFacts, there: str, kind: 
 
 def require_guest(vnf: PlacedDescription, facts: GuestFacts, ports: int) -> None:
     """Raises: VnfError with all that the VNF lacks in its VM, each with its fix."""
-    missing = [
-        Lack(
-            f"the VM has no NIC at {nic}",
-            f"{where(vnf.machine)} lspci -D; name the addresses that the test NICs have there in `nics`",
-        )
-        for nic in vnf.nics
-        if nic not in facts.there
-    ]
-    missing += list(lacks(vnf, facts, ports))
+    fix = f"{where(vnf.machine)} lspci -D; name the addresses that the test NICs have there in `nics`"
+    missing = [(f"the VM has no NIC at {nic}", fix) for nic in vnf.nics if nic not in facts.there]
+    missing += lacks(vnf, facts, ports)
     if missing:
-        raise VnfError("\n".join(f"{lack.found}\n  fix: {lack.fix}" for lack in missing))
+        raise VnfError("\n".join(f"{found}\n  fix: {fix}" for found, fix in missing))
 
 
 def guest_cores(given: VnfCores, facts: GuestFacts) -> VnfCores:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines.contract import LocalMachine
+from netplugin_zeroloss.machines import LocalMachine
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
     Forwarded,
@@ -24,7 +24,7 @@ from netplugin_zeroloss.vnf.contract import (
     VnfInfo,
     VnfPort,
 )
-from netplugin_zeroloss.vnf.dpdk import check_cores, check_there
+from netplugin_zeroloss.vnf.dpdk import check_cores, device_there
 
 _START_S = 20.0
 
@@ -45,13 +45,11 @@ class Taps(ProgramVnf):
         deadline = time.monotonic() + _START_S
         check_cores(self._cores)
         for port in self._ports:
-            check_there(port.device)
+            device_there(port.device)
         machine = self._on(LocalMachine(), deadline)
-        words = [machine.python, "-m", "netplugin_zeroloss.vnf.tap_forwarder"]
-        if self._cores.workers:
-            words = ["taskset", "--cpu-list", str(self._cores.workers[0]), *words]
-        for port in self._ports:
-            words += [port.device, port.mac, port.peer_mac]
+        pinned = ["taskset", "--cpu-list", str(self._cores.workers[0])] if self._cores.workers else []
+        words = [*pinned, machine.python, "-m", "netplugin_zeroloss.vnf.tap_forwarder"]
+        words += [word for port in self._ports for word in (port.device, port.mac, port.peer_mac)]
         self._run(machine, words)
         self._wait_for_links(deadline)
         version = f"Python {platform.python_version()}"

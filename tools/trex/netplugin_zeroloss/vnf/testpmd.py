@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from netplugin.host import cpus
 from netplugin.programs import bounded
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines.contract import LocalMachine
+from netplugin_zeroloss.machines import LocalMachine
 from netplugin_zeroloss.vnf.contract import (
     Forwarded,
     ForwardMode,
@@ -42,21 +42,18 @@ Model = TypeVar("Model", bound=BaseModel)
 Count = Annotated[int, Field(ge=0)]
 
 
-class _Answer(BaseModel):
-    """What is used of an answer; other fields are not looked at."""
-
-    model_config = ConfigDict(frozen=True, strict=True)
+# What is used of each answer; other fields are not looked at.
 
 
-class _Info(_Answer):
+class _Info(BaseModel, strict=True):
     nb_rx_queues: Count
 
 
-class _Link(_Answer):
+class _Link(BaseModel, strict=True):
     status: str
 
 
-class _Stats(_Answer):
+class _Stats(BaseModel, strict=True):
     ipackets: Count
     opackets: Count
     imissed: Count
@@ -65,7 +62,7 @@ class _Stats(_Answer):
     q_ipackets: list[Count] = []
 
 
-class _Printed(_Answer):
+class _Printed(BaseModel, strict=True):
     version: str
     answers: list[dict[str, Any]]
 
@@ -103,14 +100,12 @@ class Testpmd(ProgramVnf):
         words = arguments(description, self._ports, cores, devices, allowed)
         machine.write(f"{machine.directory}/{_ASK.name}", _ASK.read_text(encoding="utf-8"))
         # Line-buffered: readiness is detected in the log.
-        program = self._run(
-            machine, ["env", f"RUNTIME_DIRECTORY={machine.directory}", "stdbuf", "-oL", *words]
-        )
+        runs = ["env", f"RUNTIME_DIRECTORY={machine.directory}", "stdbuf", "-oL", *words]
+        program = self._run(machine, runs)
         program.wait_for(lambda: program.logged(_FORWARDS), deadline, "it forwards")
-        if not program.logged(f"{description.forward_mode} {_FORWARDS}"):
-            raise VnfError(
-                f"testpmd forwards, and not in the mode {description.forward_mode}{program.log_tail()}"
-            )
+        mode = description.forward_mode
+        if not program.logged(f"{mode} {_FORWARDS}"):
+            raise VnfError(f"testpmd forwards, and not in the mode {mode}{program.log_tail()}")
         for tap, address in addresses.items():
             machine.run(["ip", "link", "set", "dev", tap, "address", address])
         self._wait_for_links(deadline)
@@ -123,8 +118,6 @@ class Testpmd(ProgramVnf):
     @property
     def place(self) -> DropCounters:
         return Forwarded(self._counts)
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _counts(self) -> list[PortCounts]:
         stats = self._ask("/ethdev/stats", _Stats)
@@ -169,24 +162,19 @@ def arguments(
 
     Raises: VnfError.
     """
-    queues = {port.queues for port in ports}
-    if len(queues) > 1:
-        raise VnfError(f"testpmd has the same number of queues on each port, not {sorted(queues)}")
-    (each,) = queues
-    ring = max(port.ring for port in ports)
-    mtu = max(port.mtu for port in ports)
+    each, *others = sorted({port.queues for port in ports})
+    if others:
+        raise VnfError(f"testpmd has the same number of queues on each port, not {[each, *others]}")
+    ring, mtu = max(port.ring for port in ports), max(port.mtu for port in ports)
     jumbo = [f"--max-pkt-len={mtu + 22}", f"--mbuf-size={mtu + 256}"] if mtu > 1500 else []
     work = {}
     if description.forward_mode is ForwardMode.NOISY:
         noisy = description.noisy
         work = {"memory": noisy.memory_mb, "num-reads": noisy.reads, "num-writes": noisy.writes}
     return [
-        description.binary,
-        "--lcores",
-        _lcores(cores, allowed),
-        "-m",
-        str(description.needs_mb(len(ports))),
-        *(["--in-memory"] if description.hugepages else ["--no-huge"]),
+        *(description.binary, "--lcores", _lcores(cores, allowed)),
+        *("-m", str(description.needs_mb(len(ports)))),
+        "--in-memory" if description.hugepages else "--no-huge",
         "--single-file-segments",
         f"--file-prefix={_PREFIX}",
         *devices,
@@ -196,10 +184,7 @@ def arguments(
         *(f"--noisy-lkup-{word}={number}" for word, number in work.items()),
         *(f"--eth-peer={number},{port.peer_mac}" for number, port in enumerate(ports)),
         f"--nb-cores={len(cores.workers) or 1}",
-        f"--rxq={each}",
-        f"--txq={each}",
-        f"--rxd={ring}",
-        f"--txd={ring}",
+        *(f"--rxq={each}", f"--txq={each}", f"--rxd={ring}", f"--txd={ring}"),
         f"--total-num-mbufs={len(ports) * each * 2 * ring + _SPARE_BUFFERS}",
         *jumbo,
         "--no-lsc-interrupt",

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from netplugin.host import cpus
 from netplugin.programs.program import ProgramError
 from netplugin_zeroloss.loss.contract import DropCounters
-from netplugin_zeroloss.machines.contract import LocalMachine, Machine
+from netplugin_zeroloss.machines import LocalMachine
 from netplugin_zeroloss.vnf.contract import (
     Attachment,
     ProgramVnf,
@@ -56,13 +55,8 @@ def routing(ports: Sequence[VnfPort], interfaces: Sequence[int]) -> Iterator[tup
         yield "ip_neighbor_add_del", {"is_add": True, "neighbor": here | neighbour}
     for number in range(len(ports)):
         partner = number ^ 1
-        path = {
-            "sw_if_index": interfaces[partner],
-            "weight": 1,
-            "nh": {"address": {"ip4": _far(partner)}},
-            # A fixed-length array, even if empty.
-            "label_stack": [{}] * _LABELS,
-        }
+        path = {"sw_if_index": interfaces[partner], "weight": 1, "nh": {"address": {"ip4": _far(partner)}}}
+        path["label_stack"] = [{}] * _LABELS  # a fixed-length array, even if empty
         route = {"table_id": number + 1, "prefix": "0.0.0.0/0", "n_paths": 1, "paths": [path]}
         yield "ip_route_add_del", {"is_add": True, "route": route}
 
@@ -80,19 +74,11 @@ _LINK_UP = 2  # IF_STATUS_API_FLAG_LINK_UP in vnet/interface_types.api
 #: Where the threads run, and which one polls which queue.
 _READ_BACK = ("show threads", "show interface rx-placement")
 #: Plug-ins that drive ports.
-_PLUGINS = {
-    Attachment.VFIO: "dpdk",
-    Attachment.VHOST_BACKEND: "vhost",
-    Attachment.NETDEV: "af_packet",
-}
+_PLUGINS = {Attachment.VFIO: "dpdk", Attachment.VHOST_BACKEND: "vhost", Attachment.NETDEV: "af_packet"}
 
 
 class Vpp(ProgramVnf):
-    """VPP on this machine or in a VM.
-
-    Each port has a table with one route to its partner's far end, so the addresses of the test frames
-    need not be known.
-    """
+    """VPP on this machine or in a VM, with the routes of ``routing``."""
 
     name = "vpp"
 
@@ -104,7 +90,12 @@ class Vpp(ProgramVnf):
         connect: Callable[[Path], Api] = Api,
     ) -> None:
         """Raises: VnfError for ports that VPP does not support on that machine."""
-        _check_ports(description, ports)
+        check_nics(self.name, description, ports)
+        for port in () if description.nics else ports:
+            if port.attachment not in _PLUGINS:
+                why = "it is the switch's side of vhost-user, as OVS is, and takes no tap or vDPA device"
+                fix = "Put it into a VM (machine: ssh), or use testpmd"
+                raise VnfError(f"vpp cannot take {port.device} on this machine: {why} of a port. {fix}")
         if description.nics:
             pairs = zip(ports, description.nics, strict=True)
             ports = tuple(replace(port, attachment=Attachment.VFIO, device=nic) for port, nic in pairs)
@@ -130,7 +121,7 @@ class Vpp(ProgramVnf):
         path, socket = f"{machine.directory}/startup.conf", f"{machine.directory}/{_API}"
         machine.write(path, conf)
         program = self._run(machine, [self._description.binary, "-c", path])
-        program.wait_for(lambda: _is_socket(machine, socket), deadline, "its API is there")
+        program.wait_for(lambda: machine.has("-S", socket), deadline, "its API is there")
         self._api = api = self._connect(machine.socket(socket, deadline))
         self._parts.callback(api.close)
         version = str(api.call("show_version").version)
@@ -151,23 +142,17 @@ class Vpp(ProgramVnf):
     def place(self) -> DropCounters:
         return VppPlace(self._printed, self._interfaces)
 
-    # -- inside ----------------------------------------------------------------------------------
-
     def _interface(self, number: int) -> int:
         """Return VPP's interface index: creates the interface, or finds it by its name in startup.conf."""
         port, api = self._ports[number], self._asked
-        message = ""
-        fields: dict[str, Any] = {}
         if port.attachment is Attachment.VHOST_BACKEND:
-            message = "create_vhost_user_if_v2"
             fields = {"is_server": True, "sock_filename": port.device}
             fields |= {"use_custom_mac": True, "mac_address": port.mac}
-        elif port.attachment is Attachment.NETDEV:
-            message = "af_packet_create_v3"
+            return int(api.call("create_vhost_user_if_v2", **fields).sw_if_index)
+        if port.attachment is Attachment.NETDEV:
             fields = {"mode": 1, "host_if_name": port.device, "use_random_hw_addr": False}
             fields |= {"hw_addr": port.mac, "num_rx_queues": self._queues, "num_tx_queues": 1}
-        if message:
-            return int(api.call(message, **fields).sw_if_index)
+            return int(api.call("af_packet_create_v3", **fields).sw_if_index)
         name = INTERFACE.format(number=number)
         for details in api.dump("sw_interface_dump"):
             if details.interface_name == name:
@@ -204,34 +189,12 @@ class Vpp(ProgramVnf):
 
     def _log(self) -> str:
         """Return the end of the log of a running VPP, or of what one that has ended wrote."""
-        machine = self._machine
-        if machine is None:
-            return ""
-        of_ended = partial(machine.run, ["cat", f"{machine.directory}/vpp.log"])
-        for each in (partial(self._printed, "show log"), of_ended):
-            with suppress(ProgramError):
-                return "".join(f"\n  {line}" for line in each().splitlines()[-_LAST_LINES:])
-        return ""
-
-
-def _check_ports(description: VppDescription, ports: Sequence[VnfPort]) -> None:
-    """Check that VPP supports the ports on its machine. Raises: VnfError."""
-    check_nics("vpp", description, ports)
-    for port in () if description.nics else ports:
-        if port.attachment in (Attachment.VHOST_USER, Attachment.VHOST_VDPA, Attachment.TAP):
-            raise VnfError(
-                f"vpp cannot take {port.device} on this machine: it is the switch's side of"
-                " vhost-user, as OVS is, and takes no tap or vDPA device of a port. Put it into a VM"
-                " (machine: ssh), or use testpmd"
-            )
-
-
-def _is_socket(machine: Machine, path: str) -> bool:
-    try:
-        machine.run(["test", "-S", path])
-    except ProgramError:
-        return False
-    return True
+        text, machine = "", self._machine
+        with suppress(ProgramError):
+            text = machine.run(["cat", f"{machine.directory}/vpp.log"]) if machine else ""
+        with suppress(ProgramError):
+            text = self._printed("show log")
+        return "".join(f"\n  {line}" for line in text.splitlines()[-_LAST_LINES:])
 
 
 # -- VPP's startup.conf from CPUs, NICs and queues (FD.io's startup.conf reference). ---------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -100,10 +100,10 @@ def parse_interfaces(text: str) -> dict[int, dict[str, int]]:
 
 def parse_errors(text: str) -> dict[str, int]:
     """Parse ``show errors``: frames by node and reason over all threads."""
-    found: dict[str, int] = defaultdict(int)
+    found: Counter[str] = Counter()
     for row in filter(None, map(_ERROR.fullmatch, text.splitlines())):
         found[f"{row[2]}/{row[3]}"] += int(row[1])
-    return dict(found)
+    return found
 
 
 def parse_runtime(text: str, node: str = _ROUTES) -> dict[str, tuple[int, int]]:
@@ -121,13 +121,11 @@ def parse_runtime(text: str, node: str = _ROUTES) -> dict[str, tuple[int, int]]:
 class VppPlace(DropCounters):
     """The component ``vnf``: drops by interface. Errors by node are readings: they count the same frames."""
 
+    name = "vnf"
+
     def __init__(self, printed: Callable[[str], str], interfaces: Sequence[int]) -> None:
         """``printed`` returns what VPP prints to a command; ``interfaces``: its index of each port."""
         self._printed, self._interfaces = printed, tuple(interfaces)
-
-    @property
-    def name(self) -> str:
-        return "vnf"
 
     def read(self) -> CounterReading:
         try:
@@ -155,7 +153,7 @@ def reading(ports: Sequence[int], interfaces: str, errors: str, runtime: str) ->
     """
     counts = parse_interfaces(interfaces)
     lost: dict[str, int] = {}
-    counters: dict[str, float] = dict(parse_errors(errors))
+    counters: dict[str, float] = {**parse_errors(errors)}
     for number, index in enumerate(ports):
         if index not in counts:
             raise VnfError(f"VPP prints no interface {index} to `show interface`: {interfaces[:200]!r}")

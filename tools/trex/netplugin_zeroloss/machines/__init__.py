@@ -1,1 +1,0 @@
-"""Machines on which programs of a run are started: this one, another host, a VM."""
