@@ -130,6 +130,12 @@ def _past(folder: Path, description: RunDescription, resume: bool) -> Past | Non
     return None
 
 
+def recover(asked: RunOptions) -> None:
+    """Remove what a run left that was killed, which is resumed later. Raises: UnusableInput."""
+    with closing(_open(asked).bench()) as bench:
+        bench.recover()
+
+
 # -- The run. -------------------------------------------------------------------------------------
 
 
