@@ -211,11 +211,15 @@ def provable(agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: Sequence[str],
 def test_what_a_nic_shows_is_reported_and_undone(
     agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: Sequence[str], testpmd: Path, tmp_path: Path
 ) -> None:
+    """One cell, which takes long here: the other backend has no generator for it."""
     before = found(agent, ovs, pf)
-    path, folder = write(tmp_path, provable(agent, ovs, pf, ends, testpmd)), tmp_path / "proof"
+    missing = {"cells": {"backend": "dpdkvhostuser"}, "generator": {"type": "exec", "command": "/missing"}}
+    sections = {**provable(agent, ovs, pf, ends, testpmd), "overrides": [missing]}
+    path, folder = write(tmp_path, sections), tmp_path / "proof"
     assert main(["prove", str(path), "--folder", str(folder)]) == 0
     outcomes = proof_of(folder, pf)
-    assert set(outcomes.values()) == {"shown"} and len(outcomes) == 11, outcomes
+    assert outcomes.pop("dpdkvhostuser: frames pass a cell") == "not shown"
+    assert set(outcomes.values()) == {"shown"} and len(outcomes) == 10, outcomes
     assert found(agent, ovs, pf) == before
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from netplugin_zeroloss.cli.main import main
 from netplugin_zeroloss.matrix import proof, proof_host
-from netplugin_zeroloss.matrix.proof_host import ProofHost, differences
+from netplugin_zeroloss.matrix.proof_host import ProofHost, remaining
 from netplugin_zeroloss.matrix.proof_ledger import VM_ID, Failed, NotShown, VfLedger, remove
 from netplugin_zeroloss.report.proof import Outcome, Proof, ProofStep, markdown, public
 
@@ -22,6 +22,7 @@ from netplugin.api.physical_models import PhysicalNetworkInfo, VfPoolSpec
 from netplugin.host.locks import Locks
 from netplugin.host.vf_messages import NO_MAC, NicLink, VfAttributes
 from netplugin.tuning.facts import Live, OvsLive, OvsPortLive
+from netplugin.tuning.root import Unknown
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent
 from tests.unit.zeroloss.matrix_runs import with_agent, write
 
@@ -374,6 +375,35 @@ def test_ovs_without_dpdk_is_not_shown(world: World) -> None:
         assert outcome == "not shown" and "OVS has no DPDK" in found
 
 
+def test_an_ovs_that_does_not_answer_is_not_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "read_ovs", lambda sockets: Unknown("db.sock", "permission denied"))
+    assert world.run() == 0
+    outcome, found = world.steps()["dpdkvhostuser: an uplink of OVS"]
+    assert outcome == "not shown" and "evidence.ovs_rundir" in found
+
+
+def test_an_agent_that_restarts_in_the_middle_is_not_shown_and_undone(world: World) -> None:
+    put, away = world.agent.put_port, iter([False, False, False, True])
+
+    def put_port(port_id: str, spec: PortSpec) -> Port:
+        if next(away, False):
+            raise BackendUnavailable("the agent at unix:/run/x cannot be reached", step="connect")
+        return put(port_id, spec)
+
+    world.agent.put_port = put_port  # type: ignore[method-assign]
+    assert world.run() == 0
+    steps = world.steps()
+    [(name, found)] = [(name, found) for name, (outcome, found) in steps.items() if outcome == "not shown"]
+    assert name == "sriov: another VLAN" and "the agent at unix:... cannot be reached" in found
+    assert world.agent.ports == {}
+
+
+def test_a_backend_that_is_not_installed_is_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.file.write_text(world.file.read_text().replace("dpdkvhostuser", "made-up"))
+    assert world.run() == 2 and "no backend 'made-up' is installed" in capsys.readouterr().err
+    assert world.agent.ports == {}
+
+
 def test_frames_that_do_not_pass_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netplugin_zeroloss.matrix.agent_bench.wait_until_forwarding", _no_cable)
     assert world.run() == 1
@@ -530,7 +560,7 @@ def test_driver_and_firmware_are_read_as_ethtool_reads_them(monkeypatch: pytest.
 
 
 def test_differences_are_named() -> None:
-    assert differences({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == [
+    assert remaining({"a": "1", "b": "2"}, lambda: {"b": "3", "c": "4"}, 0.0) == [
         "a: 1 before, absent now",
         "b: 2 before, 3 now",
         "c: absent before, 4 now",

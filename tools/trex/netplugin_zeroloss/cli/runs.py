@@ -94,9 +94,9 @@ def _add_prove(commands: Commands) -> None:
     parser = commands.add_parser(
         "prove",
         help="show what works on the NICs of this host, and write a report for an issue",
-        description="Plug ports on the NICs of a run description, read from kernel and OVS what they have, and"
-        " measure one cell of each backend shortly. All is undone; after a kill, by the same command. The report"
-        " is proof.md. Exit status: 0 if no step failed, 1 if one did.",
+        description="Plug ports on the NICs of a run description, read from kernel and OVS what they"
+        " have, and measure one cell of each backend shortly. All is undone; after a kill, by the same"
+        " command. The report is proof.md. Exit status: 0 if no step failed, 1 if one did.",
     )
     parser.set_defaults(command=_prove)
     parser.add_argument("description", metavar="FILE", type=Path, help="the run description")

@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from operator import not_
 from pathlib import Path
 from typing import Any, cast
 
 from pydantic import TypeAdapter
 
 from netplugin.api.client import Client
-from netplugin.api.errors import NetpluginError, Unsupported
+from netplugin.api.errors import BackendUnavailable, Conflict, NetpluginError, Unsupported
 from netplugin.api.physical_models import PARTS
 from netplugin.data_path import NoDataPath, data_paths, uplink_parts
 from netplugin.host.locks import Locks
@@ -36,14 +35,15 @@ from netplugin.tuning.read_live import URI, read_live, read_ovs
 from netplugin.tuning.root import known
 from netplugin_zeroloss.journal import CellRecord, now, read_past, read_run
 from netplugin_zeroloss.matrix import cells, session
+from netplugin_zeroloss.matrix.agent_bench import AgentBench
 from netplugin_zeroloss.matrix.description import Controls, RunDescription
 from netplugin_zeroloss.matrix.host import client
 from netplugin_zeroloss.matrix.nics import address_of, devices_of
 from netplugin_zeroloss.matrix.ports import is_active
-from netplugin_zeroloss.matrix.proof_host import ProofHost, differences
+from netplugin_zeroloss.matrix.proof_host import LOOK_S, ProofHost, remaining
 from netplugin_zeroloss.matrix.proof_ledger import (
     BACKEND,
-    LOOK_S,
+    RUN_ID,
     VM_ID,
     Failed,
     NotShown,
@@ -65,6 +65,8 @@ _TRIAL_S, _TRIALS, _WIDTH = 5.0, 12, 0.05
 #: What it does without, and the axes of which it has the first value.
 _PLAIN = {"preset": None, "goals": (), "warm_up": None, "repeats": 1, "soak_duration": 0}
 _AXES = ("frames", "flows", "queues", "vnf_modes", "bursts", "numa")
+#: Errors by which the host or the NIC lacks what a step needs.
+_LACKS = (BackendUnavailable, Conflict, Unsupported, UnusableInput, GeneratorError)
 #: Called with a line of progress.
 Say = Callable[[str], None]
 
@@ -166,7 +168,7 @@ class _Proving:
         begun = time.monotonic()
         try:
             outcome, found = Outcome.SHOWN, do()
-        except (NotShown, Unsupported, UnusableInput, GeneratorError) as why:
+        except (NotShown, *_LACKS) as why:
             outcome, found = Outcome.NOT_SHOWN, str(why)
         except (Failed, NetpluginError) as why:
             outcome, found = Outcome.FAILED, str(why)
@@ -182,10 +184,12 @@ class _Proving:
     def _options(self, backend: str) -> session.RunOptions:
         folder = self._folder / backend
         own = (Path(f"{folder}.json"), folder, read_past(folder) is not None)
-        return session.RunOptions(*own, self._quiet, tuple(sys.argv))
+        return session.RunOptions(*own, self._quiet, tuple(sys.argv), RUN_ID)
 
     def _begin(self) -> None:
         """Remove what a killed proof left. Raises: UnusableInput if a backend needs VFs that others have."""
+        with closing(AgentBench(self._run, RUN_ID, None)) as bench:
+            bench.recover()
         remove(self._agent, VM_ID, self._seconds)
         for options in map(self._options, self._backends):
             if options.resume:
@@ -201,16 +205,12 @@ class _Proving:
         path = self._folder / _BEFORE
         with suppress(FileNotFoundError, bounded.Unreadable):
             return bounded.validated(bounded.parse(read_own(path)), TypeAdapter(dict[str, str]))
-        write(path, json.dumps(found := self._host.everything(self._agent, self._ovs())))
+        write(path, json.dumps(found := self._everything()))
         return found
 
     def _undone(self, before: Mapping[str, str]) -> str:
         remove(self._agent, VM_ID, self._seconds)
-
-        def left() -> list[str]:
-            return differences(before, self._host.everything(self._agent, self._ovs()))
-
-        found = polled(left, not_, self._seconds, LOOK_S)
+        found = remaining(before, self._everything, self._seconds)
         mine = tuple(f"port {end.port_id}:" for end in self._ends)
         others = [line for line in found if line.startswith("port ") and not line.startswith(mine)]
         rest = "; ".join(line for line in found if line not in others)
@@ -222,6 +222,9 @@ class _Proving:
 
     def _ovs(self) -> OvsLive | None:
         return known(read_ovs(self._sockets), None)
+
+    def _everything(self) -> dict[str, str]:
+        return self._host.everything(self._agent, self._ovs())
 
     # -- an uplink, and a cell -------------------------------------------------------------------
 
@@ -239,14 +242,15 @@ class _Proving:
             ovs = self._ovs()
         finally:
             remove(self._agent, VM_ID, self._seconds)
-        there = [each for each in ovs.ports if each.bridge == network.bridge] if ovs is not None else []
-        links = [each.link for each in there if each.type == "dpdk"]
-        if len(links) == len(devices) and not all(links):
+        if ovs is None:
+            raise NotShown("OVS does not answer: is evidence.ovs_rundir its directory?")
+        links = [each.link for each in ovs.ports if (each.bridge, each.type) == (network.bridge, "dpdk")]
+        if links.count(True) < len(devices) <= len(links):
             raise NotShown("an uplink has no carrier")
-        if len(links) != len(devices) or not is_active(port):
+        if len(links) < len(devices) or not is_active(port):
             seen = f"{len(links)}, and the port {port.state} {port.error.detail if port.error else ''}"
             raise Failed(f"{len(devices)} uplinks in OVS and an active port requested, {seen} seen")
-        return f"{len(links)} in OVS with link, and a port on their bridge is active"
+        return f"{len(devices)} in OVS with link, and a port on their bridge is active"
 
     def _cell(self, backend: str) -> str:
         usable(self._agent, backend)
@@ -255,8 +259,7 @@ class _Proving:
         try:
             session.carry_out(options, io.StringIO())
         finally:
-            if (past := read_past(self._folder / backend)) is not None:
-                remove(self._agent, f"zeroloss-{past.run.environment.get('run_id')}", self._seconds)
+            remove(self._agent, VM_ID, self._seconds)
         return judged(read_run(self._folder / backend).records[-1])
 
     # -- the report ------------------------------------------------------------------------------

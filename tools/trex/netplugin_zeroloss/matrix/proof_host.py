@@ -6,8 +6,9 @@ import ctypes
 import fcntl
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from operator import not_
 from pathlib import Path
 
 from drivers.vf.inventory import Inventory
@@ -16,12 +17,15 @@ from drivers.vf.options import By, PoolDevice
 from netplugin.api.client import Client
 from netplugin.host.links import Links
 from netplugin.host.vfs import SYS, Vfs, read_interfaces, read_link, read_text
+from netplugin.programs.polling import polled
 from netplugin.tuning.facts import OvsLive
 
 #: SIOCETHTOOL of include/uapi/linux/sockios.h; ETHTOOL_GDRVINFO and struct ethtool_drvinfo of ethtool.h.
 _ETHTOOL, _DRIVER_INFO, _INFO = 0x8946, 3, struct.Struct("I32s32s32s32s32s12s5I")
 #: The devices of OVS's datapaths, which stay when the last bridge has gone.
 _DATAPATHS = ("ovs-netdev", "ovs-system")
+#: Seconds between two looks.
+LOOK_S = 0.5
 _FILES = {"vendor": "vendor", "device": "device", "VFs": "sriov_numvfs", "VFs at most": "sriov_totalvfs"}
 
 
@@ -68,10 +72,15 @@ class ProofHost:
         return found | self.vf_states() | ports
 
 
-def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return a clause for each name whose value is another one."""
-    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-    return [f"{n}: {before.get(n, 'absent')} before, {now.get(n, 'absent')} now" for n in names]
+def remaining(before: Mapping[str, str], read: Callable[[], Mapping[str, str]], seconds: float) -> list[str]:
+    """Return a clause for each name whose value is another one, and stays so for so many seconds."""
+
+    def differing() -> list[str]:
+        now = read()
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        return [f"{n}: {before.get(n, 'absent')} before, {now.get(n, 'absent')} now" for n in names]
+
+    return polled(differing, not_, seconds, LOOK_S)
 
 
 def driver_info(interface: str) -> tuple[str, str]:

@@ -13,13 +13,14 @@ from netplugin.api.client import Client
 from netplugin.api.errors import CapacityExhausted, NetpluginError
 from netplugin.api.models import BackendInfo, Network, PortSecurity, PortSpec, Qos, VfInfo, VfOptions
 from netplugin.programs.polling import polled
-from netplugin_zeroloss.matrix.proof_host import ProofHost, differences
+from netplugin_zeroloss.matrix.proof_host import LOOK_S, ProofHost, remaining
 
-#: Always the same, so that the next proof removes what a killed one left.
-VM_ID, BACKEND = "zeroloss-prove", "sriov"
+#: The run, and the VM of all its ports. Always the same, so that the next proof removes what is left of a
+#: killed one, in whatever folder that was.
+RUN_ID, VM_ID, BACKEND = "prove", "zeroloss-prove", "sriov"
 _VLAN, _OTHER_VLAN, _MBPS = 4001, 4002, 100
-#: VFs that are plugged at most, and in how many seconds; seconds between two looks.
-_MOST, _FILL_S, LOOK_S = 32, 180.0, 0.5
+#: VFs that are plugged at most, and in how many seconds.
+_MOST, _FILL_S = 32, 180.0
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -115,7 +116,7 @@ class VfLedger:
     def _again(self) -> str:
         before = self._host.vf_states()
         self._put(0)
-        if changed := differences(before, self._host.vf_states()):
+        if changed := remaining(before, self._host.vf_states, 0.0):
             raise Failed("; ".join(changed))
         return f"{len(before)} settings of VFs are as before"
 
@@ -147,12 +148,8 @@ class VfLedger:
         remove(self._agent, VM_ID, self._seconds)
         if not self._before:
             raise NotShown("no port had a VF")
-
-        def left() -> list[str]:
-            return differences(self._before, self._host.vf_states())
-
-        if changed := polled(left, not_, self._seconds, LOOK_S):
-            raise Failed("; ".join(changed))
+        if left := remaining(self._before, self._host.vf_states, self._seconds):
+            raise Failed("; ".join(left))
         return f"{len(self._before)} settings of VFs are as before"
 
     def _put(self, number: int, change: Mapping[str, Any] = _NOTHING, /, **asked: object) -> str:

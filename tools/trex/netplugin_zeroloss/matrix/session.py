@@ -35,6 +35,8 @@ class RunOptions:
     resume: bool = False
     quiet: bool = False
     command: tuple[str, ...] = ()
+    #: Of a new run; empty: one of its own.
+    run_id: str = ""
 
 
 # -- The description and the folder of a run, read and validated. ---------------------------------
@@ -48,6 +50,7 @@ class _Session:
     text: str
     folder: Path
     past: Past | None
+    run_id: str = ""
 
     @property
     def left(self) -> tuple[CellTask, ...]:
@@ -62,7 +65,7 @@ class _Session:
         found = self.past.run.environment if self.past is not None else RunEnvironment()
         return AgentBench(
             self.description,
-            run_id=str(found.get("run_id") or uuid.uuid4()),
+            run_id=str(found.get("run_id") or self.run_id or uuid.uuid4()),
             pmd_cpus=found.get("pmd_cpus"),
             pmd_mask=found.get("pmd_mask"),
             nics=found.get("nics"),
@@ -105,7 +108,7 @@ def _open(asked: RunOptions) -> _Session:
     if not cells.cells(description):
         raise UnusableInput(str(asked.description), "exclude leaves no cell")
     folder = asked.folder or Path(description.name)
-    return _Session(description, text, folder, _past(folder, description, asked.resume))
+    return _Session(description, text, folder, _past(folder, description, asked.resume), asked.run_id)
 
 
 def _past(folder: Path, description: RunDescription, resume: bool) -> Past | None:
