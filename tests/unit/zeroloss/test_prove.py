@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from netplugin_zeroloss.cli.main import main
-from netplugin_zeroloss.matrix import proof, proof_host
+from netplugin_zeroloss.matrix import cells, proof, proof_host
+from netplugin_zeroloss.matrix.description import read
 from netplugin_zeroloss.matrix.proof_host import ProofHost, remaining
 from netplugin_zeroloss.matrix.proof_ledger import VM_ID, Failed, NotShown, VfLedger, remove
 from netplugin_zeroloss.report.proof import Outcome, Proof, ProofStep, markdown, public
@@ -24,7 +25,7 @@ from netplugin.host.vf_messages import NO_MAC, NicLink, VfAttributes
 from netplugin.tuning.facts import Live, OvsLive, OvsPortLive
 from netplugin.tuning.root import Unknown
 from tests.unit.zeroloss.made_up_agent import MadeUpAgent
-from tests.unit.zeroloss.matrix_runs import with_agent, write
+from tests.unit.zeroloss.matrix_runs import ROOT, with_agent, write
 
 _NIC, _INDEX, _VFS = "0000:07:00.0", 9, 4
 _FREE = VfAttributes(mac=NO_MAC, spoofchk=True, trusted=False)
@@ -379,7 +380,7 @@ def test_an_ovs_that_does_not_answer_is_not_shown(world: World, monkeypatch: pyt
     monkeypatch.setattr(proof, "read_ovs", lambda sockets: Unknown("db.sock", "permission denied"))
     assert world.run() == 0
     outcome, found = world.steps()["dpdkvhostuser: an uplink of OVS"]
-    assert outcome == "not shown" and "evidence.ovs_rundir" in found
+    assert outcome == "not shown" and "ovs_rundir of the description" in found
 
 
 def test_an_agent_that_restarts_in_the_middle_is_not_shown_and_undone(world: World) -> None:
@@ -404,6 +405,20 @@ def test_a_backend_that_is_not_installed_is_refused(world: World, capsys: pytest
     assert world.agent.ports == {}
 
 
+@pytest.mark.parametrize("backend", ["linuxbridge", "dpdkvhostuser", "vdpa", "sriov"])
+@pytest.mark.parametrize("goal", ["", "  preset: rfc2544\n"])
+def test_the_cell_of_a_backend_is_short_and_leaves_the_pmd_threads(backend: str, goal: str) -> None:
+    text = (ROOT / "tools/trex/matrix.yaml").read_text()
+    if goal:
+        text = text.replace("  final_duration: 60\n", goal)
+    made = proof.short(read(text, "matrix.yaml"), backend)
+    run = read(made.model_dump_json(exclude_unset=True), "short.json")
+    [cell] = cells.cells(run)
+    assert (cell.backend, cell.pmd_cores, cell.frame, cell.queues) == (backend, None, "64", 8)
+    assert (run.search.headline.final_trial_s, run.search.goals, run.search.max_trials) == (5.0, (), 12)
+    assert run.matrix.fewer_queues == ((backend,) if backend in ("vdpa", "sriov") else ())
+
+
 def test_frames_that_do_not_pass_fail(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netplugin_zeroloss.matrix.agent_bench.wait_until_forwarding", _no_cable)
     assert world.run() == 1
@@ -425,6 +440,12 @@ def test_vfs_in_use_are_refused_before_anything_changes(
     assert world.run() == 2 and "put" not in world.agent.calls and not world.folder.exists()
     assert "2 VFs are needed on left, and 1 of 4 are free" in capsys.readouterr().err
     assert world.agent.used == {}
+
+
+def test_a_port_of_another_vm_is_left_to_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.agent.put_port("zeroloss-1", _spec("theirs"))
+    assert world.run() == 2 and "is there already, of VM theirs" in capsys.readouterr().err
+    assert list(world.agent.ports) == ["zeroloss-1"] and not world.folder.exists()
 
 
 def test_a_second_proof_at_once_is_refused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -544,13 +565,13 @@ def test_driver_and_firmware_are_read_as_ethtool_reads_them(monkeypatch: pytest.
 
         return ioctl
 
-    for firmware, read in (
+    for firmware, text in (
         (b"8.30 0x8000a49d", "8.30 0x8000a49d"),
         (b"", ""),
         (b"\xff|\x01" + b"x" * 29, "\ufffd|\x01" + "x" * 29),
     ):
         monkeypatch.setattr(proof_host.fcntl, "ioctl", answer(firmware))
-        assert proof_host.driver_info("eth9") == ("6.12", read)
+        assert proof_host.driver_info("eth9") == ("6.12", text)
 
     def refuses(*_: Any) -> None:
         raise OSError(errno.EOPNOTSUPP, "no")

@@ -65,6 +65,7 @@ _TRIAL_S, _TRIALS, _WIDTH = 5.0, 12, 0.05
 #: What it does without, and the axes of which it has the first value.
 _PLAIN = {"preset": None, "goals": (), "warm_up": None, "repeats": 1, "soak_duration": 0}
 _AXES = ("frames", "flows", "queues", "vnf_modes", "bursts", "numa")
+_STATE: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 #: Errors by which the host or the NIC lacks what a step needs.
 _LACKS = (BackendUnavailable, Conflict, Unsupported, UnusableInput, GeneratorError)
 #: Called with a line of progress.
@@ -204,7 +205,7 @@ class _Proving:
         """Return the state before, of a proof that was killed: as it found it. Raises: UnusableInput."""
         path = self._folder / _BEFORE
         with suppress(FileNotFoundError, bounded.Unreadable):
-            return bounded.validated(bounded.parse(read_own(path)), TypeAdapter(dict[str, str]))
+            return bounded.validated(bounded.parse(read_own(path)), _STATE)
         write(path, json.dumps(found := self._everything()))
         return found
 
@@ -243,7 +244,7 @@ class _Proving:
         finally:
             remove(self._agent, VM_ID, self._seconds)
         if ovs is None:
-            raise NotShown("OVS does not answer: is evidence.ovs_rundir its directory?")
+            raise NotShown("OVS does not answer: is ovs_rundir of the description its directory?")
         links = [each.link for each in ovs.ports if (each.bridge, each.type) == (network.bridge, "dpdk")]
         if links.count(True) < len(devices) <= len(links):
             raise NotShown("an uplink has no carrier")
