@@ -7,6 +7,8 @@ and on VFs. That shows that the command works, not how fast a backend is.
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -189,6 +191,59 @@ def test_all_four_backends_in_one_run(
     assert status in (0, 1) and printed.err == "", printed
     check(read_run(tmp_path / "run"), printed.out, BACKENDS)
     assert found(agent, ovs, pf) == before
+
+
+def proof_of(folder: Path, pf: str) -> dict[str, str]:
+    """The outcome of each step; what is attached to an issue has no address of this NIC."""
+    text, report = (folder / "proof.md").read_text(), json.loads((folder / "proof.json").read_text())
+    assert text.startswith("# netplugin on 8086:10c9, igb, firmware ")
+    mac = Path(f"/sys/class/net/{pf}/address").read_text().strip()
+    assert not re.search(rf"52:54:00|{mac}|\b{pf}\b|physnet1|{folder}", text + json.dumps(report)), text
+    return {step["name"]: step["outcome"] for step in report["steps"]}
+
+
+def provable(agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: Sequence[str], testpmd: Path) -> Sections:
+    sections = described(agent, ovs, pf, ends, testpmd)
+    sections["matrix"]["backends"] = ["sriov", "dpdkvhostuser"]
+    return {**sections, "search": SEARCH}
+
+
+def test_what_a_nic_shows_is_reported_and_undone(
+    agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: Sequence[str], testpmd: Path, tmp_path: Path
+) -> None:
+    """One cell, which takes long here: the other backend has no generator for it."""
+    before = found(agent, ovs, pf)
+    missing = {"cells": {"backend": "dpdkvhostuser"}, "generator": {"type": "exec", "command": "/missing"}}
+    sections = {**provable(agent, ovs, pf, ends, testpmd), "overrides": [missing]}
+    path, folder = write(tmp_path, sections), tmp_path / "proof"
+    assert main(["prove", str(path), "--folder", str(folder)]) == 0
+    outcomes = proof_of(folder, pf)
+    assert outcomes.pop("dpdkvhostuser: frames pass a cell") == "not shown"
+    assert set(outcomes.values()) == {"shown"} and len(outcomes) == 10, outcomes
+    assert found(agent, ovs, pf) == before
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_proof_that_is_killed_leaves_nothing_when_it_is_repeated(
+    agent: PrivateAgent, ovs: PrivateOvs, pf: str, ends: Sequence[str], testpmd: Path, tmp_path: Path
+) -> None:
+    before = found(agent, ovs, pf)
+    path, folder = write(tmp_path, provable(agent, ovs, pf, ends, testpmd)), tmp_path / "proof"
+    command = zeroloss(path, "--folder", folder, command="prove")
+    moments = (
+        lambda: len(agent.get("/v1/ports")[1]) > 3,  # in the ledger
+        lambda: entries(folder / "dpdkvhostuser", "trial"),
+    )
+    for number, moment in enumerate(moments):
+        with Daemon("zeroloss", command, tmp_path / f"log{number}") as killed:
+            killed.wait_for(moment, 4 * PATIENT_S, "it has come so far")
+            killed.kill()
+        assert agent.get("/v1/ports")[1] and not (folder / "proof.md").exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=4 * PATIENT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(proof_of(folder, pf).values()) == {"shown"}
+    wait_for(lambda: found(agent, ovs, pf) == before, PATIENT_S, "all is as it was before")
 
 
 @pytest.mark.long

@@ -54,7 +54,7 @@ def doctor(options: argparse.Namespace) -> int:
     if missing:
         print(f"\n{missing} missing")
         return _MISSING
-    following = f"netplugin-zeroloss matrix {file} --dry-run, which looks into the VM too"
+    following = f"netplugin-zeroloss matrix {file} --dry-run, which looks into the VM too; or prove {file}"
     if file is None:
         following = "cp tools/trex/matrix.yaml mine.yaml, fill it in, and netplugin-zeroloss doctor mine.yaml"
     print(f"\nNothing is missing. Next: {following}")

@@ -6,9 +6,11 @@ What only one of them needs is imported when it runs.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from netplugin_zeroloss.asked import add_fields
@@ -36,6 +38,7 @@ _FORMATS = {"table": as_table, "json": as_json}
 def add_commands(commands: Commands) -> None:
     _add_matrix(commands)
     _add_doctor(commands)
+    _add_prove(commands)
     _add_report(commands)
     _add_compare(commands)
     _add_guard(commands)
@@ -86,6 +89,34 @@ def _doctor(options: argparse.Namespace) -> int:
     from netplugin_zeroloss.cli.doctor import doctor
 
     return doctor(options)
+
+
+def _add_prove(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "prove",
+        help="show what works on the NICs of this host, and write a report for an issue",
+        description="Plug ports on the NICs of a run description, read from kernel and OVS what they"
+        " have, and measure one cell of each backend shortly. All is undone; after a kill, by the same"
+        " command. The report is proof.md. Exit status: 0 if no step failed, 1 if one did.",
+    )
+    parser.set_defaults(command=_prove)
+    parser.add_argument("description", metavar="FILE", type=Path, help="the run description")
+    where = "folder of the report (default: NAME-proof)"
+    parser.add_argument("--folder", metavar="FOLDER", type=Path, help=where)
+    add_quiet(parser)
+
+
+def _prove(options: argparse.Namespace) -> int:
+    from netplugin_zeroloss.matrix.proof import REPORT, prove, write
+    from netplugin_zeroloss.report.proof import Outcome, markdown
+
+    where = ["--folder", str(options.folder)] if options.folder else []
+    with ends_cleanly("prove", str(options.description), *where):
+        found, folder = prove(options.description, options.folder, progress(options.quiet), options.quiet)
+    print(markdown(found))
+    write(folder / "proof.json", json.dumps(asdict(found), indent=1) + "\n")
+    write(folder / REPORT, markdown(found))
+    return int(any(step.outcome is Outcome.FAILED for step in found.steps))
 
 
 def _add_report(commands: Commands) -> None:

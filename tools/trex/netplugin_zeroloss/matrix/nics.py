@@ -62,7 +62,7 @@ def needs_of(network: PhysicalNetworkInfo, info: BackendInfo, sys: Path) -> Iter
     parts = uplink_parts(info.name, info.features.virtual_functions)
     of_dpdk = [device for device in devices_of(network, ("ovs",)) if _PCI.match(device)]
     for name in devices_of(network, parts - {"ovs"}):
-        address = _address(name, sys)
+        address = address_of(name, sys)
         # Without an interface, DPDK may have the NIC: the one that the network has for DPDK.
         for found in [address] if address else (a for a in of_dpdk if _has_dpdk(a, sys)):
             yield NicNeed(found, info.name, dpdk=False)
@@ -74,7 +74,7 @@ def _plain(entry: str, mark: str) -> str:
     return entry.partition(mark)[0].lower() if ":" in entry else entry.partition(mark)[0]
 
 
-def _address(name: str, sys: Path) -> str | None:
+def address_of(name: str, sys: Path) -> str | None:
     """The PCI address of a NIC; None for an interface that does not exist or is of no PCI device."""
     if _PCI.match(name):
         return name

@@ -57,7 +57,7 @@ class Ports:
         if (cpus := self._host.pmd_cpus(cell)) is not None:
             parts.callback(self.put_back_pmd)
             self._client.set_pmd(PmdRequest(cpus=cpus))
-        return [self._wait(end, cell, _is_active, "active") for end in self.ends]
+        return [self._wait(end, cell, is_active, "active") for end in self.ends]
 
     def connected(self, cell: Cell) -> list[Port]:
         """Wait until all ports are connected to the VM, where the backend reports it.
@@ -73,7 +73,7 @@ class Ports:
         """
         for end in self.ends:
             port = self._client.get_port(end.port_id)
-            if not _is_active(port):
+            if not is_active(port):
                 raise CellError(f"port {end.port_id} became {port.state} in a trial{_fault_text(port)}")
 
     def remove_leftovers(self) -> bool:
@@ -156,13 +156,13 @@ def taken(port: Port) -> str:
     return f"port {port.port_id} is there already, of VM {port.spec.vm_id}: {fix}"
 
 
-def _is_active(port: Port) -> bool:
+def is_active(port: Port) -> bool:
     return port.state is PortState.ACTIVE
 
 
 def _is_connected(port: Port) -> bool:
     """Whether the VM side is connected; True if the backend does not report it."""
-    return _is_active(port) and (port.observed or {}).get("connected") is not False
+    return is_active(port) and (port.observed or {}).get("connected") is not False
 
 
 def _fault_text(port: Port) -> str:

@@ -36,6 +36,8 @@ class RunOptions:
     resume: bool = False
     quiet: bool = False
     command: tuple[str, ...] = ()
+    #: Of a new run; empty: one of its own.
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def _open(asked: RunOptions) -> _Session:
     if not found:
         raise UnusableInput(str(asked.description), "exclude leaves no cell")
     folder = asked.folder or Path(description.name)
-    new = Past(RunRecord(description.name, text, RunEnvironment(), found))
+    new = Past(RunRecord(description.name, text, RunEnvironment(run_id=asked.run_id), found))
     return _Session(description, folder, _past(folder, description, asked.resume) or new)
 
 
@@ -118,6 +120,12 @@ def _past(folder: Path, description: RunDescription, resume: bool) -> Past | Non
         why = "it is not empty: take another --folder, or --resume to go on with its run"
         raise UnusableInput(str(folder), "there are files in it, and no run to go on with" if resume else why)
     return None
+
+
+def recover(asked: RunOptions) -> None:
+    """Remove what a run left that was killed, which is resumed later. Raises: UnusableInput."""
+    with closing(_open(asked).bench()) as bench:
+        bench.recover()
 
 
 def dry_run(asked: RunOptions) -> str:

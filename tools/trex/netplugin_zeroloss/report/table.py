@@ -318,17 +318,17 @@ def _markdown(report: Report) -> Iterator[str]:
     yield from (f"- {escape(text)}" for text in conditions(report))
     for grid in every:
         yield f"\n## {escape(grid.title)}\n"
-        yield _row(["backend", *map(column, grid.columns)])
-        yield _row(["---"] * (1 + len(grid.columns)))
+        yield row(["backend", *map(column, grid.columns)])
+        yield row(["---"] * (1 + len(grid.columns)))
         for backend, figures in grid.rows:
-            yield _row([backend, *map(_grid_text, figures)])
+            yield row([backend, *map(_grid_text, figures)])
         yield ""
         named = details(report)
-        yield _row(["backend", "PMD cores", *(name for name, _ in named)])
-        yield _row(["---"] * (2 + len(named)))
+        yield row(["backend", "PMD cores", *(name for name, _ in named)])
+        yield row(["---"] * (2 + len(named)))
         for f in grid.figures:
             cores = words.NONE if f.cell.pmd_cores is None else str(f.cell.pmd_cores)
-            yield _row([f.cell.backend, cores, *(text(f) for _, text in named)])
+            yield row([f.cell.backend, cores, *(text(f) for _, text in named)])
         more = [(f.cell.key, *each) for f in grid.figures for each in also(f)]
         if more:
             yield "\nAlso found:\n"
@@ -347,7 +347,7 @@ def _grid_text(figure: ReportFigure | None) -> str:
     return short_text(figure) if figure.known_pps is None else figure_text(figure)
 
 
-def _row(texts: list[str]) -> str:
+def row(texts: list[str]) -> str:
     return f"| {' | '.join(map(escape, texts))} |"
 
 
