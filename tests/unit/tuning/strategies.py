@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import strategies as st
 
+from netplugin.api.errors import InvalidRequest
 from netplugin.host.cpus import format_list
+from netplugin.tuning.facts import Facts
 from netplugin.tuning.intent import HostIntent
+from netplugin.tuning.planning.plan import make_plan
 from tests.unit.tuning.machines import Machine
 
 _MTUS = st.sampled_from([78, 1400, 1500, 1800, 2030, 2031, 9000, 9702])
@@ -98,3 +102,29 @@ def intents() -> st.SearchStrategy[HostIntent]:
         hugepage_kb=st.sampled_from([None, None, 2048, 1048576]),
         realtime=st.booleans(),
     )
+
+
+def mend(facts: Facts, intent: HostIntent) -> tuple[HostIntent, list[str]]:
+    """Follow the fixes of errors until there is a plan; also gives the fields that they named."""
+    seen = list[str]()
+    while True:
+        try:
+            make_plan(facts, intent)
+        except InvalidRequest as refused:
+            [wrong] = refused.errors
+            assert wrong.field not in seen, (seen, str(refused), refused.fix)
+            seen.append(wrong.field)
+            assert refused.fix
+            intent = fixed(intent, wrong.field, refused.fix)
+        else:
+            return intent, seen
+
+
+def fixed(intent: HostIntent, field: str, fix: str) -> HostIntent:
+    """The intent with what a person would read in the fix."""
+    if field == "hugepage_kb" and fix.startswith("choose another one, or none"):
+        return intent.model_copy(update={field: None})
+    found = re.search(r"(?:at most|at least|fewer:|cores:|the MTU|pages of) (\d+)|\((0)\)", fix)
+    assert found, fix
+    value = int(found[1] or found[2])
+    return intent.model_copy(update={field: (value,) if field == "mtus" else value})

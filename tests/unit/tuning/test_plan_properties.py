@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import assume, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from netplugin.api.errors import InvalidRequest
@@ -25,7 +24,7 @@ from netplugin.tuning.read.kernel import sysctl_path
 from netplugin.tuning.root import known
 from netplugin.tuning.steps import Effect, File, Sysctl
 from tests.unit.tuning.machines import Machine, MemoryRoot, Tree
-from tests.unit.tuning.strategies import intents, machines
+from tests.unit.tuning.strategies import intents, machines, mend
 from tests.unit.tuning.trees import tree
 
 #: A machine has hundreds of files, so that fewer examples take as long.
@@ -47,13 +46,11 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(machine, made, read_facts(MemoryRoot(made)), draw(intents()))
 
 
-def planned(case: Case) -> TuningPlan:
-    """Cases without a plan count as none."""
-    try:
-        return make_plan(case.facts, case.intent)
-    except InvalidRequest:
-        assume(False)
-        raise
+@st.composite
+def mended(draw: st.DrawFn) -> Case:
+    """Cases with a plan: where there is none, with what a person would read in the fixes."""
+    case = draw(cases())
+    return replace(case, intent=mend(case.facts, case.intent)[0])
 
 
 @SOME
@@ -85,10 +82,10 @@ def poll_nics(case: Case, plan: TuningPlan) -> set[int]:
 
 
 @SOME
-@given(cases())
+@given(mended())
 def test_performance_cores_have_the_work(case: Case) -> None:
     """An efficiency core has a PMD thread or vCPUs only if no performance core of its node has less to do."""
-    for share in planned(case).partition.nodes:
+    for share in make_plan(case.facts, case.intent).partition.nodes:
         kinds = {role: [c.kind for c in getattr(share, role)] for role in ("pmd", "vm", "emulator")}
         rest = [core.kind for core in share.housekeeping if min(case.machine.online) not in core.cpus]
         if EFFICIENCY in kinds["pmd"]:
@@ -103,36 +100,14 @@ def test_performance_cores_have_the_work(case: Case) -> None:
 @given(cases())
 def test_the_fix_of_an_error_helps(case: Case) -> None:
     """The number that it names gives a plan, or at most the error of another option: three have one."""
-    intent, seen = case.intent, list[str]()
-    while True:
-        try:
-            make_plan(case.facts, intent)
-        except InvalidRequest as refused:
-            [wrong] = refused.errors
-            assert wrong.field not in seen, (seen, str(refused), refused.fix)
-            seen.append(wrong.field)
-            assert refused.fix
-            intent = fixed(intent, wrong.field, refused.fix)
-        else:
-            break
-    event(f"{len(seen)} fixes")
-
-
-def fixed(intent: HostIntent, field: str, fix: str) -> HostIntent:
-    """The intent with what a person would read in the fix."""
-    if field == "hugepage_kb" and fix.startswith("choose another one, or none"):
-        return intent.model_copy(update={field: None})
-    found = re.search(r"(?:at most|at least|fewer:|cores:|the MTU|pages of) (\d+)|\((0)\)", fix)
-    assert found, fix
-    value = int(found[1] or found[2])
-    return intent.model_copy(update={field: (value,) if field == "mtus" else value})
+    event(f"{len(mend(case.facts, case.intent)[1])} fixes")
 
 
 @SOME
-@given(cases())
+@given(mended())
 def test_the_partition(case: Case) -> None:
     """Disjoint sets that cover all CPUs on line, of whole cores, each on its node, as many as asked."""
-    plan = planned(case)
+    plan = make_plan(case.facts, case.intent)
     partition = plan.partition
     parts = [partition.housekeeping, partition.pmd, partition.emulator, partition.vm]
     assert Counter(cpu for part in parts for cpu in part) == Counter(case.machine.online)
@@ -163,16 +138,16 @@ def test_the_partition(case: Case) -> None:
 
 
 @SOME
-@given(cases())
+@given(mended())
 def test_pmd_threads_are_on_the_nodes_of_nics_and_vms(case: Case) -> None:
-    plan = planned(case)
+    plan = make_plan(case.facts, case.intent)
     assert set(plan.partition.pmd_nodes) <= poll_nics(case, plan) | set(plan.partition.vm_nodes)
 
 
 @SOME
-@given(cases())
+@given(mended())
 def test_every_core_is_busy_with_one_thread_or_all(case: Case) -> None:
-    partition = planned(case).partition
+    partition = make_plan(case.facts, case.intent).partition
     assert partition.polling <= partition.pmd and partition.vcpus <= partition.vm
     for core in (core for share in partition.nodes for core in (*share.pmd, *share.vm)):
         busy = core.cpus & (partition.polling | partition.vcpus)
@@ -180,9 +155,9 @@ def test_every_core_is_busy_with_one_thread_or_all(case: Case) -> None:
 
 
 @SOME
-@given(cases())
+@given(mended())
 def test_hugepages_fit_their_node_and_are_enough(case: Case) -> None:
-    plan = planned(case)
+    plan = make_plan(case.facts, case.intent)
     memory = {node["number"]: node for node in case.machine.nodes}
     for pages in plan.pages:
         node = memory[pages.node]
@@ -202,10 +177,10 @@ def test_hugepages_fit_their_node_and_are_enough(case: Case) -> None:
 
 
 @SOME
-@given(cases())
+@given(mended())
 def test_what_is_set_live_is_set_once(case: Case) -> None:
     """After the files were written there is nothing left of them, and the plan is the same."""
-    plan = planned(case)
+    plan = make_plan(case.facts, case.intent)
     files = {}
     for step in plan.steps:
         if isinstance(step.target, File):
@@ -224,9 +199,9 @@ def test_what_is_set_live_is_set_once(case: Case) -> None:
 
 
 @SOME
-@given(cases())
+@given(mended())
 def test_a_plan_can_be_shown_and_checked(case: Case) -> None:
-    plan = planned(case)
+    plan = make_plan(case.facts, case.intent)
     assert plan_text(plan).count("->") <= len(plan.steps)
     json.dumps(as_json(plan))
     findings = check(Scene(case.facts, plan=plan))

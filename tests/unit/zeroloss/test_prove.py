@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -325,6 +326,8 @@ def world(
     left = vf_agent.networks[0].model_dump() | {"bridge": "br-acme", "ovs": {"devices": ["net_null0"]}}
     vf_agent.networks = [PhysicalNetworkInfo.model_validate(left)]
     made.ports.append(OvsPortLive("npu1", "npu1", "dpdk", 1500, bridge="br-acme", link=True))
+    # The lock is the network namespace's, and other tests may run in it.
+    monkeypatch.setattr("netplugin.host.locks._PREFIX", f"\0{os.getpid()}/")
     monkeypatch.setattr(proof, "client", lambda description: vf_agent)
     monkeypatch.setattr("netplugin_zeroloss.matrix.agent_bench.client", lambda description: vf_agent)
     monkeypatch.setattr(proof, "ProofHost", lambda nics: host)
@@ -342,7 +345,7 @@ def test_one_command_shows_all_and_reports_it(world: World, capsys: pytest.Captu
     assert text.startswith("# netplugin on 8086:1572, i40e, firmware not reported\n")
     assert "left" not in text and "52:54:00" not in text and "br-acme" not in text
     _, cell = steps["dpdkvhostuser: frames pass a cell"]
-    assert "dpdkvhostuser, 64 bytes, 1024 flows" in cell and "external in the place of the VM" in cell
+    assert "dpdkvhostuser, 64-byte frames, 1,024 flows" in cell and "external in the place of the VM" in cell
     assert world.agent.ports == {} and "pmd" not in world.agent.calls
     assert world.run() == 2, "it is not repeated over its report"
 
