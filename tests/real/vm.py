@@ -124,7 +124,7 @@ def _domain(kernel: Kernel, initrd: Path, directory: Path, vcpus: int, memory_mb
     <cmdline>{COMMAND_LINE} hugepages={hugepages}</cmdline>
   </os>
   <features><acpi/></features>
-  <cpu mode='maximum'/>
+  <cpu mode='maximum'><feature policy='disable' name='cx16'/></cpu>
   <on_reboot>destroy</on_reboot>
   <on_crash>destroy</on_crash>
   <devices>
