@@ -17,6 +17,7 @@ from netplugin_zeroloss.journal import CellRecord, read_run
 from tests.lab.processes import run
 from tests.nested import machine, plugin
 from tests.nested.machine import Job, Needs
+from tests.real import needs
 from tests.real.hypervisor import GENERATOR, RUNS, TIMEOUT_S
 from tests.real.test_trex import server, trex_configuration
 
@@ -42,6 +43,8 @@ def netdevs() -> Iterator[list[str]]:
 
 @pytest.mark.timeout(2 * TIMEOUT_S)
 def test_each_backend_has_a_verdict(vpp: Path, trex: Path, tmp_path: Path) -> None:
+    if why := needs.lacks_vfs():
+        pytest.skip(why)
     parts = plugin.available()
     command = [sys.executable, "-W", "ignore", "-m", "tests.real.hypervisor"]
     job = Job(command, str(machine.CHECKOUT), plugin.inner_environment(os.environ), str(parts.kernel.modules))
