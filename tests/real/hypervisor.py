@@ -31,6 +31,8 @@ RUNS = ((("sriov",), False), (("linuxbridge", "dpdkvhostuser", "vdpa"), True))
 HOST, GENERATOR = "192.0.2.1", "192.0.2.2"
 #: Below none of /run and /dev, as the VM is to see it.
 FOLDER = Path("/var/tmp/real")
+#: Of the VM: with all else that the hypervisor has. Without 1 GB for its heap VPP does not start.
+VM_MB, OVS_MB = 1280, 128
 #: Of what takes a second or two where nothing is emulated: the VM is emulated twice.
 PATIENT_S, TIMEOUT_S = 1800.0, 5400.0
 SEARCH = {
@@ -47,7 +49,7 @@ def main() -> None:
     FOLDER.mkdir()
     with open(int(os.environ[machine.CHANNEL]), "wb") as channel, ExitStack() as parts:
         sections = parts.enter_context(_sections())
-        files = parts.enter_context(vm.vm_files(FOLDER, 1, memory_mb=1280, hugepages=48))
+        files = parts.enter_context(vm.vm_files(FOLDER, 1, VM_MB, hugepages=48, in_hugepages=True))
         for backends, in_vm in RUNS:
             folder = FOLDER / backends[0]
             _measured(sections | _vnf(files if in_vm else None, backends), folder)
@@ -81,7 +83,7 @@ def _sections() -> Iterator[dict[str, Any]]:
             "vdpa": {"guest_hugepages": "false"},
         }
         config = {"dpdk-extra": "-a 0000:00:00.0 --in-memory"}
-        ovs = parts.enter_context(PrivateOvs(Path("/run/np-ovs"), other_config=config))
+        ovs = parts.enter_context(PrivateOvs(Path("/run/np-ovs"), socket_mem_mb=OVS_MB, other_config=config))
         parts.enter_context(PrivateLibvirt(Path("/run/np-libvirt")))
         agent = parts.enter_context(PrivateAgent(Path("/run/np-agent"), ovs, options))
         sections = wired.described("all-real", agent.url, ovs.rundir)

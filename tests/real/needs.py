@@ -57,9 +57,7 @@ def lacks_vfs(environment: Mapping[str, str] = os.environ) -> str:
     plugins = Path(named or os.devnull).rglob("dpdk_plugin.so")
     if not named or any(VF_DRIVER in plugin.read_bytes() for plugin in plugins):
         return ""
-    return (
-        f"The VPP of {named} has no driver of VFs (net/e1000 of DPDK): the test of all backends is skipped."
-    )
+    return f"The VPP of {named} has no driver of VFs (DPDK's net/e1000): the test of all backends is skipped."
 
 
 def main() -> int:

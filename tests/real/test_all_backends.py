@@ -18,11 +18,10 @@ from tests.lab.processes import run
 from tests.nested import machine, plugin
 from tests.nested.machine import Job, Needs
 from tests.real import needs
-from tests.real.hypervisor import GENERATOR, RUNS, TIMEOUT_S
+from tests.real.hypervisor import GENERATOR, OVS_MB, RUNS, TIMEOUT_S, VM_MB
 from tests.real.test_trex import server, trex_configuration
 
-#: OVS, and VPP in the hypervisor.
-NEEDS = Needs(cpus=2, memory_mb=2560, hugepages=224)
+NEEDS = Needs(cpus=2, memory_mb=2560, hugepages=(VM_MB + OVS_MB) // 2 + 8)
 #: The ends of the wires to the two NICs with VFs, and of the one by which TRex is asked.
 TAPS = ("zltrex0", "zltrex1", "zlask")
 WITH_PMD = ("dpdkvhostuser", "vdpa")

@@ -79,8 +79,13 @@ class VmFiles:
 
 
 @contextmanager
-def vm_files(directory: Path, vcpus: int, memory_mb: int, hugepages: int) -> Iterator[VmFiles]:
-    """A domain for a run description. ``directory`` is one that the VM sees: below none of /run and /dev."""
+def vm_files(
+    directory: Path, vcpus: int, memory_mb: int, hugepages: int, in_hugepages: bool = False
+) -> Iterator[VmFiles]:
+    """A domain for a run description. ``directory`` is one that the VM sees: below none of /run and /dev.
+
+    ``in_hugepages``: the memory is in those of the host for any backend.
+    """
     parts = prepare.fetch()
     ssh = SshFiles(directory / "ssh")
     ssh.make(ADDRESS)
@@ -99,7 +104,9 @@ def vm_files(directory: Path, vcpus: int, memory_mb: int, hugepages: int) -> Ite
     initrd = directory / "initrd"
     initrd.write_bytes(initramfs.build(parts.kernel, modules, init))
     domain = directory / "domain.xml"
-    domain.write_text(_domain(parts.kernel, initrd, directory, vcpus, memory_mb, hugepages))
+    xml = _domain(parts.kernel, initrd, directory, vcpus, memory_mb, hugepages)
+    backing = "<memoryBacking><hugepages/></memoryBacking><vcpu>"
+    domain.write_text(xml.replace("<vcpu>", backing) if in_hugepages else xml)
     run(["ip", "tuntap", "add", TAP, "mode", "tap"])
     try:
         run(["ip", "address", "add", f"{HOST}/24", "dev", TAP])
