@@ -46,7 +46,7 @@ class SshFiles:
         }
         return [
             "/usr/sbin/sshd",
-            *("-D", "-e", "-r", "-f", "/dev/null"),
+            *("-D", "-e", "-f", "/dev/null"),
             *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
         ]
 

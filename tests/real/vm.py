@@ -79,13 +79,8 @@ class VmFiles:
 
 
 @contextmanager
-def vm_files(
-    directory: Path, vcpus: int, memory_mb: int, hugepages: int, in_hugepages: bool = False
-) -> Iterator[VmFiles]:
-    """A domain for a run description. ``directory`` is one that the VM sees: below none of /run and /dev.
-
-    ``in_hugepages``: the memory is in those of the host for any backend.
-    """
+def vm_files(directory: Path, vcpus: int, memory_mb: int, hugepages: int) -> Iterator[VmFiles]:
+    """A domain for a run description. ``directory`` is one that the VM sees: below none of /run and /dev."""
     parts = prepare.fetch()
     ssh = SshFiles(directory / "ssh")
     ssh.make(ADDRESS)
@@ -104,9 +99,7 @@ def vm_files(
     initrd = directory / "initrd"
     initrd.write_bytes(initramfs.build(parts.kernel, modules, init))
     domain = directory / "domain.xml"
-    xml = _domain(parts.kernel, initrd, directory, vcpus, memory_mb, hugepages)
-    backing = "<memoryBacking><hugepages/></memoryBacking><vcpu>"
-    domain.write_text(xml.replace("<vcpu>", backing) if in_hugepages else xml)
+    domain.write_text(_domain(parts.kernel, initrd, directory, vcpus, memory_mb, hugepages))
     run(["ip", "tuntap", "add", TAP, "mode", "tap"])
     try:
         run(["ip", "address", "add", f"{HOST}/24", "dev", TAP])
@@ -131,7 +124,7 @@ def _domain(kernel: Kernel, initrd: Path, directory: Path, vcpus: int, memory_mb
     <cmdline>{COMMAND_LINE} hugepages={hugepages}</cmdline>
   </os>
   <features><acpi/></features>
-  <cpu mode='maximum'><feature policy='disable' name='cx16'/></cpu>
+  <cpu mode='maximum'/>
   <on_reboot>destroy</on_reboot>
   <on_crash>destroy</on_crash>
   <devices>
