@@ -38,7 +38,7 @@ from tests.nested.rebooted import say
 BACKENDS = ("linuxbridge", "dpdkvhostuser", "vdpa", "sriov")
 #: Of the wire to the generator.
 HOST, GENERATOR = "192.0.2.1", "192.0.2.2"
-FOLDER = Path("/run/np-table")
+FOLDER, CGROUPS = Path("/run/np-table"), Path("/sys/fs/cgroup")
 #: Of what takes a second or two where nothing is emulated.
 PATIENT_S = 300.0
 SEARCH = {
@@ -104,11 +104,14 @@ class Behind(Vpp):
 
 
 class _Polite(Testpmd):
-    """testpmd polls: it gets what the others leave."""
+    """testpmd polls: while frames are forwarded it has a tenth of a CPU, and the others the rest."""
 
     def __init__(self, ports: tuple[VnfPort, ...]) -> None:
+        (CGROUPS / "cgroup.subtree_control").write_text("+cpu")
+        self._cgroup = CGROUPS / "polite"
+        self._cgroup.mkdir(exist_ok=True)
         program = FOLDER / "testpmd"
-        program.write_text('#!/bin/sh\nexec nice -n 19 dpdk-testpmd "$@"\n')
+        program.write_text(f'#!/bin/sh\necho $$ > {self._cgroup}/cgroup.procs\nexec dpdk-testpmd "$@"\n')
         program.chmod(0o755)
         description = TestpmdDescription(
             type="testpmd",
@@ -119,6 +122,12 @@ class _Polite(Testpmd):
             forward_mode=ForwardMode.IO,
         )
         super().__init__(description, ports, VnfCores(0, (0,)))
+
+    def start(self) -> VnfInfo:
+        (self._cgroup / "cpu.max").write_text("max 100000")
+        started = super().start()
+        (self._cgroup / "cpu.max").write_text("10000 100000")
+        return started
 
 
 @contextmanager
