@@ -105,10 +105,13 @@ class Nic:
     mac: str
 
 
-# All on one hub: what one of them sends, the other receives.
 PF = Nic("0000:01:00.0", "52:54:00:00:aa:01")
 WIRE = Nic("0000:02:00.0", "52:54:00:00:aa:02")
 NICS = (PF, WIRE)
+# All on one hub: what one of them sends, the other receives. As QEMU's -netdev.
+HUB = ("hubport,hubid=0",) * len(NICS)
+#: Of one more NIC, virtio's.
+OUT_MAC = "52:54:00:00:aa:03"
 
 
 def inside() -> bool:
@@ -197,17 +200,20 @@ class Machine:
 
 
 @contextmanager
-def started(needs: Needs, parts: Parts, job: Job, disk: Path | None = None) -> Iterator[Machine]:
+def started(
+    needs: Needs, parts: Parts, job: Job, disk: Path | None = None, netdevs: Sequence[str] = HUB
+) -> Iterator[Machine]:
     """A guest that runs a job, for the time of the block at most.
 
-    With a ``disk`` (an image, virtio's first) it may reboot, and runs the same job again.
+    With a ``disk`` (an image, virtio's first) it may reboot, and runs the same job again. ``netdevs`` are
+    what the NICs are joined to; one more is of a NIC of virtio's.
     """
     with shared_directory() as share, _ends() as (ours, theirs):
         (share / JOB).write_text(json.dumps(asdict(job)))
         modules = parts.kernel.load_order(ROOT_MODULES)
         init = init_script(modules, job.command[0])
         (share / INITRD).write_bytes(initramfs.build(parts.kernel, modules, init))
-        args = qemu_args(needs, parts, share, theirs, disk)
+        args = qemu_args(needs, parts, share, theirs, disk, netdevs)
         environment = parts.emulator.environment
         passed = [each.fileno() for each in (theirs.channel, theirs.pulse, theirs.monitor)]
         qemu = Daemon("qemu", args, share / CONSOLE, environment, pass_fds=passed)
@@ -274,7 +280,14 @@ def _remove_if_left(directory: Path) -> None:
         os.close(lock)
 
 
-def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends, disk: Path | None = None) -> list[str]:
+def qemu_args(
+    needs: Needs,
+    parts: Parts,
+    share: Path,
+    ends: Ends,
+    disk: Path | None = None,
+    netdevs: Sequence[str] = HUB,
+) -> list[str]:
     """QEMU's command line. A reboot ends the guest, unless it has a disk that outlives it."""
     return [
         str(parts.emulator.program),
@@ -298,7 +311,7 @@ def qemu_args(needs: Needs, parts: Parts, share: Path, ends: Ends, disk: Path | 
         *("-device", f"virtserialport,chardev=channel,name={PORT}"),
         *_shared("root", Path("/"), "readonly=on"),
         *_shared("share", share),
-        *(word for number, nic in enumerate(NICS) for word in _nic(number, nic)),
+        *(word for number, netdev in enumerate(netdevs) for word in _nic(number, netdev)),
         *("-kernel", str(parts.kernel.image), "-initrd", str(share / INITRD)),
         *("-append", kernel_command_line(needs)),
     ]
@@ -309,11 +322,13 @@ def _shared(tag: str, directory: Path, *options: str) -> list[str]:
     return ["-virtfs", ",".join(["local", *reported, *options])]
 
 
-def _nic(number: int, nic: Nic) -> list[str]:
+def _nic(number: int, netdev: str) -> list[str]:
+    joined = ["-netdev", f"{netdev},id=net{number}"]
+    if number >= len(NICS):
+        return [*joined, "-device", f"virtio-net-pci,netdev=net{number},mac={OUT_MAC},romfile="]
     port = f"pcie-root-port,id=port{number},chassis={number + 1},slot={number + 1}"
-    igb = f"igb,netdev=hub{number},bus=port{number},mac={nic.mac},romfile="
-    hub = f"hubport,hubid=0,id=hub{number}"
-    return ["-device", port, "-netdev", hub, "-device", igb]
+    igb = f"igb,netdev=net{number},bus=port{number},mac={NICS[number].mac},romfile="
+    return ["-device", port, *joined, "-device", igb]
 
 
 def kernel_command_line(needs: Needs) -> str:

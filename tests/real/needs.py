@@ -23,6 +23,8 @@ TREES = {
     "NETPLUGIN_TREX_DIR": ("TRex", "t-rex-64", "automation/trex_control_plane/interactive"),
     "NETPLUGIN_VPP_DIR": ("VPP", "bin/vpp", "lib"),
 }
+#: Of the emulated VFs, as its plug-in of VPP has it (net/e1000 of DPDK).
+VF_DRIVER = b"net_e1000_igb_vf"
 
 
 def packages() -> Iterator[str]:
@@ -49,9 +51,18 @@ def trees(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, st
                 break
 
 
+def lacks_vfs(environment: Mapping[str, str] = os.environ) -> str:
+    """What a tree of VPP lacks for VFs, in a sentence; empty if nothing, or there is no such tree."""
+    named = environment.get("NETPLUGIN_VPP_DIR")
+    plugins = Path(named or os.devnull).rglob("dpdk_plugin.so")
+    if not named or any(VF_DRIVER in plugin.read_bytes() for plugin in plugins):
+        return ""
+    return f"The VPP of {named} has no driver of VFs (DPDK's net/e1000): the test of all backends is skipped."
+
+
 def main() -> int:
     missing = list(packages())
-    for sentence in (*missing, *(sentence for _, sentence in trees())):
+    for sentence in (*missing, *(sentence for _, sentence in trees()), *filter(None, [lacks_vfs()])):
         print(f"tests/real: {sentence}", file=sys.stderr)
     return 1 if missing else 0
 

@@ -66,7 +66,7 @@ def reachable(netns: str, address: str = ADDRESS) -> Iterator[None]:
 
 
 @contextmanager
-def server(netns: str, trex: Path, configuration: Path, log: Path) -> Iterator[Daemon]:
+def server(netns: str | None, trex: Path, configuration: Path, log: Path) -> Iterator[Daemon]:
     """A stateless TRex in a namespace, ready for its client."""
     command = [trex / "t-rex-64", "-i", "--no-scapy-server", "--cfg", configuration]
     there = within(netns, ["sh", "-c", 'cd "$0" && exec "$@"', trex, *command])

@@ -38,3 +38,14 @@ def test_a_tree_that_lacks_its_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "bin/vpp").touch()
     (tmp_path / "lib").mkdir()
     assert [variable for variable, _ in needs.trees(environment)] == ["NETPLUGIN_TREX_DIR"]
+
+
+def test_a_vpp_without_the_driver_of_vfs_is_named(tmp_path: Path) -> None:
+    environment = {"NETPLUGIN_VPP_DIR": str(tmp_path)}
+    assert "no driver of VFs" in needs.lacks_vfs(environment)
+    plugin = tmp_path / "lib/vpp_plugins/dpdk_plugin.so"
+    plugin.parent.mkdir(parents=True)
+    plugin.write_bytes(b"\0net_virtio\0")
+    assert "no driver of VFs" in needs.lacks_vfs(environment)
+    plugin.write_bytes(b"\0" + needs.VF_DRIVER + b"\0")
+    assert needs.lacks_vfs(environment) == needs.lacks_vfs({}) == ""
