@@ -27,8 +27,9 @@ _REFRESHES_PER_S = 2
 
 
 @contextmanager
-def view(estimate: TimeEstimate, quiet: bool, output: TextIO = sys.stderr) -> Iterator[Lines]:
-    """Yield the view for this output, for the duration of the block; restores a terminal on exit."""
+def view(estimate: TimeEstimate, quiet: bool, output: TextIO | None = None) -> Iterator[Lines]:
+    """Yield the view for standard error or another output, for the block; restores a terminal on exit."""
+    output = output or sys.stderr
     if quiet or not output.isatty():
         yield Lines(estimate, output, quiet)
         return
