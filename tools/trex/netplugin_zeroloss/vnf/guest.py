@@ -39,13 +39,14 @@ done
 """
 
 
-def _number(text: str) -> int | None:
+def _number(printed: object) -> int | None:
+    text = str(printed)
     return int(text) if text.isdecimal() and len(text) < 16 else None
 
 
-def _cpus(text: str) -> tuple[int, ...]:
+def _cpus(printed: object) -> tuple[int, ...]:
     with suppress(ValueError):
-        return parse_list(text)
+        return parse_list(str(printed))
     return ()
 
 
