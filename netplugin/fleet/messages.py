@@ -1,0 +1,67 @@
+"""The messages of etcd's API that are used, made from a table when they are imported.
+
+No generated code: that of one version of protobuf does not run with another. Names, numbers and types are
+those of etcd's ``rpc.proto`` and ``kv.proto`` (3.4 to 3.6); a field that is missing here is skipped by
+protobuf when it is read. They are messages of proto2, whose bytes are the same, because there a field that is
+set is sent, also one that is 0: ``Compare.mod_revision`` has to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_PACKAGE = "netplugin.fleet"
+#: A message in each line: its fields as name, number and type; ``*`` is for repeated ones.
+_TABLE = """
+Header: cluster_id 1 uint64, revision 3 int64
+KeyValue: key 1 bytes, mod_revision 3 int64, value 5 bytes
+Event: type 1 int32, kv 2 KeyValue
+RangeRequest: key 1 bytes, range_end 2 bytes, limit 3 int64, revision 4 int64
+RangeResponse: header 1 Header, kvs 2 *KeyValue, more 3 bool
+PutRequest: key 1 bytes, value 2 bytes, lease 3 int64
+DeleteRequest: key 1 bytes, range_end 2 bytes
+RequestOp: request_put 2 PutRequest, request_delete_range 3 DeleteRequest
+Compare: result 1 int32, target 2 int32, key 3 bytes, mod_revision 6 int64
+TxnRequest: compare 1 *Compare, success 2 *RequestOp
+TxnResponse: header 1 Header, succeeded 2 bool
+Nothing:
+WatchCreate: key 1 bytes, range_end 2 bytes, start_revision 3 int64, fragment 8 bool
+WatchRequest: create_request 1 WatchCreate, progress_request 3 Nothing
+WatchResponse: header 1 Header, created 3 bool, canceled 4 bool, compact_revision 5 int64, \
+    cancel_reason 6 string, events 11 *Event
+LeaseGrantRequest: TTL 1 int64, ID 2 int64
+LeaseGrantResponse: header 1 Header, ID 2 int64, TTL 3 int64
+LeaseRequest: ID 1 int64
+LeaseKeepAliveResponse: header 1 Header, ID 2 int64, TTL 3 int64
+"""
+#: ``Compare.result`` and ``Compare.target``, and ``Event.type``.
+EQUAL, MOD, DELETE = 0, 2, 1
+
+
+def _messages() -> dict[str, Any]:
+    field_kind = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="netplugin/fleet.proto", package=_PACKAGE, syntax="proto2")
+    for line in _TABLE.strip().splitlines():
+        name, _, fields = line.partition(":")
+        message = file.message_type.add(name=name)
+        for field in filter(None, fields.split(",")):
+            called, number, kind = field.split()
+            repeated, kind = kind.startswith("*"), kind.removeprefix("*")
+            added = message.field.add(name=called, number=int(number))
+            added.label = field_kind.LABEL_REPEATED if repeated else field_kind.LABEL_OPTIONAL
+            if kind[0].isupper():
+                added.type, added.type_name = field_kind.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+            else:
+                added.type = getattr(field_kind, f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        made.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{made.name}"))
+        for made in file.message_type
+    }
+
+
+#: The classes of the messages, by name.
+MESSAGES = _messages()

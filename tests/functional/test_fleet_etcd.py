@@ -1,0 +1,270 @@
+"""The client of etcd on real members: TLS, pages, conditions, watches that end, leases, a full database."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from netplugin.fleet.errors import (
+    Compacted,
+    EtcdError,
+    EtcdForbidden,
+    EtcdFull,
+    EtcdUnavailable,
+    LeaseLost,
+)
+from netplugin.fleet.etcd import Credentials, Etcd, Watched
+from tests.lab.etcd import PrivateEtcd
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateEtcd]:
+    with PrivateEtcd(tmp_path_factory.mktemp("etcd") / "one") as private:
+        yield private
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, DEADLINE_S))
+
+
+@asynccontextmanager
+async def client(etcd: PrivateEtcd, **more: Any) -> AsyncIterator[Etcd]:
+    made = etcd.client(**more)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def refused(endpoints: list[str], credentials: Credentials) -> EtcdError:
+    async def ask() -> None:
+        made = Etcd(endpoints, credentials)
+        try:
+            await made.read("/a/")
+        finally:
+            await made.close()
+
+    with pytest.raises(EtcdError) as found:
+        run(ask())
+    return found.value
+
+
+def test_a_prefix_is_read_in_pages_as_of_one_revision(etcd: PrivateEtcd) -> None:
+    async def work() -> None:
+        async with client(etcd) as made:
+            names = [f"/pages/{n:03}" for n in range(25)]
+            for name in names:
+                await made.change({name: name.encode()})
+            await made.change({"/pagez": b"another prefix"})
+            whole = await made.read("/pages/", page=7)
+            assert [item.key for item in whole.items] == names
+            assert [item.value.decode() for item in whole.items] == names
+            assert whole.revision > whole.items[-1].mod_revision > whole.items[0].mod_revision
+            assert whole.cluster_id
+
+    run(work())
+
+
+def test_pages_that_are_too_large_for_one_answer_are_made_smaller(etcd: PrivateEtcd) -> None:
+    async def work() -> None:
+        async with client(etcd) as made:
+            for number in range(12):
+                await made.change({f"/large/{number:02}": bytes(1 << 20)})
+            assert len((await made.read("/large/")).items) == 12
+            for number in range(12):
+                await made.change({}, delete=[f"/large/{number:02}"])
+
+    run(work())
+
+
+def test_a_change_is_made_only_on_what_was_read(etcd: PrivateEtcd) -> None:
+    async def work() -> None:
+        async with client(etcd) as made:
+            first = await made.change({"/cas/a": b"1"}, unchanged={"/cas/a": 0})
+            assert first is not None
+            assert await made.change({"/cas/a": b"2"}, unchanged={"/cas/a": 0}) is None
+            second = await made.change({"/cas/a": b"2"}, delete=["/cas/b"], unchanged={"/cas/a": first})
+            assert second is not None and second > first
+            assert await made.change({"/cas/a": b"3"}, unchanged={"/cas/a": first}) is None
+            assert [item.value for item in (await made.read("/cas/")).items] == [b"2"]
+
+    run(work())
+
+
+def test_nobody_is_let_in_without_tls_and_a_certificate_that_etcd_trusts(
+    etcd: PrivateEtcd, tmp_path: Path
+) -> None:
+    good = etcd.credentials("someone")
+    wrong_ca = refused(etcd.endpoints, Credentials(etcd.pki.other_ca, good.cert, good.key))
+    assert isinstance(wrong_ca, EtcdUnavailable) and "[fleet] ca" in (wrong_ca.fix or ""), wrong_ca
+    stranger = refused(etcd.endpoints, etcd.credentials("stranger", "other"))
+    assert isinstance(stranger, EtcdUnavailable), stranger
+    missing = refused(etcd.endpoints, Credentials(good.ca, tmp_path / "none.pem", good.key))
+    assert isinstance(missing, EtcdForbidden) and "none.pem" in missing.detail
+    with pytest.raises(Exception, match="TLS"):
+        Etcd(["http://127.0.0.1:2379"], good)
+
+
+def test_a_watch_has_every_change_in_order_from_its_revision_on(etcd: PrivateEtcd) -> None:
+    async def work() -> None:
+        async with client(etcd) as made:
+            start = (await made.read("/watch/")).revision + 1
+            for number in range(5):
+                await made.change({"/watch/a": b"%d" % number})
+            await made.change({}, delete=["/watch/a"])
+            await made.change({"/other": b""})
+            seen: list[tuple[bytes, bool]] = []
+            async for watched in made.watch("/watch/", start):
+                seen += [(item.value, gone) for item, gone in watched.changes]
+                if len(seen) == 6:
+                    break
+            assert seen == [*((b"%d" % number, False) for number in range(5)), (b"", True)]
+
+    run(work())
+
+
+def test_a_watch_after_a_compaction_says_so(etcd: PrivateEtcd) -> None:
+    async def work() -> None:
+        async with client(etcd) as made:
+            start = await made.change({"/compacted/a": b"1"})
+            last = await made.change({"/compacted/a": b"2"})
+            assert start is not None and last is not None
+            etcd.ctl("compaction", str(last))
+            with pytest.raises(Compacted, match=str(last)):
+                async for _ in made.watch("/compacted/", start):
+                    pass
+            # One that is ahead of it goes on through it.
+            watching = aiter(made.watch("/compacted/", last))
+            assert (await anext(watching)).changes[0][0].value == b"2"
+            now = await made.change({"/compacted/a": b"3"})
+            assert now is not None
+            etcd.ctl("compaction", str(now))
+            assert (await anext(watching)).changes[0][0].value == b"3"
+
+    run(work())
+
+
+def test_a_silent_connection_is_noticed(etcd: PrivateEtcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Etcd, "timeout_s", 2.0)
+
+    async def work() -> None:
+        async with client(etcd, quiet_s=0.3) as made:
+            watching = aiter(made.watch("/silent/", (await made.read("/silent/")).revision))
+            for _ in range(3):
+                assert (await anext(watching)).changes == ()  # it answers that there is nothing
+            etcd.members[0].pause()
+            begun = time.monotonic()
+            with pytest.raises(EtcdUnavailable, match="silent"):
+                while True:
+                    await anext(watching)
+            assert time.monotonic() - begun < 20
+
+    try:
+        run(work())
+    finally:
+        etcd.members[0].resume()
+
+
+def test_a_lease_takes_its_keys_with_it(etcd: PrivateEtcd) -> None:
+    async def work() -> None:
+        async with client(etcd) as made:
+            lease = await made.grant(60)
+            await made.change({"/leased": b"x"}, lease=lease)
+            keeping = asyncio.ensure_future(made.keep(lease, 1))
+            await asyncio.sleep(1)
+            assert not keeping.done()
+            await made.revoke(lease)
+            assert not (await made.read("/leased")).items
+            with pytest.raises(LeaseLost):
+                await keeping
+            with pytest.raises(LeaseLost):
+                await made.change({"/leased": b"x"}, lease=lease)
+
+    run(work())
+
+
+def test_a_user_reads_and_writes_what_its_role_has(tmp_path: Path) -> None:
+    with PrivateEtcd(tmp_path / "roles") as etcd:
+        for words in (
+            "user add root --no-password",
+            "role add root",
+            "user grant-role root root",
+            "user add agent --no-password",
+            "user grant-role agent root",
+            "user add host-1 --no-password",
+            "role add host-1",
+            "role grant-permission host-1 read /mine/ --prefix",
+            "user grant-role host-1 host-1",
+            "auth enable",
+        ):
+            etcd.ctl(*words.split())
+
+        async def work() -> None:
+            async with client(etcd, user="host-1") as made:
+                revision = (await made.read("/mine/")).revision
+                for asked in (made.read("/others/"), made.change({"/mine/a": b""}), made.read("/")):
+                    with pytest.raises(EtcdForbidden):
+                        await asked
+                with pytest.raises(EtcdForbidden):
+                    async for _ in made.watch("/others/", revision):
+                        pass
+            async with client(etcd, user="nobody") as made:
+                with pytest.raises(EtcdForbidden):
+                    await made.read("/mine/")
+
+        run(work())
+
+
+def test_a_full_database_is_said_and_read(tmp_path: Path) -> None:
+    with PrivateEtcd(tmp_path / "full", options={"quota-backend-bytes": str(4 << 20)}) as etcd:
+
+        async def work() -> None:
+            async with client(etcd) as made:
+                with pytest.raises(EtcdFull, match="space"):
+                    for number in range(100):
+                        await made.change({f"/full/{number}": bytes(1 << 20)})
+                assert (await made.read("/full/")).items
+
+        run(work())
+
+
+def test_a_client_goes_on_with_the_members_that_are_left(tmp_path: Path) -> None:
+    with PrivateEtcd(tmp_path / "three", members=3) as etcd:
+
+        async def next_of(watching: AsyncIterator[Watched]) -> Watched:
+            return await anext(watching)
+
+        async def work() -> None:
+            async with client(etcd, quiet_s=0.5) as made:
+                revision = (await made.read("/a/")).revision
+                watching = aiter(made.watch("/a/", revision + 1))
+                await next_of(watching)
+                etcd.members[0].kill()
+                with pytest.raises(EtcdUnavailable):
+                    while True:
+                        await next_of(watching)
+                await made.read("/a/")  # by another, which may have to elect a leader before
+                etcd.members[1].kill()
+                with pytest.raises(EtcdUnavailable):
+                    await made.read("/a/")
+                # One of three: it ends a watch by itself, as it has no leader.
+                with pytest.raises(EtcdUnavailable):
+                    async for _ in made.watch("/a/", revision):
+                        pass
+                etcd.members[2].kill()
+                with pytest.raises(EtcdUnavailable) as found:
+                    await made.read("/a/")
+                assert "endpoint health" in (found.value.fix or "")
+                await asyncio.to_thread(etcd.start)
+                assert (await made.read("/a/")).revision >= revision
+
+        run(work())

@@ -1,0 +1,152 @@
+"""A private etcd: one member or several on loopback, in one directory, with TLS and client certificates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from netplugin.fleet.etcd import Credentials, Etcd
+from tests.lab.certificates import Pki
+from tests.lab.processes import CommandError, Daemon, Running, run, wait_for
+
+START_DEADLINE_S = 30.0
+#: The environment of ``etcdctl``, whose default before 3.4 was the API before v3.
+_CTL = {"ETCDCTL_API": "3"}
+
+
+class PrivateEtcd(Running):
+    """Members may be killed, paused and started again one by one; the data is kept until the directory goes.
+
+    ``options``: more of etcd's own, without the dashes.
+    """
+
+    def __init__(self, directory: Path, members: int = 1, options: Mapping[str, str] | None = None) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        self.pki = Pki(directory)
+        self._ports = _free_ports(2 * members)
+        self._options = dict(options or {})
+        self._epoch = 0
+        self.members = [
+            Daemon(name, self._command(number), directory / f"{name}.log", {"GOMAXPROCS": "1"})
+            for number, name in enumerate(f"m{n}" for n in range(members))
+        ]
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self._ports[::2]]
+
+    def start(self) -> None:
+        for member in self.members:
+            if not member.running:
+                member.start()
+        wait_for(self.is_healthy, START_DEADLINE_S, "etcd has a leader", self.members[0].tail)
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.kill()  # nothing of it is needed any more, and a leader would look for another first
+
+    def kill(self) -> None:
+        self.stop()
+
+    def is_healthy(self) -> bool:
+        try:
+            self.ctl("endpoint", "health")
+        except CommandError:
+            return False
+        return True
+
+    # -- clients ---------------------------------------------------------------------------------
+
+    def credentials(self, user: str = "root", authority: str = "ca") -> Credentials:
+        """Those of a user, from the CA that etcd trusts or from the ``other`` one."""
+        cert, key = self.pki.certificate(user, authority)
+        return Credentials(self.pki.ca, cert, key)
+
+    def client(self, user: str = "root", *, quiet_s: float = 20.0) -> Etcd:
+        return Etcd(self.endpoints, self.credentials(user), quiet_s)
+
+    def ctl(self, *arguments: str | Path, stdin: str | None = None) -> str:
+        """What ``etcdctl`` prints, as the user root."""
+        cert, key = self.pki.agent, self.pki.agent_key
+        tls = ["--cacert", self.pki.ca, "--cert", cert, "--key", key]
+        where = ["--endpoints", ",".join(self.endpoints), "--command-timeout", "10s"]
+        return run(["etcdctl", *tls, *where, *arguments], env=_CTL, stdin=stdin)
+
+    def put(self, key: str, value: Any) -> None:
+        self.ctl("put", key, stdin=value if isinstance(value, str) else json.dumps(value))
+
+    def get(self, key: str) -> Any:
+        """The value of a key, from JSON; None if there is none."""
+        printed = self.ctl("get", key, "--print-value-only").strip()
+        return json.loads(printed) if printed else None
+
+    def keys(self, prefix: str) -> list[str]:
+        return self.ctl("get", prefix, "--prefix", "--keys-only").split()
+
+    def revision(self) -> int:
+        status = json.loads(self.ctl("endpoint", "status", "--write-out", "json"))
+        return max(int(each["Status"]["header"]["revision"]) for each in status)
+
+    # -- what operators do -----------------------------------------------------------------------
+
+    def backup(self, file: Path) -> None:
+        cert, key = self.pki.agent, self.pki.agent_key
+        tls = ["--cacert", self.pki.ca, "--cert", cert, "--key", key]
+        run(["etcdctl", *tls, "--endpoints", self.endpoints[0], "snapshot", "save", file], env=_CTL)
+
+    def restore(self, file: Path) -> None:
+        """Stop all members, and start them with a backup, as etcd's page on disaster recovery has it."""
+        self.stop()
+        for number, member in enumerate(self.members):
+            shutil.rmtree(self.directory / member.name)
+            made = ["--data-dir", self.directory / member.name, *self._cluster(number)]
+            run(["etcdctl", "snapshot", "restore", file, *made], env=_CTL)
+        self.start()
+
+    def begin_anew(self) -> None:
+        """Lose all data: another cluster at the same addresses."""
+        self.stop()
+        self._epoch += 1
+        for number, member in enumerate(self.members):
+            shutil.rmtree(self.directory / member.name)
+            member.args = tuple(map(str, self._command(number)))
+        self.start()
+
+    def _cluster(self, number: int) -> list[str]:
+        peers = [f"m{n}=https://127.0.0.1:{port}" for n, port in enumerate(self._ports[1::2])]
+        return [
+            *("--name", f"m{number}", "--initial-cluster", ",".join(peers)),
+            *("--initial-advertise-peer-urls", peers[number].partition("=")[2]),
+            *("--initial-cluster-token", f"lab-{self._epoch}"),
+        ]
+
+    def _command(self, number: int) -> list[str | Path]:
+        client, peer = (f"https://127.0.0.1:{port}" for port in self._ports[2 * number : 2 * number + 2])
+        command: list[str | Path] = ["etcd", "--data-dir", self.directory / f"m{number}"]
+        command += [*self._cluster(number), "--initial-cluster-state", "new", "--listen-peer-urls", peer]
+        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        command += ["--logger", "zap", "--log-outputs", "stderr"]
+        for side in ("", "peer-"):
+            command += [f"--{side}client-cert-auth", f"--{side}trusted-ca-file", self.pki.ca]
+            command += [f"--{side}cert-file", self.pki.agent, f"--{side}key-file", self.pki.agent_key]
+        for name, value in self._options.items():
+            command += [f"--{name}", value]
+        return command
+
+
+def _free_ports(number: int) -> Sequence[int]:
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            with closing(each):
+                pass
