@@ -151,6 +151,14 @@ CREATE TABLE event_states (
     state TEXT NOT NULL,
     PRIMARY KEY (kind, backend, name)
 );
+CREATE TABLE fleet (
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    value TEXT NOT NULL,
+    tag TEXT NOT NULL,
+    PRIMARY KEY (kind, id)
+);
 CREATE TABLE tasks (
     taskuuid TEXT PRIMARY KEY,
     fingerprint TEXT NOT NULL,
@@ -166,7 +174,10 @@ CREATE TABLE tasks (
 """
 #: What changes a schema of version 1 to 2, of 2 to 3, and so on; ``_SCHEMA`` is the newest. A released entry
 #: is never changed.
-_MIGRATIONS: tuple[str, ...] = ()
+_MIGRATIONS: tuple[str, ...] = (
+    "CREATE TABLE fleet (kind TEXT NOT NULL, id TEXT NOT NULL, generation INTEGER NOT NULL, "
+    "value TEXT NOT NULL, tag TEXT NOT NULL, PRIMARY KEY (kind, id));",
+)
 _VERSION = 1 + len(_MIGRATIONS)
 
 

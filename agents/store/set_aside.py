@@ -23,6 +23,7 @@ _KEYS: Mapping[str, str] = {
     "physical_networks": "name",
     "placements": "vm_id",
     "quarantine": "key",
+    "fleet": "id",
     "tasks": "taskuuid",
 }
 Row = Mapping[str, Any]

@@ -16,6 +16,7 @@ from typing import Any
 
 from agents.store.database import Database
 from agents.store.event_log import EventLog, NewEvent
+from agents.store.fleet import FleetStore
 from agents.store.marks import StoreMarks
 from agents.store.physical_networks import StoredPhysicalNetworks
 from agents.store.placements import Placements
@@ -66,6 +67,7 @@ class Store:
         self._ports = PortTable(self._read_ports())
         self._networks = {n.network_id: n for n in self.set_aside.sift("networks", _network_of)}
         self.physical_networks = StoredPhysicalNetworks(self.database, self.set_aside, self.events)
+        self.fleet = FleetStore(self.database, self.set_aside)
         self._unfit: dict[Claim, str] = dict(
             self.set_aside.sift("quarantine", lambda row: (Claim(row["kind"], row["key"]), row["reason"]))
         )

@@ -50,10 +50,14 @@ def entity_tag(body: bytes, intent: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Condition:
-    """The tags of one call: (``*``,) for any. None: no such condition."""
+    """The tags of one call: (``*``,) for any. None: no such condition.
+
+    ``override``: the change may be of what the fleet has made (the header Netplugin-Override).
+    """
 
     match: tuple[str, ...] | None = None
     none_match: tuple[str, ...] | None = None
+    override: bool = False
 
     @staticmethod
     def parse(if_match: Sequence[str], if_none_match: Sequence[str]) -> Condition:

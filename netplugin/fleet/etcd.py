@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from netplugin.api.errors import InvalidRequest, reason
+from netplugin.api.errors import reason
 from netplugin.fleet.errors import (
     Compacted,
     EtcdError,
@@ -26,6 +26,7 @@ from netplugin.fleet.errors import (
     explained,
 )
 from netplugin.fleet.messages import DELETE, EQUAL, MESSAGES, MOD
+from netplugin.fleet.values import checked_endpoint
 
 # What gRPC writes to standard error is in its errors too.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -289,18 +290,9 @@ class Etcd:
 
 
 def span(prefix: str) -> tuple[bytes, bytes]:
-    """The first key with a prefix, and the first after all of them."""
+    """The first key with a prefix, and the first after all of them. Without a / at its end it is one key."""
     start = prefix.encode()
-    return start, start[:-1] + bytes([start[-1] + 1])  # UTF-8 has no byte 255
-
-
-def checked_endpoint(endpoint: str) -> str:
-    """Raises: InvalidRequest unless it is ``host:port`` or ``https://host:port``."""
-    address = endpoint.strip().removeprefix("https://").rstrip("/")
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in address:
-        raise InvalidRequest.of_field("endpoints", f"{endpoint} is not host:port of a member that speaks TLS")
-    return address
+    return start, start[:-1] + b"0" if prefix.endswith("/") else b""
 
 
 async def _ended(call: Any) -> None:

@@ -72,7 +72,8 @@ def _with_a_migration(modules: Path) -> OtherRelease:
     if not found:
         raise LabError(f"{_STORE} has no list of migrations that begins with {_MIGRATIONS}")
     migration = '"CREATE TABLE of_the_next_release (x);",'
-    store.write_text(f"{before}{found}{after[: after.index(')')]}{migration}{after[after.index(')') :]}")
+    end = after.index("\n)\n")
+    store.write_text(f"{before}{found}{after[:end]}{migration}{after[end:]}")
     return OtherRelease("this one with a migration more", modules, is_newer=True)
 
 

@@ -438,15 +438,32 @@ def test_an_older_released_schema_is_migrated_at_once(path: Path, monkeypatch: p
     old = Store(path)
     old.save([record("p1")])
     old.close()
-    assert header(path) == (int.from_bytes(b"nplg", "big"), 1)
-    monkeypatch.setattr(database, "_VERSION", 3)
-    monkeypatch.setattr(database, "_MIGRATIONS", ("CREATE TABLE second (x);", "CREATE TABLE meta (x);"))
+    before, released = database._VERSION, database._MIGRATIONS
+    assert header(path) == (int.from_bytes(b"nplg", "big"), before)
+    monkeypatch.setattr(database, "_VERSION", before + 2)
+    fails = (*released, "CREATE TABLE second (x);", "CREATE TABLE meta (x);")
+    monkeypatch.setattr(database, "_MIGRATIONS", fails)
     with pytest.raises(sqlite3.OperationalError, match="meta already exists"):
         Store(path)
-    assert header(path)[1] == 1
-    monkeypatch.setattr(database, "_MIGRATIONS", ("CREATE TABLE second (x);", "DROP TABLE second;"))
+    assert header(path)[1] == before
+    works = (*released, "CREATE TABLE second (x);", "DROP TABLE second;")
+    monkeypatch.setattr(database, "_MIGRATIONS", works)
     store = Store(path)
     assert [r.port_id for r in store.records()] == ["p1"]
+    store.close()
+
+
+def test_a_store_of_before_the_fleet_becomes_one_of_this_version(path: Path) -> None:
+    old = Store(path)
+    old.save([record("p1")])
+    schema = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+    wanted = [(name, "".join(sql.split())) for name, sql in old.database.sql.execute(schema)]
+    old.database.sql.execute("DROP TABLE fleet")
+    old.close()
+    header(path, "user_version=1")
+    store = Store(path)
+    assert [r.port_id for r in store.records()] == ["p1"] and store.fleet.known == {}
+    assert [(name, "".join(sql.split())) for name, sql in store.database.sql.execute(schema)] == wanted
     store.close()
     assert header(path)[1] == 3
     assert [header(copy)[1] for copy in store_file.backups(path.parent)] == [1], "it was copied before"

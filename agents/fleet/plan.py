@@ -1,0 +1,185 @@
+"""What to do with what was read of etcd, or watched (pure).
+
+Nothing is removed but by a value that says so, of a generation above that which the host has carried out, for
+an object that the fleet has made here. A key that is missing, a value that cannot be read, another cluster or
+an older revision remove nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agents.store.fleet import Known, Memory
+from netplugin.api.errors import Conflict, NetpluginError
+from netplugin.fleet.values import Acceptance, AnyDesired, Ref, Spec
+
+# Removals that a host found when it read its range: so many are carried out at once, and this part of what
+# the fleet has on it. More may be a mistake.
+_FEW, _PART = 5, 0.1
+
+
+@dataclass(frozen=True)
+class Item:
+    """A key's value, or why it cannot be used, and the revision that wrote it."""
+
+    revision: int
+    desired: AnyDesired | NetpluginError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The whole range of the host as of one revision, and the acceptances, with the revision of each."""
+
+    cluster: str
+    revision: int
+    items: Mapping[Ref, Item]
+    acceptances: tuple[tuple[Acceptance, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """Make the object so, or (without a spec) remove it; ``owned``: if the fleet has made it."""
+
+    ref: Ref
+    revision: int
+    known: Known
+    spec: Spec | None
+    owned: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    memory: Memory
+    steps: tuple[Step, ...] = ()
+    #: The objects whose value is not carried out, and why.
+    faults: Mapping[Ref, NetpluginError] = field(default_factory=dict)
+    #: The removals that wait for an acceptance.
+    waiting: frozenset[Ref] = frozenset()
+    #: What the fleet has made and no key names any more: it stays.
+    unlisted: frozenset[Ref] = frozenset()
+    #: Removed objects whose keys have gone too.
+    gone: frozenset[Ref] = frozenset()
+    forget_generations: bool = False
+
+
+def plan_read(memory: Memory, known: Mapping[Ref, Known], reading: Reading) -> Plan:
+    """For a start, a new connection, and after a compaction.
+
+    Raises: Conflict if this is another etcd, or an older copy of it, that no operator has accepted.
+    """
+    memory, anew = _accepted(memory, reading)
+    if anew:
+        known = {ref: replace(each, generation=0) for ref, each in known.items()}
+    plan = _plan(memory, known, reading.items, frozenset(known) - frozenset(reading.items))
+    removals = [step for step in plan.steps if step.spec is None and step.owned]
+    free = {step.ref for step in removals if _passes(memory, reading.items[step.ref])}
+    held = frozenset(step.ref for step in removals) - free
+    owned = sum(each.is_owned for each in known.values())
+    if len(held) <= max(_FEW, int(_PART * owned)):
+        held = frozenset()
+    return replace(
+        plan,
+        steps=tuple(step for step in plan.steps if step.ref not in held),
+        faults={**plan.faults, **{ref: _held(len(held), reading.revision) for ref in held}},
+        waiting=held,
+        forget_generations=anew,
+    )
+
+
+def plan_watched(
+    memory: Memory,
+    known: Mapping[Ref, Known],
+    items: Mapping[Ref, Item],
+    deleted: frozenset[Ref],
+    revision: int,
+) -> Plan:
+    """For changes that came one after the other: the last of each object, and the keys that have gone."""
+    return _plan(replace(memory, revision=max(memory.revision, revision)), known, items, deleted)
+
+
+def _plan(
+    memory: Memory, known: Mapping[Ref, Known], items: Mapping[Ref, Item], missing: frozenset[Ref]
+) -> Plan:
+    steps: list[Step] = []
+    faults: dict[Ref, NetpluginError] = {}
+    for ref, item in sorted(items.items()):
+        try:
+            step = _step(ref, item, known.get(ref))
+        except NetpluginError as refused:
+            faults[ref] = refused
+        else:
+            steps += [step] if step else []
+    left = {ref: known[ref].is_owned for ref in missing if ref in known}
+    unlisted = frozenset(ref for ref, owned in left.items() if owned)
+    return Plan(memory, tuple(steps), faults, frozenset(), unlisted, frozenset(left) - unlisted)
+
+
+def _step(ref: Ref, item: Item, known: Known | None) -> Step | None:
+    """None if nothing is to be done. Raises: NetpluginError if the value cannot be carried out."""
+    if isinstance(item.desired, NetpluginError):
+        raise item.desired
+    desired, at = item.desired, known.generation if known else 0
+    if desired.generation < at:
+        raise Conflict(
+            f"generation {desired.generation} is older than {at}, which this host has carried out",
+            step="merge",
+            fix="write the value again, with a generation above it",
+        )
+    if known is not None and desired.generation == at:
+        if desired.digest != known.value:
+            raise Conflict(
+                f"another value of generation {at} was carried out here",
+                step="merge",
+                fix="let one writer have the object, and write the value again with a higher generation",
+            )
+        return None
+    after = Known(desired.generation, desired.digest)
+    return Step(ref, item.revision, after, desired.spec, known is not None and known.is_owned)
+
+
+def _accepted(memory: Memory, reading: Reading) -> tuple[Memory, bool]:
+    """The memory after this reading, and whether an operator lets the host begin anew with it.
+
+    Raises: Conflict.
+    """
+    here = [(each, wrote) for each, wrote in reading.acceptances if each.cluster == reading.cluster]
+    is_back = reading.cluster != memory.cluster or reading.revision < memory.revision
+    anew = is_back and memory.cluster != ""
+    if anew:
+        here = [
+            (a, wrote) for a, wrote in here if a.replaces == memory.cluster and a.number > memory.accepted
+        ]
+        if not here:
+            raise _refused(memory, reading)
+    after = replace(memory, cluster=reading.cluster, revision=reading.revision)
+    if anew:
+        after = replace(after, accepted_revision=0)
+    for each, wrote in here:
+        if each.number > after.accepted:
+            up_to = min(each.revision, wrote)
+            after = replace(after, accepted=each.number, accepted_revision=up_to)
+    return after, anew
+
+
+def _passes(memory: Memory, item: Item) -> bool:
+    """Whether no brake is for this removal."""
+    drained = not isinstance(item.desired, NetpluginError) and item.desired.drained
+    return drained or item.revision <= memory.accepted_revision
+
+
+def _refused(memory: Memory, reading: Reading) -> Conflict:
+    if reading.cluster == memory.cluster:
+        what = f"etcd is at revision {reading.revision}, and was at {memory.revision}: an older copy"
+    else:
+        what = f"this is cluster {reading.cluster}, and the host was at {memory.cluster} before"
+    fix = f"correct [fleet] endpoints; or let it count: netplugin fleet accept --revision {reading.revision}"
+    return Conflict(f"{what}; nothing of it is carried out", step="fleet", fix=fix)
+
+
+def _held(number: int, revision: int) -> Conflict:
+    return Conflict(
+        f"{number} removals were found at once: they wait for an operator",
+        step="fleet",
+        fix=f"netplugin fleet accept --revision {revision}, or write the objects again",
+    )

@@ -1,0 +1,112 @@
+"""What this host remembers of its fleet: the etcd that it has seen, and what it has carried out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from agents.store.database import Database
+from agents.store.set_aside import SetAside
+from netplugin.api.conditions import Condition
+from netplugin.api.errors import Conflict
+from netplugin.fleet.values import Kind, Ref
+
+_TABLE = "fleet"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The etcd as it was last seen: its cluster (empty: none yet) and the highest revision.
+
+    ``accepted``: the highest number of an operator's acceptance that was read, whether it was needed or not;
+    ``accepted_revision``: up to where that one lets removals pass.
+    """
+
+    cluster: str = ""
+    revision: int = 0
+    accepted: int = 0
+    accepted_revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What was last carried out for an object: the generation of its value and a digest of the spec.
+
+    ``value`` is empty after a removal. ``tag``: of the spec as the host then had it (see ``current_tag``).
+    """
+
+    generation: int
+    value: str
+    tag: str = ""
+
+    @property
+    def is_owned(self) -> bool:
+        return self.value != ""
+
+
+class FleetStore:
+    """Any thread reads it from memory. Without a fleet in the options it refuses nobody."""
+
+    def __init__(self, database: Database, set_aside: SetAside) -> None:
+        self._database = database
+        #: Whether the fleet of the options owns what it has made here.
+        self.is_on = False
+        row = database.sql.execute("SELECT value FROM meta WHERE key = 'fleet'").fetchone()
+        self.memory = Memory(**json.loads(row[0])) if row is not None else Memory()
+        self.known: Mapping[Ref, Known] = dict(
+            set_aside.sift(
+                _TABLE,
+                lambda row: (
+                    Ref(Kind(row["kind"]), row["id"]),
+                    Known(int(row["generation"]), row["value"], row["tag"]),
+                ),
+            )
+        )
+
+    def save(
+        self,
+        memory: Memory | None = None,
+        known: Mapping[Ref, Known] | None = None,
+        *,
+        gone: frozenset[Ref] = frozenset(),
+        forget_generations: bool = False,
+    ) -> None:
+        """Commit what was seen and carried out. ``gone``: objects of which nothing is known any more.
+
+        ``forget_generations``: of all that was known, after an acceptance. Raises: HostError; then nothing is
+        changed.
+        """
+        with self._database.lock:
+            after = dict(self.known)
+            if forget_generations:
+                after = {ref: replace(each, generation=0) for ref, each in after.items()}
+            after = {ref: each for ref, each in (after | dict(known or {})).items() if ref not in gone}
+            changed = {ref: each for ref, each in after.items() if self.known.get(ref) != each}
+            memory = memory or self.memory
+            with self._database.transaction():
+                sql = self._database.sql
+                sql.execute("INSERT OR REPLACE INTO meta VALUES ('fleet', ?)", (json.dumps(asdict(memory)),))
+                sql.executemany(
+                    "INSERT OR REPLACE INTO fleet VALUES (?, ?, ?, ?, ?)",
+                    [(r.kind.value, r.id, k.generation, k.value, k.tag) for r, k in changed.items()],
+                )
+                sql.executemany(
+                    "DELETE FROM fleet WHERE kind = ? AND id = ?", [(r.kind.value, r.id) for r in gone]
+                )
+            self.memory, self.known = memory, after
+
+    def require_free(self, kind: Kind, id: str, condition: Condition) -> None:
+        """Refuse a local change of what the fleet has made, unless its caller overrides that.
+
+        Raises: Conflict.
+        """
+        known = self.known.get(Ref(kind, id)) if self.is_on and not condition.override else None
+        if known is not None and known.is_owned:
+            raise Conflict(
+                f"{kind.value} {id} is the fleet's (generation {known.generation})",
+                step="validate",
+                port_id=id if kind in (Kind.PORT, Kind.SERVICE_PORT) else None,
+                fix="change it in the fleet; or, until its next change there, locally with --override (the "
+                "header Netplugin-Override: true)",
+            )
